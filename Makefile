@@ -1,0 +1,51 @@
+# Python 3.11 or later and make are all that these targets need: the rest is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint types mutants build smoke check bench clean
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FairQueue needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: $(READY) ## the demo in the terminal; ARGS="--seconds 15" ends by itself
+	@$(BIN)/python -m fairqueue.demo $(ARGS)
+
+test: $(READY) ## all tests, on a real server that the tests start themselves
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+mutants: $(READY) ## remove each guard in turn and see the tests fail
+	$(BIN)/python scripts/mutants.py $(ARGS)
+
+build: $(READY) ## wheel and sdist in dist/
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	@ls dist
+
+smoke: build ## install the wheel into a fresh environment and use it
+	$(BIN)/python scripts/wheel_smoke.py
+
+check: test ## everything that must pass before a change lands
+	$(MAKE) lint types mutants smoke ARGS=
+
+bench: $(READY) ## speed, memory, fairness and lateness, as ratios
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,46 @@
+"""Schedules that your users create, and a queue in which no user starves another, on one Redis."""
+
+from fairqueue.errors import (
+    BrokenRecord,
+    ConfigurationError,
+    EmbeddedServerError,
+    FairQueueError,
+    InvalidCron,
+    InvalidInput,
+    InvalidPayload,
+    InvalidSchedule,
+    InvalidTask,
+    LeaseLost,
+    QueueFull,
+    RedisRefused,
+    RedisUnavailable,
+    ScheduleConflict,
+    UnknownTimezone,
+)
+from fairqueue.models import Claim, QueueSettings, Task, TaskInfo
+from fairqueue.queue import TaskQueue
+from fairqueue.validation import Priority
+
+__all__ = [
+    "BrokenRecord",
+    "Claim",
+    "ConfigurationError",
+    "EmbeddedServerError",
+    "FairQueueError",
+    "InvalidCron",
+    "InvalidInput",
+    "InvalidPayload",
+    "InvalidSchedule",
+    "InvalidTask",
+    "LeaseLost",
+    "Priority",
+    "QueueFull",
+    "QueueSettings",
+    "RedisRefused",
+    "RedisUnavailable",
+    "ScheduleConflict",
+    "Task",
+    "TaskInfo",
+    "TaskQueue",
+    "UnknownTimezone",
+]

@@ -1,0 +1,373 @@
+"""Talk to Redis: run scripts under one deadline, repeat what may be repeated, wait without polling.
+
+redis-py's own retries are off. It resends a command after a lost reply, which is right only for
+commands that recognise their repetition; ours do, and they carry an operation id that must be the
+same each time. So the repeating happens here.
+"""
+
+import os
+import random
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, BlockingConnectionPool, ConnectionPool
+from redis.retry import Retry
+
+from fairqueue.clock import Clock
+from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.keys import Keys
+from fairqueue.scripts import Script, load_script
+
+Argument = str | bytes | int | float
+
+# Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
+MAX_TIMEOUT_S = 30.0
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+# A sample of the server's clock is used for so long; drift of a quartz in that time is under 1 ms.
+CLOCK_SAMPLE_S = 20.0
+
+# Errors that say: not done, and it is worth asking again.
+_LATER = ("BUSY ", "LOADING ", "TRYAGAIN ", "CLUSTERDOWN ", "MASTERDOWN ", "READONLY ", "UNBLOCKED ")
+
+# Settings of a client's connections that our own must not share, or must decide.
+_NOT_OURS = ("himport_registry", "event_dispatcher", "retry_on_timeout", "retry_on_error")
+
+
+class Link:
+    """The way to one queue in Redis. May be used by many threads, and after a fork."""
+
+    def __init__(
+        self, client: redis.Redis, keys: Keys, *, timeout: float, clock: Clock | None
+    ) -> None:
+        self.keys = keys
+        self.timeout = timeout
+        self.clock = clock
+        self._make = _connection_maker(client, timeout)
+        self._free: list[AbstractConnection] = []
+        self._pid = os.getpid()
+        self._closed = False
+        self._plain_scripts = False
+        self._clock_sample: tuple[int, float] | None = None
+
+    def close(self) -> None:
+        """Close the connections that are not in use; those in use close when they come back."""
+        self._closed = True
+        while self._free:
+            _disconnect(self._free.pop())
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        name: str,
+        *,
+        rest: Sequence[Argument] = (),
+        timeout: float | None = None,
+        now_ms: int | None = None,
+        **arguments: Argument,
+    ) -> Any:
+        """Run a script by name. Arguments go by the names in its header, `now_ms` by itself.
+
+        Raises RedisUnavailable when Redis did not answer within the time-out (what has happened is
+        unknown, the same operation may be repeated), RedisRefused when it said no.
+        """
+        script = load_script(name)
+        command = self._command(script, arguments, rest, now_ms)
+        return self._repeat(lambda connection: self._evaluate(connection, script, command), timeout)
+
+    def run_each(
+        self, name: str, rests: Iterable[Sequence[Argument]], **arguments: Argument
+    ) -> Iterator[Any]:
+        """Run a script once for each list of arguments; yields the answers in order.
+
+        The next one is put together while the server works on the one before. After an error the
+        rest goes one by one, so that each is repeated as `run` repeats it.
+        """
+        script = load_script(name)
+        waiting: list[Sequence[Argument]] = []
+        source = iter(rests)
+        try:
+            with self._connection() as connection:
+                for rest in source:
+                    waiting.append(rest)
+                    command = self._command(script, arguments, rest, None)
+                    connection.send_command(*command)
+                    if len(waiting) > 2:
+                        yield self._answer(connection, waiting)
+                while waiting:
+                    yield self._answer(connection, waiting)
+        except redis.RedisError:
+            for rest in waiting:
+                yield self.run(name, rest=rest, **arguments)
+            for rest in source:
+                yield self.run(name, rest=rest, **arguments)
+
+    def ask(self, *commands: Sequence[Argument], timeout: float | None = None) -> list[Any]:
+        """Send plain reading commands in one round trip; the answers in order. Raises as `run`."""
+
+        def talk(connection: AbstractConnection) -> list[Any]:
+            for command in commands:
+                connection.send_command(*command)
+            return [connection.read_response() for _ in commands]
+
+        answers: list[Any] = self._repeat(talk, timeout)
+        return answers
+
+    def _answer(self, connection: AbstractConnection, waiting: list[Sequence[Argument]]) -> Any:
+        answer = connection.read_response()
+        waiting.pop(0)
+        return answer
+
+    def _command(
+        self,
+        script: Script,
+        arguments: dict[str, Argument],
+        rest: Sequence[Argument],
+        now_ms: int | None,
+    ) -> list[Argument]:
+        if "now_ms" in script.arguments:
+            if now_ms is None and self.clock is not None:
+                now_ms = self.clock.now_ms()
+            arguments["now_ms"] = "" if now_ms is None else now_ms
+        keys = self.keys
+        command: list[Argument] = ["EVALSHA", script.sha, len(script.keys)]
+        command += [keys[key] for key in script.keys]
+        command += [arguments[name] for name in script.arguments]
+        command += rest
+        return command
+
+    def _evaluate(
+        self, connection: AbstractConnection, script: Script, command: list[Argument]
+    ) -> Any:
+        if self._plain_scripts:
+            return self._evaluate_plain(connection, script, command)
+        connection.send_command(*command)
+        try:
+            return connection.read_response()
+        except redis.exceptions.NoScriptError:
+            connection.send_command("SCRIPT", "LOAD", script.text)
+        try:
+            connection.read_response()
+        except redis.ResponseError as error:
+            if "compil" not in str(error):
+                raise
+            # fakeredis and servers before 7.0 do not know the first line, `#!lua`.
+            self._plain_scripts = True
+            return self._evaluate_plain(connection, script, command)
+        connection.send_command(*command)
+        return connection.read_response()
+
+    def _evaluate_plain(
+        self, connection: AbstractConnection, script: Script, command: list[Argument]
+    ) -> Any:
+        connection.send_command("EVAL", script.plain_text, *command[2:])
+        return connection.read_response()
+
+    def _repeat(self, action: Callable[[AbstractConnection], Any], timeout: float | None) -> Any:
+        """Do it, again if need be, until the deadline."""
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                with self._connection() as connection:
+                    return action(connection)
+            except redis.AuthenticationError as error:
+                raise RedisRefused(f"Redis refused to let us in: {error}") from error
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                failure: Exception = error
+            except redis.ResponseError as error:
+                if not str(error).startswith(_LATER):
+                    raise RedisRefused(f"Redis refused: {error}") from error
+                failure = error
+            wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+            if time.monotonic() + wait >= deadline:
+                raise RedisUnavailable(f"Redis did not answer: {failure}") from failure
+            time.sleep(wait)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def now_ms(self) -> int:
+        """The time of the queue: the clock that was passed in, or a close estimate of the server's.
+
+        Scripts that depend on it check it against the server's own and say so if it is off.
+        """
+        if self.clock is not None:
+            return self.clock.now_ms()
+        sample = self._clock_sample
+        if sample is not None and time.monotonic() - sample[1] < CLOCK_SAMPLE_S:
+            return sample[0] + int((time.monotonic() - sample[1]) * 1000)
+        seconds, micros = self.ask(("TIME",))[0]
+        return self.learn_time(int(seconds) * 1000 + int(micros) // 1000)
+
+    def learn_time(self, now_ms: int) -> int:
+        """Take note of what the server's clock said just now."""
+        if self.clock is None:
+            self._clock_sample = (now_ms, time.monotonic())
+        return now_ms
+
+    # --- connections ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _connection(self) -> Iterator[AbstractConnection]:
+        connection = self._take()
+        try:
+            yield connection
+        except redis.exceptions.NoScriptError:  # pragma: no cover - handled where it can happen
+            raise
+        except redis.ResponseError:
+            # The answer was read to its end; but READONLY means that this is the wrong server now.
+            _disconnect(connection)
+            raise
+        except BaseException:
+            # An answer may still be on its way: the next user of the connection must not get it.
+            _disconnect(connection)
+            raise
+        if self._closed:
+            _disconnect(connection)
+        else:
+            self._free.append(connection)
+
+    def _take(self) -> AbstractConnection:
+        if self._pid != os.getpid():
+            # After a fork the connections belong to the parent: leave them alone.
+            self._free, self._pid, self._closed = [], os.getpid(), False
+        if self._closed:
+            raise RedisRefused("the queue is closed: make a new TaskQueue")
+        with suppress(IndexError):
+            return self._free.pop()
+        return self._make()
+
+    def listener(self, key: str) -> "Listener":
+        """Something that waits for a token in a list, on a connection of its own."""
+        return Listener(self._make, self.keys[key])
+
+
+class Listener:
+    """Waits for a token in a list of Redis, for another thread, or for the time, without polling.
+
+    The server's own time-outs are checked ten times a second only; so the timer is ours, and the
+    server is asked to wait for longer.
+    """
+
+    def __init__(self, make: Callable[[], AbstractConnection], key: bytes) -> None:
+        self._make = make
+        self._key = key
+        self._connection: AbstractConnection | None = None
+        self._awake, self._waker = socket.socketpair()
+        self._awake.setblocking(False)
+        self._interrupted = threading.Event()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most so long; True if a token came or `interrupt` was called.
+
+        Raises redis errors when the connection fails. The wish for a token stays with the server
+        until `forget`, so that one which comes between two waits is not missed.
+        """
+        if seconds <= 0 or self._interrupted.is_set():
+            return self._interrupted.is_set()
+        sock = self._ask()
+        if sock is None:
+            return self._interrupted.wait(min(seconds, LONGEST_PAUSE_S / 10))
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - _ask has just made it
+        try:
+            if not connection.can_read(timeout=0):
+                ready, _, _ = select.select([sock, self._awake], [], [], seconds)
+                if sock not in ready:
+                    return bool(ready)
+            connection.read_response()
+        except BaseException:
+            self.forget()
+            raise
+        self._pending = False
+        return True
+
+    _pending = False
+
+    def _ask(self) -> socket.socket | None:
+        """See to it that the server knows our wish; the socket, or None where there is none."""
+        if self._connection is None:
+            self._connection = self._make()
+            self._pending = False
+        sock = getattr(self._connection, "_sock", None)
+        if not isinstance(sock, socket.socket):
+            return None  # fakeredis
+        if not self._pending:
+            try:
+                self._connection.send_command("BLPOP", self._key, 0)
+            except BaseException:
+                self.forget()
+                raise
+            self._pending = True
+        return sock
+
+    def forget(self) -> None:
+        """Take the wish back, so that a token goes to somebody else."""
+        connection, self._connection = self._connection, None
+        self._pending = False
+        if connection is not None:
+            _disconnect(connection)
+
+    def interrupt(self) -> None:
+        """End the wait of another thread, and all later ones."""
+        self._interrupted.set()
+        with suppress(OSError):
+            self._waker.send(b"x")
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.forget()
+        self._awake.close()
+        self._waker.close()
+
+
+def _disconnect(connection: AbstractConnection) -> None:
+    with suppress(Exception):
+        connection.disconnect()
+
+
+def _connection_maker(client: redis.Redis, timeout: float) -> Callable[[], AbstractConnection]:
+    """How to make connections like the client's, but with time-outs and retries that are ours."""
+    if not isinstance(client, redis.Redis):
+        raise ConfigurationError(f"{client!r} is no redis.Redis client")
+    pool = client.connection_pool
+    if type(pool) not in (ConnectionPool, BlockingConnectionPool):
+        return _connected(pool.make_connection)
+    options = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith(("maint_notifications", "orig_")) and name not in _NOT_OURS
+    }
+    # Half of the deadline, so that a reply that was lost leaves time for one more try.
+    attempt = timeout / 2
+    options.update(
+        decode_responses=False,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=min(attempt, options.get("socket_timeout") or attempt),
+        socket_connect_timeout=min(attempt, options.get("socket_connect_timeout") or attempt),
+    )
+    connection_class = pool.connection_class
+    return _connected(lambda: connection_class(**options))
+
+
+def _connected(make: Callable[[], AbstractConnection]) -> Callable[[], AbstractConnection]:
+    def maker() -> AbstractConnection:
+        connection = make()
+        try:
+            connection.connect()
+        except BaseException:
+            _disconnect(connection)
+            raise
+        return connection
+
+    return maker

@@ -1,0 +1,70 @@
+"""The errors of FairQueue: one tree, so that `except FairQueueError` catches all of them."""
+
+
+class FairQueueError(Exception):
+    """Something that FairQueue was asked for could not be done."""
+
+
+# --- bad input: also ValueErrors; nothing was stored ----------------------------------------------
+
+
+class InvalidInput(FairQueueError, ValueError):
+    """A value that was passed in cannot be used; the message names it and says what would be."""
+
+
+class ConfigurationError(InvalidInput):
+    """A constructor's argument, a setting or the server's own configuration is unusable."""
+
+
+class InvalidTask(InvalidInput):
+    """A task has an unusable id, user, name, priority or time, or its id means another task."""
+
+
+class InvalidPayload(InvalidTask):
+    """A payload is not a JSON object, or is too large or too deep; the message has the path."""
+
+
+class InvalidSchedule(InvalidInput):
+    """A schedule has an unusable or unknown field."""
+
+
+class InvalidCron(InvalidSchedule):
+    """A cron expression cannot be read, or can never fire."""
+
+
+class UnknownTimezone(InvalidSchedule):
+    """A time zone is not in the tz database."""
+
+
+# --- the state of things said no ------------------------------------------------------------------
+
+
+class LeaseLost(FairQueueError):
+    """The lease of a claim has ended, so another worker may own the task: nothing was changed."""
+
+
+class QueueFull(FairQueueError):
+    """The queue, or the user's part of it, has reached its limit: the task was not stored."""
+
+
+class ScheduleConflict(FairQueueError):
+    """The schedule id is taken, or the schedule kept changing while it was being updated."""
+
+
+class BrokenRecord(FairQueueError):
+    """A record in Redis cannot be read; `TaskScheduler.problems()` lists those of schedules."""
+
+
+# --- Redis ----------------------------------------------------------------------------------------
+
+
+class RedisUnavailable(FairQueueError):
+    """Redis did not answer in time. Whether it acted is unknown; the same call may be repeated."""
+
+
+class RedisRefused(FairQueueError):
+    """Redis answered and said no (out of memory, no permission, wrong type): nothing was changed."""
+
+
+class EmbeddedServerError(FairQueueError):
+    """The embedded server cannot be started here; the message says what is missing."""

@@ -1,0 +1,72 @@
+"""The names of a queue's Redis keys: a fixed set under one hash tag.
+
+No key is made up anywhere else, and scripts get all of theirs declared, so that a queue works in a
+cluster and can be looked at, measured and deleted as a whole.
+"""
+
+import re
+
+from fairqueue.errors import ConfigurationError
+
+# name -> Redis type; docs/data-model.md says what each holds.
+KEY_TYPES = {
+    # tasks
+    "tasks": "hash",
+    "status": "hash",
+    "backlog": "zset",
+    "waiting": "zset",
+    "delayed": "zset",
+    "leases": "zset",
+    "ended": "zset",
+    "dead": "zset",
+    "wake": "list",
+    # fairness between users
+    "fair": "hash",
+    "ready": "zset",
+    "critical": "zset",
+    "parked": "zset",
+    "idle": "zset",
+    "running": "hash",
+    "users": "hash",
+    "throttle": "hash",
+    "usage": "hash",
+    "served": "hash",
+    "served_before": "hash",
+    # schedules
+    "schedules": "hash",
+    "plan": "hash",
+    "due": "zset",
+    "schedule_state": "hash",
+    "schedule_index": "zset",
+    "broken": "hash",
+    "leader": "string",
+    "epoch": "string",
+    "scheduler_wake": "list",
+    # the queue as a whole
+    "settings": "hash",
+    "stats": "hash",
+    "ops": "hash",
+    "ops_before": "hash",
+}
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Keys:
+    """The keys of one queue, by name."""
+
+    def __init__(self, queue: str) -> None:
+        if not isinstance(queue, str) or not _QUEUE_NAME.fullmatch(queue):
+            raise ConfigurationError(
+                f"queue name {queue!r} cannot be used: 1 to 64 letters, digits, '_', '.' or '-'"
+            )
+        self.queue = queue
+        self.prefix = f"{{fairqueue:{queue}}}:"
+        self._names = {name: (self.prefix + name).encode() for name in KEY_TYPES}
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._names[name]
+
+    def all(self) -> list[bytes]:
+        """Every key that the queue may have."""
+        return list(self._names.values())

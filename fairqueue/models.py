@@ -1,0 +1,305 @@
+"""The plain data of FairQueue: what goes in, what comes out, and how it is written down."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from fairqueue.clock import from_ms, to_ms
+from fairqueue.errors import BrokenRecord, InvalidTask
+from fairqueue.validation import (
+    MAX_PAYLOAD_BYTES,
+    Priority,
+    check_name,
+    check_payload,
+    check_priority,
+    check_seconds,
+    check_task_id,
+    encode_json,
+)
+
+T = TypeVar("T")
+
+DEFAULT_NAME = "default"
+
+
+def new_id() -> str:
+    """A random id, 96 bits."""
+    return os.urandom(12).hex()
+
+
+@lru_cache(maxsize=10_000)
+def status_head(user_id: str, name: str, priority: int) -> str:
+    """The part of a status record that is known before the push: JSON without closing brace."""
+    head = {"user": user_id, "name": name, "level": int(priority), "attempts": 0}
+    return json.dumps(head, ensure_ascii=False, separators=(",", ":"))[:-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Something to be done for a user. Make one with `Task.create`.
+
+    `delay_ms` and `at_ms` say when it becomes ready; `schedule_id` and `scheduled_for` are set on
+    those that a schedule has fired. `document` is what is stored: the task as it was when created.
+    """
+
+    task_id: str
+    user_id: str
+    priority: Priority
+    payload: dict[str, Any]
+    name: str = DEFAULT_NAME
+    delay_ms: int | None = None
+    at_ms: int | None = None
+    schedule_id: str | None = None
+    scheduled_for: datetime | None = None
+    document: str = field(repr=False, compare=False)
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        user_id: str,
+        payload: dict[str, Any] | None = None,
+        priority: int = Priority.NORMAL,
+        name: str = DEFAULT_NAME,
+        task_id: str | None = None,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+    ) -> "Task":
+        """A task for a user, checked.
+
+        `delay` is in seconds from the push; `at` is an aware datetime or seconds since 1970 (one in
+        the past means at once). Without `task_id` a random one is made; giving one makes repeated
+        pushes one task. Raises InvalidTask or InvalidPayload, naming the value.
+        """
+        delay_ms, at_ms = _when(delay, at)
+        priority = check_priority(priority)
+        checked = check_payload({} if payload is None else payload)
+        check_name(user_id, "user_id")
+        check_name(name, "name")
+        return cls(
+            task_id=new_id() if task_id is None else check_task_id(task_id),
+            user_id=user_id,
+            priority=priority,
+            payload=checked,
+            name=name,
+            delay_ms=delay_ms,
+            at_ms=at_ms,
+            document=task_document(user_id, name, priority, encode_payload(checked)),
+        )
+
+    @classmethod
+    def from_document(cls, task_id: str, document: bytes | str) -> "Task":
+        """A task as Redis has it. Raises BrokenRecord if the document cannot be read."""
+        try:
+            record = json.loads(document)
+            scheduled_ms = record.get("scheduled_for")
+            return cls(
+                task_id=task_id,
+                user_id=record["user"],
+                priority=Priority(record["priority"]),
+                payload=record["payload"],
+                name=record["name"],
+                schedule_id=record.get("schedule"),
+                scheduled_for=None if scheduled_ms is None else from_ms(scheduled_ms),
+                document=document if isinstance(document, str) else document.decode(),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BrokenRecord(f"the document of task {task_id!r} is unreadable: {error}") from None
+
+    @property
+    def when(self) -> str:
+        """When it becomes ready, as the scripts take it."""
+        if self.delay_ms is not None:
+            return f"+{self.delay_ms}"
+        return "" if self.at_ms is None else str(self.at_ms)
+
+
+def _when(delay: object, at: object) -> tuple[int | None, int | None]:
+    if delay is not None and at is not None:
+        raise InvalidTask(f"delay {delay!r} and at {at!r} are both given: pass one of them")
+    if delay is not None:
+        return round(check_seconds(delay, "delay", InvalidTask) * 1000), None
+    return None, None if at is None else to_ms(at, "at", InvalidTask)
+
+
+def encode_payload(payload: dict[str, Any]) -> str:
+    """A checked payload as canonical JSON. Raises InvalidPayload when it is too large."""
+    return encode_json(payload, "payload", MAX_PAYLOAD_BYTES)
+
+
+@lru_cache(maxsize=10_000)
+def _document_head(user_id: str, name: str, priority: int) -> str:
+    head = {"user": user_id, "name": name, "priority": int(priority)}
+    return json.dumps(head, ensure_ascii=False, separators=(",", ":"))[:-1]
+
+
+def task_document(
+    user_id: str,
+    name: str,
+    priority: int,
+    payload_json: str,
+    schedule_id: str | None = None,
+    scheduled_ms: int | None = None,
+) -> str:
+    """What is stored of a task: its content without its id, so that equal tasks are equal text."""
+    text = _document_head(user_id, name, priority)
+    if schedule_id is not None:
+        text += f',"schedule":{json.dumps(schedule_id, ensure_ascii=False)}'
+        if scheduled_ms is not None:
+            text += f',"scheduled_for":{scheduled_ms}'
+    return f'{text},"payload":{payload_json}}}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A task that a worker holds until its lease ends."""
+
+    task: Task
+    token: str
+    attempt: int
+    worker_id: str
+    lease_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInfo:
+    """What is known of a task.
+
+    `state` is one of ready, delayed, running, finished, buried, cancelled. `task` is None if its
+    document cannot be read.
+    """
+
+    task_id: str
+    state: str
+    user_id: str
+    name: str
+    priority: Priority
+    attempts: int
+    pushed_at: datetime
+    due_at: datetime
+    claimed_at: datetime | None
+    ended_at: datetime | None
+    lease_until: datetime | None
+    worker_id: str | None
+    error: str | None
+    result: Any
+    cancel_requested: bool
+    task: Task | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a task waits: a sentence, and the facts it is made of."""
+
+    task_id: str
+    state: str
+    summary: str
+    delayed_until: datetime | None = None
+    own_tasks_ahead: int | None = None
+    users_ahead: int | None = None
+    user_paused: bool = False
+    user_capped: bool = False
+    user_rate_limited_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserSettings:
+    """The limits and the weight of one user."""
+
+    weight: float = 1.0
+    max_running: int | None = None
+    max_waiting: int | None = None
+    rate: float | None = None
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    """What `TaskQueue.configure` can change; the same for every process that uses the queue.
+
+    max_attempts: leases that may expire on a task before it goes to the dead letters.
+    max_waiting: waiting and delayed tasks that the queue takes, 0 for any number.
+    keep_finished, keep_finished_for: how many finished and cancelled tasks stay readable, and for
+        how many seconds; 0 keeps none.
+    keep_dead, keep_dead_for: the same for dead letters.
+    cost: "tasks": each task counts the same; "time": users share the time that workers spend.
+    critical_share: the part of all serves that CRITICAL tasks may take ahead of others' turns;
+        1.0 does not bound them, 0.0 gives them no lane.
+    ageing: seconds of waiting that outweigh one level of priority, 0 for strict priorities. Can be
+        changed only while no task is queued.
+    """
+
+    max_attempts: int = 5
+    max_waiting: int = 0
+    keep_finished: int = 1000
+    keep_finished_for: float = 86_400.0
+    keep_dead: int = 10_000
+    keep_dead_for: float = 2_592_000.0
+    cost: str = "tasks"
+    critical_share: float = 0.5
+    ageing: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledTask:
+    """A schedule as it stands. Times are aware; `next_run` is None while it is not active."""
+
+    schedule_id: str
+    cron_expr: str
+    user_id: str
+    priority: Priority
+    payload: dict[str, Any]
+    timezone: str
+    name: str
+    metadata: dict[str, Any]
+    is_active: bool
+    disabled_reason: str | None
+    created_at: datetime
+    updated_at: datetime
+    last_run: datetime | None
+    next_run: datetime | None
+    run_count: int
+    missed_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A schedule that the scheduler had to set aside, and why."""
+
+    schedule_id: str
+    reason: str
+    since: datetime
+
+
+class Page(list[T], Generic[T]):
+    """A part of a listing; `cursor` gets the next part, or is None at the end."""
+
+    def __init__(self, items: list[T], cursor: str | None) -> None:
+        super().__init__(items)
+        self.cursor = cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSnapshot:
+    """Counts of a queue at one moment, for metrics and health."""
+
+    at: datetime
+    counters: dict[str, int]
+    ready: int
+    delayed: int
+    running: int
+    dead: int
+    oldest_wait: float
+    active_users: int
+    parked_users: int
+    schedules: int
+    active_schedules: int
+    overdue: float
+    set_aside: int
+    leader: str | None
+    leader_until: datetime | None
+    epoch: int
+    jain_index: float | None

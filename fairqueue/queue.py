@@ -1,0 +1,664 @@
+"""The fair queue: push tasks, claim them fairly between users, and say how they went."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+import redis
+
+from fairqueue.clock import Clock, from_ms
+from fairqueue.connection import MAX_TIMEOUT_S, Argument, Link, Listener
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import (
+    BrokenRecord,
+    ConfigurationError,
+    InvalidTask,
+    LeaseLost,
+    QueueFull,
+    RedisRefused,
+    RedisUnavailable,
+)
+from fairqueue.keys import Keys
+from fairqueue.models import (
+    Claim,
+    Explanation,
+    QueueSettings,
+    QueueSnapshot,
+    Task,
+    TaskInfo,
+    UserSettings,
+    new_id,
+    status_head,
+)
+from fairqueue.validation import (
+    MAX_ERROR_LENGTH,
+    MAX_RESULT_BYTES,
+    Priority,
+    check_count,
+    check_name,
+    check_number,
+    check_seconds,
+    encode_json,
+)
+
+PUSH_CHUNK = 250  # tasks in one script: some 3 ms of the server's time
+FINISH_CHUNK = 250
+CLAIM_LIMIT = 1000  # tasks in one claim at most
+# A token that a dying worker took is lost: others look for themselves after this long.
+LONGEST_WAIT_S = 5.0
+MAX_LEASE_S = 86_400.0
+JAIN_SAMPLE = 1000  # backlogged users whose service is compared
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "unchanged"
+
+
+UNSET: Any = _Unset()
+
+
+class TaskQueue:
+    """A queue on Redis that is fair between users. May be used by many threads at once.
+
+    Making one opens no connection; the first call does, and checks that the server is one that
+    keeps what it is given. `timeout` bounds each operation in seconds, repeats included. `clock`
+    is for tests: without one, all time is that of the Redis server.
+    """
+
+    def __init__(
+        self,
+        redis_client: redis.Redis,
+        name: str = "default",
+        *,
+        timeout: float = 5.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises ConfigurationError for an unusable client, name or time-out."""
+        self.name = name
+        self.keys = Keys(name)
+        timeout = check_seconds(
+            timeout, "timeout", ConfigurationError, least=0.1, most=MAX_TIMEOUT_S
+        )
+        self.link = Link(redis_client, self.keys, timeout=timeout, clock=clock)
+        self._server: EmbeddedServer | None = None
+        self._checked = False
+
+    @classmethod
+    def from_url(
+        cls, url: str, name: str = "default", *, timeout: float = 5.0, clock: Clock | None = None
+    ) -> Self:
+        """A queue at a `redis://`, `rediss://` or `unix://` URL. Raises ConfigurationError."""
+        try:
+            client = redis.Redis.from_url(url)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{url!r} is no Redis URL ({error}): such as redis://localhost:6379/0"
+            ) from None
+        return cls(client, name, timeout=timeout, clock=clock)
+
+    @classmethod
+    def embedded(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        name: str = "default",
+        *,
+        clock: Clock | None = None,
+    ) -> Self:
+        """A queue with a real server of its own, which ends with this process.
+
+        With a `path` the data is kept there, and each acknowledged write survives a crash; without,
+        it is gone at the end. Raises EmbeddedServerError, saying what is missing.
+        """
+        server = EmbeddedServer.start(path)
+        queue = cls.from_url(server.url, name, clock=clock)
+        queue._server = server
+        return queue
+
+    def close(self) -> None:
+        """Close the connections, and end the embedded server if there is one."""
+        self.link.close()
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"TaskQueue(name={self.name!r})"
+
+    def check(self, timeout: float | None = None) -> None:
+        """See that Redis is there and keeps what it is given.
+
+        Raises RedisUnavailable, or ConfigurationError for a server that evicts keys or is too old.
+        """
+        try:
+            info = _parse_info(self.link.ask(("INFO",), timeout=timeout)[0])
+        except RedisRefused:
+            info = {}  # not allowed, or not known: fakeredis
+            self.link.ask(("PING",), timeout=timeout)
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy.startswith("allkeys"):
+            raise ConfigurationError(
+                f"this Redis has maxmemory-policy {policy!r} and may throw tasks and schedules "
+                "away: set it to 'noeviction'"
+            )
+        version = info.get("redis_version", "7.0")
+        if int(version.split(".")[0]) < 7:
+            raise ConfigurationError(f"this is Redis {version}: FairQueue needs 7.0 or later")
+        self._checked = True
+
+    def _run(self, script: str, *, rest: Sequence[Argument] = (), **arguments: Argument) -> Any:
+        if not self._checked:
+            self.check()
+        return self.link.run(script, rest=rest, **arguments)
+
+    # --- pushing ----------------------------------------------------------------------------------
+
+    def push(self, task: Task) -> str:
+        """Store a task; its id. The same task pushed again is one task.
+
+        Raises InvalidTask when the id means another task, QueueFull when a limit is reached; then
+        nothing was stored.
+        """
+        self._pushed(self._run("push", rest=_push_arguments(task)))
+        return task.task_id
+
+    def push_many(self, tasks: Iterable[Task]) -> list[str]:
+        """Store many tasks in few round trips; their ids in order.
+
+        Each few hundred are stored together or not at all. After an error the call can be repeated
+        with the same tasks: those already stored are not doubled. Raises as `push`.
+        """
+        listed = list(tasks)
+        for task in listed:
+            if not isinstance(task, Task):
+                raise InvalidTask(f"{task!r} is no Task: make one with Task.create(...)")
+        if listed and not self._checked:
+            self.check()
+        chunks = (
+            [argument for task in listed[i : i + PUSH_CHUNK] for argument in _push_arguments(task)]
+            for i in range(0, len(listed), PUSH_CHUNK)
+        )
+        for answer in self.link.run_each("push", chunks):
+            self._pushed(answer)
+        return [task.task_id for task in listed]
+
+    def _pushed(self, answer: list[Any]) -> None:
+        word = answer[0]
+        if word == b"other":
+            raise InvalidTask(
+                f"task_id {answer[1].decode()!r} is taken by a task with other content: nothing "
+                "was stored; choose another id"
+            )
+        if word == b"full":
+            whose = "the queue" if answer[1] == b"queue" else "the user"
+            raise QueueFull(
+                f"task {answer[2].decode()!r} was not stored: {whose} has as many waiting tasks as "
+                "max_waiting allows"
+            )
+
+    # --- claiming ---------------------------------------------------------------------------------
+
+    def claim(
+        self, worker_id: str, limit: int = 1, lease: float = 30.0, wait: float = 0.0
+    ) -> list[Claim]:
+        """Take up to `limit` tasks, fairly between users; each is this worker's for `lease` seconds.
+
+        Returns [] when nothing is ready; with `wait`, blocks up to so many seconds for the first.
+        """
+        check_name(worker_id, "worker_id")
+        check_count(limit, "limit", least=1, most=CLAIM_LIMIT)
+        lease_ms = _lease_ms(lease)
+        deadline = time.monotonic() + check_seconds(wait, "wait")
+        claims, hint = self._claim_once(worker_id, limit, lease_ms)
+        if claims or wait == 0:
+            return claims
+        listener = self.link.listener("wake")
+        try:
+            while not claims:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    break
+                self._await(listener, min(remaining, hint, LONGEST_WAIT_S))
+                claims, hint = self._claim_once(worker_id, limit, lease_ms)
+        finally:
+            listener.close()
+        return claims
+
+    def _await(self, listener: Listener, seconds: float) -> None:
+        try:
+            listener.wait(seconds)
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            raise RedisUnavailable(f"Redis did not answer: {error}") from error
+        except redis.ResponseError as error:
+            raise RedisRefused(f"Redis refused: {error}") from error
+
+    def _claim_once(self, worker_id: str, limit: int, lease_ms: int) -> tuple[list[Claim], float]:
+        """One round trip: the claims, and how many seconds until there may be more."""
+        token = new_id()
+        answer = self._run(
+            "claim", op=token, worker=worker_id, limit=limit, lease_ms=lease_ms
+        )
+        now_ms = self.link.learn_time(int(answer[1]))
+        until = from_ms(now_ms + lease_ms)
+        claims = []
+        for i in range(2, len(answer), 3):
+            task_id = answer[i].decode()
+            status = json.loads(answer[i + 2])
+            try:
+                task = Task.from_document(task_id, answer[i + 1])
+            except BrokenRecord as error:
+                self._end("bury", task_id, token, error=str(error))
+                continue
+            claims.append(
+                Claim(
+                    task=task,
+                    token=token,
+                    attempt=status["attempts"],
+                    worker_id=worker_id,
+                    lease_until=until,
+                )
+            )
+        hint = int(answer[0])
+        return claims, math.inf if hint < 0 else hint / 1000
+
+    def extend(self, claims: Sequence[Claim], lease: float = 30.0) -> list[str]:
+        """Prolong many leases in one call, to `lease` seconds from now.
+
+        A word for each claim: "extended", "cancel" (extended; its cancelling was asked for), or
+        "lost_lease" (another worker may own it: stop).
+        """
+        if not claims:
+            return []
+        rest = [argument for c in claims for argument in (c.task.task_id, c.token)]
+        words = self._run("extend", op=new_id(), lease_ms=_lease_ms(lease), rest=rest)
+        return [word.decode() for word in words]
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def finish(self, claim: Claim, result: Any = None) -> None:
+        """Record that the task is done, with a small JSON result if there is one.
+
+        Raises LeaseLost if another may own it now, InvalidPayload for an unusable result.
+        """
+        if self.finish_many([(claim, result)])[0] == "lost_lease":
+            raise _lost(claim.task.task_id)
+
+    def finish_many(self, results: Iterable[tuple[Claim, Any]]) -> list[str]:
+        """Record that many tasks are done, given as (claim, result); one word for each.
+
+        "finished", "cancelled" (its cancelling was asked for), or "lost_lease" (nothing changed).
+        """
+        rows = [
+            (
+                claim.task.task_id,
+                claim.token,
+                "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES),
+            )
+            for claim, result in results
+        ]
+        words: list[str] = []
+        chunks = (
+            [argument for row in rows[i : i + FINISH_CHUNK] for argument in row]
+            for i in range(0, len(rows), FINISH_CHUNK)
+        )
+        for answer in self.link.run_each("finish", chunks):
+            words += [word.decode() for word in answer]
+        return words
+
+    def retry(self, claim: Claim, error: str = "", delay: float = 0.0) -> None:
+        """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost."""
+        delay_ms = round(check_seconds(delay, "delay") * 1000)
+        self._end_claim("retry", claim, error=_error_text(error), delay_ms=delay_ms)
+
+    def release(self, claim: Claim) -> None:
+        """Give the task back as if it had not been claimed. Raises LeaseLost."""
+        self._end_claim("release", claim)
+
+    def bury(self, claim: Claim, error: str = "") -> None:
+        """Put the task among the dead letters. Raises LeaseLost."""
+        self._end_claim("bury", claim, error=_error_text(error))
+
+    def _end_claim(self, script: str, claim: Claim, **arguments: Argument) -> None:
+        if self._end(script, claim.task.task_id, claim.token, **arguments) == b"lost_lease":
+            raise _lost(claim.task.task_id)
+
+    def _end(self, script: str, task_id: str, token: str, **arguments: Argument) -> Any:
+        return self._run(script, op=new_id(), id=task_id, token=token, **arguments)
+
+    def cancel(self, task_id: str) -> bool:
+        """See to it that a task does not run (any more).
+
+        True if it will not run, or, when it runs now, if the request is recorded: its worker sees
+        it with the next `extend`, and however the run ends, the task ends as cancelled. False if it
+        has ended otherwise or is not known.
+        """
+        check_name(task_id, "task_id")
+        return bool(self._run("cancel", op=new_id(), id=task_id) != b"over")
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def size(self, user_id: str | None = None) -> int:
+        """How many tasks wait for a worker, also those of paused or capped users; not delayed ones."""
+        backlog = self.keys["backlog"]
+        if user_id is None:
+            return int(self.link.ask(("ZCARD", backlog))[0])
+        check_name(user_id, "user_id")
+        return int(self.link.ask(("ZLEXCOUNT", backlog, f"[{user_id}\0", f"({user_id}\1"))[0])
+
+    def get(self, task_id: str) -> TaskInfo | None:
+        """What is known of a task, or None. Raises BrokenRecord if that cannot be read."""
+        check_name(task_id, "task_id")
+        status, document, lease_end = self.link.ask(
+            ("HGET", self.keys["status"], task_id),
+            ("HGET", self.keys["tasks"], task_id),
+            ("ZSCORE", self.keys["leases"], task_id),
+        )
+        return None if status is None else _task_info(task_id, status, document, lease_end)
+
+    def explain(self, task_id: str) -> Explanation | None:
+        """Why a task waits: what it waits for, and how much is served before it; None if unknown."""
+        check_name(task_id, "task_id")
+        answer = self._run("explain", id=task_id)
+        return _explanation(task_id, answer) if answer else None
+
+    def inspect(self) -> QueueSnapshot:
+        """Counts and counters of the queue at this moment, in one bounded read."""
+        return _snapshot(self._run("inspect", sample=JAIN_SAMPLE))
+
+    # --- settings ---------------------------------------------------------------------------------
+
+    def set_user(
+        self,
+        user_id: str,
+        *,
+        weight: float = UNSET,
+        max_running: int | None = UNSET,
+        max_waiting: int | None = UNSET,
+        rate: float | None = UNSET,
+        paused: bool = UNSET,
+    ) -> UserSettings:
+        """Change what is given of a user's settings, at once and for what already waits.
+
+        weight: share of service, 0.01 to 1000. max_running: tasks at a time. max_waiting: tasks
+        that may wait. rate: tasks per second. None takes a limit away. paused: no task is handed
+        out. Raises InvalidTask for a bad user id and ConfigurationError for a bad value.
+        """
+        check_name(user_id, "user_id")
+        change: dict[str, object] = {}
+        if weight is not UNSET:
+            change["weight"] = check_number(
+                weight, "weight", ConfigurationError, least=LEAST_WEIGHT, most=MOST_WEIGHT
+            )
+        for field, value in (("max_running", max_running), ("max_waiting", max_waiting)):
+            if value is not UNSET:
+                change[field] = value and check_count(value, field, ConfigurationError)
+                if value == 0:
+                    change[field] = check_count(value, field, ConfigurationError, least=1)
+        if rate is not UNSET:
+            change["rate"] = (
+                None
+                if rate is None
+                else check_number(rate, "rate", ConfigurationError, least=0.001, most=1e6)
+            )
+        if paused is not UNSET:
+            if not isinstance(paused, bool):
+                raise ConfigurationError(f"paused {paused!r} is neither True nor False")
+            change["paused"] = paused
+        text = self._run("set_user", op=new_id(), user=user_id, change=json.dumps(change))
+        return _user_settings(text)
+
+    def get_user(self, user_id: str) -> UserSettings:
+        """The settings of a user; the defaults for one that has none."""
+        check_name(user_id, "user_id")
+        return _user_settings(self.link.ask(("HGET", self.keys["users"], user_id))[0] or b"{}")
+
+    def configure(
+        self,
+        *,
+        max_attempts: int = UNSET,
+        max_waiting: int = UNSET,
+        keep_finished: int = UNSET,
+        keep_finished_for: float | timedelta = UNSET,
+        keep_dead: int = UNSET,
+        keep_dead_for: float | timedelta = UNSET,
+        cost: str = UNSET,
+        critical_share: float = UNSET,
+        ageing: float | timedelta = UNSET,
+    ) -> QueueSettings:
+        """Change what is given of the queue's settings, for all its processes; see QueueSettings.
+
+        Raises ConfigurationError for a bad value, and for `ageing` while tasks are queued.
+        """
+        rest: list[Argument] = []
+        counts = (
+            ("max_attempts", max_attempts, 1),
+            ("max_waiting", max_waiting, 0),
+            ("keep_finished", keep_finished, 0),
+            ("keep_dead", keep_dead, 0),
+        )
+        for name, count, least in counts:
+            if count is not UNSET:
+                rest += [name, check_count(count, name, ConfigurationError, least=least)]
+        durations = (
+            ("keep_finished", "_for", keep_finished_for),
+            ("keep_dead", "_for", keep_dead_for),
+            ("ageing", "", ageing),
+        )
+        for name, suffix, duration in durations:
+            if duration is not UNSET:
+                seconds = check_seconds(duration, name + suffix, ConfigurationError)
+                rest += [name + "_ms", round(seconds * 1000)]
+        if cost is not UNSET:
+            if cost not in ("tasks", "time"):
+                raise ConfigurationError(f"cost {cost!r} is neither 'tasks' nor 'time'")
+            rest += ["cost", cost]
+        if critical_share is not UNSET:
+            share = check_number(
+                critical_share, "critical_share", ConfigurationError, least=0.0, most=1.0
+            )
+            rest += ["critical_share", repr(share)]
+        if self._run("configure", op=new_id(), rest=rest) == b"not_empty":
+            raise ConfigurationError(
+                f"ageing {ageing!r} can be set only while no task is queued: a task's rank is made "
+                "when it is pushed"
+            )
+        return self.settings()
+
+    def settings(self) -> QueueSettings:
+        """The settings of the queue as they are."""
+        stored = self.link.ask(("HGETALL", self.keys["settings"]))[0]
+        values = asdict(QueueSettings())
+        for field, value in zip(stored[::2], stored[1::2], strict=True):
+            name, text = field.decode(), value.decode()
+            if name.endswith("_ms"):
+                name = {"ageing_ms": "ageing"}.get(name, name.removesuffix("_ms") + "_for")
+                values[name] = int(text) / 1000
+            elif name == "cost":
+                values[name] = text
+            elif name == "critical_share":
+                values[name] = float(text)
+            elif name in values:
+                values[name] = int(text)
+        return QueueSettings(**values)
+
+
+def _push_arguments(task: Task) -> tuple[Argument, ...]:
+    if not isinstance(task, Task):
+        raise InvalidTask(f"{task!r} is no Task: make one with Task.create(...)")
+    return (
+        task.task_id,
+        task.user_id,
+        task.document,
+        status_head(task.user_id, task.name, task.priority),
+        int(task.priority),
+        task.when,
+    )
+
+
+def _lease_ms(lease: object) -> int:
+    return round(check_seconds(lease, "lease", least=0.001, most=MAX_LEASE_S) * 1000)
+
+
+def _lost(task_id: str) -> LeaseLost:
+    return LeaseLost(
+        f"the lease of task {task_id!r} is lost: another worker may own it now, and nothing was "
+        "changed; ask for a longer lease, or extend it while the task runs"
+    )
+
+
+def _error_text(error: object) -> str:
+    return str(error).encode("utf-8", "replace").decode()[:MAX_ERROR_LENGTH]
+
+
+def _parse_info(text: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def _moment(value: Any) -> datetime | None:
+    return None if value in (None, "", b"") else from_ms(int(float(value)))
+
+
+def _read_status(task_id: str, text: bytes) -> dict[str, Any]:
+    try:
+        status = json.loads(text)
+        status["state"], status["user"], status["pushed"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenRecord(f"the status of task {task_id!r} is unreadable: {error!r}") from None
+    return dict(status)
+
+
+def _task_info(
+    task_id: str, text: bytes, document: bytes | None, lease_end: bytes | None
+) -> TaskInfo:
+    status = _read_status(task_id, text)
+    task = None
+    if document is not None:
+        try:
+            task = Task.from_document(task_id, document)
+        except BrokenRecord:
+            task = None
+    return TaskInfo(
+        task_id=task_id,
+        state=status["state"],
+        user_id=status["user"],
+        name=status["name"],
+        priority=Priority(status["level"]),
+        attempts=status["attempts"],
+        pushed_at=from_ms(int(status["pushed"])),
+        due_at=from_ms(int(status["due"])),
+        claimed_at=_moment(status.get("claimed")),
+        ended_at=_moment(status.get("ended")),
+        lease_until=_moment(lease_end),
+        worker_id=status.get("worker"),
+        error=status.get("error"),
+        result=json.loads(status["result"]) if "result" in status else None,
+        cancel_requested=bool(status.get("cancel")),
+        task=task,
+    )
+
+
+def _user_settings(text: bytes) -> UserSettings:
+    stored = json.loads(text)
+    for field in ("max_running", "max_waiting"):
+        if stored.get(field) is not None:
+            stored[field] = int(stored[field])
+    stored["weight"] = float(stored.get("weight", 1.0))
+    return UserSettings(**stored)
+
+
+def _explanation(task_id: str, answer: list[Any]) -> Explanation:
+    status = _read_status(task_id, answer[0])
+    state, user = status["state"], status["user"]
+    if state == "delayed":
+        until = _moment(answer[3])
+        return Explanation(
+            task_id=task_id,
+            state=state,
+            delayed_until=until,
+            summary=f"delayed until {until.isoformat() if until else 'unknown'}",
+        )
+    if state != "ready":
+        summary = {
+            "running": f"running on {status.get('worker')} until {_moment(answer[2])} at the latest",
+            "buried": f"in the dead letters: {status.get('error')}",
+        }.get(state, state)
+        return Explanation(task_id=task_id, state=state, summary=summary)
+    own, users = int(answer[4]), int(answer[5])
+    settings = _user_settings(answer[7] or b"{}")
+    running = int(answer[8])
+    parked = answer[6] != b""
+    capped = settings.max_running is not None and running >= settings.max_running
+    limited = None
+    if not parked:
+        summary = f"waits for its turn: {users} users and {own} tasks of {user!r} are served first"
+    elif settings.paused:
+        summary = f"user {user!r} is paused"
+    elif capped:
+        summary = f"user {user!r} has {running} tasks running, as many as max_running allows"
+    else:
+        limited = _moment(answer[6])
+        summary = f"user {user!r} has used up its rate of {settings.rate:g} tasks per second"
+    if parked:
+        summary += f"; {own} of its tasks are before this one"
+    return Explanation(
+        task_id=task_id,
+        state=state,
+        summary=summary,
+        own_tasks_ahead=own,
+        users_ahead=None if parked else users,
+        user_paused=settings.paused,
+        user_capped=capped,
+        user_rate_limited_until=limited,
+    )
+
+
+def jain_index(service: Sequence[float]) -> float | None:
+    """How equal the service of users was: 1 all the same, 1/n one had all; None for nobody."""
+    total, squares = sum(service), sum(x * x for x in service)
+    return total * total / (len(service) * squares) if squares > 0 else None
+
+
+def _snapshot(answer: list[Any]) -> QueueSnapshot:
+    counters = answer[1]
+    numbers = [int(value) for value in answer[2:13]]
+    try:
+        leader = json.loads(answer[13]) if answer[13] else {}
+    except ValueError:
+        leader = {}
+    return QueueSnapshot(
+        at=from_ms(int(answer[0])),
+        counters=dict(_pairs(counters)),
+        ready=numbers[0],
+        delayed=numbers[1],
+        running=numbers[2],
+        dead=numbers[3],
+        oldest_wait=numbers[4] / 1000,
+        active_users=numbers[5],
+        parked_users=numbers[6],
+        schedules=numbers[7],
+        active_schedules=numbers[8],
+        overdue=numbers[9] / 1000,
+        set_aside=numbers[10],
+        leader=leader.get("scheduler"),
+        leader_until=_moment(leader.get("ends")),
+        epoch=int(answer[14]),
+        jain_index=jain_index([float(value) for value in answer[15]]),
+    )
+
+
+def _pairs(flat: list[bytes]) -> Iterator[tuple[str, int]]:
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        yield name.decode(), int(value)

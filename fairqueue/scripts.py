@@ -1,0 +1,150 @@
+"""Read the Lua files: one per transition, each with a header that is its contract.
+
+A header names the keys and arguments of its script; `@include` brings in shared parts from
+`lua/lib` with theirs. Here the names get their positions, so that neither Lua nor Python ever
+counts them: a script sees `K.<key>`, `A.<argument>`, and its remaining arguments from `FIRST` on.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from fairqueue.keys import KEY_TYPES
+
+# Raises WRONGTYPE where a key holds something else, before the script has written anything.
+_TYPE_PROBES = {"zset": "ZCARD", "hash": "HLEN", "list": "LLEN", "string": "STRLEN"}
+
+_DECLARATION = re.compile(r"^-- (KEYS|ARGV) (\S+)(?:\s+(\S+))?", re.MULTILINE)
+_INCLUDE = re.compile(r"^-- @include (.+)$", re.MULTILINE)
+_FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
+
+
+class ScriptError(Exception):
+    """A Lua file does not keep its contract: a mistake in the project, not in its use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One Lua file as it stands: what its header declares, and its text."""
+
+    name: str
+    keys: dict[str, str]
+    arguments: tuple[str, ...]
+    takes_rest: bool
+    includes: tuple[str, ...]
+    flags: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script that is ready to be sent."""
+
+    name: str
+    keys: tuple[str, ...]
+    arguments: tuple[str, ...]
+    takes_rest: bool
+    text: str
+    plain_text: str
+
+    @property
+    def sha(self) -> str:
+        """The name that EVALSHA knows it by."""
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def lua_folder() -> Path:
+    """Where the Lua files are: inside the installed package, or beside it in a checkout."""
+    inside = Path(str(files("fairqueue"))) / "lua"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "lua"
+
+
+def script_names() -> list[str]:
+    """The transitions, by the names of their files."""
+    return sorted(path.stem for path in lua_folder().glob("*.lua"))
+
+
+def read_part(path: Path) -> Part:
+    """Read one Lua file. Raises ScriptError for a header that names an unknown key or type."""
+    text = path.read_text(encoding="utf-8")
+    keys: dict[str, str] = {}
+    arguments: list[str] = []
+    takes_rest = False
+    for kind, name, declared_type in _DECLARATION.findall(text):
+        if kind == "KEYS":
+            if KEY_TYPES.get(name) != declared_type:
+                raise ScriptError(f"{path.name}: key {name} is no {declared_type} in keys.py")
+            keys[name] = declared_type
+        elif name == "...":
+            takes_rest = True
+        else:
+            arguments.append(name)
+    include = _INCLUDE.search(text)
+    flags = _FLAGS.search(text)
+    return Part(
+        name=path.stem,
+        keys=keys,
+        arguments=tuple(arguments),
+        takes_rest=takes_rest,
+        includes=tuple(include.group(1).split()) if include else (),
+        flags=flags.group(1).strip() if flags else "",
+        text=text,
+    )
+
+
+def parts_of(name: str) -> list[Part]:
+    """The included parts of a script in the order of need, then the script itself.
+
+    Raises ScriptError for a circle of includes.
+    """
+    folder = lua_folder()
+    ordered: dict[str, Part] = {}
+
+    def visit(part: Part, above: tuple[str, ...]) -> None:
+        if part.name in above:
+            raise ScriptError("circle of includes: " + " -> ".join((*above, part.name)))
+        for include in part.includes:
+            if include not in ordered:
+                visit(read_part(folder / "lib" / f"{include}.lua"), (*above, part.name))
+        ordered[part.name] = part
+
+    visit(read_part(folder / f"{name}.lua"), ())
+    return list(ordered.values())
+
+
+@cache
+def load_script(name: str) -> Script:
+    """Put a script together from its parts; done once for each."""
+    parts = parts_of(name)
+    main = parts[-1]
+    keys = {key: type_ for part in parts for key, type_ in part.keys.items()}
+    arguments = list(dict.fromkeys(argument for part in parts for argument in part.arguments))
+    lines = [
+        "local K = { " + ", ".join(f"{k} = KEYS[{i}]" for i, k in enumerate(keys, 1)) + " }",
+        "local A = { " + ", ".join(f"{a} = ARGV[{i}]" for i, a in enumerate(arguments, 1)) + " }",
+        f"local FIRST = {len(arguments) + 1}",
+    ]
+    if "no-writes" not in main.flags:
+        probes = ", ".join(f"'{_TYPE_PROBES[type_]}'" for type_ in keys.values())
+        lines += [
+            f"for i, probe in ipairs({{ {probes} }}) do",
+            "  local answer = redis.pcall(probe, KEYS[i])",
+            "  if type(answer) == 'table' and answer.err then",
+            "    return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is not what ' .. probe",
+            "      .. ' counts: something else has written to this key')",
+            "  end",
+            "end",
+        ]
+    body = "\n".join(lines + [part.text for part in parts])
+    flags = f" flags={main.flags}" if main.flags else ""
+    return Script(
+        name=name,
+        keys=tuple(keys),
+        arguments=tuple(arguments),
+        takes_rest=main.takes_rest,
+        text=f"#!lua{flags}\n{body}",
+        plain_text=body,
+    )

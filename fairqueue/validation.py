@@ -1,0 +1,163 @@
+"""Check what users pass in, before anything is stored: each error names the value and what is right."""
+
+import json
+import math
+import re
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask
+
+MAX_NAME_LENGTH = 200  # characters of an id, a user or a task name: they are parts of index members
+MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_PAYLOAD_DEPTH = 32
+MAX_RESULT_BYTES = 16 * 1024
+MAX_ERROR_LENGTH = 2000  # characters of an error that are kept
+
+# Control characters separate the parts of index members; lone surrogates are no UTF-8.
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,%d}" % MAX_NAME_LENGTH)
+_FIRE_ID = re.compile(r".*:\d{11,}", re.DOTALL)
+
+
+class Priority(IntEnum):
+    """The six levels that order a user's own tasks; CRITICAL is also a lane across users."""
+
+    VERY_LOW = 1
+    LOW = 2
+    NORMAL = 3
+    HIGH = 4
+    VERY_HIGH = 5
+    CRITICAL = 6
+
+
+_PRIORITIES = {int(p): p for p in Priority}
+
+
+def check_name(value: object, what: str, error: type[InvalidInput] = InvalidTask) -> str:
+    """An id, user or name: 1 to 200 characters, none of them a control character."""
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return value
+    shown = repr(value)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    raise error(
+        f"{what} {shown} cannot be used: a string of 1 to {MAX_NAME_LENGTH} characters "
+        "without control characters"
+    )
+
+
+def check_task_id(value: object) -> str:
+    """A task id that does not look like the id of a scheduled fire."""
+    task_id = check_name(value, "task_id")
+    if _FIRE_ID.fullmatch(task_id):
+        raise InvalidTask(
+            f"task_id {task_id!r} has the form of a scheduled fire, <schedule_id>:<time in ms>: "
+            "choose one that does not end in ':' and a long number"
+        )
+    return task_id
+
+
+def check_priority(value: object, error: type[InvalidInput] = InvalidTask) -> Priority:
+    """A Priority, or its number."""
+    if isinstance(value, int) and not isinstance(value, bool) and value in _PRIORITIES:
+        return _PRIORITIES[value]
+    raise error(f"priority {value!r} is none: a Priority, or its number from 1 to 6")
+
+
+def check_seconds(
+    value: object,
+    what: str,
+    error: type[InvalidInput] = InvalidInput,
+    *,
+    least: float = 0.0,
+    most: float = 3_155_760_000.0,
+) -> float:
+    """A duration in seconds, or a timedelta, within bounds (at most 100 years)."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise error(f"{what} {value!r} is no duration: seconds or a timedelta")
+    if not math.isfinite(seconds) or not least <= seconds <= most:
+        raise error(f"{what} {value!r} is out of range: {least:g} to {most:g} seconds")
+    return float(seconds)
+
+
+def check_count(
+    value: object,
+    what: str,
+    error: type[InvalidInput] = InvalidInput,
+    *,
+    least: int = 0,
+    most: int = 1_000_000_000,
+) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise error(f"{what} {value!r} is no whole number from {least} to {most}")
+    return value
+
+
+def check_number(
+    value: object, what: str, error: type[InvalidInput] = InvalidInput, *, least: float, most: float
+) -> float:
+    """A finite number within bounds."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not least <= value <= most
+    ):
+        raise error(f"{what} {value!r} is no number from {least:g} to {most:g}")
+    return float(value)
+
+
+def check_payload(value: object, what: str = "payload") -> dict[str, Any]:
+    """A JSON object: string keys, nothing that JSON cannot hold, not too deep.
+
+    Raises InvalidPayload with the path to the value, such as `payload.items[3].price`.
+    """
+    if not isinstance(value, dict):
+        raise InvalidPayload(f"{what} {value!r:.80} is no JSON object: pass a dict")
+    _walk(value, what, 1)
+    return value
+
+
+def _walk(value: Any, path: str, depth: int) -> None:
+    """Look at everything in a value, so that nothing is silently turned into something else."""
+    if value is None or isinstance(value, str | bool | int):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidPayload(f"{path} is {value!r}, which JSON cannot hold: a finite number")
+        return
+    if depth > MAX_PAYLOAD_DEPTH:
+        raise InvalidPayload(f"{path[:200]} is nested more than {MAX_PAYLOAD_DEPTH} levels deep")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidPayload(f"{path} has the key {key!r}: JSON keys are strings")
+            if inner.__class__ is not str:
+                _walk(inner, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _walk(inner, f"{path}[{index}]", depth + 1)
+    else:
+        raise InvalidPayload(
+            f"{path} is {value!r:.80}, a {type(value).__name__}, which JSON cannot hold: "
+            "strings, numbers, booleans, None, lists and dicts can be"
+        )
+
+
+def encode_json(value: object, what: str, limit: int) -> str:
+    """Compact JSON in one canonical form, at most `limit` bytes. Raises InvalidPayload."""
+    try:
+        text = json.dumps(
+            value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+        )
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidPayload(f"{what} has a lone surrogate, {error.object!r:.80}: not text") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"{what} cannot be written as JSON: {error}") from None
+    if size > limit:
+        raise InvalidPayload(f"{what} has {size} bytes as JSON; at most {limit} can be stored")
+    return text

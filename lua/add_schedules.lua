@@ -1,0 +1,66 @@
+-- Store new schedules, all or none of them.
+--
+-- @include plans
+-- ARGV op           text  random id of this operation
+-- ARGV client_now   int   the moment from which the next runs were computed, ms
+-- ARGV on_conflict  text  'error' or 'replace': what to do with an id that is taken
+-- ARGV ...  schedules, five each: id, user, definition, revision, next moment in ms
+--
+-- A replaced schedule keeps its counts and its last run, and is active again.
+--
+-- Returns { 'added' }; or, with nothing changed, { 'exists', id } or { 'skewed', ms of the clock }.
+
+local before = first_answer(A.op)
+if before then return { before } end
+if is_skewed(A.client_now) then return { 'skewed', now } end
+
+local ids, fields = {}, {}
+for i = FIRST, #ARGV, 5 do ids[#ids + 1] = ARGV[i] end
+local GROUP = 500  -- unpack() has room for a few thousand values
+local taken = {}
+for from = 1, #ids, GROUP do
+  local group = { unpack(ids, from, math.min(from + GROUP - 1, #ids)) }
+  for i, text in ipairs(redis.call('HMGET', K.schedules, unpack(group))) do
+    if text then
+      if A.on_conflict == 'error' then return { 'exists', group[i] } end
+      taken[group[i]] = true
+    end
+  end
+end
+
+local soonest = soonest_due()
+local wake = false
+for from = 1, #ids, GROUP do
+  local definitions, plans, due, states, index = {}, {}, {}, {}, {}
+  for n = from, math.min(from + GROUP - 1, #ids) do
+    local i = FIRST + (n - 1) * 5
+    local id, user, next_ms = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4])
+    local state = { user = user, active = true, runs = 0 }
+    if taken[id] then
+      local old = state_of(id)
+      if old.user and old.user ~= user then
+        redis.call('ZREM', K.schedule_index, old.user .. '\0' .. id)
+      end
+      state.last_run, state.runs, state.missed = old.last_run, old.runs or 0, old.missed
+      redis.call('HDEL', K.broken, id)
+    end
+    definitions[#definitions + 1] = id
+    definitions[#definitions + 1] = ARGV[i + 2]
+    plans[#plans + 1] = id
+    plans[#plans + 1] = ARGV[i + 3] .. ' ' .. ARGV[i + 4]
+    due[#due + 1] = next_ms
+    due[#due + 1] = id
+    states[#states + 1] = id
+    states[#states + 1] = cjson.encode(state)
+    index[#index + 1] = 0
+    index[#index + 1] = user .. '\0' .. id
+    if next_ms < soonest then wake = true end
+  end
+  redis.call('HSET', K.schedules, unpack(definitions))
+  redis.call('HSET', K.plan, unpack(plans))
+  redis.call('ZADD', K.due, unpack(due))
+  redis.call('HSET', K.schedule_state, unpack(states))
+  redis.call('ZADD', K.schedule_index, unpack(index))
+end
+if wake then wake_scheduler() end
+return { remember(A.op, 'added') }

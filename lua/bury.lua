@@ -1,0 +1,27 @@
+-- Put a claimed task among the dead letters: it is not offered again.
+--
+-- @include ending
+-- FLAGS allow-oom
+-- ARGV op     text  random id of this operation
+-- ARGV id     text  the task
+-- ARGV token  text  of its lease
+-- ARGV error  text  why
+--
+-- A task whose cancelling was asked for ends as cancelled instead.
+--
+-- Returns 'buried', 'cancelled' or 'lost_lease' (nothing was changed).
+
+local before = first_answer(A.op)
+if before then return before end
+local record = held(A.id, A.token)
+if not record then
+  redis.call('HINCRBY', K.stats, 'lost_leases', 1)
+  return remember(A.op, 'lost_lease')
+end
+local word = record.cancel and 'cancelled' or 'buried'
+end_lease(A.id, record)
+record.error = A.error
+close(A.id, record, word)
+trim_all(1)
+save_fair()
+return remember(A.op, word)

@@ -1,0 +1,52 @@
+-- Count what is in the queue and read its counters, for metrics and health: one bounded read.
+--
+-- @include time
+-- FLAGS no-writes
+-- KEYS stats          hash  counter -> value
+-- KEYS ready          zset  users who may be served
+-- KEYS parked         zset  users with waiting tasks who may not
+-- KEYS backlog        zset  waiting tasks
+-- KEYS waiting        zset  task id -> since when, ms
+-- KEYS delayed        zset  delayed tasks
+-- KEYS leases         zset  running tasks
+-- KEYS dead           zset  dead letters
+-- KEYS served         hash  user -> service / weight in this window
+-- KEYS served_before  hash  user -> service / weight in the window before
+-- KEYS schedules      hash  definitions
+-- KEYS due            zset  schedule id -> when to act, ms
+-- KEYS broken         hash  schedules that were set aside
+-- KEYS leader         string  who leads
+-- KEYS epoch          string  how many terms there have been
+-- ARGV sample  int  of how many backlogged users the service is compared, at most
+--
+-- Returns { ms of the clock, counters (flat), ready, delayed, running, dead, oldest wait in ms,
+-- active users, parked users, schedules, active schedules, overdue in ms, set aside, leader, epoch,
+-- service of backlogged users (flat list of numbers) }.
+
+local function age(key)
+  local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+  return head and math.max(0, math.ceil(now - tonumber(head))) or 0
+end
+
+-- Users who were backlogged all through the last window, and what each got.
+local function service()
+  local amounts = {}
+  local users = redis.call('ZRANDMEMBER', K.ready, tonumber(A.sample))
+  if #users == 0 or redis.call('EXISTS', K.served_before) == 0 then return amounts end
+  local before = redis.call('HMGET', K.served_before, unpack(users))
+  local since = redis.call('HMGET', K.served, unpack(users))
+  for i = 1, #users do
+    local amount = before[i]
+    if not amount and since[i] ~= 'late' then amount = 0 end
+    if amount and amount ~= 'late' then amounts[#amounts + 1] = tostring(amount) end
+  end
+  return amounts
+end
+
+local active = redis.call('ZCARD', K.ready) + redis.call('ZCARD', K.parked)
+return { now, redis.call('HGETALL', K.stats),
+  redis.call('ZCARD', K.backlog), redis.call('ZCARD', K.delayed), redis.call('ZCARD', K.leases),
+  redis.call('ZCARD', K.dead), age(K.waiting), active, redis.call('ZCARD', K.parked),
+  redis.call('HLEN', K.schedules), redis.call('ZCARD', K.due), age(K.due),
+  redis.call('HLEN', K.broken), redis.call('GET', K.leader) or '',
+  redis.call('GET', K.epoch) or '0', service() }

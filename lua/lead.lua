@@ -1,0 +1,53 @@
+-- Become or stay the leader, and read what is due: all that an idle tick needs, in one round trip.
+--
+-- @include fence
+-- FLAGS allow-oom
+-- KEYS epoch      string  how many terms there have been
+-- KEYS due        zset    schedule id -> when to act, ms
+-- KEYS schedules  hash    schedule id -> definition
+-- KEYS plan       hash    schedule id -> revision and nominal moment
+-- KEYS stats      hash    counter -> value
+-- ARGV scheduler  text  who asks, for operators
+-- ARGV term_ms    int   how long the term is
+-- ARGV limit      int   how many due schedules at most
+--
+-- Repeated with the same token it renews the term, which is the same as before.
+--
+-- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, end of the term in ms,
+-- next moment in ms or -1, then for each due schedule: id, definition, plan, moment to act }.
+
+local leader = decode(redis.call('GET', K.leader))
+local word = 'leader'
+if leader and leader.token ~= A.token and (leader.ends or 0) > now then
+  return { 'follower', leader.epoch or 0, now, leader.ends, -1 }
+end
+if not leads() then
+  word = 'elected'
+  leader = { token = A.token, scheduler = A.scheduler, epoch = redis.call('INCR', K.epoch) }
+  redis.call('HINCRBY', K.stats, 'terms', 1)
+end
+write_leader(leader, tonumber(A.term_ms))
+
+local limit = tonumber(A.limit)
+local found = redis.call('ZRANGE', K.due, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local answer = { word, leader.epoch, now, leader.ends, -1 }
+if #found == 2 * limit then
+  answer[5] = now
+else
+  local later = redis.call('ZRANGE', K.due, '(' .. string.format('%.0f', now), '+inf', 'BYSCORE',
+    'LIMIT', 0, 1, 'WITHSCORES')[2]
+  if later then answer[5] = math.ceil(tonumber(later)) end
+end
+if #found > 0 then
+  local ids = {}
+  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+  local definitions = redis.call('HMGET', K.schedules, unpack(ids))
+  local plans = redis.call('HMGET', K.plan, unpack(ids))
+  for i, id in ipairs(ids) do
+    answer[#answer + 1] = id
+    answer[#answer + 1] = definitions[i] or ''
+    answer[#answer + 1] = plans[i] or ''
+    answer[#answer + 1] = found[2 * i]
+  end
+end
+return answer

@@ -1,0 +1,68 @@
+-- End tasks, keep the ended ones for as long as the settings say, and free what they held.
+--
+-- @include waiting replay
+-- KEYS tasks   hash  task id -> its document, JSON
+-- KEYS leases  zset  task id -> end of lease, ms
+-- KEYS ended   zset  task id -> when it finished or was cancelled, ms
+-- KEYS dead    zset  task id -> when it was buried, ms
+-- KEYS stats   hash  counter -> value
+
+-- Drop the oldest records beyond the limits; at most twice as many as were added, so that a call
+-- stays short and a lowered limit is reached all the same.
+local function trim(key, keep, keep_ms, added)
+  local budget = 2 * added + 10
+  local over = math.min(redis.call('ZCARD', key) - keep, budget)
+  local old = {}
+  if over > 0 then old = redis.call('ZRANGE', key, 0, over - 1, 'WITHSCORES') end
+  if #old == 0 then
+    old = redis.call('ZRANGE', key, '-inf', string.format('%.0f', now - keep_ms), 'BYSCORE',
+      'LIMIT', 0, budget, 'WITHSCORES')
+  end
+  if #old == 0 then return end
+  local ids, graves = {}, {}
+  for i = 1, #old, 2 do
+    ids[#ids + 1] = old[i]
+    if now - tonumber(old[i + 1]) <= REPLAY_MS then
+      local record = read_status(old[i])
+      graves[#graves + 1] = 't:' .. old[i]
+      graves[#graves + 1] = record and record.token or ''
+    end
+  end
+  if #graves > 0 then
+    turn_generation()
+    redis.call('HSET', K.ops, unpack(graves))
+  end
+  redis.call('ZREM', key, unpack(ids))
+  redis.call('HDEL', K.tasks, unpack(ids))
+  redis.call('HDEL', K.status, unpack(ids))
+end
+
+local function trim_all(added)
+  trim(K.ended, SETTINGS.keep_finished, SETTINGS.keep_finished_ms, added)
+  trim(K.dead, SETTINGS.keep_dead, SETTINGS.keep_dead_ms, added)
+end
+
+-- The record of the task if this token holds its lease, else nil. A lease that is over but not yet
+-- taken back still counts: nobody else has the task.
+local function held(id, token)
+  local record = read_status(id)
+  if record and record.state == 'running' and record.token == token then return record end
+  return nil
+end
+
+-- Give up the lease: the running count, the time used, the user's cap.
+local function end_lease(id, record)
+  redis.call('ZREM', K.leases, id)
+  change_running(record.user, -1)
+  pay_for_time(record.user, record.charge or 1, now - (record.claimed or now))
+  if settings_of(record.user).max_running and review(record.user) then wake_worker() end
+end
+
+-- Write the last state of a task: finished, cancelled or buried.
+local function close(id, record, state)
+  record.state = state
+  record.ended = now
+  write_status(id, record)
+  redis.call('ZADD', state == 'buried' and K.dead or K.ended, now, id)
+  redis.call('HINCRBY', K.stats, state, 1)
+end

@@ -1,0 +1,77 @@
+-- Store new tasks: documents, statuses, and their place among the waiting or the delayed.
+--
+-- @include waiting replay
+-- KEYS tasks    hash  task id -> its document, JSON, never changed
+-- KEYS delayed  zset  task id -> when it becomes ready, ms
+-- KEYS stats    hash  counter -> value
+--
+-- A task that was stored before, with the same document, is left as it is: a push can be repeated.
+
+-- What is known of ids: 'new', 'same' (stored before), 'other' (another document has the id).
+local function known(ids, documents)
+  local answer = {}
+  local stored = redis.call('HMGET', K.tasks, unpack(ids))
+  local gone = {}
+  for i, id in ipairs(ids) do gone[i] = 't:' .. id end
+  local ended = redis.call('HMGET', K.ops, unpack(gone))
+  local ended_before = redis.call('HMGET', K.ops_before, unpack(gone))
+  local here = {}
+  for i, id in ipairs(ids) do
+    local before = stored[i] or here[id]
+    if before then
+      answer[i] = before == documents[i] and 'same' or 'other'
+    elseif ended[i] or ended_before[i] then
+      answer[i] = 'same'
+    else
+      answer[i] = 'new'
+      here[id] = documents[i]
+    end
+  end
+  return answer
+end
+
+-- When a task becomes ready: '' now, '+ms' after so long, 'ms' at that moment.
+local function due_at(when)
+  if when == '' then return now end
+  if string.sub(when, 1, 1) == '+' then return now + tonumber(string.sub(when, 2)) end
+  return tonumber(when)
+end
+
+-- Store tasks that are new, each { id, user, document, head, level, when }; `head` is the part of
+-- the status that the client knows, JSON without its closing brace. At most a few hundred.
+local function store(list)
+  if #list == 0 then return end
+  local documents, statuses, later, ready = {}, {}, {}, {}
+  for i, task in ipairs(list) do
+    local due = due_at(task.when)
+    local rank = next_rank(task.level, math.max(due, now))
+    local state = 'ready'
+    if due > now then
+      state = 'delayed'
+      later[#later + 1] = due
+      later[#later + 1] = task.id
+    else
+      ready[#ready + 1] = { id = task.id, user = task.user, rank = rank }
+    end
+    documents[2 * i - 1], documents[2 * i] = task.id, task.document
+    statuses[2 * i - 1] = task.id
+    statuses[2 * i] = string.format('%s,"state":"%s","rank":"%s","pushed":%.0f,"due":%.0f}',
+      task.head, state, rank, now, math.max(due, now))
+  end
+  redis.call('HSET', K.tasks, unpack(documents))
+  redis.call('HSET', K.status, unpack(statuses))
+  if #later > 0 then redis.call('ZADD', K.delayed, unpack(later)) end
+  redis.call('HINCRBY', K.stats, 'pushed', #list)
+  -- A worker that is blocked until the next delayed task must hear of an earlier one.
+  if add_waiting(ready) or #later > 0 then wake_worker() end
+end
+
+-- True if so many more would pass a limit; `extra` counts the user's own, not yet stored.
+local function is_full(user, more, extra)
+  if SETTINGS.max_waiting > 0 and redis.call('ZCARD', K.backlog)
+    + redis.call('ZCARD', K.delayed) + more > SETTINGS.max_waiting then return 'queue' end
+  local limit = settings_of(user).max_waiting
+  if limit and redis.call('ZLEXCOUNT', K.backlog, '[' .. user .. '\0', '(' .. user .. '\1')
+    + extra > limit then return 'user' end
+  return nil
+end

@@ -1,0 +1,201 @@
+-- Who is served next: start-time fair queueing between users.
+--
+-- @include time settings records
+-- KEYS fair      hash  clock, critical_clock, credit, seq, average, window
+-- KEYS ready     zset  user -> virtual start tag; all who may be served now
+-- KEYS critical  zset  user -> start tag in the CRITICAL lane; those in ready whose next task is CRITICAL
+-- KEYS parked    zset  user -> when to look again, ms, or +inf: has waiting tasks, may not be served
+-- KEYS idle      zset  user -> finish tag of one who is not in ready
+-- KEYS running   hash  user -> how many of the user's tasks are leased
+-- KEYS users     hash  user -> settings, JSON
+-- KEYS throttle  hash  user -> when the rate limit is next free of debt, ms
+-- KEYS usage     hash  user -> average seconds that a task takes (cost = time only)
+-- KEYS backlog   zset  user NUL rank NUL task id, all scores 0
+-- KEYS served    hash  user -> service / weight in this window, or 'late' if not backlogged all through
+--
+-- A user with waiting tasks is in exactly one of ready and parked; one without is in neither.
+
+local BURST_S = 0.1  -- a rate limit lets through this many seconds' worth at once, at least one task
+
+local fair = {}
+local fair_dirty = false
+local function load_fair()
+  local v = redis.call('HMGET', K.fair, 'clock', 'critical_clock', 'credit', 'seq', 'average')
+  fair.clock = tonumber(v[1] or nil) or 0
+  fair.critical_clock = tonumber(v[2] or nil) or 0
+  fair.credit = tonumber(v[3] or nil)
+  fair.seq = tonumber(v[4] or nil) or 0
+  fair.average = tonumber(v[5] or nil)
+end
+load_fair()
+
+local function save_fair()
+  if not fair_dirty then return end
+  redis.call('HSET', K.fair, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
+    'seq', fair.seq)
+  if fair.credit then redis.call('HSET', K.fair, 'credit', fair.credit) end
+  if fair.average then redis.call('HSET', K.fair, 'average', fair.average) end
+end
+
+local DEFAULT_USER = { weight = 1 }
+local user_cache = {}
+local function settings_of(user)
+  local found = user_cache[user]
+  if not found then
+    found = decode(redis.call('HGET', K.users, user)) or DEFAULT_USER
+    if not found.weight then found.weight = 1 end
+    user_cache[user] = found
+  end
+  return found
+end
+
+local running_cache = {}
+local function running_of(user)
+  local found = running_cache[user]
+  if not found then
+    found = tonumber(redis.call('HGET', K.running, user) or nil) or 0
+    running_cache[user] = found
+  end
+  return found
+end
+
+local function change_running(user, by)
+  local count = redis.call('HINCRBY', K.running, user, by)
+  if count <= 0 then
+    redis.call('HDEL', K.running, user)
+    count = 0
+  end
+  running_cache[user] = count
+end
+
+local function cost_of(user)
+  if SETTINGS.cost ~= 'time' then return 1 end
+  return tonumber(redis.call('HGET', K.usage, user) or nil) or fair.average or 1
+end
+
+-- When the user may be served: nil now, '+inf' when somebody says so, or a moment in ms.
+local function blocked_until(user)
+  local s = settings_of(user)
+  if s.paused then return '+inf' end
+  if s.max_running and running_of(user) >= s.max_running then return '+inf' end
+  if s.rate then
+    local interval = 1000 / s.rate
+    local burst = math.max(1, math.floor(s.rate * BURST_S))
+    local free = (tonumber(redis.call('HGET', K.throttle, user) or nil) or 0)
+      - (burst - 1) * interval
+    if free > now then return math.ceil(free) end
+  end
+  return nil
+end
+
+local function spend_rate(user)
+  local s = settings_of(user)
+  if not s.rate then return end
+  local debt = math.max(now, tonumber(redis.call('HGET', K.throttle, user) or nil) or 0)
+  redis.call('HSET', K.throttle, user, debt + 1000 / s.rate)
+end
+
+local function first_waiting(user, how_many)
+  return redis.call('ZRANGEBYLEX', K.backlog, '[' .. user .. '\0', '(' .. user .. '\1',
+    'LIMIT', 0, how_many)
+end
+
+-- The level digit of a backlog member: '0' is CRITICAL.
+local function is_critical(user, member)
+  return string.byte(member, #user + 2) == 48
+end
+
+local function enter_critical(user)
+  redis.call('ZADD', K.critical, 'NX',
+    fair.critical_clock + cost_of(user) / settings_of(user).weight, user)
+end
+
+-- Nothing ready and nothing leased: no one has a claim on the past any more.
+local function settle()
+  local top = redis.call('ZRANGE', K.idle, -1, -1, 'WITHSCORES')
+  if top[2] then
+    fair.clock = math.max(fair.clock, tonumber(top[2]))
+    fair_dirty = true
+    redis.call('UNLINK', K.idle)
+  end
+end
+
+-- Put a user who has waiting tasks, and is in neither, into ready or parked. True: into ready.
+local function place(user, newcomer)
+  local wait = blocked_until(user)
+  if wait then
+    redis.call('ZADD', K.parked, wait, user)
+    return false
+  end
+  local tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil)
+  local start = fair.clock
+  if tag then
+    start = math.max(start, tag)
+    redis.call('ZREM', K.idle, user)
+  elseif newcomer then
+    -- Entering at the clock, a steady stream of new users would starve those who have waited.
+    start = start + cost_of(user) / settings_of(user).weight
+  end
+  redis.call('ZADD', K.ready, start, user)
+  redis.call('HSET', K.served, user, 'late')
+  local head = first_waiting(user, 1)[1]
+  if head and is_critical(user, head) then enter_critical(user) end
+  return true
+end
+
+-- The user's limits or running count may have changed: park or un-park. True: is in ready now.
+local function review(user)
+  local wait = blocked_until(user)
+  if redis.call('ZSCORE', K.parked, user) then
+    if wait then
+      redis.call('ZADD', K.parked, wait, user)
+      return false
+    end
+    redis.call('ZREM', K.parked, user)
+    return place(user, false)
+  end
+  local tag = redis.call('ZSCORE', K.ready, user)
+  if not tag then return false end
+  if not wait then return true end
+  redis.call('ZREM', K.ready, user)
+  redis.call('ZREM', K.critical, user)
+  redis.call('ZADD', K.idle, tag, user)
+  redis.call('ZADD', K.parked, wait, user)
+  return false
+end
+
+-- The user has no waiting task any more.
+local function leave(user)
+  local tag = redis.call('ZSCORE', K.ready, user)
+  if tag then
+    redis.call('ZREM', K.ready, user)
+    redis.call('ZADD', K.idle, tag, user)
+    redis.call('HSET', K.served, user, 'late')
+  end
+  redis.call('ZREM', K.parked, user)
+  redis.call('ZREM', K.critical, user)
+end
+
+-- Move the user's tag by so much virtual time, never below the clock.
+local function adjust(user, by)
+  local tag = tonumber(redis.call('ZSCORE', K.ready, user) or nil)
+  if tag then
+    redis.call('ZADD', K.ready, 'XX', math.max(fair.clock, tag + by), user)
+    return
+  end
+  tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil)
+  if tag or by > 0 then
+    redis.call('ZADD', K.idle, math.max(fair.clock, (tag or fair.clock) + by), user)
+  end
+end
+
+-- A lease has ended after so many ms: the user pays for the time and not for the guess.
+local function pay_for_time(user, charge, held_ms)
+  if SETTINGS.cost ~= 'time' then return end
+  local seconds = math.max(held_ms, 1) / 1000
+  adjust(user, (seconds - charge) / settings_of(user).weight)
+  local own = tonumber(redis.call('HGET', K.usage, user) or nil) or seconds
+  redis.call('HSET', K.usage, user, own + (seconds - own) / 4)
+  fair.average = (fair.average or seconds) + (seconds - (fair.average or seconds)) / 16
+  fair_dirty = true
+end

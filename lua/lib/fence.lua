@@ -1,0 +1,17 @@
+-- Refuse a leader whose term is over or taken.
+--
+-- @include records time
+-- KEYS leader  string  JSON: token, scheduler, ends (ms), epoch; gone by itself some time after its end
+-- ARGV token  text  random, of the leader who asks
+
+local function leads()
+  local leader = decode(redis.call('GET', K.leader))
+  if leader and leader.token == A.token and (leader.ends or 0) > now then return leader end
+  return nil
+end
+
+-- The end of the term is data and decides; the expiry of the key only cleans up.
+local function write_leader(leader, term_ms)
+  leader.ends = now + term_ms
+  redis.call('SET', K.leader, cjson.encode(leader), 'PX', term_ms * 10)
+end

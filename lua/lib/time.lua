@@ -1,0 +1,11 @@
+-- One reading of the clock for the whole script.
+--
+-- ARGV now_ms  int  the moment to act at, in ms; empty: the server's clock
+
+local function read_clock()
+  if A.now_ms ~= '' then return tonumber(A.now_ms) end
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local now = read_clock()

@@ -1,0 +1,77 @@
+-- Put tasks where workers find them, and take them away again.
+--
+-- @include fair
+-- KEYS waiting         zset  task id -> since when it waits for a worker, ms
+-- KEYS wake            list  at most one token, for a worker that is blocked
+--
+-- The backlog orders a user's own tasks: level digit, then arrival. With ageing, a higher level
+-- counts as an earlier arrival, and only CRITICAL keeps a digit of its own.
+
+local CRITICAL = 6
+
+local function next_rank(level, arrival_ms)
+  fair.seq = fair.seq + 1
+  fair_dirty = true
+  if level == CRITICAL then return string.format('0%014d', fair.seq) end
+  if SETTINGS.ageing_ms > 0 then
+    local virtual = math.max(0, arrival_ms - level * SETTINGS.ageing_ms)
+    return string.format('1%014d%014d', virtual, fair.seq)
+  end
+  return string.format('%d%014d', CRITICAL - level, fair.seq)
+end
+
+local function member_of(user, rank, id)
+  return user .. '\0' .. rank .. '\0' .. id
+end
+
+local function wake_worker()
+  if redis.call('LLEN', K.wake) == 0 then redis.call('LPUSH', K.wake, '1') end
+end
+
+-- Add waiting tasks, each { id =, user =, rank = }. True if a worker may find one of them now.
+-- `returning`: they were claimed before, so that their users are no newcomers.
+local function add_waiting(list, returning)
+  if #list == 0 then return false end
+  local members, since, absent = {}, {}, {}
+  local seen, findable = {}, false
+  if redis.call('ZCARD', K.ready) == 0 and redis.call('HLEN', K.running) == 0 then settle() end
+  for i, task in ipairs(list) do
+    local user = task.user
+    if not seen[user] then
+      seen[user] = 'known'
+      if redis.call('ZSCORE', K.ready, user) then
+        seen[user] = 'ready'
+      elseif not redis.call('ZSCORE', K.parked, user) then
+        absent[#absent + 1] = user
+      end
+    end
+    members[2 * i - 1], members[2 * i] = 0, member_of(user, task.rank, task.id)
+    since[2 * i - 1], since[2 * i] = now, task.id
+  end
+  redis.call('ZADD', K.backlog, unpack(members))
+  redis.call('ZADD', K.waiting, unpack(since))
+  for _, user in ipairs(absent) do
+    local newcomer = not returning and running_of(user) == 0
+      and not redis.call('ZSCORE', K.idle, user)
+    if place(user, newcomer) then findable = true end
+  end
+  for _, task in ipairs(list) do
+    if seen[task.user] == 'ready' then
+      findable = true
+      if string.byte(task.rank, 1) == 48 then enter_critical(task.user) end
+    end
+  end
+  return findable
+end
+
+-- Take one waiting task out of its user's backlog.
+local function remove_waiting(id, record)
+  redis.call('ZREM', K.backlog, member_of(record.user, record.rank, id))
+  redis.call('ZREM', K.waiting, id)
+  local head = first_waiting(record.user, 1)[1]
+  if not head then
+    leave(record.user)
+  elseif not is_critical(record.user, head) then
+    redis.call('ZREM', K.critical, record.user)
+  end
+end

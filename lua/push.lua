@@ -1,0 +1,38 @@
+-- Store new tasks, all or none of them.
+--
+-- @include enqueue
+-- ARGV ...  tasks, six each: id, user, document, head of the status, level, when
+--           (when: empty now, +ms after so long, ms at that moment)
+--
+-- Replay: a task that is stored, or was until a minute ago, with the same document is counted as
+-- pushed and left as it is.
+--
+-- Returns { 'pushed', how many are new }, { 'other', id } when an id means another task, or
+-- { 'full', 'queue' or 'user', id }; the last two changed nothing.
+
+local ids, documents, list = {}, {}, {}
+for i = FIRST, #ARGV, 6 do
+  ids[#ids + 1] = ARGV[i]
+  documents[#documents + 1] = ARGV[i + 2]
+  list[#list + 1] = { id = ARGV[i], user = ARGV[i + 1], document = ARGV[i + 2],
+    head = ARGV[i + 3], level = tonumber(ARGV[i + 4]), when = ARGV[i + 5] }
+end
+
+local answers = known(ids, documents)
+local new, of_user = {}, {}
+for i, task in ipairs(list) do
+  if answers[i] == 'other' then return { 'other', task.id } end
+  if answers[i] == 'new' then new[#new + 1] = task end
+end
+for i, task in ipairs(new) do
+  of_user[task.user] = (of_user[task.user] or 0) + 1
+  local full = is_full(task.user, i, of_user[task.user])
+  if full then
+    redis.call('HINCRBY', K.stats, 'refused', 1)
+    return { 'full', full, task.id }
+  end
+end
+store(new)
+if #list > #new then redis.call('HINCRBY', K.stats, 'duplicates', #list - #new) end
+save_fair()
+return { 'pushed', #new }

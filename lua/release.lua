@@ -1,0 +1,40 @@
+-- Give a claimed task back as if it had not been claimed: attempt, charge and rank are restored.
+--
+-- @include ending
+-- FLAGS allow-oom
+-- ARGV op     text  random id of this operation
+-- ARGV id     text  the task
+-- ARGV token  text  of its lease
+--
+-- A task whose cancelling was asked for ends as cancelled instead.
+--
+-- Returns 'released', 'cancelled' or 'lost_lease' (nothing was changed).
+
+local before = first_answer(A.op)
+if before then return before end
+local record = held(A.id, A.token)
+if not record then
+  redis.call('HINCRBY', K.stats, 'lost_leases', 1)
+  return remember(A.op, 'lost_lease')
+end
+local user = record.user
+redis.call('ZREM', K.leases, A.id)
+change_running(user, -1)
+adjust(user, -(record.charge or 1) / settings_of(user).weight)
+local word = 'released'
+if record.cancel then
+  word = 'cancelled'
+  close(A.id, record, word)
+  trim_all(1)
+else
+  record.state, record.token, record.worker = 'ready', nil, nil
+  record.claimed, record.charge = nil, nil
+  record.attempts = record.attempts - 1
+  write_status(A.id, record)
+  redis.call('HINCRBY', K.stats, word, 1)
+  add_waiting({ { id = A.id, user = user, rank = record.rank } }, true)
+end
+review(user)
+wake_worker()
+save_fair()
+return remember(A.op, word)

@@ -1,0 +1,44 @@
+-- Offer a claimed task again after a delay, keeping the error of this attempt.
+--
+-- @include ending
+-- FLAGS allow-oom
+-- KEYS delayed  zset  task id -> when it becomes ready, ms
+-- ARGV op        text  random id of this operation
+-- ARGV id        text  the task
+-- ARGV token     text  of its lease
+-- ARGV error     text  what went wrong, for whoever looks at the task
+-- ARGV delay_ms  int   0: ready at once
+--
+-- A task whose cancelling was asked for ends as cancelled instead.
+--
+-- Returns 'retried', 'cancelled' or 'lost_lease' (nothing was changed).
+
+local before = first_answer(A.op)
+if before then return before end
+local record = held(A.id, A.token)
+if not record then
+  redis.call('HINCRBY', K.stats, 'lost_leases', 1)
+  return remember(A.op, 'lost_lease')
+end
+end_lease(A.id, record)
+record.error = A.error
+if record.cancel then
+  close(A.id, record, 'cancelled')
+  trim_all(1)
+  save_fair()
+  return remember(A.op, 'cancelled')
+end
+record.token = nil
+local delay = tonumber(A.delay_ms)
+record.due = now + delay
+record.state = delay > 0 and 'delayed' or 'ready'
+write_status(A.id, record)
+redis.call('HINCRBY', K.stats, 'retried', 1)
+if delay > 0 then
+  redis.call('ZADD', K.delayed, record.due, A.id)
+  wake_worker()
+elseif add_waiting({ { id = A.id, user = record.user, rank = record.rank } }, true) then
+  wake_worker()
+end
+save_fair()
+return remember(A.op, 'retried')

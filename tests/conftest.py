@@ -1,0 +1,63 @@
+"""A real server for the tests: one for all of them, and more for those that break theirs."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+import redis
+
+from fairqueue.embedded import EmbeddedServer
+
+
+class Server(Protocol):
+    """What tests may know about the shared server."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class ExternalServer:
+    """The server that FAIRQUEUE_TEST_URL names: not ours, and never stopped by us."""
+
+    url: str
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The server that all tests share."""
+    url = os.environ.get("FAIRQUEUE_TEST_URL")
+    if url:
+        yield ExternalServer(url)
+    else:
+        with EmbeddedServer.start() as embedded:
+            yield embedded
+
+
+@pytest.fixture
+def redis_url(server: Server) -> str:
+    """The address of the shared server."""
+    return server.url
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the shared server, whose database is empty when the test begins."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushdb()
+        yield client
+
+
+@pytest.fixture
+def own_server() -> Iterator[Callable[..., EmbeddedServer]]:
+    """Start servers of the test's own, with the arguments of `EmbeddedServer.start`."""
+    with ExitStack() as servers:
+
+        def start(*arguments: object, **settings: object) -> EmbeddedServer:
+            embedded = EmbeddedServer.start(*arguments, **settings)  # type: ignore[arg-type]
+            return servers.enter_context(embedded)
+
+        yield start
