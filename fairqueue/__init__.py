@@ -15,10 +15,12 @@ from fairqueue.errors import (
     RedisRefused,
     RedisUnavailable,
     ScheduleConflict,
+    UnknownSchedule,
     UnknownTimezone,
 )
-from fairqueue.models import Claim, QueueSettings, Task, TaskInfo
+from fairqueue.models import Claim, QueueSettings, ScheduledTask, Task, TaskInfo
 from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
 from fairqueue.validation import Priority
 
 __all__ = [
@@ -39,8 +41,11 @@ __all__ = [
     "RedisRefused",
     "RedisUnavailable",
     "ScheduleConflict",
+    "ScheduledTask",
     "Task",
     "TaskInfo",
     "TaskQueue",
+    "TaskScheduler",
+    "UnknownSchedule",
     "UnknownTimezone",
 ]

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -26,6 +26,7 @@ from fairqueue.keys import Keys
 from fairqueue.scripts import Script, load_script
 
 Argument = str | bytes | int | float
+Maker = Callable[[], AbstractConnection]
 
 # Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
 MAX_TIMEOUT_S = 30.0
@@ -35,7 +36,15 @@ LONGEST_PAUSE_S = 0.5
 CLOCK_SAMPLE_S = 20.0
 
 # Errors that say: not done, and it is worth asking again.
-_LATER = ("BUSY ", "LOADING ", "TRYAGAIN ", "CLUSTERDOWN ", "MASTERDOWN ", "READONLY ", "UNBLOCKED ")
+_LATER = (
+    "BUSY ",
+    "LOADING ",
+    "TRYAGAIN ",
+    "CLUSTERDOWN ",
+    "MASTERDOWN ",
+    "READONLY ",
+    "UNBLOCKED ",
+)
 
 # Settings of a client's connections that our own must not share, or must decide.
 _NOT_OURS = ("himport_registry", "event_dispatcher", "retry_on_timeout", "retry_on_error")
@@ -72,7 +81,7 @@ class Link:
         rest: Sequence[Argument] = (),
         timeout: float | None = None,
         now_ms: int | None = None,
-        **arguments: Argument,
+        **arguments: Any,
     ) -> Any:
         """Run a script by name. Arguments go by the names in its header, `now_ms` by itself.
 
@@ -84,7 +93,7 @@ class Link:
         return self._repeat(lambda connection: self._evaluate(connection, script, command), timeout)
 
     def run_each(
-        self, name: str, rests: Iterable[Sequence[Argument]], **arguments: Argument
+        self, name: str, rests: Iterable[Sequence[Argument]], **arguments: Any
     ) -> Iterator[Any]:
         """Run a script once for each list of arguments; yields the answers in order.
 
@@ -221,14 +230,9 @@ class Link:
         connection = self._take()
         try:
             yield connection
-        except redis.exceptions.NoScriptError:  # pragma: no cover - handled where it can happen
-            raise
-        except redis.ResponseError:
-            # The answer was read to its end; but READONLY means that this is the wrong server now.
-            _disconnect(connection)
-            raise
         except BaseException:
-            # An answer may still be on its way: the next user of the connection must not get it.
+            # An answer may still be on its way, and must not reach the next user of the connection;
+            # or it was READONLY, and this is the wrong server by now.
             _disconnect(connection)
             raise
         if self._closed:
@@ -258,13 +262,14 @@ class Listener:
     server is asked to wait for longer.
     """
 
-    def __init__(self, make: Callable[[], AbstractConnection], key: bytes) -> None:
+    def __init__(self, make: Maker, key: bytes) -> None:
         self._make = make
         self._key = key
         self._connection: AbstractConnection | None = None
         self._awake, self._waker = socket.socketpair()
         self._awake.setblocking(False)
         self._interrupted = threading.Event()
+        self._pending = False
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most so long; True if a token came or `interrupt` was called.
@@ -290,8 +295,6 @@ class Listener:
             raise
         self._pending = False
         return True
-
-    _pending = False
 
     def _ask(self) -> socket.socket | None:
         """See to it that the server knows our wish; the socket, or None where there is none."""
@@ -335,13 +338,13 @@ def _disconnect(connection: AbstractConnection) -> None:
         connection.disconnect()
 
 
-def _connection_maker(client: redis.Redis, timeout: float) -> Callable[[], AbstractConnection]:
+def _connection_maker(client: redis.Redis, timeout: float) -> Maker:
     """How to make connections like the client's, but with time-outs and retries that are ours."""
     if not isinstance(client, redis.Redis):
         raise ConfigurationError(f"{client!r} is no redis.Redis client")
     pool = client.connection_pool
     if type(pool) not in (ConnectionPool, BlockingConnectionPool):
-        return _connected(pool.make_connection)
+        return _connected(cast(Maker, pool.make_connection))
     options = {
         name: value
         for name, value in pool.connection_kwargs.items()
@@ -360,7 +363,7 @@ def _connection_maker(client: redis.Redis, timeout: float) -> Callable[[], Abstr
     return _connected(lambda: connection_class(**options))
 
 
-def _connected(make: Callable[[], AbstractConnection]) -> Callable[[], AbstractConnection]:
+def _connected(make: Maker) -> Maker:
     def maker() -> AbstractConnection:
         connection = make()
         try:

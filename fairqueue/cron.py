@@ -73,7 +73,9 @@ class _Column:
     names: Mapping[str, int] = field(default_factory=dict)
 
 
-_MONTH_NAMES = {name.lower(): number for number, name in enumerate(calendar.month_abbr) if number}
+# Spelt out: calendar.month_abbr speaks the language of the process.
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH_NAMES = {name: number for number, name in enumerate(_MONTHS, start=1)}
 _DAY_NAMES = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
 _SECOND = _Column(name="second", low=0, high=59, size=60, index=0)
 _MINUTE = _Column(name="minute", low=0, high=59, size=60, index=0)

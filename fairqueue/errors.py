@@ -28,6 +28,10 @@ class InvalidSchedule(InvalidInput):
     """A schedule has an unusable or unknown field."""
 
 
+class UnknownSchedule(InvalidSchedule):
+    """There is no schedule with this id."""
+
+
 class InvalidCron(InvalidSchedule):
     """A cron expression cannot be read, or can never fire."""
 
@@ -63,7 +67,7 @@ class RedisUnavailable(FairQueueError):
 
 
 class RedisRefused(FairQueueError):
-    """Redis answered and said no (out of memory, no permission, wrong type): nothing was changed."""
+    """Redis said no (out of memory, no permission, a wrong-typed key): nothing was changed."""
 
 
 class EmbeddedServerError(FairQueueError):

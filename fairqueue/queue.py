@@ -158,10 +158,10 @@ class TaskQueue:
             raise ConfigurationError(f"this is Redis {version}: FairQueue needs 7.0 or later")
         self._checked = True
 
-    def _run(self, script: str, *, rest: Sequence[Argument] = (), **arguments: Argument) -> Any:
+    def _run(self, script: str, **arguments: Any) -> Any:
         if not self._checked:
             self.check()
-        return self.link.run(script, rest=rest, **arguments)
+        return self.link.run(script, **arguments)
 
     # --- pushing ----------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class TaskQueue:
     def claim(
         self, worker_id: str, limit: int = 1, lease: float = 30.0, wait: float = 0.0
     ) -> list[Claim]:
-        """Take up to `limit` tasks, fairly between users; each is this worker's for `lease` seconds.
+        """Take up to `limit` tasks, fairly between users, each for `lease` seconds.
 
         Returns [] when nothing is ready; with `wait`, blocks up to so many seconds for the first.
         """
@@ -247,9 +247,7 @@ class TaskQueue:
     def _claim_once(self, worker_id: str, limit: int, lease_ms: int) -> tuple[list[Claim], float]:
         """One round trip: the claims, and how many seconds until there may be more."""
         token = new_id()
-        answer = self._run(
-            "claim", op=token, worker=worker_id, limit=limit, lease_ms=lease_ms
-        )
+        answer = self._run("claim", op=token, worker=worker_id, limit=limit, lease_ms=lease_ms)
         now_ms = self.link.learn_time(int(answer[1]))
         until = from_ms(now_ms + lease_ms)
         claims = []
@@ -350,7 +348,7 @@ class TaskQueue:
     # --- looking ----------------------------------------------------------------------------------
 
     def size(self, user_id: str | None = None) -> int:
-        """How many tasks wait for a worker, also those of paused or capped users; not delayed ones."""
+        """How many tasks wait for a worker, also of paused or capped users; not delayed ones."""
         backlog = self.keys["backlog"]
         if user_id is None:
             return int(self.link.ask(("ZCARD", backlog))[0])
@@ -368,7 +366,7 @@ class TaskQueue:
         return None if status is None else _task_info(task_id, status, document, lease_end)
 
     def explain(self, task_id: str) -> Explanation | None:
-        """Why a task waits: what it waits for, and how much is served before it; None if unknown."""
+        """Why a task waits: for what, and how much is served before it; None if unknown."""
         check_name(task_id, "task_id")
         answer = self._run("explain", id=task_id)
         return _explanation(task_id, answer) if answer else None
@@ -592,7 +590,7 @@ def _explanation(task_id: str, answer: list[Any]) -> Explanation:
         )
     if state != "ready":
         summary = {
-            "running": f"running on {status.get('worker')} until {_moment(answer[2])} at the latest",
+            "running": f"running on {status.get('worker')}, leased until {_moment(answer[2])}",
             "buried": f"in the dead letters: {status.get('error')}",
         }.get(state, state)
         return Explanation(task_id=task_id, state=state, summary=summary)

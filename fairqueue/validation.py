@@ -1,4 +1,4 @@
-"""Check what users pass in, before anything is stored: each error names the value and what is right."""
+"""Check what users pass in, before anything is stored: errors name the value and what is right."""
 
 import json
 import math
@@ -16,7 +16,7 @@ MAX_RESULT_BYTES = 16 * 1024
 MAX_ERROR_LENGTH = 2000  # characters of an error that are kept
 
 # Control characters separate the parts of index members; lone surrogates are no UTF-8.
-_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,%d}" % MAX_NAME_LENGTH)
+_NAME = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME_LENGTH}}}")
 _FIRE_ID = re.compile(r".*:\d{11,}", re.DOTALL)
 
 
@@ -125,25 +125,20 @@ def _walk(value: Any, path: str, depth: int) -> None:
     """Look at everything in a value, so that nothing is silently turned into something else."""
     if value is None or isinstance(value, str | bool | int):
         return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidPayload(f"{path} is {value!r}, which JSON cannot hold: a finite number")
-        return
     if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPayload(f"{path[:200]} is nested more than {MAX_PAYLOAD_DEPTH} levels deep")
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidPayload(f"{path} has the key {key!r}: JSON keys are strings")
-            if inner.__class__ is not str:
-                _walk(inner, f"{path}.{key}", depth + 1)
+            _walk(inner, f"{path}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             _walk(inner, f"{path}[{index}]", depth + 1)
-    else:
+    elif not isinstance(value, float) or not math.isfinite(value):
         raise InvalidPayload(
             f"{path} is {value!r:.80}, a {type(value).__name__}, which JSON cannot hold: "
-            "strings, numbers, booleans, None, lists and dicts can be"
+            "strings, finite numbers, booleans, None, lists and dicts can be"
         )
 
 
@@ -155,7 +150,9 @@ def encode_json(value: object, what: str, limit: int) -> str:
         )
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidPayload(f"{what} has a lone surrogate, {error.object!r:.80}: not text") from None
+        raise InvalidPayload(
+            f"{what} has a lone surrogate, {error.object!r:.80}: not text"
+        ) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"{what} cannot be written as JSON: {error}") from None
     if size > limit:

@@ -1,0 +1,105 @@
+"""Hold the one leader's term: a random token, owner-checked renewal and resignation."""
+
+import time
+from dataclasses import dataclass
+
+from fairqueue.connection import Link
+from fairqueue.models import new_id
+
+# Our own trust ends this much before the term does: of the term, and at most so many seconds.
+DISTRUST_PART, DISTRUST_S = 0.2, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueSchedule:
+    """A schedule whose moment has come, as it was read."""
+
+    schedule_id: str
+    definition: bytes
+    plan: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one round trip said: who leads, what is due, and when to come again."""
+
+    is_leader: bool
+    elected: bool
+    epoch: int
+    now_ms: int
+    ends_ms: int
+    next_ms: int | None
+    due: list[DueSchedule]
+    read_at: float
+
+
+class Leadership:
+    """One scheduler's part in being the leader.
+
+    It only saves work. Correctness rests on the fence and the comparison in the fire script.
+    """
+
+    def __init__(self, link: Link, scheduler_id: str, term_s: float) -> None:
+        self._link = link
+        self._scheduler_id = scheduler_id
+        self.term_ms = round(term_s * 1000)
+        self._trust_s = term_s - min(DISTRUST_PART * term_s, DISTRUST_S)
+        self.token = new_id()
+        self._trusted_until: float | None = None
+
+    @property
+    def is_leader(self) -> bool:
+        """True while the term is safely ours by this process's own monotonic clock."""
+        trusted = self._trusted_until
+        return trusted is not None and time.monotonic() < trusted
+
+    def lead(self, limit: int, now_ms: int | None = None) -> Reading:
+        """Become or stay the leader, and read what is due. Raises as Link.run does."""
+        asked_at = time.monotonic()
+        answer = self._link.run(
+            "lead",
+            now_ms=now_ms,
+            token=self.token,
+            scheduler=self._scheduler_id,
+            term_ms=self.term_ms,
+            limit=limit,
+        )
+        is_leader = answer[0] != b"follower"
+        if is_leader:
+            self._trusted_until = asked_at + self._trust_s
+        else:
+            self.lose()
+        clock_ms = int(answer[2])
+        if now_ms is None:
+            self._link.learn_time(clock_ms)
+        return Reading(
+            is_leader=is_leader,
+            elected=answer[0] == b"elected",
+            epoch=int(answer[1]),
+            now_ms=clock_ms,
+            ends_ms=int(answer[3]),
+            next_ms=int(answer[4]) if int(answer[4]) >= 0 else None,
+            due=[
+                DueSchedule(
+                    schedule_id=answer[i].decode(), definition=answer[i + 1], plan=answer[i + 2]
+                )
+                for i in range(5, len(answer), 4)
+            ],
+            read_at=time.monotonic(),
+        )
+
+    def doubt(self) -> None:
+        """Stop leading in our own eyes until Redis has confirmed the term again."""
+        self._trusted_until = None
+
+    def lose(self) -> None:
+        """Somebody else leads: a later term of ours needs a token that nobody has seen."""
+        self._trusted_until = None
+        self.token = new_id()
+
+    def resign(self, timeout: float | None = None) -> bool:
+        """Give the term up, if it is ours; True if it was. Raises as Link.run does."""
+        self._trusted_until = None
+        answer = self._link.run("resign", token=self.token, timeout=timeout)
+        self.token = new_id()
+        return bool(answer == b"resigned")

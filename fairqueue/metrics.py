@@ -1,0 +1,283 @@
+"""Show FairQueue to Prometheus: what a scheduler did in this process, and what a queue holds.
+
+Counts that must add up over processes and restarts are kept in Redis by the scripts and read by one
+`QueueCollector`; timings and errors of a process are ordinary metrics of that process. No metric
+has a label for users: there may be a million of them.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from weakref import WeakKeyDictionary
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    make_wsgi_app,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairqueue.errors import ConfigurationError, FairQueueError
+from fairqueue.models import QueueSnapshot
+from fairqueue.queue import TaskQueue
+from fairqueue.validation import check_count
+
+ERROR_TYPES = ("redis", "lock_timeout", "deserialization", "push", "cron", "internal")
+LOCK_OUTCOMES = ("acquired", "contended", "lost")
+
+_LATENESS_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    60,
+    600,
+)
+_CYCLE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+# counter in Redis -> (metric, what it counts)
+_COUNTERS = {
+    "pushed": "Tasks stored, by pushes and by schedules.",
+    "duplicates": "Pushes of a task that was stored already.",
+    "refused": "Pushes and fires that a limit of the queue or of a user refused.",
+    "claimed": "Tasks handed to workers.",
+    "finished": "Tasks that were done.",
+    "retried": "Tasks that were offered again by their worker.",
+    "released": "Tasks that were given back untouched.",
+    "buried": "Tasks that went to the dead letters.",
+    "cancelled": "Tasks that were cancelled.",
+    "expired": "Leases that ended without a word from their worker.",
+    "lost_leases": "Calls that were refused because the lease was lost.",
+    "broken_tasks": "Task records that could not be read.",
+    "fired": "Tasks that schedules have enqueued.",
+    "missed": "Moments of schedules that passed without a fire.",
+    "terms": "Terms of leadership.",
+    "set_aside_broken": "Schedules set aside because their record cannot be read.",
+    "set_aside_cron": "Schedules disabled because their cron has no next moment.",
+}
+
+_GAUGES = {
+    "ready": "Tasks that wait for a worker.",
+    "delayed": "Tasks that wait for their time.",
+    "running": "Tasks that a worker holds.",
+    "dead": "Tasks among the dead letters.",
+    "active_users": "Users with waiting tasks.",
+    "parked_users": "Users with waiting tasks who are paused, capped or over their rate.",
+    "schedules": "Schedules stored.",
+    "active_schedules": "Schedules with a next moment.",
+    "set_aside": "Schedules that the scheduler has set aside.",
+    "epoch": "Number of the present term of leadership.",
+}
+
+
+class SchedulerMetrics:
+    """What schedulers tell Prometheus: one set of metrics in a registry, labelled by queue."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(
+                f"fairqueue_scheduler_{name}", text, ["queue", *labels], registry=registry
+            )
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(
+                f"fairqueue_scheduler_{name}", text, ["queue", "scheduler"], registry=registry
+            )
+
+        self.cycles = counter("cycles", "Passes of the loop that ended well.")
+        self.processed = counter("schedules_processed", "Due schedules that were looked at.")
+        self.lock = counter("lock", "Attempts to lead, and terms lost.", "outcome")
+        self.pushes = counter("pushes", "Fires, by outcome.", "outcome")
+        self.missed = counter("missed_moments", "Moments that passed without a fire.")
+        self.errors = counter("errors", "Errors, by type.", "type")
+        self.cycle_seconds = Histogram(
+            "fairqueue_scheduler_cycle_seconds",
+            "How long a pass of the loop took.",
+            ["queue"],
+            buckets=_CYCLE_BUCKETS,
+            registry=registry,
+        )
+        self.lateness_seconds = Histogram(
+            "fairqueue_scheduler_fire_lateness_seconds",
+            "How long after its nominal moment a fire was enqueued.",
+            ["queue"],
+            buckets=_LATENESS_BUCKETS,
+            registry=registry,
+        )
+        self.last_cycle = gauge(
+            "last_successful_cycle_timestamp_seconds", "When a pass last ended well."
+        )
+        self.started = gauge(
+            "start_timestamp_seconds", "Since when the thread is up; 0: it is not."
+        )
+        self.is_leader = gauge("is_leader", "1 while this scheduler leads.")
+        self.redis_up = gauge("redis_up", "1 while Redis answers this scheduler.")
+
+    def prepare(self, queue: str, scheduler: str) -> None:
+        """Show all series of a scheduler from the start, so that a rate sees the first error."""
+        for name in ERROR_TYPES:
+            self.errors.labels(queue, name)
+        for name in LOCK_OUTCOMES:
+            self.lock.labels(queue, name)
+        for name in ("ok", "failed"):
+            self.pushes.labels(queue, name)
+        for metric in (self.cycles, self.processed, self.missed):
+            metric.labels(queue)
+        for histogram in (self.cycle_seconds, self.lateness_seconds):
+            histogram.labels(queue)
+        for gauge in (self.last_cycle, self.started, self.is_leader, self.redis_up):
+            gauge.labels(queue, scheduler)
+
+
+_by_registry: WeakKeyDictionary[CollectorRegistry, SchedulerMetrics] = WeakKeyDictionary()
+_by_registry_lock = threading.Lock()
+
+
+def scheduler_metrics(registry: CollectorRegistry | None = None) -> SchedulerMetrics:
+    """The metrics of the schedulers in a registry (Prometheus' own one if None), made once."""
+    registry = REGISTRY if registry is None else registry
+    with _by_registry_lock:
+        if registry not in _by_registry:
+            _by_registry[registry] = SchedulerMetrics(registry)
+        return _by_registry[registry]
+
+
+class QueueCollector(Collector):
+    """Reads a queue's counts from Redis at each scrape, in one bounded read.
+
+    Register it in one exporter for a queue, not in every process: each would say the same.
+    """
+
+    def __init__(self, queue: TaskQueue) -> None:
+        self._queue = queue
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of the moment; only `fairqueue_redis_up` 0 when Redis does not answer."""
+        try:
+            snapshot = self._queue.inspect()
+        except FairQueueError:
+            yield self._gauge("redis_up", "1 if Redis answered this scrape.", 0)
+            return
+        yield self._gauge("redis_up", "1 if Redis answered this scrape.", 1)
+        yield from self._metrics(snapshot)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not need Redis."""
+        return []
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        metric = GaugeMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
+        metric.add_metric([self._queue.name], value)
+        return metric
+
+    def _metrics(self, snapshot: QueueSnapshot) -> Iterator[Metric]:
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
+            counter.add_metric([self._queue.name], snapshot.counters.get(name, 0))
+            yield counter
+        for name, text in _GAUGES.items():
+            yield self._gauge(name, text, getattr(snapshot, name))
+        yield self._gauge(
+            "oldest_wait_seconds", "How long the oldest waiting task waits.", snapshot.oldest_wait
+        )
+        yield self._gauge(
+            "overdue_seconds", "How late the most overdue schedule is.", snapshot.overdue
+        )
+        yield self._gauge("leader_present", "1 while a scheduler leads.", _leads(snapshot))
+        if snapshot.jain_index is not None:
+            yield self._gauge(
+                "jain_index",
+                "How equal the service of backlogged users was, by weight, in the last window.",
+                snapshot.jain_index,
+            )
+
+
+def _leads(snapshot: QueueSnapshot) -> float:
+    until = snapshot.leader_until
+    return float(until is not None and until > snapshot.at)
+
+
+class _Chain(Collector):
+    """All metrics of another registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        return self._registry.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+
+class MetricsServer:
+    """An HTTP server for scrapes, in a thread of its own, until `close`."""
+
+    def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
+        try:
+            self._server = make_server(
+                host, port, make_wsgi_app(registry), _Server, handler_class=_QuietHandler
+            )
+        except OSError as error:
+            raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error}") from error
+        self.port = int(self._server.server_port)
+        self.url = f"http://{host}:{self.port}/metrics"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="fairqueue-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> "MetricsServer":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def serve_metrics(
+    queue: TaskQueue,
+    port: int = 9109,
+    host: str = "127.0.0.1",
+    registry: CollectorRegistry | None = None,
+) -> MetricsServer:
+    """Answer scrapes with the queue's metrics and those of this process.
+
+    `registry` is the one that was passed to the schedulers (Prometheus' own one if None). Port 0
+    takes a free one; the answer's `port` says which. Raises ConfigurationError when the port is
+    taken.
+    """
+    check_count(port, "port", ConfigurationError, most=65_535)
+    everything = CollectorRegistry()
+    everything.register(QueueCollector(queue))
+    everything.register(_Chain(REGISTRY if registry is None else registry))
+    return MetricsServer(everything, port, host)

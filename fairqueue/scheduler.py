@@ -1,0 +1,602 @@
+"""Fire schedules when they are due: the loop, as a thread or as single ticks."""
+
+import logging
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import redis
+from prometheus_client import CollectorRegistry
+
+from fairqueue.clock import from_ms, to_ms
+from fairqueue.connection import Argument, Listener
+from fairqueue.errors import (
+    BrokenRecord,
+    ConfigurationError,
+    FairQueueError,
+    InvalidCron,
+    RedisRefused,
+    RedisUnavailable,
+    UnknownSchedule,
+    UnknownTimezone,
+)
+from fairqueue.leadership import DueSchedule, Leadership, Reading
+from fairqueue.metrics import scheduler_metrics
+from fairqueue.models import (
+    DEFAULT_NAME,
+    Page,
+    Problem,
+    ScheduledTask,
+    Task,
+    encode_payload,
+    new_id,
+    task_document,
+)
+from fairqueue.queue import TaskQueue
+from fairqueue.schedules import Definition, ScheduleStore, read_definition
+from fairqueue.validation import Priority, check_name, check_seconds
+
+logger = logging.getLogger("fairqueue.scheduler")
+
+READ_LIMIT = 500  # due schedules read in one round trip
+FIRE_CHUNK = 250  # fires in one script: some 5 ms of the server's time
+ROUNDS = 200  # readings in one tick at most, so that stop() is heard within a long catch-up
+MISSED_CAP = 1000  # missed moments are counted up to this many for one fire
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
+CHECK_TIMEOUT_S = 0.5  # how long the constructor and health() ask for Redis
+
+STOPPED, STARTING, RUNNING, STOPPING, ERROR = "stopped", "starting", "running", "stopping", "error"
+
+
+@dataclass(slots=True, kw_only=True)
+class TickReport:
+    """What one pass did.
+
+    `fired`, `missed`, `refused` (by a limit; tried again later), `moved` (changed by others since
+    it was read) and `set_aside` are counts of schedules or moments. `wait` is how many seconds
+    there is nothing to do.
+    """
+
+    is_leader: bool = False
+    fired: int = 0
+    missed: int = 0
+    refused: int = 0
+    moved: int = 0
+    set_aside: int = 0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How a scheduler is. `lag` is how late the most overdue schedule is, in seconds."""
+
+    state: str
+    up_since: datetime | None
+    last_good_cycle: datetime | None
+    redis_up: bool
+    is_leader: bool
+    leader: str | None
+    lag: float | None
+    last_error: str | None
+
+
+@dataclass(slots=True)
+class _Fire:
+    """One fire that is to be sent, and what it came from."""
+
+    due: DueSchedule
+    moment_ms: int
+    missed: int
+    arguments: list[Argument] = field(default_factory=list)
+
+
+class TaskScheduler:
+    """Keeps schedules, and fires them while it leads. May be used by many threads.
+
+    Any number of schedulers may run on a queue; one leads, and the others take over within
+    `lock_timeout` seconds of its end. `check_interval` is the longest that the thread waits.
+    """
+
+    def __init__(
+        self,
+        queue: TaskQueue,
+        scheduler_id: str | None = None,
+        check_interval: float = 1.0,
+        lock_timeout: float = 10.0,
+        *,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        """Checks its arguments, then Redis.
+
+        Raises ConfigurationError naming the argument, or RedisUnavailable at once.
+        """
+        if not isinstance(queue, TaskQueue):
+            raise ConfigurationError(f"queue {queue!r} is no TaskQueue")
+        self.queue = queue
+        if scheduler_id is None:
+            scheduler_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
+        self.scheduler_id = check_name(scheduler_id, "scheduler_id", ConfigurationError)
+        self.check_interval = check_seconds(
+            check_interval, "check_interval", ConfigurationError, least=0.01, most=3600
+        )
+        self.lock_timeout = check_seconds(
+            lock_timeout, "lock_timeout", ConfigurationError, least=0.1, most=3600
+        )
+        queue.check(timeout=CHECK_TIMEOUT_S)
+        self._link = queue.link
+        self._store = ScheduleStore(self._link)
+        self._leadership = Leadership(self._link, self.scheduler_id, self.lock_timeout)
+        self._metrics = scheduler_metrics(registry)
+        self._metrics.prepare(queue.name, self.scheduler_id)
+        self._tick_lock = threading.Lock()
+        self._life_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._listener: Listener | None = None
+        self._state = STOPPED
+        self._up_since: float | None = None
+        self._last_cycle: float | None = None
+        self._last_error: str | None = None
+
+    # --- schedules --------------------------------------------------------------------------------
+
+    def add_schedule(
+        self,
+        cron_expr: str,
+        user_id: str,
+        priority: int = Priority.NORMAL,
+        payload: dict[str, Any] | None = None,
+        timezone: str = "UTC",
+        name: str = DEFAULT_NAME,
+        schedule_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        on_conflict: str = "error",
+    ) -> str:
+        """Store a schedule; its id. From then on a task is pushed at each of its moments.
+
+        Raises InvalidCron, UnknownTimezone, InvalidPayload or InvalidSchedule naming the value, and
+        ScheduleConflict when `schedule_id` is taken, unless `on_conflict` is "replace". Then
+        nothing was stored.
+        """
+        spec = {
+            "cron_expr": cron_expr,
+            "user_id": user_id,
+            "priority": priority,
+            "payload": payload,
+            "timezone": timezone,
+            "name": name,
+            "schedule_id": schedule_id,
+            "metadata": metadata,
+        }
+        schedule_id = self._store.add([spec], on_conflict)[0]
+        _log("schedule_added", schedule=schedule_id, user=user_id)
+        return schedule_id
+
+    def add_schedules(
+        self, schedules: Iterable[Mapping[str, Any]], *, on_conflict: str = "error"
+    ) -> list[str]:
+        """Store many schedules, given as dicts of add_schedule's arguments; all or none of them."""
+        ids = self._store.add(list(schedules), on_conflict)
+        _log("schedules_added", count=len(ids))
+        return ids
+
+    def update_schedule(self, schedule_id: str, **changes: Any) -> bool:
+        """Change the given fields, and no others; False if there is no such schedule.
+
+        Fields: those of add_schedule, `is_active`, and `next_run` (a moment to come). A new cron or
+        zone plans anew from now. Raises as add_schedule, and InvalidSchedule for an unknown field.
+        """
+        updated = self._store.update(schedule_id, changes)
+        _log("schedule_updated", schedule=schedule_id, fields=sorted(changes), found=updated)
+        return updated
+
+    def remove_schedule(self, schedule_id: str) -> bool:
+        """Forget a schedule; False if there is none. Tasks that it has fired stay."""
+        removed = self._store.remove(schedule_id)
+        _log("schedule_removed", schedule=schedule_id, found=removed)
+        return removed
+
+    def get_schedule(self, schedule_id: str) -> ScheduledTask | None:
+        """A schedule as it stands, or None. Raises BrokenRecord if it cannot be read."""
+        return self._store.get(schedule_id)
+
+    def list_schedules(
+        self,
+        user_id: str | None = None,
+        is_active: bool | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[ScheduledTask]:
+        """A page of schedules, ordered by user and id; pass its `cursor` to get the next one."""
+        return self._store.page(user_id, is_active, limit, cursor)
+
+    def problems(self) -> list[Problem]:
+        """The schedules that had to be set aside, and why: unreadable records, broken crons."""
+        return self._store.problems()
+
+    def trigger(self, schedule_id: str) -> str:
+        """One run now, whatever the plan, which is left as it is; the task's id.
+
+        Raises UnknownSchedule, BrokenRecord, and as TaskQueue.push does.
+        """
+        schedule = self._store.get(schedule_id)
+        if schedule is None:
+            raise UnknownSchedule(f"there is no schedule {schedule_id!r} to trigger")
+        task = Task(
+            task_id=new_id(),
+            user_id=schedule.user_id,
+            priority=schedule.priority,
+            payload=schedule.payload,
+            name=schedule.name,
+            schedule_id=schedule_id,
+            document=task_document(
+                schedule.user_id,
+                schedule.name,
+                schedule.priority,
+                encode_payload(schedule.payload),
+                schedule_id,
+            ),
+        )
+        task_id = self.queue.push(task)
+        _log("schedule_triggered", schedule=schedule_id, task=task_id, user=schedule.user_id)
+        return task_id
+
+    # --- one pass ---------------------------------------------------------------------------------
+
+    def tick(self, now: datetime | float | None = None) -> TickReport:
+        """One pass: lead if possible, fire all that is due, say how long there is nothing to do.
+
+        `now` is for tests; without it the server's clock decides. Raises RedisUnavailable and
+        RedisRefused; whatever was not fired is fired by the next pass.
+        """
+        now_ms = None if now is None else to_ms(now, "now")
+        started = time.monotonic()
+        labels = self.queue.name
+        with self._tick_lock:
+            try:
+                report = self._pass(now_ms)
+            except FairQueueError as error:
+                self._leadership.doubt()
+                self._count_failure(error)
+                raise
+        self._last_cycle = time.time()
+        self._last_error = None
+        metrics = self._metrics
+        metrics.cycles.labels(labels).inc()
+        metrics.cycle_seconds.labels(labels).observe(time.monotonic() - started)
+        metrics.last_cycle.labels(labels, self.scheduler_id).set(self._last_cycle)
+        metrics.redis_up.labels(labels, self.scheduler_id).set(1)
+        metrics.is_leader.labels(labels, self.scheduler_id).set(report.is_leader)
+        return report
+
+    def _pass(self, now_ms: int | None) -> TickReport:
+        report = TickReport()
+        for _ in range(ROUNDS):
+            reading = self._read(now_ms)
+            report.is_leader = reading.is_leader
+            if not reading.is_leader:
+                report.wait = (reading.ends_ms - reading.now_ms) / 1000
+                break
+            if reading.due and not self._handle(reading, report, now_ms):
+                report.is_leader = False
+                break
+            if reading.next_ms is None:
+                report.wait = self.check_interval
+            else:
+                elapsed = time.monotonic() - reading.read_at
+                report.wait = max(0.0, (reading.next_ms - reading.now_ms) / 1000 - elapsed)
+            if len(reading.due) < READ_LIMIT or self._stopping.is_set():
+                break
+        return report
+
+    def _read(self, now_ms: int | None) -> Reading:
+        led = self._leadership.is_leader
+        reading = self._leadership.lead(READ_LIMIT, now_ms)
+        if reading.elected:
+            self._count_lock("acquired")
+            _log("lock_acquired", scheduler=self.scheduler_id, epoch=reading.epoch)
+        elif not reading.is_leader:
+            self._count_lock("contended")
+        if led and (reading.elected or not reading.is_leader):
+            self._lost_lock()
+        return reading
+
+    def _handle(self, reading: Reading, report: TickReport, now_ms: int | None) -> bool:
+        """Fire what is due; False if somebody else leads."""
+        self._metrics.processed.labels(self.queue.name).inc(len(reading.due))
+        fires: list[_Fire] = []
+        for due in reading.due:
+            try:
+                fires.append(self._plan(due, reading.now_ms))
+            except (InvalidCron, UnknownTimezone) as error:
+                self._set_aside(due, "cron", str(error), report, now_ms)
+            except BrokenRecord as error:
+                self._set_aside(due, "broken", str(error), report, now_ms)
+            except Exception as error:  # one schedule must never stop the others
+                logger.exception("cannot plan", extra={"event": "plan_failed"})
+                reason = f"the next moment cannot be computed: {error!r}"
+                self._set_aside(due, "cron", reason, report, now_ms)
+        for i in range(0, len(fires), FIRE_CHUNK):
+            if not self._fire(fires[i : i + FIRE_CHUNK], reading, report, now_ms):
+                return False
+        return True
+
+    def _plan(self, due: DueSchedule, now_ms: int) -> _Fire:
+        """What is to be fired now for a schedule, and when it comes next. Pure but for caches."""
+        definition = _definition(due)
+        nominal_ms = _nominal(due, now_ms)
+        recurrence = definition.recurrence
+        moment_ms, missed = nominal_ms, 0
+        next_ms = recurrence.next_ms(nominal_ms)
+        if next_ms is not None and next_ms <= now_ms:
+            # Moments have passed unseen: fire for the latest of them, and count the others.
+            moment_ms = recurrence.latest_ms(now_ms) or nominal_ms
+            missed = recurrence.count(nominal_ms, moment_ms, MISSED_CAP)
+            next_ms = recurrence.next_ms(moment_ms)
+        reason = "" if next_ms is not None else f"{definition.cron_expr!r} has no next moment"
+        arguments: list[Argument] = [
+            due.schedule_id,
+            due.plan,
+            moment_ms,
+            "" if next_ms is None else next_ms,
+            missed,
+            definition.user_id,
+            definition.document(moment_ms),
+            definition.status_head,
+            int(definition.priority),
+            reason,
+        ]
+        return _Fire(due, moment_ms, missed, arguments)
+
+    def _fire(
+        self, fires: list[_Fire], reading: Reading, report: TickReport, now_ms: int | None
+    ) -> bool:
+        """Send one batch; False if somebody else leads."""
+        words = self._link.run(
+            "fire",
+            op=new_id(),
+            token=self._leadership.token,
+            term_ms=self._leadership.term_ms,
+            now_ms=now_ms,
+            rest=[argument for fire in fires for argument in fire.arguments],
+        )
+        if words[0] == b"stale":
+            self._lost_lock()
+            self._leadership.lose()
+            return False
+        clock_ms = reading.now_ms
+        if now_ms is None and self._link.clock is None:
+            clock_ms += int((time.monotonic() - reading.read_at) * 1000)
+        self._count_fires(fires, words[1:], clock_ms, report)
+        return True
+
+    def _count_fires(
+        self, fires: list[_Fire], words: list[bytes], clock_ms: int, report: TickReport
+    ) -> None:
+        labels, metrics = self.queue.name, self._metrics
+        fired = 0
+        lateness = metrics.lateness_seconds.labels(labels)
+        debug = logger.isEnabledFor(logging.DEBUG)
+        for fire, word in zip(fires, words, strict=True):
+            if word == b"fired":
+                fired += 1
+                report.missed += fire.missed
+                late_ms = max(0, clock_ms - fire.moment_ms)
+                lateness.observe(late_ms / 1000)
+                if debug:
+                    _log("schedule_fired", schedule=fire.due.schedule_id, late_ms=late_ms)
+            elif word == b"refused":
+                report.refused += 1
+                _log("fire_refused", logging.WARNING, schedule=fire.due.schedule_id)
+            else:
+                report.moved += 1
+        report.fired += fired
+        refused = words.count(b"refused")
+        metrics.pushes.labels(labels, "ok").inc(fired)
+        metrics.pushes.labels(labels, "failed").inc(refused)
+        metrics.errors.labels(labels, "push").inc(refused)
+        metrics.missed.labels(labels).inc(sum(fire.missed for fire in fires))
+
+    def _set_aside(
+        self, due: DueSchedule, kind: str, reason: str, report: TickReport, now_ms: int | None
+    ) -> None:
+        word = self._link.run(
+            "set_aside",
+            op=new_id(),
+            token=self._leadership.token,
+            now_ms=now_ms,
+            id=due.schedule_id,
+            definition=due.definition,
+            plan=due.plan,
+            kind=kind,
+            reason=reason[:1000],
+        )
+        if word == b"set_aside":
+            report.set_aside += 1
+            error_type = "cron" if kind == "cron" else "deserialization"
+            self._metrics.errors.labels(self.queue.name, error_type).inc()
+            _log("schedule_set_aside", logging.ERROR, schedule=due.schedule_id, reason=reason)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """stopped, starting, running, stopping, or error (Redis fails; it comes back by itself)."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return STOPPED
+        return self._state
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this scheduler's term is safely its own."""
+        return self._leadership.is_leader
+
+    def start(self) -> None:
+        """Start the thread; nothing happens if it runs already."""
+        with self._life_lock:
+            if self._thread is not None and self._thread.is_alive():
+                return
+            self._stopping.clear()
+            self._listener = self._link.listener("scheduler_wake")
+            self._state = STARTING
+            self._up_since = time.time()
+            self._metrics.started.labels(self.queue.name, self.scheduler_id).set(self._up_since)
+            self._thread = threading.Thread(
+                target=self._run, name=f"fairqueue-scheduler-{self.queue.name}", daemon=True
+            )
+            self._thread.start()
+        _log("scheduler_started", scheduler=self.scheduler_id)
+
+    def stop(self, timeout: float = 10.0) -> bool:
+        """Finish the pass, give up leadership and end; True when it ended within `timeout` seconds.
+
+        One that has not ended in time ends by itself as soon as it can.
+        """
+        check_seconds(timeout, "timeout", ConfigurationError)
+        with self._life_lock:
+            thread = self._thread
+            if thread is None or not thread.is_alive():
+                if self.is_leader:
+                    self._resign(timeout)
+                return True
+            self._state = STOPPING
+            self._stopping.set()
+            if self._listener is not None:
+                self._listener.interrupt()
+            thread.join(timeout)
+            ended = not thread.is_alive()
+        _log("scheduler_stopped", logging.INFO if ended else logging.WARNING, in_time=ended)
+        return ended
+
+    def _run(self) -> None:
+        listener = self._listener
+        assert listener is not None  # noqa: S101 - made by start()
+        backoff = FIRST_BACKOFF_S
+        try:
+            while not self._stopping.is_set():
+                try:
+                    report = self.tick()
+                    self._enter(RUNNING)
+                    self._rest(listener, report)
+                    backoff = FIRST_BACKOFF_S
+                except Exception as error:
+                    self._enter(ERROR)
+                    self._note_failure(error)
+                    listener.forget()
+                    self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+                    backoff = min(2 * backoff, LONGEST_BACKOFF_S)
+        finally:
+            self._resign(min(self.queue.link.timeout, 1.0))
+            listener.close()
+            self._metrics.started.labels(self.queue.name, self.scheduler_id).set(0)
+
+    def _enter(self, state: str) -> None:
+        if not self._stopping.is_set():
+            self._state = state
+
+    def _rest(self, listener: Listener, report: TickReport) -> None:
+        """Wait for the next moment, a wake-up or the end; never longer than check_interval."""
+        seconds = min(report.wait, self.check_interval)
+        if report.is_leader:
+            listener.wait(seconds)
+        else:
+            # Tokens are for the leader.
+            listener.forget()
+            self._stopping.wait(max(seconds, 0.001))
+
+    def _resign(self, timeout: float) -> None:
+        self._metrics.is_leader.labels(self.queue.name, self.scheduler_id).set(0)
+        try:
+            if self._leadership.resign(timeout):
+                _log("lock_released", scheduler=self.scheduler_id)
+        except FairQueueError as error:
+            # The term ends by itself.
+            _log("resign_failed", logging.WARNING, error=str(error))
+
+    def _note_failure(self, error: Exception) -> None:
+        self._leadership.doubt()
+        self._last_error = str(error)
+        if isinstance(error, FairQueueError):
+            _log("cycle_failed", logging.WARNING, error=str(error))
+        elif isinstance(error, redis.RedisError | OSError):
+            self._count_failure(RedisUnavailable(str(error)))
+            _log("wait_failed", logging.WARNING, error=str(error))
+        else:
+            self._metrics.errors.labels(self.queue.name, "internal").inc()
+            logger.exception("cycle failed", extra={"event": "cycle_failed"})
+
+    # --- counting ---------------------------------------------------------------------------------
+
+    def _count_lock(self, outcome: str) -> None:
+        self._metrics.lock.labels(self.queue.name, outcome).inc()
+
+    def _lost_lock(self) -> None:
+        self._count_lock("lost")
+        self._metrics.is_leader.labels(self.queue.name, self.scheduler_id).set(0)
+        _log("lock_lost", logging.WARNING, scheduler=self.scheduler_id)
+
+    def _count_failure(self, error: FairQueueError) -> None:
+        labels = self.queue.name
+        self._metrics.is_leader.labels(labels, self.scheduler_id).set(0)
+        if isinstance(error, RedisUnavailable):
+            self._metrics.redis_up.labels(labels, self.scheduler_id).set(0)
+            self._metrics.errors.labels(labels, "redis").inc()
+            if isinstance(error.__cause__, redis.TimeoutError):
+                self._metrics.errors.labels(labels, "lock_timeout").inc()
+        elif isinstance(error, RedisRefused):
+            kind = "push" if " OOM " in f" {error} " else "redis"
+            self._metrics.errors.labels(labels, kind).inc()
+
+    # --- health -----------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """How this scheduler is, with one short question to Redis."""
+        leader, lag, redis_up = None, None, True
+        try:
+            self.queue.check(timeout=CHECK_TIMEOUT_S)
+            snapshot = self.queue.inspect()
+            lag = snapshot.overdue
+            if snapshot.leader_until is not None and snapshot.leader_until > snapshot.at:
+                leader = snapshot.leader
+        except FairQueueError:
+            redis_up = False
+        running = self.state != STOPPED
+        return Health(
+            state=self.state,
+            up_since=_moment(self._up_since) if running else None,
+            last_good_cycle=_moment(self._last_cycle),
+            redis_up=redis_up,
+            is_leader=self.is_leader,
+            leader=leader,
+            lag=lag,
+            last_error=self._last_error,
+        )
+
+
+def _definition(due: DueSchedule) -> Definition:
+    if not due.definition:
+        raise BrokenRecord(f"schedule {due.schedule_id!r} is due but has no definition")
+    return read_definition(due.schedule_id, due.definition)
+
+
+def _nominal(due: DueSchedule, now_ms: int) -> int:
+    nominal = due.plan.partition(b" ")[2]
+    if not nominal.isdigit() or int(nominal) > now_ms:
+        raise BrokenRecord(f"schedule {due.schedule_id!r} is due but its plan is {due.plan!r}")
+    return int(nominal)
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else from_ms(round(seconds * 1000))
+
+
+def _log(event: str, level: int = logging.INFO, **fields: object) -> None:
+    logger.log(level, event, extra={"event": event, **fields})
