@@ -11,8 +11,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, cast
 
 import redis
@@ -22,7 +24,7 @@ from redis.retry import Retry
 
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
-from fairqueue.keys import Keys
+from fairqueue.keys import KEY_TYPES, Keys
 from fairqueue.scripts import Script, load_script
 
 Argument = str | bytes | int | float
@@ -36,14 +38,13 @@ LONGEST_PAUSE_S = 0.5
 CLOCK_SAMPLE_S = 20.0
 
 # Errors that say: not done, and it is worth asking again.
-_LATER = (
-    "BUSY ",
-    "LOADING ",
-    "TRYAGAIN ",
-    "CLUSTERDOWN ",
-    "MASTERDOWN ",
-    "READONLY ",
-    "UNBLOCKED ",
+_LATER = ("BUSY ", "UNBLOCKED ")
+_LATER_TYPES = (  # redis-py takes the word away where it has a type for the error
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.MasterDownError,
+    redis.exceptions.NoScriptError,  # flushed between loading it and running it
 )
 
 # Settings of a client's connections that our own must not share, or must decide.
@@ -61,6 +62,7 @@ class Link:
         self.clock = clock
         self._make = _connection_maker(client, timeout)
         self._free: list[AbstractConnection] = []
+        self._starts: dict[str, list[Argument]] = {}  # of commands: what is the same each time
         self._pid = os.getpid()
         self._closed = False
         self._plain_scripts = False
@@ -89,35 +91,34 @@ class Link:
         unknown, the same operation may be repeated), RedisRefused when it said no.
         """
         script = load_script(name)
-        command = self._command(script, arguments, rest, now_ms)
+        command = self._command(script, rest=rest, now_ms=now_ms, **arguments)
         return self._repeat(lambda connection: self._evaluate(connection, script, command), timeout)
 
-    def run_each(
-        self, name: str, rests: Iterable[Sequence[Argument]], **arguments: Any
-    ) -> Iterator[Any]:
-        """Run a script once for each list of arguments; yields the answers in order.
+    def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
+        """Run a script several times, with the arguments that `run` takes; yields the answers.
 
-        The next one is put together while the server works on the one before. After an error the
-        rest goes one by one, so that each is repeated as `run` repeats it.
+        The next call is put together while the server works on the one before. After an error the
+        others go one by one, so that each is repeated as `run` repeats it.
         """
         script = load_script(name)
-        waiting: list[Sequence[Argument]] = []
-        source = iter(rests)
+        waiting: deque[Mapping[str, Any]] = deque()
+        source = iter(calls)
         try:
             with self._connection() as connection:
-                for rest in source:
-                    waiting.append(rest)
-                    command = self._command(script, arguments, rest, None)
-                    connection.send_command(*command)
-                    if len(waiting) > 2:
-                        yield self._answer(connection, waiting)
+                for call in source:
+                    waiting.append(call)
+                    connection.send_command(*self._command(script, **call))
+                    if len(waiting) > 1:
+                        answer = connection.read_response()
+                        waiting.popleft()
+                        yield answer
                 while waiting:
-                    yield self._answer(connection, waiting)
+                    answer = connection.read_response()
+                    waiting.popleft()
+                    yield answer
         except redis.RedisError:
-            for rest in waiting:
-                yield self.run(name, rest=rest, **arguments)
-            for rest in source:
-                yield self.run(name, rest=rest, **arguments)
+            for call in chain(waiting, source):
+                yield self.run(name, **call)
 
     def ask(self, *commands: Sequence[Argument], timeout: float | None = None) -> list[Any]:
         """Send plain reading commands in one round trip; the answers in order. Raises as `run`."""
@@ -130,47 +131,47 @@ class Link:
         answers: list[Any] = self._repeat(talk, timeout)
         return answers
 
-    def _answer(self, connection: AbstractConnection, waiting: list[Sequence[Argument]]) -> Any:
-        answer = connection.read_response()
-        waiting.pop(0)
-        return answer
-
     def _command(
         self,
         script: Script,
-        arguments: dict[str, Argument],
-        rest: Sequence[Argument],
-        now_ms: int | None,
+        *,
+        rest: Sequence[Argument] = (),
+        now_ms: int | None = None,
+        **arguments: Argument,
     ) -> list[Argument]:
         if "now_ms" in script.arguments:
             if now_ms is None and self.clock is not None:
                 now_ms = self.clock.now_ms()
             arguments["now_ms"] = "" if now_ms is None else now_ms
-        keys = self.keys
-        command: list[Argument] = ["EVALSHA", script.sha, len(script.keys)]
-        command += [keys[key] for key in script.keys]
-        command += [arguments[name] for name in script.arguments]
-        command += rest
-        return command
+        start = self._starts.get(script.name)
+        if start is None:
+            keys = [self.keys[key] for key in script.keys]
+            start = self._starts[script.name] = ["EVALSHA", script.sha, len(keys), *keys]
+        return [*start, *(arguments[name] for name in script.arguments), *rest]
 
     def _evaluate(
         self, connection: AbstractConnection, script: Script, command: list[Argument]
     ) -> Any:
-        if self._plain_scripts:
-            return self._evaluate_plain(connection, script, command)
+        if not self._plain_scripts:
+            try:
+                return self._evaluate_by_sha(connection, script, command)
+            except redis.ResponseError as error:
+                # fakeredis and servers before 7.0 do not know the first line, `#!lua`; fakeredis
+                # says so only when the script is run.
+                if "near '#'" not in str(error):
+                    raise
+                self._plain_scripts = True
+        return self._evaluate_plain(connection, script, command)
+
+    def _evaluate_by_sha(
+        self, connection: AbstractConnection, script: Script, command: list[Argument]
+    ) -> Any:
         connection.send_command(*command)
         try:
             return connection.read_response()
         except redis.exceptions.NoScriptError:
             connection.send_command("SCRIPT", "LOAD", script.text)
-        try:
-            connection.read_response()
-        except redis.ResponseError as error:
-            if "compil" not in str(error):
-                raise
-            # fakeredis and servers before 7.0 do not know the first line, `#!lua`.
-            self._plain_scripts = True
-            return self._evaluate_plain(connection, script, command)
+        connection.read_response()
         connection.send_command(*command)
         return connection.read_response()
 
@@ -193,14 +194,27 @@ class Link:
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
                 failure: Exception = error
             except redis.ResponseError as error:
-                if not str(error).startswith(_LATER):
-                    raise RedisRefused(f"Redis refused: {error}") from error
+                if not isinstance(error, _LATER_TYPES) and not str(error).startswith(_LATER):
+                    raise RedisRefused(self._refusal(error)) from error
                 failure = error
             wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
             if time.monotonic() + wait >= deadline:
                 raise RedisUnavailable(f"Redis did not answer: {failure}") from failure
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _refusal(self, error: redis.ResponseError) -> str:
+        """What Redis said, with the key where it says only that one has a wrong type."""
+        text = f"Redis refused: {error}"
+        if "WRONGTYPE" not in text:
+            return text
+        types = self.ask(*(("TYPE", self.keys[name]) for name in KEY_TYPES))
+        wrong = [
+            f"{self.keys[name].decode()} is a {found.decode()} and should be a {right}"
+            for (name, right), found in zip(KEY_TYPES.items(), types, strict=True)
+            if found.decode() not in ("none", right)
+        ]
+        return f"{text}; something else has written here: {', '.join(wrong)}"
 
     # --- time -------------------------------------------------------------------------------------
 

@@ -14,9 +14,14 @@ DISTRUST_PART, DISTRUST_S = 0.2, 1.0
 class DueSchedule:
     """A schedule whose moment has come, as it was read."""
 
-    schedule_id: str
+    member: bytes
     definition: bytes
     plan: bytes
+
+    @property
+    def schedule_id(self) -> str:
+        """Its id; what is no text, which only somebody else can have written, is shown escaped."""
+        return self.member.decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class Leadership:
         self._trust_s = term_s - min(DISTRUST_PART * term_s, DISTRUST_S)
         self.token = new_id()
         self._trusted_until: float | None = None
+        self._epoch = 0
 
     @property
     def is_leader(self) -> bool:
@@ -69,20 +75,22 @@ class Leadership:
             self._trusted_until = asked_at + self._trust_s
         else:
             self.lose()
+        # Not by the word: if the reply 'elected' was lost, its repetition says 'leader'.
+        elected = is_leader and int(answer[1]) != self._epoch
+        if is_leader:
+            self._epoch = int(answer[1])
         clock_ms = int(answer[2])
         if now_ms is None:
             self._link.learn_time(clock_ms)
         return Reading(
             is_leader=is_leader,
-            elected=answer[0] == b"elected",
+            elected=elected,
             epoch=int(answer[1]),
             now_ms=clock_ms,
             ends_ms=int(answer[3]),
             next_ms=int(answer[4]) if int(answer[4]) >= 0 else None,
             due=[
-                DueSchedule(
-                    schedule_id=answer[i].decode(), definition=answer[i + 1], plan=answer[i + 2]
-                )
+                DueSchedule(member=answer[i], definition=answer[i + 1], plan=answer[i + 2])
                 for i in range(5, len(answer), 4)
             ],
             read_at=time.monotonic(),
@@ -100,6 +108,6 @@ class Leadership:
     def resign(self, timeout: float | None = None) -> bool:
         """Give the term up, if it is ours; True if it was. Raises as Link.run does."""
         self._trusted_until = None
-        answer = self._link.run("resign", token=self.token, timeout=timeout)
+        answer = self._link.run("resign", op=new_id(), token=self.token, timeout=timeout)
         self.token = new_id()
         return bool(answer == b"resigned")

@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Any, Generic, TypeVar
 
 from fairqueue.clock import from_ms, to_ms
@@ -23,6 +24,9 @@ from fairqueue.validation import (
 T = TypeVar("T")
 
 DEFAULT_NAME = "default"
+
+# What reading a damaged record can raise.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def new_id() -> str:
@@ -106,7 +110,7 @@ class Task:
                 scheduled_for=None if scheduled_ms is None else from_ms(scheduled_ms),
                 document=document if isinstance(document, str) else document.decode(),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except UNREADABLE as error:
             raise BrokenRecord(f"the document of task {task_id!r} is unreadable: {error}") from None
 
     @property
@@ -147,7 +151,7 @@ def task_document(
     """What is stored of a task: its content without its id, so that equal tasks are equal text."""
     text = _document_head(user_id, name, priority)
     if schedule_id is not None:
-        text += f',"schedule":{json.dumps(schedule_id, ensure_ascii=False)}'
+        text += f',"schedule":{encode_basestring(schedule_id)}'
         if scheduled_ms is not None:
             text += f',"scheduled_for":{scheduled_ms}'
     return f'{text},"payload":{payload_json}}}'

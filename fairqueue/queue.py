@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -25,6 +26,7 @@ from fairqueue.errors import (
 )
 from fairqueue.keys import Keys
 from fairqueue.models import (
+    UNREADABLE,
     Claim,
     Explanation,
     QueueSettings,
@@ -48,6 +50,7 @@ from fairqueue.validation import (
 
 PUSH_CHUNK = 250  # tasks in one script: some 3 ms of the server's time
 FINISH_CHUNK = 250
+EXTEND_CHUNK = 1000  # unpack() in Lua has room for a few thousand values
 CLAIM_LIMIT = 1000  # tasks in one claim at most
 # A token that a dying worker took is lost: others look for themselves after this long.
 LONGEST_WAIT_S = 5.0
@@ -186,11 +189,11 @@ class TaskQueue:
                 raise InvalidTask(f"{task!r} is no Task: make one with Task.create(...)")
         if listed and not self._checked:
             self.check()
-        chunks = (
-            [argument for task in listed[i : i + PUSH_CHUNK] for argument in _push_arguments(task)]
+        calls = (
+            {"rest": [field for t in listed[i : i + PUSH_CHUNK] for field in _push_arguments(t)]}
             for i in range(0, len(listed), PUSH_CHUNK)
         )
-        for answer in self.link.run_each("push", chunks):
+        for answer in self.link.run_each("push", calls):
             self._pushed(answer)
         return [task.task_id for task in listed]
 
@@ -248,12 +251,12 @@ class TaskQueue:
         """One round trip: the claims, and how many seconds until there may be more."""
         token = new_id()
         answer = self._run("claim", op=token, worker=worker_id, limit=limit, lease_ms=lease_ms)
-        now_ms = self.link.learn_time(int(answer[1]))
-        until = from_ms(now_ms + lease_ms)
+        self.link.learn_time(int(answer[1]))
+        # From the claim and not from the answer, which may be one to a repetition.
+        until = from_ms(int(answer[2]) + lease_ms)
         claims = []
-        for i in range(2, len(answer), 3):
+        for i in range(3, len(answer), 3):
             task_id = answer[i].decode()
-            status = json.loads(answer[i + 2])
             try:
                 task = Task.from_document(task_id, answer[i + 1])
             except BrokenRecord as error:
@@ -263,7 +266,7 @@ class TaskQueue:
                 Claim(
                     task=task,
                     token=token,
-                    attempt=status["attempts"],
+                    attempt=answer[i + 2],
                     worker_id=worker_id,
                     lease_until=until,
                 )
@@ -277,11 +280,14 @@ class TaskQueue:
         A word for each claim: "extended", "cancel" (extended; its cancelling was asked for), or
         "lost_lease" (another worker may own it: stop).
         """
-        if not claims:
-            return []
-        rest = [argument for c in claims for argument in (c.task.task_id, c.token)]
-        words = self._run("extend", op=new_id(), lease_ms=_lease_ms(lease), rest=rest)
-        return [word.decode() for word in words]
+        lease_ms = _lease_ms(lease)
+        words: list[str] = []
+        for i in range(0, len(claims), EXTEND_CHUNK):
+            chunk = claims[i : i + EXTEND_CHUNK]
+            rest = [argument for c in chunk for argument in (c.task.task_id, c.token)]
+            answer = self._run("extend", op=new_id(), lease_ms=lease_ms, rest=rest)
+            words += [word.decode() for word in answer]
+        return words
 
     # --- ending -----------------------------------------------------------------------------------
 
@@ -307,11 +313,11 @@ class TaskQueue:
             for claim, result in results
         ]
         words: list[str] = []
-        chunks = (
-            [argument for row in rows[i : i + FINISH_CHUNK] for argument in row]
+        calls = (
+            {"rest": [field for row in rows[i : i + FINISH_CHUNK] for field in row]}
             for i in range(0, len(rows), FINISH_CHUNK)
         )
-        for answer in self.link.run_each("finish", chunks):
+        for answer in self.link.run_each("finish", calls):
             words += [word.decode() for word in answer]
         return words
 
@@ -401,9 +407,11 @@ class TaskQueue:
             )
         for field, value in (("max_running", max_running), ("max_waiting", max_waiting)):
             if value is not UNSET:
-                change[field] = value and check_count(value, field, ConfigurationError)
-                if value == 0:
-                    change[field] = check_count(value, field, ConfigurationError, least=1)
+                change[field] = (
+                    None
+                    if value is None
+                    else check_count(value, field, ConfigurationError, least=1)
+                )
         if rate is not UNSET:
             change["rate"] = (
                 None
@@ -480,15 +488,13 @@ class TaskQueue:
         values = asdict(QueueSettings())
         for field, value in zip(stored[::2], stored[1::2], strict=True):
             name, text = field.decode(), value.decode()
+            scale = 1
             if name.endswith("_ms"):
                 name = {"ageing_ms": "ageing"}.get(name, name.removesuffix("_ms") + "_for")
-                values[name] = int(text) / 1000
-            elif name == "cost":
-                values[name] = text
-            elif name == "critical_share":
-                values[name] = float(text)
-            elif name in values:
-                values[name] = int(text)
+                scale = 1000
+            if name in values:
+                with suppress(ValueError):  # the scripts take the default then
+                    values[name] = type(values[name])(text) if scale == 1 else int(text) / scale
         return QueueSettings(**values)
 
 
@@ -533,9 +539,13 @@ def _read_status(task_id: str, text: bytes) -> dict[str, Any]:
     try:
         status = json.loads(text)
         status["state"], status["user"], status["pushed"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BrokenRecord(f"the status of task {task_id!r} is unreadable: {error!r}") from None
+    except UNREADABLE as error:
+        raise _broken_status(task_id, error) from None
     return dict(status)
+
+
+def _broken_status(task_id: str, error: Exception) -> BrokenRecord:
+    return BrokenRecord(f"the status of task {task_id!r} is unreadable: {error!r}")
 
 
 def _task_info(
@@ -548,33 +558,41 @@ def _task_info(
             task = Task.from_document(task_id, document)
         except BrokenRecord:
             task = None
-    return TaskInfo(
-        task_id=task_id,
-        state=status["state"],
-        user_id=status["user"],
-        name=status["name"],
-        priority=Priority(status["level"]),
-        attempts=status["attempts"],
-        pushed_at=from_ms(int(status["pushed"])),
-        due_at=from_ms(int(status["due"])),
-        claimed_at=_moment(status.get("claimed")),
-        ended_at=_moment(status.get("ended")),
-        lease_until=_moment(lease_end),
-        worker_id=status.get("worker"),
-        error=status.get("error"),
-        result=json.loads(status["result"]) if "result" in status else None,
-        cancel_requested=bool(status.get("cancel")),
-        task=task,
-    )
+    try:
+        return TaskInfo(
+            task_id=task_id,
+            state=status["state"],
+            user_id=status["user"],
+            name=status["name"],
+            priority=Priority(status["level"]),
+            attempts=status["attempts"],
+            pushed_at=from_ms(int(status["pushed"])),
+            due_at=from_ms(int(status["due"])),
+            claimed_at=_moment(status.get("claimed")),
+            ended_at=_moment(status.get("ended")),
+            lease_until=_moment(lease_end),
+            worker_id=status.get("worker"),
+            error=status.get("error"),
+            result=json.loads(status["result"]) if "result" in status else None,
+            cancel_requested=bool(status.get("cancel")),
+            task=task,
+        )
+    except UNREADABLE as error:
+        raise _broken_status(task_id, error) from None
 
 
 def _user_settings(text: bytes) -> UserSettings:
-    stored = json.loads(text)
-    for field in ("max_running", "max_waiting"):
-        if stored.get(field) is not None:
-            stored[field] = int(stored[field])
-    stored["weight"] = float(stored.get("weight", 1.0))
-    return UserSettings(**stored)
+    try:
+        stored = json.loads(text)
+        for field in ("max_running", "max_waiting"):
+            if stored.get(field) is not None:
+                stored[field] = int(stored[field])
+        stored["weight"] = float(stored.get("weight", 1.0))
+        return UserSettings(**stored)
+    except UNREADABLE as error:
+        raise BrokenRecord(
+            f"the settings of a user, {text!r:.80}, are unreadable: {error!r}"
+        ) from None
 
 
 def _explanation(task_id: str, answer: list[Any]) -> Explanation:

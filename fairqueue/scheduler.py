@@ -6,7 +6,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -44,12 +47,13 @@ from fairqueue.validation import Priority, check_name, check_seconds
 
 logger = logging.getLogger("fairqueue.scheduler")
 
-READ_LIMIT = 500  # due schedules read in one round trip
+READ_LIMIT = 2000  # due schedules read in one round trip
 FIRE_CHUNK = 250  # fires in one script: some 5 ms of the server's time
 ROUNDS = 200  # readings in one tick at most, so that stop() is heard within a long catch-up
 MISSED_CAP = 1000  # missed moments are counted up to this many for one fire
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 CHECK_TIMEOUT_S = 0.5  # how long the constructor and health() ask for Redis
+RENEW_PART = 1 / 3  # of lock_timeout: a leader with nothing to do renews its term so often
 
 STOPPED, STARTING, RUNNING, STOPPING, ERROR = "stopped", "starting", "running", "stopping", "error"
 
@@ -93,6 +97,7 @@ class _Fire:
     due: DueSchedule
     moment_ms: int
     missed: int
+    is_last: bool
     arguments: list[Argument] = field(default_factory=list)
 
 
@@ -128,12 +133,22 @@ class TaskScheduler:
         self.lock_timeout = check_seconds(
             lock_timeout, "lock_timeout", ConfigurationError, least=0.1, most=3600
         )
+        if not isinstance(registry, CollectorRegistry | None):
+            raise ConfigurationError(f"registry {registry!r} is no CollectorRegistry")
         queue.check(timeout=CHECK_TIMEOUT_S)
         self._link = queue.link
         self._store = ScheduleStore(self._link)
-        self._leadership = Leadership(self._link, self.scheduler_id, self.lock_timeout)
         self._metrics = scheduler_metrics(registry)
         self._metrics.prepare(queue.name, self.scheduler_id)
+        self._begin_life()
+        _schedulers.add(self)
+
+    def _begin_life(self) -> None:
+        """Be a scheduler that has not run: in the constructor, and in a child after a fork.
+
+        There the thread is gone, locks may be held for good, and the term is the parent's.
+        """
+        self._leadership = Leadership(self._link, self.scheduler_id, self.lock_timeout)
         self._tick_lock = threading.Lock()
         self._life_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -292,7 +307,8 @@ class TaskScheduler:
             else:
                 elapsed = time.monotonic() - reading.read_at
                 report.wait = max(0.0, (reading.next_ms - reading.now_ms) / 1000 - elapsed)
-            if len(reading.due) < READ_LIMIT or self._stopping.is_set():
+            # Not before nothing is due: what was fired has a new moment, which may be the next one.
+            if not reading.due or self._stopping.is_set():
                 break
         return report
 
@@ -311,22 +327,55 @@ class TaskScheduler:
     def _handle(self, reading: Reading, report: TickReport, now_ms: int | None) -> bool:
         """Fire what is due; False if somebody else leads."""
         self._metrics.processed.labels(self.queue.name).inc(len(reading.due))
+        unusable: list[tuple[DueSchedule, str, str]] = []
+        sent: deque[list[_Fire]] = deque()
+
+        def calls() -> Iterator[dict[str, Any]]:
+            # Planned while the server works on the batch before.
+            for i in range(0, len(reading.due), FIRE_CHUNK):
+                fires = self._plan_all(reading.due[i : i + FIRE_CHUNK], reading.now_ms, unusable)
+                if fires:
+                    sent.append(fires)
+                    yield {
+                        "op": new_id(),
+                        "token": self._leadership.token,
+                        "term_ms": self._leadership.term_ms,
+                        "now_ms": now_ms,
+                        "rest": [argument for fire in fires for argument in fire.arguments],
+                    }
+
+        with closing(self._link.run_each("fire", calls())) as answers:
+            for words in answers:
+                if words[0] == b"stale":
+                    self._lost_lock()
+                    self._leadership.lose()
+                    return False
+                clock_ms = reading.now_ms
+                if now_ms is None and self._link.clock is None:
+                    clock_ms += int((time.monotonic() - reading.read_at) * 1000)
+                self._count_fires(sent.popleft(), words[1:], clock_ms, report)
+        # After the fires, each a round trip: they must not wait for these.
+        for due, kind, reason in unusable:
+            self._set_aside(due, kind, reason, report, now_ms)
+        return True
+
+    def _plan_all(
+        self, dues: list[DueSchedule], now_ms: int, unusable: list[tuple[DueSchedule, str, str]]
+    ) -> list[_Fire]:
+        """What is to be fired; what cannot be planned goes to `unusable`, with kind and reason."""
         fires: list[_Fire] = []
-        for due in reading.due:
+        for due in dues:
             try:
-                fires.append(self._plan(due, reading.now_ms))
+                fires.append(self._plan(due, now_ms))
             except (InvalidCron, UnknownTimezone) as error:
-                self._set_aside(due, "cron", str(error), report, now_ms)
+                unusable.append((due, "cron", str(error)))
             except BrokenRecord as error:
-                self._set_aside(due, "broken", str(error), report, now_ms)
+                unusable.append((due, "broken", str(error)))
             except Exception as error:  # one schedule must never stop the others
                 logger.exception("cannot plan", extra={"event": "plan_failed"})
                 reason = f"the next moment cannot be computed: {error!r}"
-                self._set_aside(due, "cron", reason, report, now_ms)
-        for i in range(0, len(fires), FIRE_CHUNK):
-            if not self._fire(fires[i : i + FIRE_CHUNK], reading, report, now_ms):
-                return False
-        return True
+                unusable.append((due, "cron", reason))
+        return fires
 
     def _plan(self, due: DueSchedule, now_ms: int) -> _Fire:
         """What is to be fired now for a schedule, and when it comes next. Pure but for caches."""
@@ -338,7 +387,8 @@ class TaskScheduler:
         if next_ms is not None and next_ms <= now_ms:
             # Moments have passed unseen: fire for the latest of them, and count the others.
             moment_ms = recurrence.latest_ms(now_ms) or nominal_ms
-            missed = recurrence.count(nominal_ms, moment_ms, MISSED_CAP)
+            # The planned one itself may be none of the cron's: a user can set next_run.
+            missed = 1 + recurrence.count(nominal_ms + 1, moment_ms, MISSED_CAP - 1)
             next_ms = recurrence.next_ms(moment_ms)
         reason = "" if next_ms is not None else f"{definition.cron_expr!r} has no next moment"
         arguments: list[Argument] = [
@@ -353,41 +403,20 @@ class TaskScheduler:
             int(definition.priority),
             reason,
         ]
-        return _Fire(due, moment_ms, missed, arguments)
-
-    def _fire(
-        self, fires: list[_Fire], reading: Reading, report: TickReport, now_ms: int | None
-    ) -> bool:
-        """Send one batch; False if somebody else leads."""
-        words = self._link.run(
-            "fire",
-            op=new_id(),
-            token=self._leadership.token,
-            term_ms=self._leadership.term_ms,
-            now_ms=now_ms,
-            rest=[argument for fire in fires for argument in fire.arguments],
-        )
-        if words[0] == b"stale":
-            self._lost_lock()
-            self._leadership.lose()
-            return False
-        clock_ms = reading.now_ms
-        if now_ms is None and self._link.clock is None:
-            clock_ms += int((time.monotonic() - reading.read_at) * 1000)
-        self._count_fires(fires, words[1:], clock_ms, report)
-        return True
+        return _Fire(due, moment_ms, missed, next_ms is None, arguments)
 
     def _count_fires(
         self, fires: list[_Fire], words: list[bytes], clock_ms: int, report: TickReport
     ) -> None:
         labels, metrics = self.queue.name, self._metrics
-        fired = 0
+        fired = missed = stopped = 0
         lateness = metrics.lateness_seconds.labels(labels)
         debug = logger.isEnabledFor(logging.DEBUG)
         for fire, word in zip(fires, words, strict=True):
             if word == b"fired":
                 fired += 1
-                report.missed += fire.missed
+                missed += fire.missed
+                stopped += fire.is_last
                 late_ms = max(0, clock_ms - fire.moment_ms)
                 lateness.observe(late_ms / 1000)
                 if debug:
@@ -398,11 +427,14 @@ class TaskScheduler:
             else:
                 report.moved += 1
         report.fired += fired
+        report.missed += missed
+        report.set_aside += stopped
         refused = words.count(b"refused")
         metrics.pushes.labels(labels, "ok").inc(fired)
         metrics.pushes.labels(labels, "failed").inc(refused)
         metrics.errors.labels(labels, "push").inc(refused)
-        metrics.missed.labels(labels).inc(sum(fire.missed for fire in fires))
+        metrics.errors.labels(labels, "cron").inc(stopped)
+        metrics.missed.labels(labels).inc(missed)
 
     def _set_aside(
         self, due: DueSchedule, kind: str, reason: str, report: TickReport, now_ms: int | None
@@ -412,11 +444,11 @@ class TaskScheduler:
             op=new_id(),
             token=self._leadership.token,
             now_ms=now_ms,
-            id=due.schedule_id,
+            id=due.member,
             definition=due.definition,
             plan=due.plan,
             kind=kind,
-            reason=reason[:1000],
+            reason=reason[:1000].encode(errors="backslashreplace"),
         )
         if word == b"set_aside":
             report.set_aside += 1
@@ -506,7 +538,7 @@ class TaskScheduler:
         """Wait for the next moment, a wake-up or the end; never longer than check_interval."""
         seconds = min(report.wait, self.check_interval)
         if report.is_leader:
-            listener.wait(seconds)
+            listener.wait(min(seconds, RENEW_PART * self.lock_timeout))
         else:
             # Tokens are for the leader.
             listener.forget()
@@ -552,7 +584,8 @@ class TaskScheduler:
             if isinstance(error.__cause__, redis.TimeoutError):
                 self._metrics.errors.labels(labels, "lock_timeout").inc()
         elif isinstance(error, RedisRefused):
-            kind = "push" if " OOM " in f" {error} " else "redis"
+            full = isinstance(error.__cause__, redis.exceptions.OutOfMemoryError)
+            kind = "push" if full else "redis"
             self._metrics.errors.labels(labels, kind).inc()
 
     # --- health -----------------------------------------------------------------------------------
@@ -600,3 +633,15 @@ def _moment(seconds: float | None) -> datetime | None:
 
 def _log(event: str, level: int = logging.INFO, **fields: object) -> None:
     logger.log(level, event, extra={"event": event, **fields})
+
+
+# Weak: a scheduler that nobody uses any more is not kept for this.
+_schedulers: "weakref.WeakSet[TaskScheduler]" = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for scheduler in list(_schedulers):
+        scheduler._begin_life()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

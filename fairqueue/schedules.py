@@ -1,8 +1,10 @@
 """Keep schedules in Redis: what users wrote, and what is planned from it."""
 
 import base64
+import copy
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +31,8 @@ from fairqueue.models import (
 )
 from fairqueue.recurrence import Recurrence, compile_recurrence
 from fairqueue.validation import (
+    MAX_NAME_LENGTH,
+    MAX_PAYLOAD_BYTES,
     Priority,
     check_count,
     check_name,
@@ -44,7 +48,11 @@ MAX_PROBLEMS = 1000
 MAX_METADATA_BYTES = 16 * 1024
 DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
 
+# Characters of a schedule's id, so that `<schedule_id>:<time in ms>` is an id for TaskQueue.get.
+MAX_ID_LENGTH = MAX_NAME_LENGTH - 16
+
 FIELDS = ("cron_expr", "user_id", "priority", "payload", "timezone", "name", "metadata")
+_FIELD_TYPES = {"cron_expr": str, "timezone": str, "payload": dict, "metadata": dict}
 PATCHABLE = (*FIELDS, "is_active", "next_run")
 
 
@@ -80,17 +88,18 @@ class Definition:
 def read_definition(schedule_id: str, text: bytes) -> Definition:
     """Read a stored definition. Raises BrokenRecord, saying what is wrong with it."""
     try:
-        record = json.loads(text)
+        stored = text.decode()
+        record = json.loads(stored)
         user_id = check_name(record["user_id"], "user_id")
         name = check_name(record["name"], "name")
         priority = check_priority(record["priority"])
-        payload = check_payload(record["payload"])
-        metadata = check_payload(record["metadata"], "metadata")
-        for field in ("cron_expr", "timezone"):
-            if not isinstance(record[field], str):
-                raise InvalidSchedule(f"{field} is no string")
+        payload, metadata = record["payload"], record["metadata"]
+        # What was read from JSON needs no closer look than this.
+        for field, kind in _FIELD_TYPES.items():
+            if not isinstance(record[field], kind):
+                raise InvalidSchedule(f"{field} is no {kind.__name__}")
         head, mark, tail = task_document(
-            user_id, name, priority, encode_payload(payload), schedule_id, 0
+            user_id, name, priority, _stored_payload(stored, record), schedule_id, 0
         ).partition('"scheduled_for":0')
         return Definition(
             schedule_id=schedule_id,
@@ -109,8 +118,16 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
         )
     except KeyError as error:
         raise BrokenRecord(f"schedule {schedule_id!r} has no field {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BrokenRecord(f"schedule {schedule_id!r} is unreadable: {error}") from None
+
+
+def _stored_payload(stored: str, record: dict[str, Any]) -> str:
+    """The payload as it stands in the text, which saves encoding it; see `_definition_text`."""
+    _, mark, rest = stored.partition(',"metadata":{},"payload":')
+    if mark and rest.endswith("}") and len(record) == len(FIELDS) + 2:
+        return rest[:-1]
+    return encode_payload(record["payload"])
 
 
 class ScheduleStore:
@@ -134,7 +151,7 @@ class ScheduleStore:
         checked = [_check_spec(spec) for spec in specs]
         ids = [schedule_id for schedule_id, _ in checked]
         if len(set(ids)) != len(ids):
-            twice = next(name for name in ids if ids.count(name) > 1)
+            twice = Counter(ids).most_common(1)[0][0]
             raise InvalidSchedule(f"schedule_id {twice!r} is given twice in one call")
         if not ids:
             return []
@@ -189,6 +206,11 @@ class ScheduleStore:
         active = _becomes_active(patch, state)
         next_ms: int | str = ""
         if "next_run" in patch:
+            if active == "" and not state.get("active"):
+                raise InvalidSchedule(
+                    f"next_run cannot be set: schedule {schedule_id!r} is not active; pass "
+                    "is_active=True with it"
+                )
             next_ms = _check_next_run(patch["next_run"], now_ms)
         elif active == "1" or (active == "" and state.get("active") and _replans(patch)):
             next_ms = _first_moment(fields["cron_expr"], fields["timezone"], now_ms)
@@ -235,7 +257,7 @@ class ScheduleStore:
             raise InvalidSchedule(f"is_active {is_active!r} is neither True, False nor None")
         start, stop = ("-", "+") if user_id is None else (f"[{user_id}\0", f"({user_id}\1")
         if cursor is not None:
-            start = "(" + _decode_cursor(cursor)
+            start = "(" + _decode_cursor(cursor, user_id)
         index = self._link.keys["schedule_index"]
         found: list[ScheduledTask] = []
         walked = 0
@@ -256,22 +278,16 @@ class ScheduleStore:
 
     def problems(self) -> list[Problem]:
         """The schedules that were set aside, with the reasons; at most a thousand."""
-        found: list[Problem] = []
+        found: dict[bytes, Problem] = {}
         cursor: Argument = 0
         while len(found) < MAX_PROBLEMS:
             cursor, flat = self._link.ask(("HSCAN", self._link.keys["broken"], cursor))[0]
             for name, text in zip(flat[::2], flat[1::2], strict=True):
-                record = json.loads(text)
-                found.append(
-                    Problem(
-                        schedule_id=name.decode(),
-                        reason=record["reason"],
-                        since=from_ms(int(record["since"])),
-                    )
-                )
+                found[name] = _problem(name, text)
             if cursor == b"0":
                 break
-        return sorted(found, key=lambda problem: (problem.since, problem.schedule_id))
+        ordered = sorted(found.values(), key=lambda problem: (problem.since, problem.schedule_id))
+        return ordered[:MAX_PROBLEMS]
 
     def _read_members(self, members: Sequence[bytes]) -> Sequence[ScheduledTask | None]:
         ids = [member.partition(b"\0")[2] for member in members]
@@ -289,7 +305,9 @@ class ScheduleStore:
         tasks: list[ScheduledTask | None] = []
         for name, text, plan, state in zip(ids, definitions, plans, states, strict=True):
             try:
-                tasks.append(text and _scheduled_task(name.decode(), text, plan, state))
+                tasks.append(
+                    None if text is None else _scheduled_task(name.decode(), text, plan, state)
+                )
             except BrokenRecord:
                 if not skip_broken:
                     raise
@@ -298,7 +316,13 @@ class ScheduleStore:
 
 
 def _check_id(schedule_id: object) -> str:
-    return check_name(schedule_id, "schedule_id", InvalidSchedule)
+    checked = check_name(schedule_id, "schedule_id", InvalidSchedule)
+    if len(checked) > MAX_ID_LENGTH:
+        raise InvalidSchedule(
+            f"schedule_id {checked[:77]!r}... has {len(checked)} characters: at most "
+            f"{MAX_ID_LENGTH}"
+        )
+    return checked
 
 
 def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -323,6 +347,10 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _check_patch(changes: Mapping[str, Any]) -> dict[str, Any]:
     patch = _check_fields(changes, PATCHABLE)
+    if "payload" in patch:
+        encode_payload(patch["payload"])
+    if "metadata" in patch:
+        encode_json(patch["metadata"], "metadata", MAX_METADATA_BYTES)
     if patch.get("is_active") is False and "next_run" in patch:
         raise InvalidSchedule("next_run cannot be set on a schedule that is made inactive")
     return patch
@@ -339,18 +367,6 @@ def _check_fields(given: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
     return {**given, **fields}
 
 
-def _check_schedule_payload(value: object) -> dict[str, Any]:
-    payload = check_payload({} if value is None else value)
-    encode_payload(payload)
-    return payload
-
-
-def _check_metadata(value: object) -> dict[str, Any]:
-    metadata = check_payload({} if value is None else value, "metadata")
-    encode_json(metadata, "metadata", MAX_METADATA_BYTES)
-    return metadata
-
-
 def _check_active(value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidSchedule(f"is_active {value!r} is neither True nor False")
@@ -361,8 +377,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "user_id": lambda value: check_name(value, "user_id", InvalidSchedule),
     "name": lambda value: check_name(value, "name", InvalidSchedule),
     "priority": lambda value: check_priority(value, InvalidSchedule),
-    "payload": _check_schedule_payload,
-    "metadata": _check_metadata,
+    "payload": lambda value: check_payload({} if value is None else value),
+    "metadata": lambda value: check_payload({} if value is None else value, "metadata"),
     "is_active": _check_active,
     "next_run": lambda value: to_ms(value, "next_run", InvalidSchedule),
 }
@@ -405,10 +421,14 @@ def _first_moment(cron_expr: str, timezone: str, now_ms: int) -> int:
 
 
 def _definition_text(fields: Mapping[str, Any], *, created_ms: int, updated_ms: int) -> str:
-    record = {name: fields[name] for name in FIELDS}
-    record["priority"] = int(record["priority"])
-    record |= {"created": created_ms, "updated": updated_ms}
-    return json.dumps(record, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    """What is stored. Raises InvalidPayload when payload or metadata are too large."""
+    record = {name: fields[name] for name in FIELDS if name not in ("payload", "metadata")}
+    record |= {"priority": int(fields["priority"]), "created": created_ms, "updated": updated_ms}
+    metadata = encode_json(fields["metadata"], "metadata", MAX_METADATA_BYTES)
+    return (
+        f"{encode_json(record, 'schedule', MAX_PAYLOAD_BYTES)[:-1]},"
+        f'"metadata":{metadata},"payload":{encode_payload(fields["payload"])}}}'
+    )
 
 
 def _read_state(text: bytes | None) -> dict[str, Any]:
@@ -426,24 +446,47 @@ def _scheduled_task(
     state = _read_state(state_text)
     nominal = (plan or b"").partition(b" ")[2]
     active = bool(state.get("active"))
-    return ScheduledTask(
-        schedule_id=schedule_id,
-        cron_expr=definition.cron_expr,
-        user_id=definition.user_id,
-        priority=definition.priority,
-        payload=definition.payload,
-        timezone=definition.timezone,
-        name=definition.name,
-        metadata=definition.metadata,
-        is_active=active,
-        disabled_reason=state.get("reason"),
-        created_at=from_ms(definition.created_ms),
-        updated_at=from_ms(definition.updated_ms),
-        last_run=_moment(state.get("last_run")),
-        next_run=from_ms(int(nominal)) if active and nominal.isdigit() else None,
-        run_count=int(state.get("runs", 0)),
-        missed_count=int(state.get("missed", 0)),
-    )
+    try:
+        return ScheduledTask(
+            schedule_id=schedule_id,
+            cron_expr=definition.cron_expr,
+            user_id=definition.user_id,
+            priority=definition.priority,
+            # Copies: definitions are kept, and the caller may change what it is given.
+            payload=copy.deepcopy(definition.payload),
+            timezone=definition.timezone,
+            name=definition.name,
+            metadata=copy.deepcopy(definition.metadata),
+            is_active=active,
+            disabled_reason=state.get("reason"),
+            created_at=from_ms(definition.created_ms),
+            updated_at=from_ms(definition.updated_ms),
+            last_run=_moment(state.get("last_run")),
+            next_run=from_ms(int(nominal)) if active and nominal.isdigit() else None,
+            run_count=int(state.get("runs", 0)),
+            missed_count=int(state.get("missed", 0)),
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BrokenRecord(
+            f"the state of schedule {schedule_id!r} is unreadable: {error}"
+        ) from None
+
+
+def _problem(name: bytes, text: bytes) -> Problem:
+    schedule_id = name.decode(errors="backslashreplace")
+    try:
+        record = json.loads(text)
+        return Problem(
+            schedule_id=schedule_id,
+            reason=str(record["reason"]),
+            since=from_ms(int(record["since"])),
+        )
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return Problem(
+            schedule_id=schedule_id,
+            reason=f"the record of the problem is unreadable: {text[:200]!r}",
+            since=from_ms(0),
+        )
 
 
 def _moment(value: float | None) -> datetime | None:
@@ -454,7 +497,7 @@ def _encode_cursor(member: str) -> str:
     return base64.urlsafe_b64encode(member.encode()).decode()
 
 
-def _decode_cursor(cursor: object) -> str:
+def _decode_cursor(cursor: object, user_id: str | None) -> str:
     try:
         if not isinstance(cursor, str):
             raise TypeError("no string")
@@ -463,4 +506,7 @@ def _decode_cursor(cursor: object) -> str:
             raise ValueError("no member")
     except (ValueError, TypeError):
         raise InvalidSchedule(f"cursor {cursor!r} is none: pass the `cursor` of a page") from None
+    if user_id is not None and not member.startswith(f"{user_id}\0"):
+        # Going on from there would list the schedules of others.
+        raise InvalidSchedule(f"cursor {cursor!r} is of a page of another user than {user_id!r}")
     return member

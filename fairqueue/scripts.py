@@ -14,12 +14,14 @@ from pathlib import Path
 
 from fairqueue.keys import KEY_TYPES
 
-# Raises WRONGTYPE where a key holds something else, before the script has written anything.
+# Raises WRONGTYPE where a key holds something else. Redis does not roll a script back, so a script
+# asks all its keys before its first write, unless its header says that it probes itself.
 _TYPE_PROBES = {"zset": "ZCARD", "hash": "HLEN", "list": "LLEN", "string": "STRLEN"}
 
 _DECLARATION = re.compile(r"^-- (KEYS|ARGV) (\S+)(?:\s+(\S+))?", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- @include (.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
+_PROBES_ITSELF = re.compile(r"^-- PROBES itself", re.MULTILINE)
 
 
 class ScriptError(Exception):
@@ -36,6 +38,7 @@ class Part:
     takes_rest: bool
     includes: tuple[str, ...]
     flags: str
+    probes_itself: bool
     text: str
 
 
@@ -49,11 +52,7 @@ class Script:
     takes_rest: bool
     text: str
     plain_text: str
-
-    @property
-    def sha(self) -> str:
-        """The name that EVALSHA knows it by."""
-        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+    sha: str
 
 
 def lua_folder() -> Path:
@@ -91,6 +90,7 @@ def read_part(path: Path) -> Part:
         takes_rest=takes_rest,
         includes=tuple(include.group(1).split()) if include else (),
         flags=flags.group(1).strip() if flags else "",
+        probes_itself=_PROBES_ITSELF.search(text) is not None,
         text=text,
     )
 
@@ -128,23 +128,23 @@ def load_script(name: str) -> Script:
         f"local FIRST = {len(arguments) + 1}",
     ]
     if "no-writes" not in main.flags:
-        probes = ", ".join(f"'{_TYPE_PROBES[type_]}'" for type_ in keys.values())
+        probes = ", ".join(f"{key} = '{_TYPE_PROBES[type_]}'" for key, type_ in keys.items())
         lines += [
-            f"for i, probe in ipairs({{ {probes} }}) do",
-            "  local answer = redis.pcall(probe, KEYS[i])",
-            "  if type(answer) == 'table' and answer.err then",
-            "    return redis.error_reply('WRONGTYPE ' .. KEYS[i] .. ' is not what ' .. probe",
-            "      .. ' counts: something else has written to this key')",
-            "  end",
-            "end",
+            f"local PROBES = {{ {probes} }}",
+            "local function probe(name) redis.call(PROBES[name], K[name]) end",
+            "local function probe_all() for name in pairs(PROBES) do probe(name) end end",
         ]
+        if not main.probes_itself:
+            lines.append("probe_all()")
     body = "\n".join(lines + [part.text for part in parts])
     flags = f" flags={main.flags}" if main.flags else ""
+    text = f"#!lua{flags}\n{body}"
     return Script(
         name=name,
         keys=tuple(keys),
         arguments=tuple(arguments),
         takes_rest=main.takes_rest,
-        text=f"#!lua{flags}\n{body}",
+        text=text,
         plain_text=body,
+        sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),
     )

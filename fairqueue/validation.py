@@ -142,19 +142,56 @@ def _walk(value: Any, path: str, depth: int) -> None:
         )
 
 
+# Kept: making an encoder costs as much as encoding a small payload.
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
+)
+
+
 def encode_json(value: object, what: str, limit: int) -> str:
-    """Compact JSON in one canonical form, at most `limit` bytes. Raises InvalidPayload."""
+    """Compact JSON in one canonical form, at most `limit` bytes.
+
+    Raises InvalidPayload, with the path to what cannot be written.
+    """
     try:
-        text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
-        )
+        text = _ENCODER.encode(value)
         size = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError as error:
+    except (TypeError, ValueError, RecursionError):
+        path, culprit, reason = _find_unwritable(value, what)
         raise InvalidPayload(
-            f"{what} has a lone surrogate, {error.object!r:.80}: not text"
+            f"{path} is {culprit:.80}, which cannot be written as JSON: {reason}"
         ) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"{what} cannot be written as JSON: {error}") from None
     if size > limit:
         raise InvalidPayload(f"{what} has {size} bytes as JSON; at most {limit} can be stored")
     return text
+
+
+def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str, str]:
+    """The path to what a value cannot be written for, that part shown, and why.
+
+    Only after a failure: looking at each string beforehand would cost every push.
+    """
+    parts: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        for key in value:
+            if isinstance(key, str) and (reason := _unwritable(key)):
+                return path, f"an object with the key {key!r}", reason
+        parts = [(f"{path}.{key}", inner) for key, inner in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
+    for inner_path, inner in parts:
+        if depth <= MAX_PAYLOAD_DEPTH and _unwritable(inner):
+            return _find_unwritable(inner, inner_path, depth + 1)
+    shown = "a long number" if isinstance(value, int) else repr(value)
+    return path, shown, _unwritable(value) or "unknown"
+
+
+def _unwritable(value: object) -> str | None:
+    """Why a value cannot be written as JSON, or None if it can."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return "a lone surrogate is not text"
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None

@@ -1,6 +1,7 @@
 -- Store new schedules, all or none of them.
 --
 -- @include plans
+-- PROBES itself: what it writes without having read it
 -- ARGV op           text  random id of this operation
 -- ARGV client_now   int   the moment from which the next runs were computed, ms
 -- ARGV on_conflict  text  'error' or 'replace': what to do with an id that is taken
@@ -14,10 +15,10 @@ local before = first_answer(A.op)
 if before then return { before } end
 if is_skewed(A.client_now) then return { 'skewed', now } end
 
-local ids, fields = {}, {}
+local ids = {}
 for i = FIRST, #ARGV, 5 do ids[#ids + 1] = ARGV[i] end
 local GROUP = 500  -- unpack() has room for a few thousand values
-local taken = {}
+local taken, left = {}, {}
 for from = 1, #ids, GROUP do
   local group = { unpack(ids, from, math.min(from + GROUP - 1, #ids)) }
   for i, text in ipairs(redis.call('HMGET', K.schedules, unpack(group))) do
@@ -26,22 +27,29 @@ for from = 1, #ids, GROUP do
       taken[group[i]] = true
     end
   end
+  -- Of a schedule whose definition is gone there may be a state, with its place in the index.
+  for i, text in ipairs(redis.call('HMGET', K.schedule_state, unpack(group))) do
+    if text then left[group[i]] = read_state(text) end
+  end
 end
 
 local soonest = soonest_due()
 local wake = false
+for _, name in ipairs({ 'plan', 'schedule_index', 'broken', 'scheduler_wake' }) do probe(name) end
 for from = 1, #ids, GROUP do
   local definitions, plans, due, states, index = {}, {}, {}, {}, {}
   for n = from, math.min(from + GROUP - 1, #ids) do
     local i = FIRST + (n - 1) * 5
     local id, user, next_ms = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 4])
     local state = { user = user, active = true, runs = 0 }
-    if taken[id] then
-      local old = state_of(id)
+    local old = left[id]
+    if old then
       if old.user and old.user ~= user then
         redis.call('ZREM', K.schedule_index, old.user .. '\0' .. id)
       end
-      state.last_run, state.runs, state.missed = old.last_run, old.runs or 0, old.missed
+      if taken[id] then
+        state.last_run, state.runs, state.missed = old.last_run, old.runs or 0, old.missed
+      end
       redis.call('HDEL', K.broken, id)
     end
     definitions[#definitions + 1] = id

@@ -2,45 +2,61 @@
 --
 -- @include ending
 -- FLAGS allow-oom
--- ARGV ...  tasks, three each: id, token, result (JSON, or empty)
+-- ARGV ...  tasks, three each: id, token, result (JSON, or empty); at most a few hundred
 --
 -- Replay: a task that this token finished before is finished, also when its record is gone by now.
 -- A task whose cancelling was asked for ends as cancelled.
 --
 -- Returns a word for each: 'finished', 'cancelled', or 'lost_lease' (nothing was changed).
 
-local function finished_before(id, token)
-  local record = read_status(id)
+local ids = {}
+for i = FIRST, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
+local records = read_statuses(ids)
+
+local function ended_before(id, token)
+  local record = records[id]
   if record then
     return (record.state == 'finished' or record.state == 'cancelled') and record.token == token
       and record.state
   end
-  return first_answer('t:' .. id) == token and 'finished'
+  local state, by = read_grave(first_answer('t:' .. id) or '')
+  return (state == 'finished' or state == 'cancelled') and by == token and state
 end
 
-local answer, closed = {}, 0
+local names = {}
+for _, id in ipairs(ids) do
+  if records[id] then names[#names + 1] = records[id].user end
+end
+prefetch_users(names)
+
+local answer, closed, ended, counts = {}, {}, {}, { finished = 0, cancelled = 0, lost_lease = 0 }
 for i = FIRST, #ARGV, 3 do
-  local id, token = ARGV[i], ARGV[i + 1]
-  local record = held(id, token)
+  local id, token, result = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local record = records[id]
   local word
-  if record then
+  if is_held(record, token) then
     word = record.cancel and 'cancelled' or 'finished'
-    end_lease(id, record)
-    record.error = nil
-    if ARGV[i + 2] ~= '' then record.result = ARGV[i + 2] end
-    close(id, record, word)
-    closed = closed + 1
+    free(record)
+    record.state, record.ended, record.error = word, now, nil
+    if result ~= '' then record.result = result end
+    closed[#closed + 1] = id
+    ended[#ended + 1] = now
+    ended[#ended + 1] = id
+    counts[word] = counts[word] + 1
   else
-    word = finished_before(id, token)
-    if not word then
-      word = 'lost_lease'
-      redis.call('HINCRBY', K.stats, 'lost_leases', 1)
-    end
+    word = ended_before(id, token) or 'lost_lease'
+    if word == 'lost_lease' then counts.lost_lease = counts.lost_lease + 1 end
   end
   answer[#answer + 1] = word
 end
-if closed > 0 then
-  trim_all(closed)
+if #closed > 0 then
+  redis.call('ZREM', K.leases, unpack(closed))
+  write_statuses(closed, records)
+  redis.call('ZADD', K.ended, unpack(ended))
+  trim_all(#closed)
   save_fair()
 end
+if counts.finished > 0 then redis.call('HINCRBY', K.stats, 'finished', counts.finished) end
+if counts.cancelled > 0 then redis.call('HINCRBY', K.stats, 'cancelled', counts.cancelled) end
+if counts.lost_lease > 0 then redis.call('HINCRBY', K.stats, 'lost_leases', counts.lost_lease) end
 return answer

@@ -43,14 +43,16 @@ local tasks = known(task_ids, documents)
 
 local words, new, of_user = {}, {}, {}
 local new_plans, new_states, new_due, done = {}, {}, {}, {}
-local fired, missed, refused = 0, 0, 0
+local fired, missed, refused, stopped = 0, 0, 0, 0
 for i, fire in ipairs(fires) do
-  local state = decode(states[i]) or {}
+  local state = read_state(states[i])
+  -- It is due, so it is active, whatever has become of its record.
+  state.user, state.active = state.user or fire.user, true
   local is_new = tasks[i] == 'new'
-  of_user[fire.user] = (of_user[fire.user] or 0) + (is_new and 1 or 0)
+  local own = (of_user[fire.user] or 0) + 1
   if plans[i] ~= fire.plan or done[fire.id] then
     words[i] = 'moved'
-  elseif is_new and is_full(fire.user, #new + 1, of_user[fire.user]) then
+  elseif is_new and is_full(fire.user, #new + 1, own) then
     words[i] = 'refused'
     refused = refused + 1
     state.refused = (state.refused or 0) + 1
@@ -61,6 +63,7 @@ for i, fire in ipairs(fires) do
     done[fire.id] = true
     if is_new then
       fired = fired + 1
+      of_user[fire.user] = own
       new[#new + 1] = { id = fire.task_id, user = fire.user, document = fire.document,
         head = fire.head, level = fire.level, when = '' }
     end
@@ -88,11 +91,15 @@ if #new_plans > 0 then redis.call('HSET', K.plan, unpack(new_plans)) end
 if #new_due > 0 then redis.call('ZADD', K.due, unpack(new_due)) end
 if #new_states > 0 then redis.call('HSET', K.schedule_state, unpack(new_states)) end
 for i, fire in ipairs(fires) do
-  if words[i] == 'fired' and fire.next_ms == '' then stop_planning(fire.id, fire.reason) end
+  if words[i] == 'fired' and fire.next_ms == '' then
+    stop_planning(fire.id, fire.reason)
+    stopped = stopped + 1
+  end
 end
 if fired > 0 then redis.call('HINCRBY', K.stats, 'fired', fired) end
 if missed > 0 then redis.call('HINCRBY', K.stats, 'missed', missed) end
 if refused > 0 then redis.call('HINCRBY', K.stats, 'refused', refused) end
+if stopped > 0 then redis.call('HINCRBY', K.stats, 'set_aside_cron', stopped) end
 save_fair()
 remember(A.op, 'fired\n' .. table.concat(words, '\n'))
 table.insert(words, 1, 'fired')

@@ -3,6 +3,7 @@
 -- @include time
 -- FLAGS no-writes
 -- KEYS stats          hash  counter -> value
+-- KEYS fair           hash  seq: how many tasks have been stored
 -- KEYS ready          zset  users who may be served
 -- KEYS parked         zset  users with waiting tasks who may not
 -- KEYS backlog        zset  waiting tasks
@@ -44,7 +45,10 @@ local function service()
 end
 
 local active = redis.call('ZCARD', K.ready) + redis.call('ZCARD', K.parked)
-return { now, redis.call('HGETALL', K.stats),
+local counters = redis.call('HGETALL', K.stats)
+counters[#counters + 1] = 'pushed'
+counters[#counters + 1] = redis.call('HGET', K.fair, 'seq') or '0'
+return { now, counters,
   redis.call('ZCARD', K.backlog), redis.call('ZCARD', K.delayed), redis.call('ZCARD', K.leases),
   redis.call('ZCARD', K.dead), age(K.waiting), active, redis.call('ZCARD', K.parked),
   redis.call('HLEN', K.schedules), redis.call('ZCARD', K.due), age(K.due),

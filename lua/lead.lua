@@ -11,17 +11,17 @@
 -- ARGV term_ms    int   how long the term is
 -- ARGV limit      int   how many due schedules at most
 --
--- Repeated with the same token it renews the term, which is the same as before.
+-- Repeated with the same token it renews the term: 'leader' and the epoch that 'elected' came with.
 --
 -- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, end of the term in ms,
 -- next moment in ms or -1, then for each due schedule: id, definition, plan, moment to act }.
 
-local leader = decode(redis.call('GET', K.leader))
+local leader = read_leader()
 local word = 'leader'
-if leader and leader.token ~= A.token and (leader.ends or 0) > now then
-  return { 'follower', leader.epoch or 0, now, leader.ends, -1 }
+if leader and leader.token ~= A.token then
+  return { 'follower', leader.epoch, now, leader.ends, -1 }
 end
-if not leads() then
+if not leader then
   word = 'elected'
   leader = { token = A.token, scheduler = A.scheduler, epoch = redis.call('INCR', K.epoch) }
   redis.call('HINCRBY', K.stats, 'terms', 1)

@@ -1,6 +1,7 @@
 -- Store new tasks, all or none of them.
 --
 -- @include enqueue
+-- PROBES itself: a lone task of a user who is being served touches few keys, and is the hot path
 -- ARGV ...  tasks, six each: id, user, document, head of the status, level, when
 --           (when: empty now, +ms after so long, ms at that moment)
 --
@@ -28,9 +29,16 @@ for i, task in ipairs(new) do
   of_user[task.user] = (of_user[task.user] or 0) + 1
   local full = is_full(task.user, i, of_user[task.user])
   if full then
+    probe_all()
     redis.call('HINCRBY', K.stats, 'refused', 1)
     return { 'full', full, task.id }
   end
+end
+local lone = #new == 1 and new[1].when == '' and new[1].level < CRITICAL
+if lone and redis.call('ZSCORE', K.ready, new[1].user) then
+  for _, name in ipairs({ 'status', 'backlog', 'waiting', 'wake', 'stats' }) do probe(name) end
+else
+  probe_all()
 end
 store(new)
 if #list > #new then redis.call('HINCRBY', K.stats, 'duplicates', #list - #new) end

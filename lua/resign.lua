@@ -1,10 +1,13 @@
 -- Give up leadership, if it is still held.
 --
--- @include fence
+-- @include fence replay
 -- FLAGS allow-oom
+-- ARGV op  text  random id of this operation
 --
 -- Returns 'resigned' or 'stale' (somebody else leads, or nobody; nothing was changed).
 
-if not leads() then return 'stale' end
+local before = first_answer(A.op)
+if before then return before end
+if not leads() then return remember(A.op, 'stale') end
 redis.call('DEL', K.leader)
-return 'resigned'
+return remember(A.op, 'resigned')

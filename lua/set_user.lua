@@ -13,7 +13,7 @@
 local before = first_answer(A.op)
 if before then return before end
 local change = cjson.decode(A.change)
-local settings = decode(redis.call('HGET', K.users, A.user)) or {}
+local settings = parse_settings(redis.call('HGET', K.users, A.user))
 local old_weight = settings.weight or 1
 for field, value in pairs(change) do
   if value == cjson.null then value = nil end

@@ -27,10 +27,12 @@ if state.user ~= A.user then
   redis.call('ZADD', K.schedule_index, 0, A.user .. '\0' .. A.id)
   state.user = A.user
 end
-if A.active == '1' then
+if A.active == '1' or (A.active == '' and state.reason and A.next_ms ~= '') then
+  -- The second: it was set aside while the change was on its way, and the change plans it anew.
   state.active, state.reason = true, nil
 elseif A.active == '0' then
-  state.active = false
+  -- Off because its user wants it off: a mended cron alone does not switch it on again.
+  state.active, state.reason = false, nil
 end
 redis.call('HSET', K.schedules, A.id, A.definition)
 local nominal = A.next_ms

@@ -2,13 +2,13 @@
 --
 -- @include waiting replay
 -- KEYS tasks   hash  task id -> its document, JSON
--- KEYS leases  zset  task id -> end of lease, ms
 -- KEYS ended   zset  task id -> when it finished or was cancelled, ms
 -- KEYS dead    zset  task id -> when it was buried, ms
 -- KEYS stats   hash  counter -> value
 
 -- Drop the oldest records beyond the limits; at most twice as many as were added, so that a call
--- stays short and a lowered limit is reached all the same.
+-- stays short and a lowered limit is reached all the same. What ended a moment ago leaves a
+-- grave behind, so that a repeated push or finish is still recognised.
 local function trim(key, keep, keep_ms, added)
   local budget = 2 * added + 10
   local over = math.min(redis.call('ZCARD', key) - keep, budget)
@@ -19,16 +19,17 @@ local function trim(key, keep, keep_ms, added)
       'LIMIT', 0, budget, 'WITHSCORES')
   end
   if #old == 0 then return end
-  local ids, graves = {}, {}
+  local ids, recent = {}, {}
   for i = 1, #old, 2 do
     ids[#ids + 1] = old[i]
-    if now - tonumber(old[i + 1]) <= REPLAY_MS then
-      local record = read_status(old[i])
-      graves[#graves + 1] = 't:' .. old[i]
-      graves[#graves + 1] = record and record.token or ''
-    end
+    if now - tonumber(old[i + 1]) <= REPLAY_MS then recent[#recent + 1] = old[i] end
   end
-  if #graves > 0 then
+  if #recent > 0 then
+    local graves, records = {}, read_statuses(recent)
+    local documents = redis.call('HMGET', K.tasks, unpack(recent))
+    for i, id in ipairs(recent) do
+      graves[2 * i - 1], graves[2 * i] = 't:' .. id, grave_of(records[id], documents[i])
+    end
     turn_generation()
     redis.call('HSET', K.ops, unpack(graves))
   end
@@ -42,26 +43,32 @@ local function trim_all(added)
   trim(K.dead, SETTINGS.keep_dead, SETTINGS.keep_dead_ms, added)
 end
 
--- The record of the task if this token holds its lease, else nil. A lease that is over but not yet
--- taken back still counts: nobody else has the task.
-local function held(id, token)
-  local record = read_status(id)
-  if record and record.state == 'running' and record.token == token then return record end
-  return nil
+-- True if this token holds the lease of the task that the record is of. A lease that is over but
+-- not yet taken back still counts: nobody else has the task.
+local function is_held(record, token)
+  return record and record.state == 'running' and record.token == token
 end
 
--- Give up the lease: the running count, the time used, the user's cap.
-local function end_lease(id, record)
-  redis.call('ZREM', K.leases, id)
+local function held(id, token)
+  local record = read_status(id)
+  return is_held(record, token) and record or nil
+end
+
+-- Free what a lease holds, but for its entry in leases: the running count, the time used, the cap.
+local function free(record)
   change_running(record.user, -1)
   pay_for_time(record.user, record.charge or 1, now - (record.claimed or now))
   if settings_of(record.user).max_running and review(record.user) then wake_worker() end
 end
 
+local function end_lease(id, record)
+  redis.call('ZREM', K.leases, id)
+  free(record)
+end
+
 -- Write the last state of a task: finished, cancelled or buried.
 local function close(id, record, state)
-  record.state = state
-  record.ended = now
+  record.state, record.ended = state, now
   write_status(id, record)
   redis.call('ZADD', state == 'buried' and K.dead or K.ended, now, id)
   redis.call('HINCRBY', K.stats, state, 1)

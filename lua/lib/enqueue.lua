@@ -21,7 +21,8 @@ local function known(ids, documents)
     if before then
       answer[i] = before == documents[i] and 'same' or 'other'
     elseif ended[i] or ended_before[i] then
-      answer[i] = 'same'
+      local _, _, seen = read_grave(ended[i] or ended_before[i])
+      answer[i] = seen == digest(documents[i]) and 'same' or 'other'
     else
       answer[i] = 'new'
       here[id] = documents[i]
@@ -61,7 +62,6 @@ local function store(list)
   redis.call('HSET', K.tasks, unpack(documents))
   redis.call('HSET', K.status, unpack(statuses))
   if #later > 0 then redis.call('ZADD', K.delayed, unpack(later)) end
-  redis.call('HINCRBY', K.stats, 'pushed', #list)
   -- A worker that is blocked until the next delayed task must hear of an earlier one.
   if add_waiting(ready) or #later > 0 then wake_worker() end
 end

@@ -11,6 +11,7 @@
 -- KEYS throttle  hash  user -> when the rate limit is next free of debt, ms
 -- KEYS usage     hash  user -> average seconds that a task takes (cost = time only)
 -- KEYS backlog   zset  user NUL rank NUL task id, all scores 0
+-- KEYS leases    zset  task id -> end of lease, ms
 -- KEYS served    hash  user -> service / weight in this window, or 'late' if not backlogged all through
 --
 -- A user with waiting tasks is in exactly one of ready and parked; one without is in neither.
@@ -29,27 +30,57 @@ local function load_fair()
 end
 load_fair()
 
+local running_cache, running_dirty = {}, {}
+
+-- Write what has changed; every script that changes anything ends with it.
 local function save_fair()
-  if not fair_dirty then return end
-  redis.call('HSET', K.fair, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
-    'seq', fair.seq)
-  if fair.credit then redis.call('HSET', K.fair, 'credit', fair.credit) end
-  if fair.average then redis.call('HSET', K.fair, 'average', fair.average) end
+  if fair_dirty then
+    redis.call('HSET', K.fair, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
+      'seq', fair.seq)
+    if fair.credit then redis.call('HSET', K.fair, 'credit', fair.credit) end
+    if fair.average then redis.call('HSET', K.fair, 'average', fair.average) end
+  end
+  local counts, none = {}, {}
+  for user in pairs(running_dirty) do
+    if running_cache[user] > 0 then
+      counts[#counts + 1] = user
+      counts[#counts + 1] = running_cache[user]
+    else
+      none[#none + 1] = user
+    end
+  end
+  if #counts > 0 then redis.call('HSET', K.running, unpack(counts)) end
+  if #none > 0 then redis.call('HDEL', K.running, unpack(none)) end
+end
+
+-- Settings of a user without fields of a wrong type: damaged ones must not stop a transition.
+local USER_NUMBERS = { 'weight', 'max_running', 'max_waiting', 'rate' }
+local function parse_settings(text)
+  local stored, usable = decode(text) or {}, {}
+  for _, field in ipairs(USER_NUMBERS) do
+    local value = stored[field]
+    if type(value) == 'number' and value > 0 then usable[field] = value end
+  end
+  if type(stored.paused) == 'boolean' then usable.paused = stored.paused end
+  return usable
 end
 
 local DEFAULT_USER = { weight = 1 }
 local user_cache = {}
-local function settings_of(user)
-  local found = user_cache[user]
-  if not found then
-    found = decode(redis.call('HGET', K.users, user)) or DEFAULT_USER
-    if not found.weight then found.weight = 1 end
-    user_cache[user] = found
+local function keep_settings(user, text)
+  local found = DEFAULT_USER
+  if text then
+    found = parse_settings(text)
+    found.weight = found.weight or 1
   end
+  user_cache[user] = found
   return found
 end
 
-local running_cache = {}
+local function settings_of(user)
+  return user_cache[user] or keep_settings(user, redis.call('HGET', K.users, user))
+end
+
 local function running_of(user)
   local found = running_cache[user]
   if not found then
@@ -60,12 +91,23 @@ local function running_of(user)
 end
 
 local function change_running(user, by)
-  local count = redis.call('HINCRBY', K.running, user, by)
-  if count <= 0 then
-    redis.call('HDEL', K.running, user)
-    count = 0
+  running_cache[user] = math.max(0, running_of(user) + by)
+  running_dirty[user] = true
+end
+
+-- Read settings and running counts of many users in two calls.
+local function prefetch_users(names)
+  local missing = {}
+  for _, name in ipairs(names) do
+    if not user_cache[name] or not running_cache[name] then missing[#missing + 1] = name end
   end
-  running_cache[user] = count
+  if #missing == 0 then return end
+  local settings = redis.call('HMGET', K.users, unpack(missing))
+  local counts = redis.call('HMGET', K.running, unpack(missing))
+  for i, name in ipairs(missing) do
+    keep_settings(name, settings[i])
+    running_cache[name] = running_cache[name] or tonumber(counts[i] or nil) or 0
+  end
 end
 
 local function cost_of(user)
@@ -110,8 +152,9 @@ local function enter_critical(user)
     fair.critical_clock + cost_of(user) / settings_of(user).weight, user)
 end
 
--- Nothing ready and nothing leased: no one has a claim on the past any more.
+-- When nothing is ready and nothing leased, no one has a claim on the past any more.
 local function settle()
+  if redis.call('ZCARD', K.ready) > 0 or redis.call('ZCARD', K.leases) > 0 then return end
   local top = redis.call('ZRANGE', K.idle, -1, -1, 'WITHSCORES')
   if top[2] then
     fair.clock = math.max(fair.clock, tonumber(top[2]))

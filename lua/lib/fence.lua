@@ -1,12 +1,20 @@
 -- Refuse a leader whose term is over or taken.
 --
--- @include records time
+-- @include json time
 -- KEYS leader  string  JSON: token, scheduler, ends (ms), epoch; gone by itself some time after its end
 -- ARGV token  text  random, of the leader who asks
 
-local function leads()
+-- The leader of the present term, or nil; a record that somebody has spoilt is none.
+local function read_leader()
   local leader = decode(redis.call('GET', K.leader))
-  if leader and leader.token == A.token and (leader.ends or 0) > now then return leader end
+  if leader and type(leader.token) == 'string' and type(leader.ends) == 'number'
+    and type(leader.epoch) == 'number' and leader.ends > now then return leader end
+  return nil
+end
+
+local function leads()
+  local leader = read_leader()
+  if leader and leader.token == A.token then return leader end
   return nil
 end
 

@@ -1,6 +1,6 @@
 -- Keep what is planned for schedules: revision and next moment, state, index, problems.
 --
--- @include replay records
+-- @include replay json
 -- KEYS schedules       hash  schedule id -> definition, JSON: what the user wrote
 -- KEYS plan            hash  schedule id -> random revision, space, nominal next moment in ms or '-'
 -- KEYS due             zset  schedule id -> when to act, ms; active schedules only
@@ -16,8 +16,24 @@ local function is_skewed(client_now)
   return math.abs(tonumber(client_now) - now) > SKEW_MS
 end
 
+local STATE_TYPES = { user = 'string', active = 'boolean', reason = 'string', last_run = 'number',
+  runs = 'number', missed = 'number', refused = 'number' }
+
+-- A state as a table without fields of a wrong type: one that somebody has spoilt must not raise in
+-- the middle of a script, nor stop the other schedules of a batch.
+local function read_state(text)
+  local state = decode(text) or {}
+  for field, kind in pairs(STATE_TYPES) do
+    local value = state[field]
+    if type(value) ~= kind or (kind == 'number' and math.abs(value) > 2 ^ 53) then
+      state[field] = nil
+    end
+  end
+  return state
+end
+
 local function state_of(id)
-  return decode(redis.call('HGET', K.schedule_state, id)) or {}
+  return read_state(redis.call('HGET', K.schedule_state, id))
 end
 
 local function write_state(id, state)

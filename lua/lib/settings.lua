@@ -14,10 +14,13 @@ local SETTINGS = {
   ageing_ms = 0,
 }
 
+-- What is no number where one is needed counts as the default: it must not stop a transition.
 local function load_settings()
   local stored = redis.call('HGETALL', K.settings)
   for i = 1, #stored, 2 do
-    SETTINGS[stored[i]] = tonumber(stored[i + 1]) or stored[i + 1]
+    local default, value = SETTINGS[stored[i]], stored[i + 1]
+    if type(default) == 'number' then value = tonumber(value) end
+    if default ~= nil and value ~= nil then SETTINGS[stored[i]] = value end
   end
 end
 

@@ -15,30 +15,41 @@ end
 local function promote()
   local ids = due_in(K.delayed)
   if #ids == 0 then return end
-  local list = {}
+  local list, good, records = {}, {}, read_statuses(ids)
   for _, id in ipairs(ids) do
-    local record = read_status(id)
+    local record = records[id]
     if record and record.state == 'delayed' then
       record.state = 'ready'
-      write_status(id, record)
+      good[#good + 1] = id
       list[#list + 1] = { id = id, user = record.user, rank = record.rank }
     else
       redis.call('HINCRBY', K.stats, 'broken_tasks', 1)
     end
   end
+  if #good > 0 then write_statuses(good, records) end
   redis.call('ZREM', K.delayed, unpack(ids))
   add_waiting(list)
+end
+
+-- A lease whose record cannot be read still counts as a run of its user, whom the document names.
+local function forget_run(id)
+  local document = decode(redis.call('HGET', K.tasks, id))
+  local user = document and document.user
+  if type(user) ~= 'string' or running_of(user) == 0 then return end
+  change_running(user, -1)
+  review(user)
 end
 
 local function take_back()
   local ids = due_in(K.leases)
   if #ids == 0 then return end
-  local list, closed = {}, 0
+  local list, closed, records = {}, 0, read_statuses(ids)
   for _, id in ipairs(ids) do
-    local record = read_status(id)
+    local record = records[id]
     if not record or record.state ~= 'running' then
       redis.call('ZREM', K.leases, id)
       redis.call('HINCRBY', K.stats, 'broken_tasks', 1)
+      forget_run(id)
     else
       end_lease(id, record)
       redis.call('HINCRBY', K.stats, 'expired', 1)

@@ -34,7 +34,6 @@ local function add_waiting(list, returning)
   if #list == 0 then return false end
   local members, since, absent = {}, {}, {}
   local seen, findable = {}, false
-  if redis.call('ZCARD', K.ready) == 0 and redis.call('HLEN', K.running) == 0 then settle() end
   for i, task in ipairs(list) do
     local user = task.user
     if not seen[user] then
@@ -50,6 +49,7 @@ local function add_waiting(list, returning)
   end
   redis.call('ZADD', K.backlog, unpack(members))
   redis.call('ZADD', K.waiting, unpack(since))
+  if #absent > 0 then settle() end
   for _, user in ipairs(absent) do
     local newcomer = not returning and running_of(user) == 0
       and not redis.call('ZSCORE', K.idle, user)

@@ -1,0 +1,1 @@
+"""Speed, memory, fairness and lateness, each as a ratio to what Redis itself does in the same run."""

@@ -1,0 +1,142 @@
+"""What the benchmarks share: a server of their own, the two units, and a table of results."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import redis
+
+from fairqueue import TaskQueue
+from fairqueue.embedded import EmbeddedServer
+
+VALUE = b"x" * 100
+
+
+@dataclass
+class Line:
+    """One result, with the aim it is held against."""
+
+    name: str
+    figure: str
+    aim: str = ""
+    ok: bool | None = None
+    note: str = ""
+
+
+@dataclass
+class Bench:
+    """A server, its units, and the results so far."""
+
+    server: EmbeddedServer
+    client: redis.Redis
+    scale: float = 1.0
+    lines: list[Line] = field(default_factory=list)
+    singles: list[float] = field(default_factory=list)
+    bulks: list[float] = field(default_factory=list)
+
+    def fresh_queue(self) -> TaskQueue:
+        """An empty queue on an empty server."""
+        self.client.flushall()
+        return TaskQueue.from_url(self.server.url, timeout=30.0)
+
+    def unit_s(self) -> float:
+        """S: single SETs per second, now."""
+        count = 2000
+        start = time.perf_counter()
+        for i in range(count):
+            self.client.set(f"unit:{i}", VALUE)
+        rate = count / (time.perf_counter() - start)
+        self.singles.append(rate)
+        return rate
+
+    def unit_b(self) -> float:
+        """B: SETs per second in pipelines of 1,000, now."""
+        start = time.perf_counter()
+        for _ in range(10):
+            pipeline = self.client.pipeline(transaction=False)
+            for i in range(1000):
+                pipeline.set(f"unit:{i}", VALUE)
+            pipeline.execute()
+        rate = 10_000 / (time.perf_counter() - start)
+        self.bulks.append(rate)
+        return rate
+
+    def server_cpu(self) -> float:
+        """Seconds of processor time that the server has used."""
+        info = self.client.info("cpu")
+        return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+    def ratio(
+        self,
+        name: str,
+        unit: str,
+        aim: float,
+        action: Callable[[], int],
+        *,
+        repeats: int = 5,
+        prepare: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Time an action that returns how many things it did, against the unit beside it.
+
+        The unit is measured before and after each time, so that both see the same machine; the
+        middle of the ratios counts.
+        """
+        ratios, rates, cpus = [], [], []
+        measure = self.unit_s if unit == "S" else self.unit_b
+        for _ in range(repeats):
+            prepare()
+            before = measure()
+            cpu = self.server_cpu()
+            start = time.perf_counter()
+            done = action()
+            seconds = time.perf_counter() - start
+            cpus.append((self.server_cpu() - cpu) / done)
+            after = measure()
+            rates.append(done / seconds)
+            ratios.append(done / seconds / ((before + after) / 2))
+        value = statistics.median(ratios)
+        self.add(
+            name,
+            f"{value:.2f} {unit}",
+            f"≥ {aim} {unit}",
+            value >= aim,
+            f"{statistics.median(rates):,.0f}/s, server CPU {statistics.median(cpus) * 1e6:.1f} µs",
+        )
+
+    def add(
+        self, name: str, figure: str, aim: str = "", ok: bool | None = None, note: str = ""
+    ) -> None:
+        """Keep and print a result."""
+        line = Line(name, figure, aim, ok, note)
+        self.lines.append(line)
+        print(format_line(line), flush=True)
+
+    def count(self, full: int) -> int:
+        """A size, made smaller for a quick run."""
+        return max(100, int(full * self.scale))
+
+
+def format_line(line: Line) -> str:
+    verdict = {True: "ok", False: "MISSED", None: ""}[line.ok]
+    return f"{line.name:<46} {line.figure:>16}  {line.aim:<14} {verdict:<7} {line.note}"
+
+
+@contextmanager
+def bench(scale: float) -> Iterator[Bench]:
+    """A benchmark's surroundings: one server without persistence, on a unix socket."""
+    with EmbeddedServer.start() as server:
+        client = redis.Redis.from_url(server.url)
+        yield Bench(server, client, scale)
+        client.close()
+
+
+def seconds_of(action: Callable[[], object], times: int) -> float:
+    """The middle time of an action, in seconds."""
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        action()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)

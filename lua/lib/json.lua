@@ -1,0 +1,9 @@
+-- Read JSON without ever raising: an error in the middle of a script would leave half a transition.
+
+-- The table that a text holds, or nil.
+local function decode(text)
+  if not text then return nil end
+  local ok, record = pcall(cjson.decode, text)
+  if ok and type(record) == 'table' then return record end
+  return nil
+end
