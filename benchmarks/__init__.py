@@ -1,1 +1,1 @@
-"""Speed, memory, fairness and lateness, each as a ratio to what Redis itself does in the same run."""
+"""Speed, memory, fairness and lateness, as ratios to what Redis itself does in the same run."""

@@ -1,6 +1,41 @@
-from benchmarks.common import bench
-from benchmarks import queue_speed, schedule_speed
-import sys
-with bench(1.0) as b:
-    if "q" in sys.argv: queue_speed.run(b)
-    schedule_speed.run(b)
+"""Run the benchmarks: `python -m benchmarks [--quick] [section ...]`."""
+
+import argparse
+import statistics
+
+from benchmarks import fairness, lateness, queue_speed, scaling, schedule_speed
+from benchmarks.common import bench, format_line
+
+SECTIONS = {
+    "queue": queue_speed.run,
+    "schedules": schedule_speed.run,
+    "fairness": fairness.run,
+    "lateness": lateness.run,
+    "scaling": scaling.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("section", nargs="*", help=f"of {', '.join(SECTIONS)}; all if none")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes")
+    options = parser.parse_args()
+    unknown = set(options.section) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no such section: {', '.join(sorted(unknown))}")
+    with bench(0.1 if options.quick else 1.0) as surroundings:
+        for name in options.section or SECTIONS:
+            SECTIONS[name](surroundings)
+        surroundings.unit_s()
+        surroundings.unit_b()
+        print()
+        print(f"S = {statistics.median(surroundings.singles):,.0f} single SETs per second")
+        print(f"B = {statistics.median(surroundings.bulks):,.0f} SETs per second in pipelines")
+        missed = [line for line in surroundings.lines if line.ok is False]
+        print("every aim reached" if not missed else f"{len(missed)} aims missed:")
+        for line in missed:
+            print("  " + format_line(line))
+
+
+if __name__ == "__main__":
+    main()

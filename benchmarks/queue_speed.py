@@ -5,52 +5,59 @@ from fairqueue import Claim, Task, TaskQueue
 
 USERS = 100
 PAYLOAD = {"report": 7, "note": "x" * 80}
+BATCH = 50
 
 
 def tasks(count: int, users: int = USERS) -> list[Task]:
     return [Task.create(user_id=f"user-{i % users}", payload=PAYLOAD) for i in range(count)]
 
 
+class Runs:
+    """A queue and its tasks, at the stage that a figure starts from."""
+
+    queue: TaskQueue
+    tasks: list[Task]
+    claims: list[Claim]
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def fresh(self) -> None:
+        self.queue = self._bench.fresh_queue()
+        self.queue.check()
+        self.tasks = tasks(self._bench.count(10_000))
+        self.claims = []
+
+    def filled(self) -> None:
+        self.fresh()
+        self.push_many()
+
+    def claimed(self) -> None:
+        self.filled()
+        self.claim_all()
+
+    def push_one_by_one(self) -> int:
+        for task in self.tasks[:2000]:
+            self.queue.push(task)
+        return len(self.tasks[:2000])
+
+    def push_many(self) -> int:
+        return len(self.queue.push_many(self.tasks))
+
+    def claim_all(self) -> int:
+        while got := self.queue.claim("bench", limit=BATCH):
+            self.claims += got
+        return len(self.claims)
+
+    def finish_all(self) -> int:
+        for i in range(0, len(self.claims), BATCH):
+            self.queue.finish_many((claim, None) for claim in self.claims[i : i + BATCH])
+        return len(self.claims)
+
+
 def run(bench: Bench) -> None:
-    count = bench.count(10_000)
-    state: dict[str, TaskQueue] = {}
-    batch: list[Task] = []
-    claims: list[Claim] = []
-
-    def fresh() -> None:
-        state["queue"] = bench.fresh_queue()
-        state["queue"].check()
-        batch[:] = tasks(count)
-        claims.clear()
-
-    def push_one_by_one() -> int:
-        for task in batch[:2000]:
-            state["queue"].push(task)
-        return len(batch[:2000])
-
-    def push_many() -> int:
-        state["queue"].push_many(batch)
-        return len(batch)
-
-    def filled() -> None:
-        fresh()
-        push_many()
-
-    def claim_all() -> int:
-        while got := state["queue"].claim("bench", limit=50):
-            claims.extend(got)
-        return len(claims)
-
-    def claimed() -> None:
-        filled()
-        claim_all()
-
-    def finish_all() -> int:
-        for i in range(0, len(claims), 50):
-            state["queue"].finish_many((claim, None) for claim in claims[i : i + 50])
-        return len(claims)
-
-    bench.ratio("push, one at a time", "S", 0.5, push_one_by_one, prepare=fresh)
-    bench.ratio("push_many of 10,000", "B", 0.45, push_many, prepare=fresh)
-    bench.ratio("claim in batches of 50", "B", 0.2, claim_all, prepare=filled)
-    bench.ratio("finish in batches of 50", "B", 0.25, finish_all, prepare=claimed)
+    runs = Runs(bench)
+    bench.ratio("push, one at a time", "S", 0.5, runs.push_one_by_one, prepare=runs.fresh)
+    bench.ratio("push_many of 10,000", "B", 0.45, runs.push_many, prepare=runs.fresh)
+    bench.ratio("claim in batches of 50", "B", 0.2, runs.claim_all, prepare=runs.filled)
+    bench.ratio("finish in batches of 50", "B", 0.25, runs.finish_all, prepare=runs.claimed)

@@ -25,7 +25,7 @@ from redis.retry import Retry
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
 from fairqueue.keys import KEY_TYPES, Keys
-from fairqueue.scripts import Script, load_script
+from fairqueue.scripts import Script, load_script, script_names
 
 Argument = str | bytes | int | float
 Maker = Callable[[], AbstractConnection]
@@ -67,6 +67,9 @@ class Link:
         self._closed = False
         self._plain_scripts = False
         self._clock_sample: tuple[int, float] | None = None
+        # All of them now: a process must not mix the scripts of two versions of the library.
+        for name in script_names():
+            load_script(name)
 
     def close(self) -> None:
         """Close the connections that are not in use; those in use close when they come back."""

@@ -370,12 +370,12 @@ def open_queue(url: str | None) -> Iterator[TaskQueue]:
     """The demo's own queue, empty; nothing of it stays on a server that was there before."""
     with TaskQueue.from_url(url, QUEUE) if url else TaskQueue.embedded(name=QUEUE) as queue:
         queue.check(timeout=2.0)
-        queue.link.ask(["UNLINK", *queue.keys.all()])
+        queue.destroy()
         try:
             yield queue
         finally:
             with suppress(FairQueueError):
-                queue.link.ask(["UNLINK", *queue.keys.all()])
+                queue.destroy()
 
 
 def run(options: argparse.Namespace, out: TextIO, is_over: Callable[[], bool]) -> None:

@@ -26,7 +26,10 @@ class DueSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one round trip said: who leads, what is due, and when to come again."""
+    """What one round trip said: who leads, what is due, and when to come again.
+
+    `read_at` is when, by this process's monotonic clock, the server's clock came to `now_ms`.
+    """
 
     is_leader: bool
     elected: bool
@@ -70,6 +73,7 @@ class Leadership:
             term_ms=self.term_ms,
             limit=limit,
         )
+        replied_at = time.monotonic()
         is_leader = answer[0] != b"follower"
         if is_leader:
             self._trusted_until = asked_at + self._trust_s
@@ -87,13 +91,13 @@ class Leadership:
             elected=elected,
             epoch=int(answer[1]),
             now_ms=clock_ms,
-            ends_ms=int(answer[3]),
-            next_ms=int(answer[4]) if int(answer[4]) >= 0 else None,
+            ends_ms=int(answer[4]),
+            next_ms=int(answer[5]) if int(answer[5]) >= 0 else None,
             due=[
                 DueSchedule(member=answer[i], definition=answer[i + 1], plan=answer[i + 2])
-                for i in range(5, len(answer), 4)
+                for i in range(6, len(answer), 4)
             ],
-            read_at=time.monotonic(),
+            read_at=(asked_at + replied_at) / 2 - int(answer[3]) / 1e6,
         )
 
     def doubt(self) -> None:

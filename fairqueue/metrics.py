@@ -225,6 +225,9 @@ class _Chain(Collector):
         return []
 
 
+_HEED_CLOSE_S = 0.1  # how often the server looks whether it is to close, which takes so long
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
@@ -247,7 +250,10 @@ class MetricsServer:
         self.port = int(self._server.server_port)
         self.url = f"http://{host}:{self.port}/metrics"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="fairqueue-metrics", daemon=True
+            target=self._server.serve_forever,
+            args=(_HEED_CLOSE_S,),
+            name="fairqueue-metrics",
+            daemon=True,
         )
         self._thread.start()
 

@@ -124,6 +124,15 @@ class TaskQueue:
         queue._server = server
         return queue
 
+    @property
+    def server(self) -> EmbeddedServer | None:
+        """The embedded server, if this queue has one."""
+        return self._server
+
+    def destroy(self) -> None:
+        """Delete the queue with all its tasks and schedules. There is no way back."""
+        self.link.ask(("UNLINK", *self.keys.all()))
+
     def close(self) -> None:
         """Close the connections, and end the embedded server if there is one."""
         self.link.close()

@@ -61,6 +61,7 @@ def lua_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).parent.parent / "lua"
 
 
+@cache
 def script_names() -> list[str]:
     """The transitions, by the names of their files."""
     return sorted(path.stem for path in lua_folder().glob("*.lua"))

@@ -13,13 +13,14 @@
 --
 -- Repeated with the same token it renews the term: 'leader' and the epoch that 'elected' came with.
 --
--- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, end of the term in ms,
--- next moment in ms or -1, then for each due schedule: id, definition, plan, moment to act }.
+-- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, µs beyond those, end of the
+-- term in ms, next moment in ms or -1, then for each due schedule: id, definition, plan, moment to
+-- act }.
 
 local leader = read_leader()
 local word = 'leader'
 if leader and leader.token ~= A.token then
-  return { 'follower', leader.epoch, now, leader.ends, -1 }
+  return { 'follower', leader.epoch, now, now_us, leader.ends, -1 }
 end
 if not leader then
   word = 'elected'
@@ -30,13 +31,13 @@ write_leader(leader, tonumber(A.term_ms))
 
 local limit = tonumber(A.limit)
 local found = redis.call('ZRANGE', K.due, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
-local answer = { word, leader.epoch, now, leader.ends, -1 }
+local answer = { word, leader.epoch, now, now_us, leader.ends, -1 }
 if #found == 2 * limit then
-  answer[5] = now
+  answer[6] = now
 else
   local later = redis.call('ZRANGE', K.due, '(' .. string.format('%.0f', now), '+inf', 'BYSCORE',
     'LIMIT', 0, 1, 'WITHSCORES')[2]
-  if later then answer[5] = math.ceil(tonumber(later)) end
+  if later then answer[6] = math.ceil(tonumber(later)) end
 end
 if #found > 0 then
   local ids = {}

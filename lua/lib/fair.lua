@@ -159,7 +159,7 @@ local function settle()
   if top[2] then
     fair.clock = math.max(fair.clock, tonumber(top[2]))
     fair_dirty = true
-    redis.call('UNLINK', K.idle)
+    redis.call('UNLINK', K.idle, K.usage)
   end
 end
 
@@ -226,10 +226,9 @@ local function adjust(user, by)
     redis.call('ZADD', K.ready, 'XX', math.max(fair.clock, tag + by), user)
     return
   end
-  tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil)
-  if tag or by > 0 then
-    redis.call('ZADD', K.idle, math.max(fair.clock, (tag or fair.clock) + by), user)
-  end
+  -- Also one that is not ahead of the clock: what is kept of a user goes when the tag is reaped.
+  tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil) or fair.clock
+  redis.call('ZADD', K.idle, math.max(fair.clock, tag + by), user)
 end
 
 -- A lease has ended after so many ms: the user pays for the time and not for the guess.

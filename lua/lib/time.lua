@@ -2,10 +2,11 @@
 --
 -- ARGV now_ms  int  the moment to act at, in ms; empty: the server's clock
 
+-- The moment in whole ms, and the µs beyond it.
 local function read_clock()
-  if A.now_ms ~= '' then return tonumber(A.now_ms) end
+  if A.now_ms ~= '' then return tonumber(A.now_ms), 0 end
   local t = redis.call('TIME')
-  return t[1] * 1000 + math.floor(t[2] / 1000)
+  return t[1] * 1000 + math.floor(t[2] / 1000), t[2] % 1000
 end
 
-local now = read_clock()
+local now, now_us = read_clock()

@@ -1,0 +1,68 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairqueue.keys import KEY_TYPES
+from fairqueue.scripts import parts_of, script_names
+
+ROOT = Path(__file__).parent.parent
+ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
+
+
+def rows() -> dict[str, tuple[str, ...]]:
+    text = (ROOT / "docs" / "data-model.md").read_text()
+    return {match[1]: match.groups()[1:] for match in ROW.finditer(text)}
+
+
+def test_the_data_model_lists_each_key_with_its_type() -> None:
+    assert {key: row[0] for key, row in rows().items()} == KEY_TYPES
+
+
+def test_the_data_model_names_owners_that_exist_and_declare_the_key() -> None:
+    for key, (_, _, owner, lifetime) in rows().items():
+        assert lifetime.strip()
+        for name in re.findall(r"\b[a-z]+(?:_[a-z]+)*\b", owner):
+            if name in script_names():
+                declared = {k for part in parts_of(name) for k in part.keys}
+                assert key in declared, f"{name} is said to write {key} but does not declare it"
+
+
+def test_each_key_is_used_by_a_script() -> None:
+    used = {key for name in script_names() for part in parts_of(name) for key in part.keys}
+    assert used == set(KEY_TYPES)
+
+
+def test_the_example_of_the_readme_works(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example
+    lines = [line for line in example[1].splitlines() if line.strip()]
+    assert len(lines) <= 13, "the README promises a short one"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example[1] + "\nqueue.close()\n"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "bob {'report': 8}\n"
+
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make (\w+)", (ROOT / "README.md").read_text()):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
