@@ -166,6 +166,12 @@ class Claim:
     attempt: int
     worker_id: str
     lease_until: datetime
+    due_ms: int
+
+    @property
+    def due_at(self) -> datetime:
+        """When the task became ready: its wait counts from here."""
+        return from_ms(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +230,8 @@ class UserSettings:
 class QueueSettings:
     """What `TaskQueue.configure` can change; the same for every process that uses the queue.
 
-    max_attempts: leases that may expire on a task before it goes to the dead letters.
+    max_attempts: a task whose lease expires on this attempt, or on a later one, goes to the dead
+        letters.
     max_waiting: waiting and delayed tasks that the queue takes, 0 for any number.
     keep_finished, keep_finished_for: how many finished and cancelled tasks stay readable, and for
         how many seconds; 0 keeps none.

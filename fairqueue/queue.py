@@ -22,7 +22,6 @@ from fairqueue.errors import (
     LeaseLost,
     QueueFull,
     RedisRefused,
-    RedisUnavailable,
 )
 from fairqueue.keys import Keys
 from fairqueue.models import (
@@ -54,6 +53,7 @@ EXTEND_CHUNK = 1000  # unpack() in Lua has room for a few thousand values
 CLAIM_LIMIT = 1000  # tasks in one claim at most
 # A token that a dying worker took is lost: others look for themselves after this long.
 LONGEST_WAIT_S = 5.0
+PAUSE_S = 0.1  # after a connection broke while it waited
 MAX_LEASE_S = 86_400.0
 JAIN_SAMPLE = 1000  # backlogged users whose service is compared
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
@@ -251,8 +251,9 @@ class TaskQueue:
     def _await(self, listener: Listener, seconds: float) -> None:
         try:
             listener.wait(seconds)
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-            raise RedisUnavailable(f"Redis did not answer: {error}") from error
+        except (redis.ConnectionError, redis.TimeoutError, OSError):
+            # The claim that follows finds out whether Redis is gone, and goes on if it is not.
+            time.sleep(min(seconds, PAUSE_S))
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
@@ -264,7 +265,7 @@ class TaskQueue:
         # From the claim and not from the answer, which may be one to a repetition.
         until = from_ms(int(answer[2]) + lease_ms)
         claims = []
-        for i in range(3, len(answer), 3):
+        for i in range(3, len(answer), 4):
             task_id = answer[i].decode()
             try:
                 task = Task.from_document(task_id, answer[i + 1])
@@ -278,6 +279,7 @@ class TaskQueue:
                     attempt=answer[i + 2],
                     worker_id=worker_id,
                     lease_until=until,
+                    due_ms=answer[i + 3],
                 )
             )
         hint = int(answer[0])
@@ -348,7 +350,9 @@ class TaskQueue:
             raise _lost(claim.task.task_id)
 
     def _end(self, script: str, task_id: str, token: str, **arguments: Argument) -> Any:
-        return self._run(script, op=new_id(), id=task_id, token=token, **arguments)
+        # Not a random operation id: a caller who got RedisUnavailable may make the same call again.
+        operation = f"{script}:{token}:{task_id}"
+        return self._run(script, op=operation, id=task_id, token=token, **arguments)
 
     def cancel(self, task_id: str) -> bool:
         """See to it that a task does not run (any more).

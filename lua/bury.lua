@@ -15,7 +15,7 @@ local before = first_answer(A.op)
 if before then return before end
 local record = held(A.id, A.token)
 if not record then
-  redis.call('HINCRBY', K.stats, 'lost_leases', 1)
+  count('lost_leases', 1)
   return remember(A.op, 'lost_lease')
 end
 local word = record.cancel and 'cancelled' or 'buried'

@@ -14,7 +14,8 @@
 -- of commands are what a script spends its time on.
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), ms of the clock, ms at
--- which the tasks were claimed, then for each task: id, document, attempt }.
+-- which the tasks were claimed, then for each task: id, document, attempt, ms at which it became
+-- ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
 local CRITICAL_CREDIT = 10   -- so many CRITICAL tasks may go first in a row before the share binds
@@ -245,7 +246,7 @@ local function take_out(members)
       local user = string.match(members[i], '^%Z*')
       change_running(user, -1)
       review(user)
-      redis.call('HINCRBY', K.stats, 'broken_tasks', 1)
+      count('broken_tasks', 1)
     end
   end
   return ids, records
@@ -320,7 +321,7 @@ if #ids == 0 then
   turn_window()
   ids, records = serve_all()
   if #ids > 0 then
-    redis.call('HINCRBY', K.stats, 'claimed', #ids)
+    count('claimed', #ids)
     remember(A.op, table.concat(ids, '\n'))
   else
     settle()
@@ -339,6 +340,7 @@ if #ids > 0 then
     answer[#answer + 1] = id
     answer[#answer + 1] = documents[i] or ''
     answer[#answer + 1] = records[id].attempts
+    answer[#answer + 1] = tonumber(records[id].due) or now
   end
 end
 return answer

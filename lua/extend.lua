@@ -1,9 +1,8 @@
 -- Prolong many leases at once, and say which are lost and which are to be cancelled.
 --
--- @include replay records
+-- @include replay records stats
 -- FLAGS allow-oom
 -- KEYS leases  zset  task id -> end of lease, ms
--- KEYS stats   hash  counter -> value
 -- ARGV op        text  random id of this operation
 -- ARGV lease_ms  int   how long from now
 -- ARGV ...  leases, two each: task id, token
@@ -30,6 +29,6 @@ for i = FIRST, #ARGV, 2 do
   end
 end
 if #ends > 0 then redis.call('ZADD', K.leases, unpack(ends)) end
-if lost > 0 then redis.call('HINCRBY', K.stats, 'lost_leases', lost) end
+if lost > 0 then count('lost_leases', lost) end
 remember(A.op, table.concat(answer, '\n'))
 return answer

@@ -56,7 +56,7 @@ if #closed > 0 then
   trim_all(#closed)
   save_fair()
 end
-if counts.finished > 0 then redis.call('HINCRBY', K.stats, 'finished', counts.finished) end
-if counts.cancelled > 0 then redis.call('HINCRBY', K.stats, 'cancelled', counts.cancelled) end
-if counts.lost_lease > 0 then redis.call('HINCRBY', K.stats, 'lost_leases', counts.lost_lease) end
+if counts.finished > 0 then count('finished', counts.finished) end
+if counts.cancelled > 0 then count('cancelled', counts.cancelled) end
+if counts.lost_lease > 0 then count('lost_leases', counts.lost_lease) end
 return answer

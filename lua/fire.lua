@@ -96,10 +96,10 @@ for i, fire in ipairs(fires) do
     stopped = stopped + 1
   end
 end
-if fired > 0 then redis.call('HINCRBY', K.stats, 'fired', fired) end
-if missed > 0 then redis.call('HINCRBY', K.stats, 'missed', missed) end
-if refused > 0 then redis.call('HINCRBY', K.stats, 'refused', refused) end
-if stopped > 0 then redis.call('HINCRBY', K.stats, 'set_aside_cron', stopped) end
+if fired > 0 then count('fired', fired) end
+if missed > 0 then count('missed', missed) end
+if refused > 0 then count('refused', refused) end
+if stopped > 0 then count('set_aside_cron', stopped) end
 save_fair()
 remember(A.op, 'fired\n' .. table.concat(words, '\n'))
 table.insert(words, 1, 'fired')

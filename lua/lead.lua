@@ -1,12 +1,11 @@
 -- Become or stay the leader, and read what is due: all that an idle tick needs, in one round trip.
 --
--- @include fence
+-- @include fence stats
 -- FLAGS allow-oom
 -- KEYS epoch      string  how many terms there have been
 -- KEYS due        zset    schedule id -> when to act, ms
 -- KEYS schedules  hash    schedule id -> definition
 -- KEYS plan       hash    schedule id -> revision and nominal moment
--- KEYS stats      hash    counter -> value
 -- ARGV scheduler  text  who asks, for operators
 -- ARGV term_ms    int   how long the term is
 -- ARGV limit      int   how many due schedules at most
@@ -25,7 +24,7 @@ end
 if not leader then
   word = 'elected'
   leader = { token = A.token, scheduler = A.scheduler, epoch = redis.call('INCR', K.epoch) }
-  redis.call('HINCRBY', K.stats, 'terms', 1)
+  count('terms', 1)
 end
 write_leader(leader, tonumber(A.term_ms))
 

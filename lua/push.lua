@@ -30,7 +30,7 @@ for i, task in ipairs(new) do
   local full = is_full(task.user, i, of_user[task.user])
   if full then
     probe_all()
-    redis.call('HINCRBY', K.stats, 'refused', 1)
+    count('refused', 1)
     return { 'full', full, task.id }
   end
 end
@@ -41,6 +41,6 @@ else
   probe_all()
 end
 store(new)
-if #list > #new then redis.call('HINCRBY', K.stats, 'duplicates', #list - #new) end
+if #list > #new then count('duplicates', #list - #new) end
 save_fair()
 return { 'pushed', #new }

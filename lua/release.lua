@@ -14,7 +14,7 @@ local before = first_answer(A.op)
 if before then return before end
 local record = held(A.id, A.token)
 if not record then
-  redis.call('HINCRBY', K.stats, 'lost_leases', 1)
+  count('lost_leases', 1)
   return remember(A.op, 'lost_lease')
 end
 local user = record.user
@@ -31,7 +31,7 @@ else
   record.claimed, record.charge = nil, nil
   record.attempts = record.attempts - 1
   write_status(A.id, record)
-  redis.call('HINCRBY', K.stats, word, 1)
+  count(word, 1)
   add_waiting({ { id = A.id, user = user, rank = record.rank } }, true)
 end
 review(user)

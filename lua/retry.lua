@@ -17,7 +17,7 @@ local before = first_answer(A.op)
 if before then return before end
 local record = held(A.id, A.token)
 if not record then
-  redis.call('HINCRBY', K.stats, 'lost_leases', 1)
+  count('lost_leases', 1)
   return remember(A.op, 'lost_lease')
 end
 end_lease(A.id, record)
@@ -33,7 +33,7 @@ local delay = tonumber(A.delay_ms)
 record.due = now + delay
 record.state = delay > 0 and 'delayed' or 'ready'
 write_status(A.id, record)
-redis.call('HINCRBY', K.stats, 'retried', 1)
+count('retried', 1)
 if delay > 0 then
   redis.call('ZADD', K.delayed, record.due, A.id)
   wake_worker()

@@ -1,8 +1,7 @@
 -- Take a schedule that cannot be planned out of the plan, so that it never stands in others' way.
 --
--- @include fence plans
+-- @include fence plans stats
 -- FLAGS allow-oom
--- KEYS stats  hash  counter -> value
 -- ARGV op          text  random id of this operation
 -- ARGV id          text  the schedule
 -- ARGV definition  text  as it was read; empty: there was none
@@ -24,5 +23,5 @@ end
 stop_planning(A.id, A.reason)
 local revision = string.match(A.plan, '^(%S+) ')
 if revision then redis.call('HSET', K.plan, A.id, revision .. ' -') end
-redis.call('HINCRBY', K.stats, 'set_aside_' .. A.kind, 1)
+count('set_aside_' .. A.kind, 1)
 return remember(A.op, 'set_aside')

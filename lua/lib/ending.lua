@@ -1,10 +1,9 @@
 -- End tasks, keep the ended ones for as long as the settings say, and free what they held.
 --
--- @include waiting replay
+-- @include waiting replay stats
 -- KEYS tasks   hash  task id -> its document, JSON
 -- KEYS ended   zset  task id -> when it finished or was cancelled, ms
 -- KEYS dead    zset  task id -> when it was buried, ms
--- KEYS stats   hash  counter -> value
 
 -- Drop the oldest records beyond the limits; at most twice as many as were added, so that a call
 -- stays short and a lowered limit is reached all the same. What ended a moment ago leaves a
@@ -71,5 +70,5 @@ local function close(id, record, state)
   record.state, record.ended = state, now
   write_status(id, record)
   redis.call('ZADD', state == 'buried' and K.dead or K.ended, now, id)
-  redis.call('HINCRBY', K.stats, state, 1)
+  count(state, 1)
 end

@@ -1,9 +1,8 @@
 -- Store new tasks: documents, statuses, and their place among the waiting or the delayed.
 --
--- @include waiting replay
+-- @include waiting replay stats
 -- KEYS tasks    hash  task id -> its document, JSON, never changed
 -- KEYS delayed  zset  task id -> when it becomes ready, ms
--- KEYS stats    hash  counter -> value
 --
 -- A task that was stored before, with the same document, is left as it is: a push can be repeated.
 

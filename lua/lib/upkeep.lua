@@ -23,7 +23,7 @@ local function promote()
       good[#good + 1] = id
       list[#list + 1] = { id = id, user = record.user, rank = record.rank }
     else
-      redis.call('HINCRBY', K.stats, 'broken_tasks', 1)
+      count('broken_tasks', 1)
     end
   end
   if #good > 0 then write_statuses(good, records) end
@@ -48,11 +48,11 @@ local function take_back()
     local record = records[id]
     if not record or record.state ~= 'running' then
       redis.call('ZREM', K.leases, id)
-      redis.call('HINCRBY', K.stats, 'broken_tasks', 1)
+      count('broken_tasks', 1)
       forget_run(id)
     else
       end_lease(id, record)
-      redis.call('HINCRBY', K.stats, 'expired', 1)
+      count('expired', 1)
       record.error = 'the lease of worker ' .. (record.worker or '?') .. ' expired'
       if record.cancel then
         close(id, record, 'cancelled')

@@ -1,0 +1,259 @@
+"""What tests share: makers of tasks, the whole state of a queue as plain data, a lossy proxy."""
+
+import json
+import select
+import socket
+import threading
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import Any, Self, cast
+
+import redis
+
+from fairqueue.keys import KEY_TYPES, Keys
+from fairqueue.models import Claim, Task
+from fairqueue.queue import TaskQueue
+
+State = dict[str, Any]
+
+
+def make_task(user_id: str = "alice", task_id: str | None = None, **fields: Any) -> Task:
+    """A task of a user; the other fields as `Task.create` takes them."""
+    return Task.create(user_id=user_id, task_id=task_id, **fields)
+
+
+def push(queue: TaskQueue, *task_ids: str, user_id: str = "alice", **fields: Any) -> list[str]:
+    """Push tasks with these ids for one user."""
+    return queue.push_many(make_task(user_id, task_id, **fields) for task_id in task_ids)
+
+
+def fill(queue: TaskQueue, user_id: str, count: int, **fields: Any) -> None:
+    """Push so many tasks `<user>-0`, `<user>-1`, ... for a user."""
+    push(queue, *(f"{user_id}-{n}" for n in range(count)), user_id=user_id, **fields)
+
+
+def claim_one(queue: TaskQueue, lease: float = 30.0, worker: str = "w") -> Claim:
+    """The one task that is offered next."""
+    (claim,) = queue.claim(worker, lease=lease)
+    return claim
+
+
+def served_users(queue: TaskQueue, count: int, *, finish: bool = True) -> list[str]:
+    """Claim so many tasks one by one; whose they were, in order."""
+    users = []
+    for _ in range(count):
+        claims = queue.claim("w", limit=1)
+        users += [claim.task.user_id for claim in claims]
+        if finish:
+            queue.finish_many((claim, None) for claim in claims)
+    return users
+
+
+def ids_of(claims: list[Claim]) -> list[str]:
+    """The ids of claimed tasks, in order."""
+    return [claim.task.task_id for claim in claims]
+
+
+# --- the whole state ------------------------------------------------------------------------------
+
+
+def dump(client: redis.Redis, name: str = "default") -> State:
+    """Everything that a queue has in Redis: key -> content, for the keys that are there."""
+    keys = Keys(name)
+    state: State = {}
+    for key in KEY_TYPES:
+        content = _content(client, keys[key])
+        if content is not None:
+            state[key] = content
+    known = set(keys.all())
+    strangers = [key for key in cast(list[bytes], client.keys("*")) if key not in known]
+    if strangers:
+        state["keys that keys.py does not know"] = sorted(strangers)
+    return state
+
+
+def _content(client: redis.Redis, key: bytes) -> Any:
+    kind = cast(bytes, client.type(key)).decode()
+    if kind == "hash":
+        fields = cast(dict[bytes, bytes], client.hgetall(key))
+        return {field.decode(): _value(value) for field, value in fields.items()}
+    if kind == "zset":
+        members = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
+        return {member.decode(): score for member, score in members}
+    if kind == "list":
+        return [item.decode() for item in cast(list[bytes], client.lrange(key, 0, -1))]
+    if kind == "string":
+        return cast(bytes, client.get(key)).decode()
+    return None
+
+
+def _value(value: bytes) -> Any:
+    """JSON objects as dicts: Lua writes their fields in any order."""
+    text = value.decode("utf-8", "replace")
+    if text.startswith("{"):
+        with suppress(ValueError):
+            return json.loads(text)
+    return text
+
+
+def changes(before: State, after: State) -> dict[str, Any]:
+    """What differs: `key.field` -> (before, after)."""
+    found: dict[str, Any] = {}
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if isinstance(old or new, dict) and isinstance(new or old, dict):
+            old, new = old or {}, new or {}
+            for field in sorted(old.keys() | new.keys()):
+                if old.get(field) != new.get(field):
+                    found[f"{key}.{field}"] = (old.get(field), new.get(field))
+        else:
+            found[key] = (old, new)
+    return found
+
+
+def places(client: redis.Redis, name: str = "default") -> dict[str, list[str]]:
+    """Where each task is: state -> sorted task ids, told by the status records."""
+    found = defaultdict(list)
+    for task_id, record in dump(client, name).get("status", {}).items():
+        found[record["state"]].append(task_id)
+    return {state: sorted(ids) for state, ids in found.items()}
+
+
+def stats(client: redis.Redis, name: str = "default") -> dict[str, int]:
+    """The counters of a queue; how many were pushed is what the ranks have counted to."""
+    state = dump(client, name)
+    counted = {field: int(value) for field, value in state.get("stats", {}).items()}
+    return {"pushed": int(state.get("fair", {}).get("seq", 0)), **counted}
+
+
+def check_consistency(client: redis.Redis, name: str = "default") -> None:
+    """Compare every count and index of a queue with what can be worked out from the others."""
+    state = dump(client, name)
+    assert "keys that keys.py does not know" not in state, state
+    status = state.get("status", {})
+    assert status.keys() == state.get("tasks", {}).keys()
+    by_state = defaultdict(set)
+    for task_id, record in status.items():
+        by_state[record["state"]].add(task_id)
+    backlog = [member.split("\0") for member in state.get("backlog", {})]
+    assert {task_id for _, _, task_id in backlog} == by_state["ready"]
+    assert state.get("waiting", {}).keys() == by_state["ready"]
+    assert state.get("delayed", {}).keys() == by_state["delayed"]
+    assert state.get("leases", {}).keys() == by_state["running"]
+    assert state.get("ended", {}).keys() == by_state["finished"] | by_state["cancelled"]
+    assert state.get("dead", {}).keys() == by_state["buried"]
+    for user, rank, task_id in backlog:
+        assert (status[task_id]["user"], status[task_id]["rank"]) == (user, rank)
+    running = Counter(status[task_id]["user"] for task_id in by_state["running"])
+    assert {u: int(n) for u, n in state.get("running", {}).items()} == dict(running)
+    _check_users(state, backlog)
+
+
+def _check_users(state: State, backlog: list[list[str]]) -> None:
+    """Each user with waiting tasks is in exactly one of ready and parked, others in neither."""
+    ready, parked = state.get("ready", {}).keys(), state.get("parked", {}).keys()
+    assert not ready & parked
+    assert ready | parked == {user for user, _, _ in backlog}
+    assert not ready & state.get("idle", {}).keys()
+    heads: dict[str, str] = {}
+    for user, rank, _ in backlog:  # in the order of the index
+        heads.setdefault(user, rank)
+    critical = {user for user in ready if heads[user].startswith("0")}
+    assert state.get("critical", {}).keys() == critical
+
+
+def spoil(client: redis.Redis, queue: TaskQueue, key: str) -> None:
+    """Put a value of another type where a key of the queue should be."""
+    client.delete(queue.keys[key])
+    if KEY_TYPES[key] == "string":
+        client.rpush(queue.keys[key], "item")
+    else:
+        client.set(queue.keys[key], "text")
+
+
+def count_commands(client: redis.Redis) -> Counter[str]:
+    """How often each command has been called on this server, also by scripts."""
+    info = cast(dict[str, dict[str, int]], client.info("commandstats"))
+    return Counter({name.removeprefix("cmdstat_"): row["calls"] for name, row in info.items()})
+
+
+def jain(amounts: list[float]) -> float:
+    """How equal amounts are: 1 all the same, 1/n one has all."""
+    return sum(amounts) ** 2 / (len(amounts) * sum(x * x for x in amounts))
+
+
+# --- a network that loses replies -----------------------------------------------------------------
+
+
+class LossyProxy:
+    """A TCP port in front of a server that can drop a reply after the command was applied."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._end, self._ending = socket.socketpair()
+        self._lock = threading.Lock()
+        self._to_drop = 0
+        self.dropped = 0
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
+
+    def drop_replies(self, count: int = 1) -> None:
+        """Drop the replies to the next scripts that are applied, and their connections."""
+        with self._lock:
+            self._to_drop = count
+
+    def close(self) -> None:
+        self._ending.close()
+        for thread in list(self._threads):
+            thread.join(10)
+        self._listening.close()
+        self._end.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            readable, _, _ = select.select([self._listening, self._end], [], [])
+            if self._end in readable:
+                return
+            client, _ = self._listening.accept()
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as upstream, suppress(OSError):
+            upstream.connect(self._socket_path)
+            script = False
+            while True:
+                readable, _, _ = select.select([client, upstream, self._end], [], [])
+                if self._end in readable:
+                    return
+                source, other = (client, upstream) if client in readable else (upstream, client)
+                data = source.recv(65536)
+                if not data:
+                    return
+                if source is client:
+                    script = b"EVALSHA" in data
+                elif script and not data.startswith(b"-") and self._drops():
+                    return
+                other.sendall(data)
+
+    def _drops(self) -> bool:
+        with self._lock:
+            if self._to_drop == 0:
+                return False
+            self._to_drop -= 1
+            self.dropped += 1
+            return True

@@ -1,0 +1,381 @@
+"""Bad input is refused before anything is stored, by an error that names the value."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import redis
+from support import claim_one, dump, make_task, push
+
+from fairqueue.clock import ManualClock
+from fairqueue.errors import (
+    ConfigurationError,
+    FairQueueError,
+    InvalidInput,
+    InvalidPayload,
+    InvalidTask,
+)
+from fairqueue.models import Task
+from fairqueue.queue import TaskQueue
+
+NAN, INF = float("nan"), float("inf")
+NAIVE = datetime(2030, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """A queue, and nothing in Redis when the test is over."""
+    with TaskQueue(redis_client, clock=ManualClock()) as queue:
+        yield queue
+    assert redis_client.dbsize() == 0
+
+
+def refused(call: Callable[[], object], error: type[FairQueueError], *said: str) -> str:
+    """The message with which a call is refused."""
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+    assert type(caught.value) is error
+    message = str(caught.value)
+    for part in said:
+        assert part in message, message
+    return message
+
+
+def nested(depth: int) -> Any:
+    """A payload of so many levels."""
+    value: Any = 1
+    for _ in range(depth):
+        value = {"d": value}
+    return value
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+BAD_NAMES = [
+    "",
+    "x" * 201,
+    "a\0b",
+    "a\nb",
+    "\x1b[0m",
+    "\x7f",
+    "\x85",
+    "\ud800",
+    None,
+    7,
+    b"alice",
+    True,
+    ["a"],
+]
+
+
+@pytest.mark.parametrize("value", BAD_NAMES, ids=repr)
+@pytest.mark.parametrize("field", ["user_id", "task_id", "name"])
+def test_bad_ids_and_names_are_refused(queue: TaskQueue, field: str, value: Any) -> None:
+    if field == "task_id" and value is None:
+        return  # means: make one
+    fields = {"user_id": "alice", field: value}
+    refused(lambda: queue.push(Task.create(**fields)), InvalidTask, field, repr(value)[:70])
+
+
+CALLS_WITH_NAMES: dict[str, Callable[[TaskQueue, Any], object]] = {
+    "worker_id": lambda queue, value: queue.claim(value),
+    "task_id of cancel": lambda queue, value: queue.cancel(value),
+    "task_id of get": lambda queue, value: queue.get(value),
+    "task_id of explain": lambda queue, value: queue.explain(value),
+    "user_id of set_user": lambda queue, value: queue.set_user(value, weight=2),
+    "user_id of get_user": lambda queue, value: queue.get_user(value),
+    "user_id of size": lambda queue, value: queue.size(value),
+}
+
+
+@pytest.mark.parametrize("value", BAD_NAMES, ids=repr)
+@pytest.mark.parametrize("call", CALLS_WITH_NAMES)
+def test_bad_ids_are_refused_by_every_call(queue: TaskQueue, call: str, value: Any) -> None:
+    if call == "user_id of size" and value is None:
+        return  # means: all users
+    what = call.split()[0]
+    refused(lambda: CALLS_WITH_NAMES[call](queue, value), InvalidTask, what, repr(value)[:70])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x",
+        "x" * 200,
+        "é" * 200,
+        "a b",
+        "a:b",
+        "{a}",
+        "*",
+        "s:1700",
+        "日本",
+        "\u2028",
+        "'\"\\/",
+        "%s",
+    ],
+)
+def test_unusual_names_can_be_used(redis_client: redis.Redis, name: str) -> None:
+    with TaskQueue(redis_client) as queue:
+        queue.set_user(name, weight=2.0)
+        queue.push(make_task(name, name, name=name, payload={name: name}))
+        assert queue.size(name) == 1
+        claim = claim_one(queue, worker=name)
+        task = claim.task
+        assert (task.task_id, task.user_id, task.name) == (name, name, name)
+        assert task.payload == {name: name}
+        queue.retry(claim, name)
+        info = queue.get(name)
+        assert info is not None
+        assert (info.error, info.worker_id) == (name, name)
+        assert queue.cancel(name)
+
+
+@pytest.mark.parametrize(
+    "task_id", ["s:1700000000000", "a:b:99999999999", ":17000000000", "x:" + "1" * 30]
+)
+def test_an_id_in_the_form_of_a_scheduled_fire_is_refused(queue: TaskQueue, task_id: str) -> None:
+    refused(
+        lambda: queue.push(make_task(task_id=task_id)), InvalidTask, repr(task_id), "scheduled fire"
+    )
+
+
+@pytest.mark.parametrize(
+    "priority", [0, 7, -1, "HIGH", "3", True, False, 3.5, 3.0, None, NAN, [3], 10**30], ids=repr
+)
+def test_bad_priorities_are_refused(queue: TaskQueue, priority: Any) -> None:
+    refused(lambda: queue.push(make_task(priority=priority)), InvalidTask, f"priority {priority!r}")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"delay": -1},
+        {"delay": -0.001},
+        {"delay": NAN},
+        {"delay": INF},
+        {"delay": -INF},
+        {"delay": "5"},
+        {"delay": True},
+        {"delay": 10**30},
+        {"delay": timedelta(seconds=-1)},
+        {"delay": NAIVE},
+        {"at": NAIVE},
+        {"at": -1},
+        {"at": NAN},
+        {"at": INF},
+        {"at": 1e18},
+        {"at": "2030-01-02"},
+        {"at": False},
+        {"at": timedelta(seconds=1)},
+        {"at": NAIVE.date()},
+    ],
+    ids=repr,
+)
+def test_bad_times_are_refused(queue: TaskQueue, fields: dict[str, Any]) -> None:
+    ((field, value),) = fields.items()
+    shown = repr(value.isoformat()) if value is NAIVE and field == "at" else repr(value)
+    refused(lambda: queue.push(make_task(**fields)), InvalidTask, field, shown)
+
+
+def test_two_times_at_once_are_refused(queue: TaskQueue) -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    refused(
+        lambda: queue.push(make_task(delay=5, at=at)), InvalidTask, "delay 5", "at datetime", "both"
+    )
+
+
+@pytest.mark.parametrize("task", [None, {}, "t1", 7, {"user_id": "alice"}], ids=repr)
+def test_what_is_no_task_is_refused(queue: TaskQueue, task: Any) -> None:
+    refused(lambda: queue.push(task), InvalidTask, repr(task), "no Task")
+    refused(lambda: queue.push_many([make_task(), task]), InvalidTask, repr(task), "no Task")
+
+
+# --- payloads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "payload", [[], [1], "text", 7, 1.5, True, b"{}", {1, 2}, object(), (("a", 1),)], ids=repr
+)
+def test_a_payload_that_is_no_object_is_refused(queue: TaskQueue, payload: Any) -> None:
+    refused(
+        lambda: queue.push(make_task(payload=payload)),
+        InvalidPayload,
+        f"payload {payload!r}"[:80],
+        "dict",
+    )
+
+
+BAD_VALUES: dict[str, tuple[Any, str, str]] = {
+    "NaN": ({"a": {"b": [1, NAN]}}, "payload.a.b[1]", "nan"),
+    "inf": ({"a": INF}, "payload.a", "inf"),
+    "-inf": ({"a": [[-INF]]}, "payload.a[0][0]", "-inf"),
+    "bytes": ({"items": [{"data": b"raw"}]}, "payload.items[0].data", "b'raw'"),
+    "a set": ({"a": {1}}, "payload.a", "{1}"),
+    "a datetime": ({"when": NAIVE}, "payload.when", "datetime"),
+    "a Decimal": ({"price": Decimal("1.5")}, "payload.price", "Decimal('1.5')"),
+    "an object": ({"a": (object(),)}, "payload.a[0]", "object"),
+    "a class": ({"a": int}, "payload.a", "int"),
+    "an int key": ({"a": {1: 2}}, "payload.a", "the key 1"),
+    "a None key": ({"a": [{None: 2}]}, "payload.a[0]", "the key None"),
+    "a tuple key": ({("a", "b"): 2}, "payload", "the key ('a', 'b')"),
+    "a bytes key": ({b"a": 2}, "payload", "the key b'a'"),
+    "too deep": ({"x": nested(32)}, "payload.x.d.d", "32 levels"),
+    "a lone surrogate": ({"a": [{"b": "x\ud800y"}]}, "payload.a[0].b", "\\ud800"),
+    "a lone surrogate in a list": ({"a": ["ok", "\udfff"]}, "payload.a[1]", "\\udfff"),
+    "a lone surrogate as key": ({"a": {"\udc00": 1}}, "payload.a", "\\udc00"),
+    "a number of 5000 digits": ({"a": [0, 10**5000]}, "payload.a[1]", "digits"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_VALUES)
+def test_what_json_cannot_hold_is_refused_with_its_path(queue: TaskQueue, kind: str) -> None:
+    payload, path, value = BAD_VALUES[kind]
+    message = refused(lambda: queue.push(make_task(payload=payload)), InvalidPayload, path, value)
+    assert message.startswith(path), message
+
+
+def test_a_payload_in_a_circle_is_refused(queue: TaskQueue) -> None:
+    payload: dict[str, Any] = {"a": []}
+    payload["a"].append(payload)
+    refused(lambda: queue.push(make_task(payload=payload)), InvalidPayload, "payload.a[0].a[0]")
+
+
+@pytest.mark.parametrize("text", ["x" * 262_144, "é" * 131_072, '"' * 131_072], ids=["a", "é", '"'])
+def test_a_payload_that_is_too_large_is_refused(queue: TaskQueue, text: str) -> None:
+    refused(
+        lambda: queue.push(make_task(payload={"text": text})),
+        InvalidPayload,
+        "payload has",
+        "262144 can be stored",
+    )
+
+
+def test_the_largest_payloads_are_kept_exactly(redis_client: redis.Redis) -> None:
+    largest = {"text": "x" * (262_144 - len('{"text":""}'))}
+    deepest = nested(32)
+    odd = {"": [None, True, -0.5, 1e300, 2**70, "\0\x7f\u2028😀"], "list": [[], {}], "é": ""}
+    with TaskQueue(redis_client) as queue:
+        for payload in (largest, deepest, odd):
+            queue.push(make_task(payload=payload))
+            claim = claim_one(queue)
+            assert claim.task.payload == payload
+            queue.finish(claim)
+
+
+@pytest.mark.parametrize(
+    "result", [NAN, {1, 2}, b"x", object(), "x" * 20_000, "\ud800", {(1, 2): 3}], ids=type
+)
+def test_a_bad_result_is_refused_and_the_claim_stays(
+    redis_client: redis.Redis, result: Any
+) -> None:
+    with TaskQueue(redis_client, clock=ManualClock()) as queue:
+        push(queue, "t1")
+        claim = claim_one(queue)
+        before = dump(redis_client)
+        refused(lambda: queue.finish(claim, result), InvalidPayload, "result")
+        assert dump(redis_client) == before
+        queue.finish(claim)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001, 1.0, "1", True, None, NAN], ids=repr)
+def test_bad_limits_are_refused(queue: TaskQueue, limit: Any) -> None:
+    refused(lambda: queue.claim("w", limit=limit), InvalidInput, f"limit {limit!r}")
+
+
+@pytest.mark.parametrize("lease", [0, -1, 0.0001, 86_401, NAN, INF, "30", None, True], ids=repr)
+def test_bad_leases_are_refused(queue: TaskQueue, lease: Any) -> None:
+    refused(lambda: queue.claim("w", lease=lease), InvalidInput, f"lease {lease!r}")
+    refused(lambda: queue.extend([], lease=lease), InvalidInput, f"lease {lease!r}")
+
+
+@pytest.mark.parametrize("wait", [-1, -0.1, NAN, INF, "5", None, True, NAIVE], ids=repr)
+def test_bad_waits_are_refused(queue: TaskQueue, wait: Any) -> None:
+    refused(lambda: queue.claim("w", wait=wait), InvalidInput, f"wait {wait!r}")
+
+
+@pytest.mark.parametrize("delay", [-1, NAN, INF, "5", None, True], ids=repr)
+def test_bad_delays_of_a_retry_are_refused(redis_client: redis.Redis, delay: Any) -> None:
+    with TaskQueue(redis_client, clock=ManualClock()) as queue:
+        push(queue, "t1")
+        claim = claim_one(queue)
+        before = dump(redis_client)
+        refused(lambda: queue.retry(claim, delay=delay), InvalidInput, f"delay {delay!r}")
+        assert dump(redis_client) == before
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+BAD_SETTINGS: dict[str, list[Any]] = {
+    "max_attempts": [0, -1, 1.5, "5", None, True, NAN, 10**12],
+    "max_waiting": [-1, 1.5, "5", None, True],
+    "keep_finished": [-1, 1.5, "5", None, False],
+    "keep_dead": [-1, 1.5, "5", None],
+    "keep_finished_for": [-1, NAN, INF, "5", None, True, timedelta(seconds=-1)],
+    "keep_dead_for": [-1, NAN, INF, "5", None],
+    "ageing": [-1, NAN, INF, "5", None, NAIVE],
+    "cost": ["", "TIME", None, 1, "task"],
+    "critical_share": [-0.1, 1.1, NAN, "0.5", None, True],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, v) for n, vs in BAD_SETTINGS.items() for v in vs], ids=repr
+)
+def test_bad_settings_are_refused(queue: TaskQueue, name: str, value: Any) -> None:
+    fields: dict[str, Any] = {"max_attempts": 3, name: value}
+    refused(lambda: queue.configure(**fields), ConfigurationError, name, repr(value))
+
+
+BAD_USER_SETTINGS: dict[str, list[Any]] = {
+    "weight": [0, -1, 0.009, 1001, NAN, INF, "2", None, True],
+    "max_running": [0, -1, 1.5, "", "3", [], {}, True, False, NAN, 0.0],
+    "max_waiting": [0, -1, 1.5, "", "3", [], True, False],
+    "rate": [0, -1, 1e7, NAN, INF, "", "1", True],
+    "paused": [0, 1, "yes", None, ""],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(n, v) for n, vs in BAD_USER_SETTINGS.items() for v in vs], ids=repr
+)
+def test_bad_settings_of_a_user_are_refused(queue: TaskQueue, name: str, value: Any) -> None:
+    fields: dict[str, Any] = {name: value}
+    refused(lambda: queue.set_user("alice", **fields), ConfigurationError, name, repr(value))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "{a}", "a}", "{", "x" * 65, "a:b", "é", "a\n", None, 7, b"a"], ids=repr
+)
+def test_bad_queue_names_are_refused(redis_client: redis.Redis, name: Any) -> None:
+    refused(lambda: TaskQueue(redis_client, name), ConfigurationError, f"queue name {name!r}")
+    refused(lambda: TaskQueue.from_url("redis://localhost", name), ConfigurationError, repr(name))
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05, -1, 31, NAN, INF, "5", None, True], ids=repr)
+def test_bad_time_outs_are_refused(redis_client: redis.Redis, timeout: Any) -> None:
+    refused(
+        lambda: TaskQueue(redis_client, timeout=timeout), ConfigurationError, f"timeout {timeout!r}"
+    )
+
+
+@pytest.mark.parametrize("client", [None, "redis://localhost", 7, object()], ids=repr)
+def test_what_is_no_client_is_refused(client: Any) -> None:
+    refused(lambda: TaskQueue(client), ConfigurationError, repr(client), "redis.Redis")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost", "http://localhost", "redis//x", None, 7, "redis://h:port"], ids=repr
+)
+def test_bad_urls_are_refused(url: Any) -> None:
+    refused(lambda: TaskQueue.from_url(url), ConfigurationError, repr(url), "redis://")
+
+
+@pytest.mark.parametrize("start", [NAIVE, "now", None, NAN, -1], ids=repr)
+def test_a_clock_needs_a_moment(start: Any) -> None:
+    refused(lambda: ManualClock(start), InvalidInput, "start")

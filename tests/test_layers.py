@@ -1,0 +1,147 @@
+"""Imports point down only, and importing does nothing."""
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import fairqueue
+
+PACKAGE = Path(fairqueue.__file__).parent
+
+# From the ground up: a module imports from its own row and from rows above it in this list.
+LAYERS = [
+    {"clock", "errors"},
+    {
+        "validation",
+        "models",
+        "keys",
+        "cron",
+        "zones",
+        "recurrence",
+        "scripts",
+        "embedded",
+    },
+    {"connection"},
+    {"queue", "schedules", "leadership"},
+    {"metrics"},
+    {"scheduler"},
+    {"demo", "testing"},
+]
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+
+
+def imports_of(text: str) -> set[str]:
+    """The modules of this package that a text imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "fairqueue" if node.level else node.module or ""
+            if node.level and node.module:
+                module += "." + node.module
+            names = [module]
+            if module == "fairqueue":
+                names = [f"fairqueue.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("fairqueue.")}
+    return found
+
+
+def upward(module: str, text: str) -> set[str]:
+    """What a module imports from above itself."""
+    return {name for name in imports_of(text) if LAYER.get(name, 99) > LAYER[module]}
+
+
+def test_every_module_has_a_layer() -> None:
+    assert [name for name in MODULES if name not in LAYER] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down_only(module: str) -> None:
+    assert upward(module, (PACKAGE / f"{module}.py").read_text(encoding="utf-8")) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from fairqueue.queue import TaskQueue",
+        "import fairqueue.queue",
+        "import fairqueue.queue as q",
+        "from fairqueue import queue",
+        "from fairqueue import TaskQueue",
+        "from . import queue",
+        "from .queue import TaskQueue",
+        "def f():\n    from fairqueue.queue import TaskQueue",
+    ],
+)
+def test_an_upward_import_is_found(line: str) -> None:
+    assert len(upward("keys", f"import os\n{line}\n")) == 1
+    assert upward("keys", "from fairqueue.errors import InvalidInput\nimport redis\n") == set()
+
+
+def test_modules_of_one_layer_do_not_import_each_other_in_circles() -> None:
+    graph = {m: imports_of((PACKAGE / f"{m}.py").read_text(encoding="utf-8")) for m in MODULES}
+    done: set[str] = set()
+    while len(done) < len(graph):
+        ready = {m for m, needs in graph.items() if m not in done and needs <= done}
+        assert ready, f"a circle among {sorted(graph.keys() - done)}"
+        done |= ready
+
+
+def test_only_stores_talk_to_redis() -> None:
+    """Who imports redis: the connection and those that make clients; nobody else."""
+    talkers = set()
+    for module in MODULES:
+        tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            if any(name.split(".")[0] == "redis" for name in names):
+                talkers.add(module)
+    assert {"connection", "queue"} <= talkers
+    assert not talkers & {"clock", "errors", "models", "keys", "validation", "scripts", "cron"}
+
+
+def test_importing_opens_no_connection_starts_no_thread_and_installs_no_handler() -> None:
+    program = textwrap.dedent(
+        """
+        import atexit, logging, signal, socket, sys, threading, warnings
+
+        import croniter, prometheus_client, pytz, redis  # what they do is not ours
+
+        def handlers():
+            return {n: signal.getsignal(n) for n in signal.valid_signals()}
+
+        def events(event, arguments):
+            if event.startswith(("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn")):
+                seen.append(event)
+
+        seen = []
+        before = (threading.active_count(), handlers(), logging.getLogger().handlers[:],
+                  logging.getLogger().level, warnings.filters[:], sys.excepthook,
+                  threading.excepthook, atexit._ncallbacks())
+        sys.addaudithook(events)
+        import fairqueue, fairqueue.connection, fairqueue.embedded, fairqueue.scripts
+        after = (threading.active_count(), handlers(), logging.getLogger().handlers[:],
+                 logging.getLogger().level, warnings.filters[:], sys.excepthook,
+                 threading.excepthook, atexit._ncallbacks())
+        assert after == before, (before, after)
+        assert seen == [], seen
+        assert logging.getLogger("fairqueue").handlers in ([], [logging.NullHandler()])
+        fairqueue.TaskQueue.from_url("redis://127.0.0.1:1/0")  # opens none either
+        assert "socket.connect" not in seen, seen
+        print("quiet")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("quiet\n", 0), done.stderr

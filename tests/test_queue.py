@@ -1,0 +1,1592 @@
+"""The queue on a real server: each transition as a state before, one call, and a state after."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from support import (
+    changes,
+    check_consistency,
+    claim_one,
+    dump,
+    fill,
+    ids_of,
+    make_task,
+    places,
+    push,
+    spoil,
+    stats,
+)
+
+from fairqueue.clock import ManualClock, from_ms
+from fairqueue.connection import Link
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import (
+    BrokenRecord,
+    ConfigurationError,
+    FairQueueError,
+    InvalidTask,
+    LeaseLost,
+    QueueFull,
+    RedisRefused,
+    RedisUnavailable,
+)
+from fairqueue.keys import KEY_TYPES
+from fairqueue.models import Claim, QueueSettings, UserSettings
+from fairqueue.queue import TaskQueue
+from fairqueue.scripts import load_script
+from fairqueue.validation import Priority
+
+OwnServer = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
+    """A queue whose counts and indexes must agree at the end of the test."""
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield queue
+    check_consistency(redis_client)
+
+
+@pytest.fixture
+def damaged(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
+    """A queue for tests that damage what Redis holds."""
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield queue
+
+
+# --- pushing --------------------------------------------------------------------------------------
+
+
+def test_a_pushed_task_is_stored_whole(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    task = make_task("zoë", "t1", payload={"n": 1, "é": ["a"]}, name="build", priority=4)
+    assert queue.push(task) == "t1"
+    now = clock.now_ms()
+    rank = "2" + "1".zfill(14)
+    assert dump(redis_client) == {
+        "tasks": {"t1": json.loads(task.document)},
+        "status": {
+            "t1": {
+                "user": "zoë",
+                "name": "build",
+                "level": 4,
+                "attempts": 0,
+                "state": "ready",
+                "rank": rank,
+                "pushed": now,
+                "due": now,
+            }
+        },
+        "backlog": {f"zoë\0{rank}\0t1": 0.0},
+        "waiting": {"t1": float(now)},
+        "ready": {"zoë": 1.0},
+        "served": {"zoë": "late"},
+        "fair": {"clock": "0", "critical_clock": "0", "seq": "1"},
+        "wake": ["1"],
+    }
+
+
+def test_pushing_the_same_task_again_is_one_task(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    task = make_task(task_id="t1", payload={"n": 1})
+    queue.push(task)
+    before = dump(redis_client)
+    queue.push(task)
+    queue.push(make_task(task_id="t1", payload={"n": 1}))
+    assert changes(before, dump(redis_client)) == {"stats.duplicates": (None, "2")}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"payload": {"n": 2}},
+        {"payload": {"n": 1}, "user_id": "bob"},
+        {"payload": {"n": 1}, "name": "other"},
+        {"payload": {"n": 1}, "priority": Priority.HIGH},
+    ],
+    ids=["payload", "user", "name", "priority"],
+)
+def test_the_same_id_with_other_content_is_refused(
+    queue: TaskQueue, redis_client: redis.Redis, other: dict[str, Any]
+) -> None:
+    queue.push(make_task(task_id="t1", payload={"n": 1}))
+    before = dump(redis_client)
+    with pytest.raises(InvalidTask, match="'t1' is taken by a task with other content"):
+        queue.push(make_task(**{"user_id": "alice", "task_id": "t1", **other}))
+    assert dump(redis_client) == before
+
+
+@pytest.mark.parametrize("state", ["running", "finished", "buried", "cancelled", "delayed"])
+def test_a_known_id_is_recognised_in_every_state(
+    queue: TaskQueue, redis_client: redis.Redis, state: str
+) -> None:
+    queue.push(make_task(task_id="t1", payload={"n": 1}))
+    bring_to(queue, "t1", state)
+    before = dump(redis_client)
+    assert queue.push(make_task(task_id="t1", payload={"n": 1})) == "t1"
+    assert changes(before, dump(redis_client)) == {"stats.duplicates": (None, "1")}
+    with pytest.raises(InvalidTask, match="'t1'"):
+        queue.push(make_task(task_id="t1", payload={"n": 2}))
+
+
+def bring_to(queue: TaskQueue, task_id: str, state: str) -> Claim | None:
+    """Bring the only ready task into a state."""
+    if state == "ready":
+        return None
+    if state == "cancelled":
+        assert queue.cancel(task_id)
+        return None
+    claim = claim_one(queue)
+    if state == "finished":
+        queue.finish(claim)
+    elif state == "buried":
+        queue.bury(claim, "broken")
+    elif state == "delayed":
+        queue.retry(claim, "again", delay=5)
+    return claim
+
+
+def test_the_same_id_with_other_content_is_refused_also_when_the_task_is_gone(
+    queue: TaskQueue,
+) -> None:
+    queue.configure(keep_finished=0)
+    queue.push(make_task(task_id="t1", payload={"n": 1}))
+    queue.finish(claim_one(queue))
+    assert queue.get("t1") is None
+    assert queue.push(make_task(task_id="t1", payload={"n": 1})) == "t1"
+    assert queue.size() == 0
+    with pytest.raises(InvalidTask, match="'t1'"):
+        queue.push(make_task(task_id="t1", payload={"n": 2}))
+
+
+def test_an_id_is_free_again_a_while_after_its_task_is_gone(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.configure(keep_finished=0)
+    push(queue, "t1")
+    queue.finish(claim_one(queue))
+    for n in range(3):  # two generations of remembered operations
+        clock.advance(61)
+        push(queue, f"other-{n}")
+        queue.finish(claim_one(queue))
+    queue.push(make_task(task_id="t1", payload={"n": 2}))
+    assert queue.size() == 1
+
+
+def test_many_tasks_are_pushed_in_order(queue: TaskQueue, redis_client: redis.Redis) -> None:
+    tasks = [make_task(f"user-{n % 7}", f"t{n}", payload={"n": n}) for n in range(1001)]
+    assert queue.push_many(iter(tasks)) == [f"t{n}" for n in range(1001)]
+    assert queue.size() == 1001
+    assert stats(redis_client) == {"pushed": 1001}
+    claims = queue.claim("w", limit=1000)
+    assert len(claims) == 1000
+    of_user = [c.task.payload["n"] for c in claims if c.task.user_id == "user-3"]
+    assert of_user == sorted(of_user)
+
+
+def test_pushing_none_asks_nothing_of_redis(redis_client: redis.Redis) -> None:
+    nowhere = TaskQueue.from_url("redis://127.0.0.1:1/0", timeout=0.1)
+    assert nowhere.push_many([]) == []
+
+
+def test_the_same_task_twice_in_one_call_is_one_task(queue: TaskQueue) -> None:
+    task = make_task(task_id="t1")
+    assert queue.push_many([task, task]) == ["t1", "t1"]
+    assert queue.size() == 1
+
+
+def test_a_few_hundred_are_stored_together_or_not_at_all(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "taken")
+    before = dump(redis_client)
+    tasks = [make_task(task_id=f"t{n}") for n in range(100)]
+    with pytest.raises(InvalidTask, match="'taken'"):
+        queue.push_many([*tasks, make_task(task_id="taken", payload={"other": 1})])
+    assert dump(redis_client) == before
+
+
+def test_a_task_id_twice_in_one_call_with_other_content_is_refused(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    with pytest.raises(InvalidTask, match="'t1'"):
+        queue.push_many([make_task(task_id="t1"), make_task(task_id="t1", payload={"n": 1})])
+    assert dump(redis_client) == {}
+
+
+def test_push_many_after_an_error_can_be_repeated(queue: TaskQueue) -> None:
+    queue.configure(max_waiting=600)
+    tasks = [make_task(task_id=f"t{n}") for n in range(700)]
+    with pytest.raises(QueueFull):
+        queue.push_many(tasks)
+    queue.configure(max_waiting=0)
+    assert len(queue.push_many(tasks)) == 700
+    assert queue.size() == 700
+
+
+@pytest.mark.parametrize("limited", ["queue", "user"])
+def test_a_full_queue_takes_no_more(
+    queue: TaskQueue, redis_client: redis.Redis, limited: str
+) -> None:
+    if limited == "queue":
+        queue.configure(max_waiting=3)
+    else:
+        queue.set_user("alice", max_waiting=3)
+    fill(queue, "alice", 2)
+    with pytest.raises(QueueFull, match=f"'t2' was not stored: the {limited}"):
+        push(queue, "t1", "t2")
+    assert places(redis_client) == {"ready": ["alice-0", "alice-1"]}
+    push(queue, "t1")
+    push(queue, "t1")  # a repeated push is no new task
+    if limited == "user":
+        push(queue, "b1", user_id="bob")
+    queue.finish(claim_one(queue))
+    push(queue, "t2")
+    assert stats(redis_client)["refused"] == 1
+
+
+def test_delayed_tasks_count_towards_the_limit_of_the_queue(queue: TaskQueue) -> None:
+    queue.configure(max_waiting=2)
+    push(queue, "t1", "t2", delay=60)
+    with pytest.raises(QueueFull):
+        push(queue, "t3")
+
+
+# --- delays ---------------------------------------------------------------------------------------
+
+
+def test_a_delayed_task_becomes_ready_at_its_moment(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    push(queue, "t1", delay=10)
+    state = dump(redis_client)
+    assert state["delayed"] == {"t1": clock.now_ms() + 10_000}
+    assert state["status"]["t1"]["state"] == "delayed"
+    assert not state.keys() & {"backlog", "waiting", "ready", "parked"}
+    assert queue.size() == 0
+    clock.advance(9.999)
+    assert queue.claim("w") == []
+    clock.advance(0.001)
+    assert claim_one(queue).task.task_id == "t1"
+    assert "delayed" not in dump(redis_client)
+
+
+@pytest.mark.parametrize(
+    ("fields", "due_in"),
+    [
+        ({"delay": 0}, 0),
+        ({"delay": 2.5}, 2500),
+        ({"delay": timedelta(minutes=1)}, 60_000),
+        ({"at": 1_700_000_010.5}, 10_500),
+        ({"at": from_ms(1_700_000_001_234)}, 1234),
+        ({"at": 0}, 0),
+        ({"at": from_ms(-1000)}, 0),
+        ({"at": from_ms(253_400_000_000_000)}, 253_400_000_000_000 - 1_700_000_000_000),
+    ],
+    ids=["0", "seconds", "timedelta", "at s", "at datetime", "past", "before 1970", "year 9999"],
+)
+def test_when_a_task_becomes_ready(
+    queue: TaskQueue, clock: ManualClock, fields: dict[str, Any], due_in: int
+) -> None:
+    push(queue, "t1", **fields)
+    info = queue.get("t1")
+    assert info is not None
+    assert info.due_at == from_ms(clock.now_ms() + due_in)
+    assert info.state == ("delayed" if due_in else "ready")
+    clock.set(info.due_at)
+    assert ids_of(queue.claim("w")) == ["t1"]
+
+
+def test_more_due_tasks_than_one_claim_promotes_are_all_offered(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 250, delay=1)
+    clock.advance(1)
+    got = [len(queue.claim("w", limit=1000)) for _ in range(3)]
+    assert sum(got) == 250
+
+
+# --- claiming -------------------------------------------------------------------------------------
+
+
+def test_a_claimed_task_is_leased_to_its_worker(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    task = make_task(task_id="t1", payload={"n": 1}, name="build", priority=2)
+    queue.push(task)
+    before = dump(redis_client)
+    (claim,) = queue.claim("worker-1", lease=7.5)
+    now = clock.now_ms()
+    assert (claim.task, claim.attempt, claim.worker_id) == (task, 1, "worker-1")
+    assert claim.lease_until == from_ms(now + 7500)
+    record = before["status"]["t1"] | {
+        "state": "running",
+        "token": claim.token,
+        "worker": "worker-1",
+        "attempts": 1,
+        "charge": 1,
+        "claimed": now,
+    }
+    assert changes(before, dump(redis_client)) == {
+        "status.t1": (before["status"]["t1"], record),
+        "backlog.alice\x004" + "1".zfill(14) + "\0t1": (0.0, None),
+        "waiting.t1": (now, None),
+        "leases.t1": (None, now + 7500.0),
+        "ready.alice": (1.0, None),
+        "idle.alice": (None, 2.0),
+        "running.alice": (None, "1"),
+        "fair.clock": ("0", "1"),
+        "fair.window": (None, str(now)),
+        "served_before.alice": (None, "late"),
+        "ops.": (None, str(now)),
+        f"ops.{claim.token}": (None, "t1"),
+        "stats.claimed": (None, "1"),
+    }
+
+
+def test_an_empty_queue_offers_nothing(queue: TaskQueue) -> None:
+    assert queue.claim("w", limit=10) == []
+
+
+def test_a_claim_takes_no_more_than_its_limit(queue: TaskQueue) -> None:
+    fill(queue, "alice", 5)
+    assert ids_of(queue.claim("w", limit=3)) == ["alice-0", "alice-1", "alice-2"]
+    assert ids_of(queue.claim("w", limit=3)) == ["alice-3", "alice-4"]
+
+
+def test_the_largest_claim_works(queue: TaskQueue) -> None:
+    for n in range(10):
+        fill(queue, f"u{n}", 120)
+    claims = queue.claim("w", limit=1000)
+    assert len(set(ids_of(claims))) == 1000
+    assert queue.extend(claims) == ["extended"] * 1000
+    assert queue.finish_many((c, None) for c in claims) == ["finished"] * 1000
+
+
+def test_a_task_that_a_schedule_fired_says_so(queue: TaskQueue) -> None:
+    task = make_task(task_id="t1")
+    document = json.loads(task.document) | {"schedule": "s1", "scheduled_for": 1_700_000_000_000}
+    fired = task.from_document("t1", json.dumps(document))
+    queue.push(fired)
+    claimed = claim_one(queue).task
+    assert claimed.schedule_id == "s1"
+    assert claimed.scheduled_for == from_ms(1_700_000_000_000)
+
+
+# --- expiry ---------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_worker_died_is_offered_again(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    push(queue, "t1")
+    first = claim_one(queue, lease=10, worker="dead")
+    clock.advance(9.999)
+    assert queue.claim("w") == []
+    clock.advance(0.001)
+    second = claim_one(queue, worker="alive")
+    assert second.task == first.task
+    assert (second.attempt, second.worker_id) == (2, "alive")
+    assert second.token != first.token
+    info = queue.get("t1")
+    assert info is not None
+    assert info.error == "the lease of worker dead expired"
+    assert stats(redis_client) == {"pushed": 1, "claimed": 2, "expired": 1}
+
+
+ENDINGS: dict[str, Callable[[TaskQueue, Claim], None]] = {
+    "finish": lambda queue, claim: queue.finish(claim),
+    "retry": lambda queue, claim: queue.retry(claim, "late"),
+    "release": lambda queue, claim: queue.release(claim),
+    "bury": lambda queue, claim: queue.bury(claim, "late"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("meanwhile", ["claimed", "finished", "buried", "gone", "taken back"])
+def test_a_worker_without_its_lease_changes_nothing(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, ending: str, meanwhile: str
+) -> None:
+    push(queue, "t1")
+    stale = claim_one(queue, lease=1)
+    clock.advance(1)
+    if meanwhile == "taken back":
+        queue.set_user("alice", paused=True)
+        assert queue.claim("other") == []
+    else:
+        second = claim_one(queue)
+        if meanwhile == "gone":
+            queue.configure(keep_finished=0)
+        if meanwhile in ("finished", "gone"):
+            queue.finish(second)
+        elif meanwhile == "buried":
+            queue.bury(second)
+    before = dump(redis_client)
+    with pytest.raises(LeaseLost, match="'t1'"):
+        ENDINGS[ending](queue, stale)
+    assert queue.extend([stale]) == ["lost_lease"]
+    after = changes(before, dump(redis_client))
+    assert after.pop("stats.lost_leases") == (None, "2")
+    assert all(key.startswith("ops.") for key in after), after
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_lease_that_is_over_but_not_taken_back_still_counts(
+    queue: TaskQueue, clock: ManualClock, ending: str
+) -> None:
+    push(queue, "t1")
+    claim = claim_one(queue, lease=1)
+    clock.advance(100)
+    ENDINGS[ending](queue, claim)
+
+
+@pytest.mark.parametrize("keep_dead", [10, 0])
+def test_a_task_that_kills_its_workers_ends_in_the_dead_letters(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, keep_dead: int
+) -> None:
+    queue.configure(max_attempts=3, keep_dead=keep_dead)
+    push(queue, "t1")
+    for attempt in (1, 2, 3):
+        claim = claim_one(queue, lease=1, worker=f"w{attempt}")
+        assert claim.attempt == attempt
+        clock.advance(1)
+    assert queue.claim("w") == []
+    if keep_dead:
+        assert places(redis_client) == {"buried": ["t1"]}
+        info = queue.get("t1")
+        assert info is not None
+        assert info.error == "the lease of worker w3 expired"
+        assert info.attempts == 3
+    # Its last worker comes back: the task was given up, and that is not undone.
+    assert queue.finish_many([(claim, None)]) == ["lost_lease"]
+    counted = stats(redis_client)
+    assert (counted["buried"], counted["expired"], counted["lost_leases"]) == (1, 3, 1)
+    assert "finished" not in counted
+
+
+def test_an_expired_task_goes_before_later_ones_of_its_user(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 3)
+    claim_one(queue, lease=1)
+    clock.advance(1)
+    assert ids_of(queue.claim("w", limit=3)) == ["alice-0", "alice-1", "alice-2"]
+
+
+def test_more_expired_leases_than_one_claim_takes_back_are_all_offered(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 250)
+    queue.claim("w", limit=250, lease=1)
+    clock.advance(1)
+    assert sum(len(queue.claim("w", limit=1000)) for _ in range(3)) == 250
+
+
+# --- extending ------------------------------------------------------------------------------------
+
+
+def test_extended_leases_last_longer(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 2)
+    claims = queue.claim("w", limit=2, lease=10)
+    clock.advance(9)
+    before = dump(redis_client)
+    assert queue.extend(claims, lease=10) == ["extended", "extended"]
+    after = changes(before, dump(redis_client))
+    end = clock.now_ms() + 10_000
+    assert {k: v[1] for k, v in after.items() if not k.startswith("ops.")} == {
+        "leases.alice-0": end,
+        "leases.alice-1": end,
+    }
+    clock.advance(9)
+    assert queue.claim("other") == []
+
+
+def test_extending_says_which_are_lost_and_which_are_cancelled(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 3)
+    one, two, three = queue.claim("w", limit=3)
+    queue.finish(one)
+    queue.cancel(two.task.task_id)
+    assert queue.extend([one, two, three]) == ["lost_lease", "cancel", "extended"]
+    assert queue.extend([]) == []
+
+
+def test_thousands_of_leases_are_extended_in_one_call(queue: TaskQueue) -> None:
+    claims = []
+    fill(queue, "alice", 4500)
+    for _ in range(5):
+        claims += queue.claim("w", limit=1000)
+    assert queue.extend(claims) == ["extended"] * 4500
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", [None, 7, "text", [1, None], {"a": {"b": True}}, "", 0, False])
+def test_a_finished_task_keeps_its_result(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, result: object
+) -> None:
+    push(queue, "t1")
+    claim = claim_one(queue)
+    before = dump(redis_client)
+    clock.advance(2)
+    queue.finish(claim, result)
+    now = clock.now_ms()
+    ended = before["status"]["t1"] | {"state": "finished", "ended": now}
+    if result is not None:
+        ended["result"] = json.dumps(result, separators=(",", ":"))
+    assert changes(before, dump(redis_client)) == {
+        "status.t1": (before["status"]["t1"], ended),
+        "leases.t1": (before["leases"]["t1"], None),
+        "running.alice": ("1", None),
+        "ended.t1": (None, now),
+        "stats.finished": (None, "1"),
+    }
+    info = queue.get("t1")
+    assert info is not None
+    assert (info.state, info.result, info.error) == ("finished", result, None)
+    assert type(info.result) is type(result)
+
+
+def test_a_retried_task_is_offered_again_after_its_delay(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 2)
+    queue.retry(claim_one(queue), "first failure", delay=2)
+    assert places(redis_client) == {"delayed": ["alice-0"], "ready": ["alice-1"]}
+    info = queue.get("alice-0")
+    assert info is not None
+    assert (info.error, info.attempts) == ("first failure", 1)
+    assert info.due_at == from_ms(clock.now_ms() + 2000)
+    assert claim_one(queue).task.task_id == "alice-1"
+    assert queue.claim("w") == []
+    clock.advance(2)
+    again = claim_one(queue)
+    assert (again.task.task_id, again.attempt) == ("alice-0", 2)
+    queue.finish(again)
+    info = queue.get("alice-0")
+    assert info is not None
+    assert (info.error, info.state) == (None, "finished")
+
+
+def test_a_task_retried_without_delay_is_ready_at_once(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    fill(queue, "alice", 2)
+    queue.retry(claim_one(queue), "again")
+    assert places(redis_client) == {"ready": ["alice-0", "alice-1"]}
+    assert claim_one(queue).task.task_id == "alice-0"
+
+
+@pytest.mark.parametrize("error", ["x" * 5000, "é" * 5000, "\ud800", ValueError("odd"), ""])
+def test_any_error_text_can_be_kept(queue: TaskQueue, error: Any) -> None:
+    push(queue, "t1")
+    queue.bury(claim_one(queue), error)
+    info = queue.get("t1")
+    assert info is not None
+    assert info.error == str(error)[:2000].replace("\ud800", "?")
+
+
+def test_a_released_task_is_as_if_it_had_not_been_claimed(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    fill(queue, "alice", 3)
+    fill(queue, "bob", 3)
+    queue.finish(claim_one(queue))
+    before = dump(redis_client)
+    for _ in range(5):
+        queue.release(claim_one(queue))
+    after = changes(before, dump(redis_client))
+    # The operations are remembered and counted; the users' turn, tasks and tags are as before.
+    assert not {key for key in after if not key.startswith(("ops.", "stats.", "served"))}
+    assert after["stats.released"] == (None, "5")
+    assert claim_one(queue).attempt == 1
+
+
+def test_a_buried_task_is_a_dead_letter(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    push(queue, "t1")
+    queue.bury(claim_one(queue), "hopeless")
+    state = dump(redis_client)
+    assert state["dead"] == {"t1": clock.now_ms()}
+    assert state["status"]["t1"]["state"] == "buried"
+    assert state["status"]["t1"]["error"] == "hopeless"
+    assert queue.claim("w") == []
+    clock.advance(1000)
+    assert queue.claim("w") == []
+
+
+def test_a_claim_can_be_ended_only_once(queue: TaskQueue) -> None:
+    push(queue, "t1")
+    claim = claim_one(queue)
+    queue.retry(claim)
+    for ending in ("finish", "release", "bury"):
+        with pytest.raises(LeaseLost):
+            ENDINGS[ending](queue, claim)
+
+
+def test_many_tasks_are_finished_in_one_call(queue: TaskQueue, clock: ManualClock) -> None:
+    fill(queue, "alice", 600)
+    claims = queue.claim("w", limit=600)
+    queue.cancel("alice-5")
+    queue.bury(claims[7])
+    words = queue.finish_many((claim, {"n": n}) for n, claim in enumerate(claims))
+    assert Counter(words) == {"finished": 598, "cancelled": 1, "lost_lease": 1}
+    assert (words[5], words[7]) == ("cancelled", "lost_lease")
+    assert queue.finish_many([]) == []
+
+
+# --- cancelling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "answer", "afterwards"),
+    [
+        ("ready", True, "cancelled"),
+        ("delayed", True, "cancelled"),
+        ("running", True, "running"),
+        ("cancelled", True, "cancelled"),
+        ("finished", False, "finished"),
+        ("buried", False, "buried"),
+    ],
+)
+def test_cancelling(
+    queue: TaskQueue, redis_client: redis.Redis, state: str, answer: bool, afterwards: str
+) -> None:
+    push(queue, "t1")
+    bring_to(queue, "t1", state)
+    assert queue.cancel("t1") is answer
+    assert places(redis_client) == {afterwards: ["t1"]}
+    info = queue.get("t1")
+    assert info is not None
+    assert info.cancel_requested is (state == "running")
+    assert queue.claim("w") == []
+
+
+def test_cancelling_a_task_that_nobody_knows(queue: TaskQueue) -> None:
+    assert queue.cancel("nobody") is False
+
+
+@pytest.mark.parametrize("ending", [*ENDINGS, "expiry"])
+def test_a_running_task_that_was_cancelled_ends_as_cancelled(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, ending: str
+) -> None:
+    push(queue, "t1")
+    claim = claim_one(queue, lease=5)
+    assert queue.cancel("t1")
+    if ending == "expiry":
+        clock.advance(5)
+        assert queue.claim("w") == []
+    else:
+        ENDINGS[ending](queue, claim)
+    assert places(redis_client) == {"cancelled": ["t1"]}
+    assert stats(redis_client)["cancelled"] == 1
+    assert queue.claim("w") == []
+
+
+def test_cancelling_the_last_task_of_a_user_takes_the_user_out_of_the_round(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "a1", "a2", user_id="alice")
+    push(queue, "b1", user_id="bob", priority=Priority.CRITICAL)
+    queue.cancel("b1")
+    queue.cancel("a1")
+    state = dump(redis_client)
+    assert state["ready"].keys() == {"alice"}
+    assert "critical" not in state
+    assert claim_one(queue).task.task_id == "a2"
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep_finished": 3}, ["t7", "t8", "t9"]),
+        ({"keep_finished": 0}, []),
+        ({"keep_finished_for": 3}, ["t7", "t8", "t9"]),
+        ({"keep_finished_for": timedelta(seconds=1)}, ["t9"]),
+        ({"keep_finished_for": 0}, []),
+        ({"keep_finished": 5, "keep_finished_for": 2}, ["t8", "t9"]),
+        ({}, [f"t{n}" for n in range(10)]),
+    ],
+)
+@pytest.mark.parametrize("how", ["finish", "cancel", "bury"])
+def test_ended_tasks_are_kept_by_count_and_age(
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    clock: ManualClock,
+    settings: dict[str, Any],
+    kept: list[str],
+    how: str,
+) -> None:
+    if how == "bury":
+        settings = {name.replace("finished", "dead"): value for name, value in settings.items()}
+    queue.configure(**settings)
+    for n in range(10):
+        clock.advance(1)
+        push(queue, f"t{n}")
+        if how == "cancel":
+            queue.cancel(f"t{n}")
+        else:
+            ENDINGS[how](queue, claim_one(queue))
+    state = dump(redis_client)
+    assert sorted(state.get("tasks", {})) == kept
+    assert sorted(state.get("status", {})) == kept
+    assert sorted(state.get("dead" if how == "bury" else "ended", {})) == kept
+
+
+def test_a_lowered_limit_is_reached_soon(queue: TaskQueue, redis_client: redis.Redis) -> None:
+    fill(queue, "alice", 105)
+    claims = queue.claim("w", limit=105)
+    queue.finish_many((claim, None) for claim in claims[:100])
+    queue.configure(keep_finished=10)
+    kept = []
+    for claim in claims[100:]:
+        queue.finish(claim)
+        kept.append(len(dump(redis_client)["ended"]))
+    assert kept[0] == 101 - 12  # bounded: two for each that is added, and ten
+    assert kept == sorted(kept, reverse=True)
+    for n in range(10):
+        push(queue, f"more-{n}")
+        queue.finish(claim_one(queue))
+    assert len(dump(redis_client)["ended"]) == 10
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def test_what_is_known_of_a_task(queue: TaskQueue, clock: ManualClock) -> None:
+    task = make_task("alice", "t1", payload={"n": 1}, name="build", priority=5)
+    pushed = clock.now()
+    queue.push(task)
+    clock.advance(1)
+    claim_one(queue, lease=10, worker="worker-1")
+    info = queue.get("t1")
+    assert info is not None
+    assert (info.task_id, info.state, info.user_id, info.name) == (
+        "t1",
+        "running",
+        "alice",
+        "build",
+    )
+    assert (info.priority, info.attempts, info.worker_id) == (Priority.VERY_HIGH, 1, "worker-1")
+    assert (info.pushed_at, info.due_at, info.claimed_at) == (pushed, pushed, clock.now())
+    assert info.lease_until == clock.now() + timedelta(seconds=10)
+    assert (info.ended_at, info.error, info.result) == (None, None, None)
+    assert info.cancel_requested is False
+    assert info.task == task
+
+
+def test_a_task_that_nobody_knows_is_none(queue: TaskQueue) -> None:
+    assert queue.get("nobody") is None
+    assert queue.explain("nobody") is None
+
+
+def test_size_counts_what_waits_for_a_worker(queue: TaskQueue) -> None:
+    fill(queue, "a", 3)
+    fill(queue, "ab", 2)  # the names are prefixes of each other
+    fill(queue, "capped", 2)
+    fill(queue, "paused", 4)
+    push(queue, "later", user_id="a", delay=60)
+    queue.set_user("paused", paused=True)
+    queue.set_user("capped", max_running=1)
+    users = Counter(claim.task.user_id for claim in queue.claim("w", limit=4))
+    sizes = {user: queue.size(user) for user in ("a", "ab", "capped", "paused", "nobody")}
+    expected = {"a": 3, "ab": 2, "capped": 2, "paused": 4, "nobody": 0}
+    assert sizes == {user: count - users[user] for user, count in expected.items()}
+    assert queue.size() == sum(sizes.values())
+    assert users["paused"] == 0
+
+
+def summary_of(queue: TaskQueue, task_id: str) -> str:
+    explanation = queue.explain(task_id)
+    assert explanation is not None
+    assert explanation.task_id == task_id
+    return explanation.summary
+
+
+def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
+    fill(queue, "alice", 3)
+    fill(queue, "bob", 3)
+    explanation = queue.explain("bob-2")
+    assert explanation is not None
+    assert (explanation.own_tasks_ahead, explanation.users_ahead) == (2, 1)
+    assert summary_of(queue, "bob-2") == (
+        "waits for its turn: 1 users and 2 tasks of 'bob' are served first"
+    )
+    queue.set_user("bob", paused=True)
+    assert summary_of(queue, "bob-2") == "user 'bob' is paused; 2 of its tasks are before this one"
+    paused = queue.explain("bob-2")
+    assert paused is not None
+    assert paused.user_paused
+    assert paused.users_ahead is None
+    queue.set_user("bob", paused=False, max_running=1)
+    queue.set_user("alice", paused=True)
+    claim_one(queue)
+    assert "has 1 tasks running, as many as max_running allows" in summary_of(queue, "bob-2")
+    capped = queue.explain("bob-2")
+    assert capped is not None
+    assert capped.user_capped
+    queue.set_user("alice", paused=False, rate=0.5)
+    claim_one(queue)
+    limited = queue.explain("alice-2")
+    assert limited is not None
+    assert limited.user_rate_limited_until == from_ms(clock.now_ms() + 2000)
+    assert "has used up its rate of 0.5 tasks per second" in limited.summary
+    push(queue, "later", delay=60)
+    until = clock.now() + timedelta(seconds=60)
+    assert summary_of(queue, "later") == f"delayed until {until.isoformat()}"
+    delayed = queue.explain("later")
+    assert delayed is not None
+    assert delayed.delayed_until == until
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("running", "running on w, leased until "),
+        ("finished", "finished"),
+        ("cancelled", "cancelled"),
+        ("buried", "in the dead letters: broken"),
+    ],
+)
+def test_why_a_task_does_not_wait(queue: TaskQueue, state: str, said: str) -> None:
+    push(queue, "t1")
+    bring_to(queue, "t1", state)
+    assert summary_of(queue, "t1").startswith(said)
+
+
+def test_a_snapshot_counts_everything(queue: TaskQueue, clock: ManualClock) -> None:
+    queue.set_user("paused", paused=True)
+    fill(queue, "paused", 2)
+    clock.advance(3)
+    fill(queue, "alice", 4)
+    push(queue, "later", delay=60)
+    claims = queue.claim("w", limit=3)
+    queue.bury(claims[0])
+    queue.finish(claims[1])
+    snapshot = queue.inspect()
+    assert snapshot.at == clock.now()
+    assert (snapshot.ready, snapshot.delayed, snapshot.running, snapshot.dead) == (3, 1, 1, 1)
+    assert (snapshot.active_users, snapshot.parked_users) == (2, 1)
+    assert snapshot.oldest_wait == 3.0
+    assert snapshot.counters == {"pushed": 7, "claimed": 3, "buried": 1, "finished": 1}
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def hint_of(queue: TaskQueue) -> float:
+    """How long the claim says until there may be more, in seconds."""
+    return queue._claim_once("w", 1, 30_000)[1]
+
+
+def test_how_long_an_idle_worker_may_wait(queue: TaskQueue, clock: ManualClock) -> None:
+    assert hint_of(queue) == float("inf")
+    push(queue, "later", delay=60)
+    assert hint_of(queue) == 60.0
+    fill(queue, "alice", 2)
+    queue.set_user("alice", rate=0.1)
+    claim_one(queue, lease=20)
+    assert hint_of(queue) == 10.0  # the next token of the rate
+    queue.set_user("alice", paused=True)
+    assert hint_of(queue) == 20.0  # the end of the lease
+    queue.set_user("alice", paused=False, rate=None)
+    assert hint_of(queue) == 20.0  # alice-1 was claimed for 30
+    clock.advance(15)
+    assert hint_of(queue) == 5.0
+
+
+def test_a_claim_that_leaves_work_says_so_and_wakes_another(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    fill(queue, "alice", 2)
+    redis_client.delete(queue.keys["wake"])
+    assert hint_of(queue) == 0.0
+    assert dump(redis_client)["wake"] == ["1"]
+    redis_client.delete(queue.keys["wake"])
+    assert hint_of(queue) == 30.0
+    assert "wake" not in dump(redis_client)
+
+
+def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Start an action; calling the answer gives its result."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(action)
+    pool.shutdown(wait=False)
+    return lambda: future.result(20)
+
+
+def until_blocked(client: redis.Redis) -> None:
+    """Come back when a client is blocked in the server."""
+    deadline = time.monotonic() + 20
+    while client.info("clients")["blocked_clients"] == 0:
+        assert time.monotonic() < deadline
+
+
+WAKING: dict[str, Callable[[TaskQueue, Claim], object]] = {
+    "push": lambda queue, claim: push(queue, "new", user_id="bob"),
+    "retry": lambda queue, claim: queue.retry(claim),
+    "release": lambda queue, claim: queue.release(claim),
+    "finish frees a cap": lambda queue, claim: queue.finish(claim),
+    "set_user": lambda queue, claim: queue.set_user("alice", max_running=None),
+}
+
+
+@pytest.mark.parametrize("waking", WAKING)
+def test_a_waiting_worker_is_woken(
+    queue: TaskQueue, redis_client: redis.Redis, waking: str
+) -> None:
+    fill(queue, "alice", 2)
+    queue.set_user("alice", max_running=1)
+    held = claim_one(queue, lease=1000)
+    redis_client.delete(queue.keys["wake"])
+    began = time.monotonic()
+    # With a clock that stands still nothing but the token can end the wait before 5 seconds.
+    waiter = in_thread(lambda: queue.claim("waiter", wait=60))
+    until_blocked(redis_client)
+    WAKING[waking](queue, held)
+    claims: list[Claim] = waiter()
+    assert len(claims) == 1
+    assert time.monotonic() - began < 4
+
+
+def test_each_of_many_waiting_workers_gets_a_task(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    waiters = [in_thread(lambda: queue.claim("w", wait=60)) for _ in range(8)]
+    until_blocked(redis_client)
+    began = time.monotonic()
+    fill(queue, "alice", 8)
+    got = [task_id for waiter in waiters for task_id in ids_of(waiter())]
+    assert sorted(got) == [f"alice-{n}" for n in range(8)]
+    assert time.monotonic() - began < 4
+
+
+def test_a_wait_ends_with_its_time(redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client) as queue:
+        began = time.monotonic()
+        assert queue.claim("w", wait=0.05) == []
+        assert 0.05 <= time.monotonic() - began < 2
+
+
+def test_a_wait_ends_when_a_delayed_task_is_due(redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client) as queue:
+        push(queue, "t1", delay=0.05)
+        redis_client.delete(queue.keys["wake"])
+        began = time.monotonic()
+        assert ids_of(queue.claim("w", wait=30)) == ["t1"]
+        assert time.monotonic() - began < 2
+
+
+def test_a_wait_without_redis_says_so(own_server: OwnServer) -> None:
+    server = own_server()
+    with TaskQueue.from_url(server.url, timeout=0.2) as queue:
+        waiter = in_thread(lambda: queue.claim("w", wait=60))
+        with redis.Redis.from_url(server.url) as client:
+            until_blocked(client)
+        server.stop()
+        with pytest.raises(RedisUnavailable):
+            waiter()
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_start_as_the_defaults_and_are_shared(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    assert queue.settings() == QueueSettings()
+    wanted = QueueSettings(
+        max_attempts=2,
+        max_waiting=10,
+        keep_finished=3,
+        keep_finished_for=1.5,
+        keep_dead=4,
+        keep_dead_for=60.0,
+        cost="time",
+        critical_share=0.25,
+        ageing=30.0,
+    )
+    assert (
+        queue.configure(
+            max_attempts=2,
+            max_waiting=10,
+            keep_finished=3,
+            keep_finished_for=timedelta(seconds=1.5),
+            keep_dead=4,
+            keep_dead_for=60,
+            cost="time",
+            critical_share=0.25,
+            ageing=30,
+        )
+        == wanted
+    )
+    assert queue.configure() == wanted
+    with TaskQueue(redis_client) as another:
+        assert another.settings() == wanted
+    with TaskQueue(redis_client, name="elsewhere") as elsewhere:
+        assert elsewhere.settings() == QueueSettings()
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "running"])
+def test_ageing_can_be_changed_only_while_no_task_is_queued(
+    queue: TaskQueue, redis_client: redis.Redis, state: str
+) -> None:
+    push(queue, "t1")
+    bring_to(queue, "t1", state)
+    before = dump(redis_client)
+    with pytest.raises(ConfigurationError, match="ageing 5"):
+        queue.configure(max_attempts=9, ageing=5)
+    assert all(key.startswith("ops.") for key in changes(before, dump(redis_client)))
+    assert queue.configure(max_attempts=9, ageing=0).max_attempts == 9
+
+
+def test_ageing_can_be_changed_when_all_tasks_have_ended(queue: TaskQueue) -> None:
+    push(queue, "t1")
+    queue.finish(claim_one(queue))
+    assert queue.configure(ageing=5).ageing == 5.0
+
+
+def test_settings_of_a_user_are_changed_field_by_field(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    assert queue.get_user("alice") == UserSettings()
+    queue.set_user("alice", weight=2.5, max_running=3)
+    queue.set_user("alice", rate=0.1, paused=True, max_waiting=7)
+    wanted = UserSettings(weight=2.5, max_running=3, rate=0.1, paused=True, max_waiting=7)
+    assert queue.set_user("alice") == wanted
+    assert queue.get_user("alice") == wanted
+    assert queue.get_user("bob") == UserSettings()
+    queue.set_user("alice", max_running=None, rate=None, max_waiting=None, paused=False)
+    assert queue.set_user("alice", weight=1) == UserSettings()
+
+
+# --- the object -----------------------------------------------------------------------------------
+
+
+def test_a_closed_queue_says_so(redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client) as queue:
+        queue.size()
+    for call in (queue.size, queue.inspect, lambda: queue.push(make_task())):
+        with pytest.raises(RedisRefused, match="closed"):
+            call()
+    queue.close()
+
+
+def test_closing_leaves_no_connection(own_server: OwnServer) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client:
+        with TaskQueue(client) as queue:
+            push(queue, "t1")
+            queue.claim("w", limit=5, wait=0.01)
+            queue.claim("w", wait=0.01)
+        client.client_setname("me")
+        names = [row["name"] for row in client.client_list()]
+        assert names == ["me"]
+
+
+def test_queues_do_not_see_each_other(queue: TaskQueue, redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client, name="other", clock=queue.link.clock) as other:
+        push(queue, "t1")
+        assert other.size() == 0
+        assert other.get("t1") is None
+        assert other.claim("w") == []
+        redis_client.delete(*other.keys.all())
+
+
+@pytest.mark.parametrize("client_options", [{"decode_responses": True}, {"protocol": 3}])
+def test_any_client_will_do(
+    redis_client: redis.Redis, redis_url: str, client_options: dict[str, Any]
+) -> None:
+    client = redis.Redis.from_url(redis_url, **client_options)
+    with client, TaskQueue(client) as queue:
+        queue.set_user("alice", weight=2.0)
+        queue.push_many([make_task(task_id=f"t{n}", payload={"é": n}) for n in range(3)])
+        one, two, three = queue.claim("w", limit=3, wait=1)
+        assert one.task.payload == {"é": 0}
+        assert queue.extend([one]) == ["extended"]
+        queue.finish(one, {"ok": True})
+        queue.retry(two, "again", delay=60)
+        queue.bury(three, "no")
+        assert queue.cancel("t1")
+        assert queue.inspect().dead == 1
+        assert queue.claim("w", wait=0.01) == []
+        info = queue.get("t0")
+        assert info is not None
+        assert info.result == {"ok": True}
+    check_consistency(redis_client)
+
+
+def test_a_queue_works_after_a_fork(redis_client: redis.Redis, redis_url: str) -> None:
+    program = textwrap.dedent(
+        """
+        import os, sys
+        from fairqueue import Task, TaskQueue
+
+        queue = TaskQueue.from_url(sys.argv[1])
+        queue.push(Task.create(user_id="alice", task_id="parent"))
+        children = []
+        for n in range(4):
+            pid = os.fork()
+            if pid == 0:
+                for i in range(50):
+                    queue.push(Task.create(user_id=f"u{n}", task_id=f"child-{n}-{i}"))
+                os._exit(0)
+            children.append(pid)
+        for i in range(50):
+            assert queue.get("parent").task_id == "parent"
+        assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+        print(queue.size())
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, redis_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.returncode) == ("201\n", 0), done.stderr
+
+
+def test_hundreds_of_threads_share_one_queue(queue: TaskQueue, redis_client: redis.Redis) -> None:
+    queue.configure(keep_finished=10_000)
+    total, threads = 2000, 200
+    done: list[str] = []
+    failures: list[BaseException] = []
+    start = threading.Barrier(threads)
+
+    def work(number: int) -> None:
+        try:
+            start.wait(30)
+            for n in range(total // threads):
+                push(queue, f"t-{number}-{n}", user_id=f"u{number % 17}")
+            while len(done) < total:
+                claims = queue.claim(f"w{number}", limit=3)
+                for claim in claims:
+                    queue.finish(claim, number)
+                done.extend(ids_of(claims))
+                if not claims and queue.size() == 0:
+                    return
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert failures == []
+    claims = queue.claim("late", limit=1000)  # a worker may leave before the last is pushed
+    queue.finish_many((claim, None) for claim in claims)
+    done += ids_of(claims)
+    assert sorted(done) == sorted(f"t-{k}-{n}" for k in range(threads) for n in range(10))
+    assert stats(redis_client) == {"pushed": total, "claimed": total, "finished": total}
+    assert len(places(redis_client)["finished"]) == total
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[[], object]]:
+    """Each mutating call; the first word is its script."""
+    return {
+        "push": lambda: push(queue, "new"),
+        "push of another user": lambda: push(queue, "new", user_id="bob"),
+        "push later": lambda: push(queue, "new", delay=5),
+        "push critical": lambda: push(queue, "new", priority=Priority.CRITICAL),
+        "push many": lambda: push(queue, "new", "newer"),
+        "push again": lambda: push(queue, "alice-9"),
+        "claim": lambda: queue.claim("w"),
+        "finish": lambda: queue.finish(claims[0]),
+        "retry": lambda: queue.retry(claims[1], "x", delay=1),
+        "release": lambda: queue.release(claims[2]),
+        "bury": lambda: queue.bury(claims[3], "x"),
+        "cancel": lambda: queue.cancel("alice-9"),
+        "extend": lambda: queue.extend(claims),
+        "set_user": lambda: queue.set_user("alice", weight=3.0),
+        "configure": lambda: queue.configure(max_attempts=7),
+    }
+
+
+# What a lone push for a user who is being served has nothing to do with.
+NOT_TOUCHED_BY_A_LONE_PUSH = {
+    *("critical", "parked", "idle", "running", "throttle", "usage", "served", "leases", "delayed"),
+}
+
+
+@pytest.mark.parametrize("key", KEY_TYPES)
+def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(
+    damaged: TaskQueue, redis_client: redis.Redis, key: str
+) -> None:
+    queue = damaged
+    fill(queue, "alice", 10)
+    claims = queue.claim("w", limit=4)
+    spoil(redis_client, queue, key)
+    before = dump(redis_client)
+    refused = []
+    for name, call in mutating_calls(queue, claims).items():
+        if key not in load_script(name.split()[0]).keys:
+            continue
+        if name == "push" and key in NOT_TOUCHED_BY_A_LONE_PUSH:
+            continue
+        with pytest.raises(RedisRefused) as caught:
+            call()
+        assert queue.keys[key].decode() in str(caught.value)
+        assert dump(redis_client) == before, name
+        refused.append(name)
+    schedules = ("schedule", "plan", "due", "broken", "leader", "epoch")
+    assert bool(refused) is not key.startswith(schedules)
+
+
+@pytest.mark.parametrize("key", sorted(NOT_TOUCHED_BY_A_LONE_PUSH))
+def test_a_push_that_does_not_touch_a_spoilt_key_is_whole(
+    damaged: TaskQueue, redis_client: redis.Redis, key: str
+) -> None:
+    queue = damaged
+    fill(queue, "alice", 2)
+    spoil(redis_client, queue, key)
+    before = dump(redis_client)
+    push(queue, "new")
+    after = changes(before, dump(redis_client))
+    rank = "3" + "3".zfill(14)
+    assert after.keys() == {
+        "tasks.new",
+        "status.new",
+        f"backlog.alice\0{rank}\0new",
+        "waiting.new",
+        "fair.seq",
+    }
+
+
+BROKEN_STATUS = {
+    "none": None,
+    "no JSON": b"\xff{",
+    "a list": b"[]",
+    "a number": b"7",
+    "empty": b"",
+    "an empty object": b"{}",
+    "no attempts": b'{"user":"alice","state":"%s","rank":"3"}',
+    "attempts as text": b'{"user":"alice","state":"%s","rank":"3","attempts":"many"}',
+    "user is no text": b'{"user":[],"state":"%s","rank":"3","attempts":1}',
+    "rank is null": b'{"user":"alice","state":"%s","rank":null,"attempts":1}',
+    "times as text": b'{"user":"alice","state":"%s","rank":"3","attempts":1,"claimed":"x",'
+    b'"charge":"y","worker":[],"token":"t"}',
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_STATUS)
+@pytest.mark.parametrize("state", ["ready", "delayed", "running"])
+def test_a_broken_status_record_does_not_stop_other_tasks(
+    damaged: TaskQueue, redis_client: redis.Redis, clock: ManualClock, kind: str, state: str
+) -> None:
+    queue = damaged
+    push(queue, "bad", priority=Priority.CRITICAL)
+    claim = bring_to(queue, "bad", state)
+    fill(queue, "alice", 3)
+    fill(queue, "bob", 3)
+    text = BROKEN_STATUS[kind]
+    if text is None:
+        redis_client.hdel(queue.keys["status"], "bad")
+    else:
+        redis_client.hset(queue.keys["status"], "bad", text.replace(b"%s", state.encode()))
+    if text is not None:
+        with pytest.raises(BrokenRecord, match="'bad'"):
+            queue.get("bad")
+    if claim is not None:
+        assert queue.finish_many([(claim, None)]) == ["lost_lease"]
+    clock.advance(100)
+    claims = []
+    for _ in range(8):
+        claims += queue.claim("w")
+    wanted = ["alice-0", "alice-1", "alice-2", "bob-0", "bob-1", "bob-2"]
+    assert sorted(set(ids_of(claims)) - {"bad"}) == wanted
+    good = [c for c in claims if c.task.task_id != "bad"]
+    assert queue.finish_many((c, None) for c in good) == ["finished"] * 6
+    assert queue.size() == 0
+    for key in ("ready", "critical", "parked"):
+        assert key not in dump(redis_client)
+
+
+def test_a_broken_status_record_does_not_use_up_its_users_cap(
+    damaged: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    queue = damaged
+    queue.set_user("alice", max_running=1)
+    fill(queue, "alice", 2)
+    claim_one(queue, lease=1)
+    redis_client.hset(queue.keys["status"], "alice-0", "broken")
+    clock.advance(1)
+    queue.claim("w")
+    assert "alice-1" in dump(redis_client)["leases"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, b"", b"[]", b"{}", b"\xff", b'{"user":"alice"}', b"[" * 100_000],
+    ids=["none", "empty", "list", "no fields", "no text", "few fields", "deep"],
+)
+def test_a_task_without_a_readable_document_is_buried_and_others_go_on(
+    damaged: TaskQueue, redis_client: redis.Redis, document: bytes | None
+) -> None:
+    queue = damaged
+    fill(queue, "alice", 3)
+    if document is None:
+        redis_client.hdel(queue.keys["tasks"], "alice-0")
+    else:
+        redis_client.hset(queue.keys["tasks"], "alice-0", document)
+    assert ids_of(queue.claim("w", limit=3)) == ["alice-1", "alice-2"]
+    info = queue.get("alice-0")
+    assert info is not None
+    assert (info.state, info.task) == ("buried", None)
+    assert info.error is not None
+    assert "'alice-0' is unreadable" in info.error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "nonsense",
+        '{"weight":"heavy"}',
+        '{"max_running":"many"}',
+        '{"rate":"fast"}',
+        '{"weight":0}',
+        '{"rate":0}',
+        '{"max_waiting":[]}',
+        '{"weight":-1}',
+    ],
+)
+def test_broken_settings_of_a_user_do_not_stop_anybody(
+    damaged: TaskQueue, redis_client: redis.Redis, text: str
+) -> None:
+    queue = damaged
+    redis_client.hset(queue.keys["users"], "alice", text)
+    fill(queue, "alice", 2)
+    fill(queue, "bob", 2)
+    assert len(queue.claim("w", limit=4)) == 4
+    assert queue.set_user("alice", weight=2.0).weight == 2.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "max_attempts",
+        "keep_finished",
+        "keep_dead_ms",
+        "ageing_ms",
+        "max_waiting",
+        "critical_share",
+        "unknown",
+    ],
+)
+def test_broken_settings_of_the_queue_count_as_the_defaults(
+    damaged: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str
+) -> None:
+    queue = damaged
+    redis_client.hset(queue.keys["settings"], name, "nonsense")
+    fill(queue, "alice", 2)
+    queue.finish(claim_one(queue))
+    claim_one(queue, lease=1)
+    clock.advance(1)
+    assert ids_of(queue.claim("w")) == ["alice-1"]
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+def test_scripts_that_the_server_forgot_are_sent_again(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    fill(queue, "alice", 9)
+    claims = queue.claim("w", limit=4)
+    pushes = 0
+    for name, call in mutating_calls(queue, claims).items():
+        if name.startswith("push "):
+            continue
+        redis_client.script_flush()
+        call()
+        pushes += name == "push"
+    redis_client.script_flush()
+    queue.push_many([make_task(task_id=f"many-{n}") for n in range(1000)])
+    # One more was claimed, one released; what is retried is delayed.
+    assert queue.size() == 1000 + 9 + pushes - 4 - 1 + 1
+
+
+def test_a_full_server_refuses_pushes_and_drains(own_server: OwnServer) -> None:
+    server = own_server(config={"maxmemory": "6mb", "maxmemory-policy": "noeviction"})
+    with redis.Redis.from_url(server.url) as client, TaskQueue(client) as queue:
+        stored: list[str] = []
+        with suppress(RedisRefused):
+            for n in range(1000):
+                stored += push(queue, f"t{n}", user_id=f"u{n % 5}", payload={"x": "y" * 30_000})
+        refused_at = len(stored)
+        assert 10 < refused_at < 1000
+        check_consistency(client)
+        before = dump(client)
+        calls = (
+            lambda: push(queue, "more"),
+            lambda: queue.push_many(make_task(task_id=f"many-{n}") for n in range(600)),
+            lambda: queue.configure(max_attempts=3),
+            lambda: queue.set_user("u1", weight=2.0),
+        )
+        for call in calls:
+            with pytest.raises(RedisRefused, match="memory"):
+                call()
+        assert dump(client) == before
+        assert places(client) == {"ready": sorted(stored)}
+        # Bring it over the limit for good, so that draining does not make room meanwhile.
+        client.config_set("maxmemory", "1mb")
+        claims = queue.claim("w", limit=4)
+        assert queue.extend(claims) == ["extended"] * 4
+        queue.finish(claims[0])
+        queue.retry(claims[1], "again")
+        queue.release(claims[2])
+        queue.bury(claims[3], "no")
+        waiting = [member for member in stored if member not in ids_of(claims)]
+        assert queue.cancel(waiting[0])
+        finished = 0
+        while claims := queue.claim("w", limit=10):
+            finished += len(queue.finish_many((claim, None) for claim in claims))
+        assert finished == refused_at - 3
+        check_consistency(client)
+        assert stats(client)["finished"] == refused_at - 2
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "allkeys-lfu"])
+def test_a_server_that_throws_data_away_is_refused(own_server: OwnServer, policy: str) -> None:
+    server = own_server(config={"maxmemory-policy": policy})
+    with redis.Redis.from_url(server.url) as client, TaskQueue(client) as queue:
+        for call in (
+            lambda: push(queue, "t1"),
+            lambda: queue.push(make_task()),
+            lambda: queue.claim("w"),
+            queue.check,
+        ):
+            with pytest.raises(ConfigurationError, match=policy):
+                call()
+        assert client.dbsize() == 0
+        client.config_set("maxmemory-policy", "noeviction")
+        push(queue, "t1")
+
+
+def test_without_redis_every_call_says_so_in_time() -> None:
+    queue = TaskQueue.from_url("redis://127.0.0.1:1/0", timeout=0.2)
+    calls: dict[str, Callable[[], object]] = {
+        "push": lambda: queue.push(make_task()),
+        "push_many": lambda: queue.push_many([make_task(), make_task()]),
+        "claim": lambda: queue.claim("w", wait=5),
+        "get": lambda: queue.get("t1"),
+        "size": queue.size,
+        "check": queue.check,
+        "settings": queue.settings,
+    }
+    for name, call in calls.items():
+        began = time.monotonic()
+        with pytest.raises(RedisUnavailable):
+            call()
+        assert time.monotonic() - began < 1.5, name
+
+
+def test_a_server_that_does_not_answer_is_given_up_in_time(own_server: OwnServer) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client, TaskQueue(client, timeout=0.3) as queue:
+        push(queue, "t1")
+        client.client_pause(60_000, all=False)  # what may write
+        began = time.monotonic()
+        with pytest.raises(RedisUnavailable):
+            push(queue, "t2")
+        assert time.monotonic() - began < 2
+        client.client_unpause()
+        push(queue, "t2")  # recognised, whether it was applied or not
+        assert queue.size() == 2
+
+
+def test_a_read_only_replica_is_asked_again_until_it_is_the_primary(
+    own_server: OwnServer,
+) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client, TaskQueue(client, timeout=10) as queue:
+        queue.check()
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        pushing = in_thread(lambda: push(queue, "t1"))
+        deadline = time.monotonic() + 10
+        while client.info("errorstats").get("errorstat_READONLY") is None:
+            assert time.monotonic() < deadline
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        assert pushing() == ["t1"]
+        assert queue.size() == 1
+
+
+def test_a_server_that_wants_a_password_is_refused_at_once(own_server: OwnServer) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "secret")
+        client.execute_command("AUTH", "secret")
+        with TaskQueue.from_url(server.url) as queue, pytest.raises(RedisRefused):
+            queue.push(make_task())
+        client.config_set("requirepass", "")
+
+
+def test_a_user_without_rights_is_refused(own_server: OwnServer) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", "nopass", "~*", "+@read")
+        options = {**client.connection_pool.connection_kwargs, "username": "reader"}
+        path = str(options["path"])
+        limited = redis.Redis(unix_socket_path=path, username="reader", password="any")
+        with limited, TaskQueue(limited, timeout=1) as queue, pytest.raises(RedisRefused):
+            queue.push(make_task())
+
+
+def test_a_restarted_server_is_used_again(
+    own_server: OwnServer, tmp_path: os.PathLike[str]
+) -> None:
+    server = own_server(tmp_path)
+    with TaskQueue.from_url(server.url, timeout=5) as queue:
+        push(queue, "t1")
+        with redis.Redis.from_url(server.url) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        push(queue, "t2")
+        assert queue.size() == 2
+
+
+def test_all_errors_are_ours() -> None:
+    assert issubclass(RedisUnavailable, FairQueueError)
+    assert issubclass(RedisRefused, FairQueueError)
+    assert not issubclass(RedisRefused, ValueError)
+
+
+def test_operations_are_not_repeated_after_redis_forgot_them(redis_client: redis.Redis) -> None:
+    with pytest.raises(ConfigurationError, match=r"timeout 30\.1"):
+        TaskQueue(redis_client, timeout=30.1)
+    text = load_script("push").text
+    assert "local REPLAY_MS = 60000" in text
+    assert isinstance(TaskQueue(redis_client, timeout=30).link, Link)

@@ -1,0 +1,410 @@
+"""Every command that changes something can be sent twice: the second changes nothing more.
+
+The client repeats a command when its reply is lost. So each is sent again here, at once and after
+what may happen in between, and the whole state is compared.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+from support import (
+    LossyProxy,
+    changes,
+    check_consistency,
+    claim_one,
+    dump,
+    fill,
+    ids_of,
+    make_task,
+    push,
+    stats,
+)
+
+from fairqueue.clock import ManualClock
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import InvalidTask, LeaseLost
+from fairqueue.models import Claim
+from fairqueue.queue import TaskQueue, _push_arguments
+
+OwnServer = Callable[..., EmbeddedServer]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield queue
+    check_consistency(redis_client)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A script with its arguments, to be sent as often as one likes."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    def send(self, queue: TaskQueue) -> Any:
+        return queue.link.run(self.name, **self.arguments)
+
+
+def tasks_in(answer: list[Any]) -> list[Any]:
+    """What a claim answered but for the times: id, document, attempt and due time of each task."""
+    return [answer[i : i + 4] for i in range(3, len(answer), 4)]
+
+
+def held(queue: TaskQueue) -> Claim:
+    """A claim on `alice-0`, of four tasks of alice and bob each."""
+    fill(queue, "alice", 4)
+    fill(queue, "bob", 4)
+    claim = claim_one(queue, lease=30)
+    assert claim.task.task_id == "alice-0"
+    return claim
+
+
+def command_of(name: str, queue: TaskQueue) -> Command:
+    """A command that will be done when it is sent for the first time."""
+    claim = held(queue)
+    mine = {"op": f"op-{name}", "id": claim.task.task_id, "token": claim.token}
+    new = [make_task("carol", f"new-{n}") for n in range(3)] + [make_task("dave", "d", delay=9)]
+    arguments: dict[str, dict[str, Any]] = {
+        "push": {"rest": [argument for task in new for argument in _push_arguments(task)]},
+        "claim": {"op": "op-claim", "worker": "w", "limit": 3, "lease_ms": 30_000},
+        "finish": {"rest": [claim.task.task_id, claim.token, '{"ok":1}']},
+        "retry": {**mine, "error": "again", "delay_ms": 0},
+        "retry later": {**mine, "error": "again", "delay_ms": 5000},
+        "release": mine,
+        "bury": {**mine, "error": "no"},
+        "cancel": {"op": "op-cancel", "id": "bob-1"},
+        "cancel running": {"op": "op-cancel", "id": claim.task.task_id},
+        "cancel unknown": {"op": "op-cancel", "id": "nobody"},
+        "extend": {
+            "op": "op-extend",
+            "lease_ms": 60_000,
+            "rest": [claim.task.task_id, claim.token, "nobody", "token"],
+        },
+        "set_user": {
+            "op": "op-set_user",
+            "user": "alice",
+            "change": '{"weight":0.25,"max_running":1,"rate":5}',
+        },
+        "configure": {"op": "op-configure", "rest": ["max_attempts", 3, "cost", "time"]},
+        "configure refused": {"op": "op-configure", "rest": ["ageing_ms", 3]},
+    }
+    return Command(name.split()[0], arguments[name])
+
+
+NAMES = [
+    "push",
+    "claim",
+    "finish",
+    "retry",
+    "retry later",
+    "release",
+    "bury",
+    "cancel",
+    "cancel running",
+    "cancel unknown",
+    "extend",
+    "set_user",
+    "configure",
+    "configure refused",
+]
+
+# A repeated push is counted, and says that none of its tasks is new. Nothing else may differ.
+COUNTED = {"push": {"stats.duplicates": (None, "4")}}
+ANSWERS_AGAIN: dict[str, Any] = {"push": [b"pushed", 0]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("later", [0, 1, 29.9])
+def test_a_command_sent_again_changes_nothing_and_says_the_same(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str, later: float
+) -> None:
+    command = command_of(name, queue)
+    before = dump(redis_client)
+    first = command.send(queue)
+    once = dump(redis_client)
+    assert once != before
+    clock.advance(later)
+    again = command.send(queue)
+    assert changes(once, dump(redis_client)) == COUNTED.get(name, {})
+    if name == "claim":
+        assert tasks_in(again) == tasks_in(first)
+        assert len(tasks_in(again)) == 3
+    else:
+        assert again == ANSWERS_AGAIN.get(name, first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_sent_again_within_the_horizon_is_recognised_after_many_others(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str
+) -> None:
+    """The generation of remembered operations turns once in between."""
+    queue.configure(keep_finished=0, keep_dead=0)
+    command = command_of(name, queue)
+    clock.advance(59)
+    first = command.send(queue)
+    clock.advance(2)
+    for n in range(30):
+        push(queue, f"x{n}", user_id="zoe")
+        queue.cancel(f"x{n}")
+    clock.advance(26)
+    once = dump(redis_client)
+    again = command.send(queue)
+    assert changes(once, dump(redis_client)) == COUNTED.get(name, {})
+    if name == "claim":
+        assert tasks_in(again) == tasks_in(first)
+    else:
+        assert again == ANSWERS_AGAIN.get(name, first)
+
+
+def everything_ends(queue: TaskQueue) -> None:
+    """All that is left is claimed by others and finished, and no record is kept."""
+    queue.configure(keep_finished=0, keep_dead=0)
+    for user in ("alice", "bob"):
+        queue.set_user(user, max_running=None, rate=None)
+    while claims := queue.claim("other", limit=50):
+        queue.finish_many((claim, None) for claim in claims)
+
+
+def claimed_by_another(queue: TaskQueue) -> None:
+    queue.claim("other", limit=2)
+
+
+def cancelled_meanwhile(queue: TaskQueue) -> None:
+    for n in range(4):
+        queue.cancel(f"alice-{n}")
+
+
+MEANWHILE: dict[str, Callable[[TaskQueue], None]] = {
+    "everything ended": everything_ends,
+    "claimed by another": claimed_by_another,
+    "cancelled": cancelled_meanwhile,
+}
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "claim"])
+def test_a_command_sent_again_after_other_events_is_recognised(
+    queue: TaskQueue, redis_client: redis.Redis, name: str, meanwhile: str
+) -> None:
+    command = command_of(name, queue)
+    first = command.send(queue)
+    MEANWHILE[meanwhile](queue)
+    once = dump(redis_client)
+    again = command.send(queue)
+    after = changes(once, dump(redis_client))
+    if name == "push":
+        assert after.pop("stats.duplicates") == (None, "4")
+    assert after == {}
+    assert again == ANSWERS_AGAIN.get(name, first)
+
+
+def test_a_claim_sent_again_returns_only_what_it_still_holds(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    command = command_of("claim", queue)
+    command.send(queue)
+    records = dump(redis_client)["status"]
+    mine = [task_id for task_id, record in records.items() if record.get("token") == "op-claim"]
+    queue.link.run("finish", rest=[mine[0], "op-claim", ""])
+    again = command.send(queue)
+    assert sorted(task[0].decode() for task in tasks_in(again)) == sorted(mine[1:])
+
+
+def test_a_claim_whose_leases_have_expired_claims_anew(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    command = command_of("claim", queue)
+    first = command.send(queue)
+    clock.advance(31)
+    others = queue.claim("other", limit=8)
+    assert {task[0].decode() for task in tasks_in(first)} <= set(ids_of(others))
+    assert tasks_in(command.send(queue)) == []
+    queue.release(others[0])
+    ((task_id, *_),) = tasks_in(command.send(queue))
+    assert task_id.decode() == others[0].task.task_id
+
+
+def test_a_claim_that_found_nothing_may_find_something_when_it_is_sent_again(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    command = Command("claim", {"op": "op", "worker": "w", "limit": 1, "lease_ms": 1000})
+    assert tasks_in(command.send(queue)) == []
+    empty = dump(redis_client)
+    assert tasks_in(command.send(queue)) == []
+    assert dump(redis_client) == empty
+    push(queue, "t1")
+    assert tasks_in(command.send(queue))[0][0] == b"t1"
+
+
+def test_a_repeated_claim_tells_the_lease_as_it_is(queue: TaskQueue, clock: ManualClock) -> None:
+    push(queue, "t1")
+    run = queue.link.run
+    answers = []
+
+    def lost_reply(name: str, **arguments: Any) -> Any:
+        answers.append(run(name, **arguments))
+        clock.advance(10)
+        return run(name, **arguments)
+
+    queue.link.run = lost_reply  # type: ignore[method-assign]
+    try:
+        queue.check()
+        (claim,) = queue.claim("w", lease=30)
+    finally:
+        queue.link.run = run  # type: ignore[method-assign]
+    info = queue.get("t1")
+    assert info is not None
+    assert claim.lease_until == info.lease_until
+
+
+def test_a_finish_sent_again_by_a_worker_that_lost_its_lease_is_refused_again(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    claim = held(queue)
+    clock.advance(31)
+    queue.claim("other", limit=8)
+    before = dump(redis_client)
+    command = Command("finish", {"rest": [claim.task.task_id, claim.token, ""]})
+    assert command.send(queue) == [b"lost_lease"]
+    assert command.send(queue) == [b"lost_lease"]
+    assert changes(before, dump(redis_client)) == {"stats.lost_leases": (None, "2")}
+
+
+@pytest.mark.parametrize("name", ["retry", "release", "bury"])
+def test_a_refusal_sent_again_is_refused_again(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str
+) -> None:
+    command = command_of(name, queue)
+    clock.advance(31)
+    queue.claim("other", limit=8)
+    assert command.send(queue) == b"lost_lease"
+    once = dump(redis_client)
+    assert command.send(queue) == b"lost_lease"
+    assert dump(redis_client) == once
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["finished", "cancelled"])
+def test_a_finish_sent_again_after_its_task_is_gone_says_how_it_ended(
+    queue: TaskQueue, asked: bool
+) -> None:
+    queue.configure(keep_finished=0)
+    claim = held(queue)
+    if asked:
+        queue.cancel(claim.task.task_id)
+    command = Command("finish", {"rest": [claim.task.task_id, claim.token, ""]})
+    first = command.send(queue)
+    assert first == [b"cancelled" if asked else b"finished"]
+    assert queue.get(claim.task.task_id) is None
+    assert command.send(queue) == first
+
+
+def test_a_buried_task_that_is_gone_is_not_finished(queue: TaskQueue) -> None:
+    queue.configure(keep_dead=0)
+    claim = held(queue)
+    queue.bury(claim, "no")
+    assert queue.get(claim.task.task_id) is None
+    with pytest.raises(LeaseLost):
+        queue.finish(claim)
+
+
+def test_a_push_that_was_refused_can_be_sent_again_and_done(queue: TaskQueue) -> None:
+    queue.configure(max_waiting=1)
+    push(queue, "t1")
+    command = Command("push", {"rest": [*_push_arguments(make_task(task_id="t2"))]})
+    assert command.send(queue)[0] == b"full"
+    queue.finish(claim_one(queue))
+    assert command.send(queue) == [b"pushed", 1]
+
+
+# --- replies that are lost on the way -------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(own_server: OwnServer) -> Iterator[LossyProxy]:
+    with LossyProxy(own_server().socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: LossyProxy) -> Iterator[TaskQueue]:
+    """A queue behind a network that loses replies."""
+    with TaskQueue.from_url(proxy.url, timeout=10) as queue:
+        queue.check()
+        yield queue
+
+
+@pytest.fixture
+def near(proxy: LossyProxy) -> Iterator[redis.Redis]:
+    """A client of the same server, without drops."""
+    with redis.Redis.from_url(proxy.url) as client:
+        yield client
+        check_consistency(client)
+
+
+def test_each_call_is_done_once_though_its_reply_is_lost(
+    far: TaskQueue, near: redis.Redis, proxy: LossyProxy
+) -> None:
+    def losing(action: Callable[[], Any], replies: int = 1) -> Any:
+        before = proxy.dropped
+        proxy.drop_replies(replies)
+        answer = action()
+        assert proxy.dropped == before + replies
+        return answer
+
+    assert losing(lambda: far.push(make_task(task_id="t1"))) == "t1"
+    assert losing(lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
+    many = [make_task(task_id=f"many-{n}") for n in range(700)]
+    assert len(losing(lambda: far.push_many(many), replies=2)) == 700
+    assert stats(near)["pushed"] == 702
+    (one,) = losing(lambda: far.claim("w"))
+    (two,) = losing(lambda: far.claim("w"))
+    (three,) = losing(lambda: far.claim("w"))
+    (four,) = far.claim("w")
+    assert ids_of([one, two, three, four]) == ["t1", "t2", "many-0", "many-1"]
+    assert stats(near)["claimed"] == 4
+    assert losing(lambda: far.extend([one, two])) == ["extended", "extended"]
+    losing(lambda: far.finish(one, {"ok": True}))
+    losing(lambda: far.retry(two, "again", delay=60))
+    losing(lambda: far.release(three))
+    losing(lambda: far.bury(four, "no"))
+    assert losing(lambda: far.cancel("many-5")) is True
+    assert losing(lambda: far.set_user("alice", weight=2.0)).weight == 2.0
+    assert losing(lambda: far.configure(max_attempts=2)).max_attempts == 2
+    counted = stats(near)
+    assert counted.pop("duplicates") > 0
+    assert counted == {
+        "pushed": 702,
+        "claimed": 4,
+        "finished": 1,
+        "retried": 1,
+        "released": 1,
+        "buried": 1,
+        "cancelled": 1,
+    }
+    (again,) = far.claim("w")
+    assert (again.task.task_id, again.attempt) == ("many-0", 1)
+
+
+def test_a_refusal_whose_reply_is_lost_is_the_same_refusal(
+    far: TaskQueue, near: redis.Redis, proxy: LossyProxy
+) -> None:
+    push(far, "t1")
+    claim = claim_one(far)
+    far.finish(claim)
+    proxy.drop_replies(2)
+    with pytest.raises(LeaseLost):
+        far.retry(claim)
+    proxy.drop_replies(2)
+    with pytest.raises(InvalidTask):
+        far.push(make_task(task_id="t1", payload={"other": 1}))
+    assert stats(near)["lost_leases"] == 1

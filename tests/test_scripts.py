@@ -1,0 +1,268 @@
+"""The Lua files keep their contract: headers, includes, and where they are found."""
+
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import redis
+
+from fairqueue import scripts
+from fairqueue.connection import MAX_TIMEOUT_S
+from fairqueue.keys import KEY_TYPES
+from fairqueue.models import QueueSettings
+from fairqueue.scripts import Part, ScriptError, load_script, lua_folder, parts_of, read_part
+from fairqueue.scripts import script_names as names
+
+FOLDER = lua_folder()
+FILES = sorted(FOLDER.rglob("*.lua"))
+FILE_IDS = [str(path.relative_to(FOLDER)) for path in FILES]
+
+# What a full queue needs in order to drain, and what only reads.
+DRAINS = {"claim", "finish", "retry", "release", "bury", "cancel", "extend", "lead", "resign"}
+READS = {"explain", "inspect"}
+
+every_file = pytest.mark.parametrize("path", FILES, ids=FILE_IDS)
+every_script = pytest.mark.parametrize("name", names())
+
+
+def code_of(path: Path) -> str:
+    """The text without its comments."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(re.sub(r"(^|\s)--.*$", "", line) for line in lines)
+
+
+def with_includes(path: Path) -> list[Part]:
+    """A file's part and all that it includes, itself last."""
+    if path.parent.name != "lib":
+        return parts_of(path.stem)
+    found: dict[str, Part] = {}
+
+    def visit(part: Part) -> None:
+        for include in part.includes:
+            visit(read_part(FOLDER / "lib" / f"{include}.lua"))
+        found[part.name] = part
+
+    visit(read_part(path))
+    return list(found.values())
+
+
+@every_file
+def test_every_declared_key_and_argument_is_used(path: Path) -> None:
+    part = read_part(path)
+    # What a shared part declares, it may declare for those that include it.
+    users = [path]
+    if path.parent.name == "lib":
+        users += [p for p in FILES if path.stem in {x.name for x in with_includes(p)[:-1]}]
+    code = "\n".join(code_of(user) for user in users)
+    unused = [key for key in part.keys if not re.search(rf"\bK\.{key}\b", code)]
+    unused += [name for name in part.arguments if not re.search(rf"\bA\.{name}\b", code)]
+    assert unused == []
+    assert part.takes_rest == ("FIRST" in code_of(path))
+
+
+@every_file
+def test_every_used_key_and_argument_is_declared(path: Path) -> None:
+    parts = with_includes(path)
+    keys = {key for part in parts for key in part.keys}
+    arguments = {name for part in parts for name in part.arguments}
+    code = code_of(path)
+    assert set(re.findall(r"\bK\.(\w+)", code)) <= keys
+    assert set(re.findall(r"\bA\.(\w+)", code)) <= arguments
+
+
+@every_file
+def test_no_key_or_argument_is_reached_by_its_number(path: Path) -> None:
+    code = code_of(path)
+    assert "KEYS" not in code
+    positions = re.findall(r"ARGV\[([^\]]*)\]", code)
+    assert [p for p in positions if not re.fullmatch(r"i( \+ \d)?", p)] == []
+    # `i` counts from FIRST, or from FIRST by groups.
+    starts = re.findall(r"for i = (\S+), #ARGV", code) + re.findall(r"local i = (\S+) \+", code)
+    assert not positions or set(starts) == {"FIRST"}
+
+
+@every_file
+def test_no_command_walks_the_whole_database(path: Path) -> None:
+    commands = set(re.findall(r"call\w*\('(\w+)'", code_of(path)))
+    assert not commands & {"KEYS", "SCAN", "HSCAN", "ZSCAN", "SSCAN", "EVAL", "FLUSHDB", "FLUSHALL"}
+    # None is put together at run time, where this test could not see it.
+    indirect = re.findall(r"redis\.p?call\((?!')(.*?),", code_of(path))
+    assert indirect in ([], ["command"])
+    assert re.findall(r"call_with\((?!'|command, key, list\))", code_of(path)) == []
+
+
+@every_file
+def test_a_file_opens_with_one_sentence_about_itself(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert re.fullmatch(r"-- [A-Z].*[.:]", first) or first.startswith("-- ")
+    assert len(first) <= 100
+
+
+@every_script
+def test_every_script_says_what_it_returns(name: str) -> None:
+    header = (FOLDER / f"{name}.lua").read_text(encoding="utf-8").split("\n\n")[0]
+    assert re.search(r"^-- Returns ", header, re.MULTILINE), header
+
+
+@every_script
+def test_the_flags_say_who_may_run_when_memory_is_full(name: str) -> None:
+    flags = read_part(FOLDER / f"{name}.lua").flags
+    if name in READS:
+        assert flags == "no-writes"
+    elif name in DRAINS:
+        assert flags == "allow-oom"
+    else:
+        assert flags in ("", "allow-oom")
+    assert name not in {"push", "fire", "add_schedules", "configure", "set_user"} or flags == ""
+
+
+@every_script
+def test_every_script_compiles_on_the_server(name: str, redis_client: redis.Redis) -> None:
+    script = load_script(name)
+    assert redis_client.script_load(script.text) in (script.sha, script.sha.encode())
+    assert script.text.startswith("#!lua")
+    assert not script.plain_text.startswith("#!")
+
+
+@every_script
+def test_every_key_of_a_script_is_declared_once_and_has_a_type(name: str) -> None:
+    script = load_script(name)
+    assert len(set(script.keys)) == len(script.keys)
+    assert set(script.keys) <= KEY_TYPES.keys()
+    assert len(set(script.arguments)) == len(script.arguments)
+
+
+@every_script
+def test_a_script_that_writes_looks_at_its_keys_before_anything_else(name: str) -> None:
+    script, part = load_script(name), read_part(FOLDER / f"{name}.lua")
+    lines = script.plain_text.splitlines()
+    probes = [number for number, line in enumerate(lines) if line == "probe_all()"]
+    if name in READS:
+        assert "PROBES" not in script.plain_text
+    elif part.probes_itself:
+        assert re.search(r"\bprobe(_all)?\(", code_of(FOLDER / f"{name}.lua"))
+    else:
+        assert probes
+        assert "redis.call" not in "\n".join(lines[: probes[0]]).replace(
+            "redis.call(PROBES[name], K[name])", ""
+        )
+
+
+def test_every_key_is_used_by_some_script() -> None:
+    used = {key for name in names() for key in load_script(name).keys}
+    assert used == KEY_TYPES.keys()
+
+
+def test_every_shared_part_is_included_by_some_script() -> None:
+    included = {part.name for name in names() for part in parts_of(name)[:-1]}
+    assert included == {path.stem for path in (FOLDER / "lib").glob("*.lua")}
+
+
+# --- includes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the Lua files that a test may change."""
+    folder = tmp_path / "lua"
+    shutil.copytree(FOLDER, folder)
+    monkeypatch.setattr(scripts, "lua_folder", lambda: folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "circle"),
+    [
+        ({"lib/a": "-- @include a"}, "mine -> a -> a"),
+        ({"lib/a": "-- @include b", "lib/b": "-- @include a"}, "mine -> a -> b -> a"),
+        (
+            {"lib/a": "-- @include time b", "lib/b": "-- @include c", "lib/c": "-- @include b"},
+            "mine -> a -> b -> c -> b",
+        ),
+    ],
+)
+def test_a_circle_of_includes_is_found(copied: Path, files: dict[str, str], circle: str) -> None:
+    (copied / "mine.lua").write_text("-- Mine.\n--\n-- @include a\n")
+    for name, text in files.items():
+        (copied / f"{name}.lua").write_text(text + "\n")
+    with pytest.raises(ScriptError, match=f"circle of includes: {circle}"):
+        parts_of("mine")
+
+
+def test_a_part_that_two_others_include_comes_once_and_first(copied: Path) -> None:
+    (copied / "lib" / "a.lua").write_text("-- @include time\n")
+    (copied / "lib" / "b.lua").write_text("-- @include time a\n")
+    (copied / "mine.lua").write_text("-- @include b a\n")
+    assert [part.name for part in parts_of("mine")] == ["time", "a", "b", "mine"]
+
+
+@every_script
+def test_no_script_includes_itself_in_a_circle(name: str) -> None:
+    parts = [part.name for part in parts_of(name)]
+    assert len(set(parts)) == len(parts)
+    assert parts[-1] == name
+
+
+@pytest.mark.parametrize(
+    "line", ["-- KEYS nonsense  hash  x", "-- KEYS tasks  zset  x", "-- KEYS tasks"]
+)
+def test_a_header_with_an_unknown_key_or_type_is_refused(copied: Path, line: str) -> None:
+    (copied / "mine.lua").write_text(line + "\n")
+    with pytest.raises(ScriptError, match=r"mine\.lua: key \w+ is no"):
+        parts_of("mine")
+
+
+# --- where they are -------------------------------------------------------------------------------
+
+
+def test_scripts_are_found_beside_the_package_in_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "files", lambda package: tmp_path / "fairqueue")
+    assert lua_folder() == Path(scripts.__file__).parent.parent / "lua"
+
+
+def test_scripts_are_found_inside_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "fairqueue" / "lua"
+    shutil.copytree(FOLDER, inside)
+    monkeypatch.setattr(scripts, "files", lambda package: tmp_path / "fairqueue")
+    assert lua_folder() == inside
+    assert names() == sorted(path.stem for path in FOLDER.glob("*.lua"))
+    assert [part.name for part in parts_of("push")][-1] == "push"
+
+
+def test_the_names_of_the_scripts_are_the_transitions() -> None:
+    transitions = {"push", "claim", "finish", "retry", "release", "bury", "cancel", "extend"}
+    assert transitions | READS | {"set_user", "configure"} <= set(names())
+
+
+# --- what Lua and Python both say -----------------------------------------------------------------
+
+
+def test_the_defaults_of_the_settings_are_the_same_in_lua_and_python() -> None:
+    text = (FOLDER / "lib" / "settings.lua").read_text(encoding="utf-8")
+    table = re.search(r"local SETTINGS = \{(.*?)\n\}", text, re.DOTALL)
+    assert table is not None
+    in_lua: dict[str, object] = {}
+    for name, value in re.findall(r"(\w+) = (\S+),", table.group(1)):
+        in_lua[name] = value.strip("'") if value.startswith("'") else float(value)
+    in_python: dict[str, object] = {}
+    for field in fields(QueueSettings):
+        value = field.default
+        if field.name.endswith("_for") or field.name == "ageing":
+            assert isinstance(value, float)
+            in_python[field.name.removesuffix("_for") + "_ms"] = value * 1000
+        else:
+            in_python[field.name] = float(value) if isinstance(value, int | float) else value
+    assert in_lua == in_python
+
+
+def test_the_client_gives_up_before_redis_forgets_an_operation() -> None:
+    text = (FOLDER / "lib" / "replay.lua").read_text(encoding="utf-8")
+    match = re.search(r"REPLAY_MS = (\d+)", text)
+    assert match is not None
+    assert int(match.group(1)) == 2 * MAX_TIMEOUT_S * 1000
