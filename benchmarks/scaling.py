@@ -25,7 +25,7 @@ def interleaved(actions: dict[str, Callable[[], object]], times: int) -> dict[st
 
 def idle_ticks(bench: Bench) -> None:
     """Each size is a queue of its own on the one server."""
-    bench.client.flushall()
+    bench.empty()
     sizes = [1000, bench.count(100_000), bench.count(1_000_000)]
     aims = [None, 1.2, 1.5]
     actions: dict[str, Callable[[], object]] = {}
@@ -55,7 +55,7 @@ def idle_ticks(bench: Bench) -> None:
 
 def claims(bench: Bench) -> None:
     """Claims of ten, from queues that differ in who else is there."""
-    bench.client.flushall()
+    bench.empty()
     count = bench.count(10_000)
 
     def queue(name: str) -> TaskQueue:
@@ -127,6 +127,6 @@ def _fill_schedules(queue: TaskQueue, count: int, payload: dict[str, str]) -> No
 
 
 def run(bench: Bench) -> None:
-    claims(bench)
     memory(bench)
+    claims(bench)
     idle_ticks(bench)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import redis
 from redis.backoff import NoBackoff
@@ -29,9 +29,11 @@ from fairqueue.scripts import Script, load_script, script_names
 
 Argument = str | bytes | int | float
 Maker = Callable[[], AbstractConnection]
+Item = TypeVar("Item")
 
 # Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
 MAX_TIMEOUT_S = 30.0
+BATCH_BYTES = 1024 * 1024  # documents in one script at most, roughly
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 # A sample of the server's clock is used for so long; drift of a quartz in that time is under 1 ms.
@@ -191,7 +193,10 @@ class Link:
         while True:
             try:
                 with self._connection() as connection:
-                    return action(connection)
+                    if timeout is None:
+                        return action(connection)
+                    with _at_most(connection, timeout):
+                        return action(connection)
             except redis.AuthenticationError as error:
                 raise RedisRefused(f"Redis refused to let us in: {error}") from error
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
@@ -272,6 +277,20 @@ class Link:
         return Listener(self._make, self.keys[key])
 
 
+def in_batches(
+    items: Sequence[Item], most: int, size_of: Callable[[Item], int]
+) -> Iterator[Sequence[Item]]:
+    """Cut a list into parts of at most so many items, and fewer where they are large."""
+    start = size = 0
+    for i, item in enumerate(items):
+        if i > start and (i - start == most or size + size_of(item) > BATCH_BYTES):
+            yield items[start:i]
+            start, size = i, 0
+        size += size_of(item)
+    if start < len(items):
+        yield items[start:]
+
+
 class Listener:
     """Waits for a token in a list of Redis, for another thread, or for the time, without polling.
 
@@ -348,6 +367,19 @@ class Listener:
         self.forget()
         self._awake.close()
         self._waker.close()
+
+
+@contextmanager
+def _at_most(connection: AbstractConnection, seconds: float) -> Iterator[None]:
+    """Wait no longer for an answer, if that is less than the connection would by itself."""
+    sock = getattr(connection, "_sock", None)
+    if not isinstance(sock, socket.socket):
+        yield
+        return
+    usual = sock.gettimeout()
+    sock.settimeout(seconds if usual is None else min(usual, seconds))
+    yield
+    sock.settimeout(usual)
 
 
 def _disconnect(connection: AbstractConnection) -> None:

@@ -95,7 +95,7 @@ class Leadership:
             next_ms=int(answer[5]) if int(answer[5]) >= 0 else None,
             due=[
                 DueSchedule(member=answer[i], definition=answer[i + 1], plan=answer[i + 2])
-                for i in range(6, len(answer), 4)
+                for i in range(6, len(answer), 3)
             ],
             read_at=(asked_at + replied_at) / 2 - int(answer[3]) / 1e6,
         )

@@ -23,7 +23,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairqueue.errors import ConfigurationError, FairQueueError
+from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue import TaskQueue
 from fairqueue.validation import check_count
@@ -170,8 +170,9 @@ class QueueCollector(Collector):
         """The metrics of the moment; only `fairqueue_redis_up` 0 when Redis does not answer."""
         try:
             snapshot = self._queue.inspect()
-        except FairQueueError:
-            yield self._gauge("redis_up", "1 if Redis answered this scrape.", 0)
+        except FairQueueError as error:
+            answered = not isinstance(error, RedisUnavailable)
+            yield self._gauge("redis_up", "1 if Redis answered this scrape.", answered)
             return
         yield self._gauge("redis_up", "1 if Redis answered this scrape.", 1)
         yield from self._metrics(snapshot)

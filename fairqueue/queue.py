@@ -13,7 +13,7 @@ from typing import Any, Self
 import redis
 
 from fairqueue.clock import Clock, from_ms
-from fairqueue.connection import MAX_TIMEOUT_S, Argument, Link, Listener
+from fairqueue.connection import MAX_TIMEOUT_S, Argument, Link, Listener, in_batches
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     BrokenRecord,
@@ -199,8 +199,8 @@ class TaskQueue:
         if listed and not self._checked:
             self.check()
         calls = (
-            {"rest": [field for t in listed[i : i + PUSH_CHUNK] for field in _push_arguments(t)]}
-            for i in range(0, len(listed), PUSH_CHUNK)
+            {"rest": [field for task in batch for field in _push_arguments(task)]}
+            for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
         )
         for answer in self.link.run_each("push", calls):
             self._pushed(answer)
@@ -390,9 +390,9 @@ class TaskQueue:
         answer = self._run("explain", id=task_id)
         return _explanation(task_id, answer) if answer else None
 
-    def inspect(self) -> QueueSnapshot:
+    def inspect(self, timeout: float | None = None) -> QueueSnapshot:
         """Counts and counters of the queue at this moment, in one bounded read."""
-        return _snapshot(self._run("inspect", sample=JAIN_SAMPLE))
+        return _snapshot(self.link.run("inspect", sample=JAIN_SAMPLE, timeout=timeout))
 
     # --- settings ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +18,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from fairqueue.clock import from_ms, to_ms
-from fairqueue.connection import Argument, Listener
+from fairqueue.connection import Argument, Listener, in_batches
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -332,8 +332,8 @@ class TaskScheduler:
 
         def calls() -> Iterator[dict[str, Any]]:
             # Planned while the server works on the batch before.
-            for i in range(0, len(reading.due), FIRE_CHUNK):
-                fires = self._plan_all(reading.due[i : i + FIRE_CHUNK], reading.now_ms, unusable)
+            for batch in in_batches(reading.due, FIRE_CHUNK, lambda due: len(due.definition)):
+                fires = self._plan_all(batch, reading.now_ms, unusable)
                 if fires:
                     sent.append(fires)
                     yield {
@@ -360,7 +360,7 @@ class TaskScheduler:
         return True
 
     def _plan_all(
-        self, dues: list[DueSchedule], now_ms: int, unusable: list[tuple[DueSchedule, str, str]]
+        self, dues: Sequence[DueSchedule], now_ms: int, unusable: list[tuple[DueSchedule, str, str]]
     ) -> list[_Fire]:
         """What is to be fired; what cannot be planned goes to `unusable`, with kind and reason."""
         fires: list[_Fire] = []
@@ -472,9 +472,16 @@ class TaskScheduler:
         return self._leadership.is_leader
 
     def start(self) -> None:
-        """Start the thread; nothing happens if it runs already."""
+        """Start the thread; nothing happens if it runs already.
+
+        Raises FairQueueError while one is still ending that `stop` did not wait for.
+        """
         with self._life_lock:
             if self._thread is not None and self._thread.is_alive():
+                if self._stopping.is_set():
+                    raise FairQueueError(
+                        "the scheduler is still stopping: call stop() until it returns True"
+                    )
                 return
             self._stopping.clear()
             self._listener = self._link.listener("scheduler_wake")
@@ -592,15 +599,14 @@ class TaskScheduler:
 
     def health(self) -> Health:
         """How this scheduler is, with one short question to Redis."""
-        leader, lag, redis_up = None, None, True
+        leader, lag, redis_up, problem = None, None, True, self._last_error
         try:
-            self.queue.check(timeout=CHECK_TIMEOUT_S)
-            snapshot = self.queue.inspect()
+            snapshot = self.queue.inspect(timeout=CHECK_TIMEOUT_S)
             lag = snapshot.overdue
             if snapshot.leader_until is not None and snapshot.leader_until > snapshot.at:
                 leader = snapshot.leader
-        except FairQueueError:
-            redis_up = False
+        except FairQueueError as error:
+            redis_up, problem = not isinstance(error, RedisUnavailable), str(error)
         running = self.state != STOPPED
         return Health(
             state=self.state,
@@ -610,7 +616,7 @@ class TaskScheduler:
             is_leader=self.is_leader,
             leader=leader,
             lag=lag,
-            last_error=self._last_error,
+            last_error=problem,
         )
 
 

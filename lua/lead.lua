@@ -13,8 +13,9 @@
 -- Repeated with the same token it renews the term: 'leader' and the epoch that 'elected' came with.
 --
 -- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, µs beyond those, end of the
--- term in ms, next moment in ms or -1, then for each due schedule: id, definition, plan, moment to
--- act }.
+-- term in ms, next moment in ms or -1, then for each due schedule: id, definition, plan }.
+
+local GROUP, MAX_BYTES = 100, 4194304
 
 local leader = read_leader()
 local word = 'leader'
@@ -29,25 +30,31 @@ end
 write_leader(leader, tonumber(A.term_ms))
 
 local limit = tonumber(A.limit)
-local found = redis.call('ZRANGE', K.due, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')
+local found = redis.call('ZRANGE', K.due, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
 local answer = { word, leader.epoch, now, now_us, leader.ends, -1 }
-if #found == 2 * limit then
+if #found == limit then
   answer[6] = now
 else
   local later = redis.call('ZRANGE', K.due, '(' .. string.format('%.0f', now), '+inf', 'BYSCORE',
     'LIMIT', 0, 1, 'WITHSCORES')[2]
   if later then answer[6] = math.ceil(tonumber(later)) end
 end
-if #found > 0 then
-  local ids = {}
-  for i = 1, #found, 2 do ids[#ids + 1] = found[i] end
+-- In groups, and no more when there are many bytes: payloads may be large.
+local bytes = 0
+for from = 1, #found, GROUP do
+  local ids = { unpack(found, from, math.min(from + GROUP - 1, #found)) }
   local definitions = redis.call('HMGET', K.schedules, unpack(ids))
   local plans = redis.call('HMGET', K.plan, unpack(ids))
   for i, id in ipairs(ids) do
+    local definition = definitions[i] or ''
+    bytes = bytes + #definition
     answer[#answer + 1] = id
-    answer[#answer + 1] = definitions[i] or ''
+    answer[#answer + 1] = definition
     answer[#answer + 1] = plans[i] or ''
-    answer[#answer + 1] = found[2 * i]
+  end
+  if bytes > MAX_BYTES then
+    answer[6] = now
+    break
   end
 end
 return answer

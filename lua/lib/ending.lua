@@ -6,32 +6,25 @@
 -- KEYS dead    zset  task id -> when it was buried, ms
 
 -- Drop the oldest records beyond the limits; at most twice as many as were added, so that a call
--- stays short and a lowered limit is reached all the same. What ended a moment ago leaves a
--- grave behind, so that a repeated push or finish is still recognised.
+-- stays short and a lowered limit is reached all the same. Each leaves a grave behind for a while,
+-- however old it is: the push or finish that is told of it now may be repeated in a moment.
 local function trim(key, keep, keep_ms, added)
   local budget = 2 * added + 10
   local over = math.min(redis.call('ZCARD', key) - keep, budget)
-  local old = {}
-  if over > 0 then old = redis.call('ZRANGE', key, 0, over - 1, 'WITHSCORES') end
-  if #old == 0 then
-    old = redis.call('ZRANGE', key, '-inf', string.format('%.0f', now - keep_ms), 'BYSCORE',
-      'LIMIT', 0, budget, 'WITHSCORES')
+  local ids = {}
+  if over > 0 then ids = redis.call('ZRANGE', key, 0, over - 1) end
+  if #ids == 0 then
+    ids = redis.call('ZRANGE', key, '-inf', string.format('%.0f', now - keep_ms), 'BYSCORE',
+      'LIMIT', 0, budget)
   end
-  if #old == 0 then return end
-  local ids, recent = {}, {}
-  for i = 1, #old, 2 do
-    ids[#ids + 1] = old[i]
-    if now - tonumber(old[i + 1]) <= REPLAY_MS then recent[#recent + 1] = old[i] end
+  if #ids == 0 then return end
+  local graves, records = {}, read_statuses(ids)
+  local documents = redis.call('HMGET', K.tasks, unpack(ids))
+  for i, id in ipairs(ids) do
+    graves[2 * i - 1], graves[2 * i] = 't:' .. id, grave_of(records[id], documents[i])
   end
-  if #recent > 0 then
-    local graves, records = {}, read_statuses(recent)
-    local documents = redis.call('HMGET', K.tasks, unpack(recent))
-    for i, id in ipairs(recent) do
-      graves[2 * i - 1], graves[2 * i] = 't:' .. id, grave_of(records[id], documents[i])
-    end
-    turn_generation()
-    redis.call('HSET', K.ops, unpack(graves))
-  end
+  turn_generation()
+  redis.call('HSET', K.ops, unpack(graves))
   redis.call('ZREM', key, unpack(ids))
   redis.call('HDEL', K.tasks, unpack(ids))
   redis.call('HDEL', K.status, unpack(ids))

@@ -1,0 +1,105 @@
+"""What tests of schedules share: a known Thursday, records as plain data, waits with an end."""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+import redis
+from support import State, dump
+
+from fairqueue.clock import to_ms
+from fairqueue.queue import TaskQueue
+from fairqueue.scripts import Script
+
+THURSDAY = datetime(2026, 3, 5, 8, 59, 30, tzinfo=UTC)  # half a minute before nine
+
+# Written by every script to recognise its repetition: no part of what the queue is.
+_REPLAY = ("ops", "ops_before")
+
+
+def at(day: int, hour: int, minute: int = 0, second: int = 0) -> datetime:
+    """A moment in March 2026, UTC; the 5th is a Thursday."""
+    return datetime(2026, 3, day, hour, minute, second, tzinfo=UTC)
+
+
+def ms(moment: datetime) -> int:
+    """The moment as the records have it."""
+    return to_ms(moment, "moment")
+
+
+def fire_id(schedule_id: str, moment: datetime) -> str:
+    """The id of the task that a schedule fires at a moment."""
+    return f"{schedule_id}:{ms(moment)}"
+
+
+def state_of(client: redis.Redis, name: str = "default", *, replay: bool = False) -> State:
+    """All that a queue has in Redis; with `replay`, also the answers kept for repetitions."""
+    state = {key: text for key, text in dump(client, name).items() if replay or key not in _REPLAY}
+    if isinstance(state.get("leader"), str):
+        with suppress(ValueError):
+            state["leader"] = json.loads(state["leader"])
+    return state
+
+
+def record(client: redis.Redis, queue: TaskQueue, key: str, schedule_id: str) -> Any:
+    """What a hash has of a schedule, JSON read; None if nothing."""
+    text = cast(bytes | None, client.hget(queue.keys[key], schedule_id))
+    if text is None:
+        return None
+    return json.loads(text) if text.startswith(b"{") else text.decode()
+
+
+def tamper(
+    client: redis.Redis, queue: TaskQueue, schedule_id: str, key: str = "schedules", **fields: Any
+) -> None:
+    """Write other values into the stored record of a schedule, behind everybody's back."""
+    stored = record(client, queue, key, schedule_id) | fields
+    client.hset(queue.keys[key], schedule_id, json.dumps(stored))
+
+
+def due_at(client: redis.Redis, queue: TaskQueue, schedule_id: str) -> float | None:
+    """When the loop looks at a schedule, ms; None if never."""
+    return client.zscore(queue.keys["due"], schedule_id)
+
+
+def fired_ids(client: redis.Redis, queue: TaskQueue) -> list[str]:
+    """The ids of all tasks that are stored, sorted."""
+    return sorted(name.decode() for name in cast(list[bytes], client.hkeys(queue.keys["tasks"])))
+
+
+def before_script(
+    queue: TaskQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    do: Callable[[], object],
+    *,
+    times: int = 1,
+) -> list[str]:
+    """Do something right before a script is sent, the first so many times; all that are sent."""
+    command = queue.link._command
+    sent: list[str] = []
+
+    def hooked(given: Script, **arguments: Any) -> Any:
+        sent.append(given.name)
+        if given.name == script and sent.count(script) <= times:
+            do()
+        return command(given, **arguments)
+
+    monkeypatch.setattr(queue.link, "_command", hooked)
+    return sent
+
+
+def eventually(
+    predicate: Callable[[], object], what: str, *, within: float = 10.0, every: float = 0.005
+) -> None:
+    """Return as soon as the predicate holds; fail, saying what was awaited, after `within` s."""
+    pause = threading.Event()
+    for _ in range(int(within / every)):
+        if predicate():
+            return
+        pause.wait(every)
+    raise AssertionError(f"not within {within:g} s: {what}")

@@ -1,0 +1,432 @@
+"""The metrics as Prometheus sees them: scraped over HTTP, parsed, compared with known events."""
+
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from scheduling import THURSDAY, at, before_script, tamper
+from support import make_task
+
+from fairqueue.clock import ManualClock
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
+from fairqueue.metrics import ERROR_TYPES, LOCK_OUTCOMES, QueueCollector, serve_metrics
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+
+OwnServer = Callable[..., EmbeddedServer]
+Scrape = dict[str, float]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(THURSDAY)
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield queue
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        return str(answer.read().decode())
+
+
+def parse(text: str) -> Scrape:
+    """Samples by name and labels, such as `fairqueue_errors_total{type=cron}`, queue left out."""
+    samples: Scrape = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            labels.pop("queue", None)
+            shown = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+            samples[sample.name + (f"{{{shown}}}" if shown else "")] = sample.value
+    return samples
+
+
+def scrape(queue: TaskQueue, registry: CollectorRegistry) -> Scrape:
+    with serve_metrics(queue, port=0, registry=registry) as server:
+        return parse(fetch(server.url))
+
+
+def counts(samples: Scrape) -> dict[str, float]:
+    """What `fairqueue_scheduler_` counters say, without their prefix; zeros left out."""
+    start = "fairqueue_scheduler_"
+    return {
+        name.removeprefix(start): value
+        for name, value in samples.items()
+        if name.startswith(start) and "_total" in name and value
+    }
+
+
+def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> str:
+    given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
+    return scheduler.add_schedule(schedule_id=schedule_id, **given)
+
+
+# --- the monitoring points ------------------------------------------------------------------------
+
+
+def test_every_monitoring_point_is_there_before_anything_happens(
+    queue: TaskQueue, registry: CollectorRegistry
+) -> None:
+    TaskScheduler(queue, "one", registry=registry)
+    samples = scrape(queue, registry)
+
+    wanted = {
+        # schedules processed per second; lock acquisition; push success; processing time
+        "fairqueue_scheduler_schedules_processed_total",
+        *(f"fairqueue_scheduler_lock_total{{outcome={outcome}}}" for outcome in LOCK_OUTCOMES),
+        "fairqueue_scheduler_pushes_total{outcome=ok}",
+        "fairqueue_scheduler_pushes_total{outcome=failed}",
+        "fairqueue_scheduler_cycle_seconds_sum",
+        "fairqueue_scheduler_cycle_seconds_count",
+        # errors by type: redis, lock time-out, deserialization, push, cron
+        *(f"fairqueue_scheduler_errors_total{{type={kind}}}" for kind in ERROR_TYPES),
+        # uptime; last successful cycle; Redis; lock
+        "fairqueue_scheduler_start_timestamp_seconds{scheduler=one}",
+        "fairqueue_scheduler_last_successful_cycle_timestamp_seconds{scheduler=one}",
+        "fairqueue_scheduler_redis_up{scheduler=one}",
+        "fairqueue_scheduler_is_leader{scheduler=one}",
+        # delays
+        "fairqueue_scheduler_fire_lateness_seconds_sum",
+        "fairqueue_scheduler_missed_moments_total",
+        "fairqueue_overdue_seconds",
+        "fairqueue_redis_up",
+        "fairqueue_leader_present",
+    }
+    assert wanted <= samples.keys()
+    assert {"redis", "lock_timeout", "deserialization", "push", "cron"} <= set(ERROR_TYPES)
+    assert counts(samples) == {}
+
+
+def test_known_events_have_known_values(
+    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    began = time.time()
+    scheduler = TaskScheduler(queue, "one", registry=registry)
+    queue.set_user("full", max_waiting=1)
+    queue.push(make_task("full"))
+    add(scheduler, "hourly", cron_expr="0 * * * *")
+    add(scheduler, "refused", user_id="full")
+    add(scheduler, "unreadable")
+    add(scheduler, "bad cron")
+    add(scheduler, "later", cron_expr="0 9 1 1 *")
+    redis_client.hset(queue.keys["schedules"], "unreadable", "{")
+    tamper(redis_client, queue, "bad cron", cron_expr="x")
+    clock.set(at(5, 11, 0, 2))
+
+    before = scrape(queue, registry)
+    assert before["fairqueue_overdue_seconds"] == 7202
+    assert before["fairqueue_leader_present"] == 0
+    scheduler.tick()
+
+    samples = scrape(queue, registry)
+    assert counts(samples) == {
+        "cycles_total": 1,
+        "schedules_processed_total": 4,
+        "lock_total{outcome=acquired}": 1,
+        "pushes_total{outcome=ok}": 1,
+        "pushes_total{outcome=failed}": 1,
+        "missed_moments_total": 2,
+        "errors_total{type=push}": 1,
+        "errors_total{type=deserialization}": 1,
+        "errors_total{type=cron}": 1,
+    }
+    assert samples["fairqueue_scheduler_fire_lateness_seconds_count"] == 1
+    assert samples["fairqueue_scheduler_fire_lateness_seconds_sum"] == 2
+    assert samples["fairqueue_scheduler_cycle_seconds_count"] == 1
+    assert samples["fairqueue_scheduler_is_leader{scheduler=one}"] == 1
+    assert samples["fairqueue_scheduler_redis_up{scheduler=one}"] == 1
+    last = samples["fairqueue_scheduler_last_successful_cycle_timestamp_seconds{scheduler=one}"]
+    assert began <= last <= time.time()
+    assert {name: samples[f"fairqueue_{name}"] for name in (
+        "fired_total", "missed_total", "refused_total", "terms_total", "set_aside_broken_total",
+        "set_aside_cron_total", "schedules", "active_schedules", "set_aside", "ready", "epoch",
+        "leader_present", "redis_up", "overdue_seconds",
+    )} == {
+        "fired_total": 1,
+        "missed_total": 2,
+        "refused_total": 1,
+        "terms_total": 1,
+        "set_aside_broken_total": 1,
+        "set_aside_cron_total": 1,
+        "schedules": 5,
+        "active_schedules": 3,
+        "set_aside": 2,
+        "ready": 2,
+        "epoch": 1,
+        "leader_present": 1,
+        "redis_up": 1,
+        "overdue_seconds": 0,
+    }  # fmt: skip
+
+
+def test_the_lock_is_counted_as_acquired_contended_and_lost(
+    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock
+) -> None:
+    one = TaskScheduler(queue, "one", registry=registry)
+    others = CollectorRegistry()
+    two = TaskScheduler(queue, "two", registry=others)
+    one.tick()
+    two.tick()
+    two.tick()
+    clock.advance(10)
+    two.tick()
+    one.tick()
+
+    assert counts(scrape(queue, registry)) == {
+        "cycles_total": 2,
+        "lock_total{outcome=acquired}": 1,
+        "lock_total{outcome=contended}": 1,
+        "lock_total{outcome=lost}": 1,
+    }
+    samples = scrape(queue, others)
+    assert counts(samples) == {
+        "cycles_total": 3,
+        "lock_total{outcome=contended}": 2,
+        "lock_total{outcome=acquired}": 1,
+    }
+    assert samples["fairqueue_scheduler_is_leader{scheduler=two}"] == 1
+    assert samples["fairqueue_terms_total"] == 2
+
+
+def test_a_refused_stale_fire_is_a_lost_lock(
+    queue: TaskQueue,
+    registry: CollectorRegistry,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = TaskScheduler(queue, "one", registry=registry)
+    add(scheduler)
+    clock.set(at(5, 9))
+    before_script(queue, monkeypatch, "fire", lambda: clock.advance(10))
+    scheduler.tick()
+    found = counts(scrape(queue, registry))
+    assert found["lock_total{outcome=lost}"] == 1
+    assert "pushes_total{outcome=ok}" not in found
+
+
+def test_a_server_that_does_not_answer_in_time_is_a_lock_timeout(
+    own_server: OwnServer, registry: CollectorRegistry
+) -> None:
+    server = own_server()
+    with TaskQueue.from_url(server.url, timeout=0.2) as queue:
+        scheduler = TaskScheduler(queue, "one", registry=registry)
+        scheduler.tick()
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RedisUnavailable):
+                scheduler.tick()
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        samples = scrape(queue, registry)
+        found = counts(samples)
+        assert found["errors_total{type=lock_timeout}"] == 1
+        assert found["errors_total{type=redis}"] == 1
+        assert samples["fairqueue_scheduler_redis_up{scheduler=one}"] == 0
+        assert samples["fairqueue_scheduler_is_leader{scheduler=one}"] == 0
+
+
+def test_redis_errors_are_counted_and_the_scrape_is_still_answered(
+    own_server: OwnServer, registry: CollectorRegistry
+) -> None:
+    server = own_server()
+    with TaskQueue.from_url(server.url, timeout=0.2) as queue:
+        scheduler = TaskScheduler(queue, "one", registry=registry)
+        scheduler.tick()
+        with serve_metrics(queue, port=0, registry=registry) as metrics:
+            assert parse(fetch(metrics.url))["fairqueue_redis_up"] == 1
+            server.kill()
+            for _ in range(2):
+                with pytest.raises(RedisUnavailable):
+                    scheduler.tick()
+
+            samples = parse(fetch(metrics.url))
+            assert samples["fairqueue_redis_up"] == 0
+            assert "fairqueue_ready" not in samples
+            assert counts(samples)["errors_total{type=redis}"] == 2
+            assert samples["fairqueue_scheduler_redis_up{scheduler=one}"] == 0
+
+            server.restart()
+            scheduler.tick()
+            samples = parse(fetch(metrics.url))
+            assert samples["fairqueue_redis_up"] == 1
+            assert samples["fairqueue_scheduler_redis_up{scheduler=one}"] == 1
+
+
+def test_the_uptime_is_there_while_the_thread_is(
+    redis_client: redis.Redis, registry: CollectorRegistry
+) -> None:
+    with TaskQueue(redis_client) as queue:
+        scheduler = TaskScheduler(queue, "one", registry=registry)
+        name = "fairqueue_scheduler_start_timestamp_seconds{scheduler=one}"
+        assert scrape(queue, registry)[name] == 0
+        began = time.time()
+        scheduler.start()
+        assert began <= scrape(queue, registry)[name] <= time.time()
+        assert scheduler.stop()
+        assert scrape(queue, registry)[name] == 0
+
+
+# --- the queue's counters -------------------------------------------------------------------------
+
+
+def test_counters_add_up_over_objects_and_outlive_them(
+    redis_client: redis.Redis, clock: ManualClock, registry: CollectorRegistry
+) -> None:
+    for n in range(2):
+        with TaskQueue(redis_client, clock=clock) as queue:
+            scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+            add(scheduler, f"s{n}", cron_expr="* * * * *")
+            clock.advance(60)
+            scheduler.tick()
+            queue.push(make_task("bob", f"task{n}"))
+            queue.finish(queue.claim("w")[0])
+
+    with TaskQueue(redis_client, clock=clock) as queue:
+        samples = scrape(queue, registry)
+    # s0 at the first minute, s0 and s1 at the second; the second scheduler waited for the term
+    assert samples["fairqueue_fired_total"] == 3
+    assert samples["fairqueue_claimed_total"] == 2
+    assert samples["fairqueue_finished_total"] == 2
+    assert samples["fairqueue_terms_total"] == 2
+
+
+def test_the_life_of_tasks_is_counted(
+    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock
+) -> None:
+    queue.set_user("full", max_waiting=1)
+    queue.push_many(make_task("alice", name) for name in ("a", "b", "c", "d", "e"))
+    queue.push(make_task("alice", "a"))
+    queue.push(make_task("full"))
+    with pytest.raises(QueueFull):
+        queue.push(make_task("full"))
+    queue.push(make_task("alice", "later", delay=60))
+    held = {claim.task.task_id: claim for claim in queue.claim("w", limit=6)}
+    queue.finish(held["a"])
+    queue.retry(held["b"], delay=60)
+    queue.release(held["c"])
+    queue.bury(held["d"])
+    queue.cancel("c")
+    with pytest.raises(LeaseLost):
+        queue.finish(held["b"])
+
+    samples = scrape(queue, registry)
+    wanted = {
+        "duplicates_total": 1,
+        "refused_total": 1,
+        "claimed_total": 6,
+        "finished_total": 1,
+        "retried_total": 1,
+        "released_total": 1,
+        "buried_total": 1,
+        "cancelled_total": 1,
+        "lost_leases_total": 1,
+        "delayed": 2,
+        "running": 2,
+        "dead": 1,
+    }
+    assert {name: samples[f"fairqueue_{name}"] for name in wanted} == wanted
+
+
+def test_no_metric_has_a_label_for_users(
+    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock
+) -> None:
+    scheduler = TaskScheduler(queue, "one", registry=registry)
+    add(scheduler, user_id="somebody-special")
+    clock.set(at(5, 9))
+    scheduler.tick()
+    with serve_metrics(queue, port=0, registry=registry) as server:
+        text = fetch(server.url)
+    labels = {
+        label
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for label in sample.labels
+    }
+    assert labels == {"queue", "scheduler", "outcome", "type", "le"}
+    assert "somebody-special" not in text
+
+
+# --- registries and the server --------------------------------------------------------------------
+
+
+def test_two_schedulers_share_a_registry(
+    queue: TaskQueue, registry: CollectorRegistry, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    with TaskQueue(redis_client, "second", clock=clock) as second:
+        one = TaskScheduler(queue, "one", registry=registry)
+        two = TaskScheduler(queue, "two", registry=registry)
+        three = TaskScheduler(second, "three", registry=registry)
+        for scheduler in (one, two, three):
+            scheduler.tick()
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"fairqueue_scheduler_{name}", labels)
+
+    assert value("cycles_total", queue="default") == 2
+    assert value("cycles_total", queue="second") == 1
+    assert value("is_leader", queue="default", scheduler="one") == 1
+    assert value("is_leader", queue="default", scheduler="two") == 0
+    assert value("is_leader", queue="second", scheduler="three") == 1
+
+
+def test_a_custom_registry_keeps_out_of_the_common_one(
+    queue: TaskQueue, registry: CollectorRegistry
+) -> None:
+    TaskScheduler(queue, "only here", registry=registry)
+    with serve_metrics(queue, port=0) as server:
+        assert "only here" not in fetch(server.url)
+
+
+def test_without_a_registry_the_common_one_is_used_and_served(queue: TaskQueue) -> None:
+    scheduler = TaskScheduler(queue, "in the common one")
+    TaskScheduler(queue, "in the common one too")
+    scheduler.tick()
+    with serve_metrics(queue, port=0) as server:
+        samples = parse(fetch(server.url))
+    assert samples["fairqueue_scheduler_is_leader{scheduler=in the common one}"] == 1
+    assert "fairqueue_scheduler_is_leader{scheduler=in the common one too}" in samples
+
+
+def test_the_collector_can_be_registered_by_hand_and_without_redis(
+    own_server: OwnServer,
+) -> None:
+    server = own_server()
+    with TaskQueue.from_url(server.url, timeout=0.2) as queue:
+        server.kill()
+        registry = CollectorRegistry()
+        registry.register(QueueCollector(queue))
+        assert registry.get_sample_value("fairqueue_redis_up", {"queue": "default"}) == 0
+
+
+def test_a_port_that_is_taken_is_named(queue: TaskQueue, registry: CollectorRegistry) -> None:
+    server = serve_metrics(queue, port=0, registry=registry)
+    with pytest.raises(ConfigurationError, match=f"127.0.0.1:{server.port}"):
+        serve_metrics(queue, port=server.port, registry=registry)
+    server.close()
+    with serve_metrics(queue, port=server.port, registry=registry) as again:
+        assert again.port == server.port  # freed by close
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, "80", None, True])
+def test_a_bad_port_is_named(queue: TaskQueue, port: Any) -> None:
+    with pytest.raises(ConfigurationError, match="port"):
+        serve_metrics(queue, port=port)

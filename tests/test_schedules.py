@@ -1,0 +1,1082 @@
+"""Schedules as users see them: added, changed, listed, removed, refused when they are wrong."""
+
+import base64
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+from scheduling import (
+    THURSDAY,
+    at,
+    before_script,
+    due_at,
+    fire_id,
+    fired_ids,
+    ms,
+    record,
+    state_of,
+    tamper,
+)
+
+from fairqueue.clock import ManualClock
+from fairqueue.errors import (
+    BrokenRecord,
+    FairQueueError,
+    InvalidCron,
+    InvalidPayload,
+    InvalidSchedule,
+    QueueFull,
+    ScheduleConflict,
+    UnknownSchedule,
+    UnknownTimezone,
+)
+from fairqueue.models import ScheduledTask
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.schedules import MAX_ADDED, MAX_ID_LENGTH
+from fairqueue.validation import Priority
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(THURSDAY)
+
+
+@pytest.fixture
+def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield queue
+
+
+@pytest.fixture
+def scheduler(queue: TaskQueue) -> TaskScheduler:
+    return TaskScheduler(queue, "one", registry=CollectorRegistry())
+
+
+def get(scheduler: TaskScheduler, schedule_id: str) -> ScheduledTask:
+    schedule = scheduler.get_schedule(schedule_id)
+    assert schedule is not None
+    return schedule
+
+
+def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> str:
+    given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
+    return scheduler.add_schedule(schedule_id=schedule_id, **given)
+
+
+# --- adding ---------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_stored_with_every_field(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    answer = scheduler.add_schedule(
+        cron_expr="0 9 * * 1-5",
+        user_id="alice",
+        priority=Priority.HIGH,
+        payload={"report": 7, "für": ["ä", 1.5, None, True]},
+        timezone="Europe/London",
+        name="reports.build",
+        schedule_id="weekdays",
+        metadata={"team": "blue"},
+    )
+
+    assert answer == "weekdays"
+    assert scheduler.get_schedule("weekdays") == ScheduledTask(
+        schedule_id="weekdays",
+        cron_expr="0 9 * * 1-5",
+        user_id="alice",
+        priority=Priority.HIGH,
+        payload={"report": 7, "für": ["ä", 1.5, None, True]},
+        timezone="Europe/London",
+        name="reports.build",
+        metadata={"team": "blue"},
+        is_active=True,
+        disabled_reason=None,
+        created_at=clock.now(),
+        updated_at=clock.now(),
+        last_run=None,
+        next_run=at(5, 9),
+        run_count=0,
+        missed_count=0,
+    )
+
+
+def test_only_cron_and_user_are_needed(scheduler: TaskScheduler) -> None:
+    one = scheduler.add_schedule("@daily", "alice")
+    two = scheduler.add_schedule("@daily", "alice")
+
+    schedule = get(scheduler, one)
+    assert one != two
+    assert len(one) == 24
+    assert (schedule.priority, schedule.payload, schedule.timezone) == (Priority.NORMAL, {}, "UTC")
+    assert (schedule.name, schedule.metadata) == ("default", {})
+    assert schedule.next_run == at(6, 0)
+
+
+def test_an_unknown_schedule_is_none_and_false(
+    scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    before = state_of(redis_client)
+
+    assert scheduler.get_schedule("none") is None
+    assert scheduler.update_schedule("none", name="x") is False
+    assert scheduler.remove_schedule("none") is False
+    with pytest.raises(UnknownSchedule, match="'none'") as caught:
+        scheduler.trigger("none")
+
+    assert isinstance(caught.value, ValueError)
+    assert state_of(redis_client) == before
+
+
+def test_an_id_that_is_taken_is_refused(
+    scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    add(scheduler, user_id="alice")
+    before = state_of(redis_client)
+
+    with pytest.raises(ScheduleConflict, match="'nine' is taken"):
+        add(scheduler, user_id="bob")
+
+    assert state_of(redis_client) == before
+
+
+def test_a_replaced_schedule_keeps_its_counts_and_moves_in_the_index(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, user_id="alice", payload={"old": 1})
+    clock.advance(60)
+    scheduler.tick()
+    scheduler.update_schedule("nine", is_active=False)
+
+    add(scheduler, cron_expr="0 10 * * *", user_id="bob", on_conflict="replace")
+
+    schedule = get(scheduler, "nine")
+    assert (schedule.user_id, schedule.payload, schedule.is_active) == ("bob", {}, True)
+    assert (schedule.last_run, schedule.run_count) == (at(5, 9), 1)
+    assert (schedule.next_run, schedule.created_at) == (at(5, 10), clock.now())
+    assert scheduler.list_schedules(user_id="alice") == []
+    assert [s.schedule_id for s in scheduler.list_schedules(user_id="bob")] == ["nine"]
+
+
+def test_replace_is_also_right_for_a_new_id(scheduler: TaskScheduler) -> None:
+    assert add(scheduler, on_conflict="replace") == "nine"
+    assert get(scheduler, "nine").run_count == 0
+
+
+@pytest.mark.parametrize("bad", ["ignore", "", None, True])
+def test_on_conflict_has_two_meanings(scheduler: TaskScheduler, bad: Any) -> None:
+    with pytest.raises(InvalidSchedule, match="on_conflict"):
+        add(scheduler, on_conflict=bad)
+
+
+def test_ten_thousand_schedules_are_added_in_one_call(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    specs = [
+        {"cron_expr": f"{n % 60} {n % 24} * * *", "user_id": f"u{n % 97}", "schedule_id": f"s{n}"}
+        for n in range(MAX_ADDED)
+    ]
+
+    assert scheduler.add_schedules(specs) == [f"s{n}" for n in range(MAX_ADDED)]
+
+    for key in ("schedules", "plan", "schedule_state"):
+        assert redis_client.hlen(queue.keys[key]) == MAX_ADDED
+    for key in ("due", "schedule_index"):
+        assert redis_client.zcard(queue.keys[key]) == MAX_ADDED
+    with pytest.raises(InvalidSchedule, match="10001 schedules in one call"):
+        scheduler.add_schedules([*specs, {"cron_expr": "@daily", "user_id": "u"}])
+
+
+def test_many_are_added_all_or_none(scheduler: TaskScheduler, redis_client: redis.Redis) -> None:
+    add(scheduler, "taken")
+    before = state_of(redis_client)
+    good = [
+        {"cron_expr": "@daily", "user_id": "bob", "schedule_id": f"new{n}"} for n in range(1200)
+    ]
+
+    bad: list[tuple[dict[str, Any], type[FairQueueError]]] = [
+        (good[0] | {"schedule_id": "taken"}, ScheduleConflict),
+        (good[0] | {"schedule_id": "new7"}, InvalidSchedule),
+        (good[0] | {"schedule_id": "x", "cron_expr": "61 * * * *"}, InvalidCron),
+    ]
+    for last, error in bad:
+        with pytest.raises(error):
+            scheduler.add_schedules([*good, last])
+        assert state_of(redis_client) == before
+
+
+def test_no_schedules_at_all_is_no_error(
+    scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    assert scheduler.add_schedules([]) == []
+    assert state_of(redis_client) == {}
+
+
+def test_schedules_may_come_from_a_generator(scheduler: TaskScheduler) -> None:
+    ids = scheduler.add_schedules(
+        {"cron_expr": "@hourly", "user_id": user, "schedule_id": user} for user in ("a", "b")
+    )
+    assert ids == ["a", "b"]
+
+
+def test_what_was_given_and_returned_can_be_changed_without_consequence(
+    scheduler: TaskScheduler,
+) -> None:
+    payload = {"items": [1]}
+    add(scheduler, payload=payload, metadata={"team": {"name": "blue"}})
+    payload["items"].append(2)
+
+    schedule = get(scheduler, "nine")
+    schedule.payload["items"].append(3)
+    schedule.metadata["team"]["name"] = "red"
+    scheduler.list_schedules()[0].payload["items"].clear()
+    scheduler.update_schedule("nine", name="other")
+
+    assert get(scheduler, "nine").payload == {"items": [1]}
+    assert get(scheduler, "nine").metadata == {"team": {"name": "blue"}}
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+DEEP: dict[str, Any] = {}
+_inner = DEEP
+for _ in range(40):
+    _inner["x"] = {}
+    _inner = _inner["x"]
+
+BAD_FIELDS: list[tuple[str, Any, type[ValueError], str]] = [
+    ("cron_expr", "* * * *", InvalidCron, r"'\* \* \* \*' has 4 fields"),
+    ("cron_expr", "* * * * * * *", InvalidCron, "has 7 fields"),
+    ("cron_expr", "", InvalidCron, "'' has 0 fields"),
+    ("cron_expr", "60 * * * *", InvalidCron, "60"),
+    ("cron_expr", "* * * * mon-", InvalidCron, "mon-"),
+    ("cron_expr", "0 0 30 2 *", InvalidCron, "'0 0 30 2 *' can never fire".replace("*", r"\*")),
+    ("cron_expr", "0 0 31 4,6,9,11 *", InvalidCron, "can never fire"),
+    ("cron_expr", "@reboot", InvalidCron, "@reboot"),
+    ("cron_expr", "R * * * *", InvalidCron, "R"),
+    ("cron_expr", None, InvalidCron, "None"),
+    ("cron_expr", 5, InvalidCron, "5 is no cron"),
+    ("cron_expr", ["* * * * *"], InvalidCron, "is no cron"),
+    ("cron_expr", "0 9 * * *\x00", InvalidCron, "control character"),
+    ("timezone", "Mars/Olympus", UnknownTimezone, "'Mars/Olympus'"),
+    ("timezone", "europe/london", UnknownTimezone, "write 'Europe/London'"),
+    ("timezone", "", UnknownTimezone, "''"),
+    ("timezone", None, UnknownTimezone, "None"),
+    ("timezone", ["UTC"], UnknownTimezone, "UTC"),
+    ("user_id", "", InvalidSchedule, "user_id ''"),
+    ("user_id", None, InvalidSchedule, "user_id None"),
+    ("user_id", "a\0b", InvalidSchedule, r"user_id 'a\\x00b'"),
+    ("user_id", "x" * 201, InvalidSchedule, "user_id 'xxx"),
+    ("user_id", "\ud800", InvalidSchedule, "user_id"),
+    ("name", "", InvalidSchedule, "name ''"),
+    ("name", 7, InvalidSchedule, "name 7"),
+    ("priority", 0, InvalidSchedule, "priority 0"),
+    ("priority", 7, InvalidSchedule, "priority 7"),
+    ("priority", True, InvalidSchedule, "priority True"),
+    ("priority", "HIGH", InvalidSchedule, "priority 'HIGH'"),
+    ("priority", None, InvalidSchedule, "priority None"),
+    ("payload", [1], InvalidPayload, r"payload \[1\]"),
+    ("payload", "text", InvalidPayload, "payload 'text'"),
+    ("payload", {"a": {"b": [0, {1}]}}, InvalidPayload, r"payload\.a\.b\[1\] is \{1\}"),
+    ("payload", {"a": math.nan}, InvalidPayload, "payload.a is nan"),
+    ("payload", {1: 2}, InvalidPayload, "payload has the key 1"),
+    ("payload", {"when": THURSDAY}, InvalidPayload, "payload.when"),
+    ("payload", {"text": "\ud800"}, InvalidPayload, "surrogate"),
+    ("payload", {"text": "x" * 262_144}, InvalidPayload, "payload has 262155 bytes"),
+    ("payload", DEEP, InvalidPayload, "levels deep"),
+    ("metadata", [], InvalidPayload, r"metadata \[\]"),
+    ("metadata", {"text": "x" * 16_384}, InvalidPayload, "metadata has 16395 bytes"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "error", "message"), BAD_FIELDS)
+def test_a_bad_field_is_refused_and_nothing_is_stored(
+    scheduler: TaskScheduler,
+    redis_client: redis.Redis,
+    field: str,
+    value: Any,
+    error: type[ValueError],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        add(scheduler, **{field: value})
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, FairQueueError)
+    assert state_of(redis_client) == {}
+
+
+@pytest.mark.parametrize(("field", "value", "error", "message"), BAD_FIELDS)
+def test_a_bad_change_is_refused_and_nothing_is_stored(
+    scheduler: TaskScheduler,
+    redis_client: redis.Redis,
+    field: str,
+    value: Any,
+    error: type[ValueError],
+    message: str,
+) -> None:
+    add(scheduler)
+    before = state_of(redis_client)
+    with pytest.raises(error, match=message):
+        scheduler.update_schedule("nine", **({"name": "changed"} | {field: value}))
+    assert state_of(redis_client) == before
+
+
+BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
+    ({"colour": "red"}, "unknown field 'colour'"),
+    ({"created_at": THURSDAY}, "unknown field 'created_at'"),
+    ({"run_count": 0}, "unknown field 'run_count'"),
+    ({"is_active": 1}, "is_active 1"),
+    ({"is_active": None}, "is_active None"),
+    ({"next_run": datetime(2026, 3, 6)}, "next_run '2026-03-06T00:00:00' has no time zone"),
+    ({"next_run": "tomorrow"}, "next_run 'tomorrow'"),
+    ({"next_run": None}, "next_run None"),
+    ({"next_run": THURSDAY}, "next_run 2026-03-05T08:59:30.* is in the past"),
+    ({"next_run": THURSDAY - timedelta(days=1)}, "next_run 2026-03-04.* is in the past"),
+    ({"next_run": -1.0}, "next_run -1.0"),
+    ({"next_run": math.inf}, "next_run inf"),
+    ({"next_run": at(6, 9), "is_active": False}, "next_run cannot be set"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CHANGES)
+def test_a_change_that_makes_no_sense_is_refused(
+    scheduler: TaskScheduler, redis_client: redis.Redis, change: dict[str, Any], message: str
+) -> None:
+    add(scheduler)
+    before = state_of(redis_client)
+    with pytest.raises(InvalidSchedule, match=message) as caught:
+        scheduler.update_schedule("nine", **change)
+    assert isinstance(caught.value, ValueError)
+    assert state_of(redis_client) == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"user_id": "alice"}, "needs cron_expr"),
+        ({"cron_expr": "@daily"}, "needs user_id"),
+        ({"cron_expr": "@daily", "user_id": "a", "cron": "x"}, "unknown field 'cron'"),
+        ({"cron_expr": "@daily", "user_id": "a", "is_active": True}, "unknown field 'is_active'"),
+        ("@daily", "'@daily' is no schedule"),
+        (None, "None is no schedule"),
+    ],
+)
+def test_a_spec_needs_known_fields(
+    scheduler: TaskScheduler, redis_client: redis.Redis, spec: Any, message: str
+) -> None:
+    with pytest.raises(InvalidSchedule, match=message):
+        scheduler.add_schedules([spec])
+    assert state_of(redis_client) == {}
+
+
+@pytest.mark.parametrize("bad", ["", "a\nb", 5, b"x", "x" * (MAX_ID_LENGTH + 1), "\udfff"])
+def test_a_bad_id_is_refused_everywhere(
+    scheduler: TaskScheduler, redis_client: redis.Redis, bad: Any
+) -> None:
+    calls = (
+        lambda: add(scheduler, bad),
+        lambda: scheduler.update_schedule(bad, name="x"),
+        lambda: scheduler.remove_schedule(bad),
+        lambda: scheduler.get_schedule(bad),
+        lambda: scheduler.trigger(bad),
+    )
+    for call in calls:
+        with pytest.raises(InvalidSchedule, match="schedule_id"):
+            call()
+    assert state_of(redis_client) == {}
+
+
+def test_the_task_of_the_longest_id_can_be_looked_up_and_cancelled(
+    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock
+) -> None:
+    longest = add(scheduler, "x" * MAX_ID_LENGTH)
+    clock.advance(60)
+    scheduler.tick()
+
+    assert queue.get(fire_id(longest, at(5, 9))) is not None
+    assert queue.cancel(fire_id(longest, at(5, 9)))
+
+
+# --- changing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("user_id", "bob"),
+        ("priority", Priority.CRITICAL),
+        ("payload", {"new": [1, 2]}),
+        ("name", "other"),
+        ("metadata", {"team": "red"}),
+    ],
+)
+def test_a_patch_changes_its_field_and_keeps_the_plan(
+    scheduler: TaskScheduler, clock: ManualClock, field: str, value: Any
+) -> None:
+    add(scheduler, payload={"a": 1}, metadata={"m": 1}, priority=2, name="n")
+    before = get(scheduler, "nine")
+    clock.advance(10)
+
+    assert scheduler.update_schedule("nine", **{field: value}) is True
+
+    after = get(scheduler, "nine")
+    for name in ScheduledTask.__dataclass_fields__:
+        expected = {field: value, "updated_at": clock.now()}.get(name, getattr(before, name))
+        assert getattr(after, name) == expected, name
+
+
+def test_a_new_cron_plans_anew_from_now(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    clock.set(at(5, 10, 30))  # nine has passed, and nobody was there to fire
+    scheduler.update_schedule("nine", cron_expr="0 11 * * *")
+
+    schedule = get(scheduler, "nine")
+    assert (schedule.cron_expr, schedule.next_run) == ("0 11 * * *", at(5, 11))
+    assert due_at(redis_client, queue, "nine") == ms(at(5, 11))
+
+
+def test_a_new_zone_plans_anew(scheduler: TaskScheduler) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", timezone="America/New_York")
+    assert get(scheduler, "nine").next_run == at(5, 14)
+
+
+def test_cron_and_zone_change_together(scheduler: TaskScheduler) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", timezone="Asia/Tokyo", cron_expr="30 18 * * *", priority=1)
+    schedule = get(scheduler, "nine")
+    assert (schedule.next_run, schedule.priority) == (at(5, 9, 30), Priority.VERY_LOW)
+
+
+def test_a_given_next_run_is_fired_and_then_the_cron_goes_on(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    given = at(5, 8, 59, 45)
+    scheduler.update_schedule("nine", next_run=given)
+    assert get(scheduler, "nine").next_run == given
+
+    clock.set(given)
+    scheduler.tick()
+
+    assert fired_ids(redis_client, queue) == [fire_id("nine", given)]
+    schedule = get(scheduler, "nine")
+    assert (schedule.last_run, schedule.next_run) == (given, at(5, 9))
+
+
+def test_next_run_may_be_seconds_or_in_another_zone(scheduler: TaskScheduler) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", next_run=at(7, 1).timestamp() + 0.25)
+    assert get(scheduler, "nine").next_run == at(7, 1) + timedelta(milliseconds=250)
+
+    scheduler.update_schedule("nine", next_run=at(7, 2).astimezone())
+    assert get(scheduler, "nine").next_run == at(7, 2)
+
+
+def test_next_run_of_an_inactive_schedule_needs_is_active(
+    scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", is_active=False)
+    before = state_of(redis_client)
+
+    with pytest.raises(InvalidSchedule, match="pass is_active=True"):
+        scheduler.update_schedule("nine", next_run=at(7, 1))
+    assert state_of(redis_client) == before
+
+    scheduler.update_schedule("nine", next_run=at(7, 1), is_active=True)
+    assert get(scheduler, "nine").next_run == at(7, 1)
+
+
+def test_what_is_off_does_not_fire_and_what_is_on_again_does_not_catch_up(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", is_active=False)
+    off = get(scheduler, "nine")
+    clock.advance(timedelta(days=3))
+    report = scheduler.tick()
+
+    scheduler.update_schedule("nine", is_active=True)
+    scheduler.tick()
+
+    assert (off.is_active, off.next_run, off.disabled_reason) == (False, None, None)
+    assert report.fired == 0
+    assert fired_ids(redis_client, queue) == []
+    on = get(scheduler, "nine")
+    assert (on.is_active, on.next_run, on.missed_count) == (True, at(8, 9), 0)
+
+
+def test_on_again_when_it_is_on_keeps_the_plan(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", next_run=at(9, 3))
+    scheduler.update_schedule("nine", is_active=True)
+    assert get(scheduler, "nine").next_run == at(9, 3)
+
+
+def test_a_new_cron_does_not_switch_on_what_its_user_switched_off(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", is_active=False)
+    scheduler.update_schedule("nine", cron_expr="0 10 * * *")
+
+    off = get(scheduler, "nine")
+    assert (off.is_active, off.next_run) == (False, None)
+    assert due_at(redis_client, queue, "nine") is None
+    scheduler.update_schedule("nine", is_active=True)
+    assert get(scheduler, "nine").next_run == at(5, 10)
+
+
+def test_off_and_a_new_cron_in_one_change(scheduler: TaskScheduler) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", is_active=False, cron_expr="0 10 * * *")
+    off = get(scheduler, "nine")
+    assert (off.is_active, off.cron_expr, off.next_run) == (False, "0 10 * * *", None)
+
+
+def test_updated_at_changes_only_by_a_users_change(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    clock.advance(60)
+    scheduler.tick()
+    scheduler.trigger("nine")
+    fired = get(scheduler, "nine")
+    assert (fired.updated_at, fired.created_at, fired.run_count) == (THURSDAY, THURSDAY, 1)
+
+    scheduler.update_schedule("nine", is_active=False)
+    assert get(scheduler, "nine").updated_at == clock.now()
+    assert get(scheduler, "nine").created_at == THURSDAY
+
+
+def test_last_run_is_the_nominal_moment_and_not_when_it_was_noticed(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    clock.set(at(5, 9, 17, 3))
+    scheduler.tick()
+    schedule = get(scheduler, "nine")
+    assert (schedule.last_run, schedule.next_run, schedule.run_count) == (at(5, 9), at(6, 9), 1)
+
+
+def test_a_new_user_moves_the_schedule_in_the_index(scheduler: TaskScheduler) -> None:
+    add(scheduler, user_id="alice")
+    scheduler.update_schedule("nine", user_id="bob")
+
+    assert scheduler.list_schedules(user_id="alice") == []
+    assert [s.user_id for s in scheduler.list_schedules(user_id="bob")] == ["bob"]
+    assert len(scheduler.list_schedules()) == 1
+
+
+def test_concurrent_updates_of_different_fields_lose_nothing(
+    redis_url: str, scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    add(scheduler, metadata={"n": 0})
+    per_field = 20
+    values: dict[str, list[Any]] = {
+        "payload": [{"n": n} for n in range(per_field)],
+        "name": [f"name{n}" for n in range(per_field)],
+        "priority": [1 + n % 6 for n in range(per_field)],
+        "metadata": [{"n": n} for n in range(per_field)],
+        "user_id": [f"user{n}" for n in range(per_field)],
+        "cron_expr": [f"{n} 10 * * *" for n in range(per_field)],
+    }
+    start = threading.Barrier(len(values))
+
+    def change(field: str) -> None:
+        with TaskQueue.from_url(redis_url, clock=ManualClock(THURSDAY)) as queue:
+            mine = TaskScheduler(queue, field, registry=CollectorRegistry())
+            start.wait(10)
+            for value in values[field]:
+                assert mine.update_schedule("nine", **{field: value})
+                assert getattr(get(mine, "nine"), field) == value
+
+    with ThreadPoolExecutor(len(values)) as pool:
+        for future in [pool.submit(change, field) for field in values]:
+            future.result(30)
+
+    schedule = get(scheduler, "nine")
+    for field, wanted in values.items():
+        assert getattr(schedule, field) == wanted[-1], field
+    assert schedule.next_run == at(5, 10, per_field - 1)
+    assert redis_client.zcard("{fairqueue:default}:schedule_index") == 1
+
+
+def test_an_update_that_others_overtake_for_ever_gives_up(
+    redis_client: redis.Redis, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TaskQueue(redis_client, clock=clock, timeout=0.1) as queue:
+        scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+        add(scheduler)
+        monkeypatch.setattr(scheduler._store, "_try_update", lambda *_: b"changed")
+        with pytest.raises(ScheduleConflict, match="'nine' was changed by others"):
+            scheduler.update_schedule("nine", name="x")
+
+
+def test_an_update_starts_over_when_somebody_else_was_faster(
+    scheduler: TaskScheduler, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(scheduler)
+    sent = before_script(
+        queue,
+        monkeypatch,
+        "update_schedule",
+        lambda: scheduler.update_schedule("nine", payload={"theirs": 1}),
+    )
+    assert scheduler.update_schedule("nine", name="ours")
+
+    schedule = get(scheduler, "nine")
+    assert (schedule.name, schedule.payload) == ("ours", {"theirs": 1})
+    assert sent.count("update_schedule") == 3
+
+
+def test_a_fire_planned_from_the_old_text_is_refused_although_the_moment_is_the_same(
+    scheduler: TaskScheduler,
+    clock: ManualClock,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a Friday, `0 9 * * *` and `0 9 * * 1-5` agree on today and not on tomorrow."""
+    clock.set(at(6, 8, 59))
+    add(scheduler)
+
+    def change() -> None:
+        # A client that is half a second behind: for it the moment, which stays, is yet to come.
+        monkeypatch.setattr(queue.link, "now_ms", lambda: clock.now_ms() - 500)
+        scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
+
+    before_script(queue, monkeypatch, "fire", change)
+    clock.set(at(6, 9))
+    report = scheduler.tick()
+
+    assert (report.fired, report.moved) == (1, 1)
+    assert fired_ids(redis_client, queue) == [fire_id("nine", at(6, 9))]
+    assert get(scheduler, "nine").next_run == at(9, 9)  # Monday, as the new text says
+
+
+def test_on_a_thursday_the_next_moment_stays_and_the_revision_changes(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    before = record(redis_client, queue, "plan", "nine")
+    scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
+    after = record(redis_client, queue, "plan", "nine")
+
+    assert before.split()[1] == after.split()[1] == str(ms(at(5, 9)))
+    assert before.split()[0] != after.split()[0]
+
+
+def test_a_payload_changed_after_the_reading_is_the_one_that_is_fired(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(scheduler, payload={"version": 1})
+    clock.set(at(5, 9))
+    before_script(
+        queue,
+        monkeypatch,
+        "fire",
+        lambda: scheduler.update_schedule("nine", payload={"version": 2}),
+    )
+    report = scheduler.tick()
+
+    (claim,) = queue.claim("w", limit=10)
+    assert claim.task.payload == {"version": 2}
+    assert (report.fired, report.moved) == (1, 1)
+
+
+def test_a_schedule_removed_after_the_reading_is_not_fired(
+    scheduler: TaskScheduler,
+    clock: ManualClock,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add(scheduler)
+    clock.set(at(5, 9))
+    before_script(queue, monkeypatch, "fire", lambda: scheduler.remove_schedule("nine"))
+    report = scheduler.tick()
+
+    assert (report.fired, report.moved) == (0, 1)
+    state = state_of(redis_client)
+    assert not {"tasks", "schedules", "plan", "due", "schedule_state"} & state.keys()
+
+
+# --- a client whose clock is wrong ----------------------------------------------------------------
+
+
+def test_a_wrong_idea_of_the_time_is_corrected_by_the_server(redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client) as queue:
+        scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+        seconds, _ = redis_client.time()
+        wrong = (seconds - 7 * 86_400) * 1000
+
+        queue.link._clock_sample = (wrong, time.monotonic())
+        add(scheduler, "added", cron_expr="@hourly")
+        queue.link._clock_sample = (wrong, time.monotonic())
+        scheduler.update_schedule("added", cron_expr="30 * * * *")
+
+        schedule = get(scheduler, "added")
+        assert schedule.next_run is not None
+        for moment in (schedule.next_run, schedule.created_at, schedule.updated_at):
+            assert abs(moment.timestamp() - seconds) < 3700
+        assert schedule.next_run.timestamp() > seconds
+
+
+@pytest.mark.parametrize(("off_ms", "word"), [(1000, b"added"), (-1000, b"added"), (1001, None)])
+def test_a_second_of_difference_is_forgiven_and_no_more(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, off_ms: int, word: bytes | None
+) -> None:
+    answer = queue.link.run(
+        "add_schedules",
+        op="op",
+        client_now=clock.now_ms() + off_ms,
+        on_conflict="error",
+        rest=["s", "alice", "{}", "rev", clock.now_ms() + 5000],
+    )
+    if word is None:
+        assert answer == [b"skewed", clock.now_ms()]
+        assert state_of(redis_client) == {}
+    else:
+        assert answer == [word]
+
+
+# --- removing and triggering ----------------------------------------------------------------------
+
+
+def test_a_removed_schedule_leaves_its_tasks_and_nothing_else(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    clock.advance(30)
+    scheduler.tick()
+
+    assert scheduler.remove_schedule("nine") is True
+    assert scheduler.remove_schedule("nine") is False
+
+    state = state_of(redis_client)
+    schedule_keys = {"schedules", "plan", "due", "schedule_state", "schedule_index", "broken"}
+    assert not schedule_keys & state.keys()
+    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
+
+
+def test_a_trigger_runs_now_and_leaves_the_plan(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler, payload={"a": 1}, name="reports", priority=5)
+    before = state_of(redis_client)
+
+    first, second = scheduler.trigger("nine"), scheduler.trigger("nine")
+
+    after = state_of(redis_client)
+    for key in ("schedules", "plan", "due", "schedule_state", "schedule_index"):
+        assert after[key] == before[key]
+    assert first != second
+    claim = queue.claim("w")[0]
+    task = claim.task
+    assert (task.task_id, task.schedule_id, task.scheduled_for) == (first, "nine", None)
+    assert (task.user_id, task.name, task.priority) == ("alice", "reports", Priority.VERY_HIGH)
+    assert task.payload == {"a": 1}
+
+
+def test_an_inactive_schedule_can_be_triggered(scheduler: TaskScheduler, queue: TaskQueue) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", is_active=False)
+    scheduler.trigger("nine")
+    assert queue.size("alice") == 1
+
+
+def test_a_trigger_into_a_full_queue_says_so(scheduler: TaskScheduler, queue: TaskQueue) -> None:
+    queue.set_user("alice", max_waiting=1)
+    add(scheduler)
+    scheduler.trigger("nine")
+    with pytest.raises(QueueFull):
+        scheduler.trigger("nine")
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def walk(scheduler: TaskScheduler, **filters: Any) -> list[str]:
+    """The ids on all pages, in order."""
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = scheduler.list_schedules(cursor=cursor, **filters)
+        found += [schedule.schedule_id for schedule in page]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+@pytest.fixture
+def many(scheduler: TaskScheduler) -> dict[str, list[str]]:
+    """Three thousand schedules of three users; every seventh is not active."""
+    users = ("alice", "bob", "bob2")
+    ids: dict[str, list[str]] = {user: [] for user in users}
+    for n in range(3000):
+        ids[users[n % 3]].append(f"{users[n % 3]}-{n:04}")
+    scheduler.add_schedules(
+        {"cron_expr": "@daily", "user_id": user, "schedule_id": name}
+        for user, names in ids.items()
+        for name in names
+    )
+    for user in users:
+        for name in ids[user][::7]:
+            scheduler.update_schedule(name, is_active=False)
+    return ids
+
+
+@pytest.mark.parametrize("limit", [1000, 999, 77])
+def test_every_schedule_is_on_exactly_one_page(
+    scheduler: TaskScheduler, many: dict[str, list[str]], limit: int
+) -> None:
+    everything = [name for user in sorted(many) for name in many[user]]
+    assert walk(scheduler, limit=limit) == everything
+    assert walk(scheduler, limit=limit, user_id="bob") == many["bob"]
+
+    off = [name for user in sorted(many) for name in many[user][::7]]
+    assert walk(scheduler, limit=limit, is_active=False) == off
+    assert walk(scheduler, limit=limit, is_active=True) == [n for n in everything if n not in off]
+    assert walk(scheduler, limit=limit, is_active=False, user_id="bob2") == many["bob2"][::7]
+
+
+def test_pages_are_right_while_others_come_and_go(
+    scheduler: TaskScheduler, many: dict[str, list[str]]
+) -> None:
+    """Whatever is there all the time is listed once; what comes or goes, at most once."""
+    found: list[str] = []
+    cursor: str | None = None
+    removed: set[str] = set()
+    for turn in range(1000):
+        page = scheduler.list_schedules(limit=100, cursor=cursor)
+        found += [schedule.schedule_id for schedule in page]
+        cursor = page.cursor
+        if cursor is None:
+            break
+        # The last one listed, so that the cursor points at nothing; one ahead; one behind.
+        gone = {found[-1], many["bob2"][500 + turn], many["alice"][turn]}
+        removed |= gone
+        for name in gone:
+            scheduler.remove_schedule(name)
+        add(scheduler, f"bob-new-{turn}", user_id="bob")
+    assert turn > 20
+
+    assert len(found) == len(set(found))
+    stayed = {name for names in many.values() for name in names} - removed
+    assert stayed <= set(found)
+
+
+def test_the_default_page_has_a_hundred(
+    scheduler: TaskScheduler, many: dict[str, list[str]]
+) -> None:
+    page = scheduler.list_schedules()
+    assert len(page) == 100
+    assert page.cursor is not None
+    assert scheduler.list_schedules(user_id="nobody").cursor is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"limit": 0}, "limit 0"),
+        ({"limit": 1001}, "limit 1001"),
+        ({"limit": True}, "limit True"),
+        ({"limit": "10"}, "limit '10'"),
+        ({"user_id": ""}, "user_id ''"),
+        ({"is_active": "yes"}, "is_active 'yes'"),
+        ({"cursor": "???"}, r"cursor '\?\?\?'"),
+        ({"cursor": ""}, "cursor ''"),
+        ({"cursor": 5}, "cursor 5"),
+        ({"cursor": "YWxpY2U="}, "cursor 'YWxpY2U='"),
+        ({"cursor": base64.b64encode(b"\xff\0").decode()}, "cursor"),
+    ],
+)
+def test_a_listing_that_makes_no_sense_is_refused(
+    scheduler: TaskScheduler, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidSchedule, match=message):
+        scheduler.list_schedules(**arguments)
+
+
+def test_a_cursor_never_leads_to_the_schedules_of_other_users(scheduler: TaskScheduler) -> None:
+    add(scheduler, "a", user_id="alice")
+    add(scheduler, "b", user_id="bob")
+    forged = base64.urlsafe_b64encode(b"alice\0").decode()
+    for cursor in (forged, scheduler.list_schedules(limit=1).cursor):
+        with pytest.raises(InvalidSchedule, match="another user than 'bob'"):
+            scheduler.list_schedules(user_id="bob", cursor=cursor)
+
+
+def test_users_whose_names_begin_alike_are_told_apart(scheduler: TaskScheduler) -> None:
+    for user in ("a", "a b", "a:b", "ab", "ä"):
+        add(scheduler, f"of {user}", user_id=user)
+    for user in ("a", "a b", "a:b", "ab", "ä"):
+        assert [s.user_id for s in scheduler.list_schedules(user_id=user)] == [user]
+
+
+# --- records that somebody has spoilt -------------------------------------------------------------
+
+SPOILT: list[tuple[str, bytes]] = [
+    ("empty", b""),
+    ("bad JSON", b"{"),
+    ("no object", b"[]"),
+    ("null", b"null"),
+    ("not text", b"\xff\xfe"),
+    ("no fields", b"{}"),
+    ("deep", b"[" * 100_000),
+]
+
+
+@pytest.mark.parametrize("text", [text for _, text in SPOILT], ids=[name for name, _ in SPOILT])
+def test_a_definition_that_cannot_be_read_is_an_error_for_its_reader_alone(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, text: bytes
+) -> None:
+    add(scheduler, "bad")
+    add(scheduler, "good")
+    redis_client.hset(queue.keys["schedules"], "bad", text)
+
+    for call in (
+        lambda: scheduler.get_schedule("bad"),
+        lambda: scheduler.update_schedule("bad", name="x"),
+        lambda: scheduler.trigger("bad"),
+    ):
+        with pytest.raises(BrokenRecord, match="'bad'"):
+            call()
+    for is_active in (None, True):
+        assert [s.schedule_id for s in scheduler.list_schedules(is_active=is_active)] == ["good"]
+    assert scheduler.remove_schedule("bad") is True
+    assert scheduler.get_schedule("bad") is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"created": "long ago"},
+        {"created": math.inf},
+        {"updated": 10**30},
+        {"priority": 9},
+        {"priority": "3"},
+        {"user_id": None},
+        {"name": ""},
+        {"payload": []},
+        {"payload": {"x": math.nan}},
+        {"metadata": None},
+        {"cron_expr": 5},
+        {"timezone": None},
+    ],
+)
+def test_a_field_of_a_wrong_type_is_a_broken_record(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, fields: dict[str, Any]
+) -> None:
+    add(scheduler, "bad")
+    add(scheduler, "good")
+    tamper(redis_client, queue, "bad", **fields)
+
+    with pytest.raises(BrokenRecord, match="'bad'"):
+        scheduler.get_schedule("bad")
+    assert [s.schedule_id for s in scheduler.list_schedules()] == ["good"]
+
+
+@pytest.mark.parametrize(
+    "state", ['{"user":"alice","runs":"x"}', '{"last_run":[]}', '{"missed":1e999}', "5", "{", ""]
+)
+def test_a_state_that_cannot_be_read_does_not_stop_a_listing(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, state: str
+) -> None:
+    add(scheduler, "bad")
+    add(scheduler, "good")
+    redis_client.hset(queue.keys["schedule_state"], "bad", state)
+
+    assert "good" in [s.schedule_id for s in scheduler.list_schedules()]
+    assert scheduler.update_schedule("bad", user_id="bob", is_active=False)
+    assert get(scheduler, "bad").run_count == 0
+    assert scheduler.remove_schedule("bad")
+
+
+def test_a_spoilt_schedule_can_be_replaced(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    add(scheduler, "bad")
+    redis_client.hset(queue.keys["schedules"], "bad", "{")
+    redis_client.hset(queue.keys["schedule_state"], "bad", '{"user":["x"],"runs":{}}')
+    clock.advance(60)
+    scheduler.tick()
+    assert [p.schedule_id for p in scheduler.problems()] == ["bad"]
+
+    add(scheduler, "bad", on_conflict="replace")
+
+    assert scheduler.problems() == []
+    assert get(scheduler, "bad").next_run == at(6, 9)
+
+
+def test_what_is_left_of_a_schedule_without_definition_can_be_removed(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    add(scheduler)
+    redis_client.hdel(queue.keys["schedules"], "nine")
+    clock.advance(60)
+    scheduler.tick()
+    (problem,) = scheduler.problems()
+    assert problem.schedule_id == "nine"
+
+    assert scheduler.remove_schedule("nine") is True
+    assert scheduler.problems() == []
+    assert (
+        not {"plan", "schedule_state", "schedule_index", "broken"} & state_of(redis_client).keys()
+    )
+
+
+def test_an_id_whose_definition_was_lost_can_be_used_again(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    add(scheduler, user_id="alice")
+    redis_client.hdel(queue.keys["schedules"], "nine")
+    clock.advance(60)
+    scheduler.tick()
+
+    add(scheduler, user_id="bob")
+
+    assert scheduler.problems() == []
+    assert [s.user_id for s in scheduler.list_schedules()] == ["bob"]
+
+
+def test_problems_are_listed_oldest_first_and_unreadable_ones_too(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    broken = queue.keys["broken"]
+    redis_client.hset(broken, "late", json.dumps({"reason": "r2", "since": ms(at(5, 2))}))
+    redis_client.hset(broken, "early", json.dumps({"reason": "r1", "since": ms(at(5, 1))}))
+    redis_client.hset(broken, "spoilt", "{")
+    redis_client.hset(broken, b"\xff", json.dumps({"reason": "r3", "since": ms(at(5, 3))}))
+
+    spoilt, *problems = scheduler.problems()
+
+    assert (spoilt.schedule_id, spoilt.since) == ("spoilt", datetime(1970, 1, 1, tzinfo=UTC))
+    assert [(p.schedule_id, p.reason, p.since) for p in problems] == [
+        ("early", "r1", at(5, 1)),
+        ("late", "r2", at(5, 2)),
+        ("\\xff", "r3", at(5, 3)),
+    ]
+
+
+def test_at_most_a_thousand_problems_are_listed(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    problem = json.dumps({"reason": "r", "since": 0})
+    redis_client.hset(queue.keys["broken"], mapping={f"s{n}": problem for n in range(1500)})
+    assert len(scheduler.problems()) == 1000
