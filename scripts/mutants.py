@@ -1,0 +1,430 @@
+"""Take each guard away in turn, in a copy of the tree, and see that a test notices.
+
+A check that cannot fail proves nothing. Each mutation names the guard, the text that it replaces
+and the quickest test that has to fail then; the working tree is never touched.
+
+    python scripts/mutants.py                all of them, with the tests that they name
+    python scripts/mutants.py fence lease    those whose names contain one of the words
+    python scripts/mutants.py --model        with the state machine instead: what it finds by itself
+
+Ends with status 1 if a mutation survives, breaks the script instead of its guard, or does not apply
+any more because its text is not in its file exactly once.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("fairqueue", "lua", "tests", "setup.cfg", "pyproject.toml")
+AT_ONCE = 2
+TIMEOUT_S = 120
+MODEL = "tests/test_model.py"
+
+FAILED = re.compile(r"^FAILED \S*?::(\S+)", re.MULTILINE)
+# Then the mutation is no longer Lua or no longer runs: a failure that says nothing of the guard.
+BROKEN = re.compile(r"compiling script|user_script:\d+|SyntaxError|NameError|ImportError")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One guard less: in `file`, `old` becomes `new`, and `test` (of test_guards.py) must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = (
+    # --- leadership and firing
+    Mutation(
+        "fence: whose term it is",
+        "lua/lib/fence.lua",
+        "if leader and leader.token == A.token then return leader end",
+        "if leader then return leader end",
+        "test_a_leader_whose_place_is_taken_fires_nothing",
+    ),
+    Mutation(
+        "fence: that the term is not over",
+        "lua/lib/fence.lua",
+        "and leader.ends > now then return leader end",
+        "then return leader end",
+        "test_a_leader_whose_term_is_over_fires_nothing",
+    ),
+    Mutation(
+        "fence: that fire asks for it",
+        "lua/fire.lua",
+        "local leader = leads()",
+        "local leader = leads() or { token = A.token, scheduler = '?', epoch = 0 }",
+        "test_a_leader_whose_term_is_over_fires_nothing",
+    ),
+    Mutation(
+        "election: only when nobody leads",
+        "lua/lead.lua",
+        "if leader and leader.token ~= A.token then",
+        "if false then",
+        "test_a_follower_does_not_take_a_term_that_runs",
+    ),
+    Mutation(
+        "resign: owner check",
+        "lua/resign.lua",
+        "if not leads() then return remember(A.op, 'stale') end",
+        "",
+        "test_a_stale_leader_resigns_nobody_elses_term",
+    ),
+    Mutation(
+        "fire: comparison of the plan",
+        "lua/fire.lua",
+        "if plans[i] ~= fire.plan or done[fire.id] then",
+        "if done[fire.id] then",
+        "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
+    ),
+    Mutation(
+        "fire: comparison after a fire",
+        "lua/fire.lua",
+        "if plans[i] ~= fire.plan or done[fire.id] then",
+        "if done[fire.id] then",
+        "test_a_fire_that_was_made_already_is_left_alone",
+    ),
+    Mutation(
+        "update: new revision with each save",
+        "lua/update_schedule.lua",
+        "A.revision .. ' ' .. nominal",
+        "string.match(redis.call('HGET', K.plan, A.id), '^%S+') .. ' ' .. nominal",
+        "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
+    ),
+    Mutation(
+        "fire: advance of the plan",
+        "lua/fire.lua",
+        "if #new_plans > 0 then redis.call('HSET', K.plan, unpack(new_plans)) end",
+        "",
+        "test_a_fire_advances_the_plan_with_the_task",
+    ),
+    Mutation(
+        "fire: advance of what is due",
+        "lua/fire.lua",
+        "if #new_due > 0 then redis.call('ZADD', K.due, unpack(new_due)) end",
+        "",
+        "test_a_fire_advances_the_plan_with_the_task",
+    ),
+    Mutation(
+        "fire: a moment is one task",
+        "lua/fire.lua",
+        "local is_new = tasks[i] == 'new'",
+        "local is_new = true",
+        "test_a_moment_that_comes_again_is_the_same_task",
+    ),
+    Mutation(
+        "fire: limits of the queue",
+        "lua/fire.lua",
+        "elseif is_new and is_full(",
+        "elseif false and is_full(",
+        "test_a_refused_fire_keeps_its_plan",
+    ),
+    Mutation(
+        "update: compare and set",
+        "lua/update_schedule.lua",
+        "if text ~= A.expected then return { remember(A.op, 'changed') } end",
+        "",
+        "test_an_update_from_an_old_text_changes_nothing",
+    ),
+    Mutation(
+        "add: the client's idea of the time",
+        "lua/add_schedules.lua",
+        "if is_skewed(A.client_now) then return { 'skewed', now } end",
+        "",
+        "test_a_moment_computed_from_a_wrong_clock_is_not_stored",
+    ),
+    # --- repeated operations
+    Mutation(
+        "push: duplicate check",
+        "lua/lib/enqueue.lua",
+        "answer[i] = before == documents[i] and 'same' or 'other'",
+        "answer[i] = 'new'",
+        "test_the_same_task_pushed_again_is_one_task",
+    ),
+    Mutation(
+        "graves: of tasks that are trimmed",
+        "lua/lib/ending.lua",
+        "redis.call('HSET', K.ops, unpack(graves))",
+        "",
+        "test_a_task_that_is_gone_is_still_known",
+    ),
+    Mutation(
+        "graves: that a push looks for them",
+        "lua/lib/enqueue.lua",
+        "elseif ended[i] or ended_before[i] then",
+        "elseif false then",
+        "test_a_task_that_is_gone_is_still_known",
+    ),
+    Mutation(
+        "replay: first answers",
+        "lua/lib/replay.lua",
+        "return found[1] or redis.call('HGET', K.ops_before, op)",
+        "return nil",
+        "test_a_repeated_operation_gets_its_first_answer",
+    ),
+    Mutation(
+        "replay: the generation before",
+        "lua/lib/replay.lua",
+        "return found[1] or redis.call('HGET', K.ops_before, op)",
+        "return found[1]",
+        "test_an_answer_outlives_the_turn_of_the_generations",
+    ),
+    Mutation(
+        "claim: what a repeated one holds",
+        "lua/claim.lua",
+        "local ids, records = still_held()",
+        "local ids, records = {}, {}",
+        "test_a_repeated_claim_gets_the_tasks_that_it_holds",
+    ),
+    # --- leases
+    Mutation(
+        "lease: token of whoever ends it",
+        "lua/lib/ending.lua",
+        "return record and record.state == 'running' and record.token == token",
+        "return record and record.state == 'running'",
+        "test_a_worker_that_lost_its_lease_ends_nothing",
+    ),
+    Mutation(
+        "lease: token of whoever extends it",
+        "lua/extend.lua",
+        "and record.token == ARGV[i + 1] then",
+        "then",
+        "test_a_worker_that_lost_its_lease_extends_nothing",
+    ),
+    Mutation(
+        "take back: bound on attempts",
+        "lua/lib/upkeep.lua",
+        "elseif record.attempts >= SETTINGS.max_attempts then",
+        "elseif false then",
+        "test_a_task_whose_leases_expire_is_not_offered_for_ever",
+    ),
+    Mutation(
+        "retry: not what is to be cancelled",
+        "lua/retry.lua",
+        "if record.cancel then",
+        "if false then",
+        "test_a_task_that_is_to_be_cancelled_is_not_offered_again",
+    ),
+    # --- fairness and limits
+    Mutation(
+        "fairness: debit of newcomers",
+        "lua/lib/fair.lua",
+        "start = start + cost_of(user) / settings_of(user).weight",
+        "start = start + 0",
+        "test_a_stream_of_newcomers_does_not_starve_a_user",
+    ),
+    Mutation(
+        "fairness: weight in the stride",
+        "lua/claim.lua",
+        "local stride = cost / settings_of(user.name).weight",
+        "local stride = cost",
+        "test_service_goes_by_weight",
+    ),
+    Mutation(
+        "fairness: new weight and old debt",
+        "lua/set_user.lua",
+        "if weight ~= old_weight then",
+        "if false then",
+        "test_a_raised_weight_acts_on_what_is_owed_already",
+    ),
+    Mutation(
+        "fairness: charge of a release",
+        "lua/release.lua",
+        "adjust(user, -(record.charge or 1) / settings_of(user).weight)",
+        "",
+        "test_a_release_gives_the_charge_back",
+    ),
+    Mutation(
+        "CRITICAL: bound on the lane",
+        "lua/claim.lua",
+        "return share >= 1 or (fair.credit or CRITICAL_CREDIT) >= 1",
+        "return true",
+        "test_critical_tasks_do_not_take_more_than_their_share",
+    ),
+    Mutation(
+        "CRITICAL: leaving the lane",
+        "lua/claim.lua",
+        "if not user.is_critical then user.critical_tag = nil end",
+        "",
+        "test_only_critical_tasks_go_first",
+    ),
+    Mutation(
+        "parking: cap",
+        "lua/lib/fair.lua",
+        "if s.max_running and running_of(user) >= s.max_running then return '+inf' end",
+        "",
+        "test_a_capped_user_gets_no_more_until_one_has_ended",
+    ),
+    Mutation(
+        "parking: cap that is free again",
+        "lua/lib/ending.lua",
+        "if settings_of(record.user).max_running and review(record.user) then wake_worker() end",
+        "",
+        "test_a_capped_user_gets_no_more_until_one_has_ended",
+    ),
+    Mutation(
+        "parking: pause",
+        "lua/lib/fair.lua",
+        "if s.paused then return '+inf' end",
+        "",
+        "test_a_paused_user_gets_nothing",
+    ),
+    Mutation(
+        "parking: rate",
+        "lua/lib/fair.lua",
+        "if free > now then return math.ceil(free) end",
+        "",
+        "test_a_rate_limit_limits_and_passes",
+    ),
+    Mutation(
+        "parking: looking again",
+        "lua/lib/upkeep.lua",
+        "for _, user in ipairs(due_in(K.parked)) do review(user) end",
+        "",
+        "test_a_rate_limit_limits_and_passes",
+    ),
+    Mutation(
+        "push: limits of the queue",
+        "lua/push.lua",
+        "  if full then\n",
+        "  if false then\n",
+        "test_a_full_queue_takes_no_more",
+    ),
+    # --- keys that somebody else has written to
+    Mutation(
+        "types: probes before the first write",
+        "fairqueue/scripts.py",
+        'lines.append("probe_all()")',
+        "pass",
+        "test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write",
+    ),
+    Mutation(
+        "types: probes of a push",
+        "lua/push.lua",
+        "else\n  probe_all()\nend",
+        "end",
+        "test_a_push_looks_at_its_keys_before_its_first_write",
+    ),
+)
+
+
+def copy_tree(folder: Path) -> None:
+    """Copy what the tests need, and nothing that was compiled."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignore)
+        else:
+            shutil.copy(source, folder / name)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a copy, with the copy's own package: `-m` puts the folder first."""
+    environment = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(folder),
+        "FAIRQUEUE_MODEL_SHRINK": "0",
+    }
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def run_tests(folder: Path, selection: Iterable[str]) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy until the first failure."""
+    options = ("-x", "--tb=line", "-p", "no:logging", "-p", "no:hypothesispytest")
+    return run(folder, "-m", "pytest", *options, *selection)
+
+
+def select(mutation: Mutation, with_model: bool) -> str:
+    """What pytest is told to run for a mutation."""
+    return MODEL if with_model else f"tests/test_guards.py::{mutation.test}"
+
+
+def check_copy(folder: Path, selection: set[str]) -> None:
+    """See that the copy is what is imported there, and that all the tests pass without mutation."""
+    program = (
+        "import fairqueue; from fairqueue.scripts import lua_folder;"
+        "print(fairqueue.__file__, lua_folder(), sep='\\n')"
+    )
+    found = [Path(line).resolve() for line in run(folder, "-c", program).stdout.splitlines()]
+    expected = [folder / "fairqueue" / "__init__.py", folder / "lua"]
+    if found != [path.resolve() for path in expected]:
+        sys.exit(f"the copy imports {found} instead of {expected}: nothing would be shown")
+    result = run_tests(folder, sorted(selection))
+    if result.returncode != 0:
+        sys.exit(f"the tests fail without any mutation:\n{result.stdout}{result.stderr}")
+
+
+def try_mutation(pristine: Path, mutation: Mutation, with_model: bool) -> tuple[bool, str]:
+    """Apply one in a copy of its own and run its test: whether it was caught, and by what."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name) / "tree"
+        shutil.copytree(pristine, folder)
+        file = folder / mutation.file
+        text = file.read_text(encoding="utf-8")
+        times = text.count(mutation.old)
+        if times != 1:
+            return False, f"DOES NOT APPLY: its text is in {mutation.file} {times} times"
+        file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+        try:
+            result = run_tests(folder, [select(mutation, with_model)])
+        except subprocess.TimeoutExpired:
+            return True, "no end within the time-out"
+    failed = FAILED.search(result.stdout)
+    if result.returncode == 0:
+        return False, "SURVIVED"
+    if result.returncode != 1 or failed is None or BROKEN.search(result.stdout):
+        return False, "BREAKS THE SCRIPT: " + result.stdout.strip()[-300:]
+    return True, failed.group(1)
+
+
+def main() -> None:
+    """Try the mutations, two at a time, and print what became of each."""
+    with_model = "--model" in sys.argv
+    words = [word for word in sys.argv[1:] if not word.startswith("--")]
+    chosen = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
+    if not chosen:
+        sys.exit(f"no mutation has one of {words} in its name")
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as name,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
+        pristine = Path(name)
+        copy_tree(pristine)
+        check_copy(pristine, {select(mutation, with_model) for mutation in chosen})
+        outcomes = pool.map(lambda m: try_mutation(pristine, m, with_model), chosen)
+        width = max(len(mutation.name) for mutation in chosen)
+        print(f"{'guard':{width}}  {'removed from':22}  caught by")
+        all_caught = True
+        for mutation, (caught, how) in zip(chosen, outcomes, strict=True):
+            all_caught &= caught
+            where = mutation.file.removeprefix("lua/")
+            print(f"{mutation.name:{width}}  {where:22}  {how}", flush=True)
+    print(f"{len(chosen)} mutations in {time.monotonic() - started:.0f} s")
+    sys.exit(0 if all_caught else 1)
+
+
+if __name__ == "__main__":
+    main()

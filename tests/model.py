@@ -1,0 +1,763 @@
+"""A plain model of the queue and of its schedulers: what FairQueue should do, in dicts and lists.
+
+It is written from the words of the design and of the headers of the scripts, and is slow on
+purpose: all that can be worked out from the tasks (who waits, who runs, what is due) is worked out
+anew each time. The test beside it compares the real queue with it after every step.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+CRITICAL = 6
+CRITICAL_CREDIT = 10.0  # CRITICAL tasks that may go first in a row before their share binds
+BURST_S = 0.1  # a rate limit lets through so many seconds' worth at once, at least one task
+UPKEEP = 100  # delays and leases that one claim looks after
+MISSED_CAP = 1000
+NEVER = math.inf
+
+Document = tuple[object, ...]
+Ending = tuple[str, str, str]  # a call that ends a claim: its name, the task, the token
+
+
+@dataclass(kw_only=True)
+class ModelTask:
+    """A task and all that has happened to it. `arrival` orders tasks of one level."""
+
+    task_id: str
+    user: str
+    level: int
+    document: Document
+    due_ms: int = 0
+    arrival: int = 0
+    state: str = "new"
+    attempts: int = 0
+    since_ms: int = 0
+    token: str | None = None
+    charge: float = 0.0
+    claimed_ms: int = 0
+    lease_end_ms: int = 0
+    ended_ms: int = 0
+    cancel_asked: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Higher levels first, then whoever came first."""
+        return CRITICAL - self.level, self.arrival
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUser:
+    """What an operator has said about a user."""
+
+    weight: float = 1.0
+    max_running: int | None = None
+    rate: float | None = None
+    paused: bool = False
+
+
+@dataclass(kw_only=True)
+class ModelSettings:
+    """The settings of the queue."""
+
+    max_attempts: int = 5
+    max_waiting: int = 0
+    keep_finished: int = 1000
+    keep_finished_ms: int = 86_400_000
+    keep_dead: int = 10_000
+    keep_dead_ms: int = 2_592_000_000
+    critical_share: float = 0.5
+    cost: str = "tasks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grave:
+    """What is remembered of a task that is gone: since when, what it was and how it ended."""
+
+    at_ms: int
+    document: Document
+    word: str
+    token: str | None
+
+
+class ModelQueue:
+    """The queue. Every method takes the moment at which it happens, in ms."""
+
+    def __init__(self) -> None:
+        self.settings = ModelSettings()
+        self.users: dict[str, ModelUser] = {}
+        self.tasks: dict[str, ModelTask] = {}
+        self.graves: dict[str, Grave] = {}
+        self.claims: dict[str, list[str]] = {}
+        self.answers: dict[Ending, tuple[int, str]] = {}
+        self.counts: Counter[str] = Counter()
+        self.arrivals = 0
+        # Start-time fair queueing.
+        self.clock = 0.0
+        self.ready: dict[str, float] = {}
+        self.parked: dict[str, float] = {}
+        self.idle: dict[str, float] = {}
+        self.throttle: dict[str, float] = {}
+        self.usage: dict[str, float] = {}
+        self.average: float | None = None
+        # The lane of those whose next task is CRITICAL.
+        self.critical: dict[str, float] = {}
+        self.critical_clock = 0.0
+        self.credit = CRITICAL_CREDIT
+
+    # --- what can be worked out -------------------------------------------------------------------
+
+    def user(self, user: str) -> ModelUser:
+        """The settings of a user."""
+        return self.users.get(user, ModelUser())
+
+    def in_state(self, *states: str) -> list[ModelTask]:
+        """The tasks in these states."""
+        return [task for task in self.tasks.values() if task.state in states]
+
+    def backlog(self, user: str) -> list[ModelTask]:
+        """A user's waiting tasks, next one first."""
+        mine = [task for task in self.in_state("ready") if task.user == user]
+        return sorted(mine, key=lambda task: task.rank)
+
+    def running(self) -> Counter[str]:
+        """How many tasks of each user are leased."""
+        return Counter(task.user for task in self.in_state("running"))
+
+    def holds(self, task_id: str, token: str) -> bool:
+        """Whether this token has the task's lease; one that is over counts until taken back."""
+        task = self.tasks.get(task_id)
+        return task is not None and task.state == "running" and task.token == token
+
+    def cost(self, user: str) -> float:
+        """What a serve is charged: one, or the time that the user's tasks take on average."""
+        if self.settings.cost != "time":
+            return 1.0
+        return self.usage.get(user, 1.0 if self.average is None else self.average)
+
+    def stride(self, user: str) -> float:
+        """How far a serve moves the user in virtual time."""
+        return self.cost(user) / self.user(user).weight
+
+    def blocked_until(self, user: str, now: int) -> float | None:
+        """When a user may be served: None now, NEVER when somebody says so, or a moment."""
+        settings = self.user(user)
+        if settings.paused:
+            return NEVER
+        if settings.max_running is not None and self.running()[user] >= settings.max_running:
+            return NEVER
+        if settings.rate is not None:
+            burst = max(1, math.floor(settings.rate * BURST_S))
+            free = self.throttle.get(user, 0.0) - (burst - 1) * 1000 / settings.rate
+            if free > now:
+                return math.ceil(free)
+        return None
+
+    def is_full(self, more: int) -> bool:
+        """Whether so many more tasks would pass the limit of the queue."""
+        limit = self.settings.max_waiting
+        return 0 < limit < len(self.in_state("ready", "delayed")) + more
+
+    def hint(self, now: int) -> int:
+        """Ms until something may be claimed: 0 now, -1 when nothing is known."""
+        if self.ready:
+            return 0
+        moments: list[float] = [task.due_ms for task in self.in_state("delayed")]
+        moments += [task.lease_end_ms for task in self.in_state("running")]
+        moments += [moment for moment in self.parked.values() if moment < NEVER]
+        return max(0, math.ceil(min(moments) - now)) if moments else -1
+
+    # --- users come and go ------------------------------------------------------------------------
+
+    def _enter(self, user: str, now: int, *, newcomer: bool) -> None:
+        """A user with waiting tasks takes a place in ready, or is parked."""
+        until = self.blocked_until(user, now)
+        if until is not None:
+            self.parked[user] = until
+            return
+        if user in self.idle:
+            self.ready[user] = max(self.clock, self.idle.pop(user))
+        else:
+            self.ready[user] = self.clock + (self.stride(user) if newcomer else 0.0)
+        self._keep_lane(user)
+
+    def _keep_lane(self, user: str) -> None:
+        """In the CRITICAL lane are those in ready whose next task is CRITICAL."""
+        backlog = self.backlog(user)
+        if user in self.ready and backlog and backlog[0].level == CRITICAL:
+            self.critical.setdefault(user, self.critical_clock + self.stride(user))
+        else:
+            self.critical.pop(user, None)
+
+    def _park(self, user: str, until: float) -> None:
+        self.idle[user] = self.ready.pop(user)
+        self.parked[user] = until
+        self._keep_lane(user)
+
+    def _review(self, user: str, now: int) -> None:
+        """The limits of a user, or what counts against them, have changed."""
+        until = self.blocked_until(user, now)
+        if user in self.parked:
+            if until is not None:
+                self.parked[user] = until
+            else:
+                del self.parked[user]
+                self._enter(user, now, newcomer=False)
+        elif user in self.ready and until is not None:
+            self._park(user, until)
+
+    def _settle(self) -> None:
+        """Nothing is ready and nothing runs: the clock moves to the largest tag, the tags go."""
+        if self.idle and not self.ready and not self.in_state("running"):
+            self.clock = max([self.clock, *self.idle.values()])
+            self.idle.clear()
+            self.usage.clear()
+
+    def _wait(self, tasks: list[ModelTask], now: int, *, returning: bool = False) -> None:
+        """Tasks begin to wait for a worker; those that return do not make their user a newcomer."""
+        users = {task.user for task in tasks}
+        absent = users - self.ready.keys() - self.parked.keys()
+        if absent:
+            self._settle()
+        for task in tasks:
+            task.state, task.since_ms = "ready", now
+        for user in absent:
+            known = returning or user in self.idle or self.running()[user] > 0
+            self._enter(user, now, newcomer=not known)
+        for user in users - absent:
+            self._keep_lane(user)
+
+    # --- pushing ----------------------------------------------------------------------------------
+
+    def remembers(self, task_id: str) -> bool:
+        """Whether an id is known, as a task or as one that has gone not long ago."""
+        return task_id in self.tasks or task_id in self.graves
+
+    def push(self, tasks: list[ModelTask], now: int) -> str:
+        """Store tasks, all or none: 'pushed', 'other' (an id means another task) or 'full'."""
+        new: dict[str, ModelTask] = {}
+        for task in tasks:
+            task_id = task.task_id
+            before = self.tasks.get(task_id) or new.get(task_id) or self.graves.get(task_id)
+            if before is None:
+                new[task_id] = task
+            elif before.document != task.document:
+                return "other"
+        if new and self.is_full(len(new)):
+            return "full"
+        self.store(new.values(), now)
+        return "pushed"
+
+    def store(self, new: Iterable[ModelTask], now: int) -> None:
+        """Store tasks that are new: they wait, or are delayed."""
+        waiting = []
+        for task in new:
+            self.arrivals += 1
+            task.arrival = self.arrivals
+            self.tasks[task.task_id] = task
+            if task.due_ms > now:
+                task.state = "delayed"
+            else:
+                task.due_ms = now
+                waiting.append(task)
+        self._wait(waiting, now)
+
+    # --- claiming ---------------------------------------------------------------------------------
+
+    def claim(self, token: str, limit: int, lease_ms: int, now: int) -> list[str]:
+        """Hand out tasks, fairly; a repeated claim gets what it still holds, if that is any."""
+        held = [task_id for task_id in self.claims.get(token, []) if self.holds(task_id, token)]
+        if held:
+            return held
+        self._upkeep(now)
+        served: list[str] = []
+        while self.ready and len(served) < limit:
+            task = self._serve(now)
+            task.state, task.token, task.attempts = "running", token, task.attempts + 1
+            task.claimed_ms, task.lease_end_ms = now, now + lease_ms
+            self._move_on(task.user, now)
+            served.append(task.task_id)
+        if served:
+            self.claims[token] = served
+            self.counts["claimed"] += len(served)
+        else:
+            self._settle()
+        for user in [user for user, tag in self.idle.items() if tag <= self.clock]:
+            del self.idle[user]
+            if self.settings.cost == "time":
+                self.usage.pop(user, None)
+        return served
+
+    def _serve(self, now: int) -> ModelTask:
+        """The next task of the next user, who is charged for it."""
+        share = self.settings.critical_share
+        lane_open = share >= 1 or (share > 0 and self.credit >= 1)
+        if lane_open and self.critical:
+            user = min(self.critical, key=lambda user: (self.critical[user], user))
+            self.critical_clock = max(self.critical_clock, self.critical[user])
+            self.critical[user] += self.stride(user)
+            if share < 1:
+                self.credit -= 1
+        else:
+            user = min(self.ready, key=lambda user: (self.ready[user], user))
+            self.clock = max(self.clock, self.ready[user])
+            if share < 1:
+                self.credit = min(CRITICAL_CREDIT, self.credit + share / (1 - share))
+        self.ready[user] += self.stride(user)
+        rate = self.user(user).rate
+        if rate is not None:
+            self.throttle[user] = max(float(now), self.throttle.get(user, 0.0)) + 1000 / rate
+        task = self.backlog(user)[0]
+        task.charge = float(f"{self.cost(user):.14g}")  # as JSON keeps it
+        return task
+
+    def _move_on(self, user: str, now: int) -> None:
+        """Where a user goes after a serve: stays in ready, is parked, or has nothing left."""
+        if not self.backlog(user):
+            self._leave(user)
+            return
+        until = self.blocked_until(user, now)
+        if until is not None:
+            self._park(user, until)
+        self._keep_lane(user)
+
+    def _leave(self, user: str) -> None:
+        """A user without waiting tasks is in neither ready nor parked, but keeps the tag."""
+        if user in self.ready:
+            self.idle[user] = self.ready.pop(user)
+        self.parked.pop(user, None)
+        self._keep_lane(user)
+
+    def _upkeep(self, now: int) -> None:
+        """What time has made due: delays that are over, leases that have ended, parked users."""
+        due = [task for task in self.in_state("delayed") if task.due_ms <= now]
+        due.sort(key=lambda task: (task.due_ms, task.task_id))
+        self._wait(due[:UPKEEP], now)
+        self._take_back(now)
+        for user in [user for user, until in self.parked.items() if until <= now]:
+            self._review(user, now)
+
+    def _take_back(self, now: int) -> None:
+        expired = [task for task in self.in_state("running") if task.lease_end_ms <= now]
+        expired.sort(key=lambda task: (task.lease_end_ms, task.task_id))
+        again, closed = [], 0
+        for task in expired[:UPKEEP]:
+            self._end_lease(task, now)
+            self.counts["expired"] += 1
+            if task.cancel_asked or task.attempts >= self.settings.max_attempts:
+                self._close(task, "cancelled" if task.cancel_asked else "buried", now)
+                closed += 1
+            else:
+                task.token = None
+                again.append(task)
+        self._wait(again, now, returning=True)
+        if closed:
+            self._trim(closed, now)
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def _end_lease(self, task: ModelTask, now: int) -> None:
+        """The lease is over: its user has one running task less, and pays for the time."""
+        task.state = "between"
+        if self.settings.cost == "time":
+            seconds = max(now - task.claimed_ms, 1) / 1000
+            self._adjust(task.user, (seconds - task.charge) / self.user(task.user).weight)
+            own = self.usage.get(task.user, seconds)
+            self.usage[task.user] = own + (seconds - own) / 4
+            average = seconds if self.average is None else self.average
+            self.average = average + (seconds - average) / 16
+        if self.user(task.user).max_running is not None:
+            self._review(task.user, now)
+
+    def _adjust(self, user: str, by: float) -> None:
+        """Correct a tag, never below the clock."""
+        if user in self.ready:
+            self.ready[user] = max(self.clock, self.ready[user] + by)
+        else:
+            self.idle[user] = max(self.clock, self.idle.get(user, self.clock) + by)
+
+    def _close(self, task: ModelTask, state: str, now: int) -> None:
+        task.state, task.ended_ms = state, now
+        self.counts[state] += 1
+
+    def _trim(self, added: int, now: int) -> None:
+        """Forget the oldest ended tasks beyond what is kept, a bounded number at a time."""
+        s = self.settings
+        self._trim_some(("finished", "cancelled"), s.keep_finished, s.keep_finished_ms, added, now)
+        self._trim_some(("buried",), s.keep_dead, s.keep_dead_ms, added, now)
+
+    def _trim_some(
+        self, states: tuple[str, ...], keep: int, keep_ms: int, added: int, now: int
+    ) -> None:
+        bound = 2 * added + 10
+        ended = sorted(self.in_state(*states), key=lambda task: (task.ended_ms, task.task_id))
+        over = ended[: max(0, len(ended) - keep)][:bound]
+        old = [task for task in ended if now - task.ended_ms >= keep_ms][:bound]
+        for task in over or old:
+            del self.tasks[task.task_id]
+            self.graves[task.task_id] = Grave(
+                at_ms=now, document=task.document, word=task.state, token=task.token
+            )
+
+    def finish(self, pairs: list[tuple[str, str]], now: int) -> list[str]:
+        """For each task and token 'finished', 'cancelled' or 'lost_lease'; repeated, the same."""
+        words, closed = [], 0
+        for task_id, token in pairs:
+            if self.holds(task_id, token):
+                task = self.tasks[task_id]
+                self._end_lease(task, now)
+                self._close(task, "cancelled" if task.cancel_asked else "finished", now)
+                closed += 1
+            words.append(self._finished_by(task_id, token) or "lost_lease")
+        if closed:
+            self._trim(closed, now)
+        return words
+
+    def _finished_by(self, task_id: str, token: str) -> str | None:
+        """How the task ended, if it did so by this token."""
+        task, grave = self.tasks.get(task_id), self.graves.get(task_id)
+        if task is not None:
+            word, last_token = task.state, task.token
+        elif grave is not None:
+            word, last_token = grave.word, grave.token
+        else:
+            return None
+        return word if word in ("finished", "cancelled") and last_token == token else None
+
+    def bury(self, task_id: str, token: str, now: int) -> str:
+        """'buried', 'cancelled' (it was asked for) or 'lost_lease'."""
+        return self._once("bury", task_id, token, now, self._bury)
+
+    def retry(self, task_id: str, token: str, delay_ms: int, now: int) -> str:
+        """'retried', 'cancelled' (it was asked for) or 'lost_lease'."""
+        return self._once("retry", task_id, token, now, partial(self._retry, delay_ms))
+
+    def release(self, task_id: str, token: str, now: int) -> str:
+        """'released' (attempt, charge and rank restored), 'cancelled' or 'lost_lease'."""
+        return self._once("release", task_id, token, now, self._release)
+
+    def _once(
+        self, name: str, task_id: str, token: str, now: int, act: Callable[[ModelTask, int], str]
+    ) -> str:
+        """End a claim, if this token holds it. The same call again gets the same answer."""
+        if (name, task_id, token) not in self.answers:
+            word = "lost_lease"
+            if self.holds(task_id, token):
+                word = act(self.tasks[task_id], now)
+            self.answers[name, task_id, token] = now, word
+        return self.answers[name, task_id, token][1]
+
+    def _cancelled(self, task: ModelTask, now: int) -> bool:
+        """Whether the task ends as cancelled, because that was asked for."""
+        if task.cancel_asked:
+            self._close(task, "cancelled", now)
+            self._trim(1, now)
+        return task.cancel_asked
+
+    def _bury(self, task: ModelTask, now: int) -> str:
+        self._end_lease(task, now)
+        if not self._cancelled(task, now):
+            self._close(task, "buried", now)
+            self._trim(1, now)
+        return task.state
+
+    def _retry(self, delay_ms: int, task: ModelTask, now: int) -> str:
+        self._end_lease(task, now)
+        if self._cancelled(task, now):
+            return "cancelled"
+        task.token, task.due_ms = None, now + delay_ms
+        self.counts["retried"] += 1
+        if delay_ms > 0:
+            task.state = "delayed"
+        else:
+            self._wait([task], now, returning=True)
+        return "retried"
+
+    def _release(self, task: ModelTask, now: int) -> str:
+        task.state = "between"
+        self._adjust(task.user, -task.charge / self.user(task.user).weight)
+        if self._cancelled(task, now):
+            word = "cancelled"
+        else:
+            task.token, task.attempts = None, task.attempts - 1
+            self.counts["released"] += 1
+            self._wait([task], now, returning=True)
+            word = "released"
+        self._review(task.user, now)
+        return word
+
+    def extend(self, task_id: str, token: str, lease_ms: int, now: int) -> str:
+        """'extended', 'cancel' (extended; its cancelling was asked for) or 'lost_lease'."""
+        if not self.holds(task_id, token):
+            return "lost_lease"
+        task = self.tasks[task_id]
+        task.lease_end_ms = now + lease_ms
+        return "cancel" if task.cancel_asked else "extended"
+
+    def cancel(self, task_id: str, now: int) -> bool:
+        """Whether the task will not run, or is asked to end as cancelled."""
+        task = self.tasks.get(task_id)
+        if task is None or task.state in ("finished", "buried"):
+            return False
+        if task.state == "running":
+            task.cancel_asked = True
+        elif task.state != "cancelled":
+            waited = task.state == "ready"
+            self._close(task, "cancelled", now)
+            if waited:
+                self._keep_lane(task.user)
+                if not self.backlog(task.user):
+                    self._leave(task.user)
+            self._trim(1, now)
+        return True
+
+    # --- settings ---------------------------------------------------------------------------------
+
+    def set_user(self, user: str, now: int, **change: float | bool | None) -> None:
+        """Change settings; a new weight rescales what the user is ahead of the clock."""
+        old = self.user(user)
+        self.users[user] = new = replace(old, **change)  # type: ignore[arg-type]
+        if new.rate is None:
+            self.throttle.pop(user, None)
+        clocks = (
+            (self.ready, self.clock),
+            (self.idle, self.clock),
+            (self.critical, self.critical_clock),
+        )
+        for tags, clock in clocks:
+            if old.weight != new.weight and tags.get(user, clock) > clock:
+                tags[user] = clock + (tags[user] - clock) * old.weight / new.weight
+        self._review(user, now)
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Every:
+    """A cron expression whose moments are easy to know: one in each period, at an offset."""
+
+    period_ms: int
+    offset_ms: int = 0
+
+    def latest_at(self, moment_ms: int) -> int:
+        """The latest moment at or before."""
+        return (moment_ms - self.offset_ms) // self.period_ms * self.period_ms + self.offset_ms
+
+    def next_after(self, moment_ms: int) -> int:
+        """The first moment strictly after."""
+        return self.latest_at(moment_ms) + self.period_ms
+
+
+@dataclass(kw_only=True)
+class ModelSchedule:
+    """A schedule: what its user wrote, and how far it has come. `saves` counts its revisions."""
+
+    schedule_id: str
+    cron: Every
+    user: str
+    level: int
+    payload: int
+    active: bool = True
+    nominal_ms: int | None = None
+    due_ms: int = 0
+    saves: int = 0
+    last_run_ms: int | None = None
+    runs: int = 0
+    missed: int = 0
+
+    @property
+    def plan(self) -> tuple[int, int | None]:
+        """What a fire compares: the revision and the moment."""
+        return self.saves, self.nominal_ms
+
+
+@dataclass(frozen=True)
+class Term:
+    """A leader's term; `token` is a scheduler and how many tokens it has had before."""
+
+    token: tuple[str, int]
+    ends_ms: int
+
+
+@dataclass
+class ModelTick:
+    """What a tick says."""
+
+    is_leader: bool = False
+    fired: int = 0
+    missed: int = 0
+    refused: int = 0
+    moved: int = 0
+    wait_ms: int | None = None
+
+
+@dataclass
+class ModelReading:
+    """What was due at a moment: schedules as they were then."""
+
+    now_ms: int
+    due: list[ModelSchedule]
+
+
+@dataclass
+class ModelSchedulers:
+    """All schedulers of a queue, with the schedules."""
+
+    queue: ModelQueue
+    term_ms: int
+    schedules: dict[str, ModelSchedule] = field(default_factory=dict)
+    term: Term | None = None
+    epoch: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)
+    trusting: set[str] = field(default_factory=set)
+    saves: int = 0
+
+    REFUSED_MS = 5000
+
+    def add(self, schedule: ModelSchedule, now: int, *, replacing: bool) -> bool:
+        """Store a schedule; False if its id is taken. A replaced one keeps its counts."""
+        old = self.schedules.get(schedule.schedule_id)
+        if old is not None:
+            if not replacing:
+                return False
+            schedule.last_run_ms, schedule.runs = old.last_run_ms, old.runs
+            schedule.missed = old.missed
+        self.schedules[schedule.schedule_id] = schedule
+        self._plan_anew(schedule, now)
+        self._saved(schedule)
+        return True
+
+    def update(self, schedule_id: str, now: int, change: dict[str, object]) -> bool:
+        """Change some fields. A new cron plans anew from now; what is inactive has no plan."""
+        schedule = self.schedules.get(schedule_id)
+        if schedule is None:
+            return False
+        was_active = schedule.active
+        for name, value in change.items():
+            setattr(schedule, name, value)
+        if not schedule.active:
+            schedule.nominal_ms = None
+        elif not was_active or "cron" in change:
+            self._plan_anew(schedule, now)
+        self._saved(schedule)
+        return True
+
+    def remove(self, schedule_id: str) -> bool:
+        """Forget a schedule; its tasks stay."""
+        return self.schedules.pop(schedule_id, None) is not None
+
+    def _plan_anew(self, schedule: ModelSchedule, now: int) -> None:
+        schedule.nominal_ms = schedule.due_ms = schedule.cron.next_after(now)
+
+    def _saved(self, schedule: ModelSchedule) -> None:
+        self.saves += 1
+        schedule.saves = self.saves
+
+    def active(self) -> list[ModelSchedule]:
+        """Those that are planned, soonest first."""
+        planned = [s for s in self.schedules.values() if s.active]
+        return sorted(planned, key=lambda s: (s.due_ms, s.schedule_id))
+
+    def token(self, name: str) -> tuple[str, int]:
+        """The token of a scheduler: it takes another whenever it has lost or resigned."""
+        return name, self.tokens[name]
+
+    def leads(self, name: str, now: int) -> bool:
+        """Whether the present term is this scheduler's."""
+        term = self.present_term(now)
+        return term is not None and term.token == self.token(name)
+
+    def present_term(self, now: int) -> Term | None:
+        """The term that has not ended yet."""
+        return self.term if self.term and self.term.ends_ms > now else None
+
+    def _lose(self, name: str) -> None:
+        self.tokens[name] += 1
+        self.trusting.discard(name)
+
+    def read(self, name: str, now: int) -> ModelReading | None:
+        """Lead if nobody else does, and read what is due; None if somebody else leads."""
+        term = self.present_term(now)
+        if term is not None and term.token != self.token(name):
+            self._lose(name)
+            return None
+        if term is None:
+            self.epoch += 1
+            self.queue.counts["terms"] += 1
+        self.term = Term(self.token(name), now + self.term_ms)
+        self.trusting.add(name)
+        due = [replace(schedule) for schedule in self.active() if schedule.due_ms <= now]
+        return ModelReading(now, due)
+
+    def fire(self, name: str, reading: ModelReading, now: int) -> ModelTick | None:
+        """Fire what was read, maybe a while ago; None if the scheduler does not lead any more."""
+        if not self.leads(name, now):
+            self._lose(name)
+            return None
+        self.term = Term(self.token(name), now + self.term_ms)
+        report = ModelTick(is_leader=True)
+        new: list[ModelTask] = []
+        for read in reading.due:
+            schedule = self.schedules.get(read.schedule_id)
+            if schedule is None or schedule.plan != read.plan:
+                report.moved += 1
+            else:
+                self._fire(schedule, reading.now_ms, report, new, now)
+        self.queue.store(new, now)
+        self.queue.counts["fired"] += len(new)
+        self.queue.counts["missed"] += report.missed
+        return report
+
+    def tick(self, name: str, now: int) -> ModelTick:
+        """One pass of a scheduler: lead if nobody else does, fire all that is due."""
+        reading = self.read(name, now)
+        if reading is None:
+            assert self.term is not None
+            return ModelTick(wait_ms=self.term.ends_ms - now)
+        report = self.fire(name, reading, now)
+        assert report is not None
+        later = [schedule.due_ms - now for schedule in self.active()]
+        report.wait_ms = min(later, default=None)
+        return report
+
+    def _fire(
+        self,
+        schedule: ModelSchedule,
+        read_ms: int,
+        report: ModelTick,
+        new: list[ModelTask],
+        now: int,
+    ) -> None:
+        """Fire for the latest moment that had passed; those before it are counted as missed."""
+        nominal = schedule.nominal_ms
+        assert nominal is not None
+        moment = max(nominal, schedule.cron.latest_at(read_ms))
+        task_id = f"{schedule.schedule_id}:{moment}"
+        if not self.queue.remembers(task_id):
+            if self.queue.is_full(len(new) + 1):
+                schedule.due_ms = now + self.REFUSED_MS
+                report.refused += 1
+                return
+            document = (schedule.user, schedule.level, schedule.payload, task_id)
+            new.append(
+                ModelTask(
+                    task_id=task_id, user=schedule.user, level=schedule.level, document=document
+                )
+            )
+        missed = min(MISSED_CAP, (moment - nominal) // schedule.cron.period_ms)
+        report.fired += 1
+        report.missed += missed
+        schedule.runs += 1
+        schedule.missed += missed
+        schedule.last_run_ms = moment
+        schedule.nominal_ms = schedule.due_ms = schedule.cron.next_after(moment)
+
+    def stop(self, name: str, now: int) -> None:
+        """A scheduler that believes to lead resigns, which ends the term if it is its own."""
+        if name in self.trusting:
+            if self.leads(name, now):
+                self.term = None
+            self._lose(name)
