@@ -10,13 +10,8 @@
 --
 -- Returns 'released', 'cancelled' or 'lost_lease' (nothing was changed).
 
-local before = first_answer(A.op)
-if before then return before end
-local record = held(A.id, A.token)
-if not record then
-  count('lost_leases', 1)
-  return remember(A.op, 'lost_lease')
-end
+local answer, record = begin(A.op, A.id, A.token)
+if answer then return answer end
 local user = record.user
 redis.call('ZREM', K.leases, A.id)
 change_running(user, -1)

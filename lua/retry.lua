@@ -13,13 +13,8 @@
 --
 -- Returns 'retried', 'cancelled' or 'lost_lease' (nothing was changed).
 
-local before = first_answer(A.op)
-if before then return before end
-local record = held(A.id, A.token)
-if not record then
-  count('lost_leases', 1)
-  return remember(A.op, 'lost_lease')
-end
+local answer, record = begin(A.op, A.id, A.token)
+if answer then return answer end
 end_lease(A.id, record)
 record.error = A.error
 if record.cancel then

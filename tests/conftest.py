@@ -8,8 +8,12 @@ from typing import Protocol
 
 import pytest
 import redis
+from prometheus_client import CollectorRegistry
+from support import check_consistency
 
+from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
+from fairqueue.queue import TaskQueue
 
 
 class Server(Protocol):
@@ -61,3 +65,26 @@ def own_server() -> Iterator[Callable[..., EmbeddedServer]]:
             return servers.enter_context(embedded)
 
         yield start
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The time of `queue`, which stands still until the test moves it."""
+    return ManualClock()
+
+
+@pytest.fixture
+def queue(
+    request: pytest.FixtureRequest, redis_client: redis.Redis, clock: ManualClock
+) -> Iterator[TaskQueue]:
+    """A queue whose counts and indexes must agree at the end of the test, unless it is `untidy`."""
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield queue
+    if request.node.get_closest_marker("untidy") is None:
+        check_consistency(redis_client)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A registry of the test's own: metrics of others do not show in it."""
+    return CollectorRegistry()

@@ -2,14 +2,13 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 
 import pytest
 import redis
 from support import (
     changes,
-    check_consistency,
     claim_one,
     count_commands,
     dump,
@@ -26,18 +25,6 @@ from fairqueue.queue import TaskQueue, jain_index
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
-    check_consistency(redis_client)
 
 
 def longest_run(users: list[str]) -> int:

@@ -11,11 +11,6 @@ from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.queue import TaskQueue
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(params=[False, True], ids=["bytes", "decoded"])
 def queue(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[TaskQueue]:
     client = fakeredis.FakeRedis(decode_responses=request.param)

@@ -5,7 +5,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -20,17 +19,6 @@ from fairqueue.scheduler import TaskScheduler, TickReport
 from fairqueue.validation import Priority
 
 TERM_S = 10.0
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
 
 
 @pytest.fixture
@@ -408,6 +396,7 @@ def test_a_full_queue_takes_no_more(queue: TaskQueue) -> None:
 # --- what is in Redis -----------------------------------------------------------------------------
 
 
+@pytest.mark.untidy
 def test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write(
     redis_client: redis.Redis, queue: TaskQueue
 ) -> None:
@@ -420,6 +409,7 @@ def test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write(
     assert dump(redis_client) == before
 
 
+@pytest.mark.untidy
 def test_a_push_looks_at_its_keys_before_its_first_write(
     redis_client: redis.Redis, queue: TaskQueue
 ) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,17 +28,6 @@ Scrape = dict[str, float]
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(THURSDAY)
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
-
-
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
 
 
 def fetch(url: str) -> str:
@@ -368,6 +357,7 @@ def test_no_metric_has_a_label_for_users(
 # --- registries and the server --------------------------------------------------------------------
 
 
+@pytest.mark.untidy
 def test_two_schedulers_share_a_registry(
     queue: TaskQueue, registry: CollectorRegistry, redis_client: redis.Redis, clock: ManualClock
 ) -> None:

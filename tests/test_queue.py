@@ -53,19 +53,6 @@ OwnServer = Callable[..., EmbeddedServer]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    """A queue whose counts and indexes must agree at the end of the test."""
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
-    check_consistency(redis_client)
-
-
-@pytest.fixture
 def damaged(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
     """A queue for tests that damage what Redis holds."""
     with TaskQueue(redis_client, clock=clock) as queue:

@@ -32,18 +32,6 @@ from fairqueue.queue import TaskQueue, _push_arguments
 OwnServer = Callable[..., EmbeddedServer]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
-    check_consistency(redis_client)
-
-
 @dataclass(frozen=True)
 class Command:
     """A script with its arguments, to be sent as often as one likes."""

@@ -44,17 +44,6 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
-
-
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    return CollectorRegistry()
-
-
-@pytest.fixture
 def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
     return TaskScheduler(queue, "one", registry=registry)
 
@@ -348,6 +337,7 @@ def test_more_broken_records_than_one_reading_do_not_block_the_head(
     assert (report.fired, report.set_aside) == (1, count)
 
 
+@pytest.mark.untidy
 def test_a_member_that_is_no_text_is_set_aside(
     scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
@@ -1440,6 +1430,7 @@ USUAL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("script", "row"), TRANSITIONS, ids=[f"{script}: {row[0]}" for script, row in TRANSITIONS]
 )
+@pytest.mark.untidy
 def test_a_script_makes_these_changes_and_repeated_no_others(
     queue: TaskQueue, redis_client: redis.Redis, script: str, row: Row
 ) -> None:

@@ -5,7 +5,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -48,12 +47,6 @@ from fairqueue.validation import Priority
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(THURSDAY)
-
-
-@pytest.fixture
-def queue(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
 
 
 @pytest.fixture
@@ -1055,6 +1048,7 @@ def test_an_id_whose_definition_was_lost_can_be_used_again(
     assert [s.user_id for s in scheduler.list_schedules()] == ["bob"]
 
 
+@pytest.mark.untidy
 def test_problems_are_listed_oldest_first_and_unreadable_ones_too(
     scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
 ) -> None:

@@ -46,6 +46,16 @@ local function held(id, token)
   return is_held(record, token) and record or nil
 end
 
+-- How the end of one lease begins: the first answer if it was sent before, or the record.
+local function begin(op, id, token)
+  local before = first_answer(op)
+  if before then return before end
+  local record = held(id, token)
+  if record then return nil, record end
+  count('lost_leases', 1)
+  return remember(op, 'lost_lease')
+end
+
 -- Free what a lease holds, but for its entry in leases: the running count, the time used, the cap.
 local function free(record)
   change_running(record.user, -1)
