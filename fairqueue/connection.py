@@ -33,6 +33,7 @@ Item = TypeVar("Item")
 
 # Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
 MAX_TIMEOUT_S = 30.0
+SELECTABLE = 1024  # file descriptors from this number on are too large for `select`
 BATCH_BYTES = 1024 * 1024  # documents in one script at most, roughly
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
@@ -304,11 +305,12 @@ class Listener:
         self._connection: AbstractConnection | None = None
         self._awake, self._waker = socket.socketpair()
         self._awake.setblocking(False)
+        self._waker.setblocking(False)
         self._interrupted = threading.Event()
         self._pending = False
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most so long; True if a token came or `interrupt` was called.
+        """Wait for at most so long; True if a token came or another thread ended the wait.
 
         Raises redis errors when the connection fails. The wish for a token stays with the server
         until `forget`, so that one which comes between two waits is not missed.
@@ -317,14 +319,14 @@ class Listener:
             return self._interrupted.is_set()
         sock = self._ask()
         if sock is None:
-            return self._interrupted.wait(min(seconds, LONGEST_PAUSE_S / 10))
+            return self._woken(_readable([self._awake], min(seconds, LONGEST_PAUSE_S / 10)))
         connection = self._connection
         assert connection is not None  # noqa: S101 - _ask has just made it
         try:
             if not connection.can_read(timeout=0):
-                ready, _, _ = select.select([sock, self._awake], [], [], seconds)
+                ready = _readable([sock, self._awake], seconds)
                 if sock not in ready:
-                    return bool(ready)
+                    return self._woken(ready)
             connection.read_response()
         except BaseException:
             self.forget()
@@ -356,9 +358,19 @@ class Listener:
         if connection is not None:
             _disconnect(connection)
 
+    def _woken(self, ready: list[socket.socket]) -> bool:
+        if ready:
+            with suppress(BlockingIOError):
+                self._awake.recv(4096)
+        return bool(ready)
+
     def interrupt(self) -> None:
         """End the wait of another thread, and all later ones."""
         self._interrupted.set()
+        self.nudge()
+
+    def nudge(self) -> None:
+        """End the wait of another thread, or its next one if it does not wait now."""
         with suppress(OSError):
             self._waker.send(b"x")
 
@@ -367,6 +379,17 @@ class Listener:
         self.forget()
         self._awake.close()
         self._waker.close()
+
+
+def _readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those that can be read within so long. `select` is exact to the µs, `poll` to the ms."""
+    if max(sock.fileno() for sock in sockets) < SELECTABLE:
+        return select.select(sockets, [], [], seconds)[0]
+    poll = select.poll()
+    for sock in sockets:
+        poll.register(sock, select.POLLIN)
+    ready = {number for number, _ in poll.poll(seconds * 1000)}
+    return [sock for sock in sockets if sock.fileno() in ready]
 
 
 @contextmanager
