@@ -126,6 +126,29 @@ class Link:
             for call in chain(waiting, source):
                 yield self.run(name, **call)
 
+    def run_together(self, *calls: tuple[str, Mapping[str, Any]]) -> list[Any]:
+        """Run several scripts in one round trip, each by name and the arguments of `run`."""
+        prepared = [
+            (script, self._command(script, **arguments))
+            for script, arguments in ((load_script(name), call) for name, call in calls)
+        ]
+
+        def talk(connection: AbstractConnection) -> list[Any]:
+            if self._plain_scripts:
+                return [self._evaluate(connection, *each) for each in prepared]
+            for _, command in prepared:
+                connection.send_command(*command)
+            answers = [_answer_or_error(connection) for _ in prepared]
+            for i, answer in enumerate(answers):
+                if isinstance(answer, redis.exceptions.NoScriptError):
+                    answers[i] = self._evaluate(connection, *prepared[i])
+                elif isinstance(answer, redis.ResponseError):
+                    raise answer
+            return answers
+
+        answers: list[Any] = self._repeat(talk, None)
+        return answers
+
     def ask(self, *commands: Sequence[Argument], timeout: float | None = None) -> list[Any]:
         """Send plain reading commands in one round trip; the answers in order. Raises as `run`."""
 
@@ -364,6 +387,13 @@ class Listener:
                 self._awake.recv(4096)
         return bool(ready)
 
+    def wait_for_nudge(self, seconds: float) -> bool:
+        """Wait for another thread only: a token goes to somebody else meanwhile."""
+        self.forget()
+        if seconds <= 0 or self._interrupted.is_set():
+            return self._interrupted.is_set()
+        return self._woken(_readable([self._awake], seconds))
+
     def interrupt(self) -> None:
         """End the wait of another thread, and all later ones."""
         self._interrupted.set()
@@ -379,6 +409,13 @@ class Listener:
         self.forget()
         self._awake.close()
         self._waker.close()
+
+
+def _answer_or_error(connection: AbstractConnection) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error
 
 
 def _readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:

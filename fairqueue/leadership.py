@@ -33,6 +33,7 @@ class Reading:
 
     is_leader: bool
     elected: bool
+    lost: bool
     epoch: int
     now_ms: int
     ends_ms: int
@@ -55,6 +56,7 @@ class Leadership:
         self.token = new_id()
         self._trusted_until: float | None = None
         self._epoch = 0
+        self._holds = False  # a term that was not resigned, nor known to be lost
 
     @property
     def is_leader(self) -> bool:
@@ -75,20 +77,21 @@ class Leadership:
         )
         replied_at = time.monotonic()
         is_leader = answer[0] != b"follower"
-        if is_leader:
-            self._trusted_until = asked_at + self._trust_s
-        else:
-            self.lose()
         # Not by the word: if the reply 'elected' was lost, its repetition says 'leader'.
         elected = is_leader and int(answer[1]) != self._epoch
+        lost = self._holds and (elected or not is_leader)
         if is_leader:
-            self._epoch = int(answer[1])
+            self._trusted_until = asked_at + self._trust_s
+            self._epoch, self._holds = int(answer[1]), True
+        else:
+            self.lose()
         clock_ms = int(answer[2])
         if now_ms is None:
             self._link.learn_time(clock_ms)
         return Reading(
             is_leader=is_leader,
             elected=elected,
+            lost=lost,
             epoch=int(answer[1]),
             now_ms=clock_ms,
             ends_ms=int(answer[4]),
@@ -107,11 +110,13 @@ class Leadership:
     def lose(self) -> None:
         """Somebody else leads: a later term of ours needs a token that nobody has seen."""
         self._trusted_until = None
+        self._holds = False
         self.token = new_id()
 
     def resign(self, timeout: float | None = None) -> bool:
         """Give the term up, if it is ours; True if it was. Raises as Link.run does."""
         self._trusted_until = None
+        self._holds = False
         answer = self._link.run("resign", op=new_id(), token=self.token, timeout=timeout)
         self.token = new_id()
         return bool(answer == b"resigned")

@@ -29,6 +29,7 @@ from fairqueue.queue import TaskQueue
 from fairqueue.validation import check_count
 
 ERROR_TYPES = ("redis", "lock_timeout", "deserialization", "push", "cron", "internal")
+SCRAPE_TIMEOUT_S = 1.0  # how long a scrape waits for Redis
 LOCK_OUTCOMES = ("acquired", "contended", "lost")
 
 _LATENESS_BUCKETS = (
@@ -103,7 +104,9 @@ class SchedulerMetrics:
         self.processed = counter("schedules_processed", "Due schedules that were looked at.")
         self.lock = counter("lock", "Attempts to lead, and terms lost.", "outcome")
         self.pushes = counter("pushes", "Fires, by outcome.", "outcome")
-        self.missed = counter("missed_moments", "Moments that passed without a fire.")
+        self.missed = counter(
+            "missed_moments", "Moments that passed without a fire; up to 1,000 for each fire."
+        )
         self.errors = counter("errors", "Errors, by type.", "type")
         self.cycle_seconds = Histogram(
             "fairqueue_scheduler_cycle_seconds",
@@ -169,7 +172,7 @@ class QueueCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """The metrics of the moment; only `fairqueue_redis_up` 0 when Redis does not answer."""
         try:
-            snapshot = self._queue.inspect()
+            snapshot = self._queue.inspect(timeout=SCRAPE_TIMEOUT_S)
         except FairQueueError as error:
             answered = not isinstance(error, RedisUnavailable)
             yield self._gauge("redis_up", "1 if Redis answered this scrape.", answered)

@@ -76,7 +76,8 @@ class Task:
 
         `delay` is in seconds from the push; `at` is an aware datetime or seconds since 1970 (one in
         the past means at once). Without `task_id` a random one is made; giving one makes repeated
-        pushes one task. Raises InvalidTask or InvalidPayload, naming the value.
+        pushes one task, whose time is that of the first. Raises InvalidTask or InvalidPayload,
+        naming the value.
         """
         delay_ms, at_ms = _when(delay, at)
         priority = check_priority(priority)
@@ -236,7 +237,8 @@ class QueueSettings:
     keep_finished, keep_finished_for: how many finished and cancelled tasks stay readable, and for
         how many seconds; 0 keeps none.
     keep_dead, keep_dead_for: the same for dead letters.
-    cost: "tasks": each task counts the same; "time": users share the time that workers spend.
+    cost: "tasks": each task counts the same; "time": users share the time for which workers hold
+        their tasks, so that a worker should claim no more than it runs at once.
     critical_share: the part of all serves that CRITICAL tasks may take ahead of others' turns;
         1.0 does not bound them, 0.0 gives them no lane.
     ageing: seconds of waiting that outweigh one level of priority, 0 for strict priorities. Can be

@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -98,6 +98,8 @@ class TaskQueue:
         cls, url: str, name: str = "default", *, timeout: float = 5.0, clock: Clock | None = None
     ) -> Self:
         """A queue at a `redis://`, `rediss://` or `unix://` URL. Raises ConfigurationError."""
+        if not isinstance(url, str):
+            raise ConfigurationError(f"{url!r} is no Redis URL: such as redis://localhost:6379/0")
         try:
             client = redis.Redis.from_url(url)
         except (ValueError, TypeError, AttributeError) as error:
@@ -189,8 +191,9 @@ class TaskQueue:
     def push_many(self, tasks: Iterable[Task]) -> list[str]:
         """Store many tasks in few round trips; their ids in order.
 
-        Each few hundred are stored together or not at all. After an error the call can be repeated
-        with the same tasks: those already stored are not doubled. Raises as `push`.
+        Each batch of a few hundred is stored together or not at all. Raises as `push`; with more
+        than one batch, others may have been stored then. The call can be repeated with the same
+        tasks: those that are stored already are not doubled.
         """
         listed = list(tasks)
         for task in listed:
@@ -202,22 +205,24 @@ class TaskQueue:
             {"rest": [field for task in batch for field in _push_arguments(task)]}
             for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
         )
-        for answer in self.link.run_each("push", calls):
-            self._pushed(answer)
+        stored = "its batch was not stored, others of this call may be"
+        with closing(self.link.run_each("push", calls)) as answers:
+            for answer in answers:
+                self._pushed(answer, stored if len(listed) > PUSH_CHUNK else "nothing was stored")
         return [task.task_id for task in listed]
 
-    def _pushed(self, answer: list[Any]) -> None:
+    def _pushed(self, answer: list[Any], stored: str = "nothing was stored") -> None:
         word = answer[0]
         if word == b"other":
             raise InvalidTask(
-                f"task_id {answer[1].decode()!r} is taken by a task with other content: nothing "
-                "was stored; choose another id"
+                f"task_id {answer[1].decode()!r} is taken by a task with other content: choose "
+                f"another id; {stored}"
             )
         if word == b"full":
             whose = "the queue" if answer[1] == b"queue" else "the user"
             raise QueueFull(
-                f"task {answer[2].decode()!r} was not stored: {whose} has as many waiting tasks as "
-                "max_waiting allows"
+                f"task {answer[2].decode()!r} does not fit: {whose} has as many waiting tasks as "
+                f"max_waiting allows; {stored}"
             )
 
     # --- claiming ---------------------------------------------------------------------------------
@@ -261,6 +266,11 @@ class TaskQueue:
         """One round trip: the claims, and how many seconds until there may be more."""
         token = new_id()
         answer = self._run("claim", op=token, worker=worker_id, limit=limit, lease_ms=lease_ms)
+        return self._claims(answer, token, worker_id, lease_ms)
+
+    def _claims(
+        self, answer: list[Any], token: str, worker_id: str, lease_ms: int
+    ) -> tuple[list[Claim], float]:
         self.link.learn_time(int(answer[1]))
         # From the claim and not from the answer, which may be one to a repetition.
         until = from_ms(int(answer[2]) + lease_ms)
@@ -315,14 +325,7 @@ class TaskQueue:
 
         "finished", "cancelled" (its cancelling was asked for), or "lost_lease" (nothing changed).
         """
-        rows = [
-            (
-                claim.task.task_id,
-                claim.token,
-                "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES),
-            )
-            for claim, result in results
-        ]
+        rows = [_finish_row(claim, result) for claim, result in results]
         words: list[str] = []
         calls = (
             {"rest": [field for row in rows[i : i + FINISH_CHUNK] for field in row]}
@@ -331,6 +334,32 @@ class TaskQueue:
         for answer in self.link.run_each("finish", calls):
             words += [word.decode() for word in answer]
         return words
+
+    def finish_and_claim(
+        self, results: Sequence[tuple[Claim, Any]], worker_id: str, limit: int, lease: float = 30.0
+    ) -> tuple[list[str], list[Claim], float]:
+        """Record what is done and take the next tasks, in one round trip.
+
+        At most 250 results. The words of `finish_many`, the claims of `claim`, and how many seconds
+        until there may be more (infinite: nothing is known to come).
+        """
+        check_name(worker_id, "worker_id")
+        check_count(len(results), "results", most=FINISH_CHUNK)
+        check_count(limit, "limit", most=CLAIM_LIMIT)
+        lease_ms, token = _lease_ms(lease), new_id()
+        if not self._checked:
+            self.check()
+        rest = [field for claim, result in results for field in _finish_row(claim, result)]
+        calls: list[tuple[str, dict[str, Any]]] = []
+        if results:
+            calls.append(("finish", {"rest": rest}))
+        if limit:
+            claim = {"op": token, "worker": worker_id, "limit": limit, "lease_ms": lease_ms}
+            calls.append(("claim", claim))
+        answers = self.link.run_together(*calls)
+        words = [word.decode() for word in answers.pop(0)] if results else []
+        claims, hint = self._claims(answers[0], token, worker_id, lease_ms) if limit else ([], 0.0)
+        return words, claims, hint
 
     def retry(self, claim: Claim, error: str = "", delay: float = 0.0) -> None:
         """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost."""
@@ -409,8 +438,9 @@ class TaskQueue:
         """Change what is given of a user's settings, at once and for what already waits.
 
         weight: share of service, 0.01 to 1000. max_running: tasks at a time. max_waiting: tasks
-        that may wait. rate: tasks per second. None takes a limit away. paused: no task is handed
-        out. Raises InvalidTask for a bad user id and ConfigurationError for a bad value.
+        that may wait for a worker, delayed ones not counted. rate: tasks per second. None takes a
+        limit away. paused: no task is handed out. Raises InvalidTask for a bad user id and
+        ConfigurationError for a bad value.
         """
         check_name(user_id, "user_id")
         change: dict[str, object] = {}
@@ -524,6 +554,11 @@ def _push_arguments(task: Task) -> tuple[Argument, ...]:
     )
 
 
+def _finish_row(claim: Claim, result: Any) -> tuple[str, str, str]:
+    text = "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES)
+    return claim.task.task_id, claim.token, text
+
+
 def _lease_ms(lease: object) -> int:
     return round(check_seconds(lease, "lease", least=0.001, most=MAX_LEASE_S) * 1000)
 
@@ -617,7 +652,11 @@ def _explanation(task_id: str, answer: list[Any]) -> Explanation:
             task_id=task_id,
             state=state,
             delayed_until=until,
-            summary=f"delayed until {until.isoformat() if until else 'unknown'}",
+            summary=(
+                f"delayed until {until.isoformat()}"
+                if until is not None and until > from_ms(int(answer[1]))
+                else "its delay is over: the next claim of any worker takes it up"
+            ),
         )
     if state != "ready":
         summary = {

@@ -78,7 +78,11 @@ class TickReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How a scheduler is. `lag` is how late the most overdue schedule is, in seconds."""
+    """How a scheduler is.
+
+    `lag` is how late the most overdue schedule is, in seconds; one that a limit of the queue
+    refuses is not late but refused, which has a counter of its own.
+    """
 
     state: str
     up_since: datetime | None
@@ -313,14 +317,13 @@ class TaskScheduler:
         return report
 
     def _read(self, now_ms: int | None) -> Reading:
-        led = self._leadership.is_leader
         reading = self._leadership.lead(READ_LIMIT, now_ms)
         if reading.elected:
             self._count_lock("acquired")
             _log("lock_acquired", scheduler=self.scheduler_id, epoch=reading.epoch)
         elif not reading.is_leader:
             self._count_lock("contended")
-        if led and (reading.elected or not reading.is_leader):
+        if reading.lost:
             self._lost_lock()
         return reading
 
@@ -621,6 +624,10 @@ class TaskScheduler:
 
 
 def _definition(due: DueSchedule) -> Definition:
+    try:
+        due.member.decode()
+    except UnicodeDecodeError:
+        raise BrokenRecord(f"schedule id {due.member!r} is no text") from None
     if not due.definition:
         raise BrokenRecord(f"schedule {due.schedule_id!r} is due but has no definition")
     return read_definition(due.schedule_id, due.definition)

@@ -193,8 +193,9 @@ class ScheduleStore:
         )
 
     def _try_update(self, schedule_id: str, patch: dict[str, Any]) -> bytes:
-        text, state_text = self._link.ask(
+        text, plan, state_text = self._link.ask(
             ("HGET", self._link.keys["schedules"], schedule_id),
+            ("HGET", self._link.keys["plan"], schedule_id),
             ("HGET", self._link.keys["schedule_state"], schedule_id),
         )
         if text is None:
@@ -220,6 +221,7 @@ class ScheduleStore:
             client_now=now_ms,
             id=schedule_id,
             expected=text,
+            base=(plan or b"").partition(b" ")[0],
             definition=_definition_text(fields, created_ms=old.created_ms, updated_ms=now_ms),
             user=fields["user_id"],
             revision=new_id(),
@@ -316,13 +318,7 @@ class ScheduleStore:
 
 
 def _check_id(schedule_id: object) -> str:
-    checked = check_name(schedule_id, "schedule_id", InvalidSchedule)
-    if len(checked) > MAX_ID_LENGTH:
-        raise InvalidSchedule(
-            f"schedule_id {checked[:77]!r}... has {len(checked)} characters: at most "
-            f"{MAX_ID_LENGTH}"
-        )
-    return checked
+    return check_name(schedule_id, "schedule_id", InvalidSchedule, most=MAX_ID_LENGTH)
 
 
 def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

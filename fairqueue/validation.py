@@ -34,15 +34,21 @@ class Priority(IntEnum):
 _PRIORITIES = {int(p): p for p in Priority}
 
 
-def check_name(value: object, what: str, error: type[InvalidInput] = InvalidTask) -> str:
+def check_name(
+    value: object,
+    what: str,
+    error: type[InvalidInput] = InvalidTask,
+    *,
+    most: int = MAX_NAME_LENGTH,
+) -> str:
     """An id, user or name: 1 to 200 characters, none of them a control character."""
-    if isinstance(value, str) and _NAME.fullmatch(value):
+    if isinstance(value, str) and len(value) <= most and _NAME.fullmatch(value):
         return value
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
     raise error(
-        f"{what} {shown} cannot be used: a string of 1 to {MAX_NAME_LENGTH} characters "
+        f"{what} {shown} cannot be used: a string of 1 to {most} characters "
         "without control characters"
     )
 

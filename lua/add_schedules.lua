@@ -35,7 +35,7 @@ end
 
 local soonest = soonest_due()
 local wake = false
-for _, name in ipairs({ 'plan', 'schedule_index', 'broken', 'scheduler_wake' }) do probe(name) end
+for _, name in ipairs({ 'plan', 'schedule_index', 'broken', 'scheduler_wake', 'stats' }) do probe(name) end
 for from = 1, #ids, GROUP do
   local definitions, plans, due, states, index = {}, {}, {}, {}, {}
   for n = from, math.min(from + GROUP - 1, #ids) do
@@ -48,6 +48,7 @@ for from = 1, #ids, GROUP do
         redis.call('ZREM', K.schedule_index, old.user .. '\0' .. id)
       end
       if taken[id] then
+        count_dropped(id, old)
         state.last_run, state.runs, state.missed = old.last_run, old.runs or 0, old.missed
       end
       redis.call('HDEL', K.broken, id)

@@ -18,7 +18,9 @@
 -- ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
+local TRIMMED = 200          -- so often, twice as many old records are dropped at most
 local CRITICAL_CREDIT = 10   -- so many CRITICAL tasks may go first in a row before the share binds
+local LONGEST_WAIT_MS = 5000 -- nobody waits longer than this, whatever the hint
 local ROUNDS = 5             -- readings of ready, more than one only past records that are broken
 
 local limit, lease_end = tonumber(A.limit), now + tonumber(A.lease_ms)
@@ -292,6 +294,7 @@ local function turn_window()
     redis.call('RENAME', K.served, K.served_before)
   end
   redis.call('HSET', K.fair, 'window', now)
+  trim_all(TRIMMED)
 end
 
 local function reap_idle(served)
@@ -331,8 +334,16 @@ if #ids == 0 then
 end
 
 local hint = wait_hint()
--- One token wakes one worker: whoever finds more work than it took passes it on.
-if hint == 0 and #ids > 0 then wake_worker() end
+-- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
+-- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker hear of it.
+local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
+if #ids > 0 then
+  if hint == 0 or (hint > 0 and hint < LONGEST_WAIT_MS and (alarm < now or alarm > now + hint)) then
+    wake_worker()
+  end
+elseif hint > 0 and (alarm < now or alarm > now + hint) then
+  redis.call('HSET', K.fair, 'alarm', now + hint)
+end
 local answer = { hint, now, ids[1] and records[ids[1]].claimed or now }
 if #ids > 0 then
   local documents = redis.call('HMGET', K.tasks, unpack(ids))

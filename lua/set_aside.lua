@@ -1,6 +1,6 @@
 -- Take a schedule that cannot be planned out of the plan, so that it never stands in others' way.
 --
--- @include fence plans stats
+-- @include fence plans
 -- FLAGS allow-oom
 -- ARGV op          text  random id of this operation
 -- ARGV id          text  the schedule

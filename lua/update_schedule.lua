@@ -5,6 +5,7 @@
 -- ARGV client_now  int   the moment from which the next run was computed, ms
 -- ARGV id          text  the schedule
 -- ARGV expected    text  the definition as it was read
+-- ARGV base        text  the revision of the plan as it was read: a save may leave the text as it is
 -- ARGV definition  text  the new one
 -- ARGV user        text  whose it is now
 -- ARGV revision    text  random, new with every save
@@ -18,10 +19,13 @@ local before = first_answer(A.op)
 if before then return { before } end
 local text = redis.call('HGET', K.schedules, A.id)
 if not text then return { remember(A.op, 'absent') } end
-if text ~= A.expected then return { remember(A.op, 'changed') } end
+if text ~= A.expected or revision_of(A.id) ~= A.base then
+  return { remember(A.op, 'changed') }
+end
 if A.next_ms ~= '' and is_skewed(A.client_now) then return { 'skewed', now } end
 
 local state = state_of(A.id)
+if A.next_ms ~= '' or A.active == '0' then count_dropped(A.id, state) end
 if state.user ~= A.user then
   if state.user then redis.call('ZREM', K.schedule_index, state.user .. '\0' .. A.id) end
   redis.call('ZADD', K.schedule_index, 0, A.user .. '\0' .. A.id)

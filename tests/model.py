@@ -15,6 +15,8 @@ CRITICAL = 6
 CRITICAL_CREDIT = 10.0  # CRITICAL tasks that may go first in a row before their share binds
 BURST_S = 0.1  # a rate limit lets through so many seconds' worth at once, at least one task
 UPKEEP = 100  # delays and leases that one claim looks after
+WINDOW_MS = 10_000  # so often, a claim forgets old records too
+TRIMMED = 200
 MISSED_CAP = 1000
 NEVER = math.inf
 
@@ -94,6 +96,7 @@ class ModelQueue:
         self.answers: dict[Ending, tuple[int, str]] = {}
         self.counts: Counter[str] = Counter()
         self.arrivals = 0
+        self.window_ms: int | None = None
         # Start-time fair queueing.
         self.clock = 0.0
         self.ready: dict[str, float] = {}
@@ -272,6 +275,7 @@ class ModelQueue:
         if held:
             return held
         self._upkeep(now)
+        self._turn_window(now)
         served: list[str] = []
         while self.ready and len(served) < limit:
             task = self._serve(now)
@@ -289,6 +293,12 @@ class ModelQueue:
             if self.settings.cost == "time":
                 self.usage.pop(user, None)
         return served
+
+    def _turn_window(self, now: int) -> None:
+        """Every ten seconds or so a claim also forgets what has been kept for long enough."""
+        if self.window_ms is None or abs(now - self.window_ms) >= WINDOW_MS:
+            self.window_ms = now
+            self._trim(TRIMMED, now)
 
     def _serve(self, now: int) -> ModelTask:
         """The next task of the next user, who is charged for it."""
@@ -623,6 +633,7 @@ class ModelSchedulers:
         if old is not None:
             if not replacing:
                 return False
+            self._give_up(old, now)
             schedule.last_run_ms, schedule.runs = old.last_run_ms, old.runs
             schedule.missed = old.missed
         self.schedules[schedule.schedule_id] = schedule
@@ -639,8 +650,11 @@ class ModelSchedulers:
         for name, value in change.items():
             setattr(schedule, name, value)
         if not schedule.active:
+            if was_active:
+                self._give_up(schedule, now)
             schedule.nominal_ms = None
         elif not was_active or "cron" in change:
+            self._give_up(schedule, now)
             self._plan_anew(schedule, now)
         self._saved(schedule)
         return True
@@ -648,6 +662,12 @@ class ModelSchedulers:
     def remove(self, schedule_id: str) -> bool:
         """Forget a schedule; its tasks stay."""
         return self.schedules.pop(schedule_id, None) is not None
+
+    def _give_up(self, schedule: ModelSchedule, now: int) -> None:
+        """A moment that has come and is not fired any more was missed."""
+        if schedule.nominal_ms is not None and schedule.nominal_ms <= now:
+            schedule.missed += 1
+            self.queue.counts["missed"] += 1
 
     def _plan_anew(self, schedule: ModelSchedule, now: int) -> None:
         schedule.nominal_ms = schedule.due_ms = schedule.cron.next_after(now)

@@ -163,7 +163,7 @@ def test_a_refused_fire_keeps_its_plan(
 
 
 def test_an_update_from_an_old_text_changes_nothing(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, redis_client: redis.Redis
 ) -> None:
     now_ms = clock.now_ms()
     answer = queue.link.run(
@@ -172,6 +172,7 @@ def test_an_update_from_an_old_text_changes_nothing(
         client_now=now_ms,
         id="s",
         expected="what it was before",
+        base=plan(redis_client, queue).partition(b" ")[0],
         definition='{"spoilt":true}',
         user="alice",
         revision="r",

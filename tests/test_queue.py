@@ -240,7 +240,7 @@ def test_a_full_queue_takes_no_more(
     else:
         queue.set_user("alice", max_waiting=3)
     fill(queue, "alice", 2)
-    with pytest.raises(QueueFull, match=f"'t2' was not stored: the {limited}"):
+    with pytest.raises(QueueFull, match=f"'t2' does not fit: the {limited}"):
         push(queue, "t1", "t2")
     assert places(redis_client) == {"ready": ["alice-0", "alice-1"]}
     push(queue, "t1")
@@ -1577,3 +1577,75 @@ def test_operations_are_not_repeated_after_redis_forgot_them(redis_client: redis
     text = load_script("push").text
     assert "local REPLAY_MS = 60000" in text
     assert isinstance(TaskQueue(redis_client, timeout=30).link, Link)
+
+
+def test_push_many_says_so_when_other_batches_were_stored(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "t600", payload={"other": True})
+    tasks = [make_task(task_id=f"t{i}") for i in range(1000)]
+    with pytest.raises(InvalidTask, match=r"'t600'.*its batch was not stored, others .* may be"):
+        queue.push_many(tasks)
+    stored = set(dump(redis_client)["status"])
+    assert {"t0", "t600"} <= stored
+    assert "t599" not in stored, "a batch is stored as a whole or not at all"
+    queue.push_many(task for task in tasks if task.task_id != "t600")
+    assert queue.size() == 1000
+
+
+def test_old_records_go_with_time_also_when_nothing_ends(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    queue.configure(keep_finished_for=60)
+    push(queue, "t1", "t2")
+    queue.finish(claim_one(queue))
+    queue.bury(claim_one(queue))
+    clock.advance(100)
+    assert queue.claim("w") == []
+    assert places(redis_client) == {"buried": ["t2"]}
+
+
+def test_a_blocked_worker_hears_of_a_lease_that_another_has_begun(
+    own_server: OwnServer,
+) -> None:
+    """The one that holds it dies; the blocked one must not wait for longer than the lease."""
+    server = own_server()
+    with TaskQueue.from_url(server.url) as queue, TaskQueue.from_url(server.url) as other:
+        waiting = threading.Event()
+        claimed: list[Claim] = []
+
+        def wait_for_one() -> None:
+            waiting.set()
+            claimed.extend(other.claim("blocked", wait=60))
+
+        # It is blocked for good when a first task, which it must not get, has woken nobody else.
+        push(queue, "t1", delay=0.2)
+        thread = threading.Thread(target=wait_for_one)
+        held = queue.claim("dies", lease=0.3, wait=60)
+        thread.start()
+        waiting.wait()
+        thread.join(timeout=60)
+        assert [claim.task.task_id for claim in claimed] == ids_of(held) == ["t1"]
+        assert claimed[0].attempt == 2
+
+
+def test_a_claim_wakes_a_blocked_worker_when_it_brings_the_next_moment_nearer(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    wake = queue.keys["wake"]
+    assert queue.claim("idle") == []
+    push(queue, "t1", "t2")
+    redis_client.delete(wake)
+    queue.claim("w", limit=2, lease=1)
+    assert redis_client.llen(wake) == 1, "there is a lease to watch now"
+    redis_client.delete(wake)
+    assert queue.claim("idle") == []  # which knows of the lease from here on
+    push(queue, "t3")
+    redis_client.delete(wake)
+    queue.claim("w", lease=2)
+    assert redis_client.llen(wake) == 0, "somebody watches for an earlier moment already"
+
+
+def test_a_url_that_is_none_is_refused_with_its_value() -> None:
+    with pytest.raises(ConfigurationError, match="None is no Redis URL"):
+        TaskQueue.from_url(None)  # type: ignore[arg-type]

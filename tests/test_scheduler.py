@@ -998,9 +998,10 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "schedules.s": ({"n": 1}, {"n": 2}),
                 "plan.s": (f"rev {NOW - 500}", f"rev2 {NOW + 5}"),
                 "due.s": (NOW - 500, NOW + 5),
-                "schedule_state.s": (STATE, STATE | {"user": "bob"}),
+                "schedule_state.s": (STATE, STATE | {"user": "bob", "missed": 1}),
                 "schedule_index.alice\0s": (0, None),
                 "schedule_index.bob\0s": (None, 0),
+                "stats.missed": (None, "1"),
             },
         ),
     ),
@@ -1015,7 +1016,8 @@ TRANSITIONS: list[tuple[str, Row]] = [
             {
                 "plan.s": (f"rev {NOW - 500}", "rev2 -"),
                 "due.s": (NOW - 500, None),
-                "schedule_state.s": (STATE, STATE | {"active": False}),
+                "schedule_state.s": (STATE, STATE | {"active": False, "missed": 1}),
+                "stats.missed": (None, "1"),
             },
         ),
     ),
@@ -1422,6 +1424,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "id": "s",
         "user": "alice",
         "revision": "rev2",
+        "base": "rev",
     },
     "set_aside": {"op": "o", "token": "T", "id": "s", "reason": "why"},
 }
@@ -1704,3 +1707,36 @@ def test_the_refused_fire_is_planned_again_from_the_record(
     assert scheduler.tick().fired == 1
     assert queue.size("bob") == 1
     assert get(scheduler, "nine").last_run == at(5, 9)
+
+
+def test_a_term_that_ran_out_unseen_counts_as_lost(
+    queue: TaskQueue, clock: ManualClock, registry: CollectorRegistry
+) -> None:
+    one = TaskScheduler(queue, "one", registry=registry)
+    two = TaskScheduler(queue, "two", registry=CollectorRegistry())
+    one.tick()
+    one._leadership.doubt()  # as after a time in which Redis was away
+    clock.advance(60)
+    two.tick()
+    one.tick()
+    one.tick()
+    lost = registry.get_sample_value(
+        "fairqueue_scheduler_lock_total", {"queue": "default", "outcome": "lost"}
+    )
+    assert lost == 1
+
+
+@pytest.mark.untidy
+def test_a_schedule_id_that_is_no_text_is_set_aside_with_a_readable_definition_too(
+    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    add(scheduler)
+    for key in ("schedules", "plan"):
+        stored = redis_client.hget(queue.keys[key], "nine")
+        assert isinstance(stored, bytes)
+        redis_client.hset(queue.keys[key], b"\xff", stored)
+    redis_client.zadd(queue.keys["due"], {b"\xff": 1})
+    clock.set(at(5, 9))
+    report = scheduler.tick()
+    assert (report.fired, report.set_aside, report.moved) == (1, 1, 0)
+    assert [problem.schedule_id for problem in scheduler.problems()] == ["\\xff"]

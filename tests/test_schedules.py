@@ -1074,3 +1074,49 @@ def test_at_most_a_thousand_problems_are_listed(
     problem = json.dumps({"reason": "r", "since": 0})
     redis_client.hset(queue.keys["broken"], mapping={f"s{n}": problem for n in range(1500)})
     assert len(scheduler.problems()) == 1000
+
+
+def test_updates_that_leave_the_text_as_it_was_are_not_overlooked(
+    scheduler: TaskScheduler, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Switching on writes the same definition in the same millisecond, under a new revision."""
+    add(scheduler, cron_expr="0 9 * * *")
+    scheduler.update_schedule("nine", is_active=False)
+    before_script(
+        queue,
+        monkeypatch,
+        "update_schedule",
+        lambda: scheduler.update_schedule("nine", is_active=True),
+    )
+    scheduler.update_schedule("nine", cron_expr="0 17 * * *")
+    schedule = get(scheduler, "nine")
+    assert (schedule.is_active, schedule.next_run) == (True, at(5, 17))
+
+
+@pytest.mark.parametrize(
+    "change", [{"timezone": "Asia/Tokyo"}, {"cron_expr": "0 17 * * *"}, {"is_active": False}]
+)
+def test_a_moment_that_a_change_gives_up_counts_as_missed(
+    scheduler: TaskScheduler, clock: ManualClock, change: dict[str, Any]
+) -> None:
+    add(scheduler, cron_expr="0 9 * * *")
+    clock.set(at(5, 9, 0, 5))
+    scheduler.update_schedule("nine", **change)
+    assert get(scheduler, "nine").missed_count == 1
+    assert scheduler.queue.inspect().counters["missed"] == 1
+    scheduler.update_schedule("nine", **change)
+    assert get(scheduler, "nine").missed_count == 1, "once"
+
+
+def test_a_moment_that_a_replacement_gives_up_counts_as_missed(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr="0 9 * * *")
+    clock.set(at(5, 9, 0, 5))
+    scheduler.add_schedule("0 17 * * *", "alice", schedule_id="nine", on_conflict="replace")
+    assert get(scheduler, "nine").missed_count == 1
+
+
+def test_the_error_of_a_long_schedule_id_says_how_long_it_may_be(scheduler: TaskScheduler) -> None:
+    with pytest.raises(InvalidSchedule, match="1 to 184 characters"):
+        add(scheduler, "x" * 300)

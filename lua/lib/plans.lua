@@ -1,6 +1,6 @@
 -- Keep what is planned for schedules: revision and next moment, state, index, problems.
 --
--- @include replay json
+-- @include replay json stats
 -- KEYS schedules       hash  schedule id -> definition, JSON: what the user wrote
 -- KEYS plan            hash  schedule id -> random revision, space, nominal next moment in ms or '-'
 -- KEYS due             zset  schedule id -> when to act, ms; active schedules only
@@ -38,6 +38,19 @@ end
 
 local function write_state(id, state)
   redis.call('HSET', K.schedule_state, id, cjson.encode(state))
+end
+
+local function revision_of(id)
+  return string.match(redis.call('HGET', K.plan, id) or '', '^(%S+)') or ''
+end
+
+-- A plan is given up: if its moment has come and was not fired, it is one that was missed.
+local function count_dropped(id, state)
+  local nominal = tonumber(string.match(redis.call('HGET', K.plan, id) or '', ' (%d+)$') or nil)
+  if state.active and nominal and nominal <= now then
+    state.missed = (state.missed or 0) + 1
+    count('missed', 1)
+  end
 end
 
 local function soonest_due()
