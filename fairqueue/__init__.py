@@ -18,15 +18,18 @@ from fairqueue.errors import (
     UnknownSchedule,
     UnknownTimezone,
 )
+from fairqueue.handlers import Discard, Retry, TaskContext, TimedOut
 from fairqueue.models import Claim, QueueSettings, ScheduledTask, Task, TaskInfo
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.validation import Priority
+from fairqueue.worker import Worker
 
 __all__ = [
     "BrokenRecord",
     "Claim",
     "ConfigurationError",
+    "Discard",
     "EmbeddedServerError",
     "FairQueueError",
     "InvalidCron",
@@ -40,12 +43,16 @@ __all__ = [
     "QueueSettings",
     "RedisRefused",
     "RedisUnavailable",
+    "Retry",
     "ScheduleConflict",
     "ScheduledTask",
     "Task",
+    "TaskContext",
     "TaskInfo",
     "TaskQueue",
     "TaskScheduler",
+    "TimedOut",
     "UnknownSchedule",
     "UnknownTimezone",
+    "Worker",
 ]

@@ -35,13 +35,21 @@ def test_each_key_is_used_by_a_script() -> None:
     assert used == set(KEY_TYPES)
 
 
-def test_the_example_of_the_readme_works(tmp_path: Path) -> None:
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert example
-    lines = [line for line in example[1].splitlines() if line.strip()]
-    assert len(lines) <= 13, "the README promises a short one"
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_first_example_of_the_readme_is_short() -> None:
+    assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 12
+
+
+@pytest.mark.parametrize(
+    ("example", "output"),
+    list(zip(EXAMPLES, ["bob {'report': 8}\n", "1 {'report': 8}\n"], strict=True)),
+    ids=["queue and scheduler", "worker"],
+)
+def test_the_examples_of_the_readme_work(tmp_path: Path, example: str, output: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", example[1] + "\nqueue.close()\n"],
+        [sys.executable, "-W", "error", "-c", example + "\nqueue.close()\n"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -49,7 +57,7 @@ def test_the_example_of_the_readme_works(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "bob {'report': 8}\n"
+    assert done.stdout == output
 
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]

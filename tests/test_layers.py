@@ -27,8 +27,8 @@ LAYERS = [
     },
     {"connection"},
     {"queue", "schedules", "leadership"},
-    {"metrics"},
-    {"scheduler"},
+    {"metrics", "handlers"},
+    {"scheduler", "worker"},
     {"demo", "testing"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,535 @@
+"""Handlers without a server: what may be one, what it gets, and when a failure is tried again."""
+
+import asyncio
+import functools
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from fairqueue.errors import ConfigurationError, FairQueueError
+from fairqueue.handlers import (
+    Discard,
+    Handler,
+    Handlers,
+    Retry,
+    RetryPolicy,
+    TaskContext,
+    TimedOut,
+)
+from fairqueue.models import Claim, Task
+from fairqueue.queue import TaskQueue
+from fairqueue.worker import Worker
+
+PAYLOAD = {"n": 7}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def context() -> TaskContext:
+    task = Task.create(user_id="alice", task_id="t", payload=PAYLOAD, name="job")
+    now = datetime.now(UTC)
+    return TaskContext(
+        Claim(task=task, token="token", attempt=3, worker_id="w", lease_until=now, due_ms=0)
+    )
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """One that never meets a server: nothing listens at this address."""
+    return Worker(TaskQueue(redis.Redis(port=1)))
+
+
+def policy(**fields: Any) -> RetryPolicy:
+    given: dict[str, Any] = {"retries": 5, "backoff": 2.0, "cap": 60.0, "jitter": "none"}
+    given |= fields
+    return RetryPolicy.create(given["retries"], given["backoff"], given["cap"], given["jitter"])
+
+
+def delays(policy: RetryPolicy) -> list[float | None]:
+    """What it says after each attempt, up to and including the first None."""
+    found: list[float | None] = []
+    while not found or found[-1] is not None:
+        found.append(policy.delay(len(found) + 1))
+    return found
+
+
+def handler(target: Callable[..., Any], timeout: float | None = None) -> Handler:
+    return Handler("job", target, RetryPolicy(), timeout)
+
+
+# --- delays ---------------------------------------------------------------------------------------
+
+
+def test_delays_double_from_the_backoff_up_to_the_cap() -> None:
+    assert delays(policy(retries=7)) == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, None]
+
+
+def test_a_list_gives_each_delay_and_its_last_one_is_repeated() -> None:
+    assert delays(policy(retries=4, backoff=[1, 5])) == [1.0, 5.0, 5.0, 5.0, None]
+    assert delays(policy(retries=1, backoff=(3, 4, 5))) == [3.0, None]
+
+
+def test_a_list_is_not_cut_by_the_cap_which_is_for_doubling() -> None:
+    assert policy(backoff=[600.0], cap=60.0).delay(1) == 600.0
+
+
+def test_without_retries_there_is_no_second_attempt() -> None:
+    assert delays(policy(retries=0)) == [None]
+
+
+def test_a_backoff_of_zero_is_no_delay_however_often() -> None:
+    assert delays(policy(retries=3, backoff=0)) == [0.0, 0.0, 0.0, None]
+
+
+def test_timedeltas_are_durations_in_each_place() -> None:
+    second = timedelta(seconds=1)
+    assert delays(policy(retries=3, backoff=second, cap=3 * second)) == [1.0, 2.0, 3.0, None]
+    assert delays(policy(retries=2, backoff=[second, 2 * second])) == [1.0, 2.0, None]
+
+
+@pytest.mark.parametrize("attempt", [61, 1_000, 999_999_999])
+def test_a_huge_attempt_has_the_cap_as_its_delay(attempt: int) -> None:
+    assert policy(retries=1_000_000_000, backoff=0.001).delay(attempt) == 60.0
+    assert policy(retries=1_000_000_000, backoff=[1.0, 2.0]).delay(attempt) == 2.0
+
+
+def test_full_jitter_draws_between_nothing_and_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def draw(low: float, high: float) -> float:
+        asked.append((low, high))
+        return high / 4
+
+    monkeypatch.setattr(random, "uniform", draw)
+    assert delays(policy(retries=2, jitter="full")) == [0.5, 1.0, None]
+    assert delays(policy(retries=1, backoff=[8], jitter="full")) == [2.0, None]
+    assert asked == [(0, 2.0), (0, 4.0), (0, 8.0)]
+
+
+def test_without_jitter_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(random, "uniform")
+    assert policy().delay(1) == 2.0
+
+
+def test_jitter_really_varies_and_stays_within_the_delay() -> None:
+    drawn = [policy(jitter="full").delay(1) for _ in range(200)]
+    assert all(delay is not None and 0 <= delay <= 2 for delay in drawn)
+    assert len(set(drawn)) > 100
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("retries", -1, "retries -1"),
+        ("retries", 1.5, "retries 1.5"),
+        ("retries", True, "retries True"),
+        ("retries", None, "retries None"),
+        ("backoff", -0.5, "backoff -0.5"),
+        ("backoff", "soon", "backoff 'soon'"),
+        ("backoff", float("nan"), "backoff nan"),
+        ("backoff", [], "backoff []"),
+        ("backoff", (), "backoff []"),
+        ("backoff", [1, -2], "backoff -2"),
+        ("backoff", [1, "x"], "backoff 'x'"),
+        ("backoff", {1, 2}, "backoff {1, 2}"),
+        ("backoff_cap", float("inf"), "backoff_cap inf"),
+        ("backoff_cap", None, "backoff_cap None"),
+        ("jitter", "some", "jitter 'some'"),
+        ("jitter", None, "jitter None"),
+        ("jitter", ["full"], "jitter ['full']"),
+        ("timeout", 0, "timeout 0"),
+        ("timeout", -1, "timeout -1"),
+        ("timeout", "1 s", "timeout '1 s'"),
+    ],
+)
+def test_a_bad_setting_of_a_task_is_named(
+    worker: Worker, field: str, value: object, named: str
+) -> None:
+    settings: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigurationError) as error:
+        worker.task("job", **settings)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", None, 7, "x" * 201])
+def test_a_bad_task_name_is_refused(worker: Worker, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="name "):
+        worker.task(name)(lambda payload: None)
+
+
+@pytest.mark.parametrize("in_", [-1, "soon", True, float("inf")])
+def test_a_retry_in_no_time_at_all_is_refused_where_it_is_made(in_: Any) -> None:
+    with pytest.raises(ConfigurationError, match="in_ "):
+        Retry(in_=in_)
+
+
+def test_a_retry_has_its_reason_and_its_time_in_seconds() -> None:
+    assert (str(Retry("busy", in_=timedelta(minutes=1))), Retry(in_=3).in_) == ("busy", 3.0)  # type: ignore[arg-type]
+    assert Retry(in_=timedelta(minutes=1)).in_ == 60.0  # type: ignore[arg-type]
+    assert (str(Retry()), Retry().in_) == ("", None)
+
+
+def test_what_handlers_raise_is_no_error_of_the_library() -> None:
+    for kind in (Retry, Discard, TimedOut):
+        assert not issubclass(kind, FairQueueError)
+
+
+# --- what may be a handler, and what it gets ------------------------------------------------------
+
+
+def plain(payload: Any) -> Any:
+    return payload
+
+
+def with_context(payload: Any, context: Any) -> Any:
+    return payload, context
+
+
+def with_option(payload: Any, repeat: int = 1) -> Any:
+    return payload, repeat
+
+
+def anything(*args: Any) -> Any:
+    return args
+
+
+def payload_and_more(payload: Any, *rest: Any, **named: Any) -> Any:
+    return payload, *rest
+
+
+def optional(payload: Any = None) -> Any:
+    return payload
+
+
+def named_only(payload: Any, *, factor: int = 2) -> Any:
+    return payload, factor
+
+
+async def plain_async(payload: Any) -> Any:
+    await asyncio.sleep(0)
+    return payload
+
+
+async def async_with_context(payload: Any, context: Any) -> Any:
+    await asyncio.sleep(0)
+    return payload, context
+
+
+class Plain:
+    def handle(self, payload: Any) -> Any:
+        return payload
+
+    def other(self, payload: Any, context: Any) -> Any:
+        return payload, context
+
+
+class OddSelf:
+    def handle(this, payload: Any) -> Any:
+        return payload
+
+
+class WithContext:
+    def handle(self, payload: Any, context: Any) -> Any:
+        return payload, context
+
+
+class Static:
+    @staticmethod
+    def handle(payload: Any, context: Any) -> Any:
+        return payload, context
+
+
+class OfClass:
+    @classmethod
+    def handle(cls, payload: Any) -> Any:
+        return payload
+
+
+class Async:
+    async def handle(self, payload: Any, context: Any) -> Any:
+        await asyncio.sleep(0)
+        return payload, context
+
+
+class Callable_:
+    def __call__(self, payload: Any, context: Any) -> Any:
+        return payload, context
+
+
+class AsyncCallable:
+    async def __call__(self, payload: Any) -> Any:
+        await asyncio.sleep(0)
+        return payload
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        plain,
+        optional,
+        plain_async,
+        lambda payload: payload,
+        Plain,
+        OddSelf,
+        OfClass,
+        Plain().handle,
+        AsyncCallable(),
+        functools.partial(lambda extra, payload: payload, 1),
+    ],
+)
+def test_a_handler_of_one_argument_gets_the_payload(
+    context: TaskContext, runner: asyncio.Runner, target: Any
+) -> None:
+    assert handler(target).run(context, runner) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        with_context,
+        anything,
+        payload_and_more,
+        async_with_context,
+        WithContext,
+        Static,
+        Async,
+        Plain().other,
+        Callable_(),
+    ],
+)
+def test_a_handler_of_two_arguments_gets_the_payload_and_the_context(
+    context: TaskContext, runner: asyncio.Runner, target: Any
+) -> None:
+    payload, given = handler(target).run(context, runner)
+    assert payload == PAYLOAD
+    assert given is context
+
+
+@pytest.mark.parametrize("target", [with_option, named_only])
+def test_arguments_with_a_default_are_the_handlers_own(
+    context: TaskContext, runner: asyncio.Runner, target: Any
+) -> None:
+    assert handler(target).run(context, runner)[1] in (1, 2)
+
+
+def test_builtins_get_the_payload(
+    context: TaskContext, runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert handler(len).run(context, runner) == 1
+    assert handler(max).run(context, runner) == "n"  # one whose signature is not known
+    handler(print).run(context, runner)
+    assert capsys.readouterr().out.startswith(str(PAYLOAD))
+
+
+def test_each_run_of_a_class_has_an_instance_of_its_own(
+    context: TaskContext, runner: asyncio.Runner
+) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.runs = 0
+
+        def handle(self, payload: Any) -> int:
+            self.runs += 1
+            return self.runs
+
+    one = handler(Counting)
+    assert [one.run(context, runner) for _ in range(3)] == [1, 1, 1]
+
+
+def no_arguments() -> None: ...
+def three(a: Any, b: Any, c: Any) -> None: ...
+def three_and_more(a: Any, b: Any, c: Any, *rest: Any) -> None: ...
+def only_named(*, payload: Any) -> None: ...
+def needs_named(payload: Any, *, factor: int) -> None: ...
+
+
+class NoPayload:
+    def handle(self) -> None: ...
+
+
+class TooMuch:
+    def handle(self, a: Any, b: Any, c: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "target",
+    [no_arguments, three, three_and_more, only_named, needs_named, NoPayload, TooMuch],
+)
+def test_a_handler_of_the_wrong_arguments_is_refused_when_it_is_registered(
+    worker: Worker, target: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"handler of 'job' must take the payload"):
+        worker.task("job")(target)
+
+
+class NoHandle: ...
+
+
+class HandleIsNone:
+    handle = None
+
+
+class NeedsArguments:
+    def __init__(self, database: object) -> None: ...
+    def handle(self, payload: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (NoHandle, "NoHandle .* `handle`"),
+        (dict, "dict .* `handle`"),
+        (HandleIsNone, "HandleIsNone .* `handle`"),
+        (NeedsArguments, "NeedsArguments must be made without arguments: .*'database'"),
+        ("build", "'build' cannot be called"),
+        (None, "None cannot be called"),
+        (NoHandle(), "NoHandle object .* cannot be called"),
+    ],
+)
+def test_what_cannot_be_a_handler_is_refused(worker: Worker, target: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        worker.task("job")(target)
+
+
+def test_the_decorator_returns_what_it_was_given(worker: Worker) -> None:
+    assert worker.task("a")(plain) is plain
+    assert worker.task("b")(Plain) is Plain
+
+
+def test_a_name_has_one_handler(worker: Worker) -> None:
+    worker.task("job")(plain)
+    with pytest.raises(ConfigurationError, match="'job' has a handler already"):
+        worker.task("job")(with_context)
+
+
+# --- the default handler --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [plain, anything, plain_async, Plain, AsyncCallable()])
+def test_the_default_handler_gets_the_task(
+    context: TaskContext, runner: asyncio.Runner, target: Any
+) -> None:
+    found = Handlers(target).find("whatever")
+    assert found is not None
+    result = found.run(context, runner)
+    assert (result[0] if isinstance(result, tuple) else result) is context.task
+
+
+@pytest.mark.parametrize("target", [no_arguments, with_context, only_named])
+def test_a_default_handler_that_cannot_take_a_task_is_refused(target: Any) -> None:
+    with pytest.raises(ConfigurationError, match="default handler must take the task"):
+        Handlers(target)
+
+
+def test_a_default_handler_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="handler 'x' cannot be called"):
+        Handlers("x")  # type: ignore[arg-type]
+
+
+def test_a_handler_of_its_own_goes_before_the_default_one() -> None:
+    handlers = Handlers(plain)
+    own = handler(with_context)
+    handlers.add(own)
+    assert handlers.find("job") is own
+    assert handlers.find("other") not in (None, own)
+    assert Handlers(None).find("job") is None
+
+
+# --- time in async handlers -----------------------------------------------------------------------
+
+
+def test_an_async_handler_is_ended_by_its_time_out(
+    context: TaskContext, runner: asyncio.Runner
+) -> None:
+    ended: list[str] = []
+
+    async def forever(payload: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    with pytest.raises(TimedOut, match=r"ran for more than 0\.01 s"):
+        handler(forever, timeout=0.01).run(context, runner)
+    assert ended == ["cancelled"]
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_a_time_out_that_an_async_handler_raises_itself_is_its_own_error(
+    context: TaskContext, runner: asyncio.Runner, timeout: float | None
+) -> None:
+    async def fails(payload: Any) -> None:
+        raise TimeoutError("the database did not answer")
+
+    with pytest.raises(TimeoutError, match="the database did not answer"):
+        handler(fails, timeout).run(context, runner)
+
+
+# --- the context ----------------------------------------------------------------------------------
+
+
+def test_a_context_knows_its_task_and_logs_with_its_id(
+    context: TaskContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (context.task_id, context.attempt, context.task.user_id) == ("t", 3, "alice")
+    assert (context.cancelled, context.lease_lost) == (False, False)
+    with caplog.at_level("INFO", "fairqueue.task"):
+        context.log.info("half done")
+    (record,) = caplog.records
+    assert (record.message, vars(record)["task"], vars(record)["user"]) == (
+        "half done",
+        "t",
+        "alice",
+    )
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("queue", "default", "queue 'default' is no TaskQueue"),
+        ("handler", 5, "handler 5"),
+        ("concurrency", 0, "concurrency 0"),
+        ("concurrency", 251, "concurrency 251"),
+        ("concurrency", 2.0, "concurrency 2.0"),
+        ("lease", 0.05, "lease 0.05"),
+        ("lease", "x", "lease 'x'"),
+        ("lease", 86_401, "lease 86401"),
+        ("worker_id", "", "worker_id ''"),
+        ("worker_id", "a\0", "worker_id 'a\\x00'"),
+    ],
+)
+def test_a_bad_argument_of_a_worker_is_named(
+    worker: Worker, field: str, value: object, named: str
+) -> None:
+    arguments: dict[str, Any] = {"queue": worker.queue, field: value}
+    with pytest.raises(ConfigurationError) as error:
+        Worker(**arguments)
+    assert named in str(error.value)
+
+
+def test_workers_have_ids_of_their_own(worker: Worker) -> None:
+    assert worker.worker_id != Worker(worker.queue).worker_id
+    assert Worker(worker.queue, worker_id="me").worker_id == "me"
+
+
+@pytest.mark.parametrize("timeout", [-1, "x", None])
+def test_a_bad_time_to_stop_in_is_named(worker: Worker, timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match="timeout "):
+        worker.stop(timeout)
+
+
+def test_a_worker_that_was_never_started_is_stopped(worker: Worker) -> None:
+    assert worker.stop() is True

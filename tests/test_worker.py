@@ -1,0 +1,1234 @@
+"""Workers on a real server: what they record, how they start, stop, lose leases and survive."""
+
+import asyncio
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+from scheduling import eventually
+from support import (
+    LossyProxy,
+    check_consistency,
+    claim_one,
+    fill,
+    ids_of,
+    make_task,
+    places,
+    push,
+    stats,
+)
+
+import fairqueue.worker
+from fairqueue import Discard, Retry, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
+from fairqueue.clock import ManualClock
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import InvalidInput, LeaseLost
+
+OwnServer = Callable[..., EmbeddedServer]
+Make = Callable[..., Worker]
+
+SHORT = 0.3  # seconds of a lease that is to be extended within a test
+
+
+@pytest.fixture
+def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """A queue that goes by the server's clock."""
+    with TaskQueue(redis_client) as queue:
+        yield queue
+    check_consistency(redis_client)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make workers that are stopped at the end, whatever happens."""
+    made: list[Worker] = []
+
+    def make(queue: TaskQueue, *arguments: Any, **settings: Any) -> Worker:
+        made.append(Worker(queue, *arguments, **settings))
+        return made[-1]
+
+    yield make
+    for worker in made:
+        worker.stop(0.0)
+    eventually(lambda: not worker_threads(), "all threads of workers have ended")
+
+
+class Gate:
+    """A handler that says when it has begun, and goes on when it is told."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.contexts: list[TaskContext] = []
+        self._result = result
+
+    def __call__(self, payload: dict[str, Any], context: TaskContext) -> Any:
+        self.contexts.append(context)
+        self.begun.set()
+        assert self.go_on.wait(20)
+        return self._result
+
+    @property
+    def context(self) -> TaskContext:
+        return self.contexts[-1]
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate("late")
+    yield gate
+    gate.go_on.set()
+
+
+@pytest.fixture
+def thief(redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """The same queue as seen by one whose clock is ahead: all leases are over for it."""
+    with TaskQueue(redis_client, clock=ManualClock(time.time() + 1000)) as queue:
+        yield queue
+
+
+def worker_threads() -> list[str]:
+    names = ("fairqueue-slot", "fairqueue-worker", "fairqueue-leases")
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
+
+
+def info(queue: TaskQueue, task_id: str) -> TaskInfo:
+    found = queue.get(task_id)
+    assert found is not None
+    return found
+
+
+def state(queue: TaskQueue, task_id: str) -> str:
+    return info(queue, task_id).state
+
+
+def places_of(queue: TaskQueue, *task_ids: str) -> list[str]:
+    return [state(queue, task_id) for task_id in task_ids]
+
+
+def spin(seconds: float = 20.0) -> None:
+    """Work that a time-out can end at any moment."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+# --- in the thread of the caller ------------------------------------------------------------------
+
+
+def test_results_are_recorded_whatever_kind_the_handler_is(queue: TaskQueue) -> None:
+    worker = Worker(queue, worker_id="me")
+
+    @worker.task("plain")
+    def plain(payload: dict[str, Any]) -> Any:
+        return payload["n"] + 1
+
+    @worker.task("async")
+    async def later(payload: dict[str, Any], context: TaskContext) -> Any:
+        await asyncio.sleep(0)
+        return [context.task_id, context.attempt, context.task.user_id]
+
+    @worker.task("class")
+    class Build:
+        def handle(self, payload: dict[str, Any]) -> None:
+            return None
+
+    for name in ("plain", "async", "class"):
+        push(queue, name, name=name, payload={"n": 1})
+    assert worker.run_once() == 3
+    assert [info(queue, n).result for n in ("plain", "async", "class")] == [
+        2,
+        ["async", 1, "alice"],
+        None,
+    ]
+    assert {state(queue, n) for n in ("plain", "async", "class")} == {"finished"}
+    assert info(queue, "plain").worker_id == "me"
+
+
+def test_the_default_handler_gets_tasks_that_have_none_of_their_own(queue: TaskQueue) -> None:
+    worker = Worker(queue, lambda task: f"{task.name} for {task.user_id}")
+    worker.task("known")(lambda payload: "own")
+    push(queue, "a", name="known")
+    push(queue, "b", name="unknown")
+    assert worker.run_once() == 2
+    assert (info(queue, "a").result, info(queue, "b").result) == ("own", "unknown for alice")
+
+
+def test_run_once_takes_at_most_as_many_as_there_are_slots(queue: TaskQueue) -> None:
+    worker = Worker(queue, lambda task: None, concurrency=3)
+    fill(queue, "alice", 7)
+    assert [worker.run_once() for _ in range(4)] == [3, 3, 1, 0]
+
+
+def test_run_until_empty_runs_all_that_is_ready_also_what_handlers_push(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    worker = Worker(queue, concurrency=2)
+
+    @worker.task("default")
+    def once_more(payload: dict[str, Any]) -> None:
+        if payload.get("left"):
+            queue.push(make_task(payload={"left": payload["left"] - 1}))
+
+    push(queue, "first", payload={"left": 4})
+    push(queue, "later", delay=60)
+    assert worker.run_until_empty() == 5
+    assert state(queue, "later") == "delayed"
+    clock.advance(60)
+    assert worker.run_until_empty() == 1
+    assert worker_threads() == []
+
+
+def test_a_failure_is_tried_again_as_the_policy_says_and_then_buried_with_its_error(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    worker = Worker(queue)
+    attempts: list[int] = []
+
+    @worker.task("default", retries=3, backoff=10, backoff_cap=25, jitter="none")
+    def fails(payload: dict[str, Any], context: TaskContext) -> None:
+        attempts.append(context.attempt)
+        raise ValueError(f"no. {context.attempt}")
+
+    push(queue, "t")
+    for attempt, delay in ((1, 10), (2, 20), (3, 25)):
+        assert worker.run_until_empty() == 1
+        found = info(queue, "t")
+        assert (found.state, found.error) == ("delayed", f"ValueError: no. {attempt}")
+        assert found.due_at == clock.now() + timedelta(seconds=delay)
+        clock.advance(delay - 0.001)
+        assert worker.run_until_empty() == 0
+        clock.advance(0.001)
+    assert worker.run_until_empty() == 1
+    found = info(queue, "t")
+    assert (found.state, found.error, found.attempts) == ("buried", "ValueError: no. 4", 4)
+    assert attempts == [1, 2, 3, 4]
+    clock.advance(1000)
+    assert worker.run_until_empty() == 0
+    assert stats(redis_client)["retried"] == 3
+
+
+def test_a_list_of_delays_is_kept_to(queue: TaskQueue, clock: ManualClock) -> None:
+    worker = Worker(queue)
+    worker.task("default", retries=3, backoff=[1, 7], jitter="none")(lambda payload: 1 / 0)
+    push(queue, "t")
+    for delay in (1, 7, 7):
+        assert worker.run_once() == 1
+        assert info(queue, "t").due_at == clock.now() + timedelta(seconds=delay)
+        clock.advance(delay)
+    assert worker.run_once() == 1
+    assert state(queue, "t") == "buried"
+
+
+def test_a_task_that_succeeds_after_failures_is_finished_without_error(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default")
+    def flaky(payload: dict[str, Any], context: TaskContext) -> int:
+        if context.attempt < 3:
+            raise OSError("not yet")
+        return context.attempt
+
+    push(queue, "t")
+    for _ in range(3):
+        assert worker.run_once() == 1
+        clock.advance(60)
+    found = info(queue, "t")
+    assert (found.state, found.result, found.error) == ("finished", 3, None)
+
+
+def test_retry_says_itself_when(queue: TaskQueue, clock: ManualClock) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default", retries=2, backoff=5, jitter="none")
+    def busy(payload: dict[str, Any], context: TaskContext) -> None:
+        if context.attempt == 1:
+            raise Retry("the other side is busy", in_=42)
+        raise Retry
+
+    push(queue, "t")
+    assert worker.run_once() == 1
+    found = info(queue, "t")
+    assert (found.state, found.error) == ("delayed", "the other side is busy")
+    assert found.due_at == clock.now() + timedelta(seconds=42)
+    clock.advance(42)
+    assert worker.run_once() == 1
+    found = info(queue, "t")
+    assert found.error == "the handler asked for a retry"
+    assert found.due_at == clock.now() + timedelta(seconds=10)  # as the policy says
+    clock.advance(10)
+    assert worker.run_once() == 1
+    assert state(queue, "t") == "buried"  # a retry is an attempt as well
+
+
+def test_retry_in_no_time_is_offered_again_at_once(queue: TaskQueue) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default")
+    def twice(payload: dict[str, Any], context: TaskContext) -> None:
+        if context.attempt == 1:
+            raise Retry(in_=0)
+
+    push(queue, "t")
+    assert worker.run_until_empty() == 2
+    assert state(queue, "t") == "finished"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(Discard("no such customer"), "no such customer"), (Discard(), "the handler discarded it")],
+)
+def test_discard_buries_at_once_with_its_reason(
+    queue: TaskQueue, error: Discard, reason: str
+) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default", retries=100)
+    def discards(payload: dict[str, Any]) -> None:
+        raise error
+
+    push(queue, "t")
+    assert worker.run_until_empty() == 1
+    found = info(queue, "t")
+    assert (found.state, found.error, found.attempts) == ("buried", reason, 1)
+
+
+def test_a_task_of_an_unknown_name_is_left_to_others_and_finally_buried(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    worker = Worker(queue)
+    push(queue, "t", name="of-the-new-version")
+    waits = []
+    while state(queue, "t") != "buried":
+        assert worker.run_once() == 1
+        found = info(queue, "t")
+        assert found.error == "no handler for task 'of-the-new-version' here"
+        if found.state == "delayed":
+            waits.append((found.due_at - clock.now()).total_seconds())
+            clock.set(found.due_at)
+    assert waits == [5, 10, 20, 40, 80]
+
+
+def test_a_worker_that_knows_the_name_runs_what_another_did_not(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    old, new = Worker(queue), Worker(queue)
+    new.task("job")(lambda payload: "done")
+    push(queue, "t", name="job")
+    assert old.run_once() == 1
+    clock.advance(5)
+    assert new.run_once() == 1
+    assert (state(queue, "t"), info(queue, "t").result) == ("finished", "done")
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "odd \ud800"
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+@pytest.mark.parametrize(
+    ("result", "kept"),
+    [
+        ({1, 2}, "{1, 2}"),
+        (math.nan, "nan"),
+        ([b"x"], "[b'x']"),
+        ("\ud800", r"'\ud800'"),
+        ("x" * 20_000, "'" + "x" * 999),
+        (Unshowable(), "a Unshowable that cannot be shown"),
+        (Odd(), "odd ?"),
+        (10**5000, "a int that cannot be shown"),
+        ((1, (2, "ü")), [1, [2, "ü"]]),
+        ({"b": [None, True]}, {"b": [None, True]}),
+        (0, 0),
+        ("", ""),
+        (False, False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_result_that_is_no_json_is_kept_as_text(queue: TaskQueue, result: Any, kept: Any) -> None:
+    push(queue, "t")
+    assert Worker(queue, lambda task: result).run_once() == 1
+    found = info(queue, "t")
+    assert (found.state, found.result) == ("finished", kept)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit(), "GeneratorExit: "),
+        (asyncio.CancelledError(), "CancelledError: "),
+        (Speechless(), "Speechless: (its text cannot be read)"),
+        (ValueError("\ud800"), "ValueError: ?"),
+        (TimedOut(), "timed out: "),
+        (TimedOut("by itself"), "timed out: by itself"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_a_handler_raises_is_a_failure_of_its_task(
+    queue: TaskQueue, error: BaseException, text: str
+) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default", retries=0)
+    def fails(payload: dict[str, Any]) -> None:
+        if payload:
+            raise error
+
+    push(queue, "bad", payload={"fail": True})
+    push(queue, "good")
+    assert worker.run_once() == 2
+    found = info(queue, "bad")
+    assert found.state == "buried"
+    assert found.error is not None
+    assert found.error.startswith(text)
+    assert state(queue, "good") == "finished"
+
+
+def test_an_interrupt_from_the_keyboard_ends_the_run_and_gives_the_task_back(
+    queue: TaskQueue,
+) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default")
+    def interrupted(payload: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    push(queue, "t", "u")
+    with pytest.raises(KeyboardInterrupt):
+        worker.run_until_empty()
+    assert {(state(queue, t), info(queue, t).attempts) for t in "tu"} == {("ready", 0)}
+    assert worker_threads() == []
+
+
+# --- cancelling -----------------------------------------------------------------------------------
+
+
+def test_a_waiting_task_that_is_cancelled_does_not_run(queue: TaskQueue) -> None:
+    ran: list[str] = []
+    push(queue, "a", "b")
+    assert queue.cancel("a")
+    assert Worker(queue, lambda task: ran.append(task.task_id)).run_until_empty() == 1
+    assert ran == ["b"]
+    assert state(queue, "a") == "cancelled"
+
+
+@pytest.mark.parametrize("ends", ["with a result", "by an error", "by discard"])
+def test_a_running_task_that_is_cancelled_sees_it_and_ends_as_cancelled(
+    live: TaskQueue, make: Make, ends: str
+) -> None:
+    worker = make(live, lease=SHORT)
+    begun = threading.Event()
+    seen: list[tuple[bool, bool]] = []
+
+    @worker.task("default", retries=3, backoff=0)
+    def patient(payload: dict[str, Any], context: TaskContext) -> str:
+        begun.set()
+        eventually(lambda: context.cancelled, "the handler sees that it is cancelled")
+        seen.append((context.cancelled, context.lease_lost))
+        if ends == "by an error":
+            raise RuntimeError("stopped half-way")
+        if ends == "by discard":
+            raise Discard("stopped half-way")
+        return "half"
+
+    push(live, "t")
+    worker.start()
+    assert begun.wait(10)
+    assert live.cancel("t")
+    eventually(lambda: state(live, "t") != "running", "the task has ended")
+    assert worker.stop(10)
+    assert state(live, "t") == "cancelled"
+    assert seen == [(True, False)]
+
+
+def test_run_once_tells_its_handler_of_a_cancel_too(live: TaskQueue) -> None:
+    worker = Worker(live, lease=SHORT)
+
+    @worker.task("default")
+    def patient(payload: dict[str, Any], context: TaskContext) -> None:
+        assert live.cancel(context.task_id)
+        eventually(lambda: context.cancelled, "the handler sees that it is cancelled")
+
+    push(live, "t")
+    assert worker.run_once() == 1
+    assert state(live, "t") == "cancelled"
+
+
+# --- threads: life --------------------------------------------------------------------------------
+
+
+def test_a_worker_starts_and_stops_any_number_of_times(live: TaskQueue, make: Make) -> None:
+    worker = make(live, lambda task: task.task_id, concurrency=2)
+    for n in range(3):
+        worker.start()
+        worker.start()
+        assert len(worker_threads()) == 4  # two slots, one that claims, one for leases
+        push(live, f"t{n}")
+        eventually(lambda n=n: state(live, f"t{n}") == "finished", "the task has run")  # type: ignore[misc]
+        assert worker.stop(10) is True
+        assert worker.stop(timedelta(seconds=10)) is True  # type: ignore[arg-type]
+        eventually(lambda: not worker_threads(), "its threads have ended")
+        push(live, f"after{n}")
+        assert state(live, f"after{n}") == "ready"
+        live.cancel(f"after{n}")
+
+
+def test_many_threads_may_start_and_stop_it(live: TaskQueue, make: Make) -> None:
+    worker = make(live, lambda task: None, concurrency=2)
+    fill(live, "alice", 200)
+    barrier = threading.Barrier(4)
+
+    def both() -> None:
+        barrier.wait(10)
+        for _ in range(3):
+            worker.start()
+            worker.stop(10)
+
+    threads = [threading.Thread(target=both) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert worker.stop(10)
+    eventually(lambda: not worker_threads(), "its threads have ended")
+    assert live.inspect().running == 0
+
+
+def test_a_task_that_is_pushed_while_the_worker_waits_runs_soon(
+    live: TaskQueue, make: Make, redis_client: redis.Redis
+) -> None:
+    worker = make(live, lambda task: None)
+    worker.start()
+    eventually(lambda: any(row["cmd"] == "blpop" for row in redis_client.client_list()), "it waits")
+    began = time.monotonic()
+    push(live, "now")
+    eventually(lambda: state(live, "now") == "finished", "it has run", within=2)
+    push(live, "soon", delay=0.2)
+    eventually(lambda: state(live, "soon") == "finished", "it has run", within=2)
+    assert time.monotonic() - began < 2
+
+
+def test_stop_waits_for_what_runs_and_records_it(live: TaskQueue, make: Make, gate: Gate) -> None:
+    worker = make(live, concurrency=2)
+    worker.task("default")(gate)
+    push(live, "a", "b")
+    worker.start()
+    eventually(lambda: len(gate.contexts) == 2, "both run")
+    push(live, "c")
+    stopped: list[bool] = []
+    stopping = threading.Thread(target=lambda: stopped.append(worker.stop(10)))
+    stopping.start()
+    assert not gate.context.cancelled
+    assert stopping.is_alive()
+    gate.go_on.set()
+    stopping.join(10)
+    assert stopped == [True]
+    assert places_of(live, "a", "b", "c") == ["finished", "finished", "ready"]
+    assert info(live, "a").result == "late"
+
+
+def test_what_does_not_end_in_time_is_given_back_and_its_result_is_not_recorded(
+    live: TaskQueue, make: Make, gate: Gate, redis_client: redis.Redis
+) -> None:
+    worker = make(live, concurrency=2)
+    worker.task("default")(gate)
+    push(live, "t")
+    worker.start()
+    assert gate.begun.wait(10)
+    assert (state(live, "t"), info(live, "t").attempts) == ("running", 1)
+
+    assert worker.stop(0.05) is False
+    assert gate.context.cancelled
+    found = info(live, "t")
+    assert (found.state, found.attempts, found.error) == ("ready", 0, None)
+    gate.go_on.set()
+    eventually(lambda: not worker_threads(), "the handler has ended, and its thread")
+    assert state(live, "t") == "ready"
+    assert "finished" not in stats(redis_client)
+
+    other = Worker(live, lambda task: "by another")
+    assert other.run_once() == 1
+    assert (info(live, "t").result, info(live, "t").attempts) == ("by another", 1)
+
+
+def test_a_failure_after_the_task_was_given_back_is_not_recorded_either(
+    live: TaskQueue, make: Make
+) -> None:
+    worker = make(live)
+    begun, go_on = threading.Event(), threading.Event()
+
+    @worker.task("default", retries=0)
+    def fails(payload: dict[str, Any]) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        raise ValueError
+
+    push(live, "t")
+    worker.start()
+    assert begun.wait(10)
+    assert worker.stop(0.0) is False
+    go_on.set()
+    eventually(lambda: not worker_threads(), "the handler has ended, and its thread")
+    found = info(live, "t")
+    assert (found.state, found.attempts, found.error) == ("ready", 0, None)
+
+
+def test_what_no_slot_has_begun_is_given_back_at_once(
+    live: TaskQueue, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fairqueue.worker, "QUICK_S", 1000.0)  # so that tasks are claimed ahead
+    worker = make(live, lambda task: None, concurrency=1)
+    worker.task("gate")(gate)
+    worker.start()
+    push(live, "first")
+    eventually(lambda: state(live, "first") == "finished", "one has run")
+    push(live, "a", "b", name="gate")
+    assert gate.begun.wait(10)
+    eventually(lambda: places_of(live, "a", "b") == ["running"] * 2, "both are claimed")
+    stopped: list[bool] = []
+    stopping = threading.Thread(target=lambda: stopped.append(worker.stop(10)))
+    stopping.start()
+    eventually(lambda: state(live, "b") == "ready", "the second is given back")
+    assert info(live, "b").attempts == 0
+    assert state(live, "a") == "running"
+    gate.go_on.set()
+    stopping.join(10)
+    assert stopped == [True]
+    assert places_of(live, "a", "b") == ["finished", "ready"]
+    assert len(gate.contexts) == 1
+
+
+def test_a_worker_does_not_claim_ahead_before_tasks_have_shown_to_be_quick(
+    live: TaskQueue, make: Make, gate: Gate
+) -> None:
+    worker = make(live, concurrency=1)
+    worker.task("default")(gate)
+    push(live, "a", "b")
+    worker.start()
+    assert gate.begun.wait(10)
+    assert ids_of(live.claim("other")) == ["b"]
+    gate.go_on.set()
+    assert worker.stop(10)
+
+
+def test_what_was_claimed_while_the_worker_was_stopped_is_given_back(
+    live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    worker = make(live, lambda task: ran.append(task.task_id), concurrency=2)
+    claimed, go_on = threading.Event(), threading.Event()
+    together = live.finish_and_claim
+
+    def slow(*arguments: Any) -> Any:
+        answer = together(*arguments)
+        if answer[1]:
+            claimed.set()
+            assert go_on.wait(20)
+        return answer
+
+    monkeypatch.setattr(live, "finish_and_claim", slow)
+    push(live, "a", "b")
+    worker.start()
+    assert claimed.wait(10)
+    pool = worker._pool
+    assert pool is not None
+    stopped: list[bool] = []
+    stopping = threading.Thread(target=lambda: stopped.append(worker.stop(10)))
+    stopping.start()
+    eventually(lambda: pool._stopping, "it is being stopped")
+    go_on.set()
+    stopping.join(10)
+    assert stopped == [True]
+    assert ran == []
+    assert [(state(live, t), info(live, t).attempts) for t in "ab"] == [("ready", 0)] * 2
+
+
+# --- threads: how many at once, leases ------------------------------------------------------------
+
+
+def test_as_many_tasks_run_at_once_as_there_are_slots_and_never_more(
+    live: TaskQueue, make: Make
+) -> None:
+    worker = make(live, concurrency=3)
+    together, lock = threading.Barrier(3), threading.Lock()
+    now, most = 0, 0
+
+    @worker.task("default", retries=0)
+    def counted(payload: dict[str, Any]) -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        together.wait(10)  # broken, and the task buried, unless three run at once
+        with lock:
+            now -= 1
+
+    fill(live, "alice", 15)
+    fill(live, "bob", 15)
+    worker.start()
+    eventually(lambda: live.inspect().counters.get("finished") == 30, "all have run")
+    assert most == 3
+    assert worker.stop(10)
+
+
+def test_the_lease_of_a_long_task_is_kept_and_nobody_else_gets_it(
+    live: TaskQueue, make: Make, gate: Gate
+) -> None:
+    worker = make(live, lease=SHORT, concurrency=1)
+    worker.task("default")(gate)
+    push(live, "t")
+    worker.start()
+    assert gate.begun.wait(10)
+    first = info(live, "t").lease_until
+    assert first is not None
+
+    def moved() -> bool:
+        assert live.claim("other") == []
+        until = info(live, "t").lease_until
+        assert until is not None
+        return until > first + timedelta(seconds=3 * SHORT)
+
+    eventually(moved, "the lease has been extended several times")
+    gate.go_on.set()
+    assert worker.stop(10)
+    found = info(live, "t")
+    assert (found.state, found.attempts, found.result) == ("finished", 1, "late")
+    assert not gate.context.lease_lost
+
+
+def test_run_once_keeps_the_lease_of_a_long_task(live: TaskQueue) -> None:
+    worker = Worker(live, lease=SHORT)
+
+    @worker.task("default")
+    def long(payload: dict[str, Any], context: TaskContext) -> None:
+        first = info(live, "t").lease_until
+        assert first is not None
+        end = first + timedelta(seconds=SHORT)
+
+        def moved() -> bool:
+            assert live.claim("other") == []
+            until = info(live, "t").lease_until
+            return until is not None and until > end
+
+        eventually(moved, "the lease has been extended")
+
+    push(live, "t")
+    assert worker.run_once() == 1
+    assert (state(live, "t"), info(live, "t").attempts) == ("finished", 1)
+
+
+@pytest.mark.parametrize("ends", ["with a result", "by an error"])
+def test_a_run_that_has_lost_its_lease_is_told_and_not_recorded(
+    live: TaskQueue, make: Make, thief: TaskQueue, ends: str, redis_client: redis.Redis
+) -> None:
+    worker = make(live, lease=SHORT)
+    contexts: list[TaskContext] = []
+    go_on = threading.Event()
+
+    @worker.task("default", retries=0)
+    def robbed(payload: dict[str, Any], context: TaskContext) -> str:
+        contexts.append(context)
+        assert go_on.wait(20)
+        if ends == "by an error":
+            raise ValueError
+        return "mine"
+
+    push(live, "t")
+    worker.start()
+    eventually(lambda: contexts, "it runs")
+    stolen = claim_one(thief, lease=1000, worker="thief")
+    eventually(lambda: contexts[0].lease_lost, "the handler sees that its lease is lost")
+    assert contexts[0].cancelled
+    # It is not asked for again: the keeper says it once.
+    before = stats(redis_client)["lost_leases"]
+    go_on.set()
+    assert worker.stop(10)
+    assert (state(live, "t"), info(live, "t").worker_id) == ("running", "thief")
+    assert stats(redis_client)["lost_leases"] == before + 1
+    thief.finish(stolen, "his")
+    assert (info(live, "t").result, info(live, "t").attempts) == ("his", 2)
+
+
+# --- time-outs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_handler_that_takes_too_long_is_ended_recorded_and_tried_again(
+    live: TaskQueue, make: Make, threads: bool
+) -> None:
+    worker = make(live, concurrency=1, lease=30)
+    began = time.monotonic()
+    errors: list[str | None] = []
+    raised: list[type[BaseException]] = []
+
+    @worker.task("default", retries=1, backoff=0, timeout=0.05)
+    def too_long(payload: dict[str, Any], context: TaskContext) -> str:
+        if context.attempt == 2:
+            errors.append(info(live, "t").error)
+            return "quick"
+        try:
+            spin()
+        except BaseException as error:
+            raised.append(type(error))
+            assert context.cancelled
+            raise
+        return "slow"
+
+    push(live, "t")
+    if threads:
+        worker.start()
+        eventually(lambda: state(live, "t") == "finished", "the second attempt has run")
+        assert worker.stop(10)
+    else:
+        assert worker.run_until_empty() == 2
+    assert raised == [TimedOut]
+    assert errors == ["timed out: ran for more than 0.05 s"]
+    assert (info(live, "t").result, info(live, "t").attempts) == ("quick", 2)
+    assert time.monotonic() - began < 5  # not only when leases are extended, every 10 s
+
+
+def test_an_async_handler_that_takes_too_long_is_ended_too(live: TaskQueue, make: Make) -> None:
+    worker = make(live, concurrency=1)
+
+    @worker.task("default", retries=0, timeout=0.05)
+    async def forever(payload: dict[str, Any]) -> None:
+        if payload:
+            await asyncio.Event().wait()
+
+    push(live, "t", payload={"forever": True})
+    push(live, "next")
+    worker.start()
+    eventually(lambda: state(live, "next") == "finished", "the next has run")
+    found = info(live, "t")
+    assert (found.state, found.error) == ("buried", "timed out: ran for more than 0.05 s")
+
+
+def test_a_time_out_longer_than_the_run_changes_nothing(live: TaskQueue, make: Make) -> None:
+    worker = make(live, concurrency=2)
+    worker.task("default", timeout=30)(lambda payload: "in time")
+    fill(live, "alice", 50)
+    worker.start()
+    eventually(lambda: live.inspect().counters.get("finished") == 50, "all have run")
+    assert worker.stop(10)
+
+
+def test_a_time_out_that_comes_as_the_handler_ends_does_not_hit_the_next_task(
+    live: TaskQueue, make: Make, redis_client: redis.Redis
+) -> None:
+    worker = make(live, concurrency=2)
+    timeout, pairs = 0.003, 200
+
+    @worker.task("edge", retries=0, timeout=timeout)
+    def ends_at_its_time_out(payload: dict[str, Any]) -> None:
+        spin(timeout * payload["part"])
+
+    @worker.task("next", retries=0)
+    def innocent(payload: dict[str, Any]) -> None:
+        sum(range(1000))
+
+    tasks = []
+    for n in range(pairs):
+        part = 0.9 + 0.2 * n / pairs
+        tasks.append(make_task(task_id=f"edge-{n}", name="edge", payload={"part": part}))
+        tasks.append(make_task(task_id=f"next-{n}", name="next"))
+    live.push_many(tasks)
+    worker.start()
+
+    def ended() -> int:
+        counters = live.inspect().counters
+        return counters.get("finished", 0) + counters.get("buried", 0)
+
+    eventually(lambda: ended() == 2 * pairs, "all have ended")
+    found = places(redis_client)
+    assert [task_id for task_id in found.get("buried", []) if task_id.startswith("next")] == []
+    assert sum(name.startswith("fairqueue-slot") for name in worker_threads()) == 2
+    assert worker.stop(10)
+
+
+# --- nothing that happens ends the worker ---------------------------------------------------------
+
+
+def test_slots_survive_whatever_handlers_raise_and_return(live: TaskQueue, make: Make) -> None:
+    worker = make(live, concurrency=1)
+    shared: list[Any] = []
+
+    @worker.task("default", retries=0)
+    def odd(payload: dict[str, Any]) -> Any:
+        kind = payload["kind"]
+        if kind == "exit":
+            sys.exit(1)
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        if kind == "speechless":
+            raise Speechless
+        if kind == "changing":
+            return shared
+        shared.append(object())  # what was returned before is no JSON any more
+        return {"odd": Odd(), "unshowable": Unshowable()}.get(kind, "good")
+
+    kinds = ["exit", "interrupt", "speechless", "changing", "odd", "unshowable", "good"]
+    live.push_many(make_task(task_id=kind, payload={"kind": kind}) for kind in kinds)
+    worker.start()
+    eventually(lambda: state(live, "good") == "finished", "the last one has run")
+    assert places_of(live, *kinds) == ["buried"] * 3 + ["finished"] * 4
+    assert info(live, "changing").result == []
+    assert worker.stop(10)
+
+
+def test_a_worker_goes_on_when_redis_was_killed_and_is_back(
+    own_server: OwnServer, tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_server(tmp_path)
+    runs: list[str] = []
+    halfway, go_on = threading.Event(), threading.Event()
+    with (
+        TaskQueue.from_url(server.url, timeout=0.5) as queue,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        worker = make(queue, concurrency=4, lease=1.0)
+
+        @worker.task("default", retries=0)
+        def counted(payload: dict[str, Any], context: TaskContext) -> None:
+            runs.append(context.task_id)
+            if len(runs) >= 100:
+                halfway.set()
+                assert go_on.wait(20)
+
+        fill(queue, "alice", 150)
+        fill(queue, "bob", 150)
+        worker.start()
+        assert halfway.wait(10)
+        server.kill()
+        go_on.set()
+        eventually(lambda: "worker_failed" in caplog.messages, "it has seen that Redis is away")
+        server.restart()
+        push(queue, "last")
+        eventually(lambda: queue.inspect().counters.get("finished") == 301, "all have run")
+        assert worker.stop(10)
+        assert len(set(runs)) == 301
+        assert set(places(client)) == {"finished"}
+        check_consistency(client)
+
+
+def test_stop_is_bounded_while_redis_is_away(own_server: OwnServer, make: Make, gate: Gate) -> None:
+    server = own_server()
+    with TaskQueue.from_url(server.url, timeout=0.3) as queue:
+        worker = make(queue, concurrency=8)
+        worker.task("default")(gate)
+        fill(queue, "alice", 8)
+        worker.start()
+        eventually(lambda: len(gate.contexts) == 8, "all slots are busy")
+        server.kill()
+        began = time.monotonic()
+        assert worker.stop(0.1) is False
+        assert time.monotonic() - began < 2  # one time-out, not one for each of them
+        assert all(context.cancelled for context in gate.contexts)
+        gate.go_on.set()
+        eventually(lambda: not worker_threads(), "its threads have ended")
+
+
+# --- finish_and_claim -----------------------------------------------------------------------------
+
+
+def test_finish_and_claim_records_and_takes_in_one_call(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    push(queue, "a", "b", "c", "d", "e")
+    first = queue.claim("w", limit=3)
+    queue.cancel("b")
+    queue.release(first[2])
+    words, claims, hint = queue.finish_and_claim(
+        [(first[0], {"n": 1}), (first[1], None), (first[2], None)], "w", 2, lease=10
+    )
+    assert words == ["finished", "cancelled", "lost_lease"]
+    assert ids_of(claims) == ["c", "d"]
+    assert hint == 0.0  # there is more
+    assert info(queue, "a").result == {"n": 1}
+    assert {claim.lease_until for claim in claims} == {clock.now() + timedelta(seconds=10)}
+    assert {info(queue, t).lease_until for t in "cd"} == {clock.now() + timedelta(seconds=10)}
+    assert [claim.worker_id for claim in claims] == ["w", "w"]
+    queue.finish_many((claim, None) for claim in claims)
+    assert places(redis_client)["finished"] == ["a", "c", "d"]
+
+
+def test_what_is_finished_makes_room_for_the_claim_of_the_same_call(queue: TaskQueue) -> None:
+    queue.set_user("alice", max_running=1)
+    push(queue, "a", "b")
+    claim = claim_one(queue)
+    words, claims, _ = queue.finish_and_claim([(claim, None)], "w", 5)
+    assert (words, ids_of(claims)) == (["finished"], ["b"])
+
+
+def test_the_hint_says_when_there_may_be_more(queue: TaskQueue) -> None:
+    assert queue.finish_and_claim([], "w", 1) == ([], [], math.inf)
+    push(queue, "later", delay=7.5)
+    assert queue.finish_and_claim([], "w", 1) == ([], [], 7.5)
+    push(queue, "now")
+    _, claims, hint = queue.finish_and_claim([], "w", 1, lease=3)
+    assert (ids_of(claims), hint) == (["now"], 3.0)
+
+
+def test_nothing_to_finish_or_nothing_to_claim_is_fine(queue: TaskQueue) -> None:
+    push(queue, "a", "b")
+    claim = claim_one(queue)
+    assert queue.finish_and_claim([(claim, 1)], "w", 0) == (["finished"], [], 0.0)
+    assert queue.finish_and_claim([], "w", 0) == ([], [], 0.0)
+    assert state(queue, "b") == "ready"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"worker_id": ""}, "worker_id ''"),
+        ({"limit": -1}, "limit -1"),
+        ({"limit": 1001}, "limit 1001"),
+        ({"limit": True}, "limit True"),
+        ({"lease": 0}, "lease 0"),
+        ({"results": 251}, "results 251"),
+        ({"results": "bad"}, "result"),
+    ],
+)
+def test_finish_and_claim_names_what_is_out_of_bounds_and_does_nothing(
+    queue: TaskQueue, change: dict[str, Any], named: str
+) -> None:
+    push(queue, "a", "b")
+    claim = claim_one(queue)
+    arguments: dict[str, Any] = {"results": [(claim, 1)], "worker_id": "w", "limit": 1} | change
+    if arguments["results"] == 251:
+        arguments["results"] = [(claim, 1)] * 251
+    elif arguments["results"] == "bad":
+        arguments["results"] = [(claim, object())]
+    with pytest.raises(InvalidInput) as error:
+        queue.finish_and_claim(**arguments)
+    assert named in str(error.value)
+    assert places_of(queue, "a", "b") == ["running", "ready"]
+
+
+def test_as_many_as_can_be_finished_and_claimed_at_once(queue: TaskQueue) -> None:
+    fill(queue, "alice", 1250)
+    claims = queue.claim("w", limit=250)
+    words, more, _ = queue.finish_and_claim([(claim, 1) for claim in claims], "w", 1000)
+    assert (words, len(more)) == (["finished"] * 250, 1000)
+
+
+def test_finish_and_claim_goes_on_when_the_scripts_were_flushed(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "a", "b", "c")
+    claims = queue.claim("w")
+    for task_id in "bc":
+        redis_client.script_flush()
+        words, claims, _ = queue.finish_and_claim([(claims[0], None)], "w", 1)
+        assert (words, ids_of(claims)) == (["finished"], [task_id])
+    assert stats(redis_client) | {"finished": 2, "claimed": 3} == stats(redis_client)
+    assert info(queue, "c").attempts == 1
+
+
+def test_a_lost_reply_to_finish_and_claim_is_made_good_by_asking_again(
+    own_server: OwnServer,
+) -> None:
+    server = own_server()
+    with (
+        LossyProxy(server.socket_path) as proxy,
+        TaskQueue.from_url(proxy.url, timeout=10) as far,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        push(far, "a", "b", "c")
+        claim = claim_one(far)
+        proxy.drop_replies(2)
+        words, claims, _ = far.finish_and_claim([(claim, "x")], "w", 1)
+        assert proxy.dropped == 2
+        assert (words, ids_of(claims)) == (["finished"], ["b"])
+        counted = stats(client)
+        assert (counted["finished"], counted["claimed"]) == (1, 2)
+        assert "lost_leases" not in counted
+        far.finish(claims[0])
+        with pytest.raises(LeaseLost):
+            far.retry(claims[0])
+        check_consistency(client)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+# Runs a worker until its standard input ends. Each run is counted by its task id; a task with a
+# gate waits until that key is there.
+DRIVER = textwrap.dedent(
+    """
+    import sys, threading
+    import redis
+    from fairqueue import TaskQueue, Worker
+
+    url, worker_id = sys.argv[1], sys.argv[2]
+    worker = Worker(TaskQueue.from_url(url), concurrency=4, lease=1.0, worker_id=worker_id)
+    client = redis.Redis.from_url(url)
+    pause = threading.Event()
+
+    @worker.task("default")
+    def count(payload, context):
+        client.hincrby("effects", context.task_id, 1)
+        pause.wait(0.003)
+        while "gate" in payload and not client.exists(payload["gate"]):
+            pause.wait(0.005)
+        return worker_id
+
+    worker.start()
+    print("started", flush=True)
+    sys.stdin.read()
+    assert worker.stop(10)
+    """
+)
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(redis_url: str) -> Iterator[Start]:
+    """Start worker processes, which are gone at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(worker_id: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, redis_url, worker_id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def wait_for_start(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    process.communicate("", timeout=20)
+    assert process.returncode == 0
+
+
+def effects(client: redis.Redis) -> dict[str, int]:
+    """How often each task was run; the record is taken away, it is no part of the queue."""
+    stored = cast(dict[bytes, bytes], client.hgetall("effects"))
+    counted = {task_id.decode(): int(count) for task_id, count in stored.items()}
+    client.delete("effects", "gate")
+    return counted
+
+
+def stats_of(queue: TaskQueue, counter: str) -> int:
+    return queue.inspect().counters.get(counter, 0)
+
+
+def finished(queue: TaskQueue) -> int:
+    return stats_of(queue, "finished")
+
+
+@pytest.mark.processes
+def test_when_workers_are_killed_every_task_is_finished_once_and_none_is_lost(
+    live: TaskQueue, start: Start, redis_client: redis.Redis
+) -> None:
+    rounds, portion = 5, 400
+    live.configure(max_attempts=100, keep_finished=10_000)
+    workers = [start(f"w{n}") for n in range(2)]
+    for process in workers:
+        wait_for_start(process)
+    killed_at_work = 0
+    for n in range(rounds):
+        before = finished(live)
+        for user in ("alice", "bob"):
+            fill(live, f"{user}{n}", portion // 2)
+        eventually(lambda before=before: finished(live) >= before + 50, "they are at work")  # type: ignore[misc]
+        victim = workers.pop(0)
+        victim.kill()
+        victim.wait(10)
+        killed_at_work += finished(live) < (n + 1) * portion
+        workers.append(start(f"w{n + 2}"))
+    total = rounds * portion
+    eventually(lambda: finished(live) >= total, "all are finished", within=15)
+    for process in workers:
+        wait_for_start(process)
+        end(process)
+    assert killed_at_work > 0
+    counted = effects(redis_client)
+    found = places(redis_client)
+    assert {name: len(ids) for name, ids in found.items()} == {"finished": total}
+    assert sorted(counted) == found["finished"]  # each ran at least once
+    assert finished(live) == total
+    counters = live.inspect().counters
+    # More than once only those whose lease ended with their worker.
+    assert sum(counted.values()) - total <= counters.get("expired", 0)
+
+
+@pytest.mark.processes
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_end_the_task_again(
+    live: TaskQueue, start: Start, redis_client: redis.Redis
+) -> None:
+    frozen = start("frozen")
+    wait_for_start(frozen)
+    push(live, "t", payload={"gate": "gate"})
+    eventually(lambda: redis_client.hexists("effects", "t"), "it runs")
+    os.kill(frozen.pid, signal.SIGSTOP)
+    (claim,) = live.claim("other", lease=30, wait=10)
+    assert (claim.task.task_id, claim.attempt) == ("t", 2)
+    live.finish(claim, "other")
+    assert "lost_leases" not in stats(redis_client)
+
+    redis_client.set("gate", "open")
+    os.kill(frozen.pid, signal.SIGCONT)
+    eventually(lambda: stats_of(live, "lost_leases") >= 1, "its finish is refused")
+    push(live, "next")
+    eventually(lambda: state(live, "next") == "finished", "it goes on with others")
+    end(frozen)
+    found = info(live, "t")
+    assert (found.state, found.result, found.worker_id) == ("finished", "other", "other")
+    assert finished(live) == 2
+    assert effects(redis_client) == {"t": 1, "next": 1}
+
+
+def test_what_was_claimed_ahead_goes_back_when_no_slot_becomes_free(live: TaskQueue) -> None:
+    """After many quick tasks two that take long hold the slots; the others must not wait."""
+    ending = threading.Event()
+    worker = Worker(live, handler=lambda task: task.payload and ending.wait(60), concurrency=2)
+    fill(live, "quick", 200)
+    worker.start()
+    try:
+        eventually(lambda: live.inspect().counters.get("finished") == 200, "the quick ones ran")
+        live.push_many(make_task("slow", f"s{i}", payload={"n": i}) for i in range(20))
+        eventually(lambda: live.inspect().counters.get("released", 0) > 0, "some are given back")
+        eventually(lambda: live.inspect().running == 2, "only what runs is held")
+        assert live.size() == 18
+    finally:
+        ending.set()
+        assert worker.stop()
