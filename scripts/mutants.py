@@ -132,11 +132,18 @@ MUTATIONS = (
         "test_a_refused_fire_keeps_its_plan",
     ),
     Mutation(
-        "update: compare and set",
+        "update: comparison of the text",
         "lua/update_schedule.lua",
-        "if text ~= A.expected then return { remember(A.op, 'changed') } end",
-        "",
+        "if text ~= A.expected or revision_of(A.id) ~= A.base then",
+        "if revision_of(A.id) ~= A.base then",
         "test_an_update_from_an_old_text_changes_nothing",
+    ),
+    Mutation(
+        "update: comparison of the revision",
+        "lua/update_schedule.lua",
+        "if text ~= A.expected or revision_of(A.id) ~= A.base then",
+        "if text ~= A.expected then",
+        "test_an_update_from_an_old_revision_changes_nothing",
     ),
     Mutation(
         "add: the client's idea of the time",

@@ -162,24 +162,40 @@ def test_a_refused_fire_keeps_its_plan(
     assert queue.size() == 1
 
 
-def test_an_update_from_an_old_text_changes_nothing(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, redis_client: redis.Redis
-) -> None:
+def update_from(
+    queue: TaskQueue, client: redis.Redis, clock: ManualClock, **read: bytes | str
+) -> list[bytes]:
+    """Send an update that was made from what was read, which is what is stored unless given."""
     now_ms = clock.now_ms()
-    answer = queue.link.run(
+    stored = cast(bytes, client.hget(queue.keys["schedules"], "s"))
+    answer: list[bytes] = queue.link.run(
         "update_schedule",
         op="op",
         client_now=now_ms,
         id="s",
-        expected="what it was before",
-        base=plan(redis_client, queue).partition(b" ")[0],
         definition='{"spoilt":true}',
         user="alice",
         revision="r",
         next_ms=now_ms + 1000,
         active="",
+        **{"expected": stored, "base": plan(client, queue).partition(b" ")[0], **read},
     )
-    assert answer == [b"changed"]
+    return answer
+
+
+def test_an_update_from_an_old_text_changes_nothing(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    assert update_from(queue, redis_client, clock, expected="what it was") == [b"changed"]
+    schedule = old.get_schedule("s")
+    assert schedule is not None
+    assert schedule.payload == {"n": 1}
+
+
+def test_an_update_from_an_old_revision_changes_nothing(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    assert update_from(queue, redis_client, clock, base="what it was") == [b"changed"]
     schedule = old.get_schedule("s")
     assert schedule is not None
     assert schedule.payload == {"n": 1}
