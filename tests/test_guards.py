@@ -168,18 +168,19 @@ def update_from(
     """Send an update that was made from what was read, which is what is stored unless given."""
     now_ms = clock.now_ms()
     stored = cast(bytes, client.hget(queue.keys["schedules"], "s"))
-    answer: list[bytes] = queue.link.run(
-        "update_schedule",
-        op="op",
-        client_now=now_ms,
-        id="s",
-        definition='{"spoilt":true}',
-        user="alice",
-        revision="r",
-        next_ms=now_ms + 1000,
-        active="",
-        **{"expected": stored, "base": plan(client, queue).partition(b" ")[0], **read},
-    )
+    arguments: dict[str, Any] = {
+        "op": "op",
+        "client_now": now_ms,
+        "id": "s",
+        "expected": stored,
+        "base": plan(client, queue).partition(b" ")[0],
+        "definition": '{"spoilt":true}',
+        "user": "alice",
+        "revision": "r",
+        "next_ms": now_ms + 1000,
+        "active": "",
+    }
+    answer: list[bytes] = queue.link.run("update_schedule", **(arguments | read))
     return answer
 
 
