@@ -157,6 +157,12 @@ class Handlers:
             raise ConfigurationError(f"task {handler.name!r} has a handler already")
         self._by_name[handler.name] = handler
 
+    def label(self, name: str) -> str:
+        """A task's name where it has a handler of its own, for metrics; else which one it has."""
+        if name in self._by_name:
+            return name
+        return "unknown" if self._default is None else "default"
+
     def find(self, name: str) -> Handler | None:
         """The handler of a task, the default one, or None."""
         return self._by_name.get(name, self._default)

@@ -6,9 +6,9 @@ has a label for users: there may be a million of them.
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -49,6 +49,7 @@ _LATENESS_BUCKETS = (
     60,
     600,
 )
+_RUN_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 _CYCLE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 # counter in Redis -> (metric, what it counts)
@@ -147,17 +148,56 @@ class SchedulerMetrics:
             gauge.labels(queue, scheduler)
 
 
-_by_registry: WeakKeyDictionary[CollectorRegistry, SchedulerMetrics] = WeakKeyDictionary()
-_by_registry_lock = threading.Lock()
+class WorkerMetrics:
+    """What workers tell Prometheus: one set of metrics in a registry, labelled by queue and task.
+
+    A task is labelled by the name of its handler, so that names which somebody else has made up
+    do not become series.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.runs = Counter(
+            "fairqueue_worker_runs",
+            "Tasks that were run, by how that ended.",
+            ["queue", "task", "outcome"],
+            registry=registry,
+        )
+        self.run_seconds = Histogram(
+            "fairqueue_worker_run_seconds",
+            "How long handlers ran.",
+            ["queue", "task"],
+            buckets=_RUN_BUCKETS,
+            registry=registry,
+        )
+
+
+Metrics = TypeVar("Metrics")
+_made: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDictionary()
+_made_lock = threading.Lock()
+
+
+def _made_once(
+    kind: Callable[[CollectorRegistry], Metrics], registry: CollectorRegistry | None
+) -> Metrics:
+    registry = REGISTRY if registry is None else registry
+    if not isinstance(registry, CollectorRegistry):
+        raise ConfigurationError(f"registry {registry!r} is no CollectorRegistry")
+    with _made_lock:
+        made = _made.setdefault(registry, {})
+        if kind not in made:
+            made[kind] = kind(registry)
+        metrics: Metrics = made[kind]
+        return metrics
 
 
 def scheduler_metrics(registry: CollectorRegistry | None = None) -> SchedulerMetrics:
     """The metrics of the schedulers in a registry (Prometheus' own one if None), made once."""
-    registry = REGISTRY if registry is None else registry
-    with _by_registry_lock:
-        if registry not in _by_registry:
-            _by_registry[registry] = SchedulerMetrics(registry)
-        return _by_registry[registry]
+    return _made_once(SchedulerMetrics, registry)
+
+
+def worker_metrics(registry: CollectorRegistry | None = None) -> WorkerMetrics:
+    """The metrics of the workers in a registry (Prometheus' own one if None), made once."""
+    return _made_once(WorkerMetrics, registry)
 
 
 class QueueCollector(Collector):

@@ -137,12 +137,10 @@ class TaskScheduler:
         self.lock_timeout = check_seconds(
             lock_timeout, "lock_timeout", ConfigurationError, least=0.1, most=3600
         )
-        if not isinstance(registry, CollectorRegistry | None):
-            raise ConfigurationError(f"registry {registry!r} is no CollectorRegistry")
+        self._metrics = scheduler_metrics(registry)
         queue.check(timeout=CHECK_TIMEOUT_S)
         self._link = queue.link
         self._store = ScheduleStore(self._link)
-        self._metrics = scheduler_metrics(registry)
         self._metrics.prepare(queue.name, self.scheduler_id)
         self._begin_life()
         _schedulers.add(self)

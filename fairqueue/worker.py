@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from prometheus_client import CollectorRegistry
+
 from fairqueue.connection import Listener
 from fairqueue.errors import ConfigurationError, FairQueueError, LeaseLost
 from fairqueue.handlers import (
@@ -25,6 +27,7 @@ from fairqueue.handlers import (
     TaskContext,
     TimedOut,
 )
+from fairqueue.metrics import worker_metrics
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue import FINISH_CHUNK, LONGEST_WAIT_S, TaskQueue
 from fairqueue.validation import (
@@ -39,6 +42,8 @@ logger = logging.getLogger("fairqueue.worker")
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
+# How a call that ends a claim is counted.
+OUTCOMES = {"retry": "retried", "release": "released", "bury": "buried"}
 KEEP_PART = 1 / 3  # of a lease: so often are all held leases extended, in one call
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 QUIET_S = 1.0  # how long a worker that gives up waits for the answer to its last claim
@@ -78,6 +83,8 @@ class Worker:
         concurrency: int = 8,
         lease: float = 30.0,
         worker_id: str | None = None,
+        *,
+        registry: CollectorRegistry | None = None,
     ) -> None:
         """Raises ConfigurationError naming the argument. Opens no connection."""
         if not isinstance(queue, TaskQueue):
@@ -91,6 +98,7 @@ class Worker:
             worker_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
         self.worker_id = check_name(worker_id, "worker_id", ConfigurationError)
         self._handlers = Handlers(handler)
+        self._metrics = worker_metrics(registry)
         self._life = threading.Lock()
         self._pool: _Pool | None = None
 
@@ -192,11 +200,13 @@ class Worker:
             self._fail(run, f"no handler for task {claim.task.name!r} here", UNKNOWN)
             return None
         try:
+            began = time.monotonic()
             try:
                 self._begin(run, handler, keeper)
                 result = handler.run(run.context, runner)
             finally:
                 _settle(run)
+                self._observe(run, time.monotonic() - began)
         except Retry as error:
             self._fail(
                 run, _text(error) or "the handler asked for a retry", handler.policy, error.in_
@@ -236,20 +246,32 @@ class Worker:
 
     def _end(self, action: Callable[..., None], claim: Claim, *arguments: object) -> bool:
         """Record the end of a claim; False if Redis could not be told."""
+        outcome = OUTCOMES[action.__name__]
         try:
             action(claim, *arguments)
         except LeaseLost:
+            outcome = "lost_lease"
             logger.warning("lease_lost", extra=_fields("lease_lost", claim))
         except FairQueueError as error:
             # The lease ends by itself, and the task is offered again.
+            outcome = "not_recorded"
             logger.warning("not_recorded: %s", error, extra=_fields("not_recorded", claim))
-            return False
-        return True
+        self._count(claim, outcome)
+        return outcome != "not_recorded"
 
     def _record_words(self, runs: Sequence[_Run], words: Sequence[str]) -> None:
         for run, word in zip(runs, words, strict=True):
+            self._count(run.claim, word)
             if word == "lost_lease":
                 logger.warning("lease_lost", extra=_fields("lease_lost", run.claim))
+
+    def _count(self, claim: Claim, outcome: str) -> None:
+        label = self._handlers.label(claim.task.name)
+        self._metrics.runs.labels(self.queue.name, label, outcome).inc()
+
+    def _observe(self, run: _Run, seconds: float) -> None:
+        label = self._handlers.label(run.claim.task.name)
+        self._metrics.run_seconds.labels(self.queue.name, label).observe(seconds)
 
 
 class _Keeper:

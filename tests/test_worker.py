@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from prometheus_client import CollectorRegistry
 from scheduling import eventually
 from support import (
     LossyProxy,
@@ -1232,3 +1233,43 @@ def test_what_was_claimed_ahead_goes_back_when_no_slot_becomes_free(live: TaskQu
     finally:
         ending.set()
         assert worker.stop()
+
+
+def test_runs_are_counted_by_handler_and_outcome(
+    queue: TaskQueue, registry: CollectorRegistry
+) -> None:
+    worker = Worker(queue, registry=registry)
+
+    @worker.task("good")
+    def good(payload: dict[str, Any]) -> None:
+        pass
+
+    @worker.task("bad", retries=0)
+    def bad(payload: dict[str, Any]) -> None:
+        raise ValueError("no")
+
+    @worker.task("again", jitter="none")
+    def again(payload: dict[str, Any]) -> None:
+        raise Retry
+
+    for name in ("good", "bad", "again", "made up by a user"):
+        push(queue, name, name=name)
+    worker.run_until_empty()
+
+    def runs(task: str, outcome: str) -> float | None:
+        labels = {"queue": "default", "task": task, "outcome": outcome}
+        return registry.get_sample_value("fairqueue_worker_runs_total", labels)
+
+    assert runs("good", "finished") == 1
+    assert runs("bad", "buried") == 1
+    assert runs("again", "retried") == 1
+    assert runs("unknown", "retried") == 1
+    for task, count in (("good", 1), ("bad", 1), ("again", 1), ("unknown", None)):
+        labels = {"queue": "default", "task": task}
+        found = registry.get_sample_value("fairqueue_worker_run_seconds_count", labels)
+        assert found == count, task
+
+
+def test_a_registry_that_is_none_is_refused(queue: TaskQueue) -> None:
+    with pytest.raises(InvalidInput, match="registry 'mine' is no CollectorRegistry"):
+        Worker(queue, registry="mine")  # type: ignore[arg-type]
