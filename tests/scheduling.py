@@ -12,7 +12,9 @@ import redis
 from support import State, dump
 
 from fairqueue.clock import to_ms
+from fairqueue.models import ScheduledTask
 from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
 from fairqueue.scripts import Script
 
 THURSDAY = datetime(2026, 3, 5, 8, 59, 30, tzinfo=UTC)  # half a minute before nine
@@ -24,6 +26,19 @@ _REPLAY = ("ops", "ops_before")
 def at(day: int, hour: int, minute: int = 0, second: int = 0) -> datetime:
     """A moment in March 2026, UTC; the 5th is a Thursday."""
     return datetime(2026, 3, day, hour, minute, second, tzinfo=UTC)
+
+
+def get(scheduler: TaskScheduler, schedule_id: str) -> ScheduledTask:
+    """A schedule that is there."""
+    schedule = scheduler.get_schedule(schedule_id)
+    assert schedule is not None
+    return schedule
+
+
+def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> str:
+    """Add a schedule, daily at nine unless told otherwise."""
+    given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
+    return scheduler.add_schedule(schedule_id=schedule_id, **given)
 
 
 def ms(moment: datetime) -> int:

@@ -13,11 +13,13 @@ import redis
 from prometheus_client import CollectorRegistry
 from scheduling import (
     THURSDAY,
+    add,
     at,
     before_script,
     due_at,
     fire_id,
     fired_ids,
+    get,
     ms,
     record,
     state_of,
@@ -29,7 +31,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.connection import Link
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
-from fairqueue.models import ScheduledTask, status_head, task_document
+from fairqueue.models import status_head, task_document
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import MISSED_CAP, READ_LIMIT, TaskScheduler
 from fairqueue.scripts import Script, load_script
@@ -53,17 +55,6 @@ def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskSchedul
     """A second scheduler with its own connections, as in another process."""
     with TaskQueue(redis_client, clock=clock) as queue:
         yield TaskScheduler(queue, "two", registry=CollectorRegistry())
-
-
-def get(scheduler: TaskScheduler, schedule_id: str) -> ScheduledTask:
-    schedule = scheduler.get_schedule(schedule_id)
-    assert schedule is not None
-    return schedule
-
-
-def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> str:
-    given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
-    return scheduler.add_schedule(schedule_id=schedule_id, **given)
 
 
 def sample(registry: CollectorRegistry, name: str, **labels: str) -> float:

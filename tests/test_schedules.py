@@ -14,11 +14,13 @@ import redis
 from prometheus_client import CollectorRegistry
 from scheduling import (
     THURSDAY,
+    add,
     at,
     before_script,
     due_at,
     fire_id,
     fired_ids,
+    get,
     ms,
     record,
     state_of,
@@ -52,17 +54,6 @@ def clock() -> ManualClock:
 @pytest.fixture
 def scheduler(queue: TaskQueue) -> TaskScheduler:
     return TaskScheduler(queue, "one", registry=CollectorRegistry())
-
-
-def get(scheduler: TaskScheduler, schedule_id: str) -> ScheduledTask:
-    schedule = scheduler.get_schedule(schedule_id)
-    assert schedule is not None
-    return schedule
-
-
-def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> str:
-    given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
-    return scheduler.add_schedule(schedule_id=schedule_id, **given)
 
 
 # --- adding ---------------------------------------------------------------------------------------
