@@ -1,6 +1,8 @@
 """A real server for the tests: one for all of them, and more for those that break theirs."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -88,3 +90,27 @@ def queue(
 def registry() -> CollectorRegistry:
     """A registry of the test's own: metrics of others do not show in it."""
     return CollectorRegistry()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Run Python programs with arguments in processes of their own, which are gone at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def spawn(program: str, *arguments: str) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield spawn
+    for process in started:
+        process.kill()
+        process.wait(10)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()

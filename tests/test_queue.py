@@ -1605,30 +1605,6 @@ def test_old_records_go_with_time_also_when_nothing_ends(
     assert places(redis_client) == {"buried": ["t2"]}
 
 
-def test_a_blocked_worker_hears_of_a_lease_that_another_has_begun(
-    own_server: OwnServer,
-) -> None:
-    """The one that holds it dies; the blocked one must not wait for longer than the lease."""
-    server = own_server()
-    with TaskQueue.from_url(server.url) as queue, TaskQueue.from_url(server.url) as other:
-        waiting = threading.Event()
-        claimed: list[Claim] = []
-
-        def wait_for_one() -> None:
-            waiting.set()
-            claimed.extend(other.claim("blocked", wait=60))
-
-        # It is blocked for good when a first task, which it must not get, has woken nobody else.
-        push(queue, "t1", delay=0.2)
-        thread = threading.Thread(target=wait_for_one)
-        held = queue.claim("dies", lease=0.3, wait=60)
-        thread.start()
-        waiting.wait()
-        thread.join(timeout=60)
-        assert [claim.task.task_id for claim in claimed] == ids_of(held) == ["t1"]
-        assert claimed[0].attempt == 2
-
-
 def test_a_claim_wakes_a_blocked_worker_when_it_brings_the_next_moment_nearer(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -57,31 +56,18 @@ DRIVER = textwrap.dedent(
     """
 )
 
+Spawn = Callable[..., "subprocess.Popen[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(redis_url: str) -> Iterator[Start]:
+def start(spawn: Spawn, redis_url: str) -> Start:
     """Start scheduler processes, which are gone at the end."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(name: str, mode: str = "") -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, redis_url, name, mode],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        return spawn(DRIVER, redis_url, name, mode)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(10)
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+    return start
 
 
 @pytest.fixture

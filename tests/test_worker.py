@@ -1103,31 +1103,18 @@ DRIVER = textwrap.dedent(
     """
 )
 
+Spawn = Callable[..., "subprocess.Popen[str]"]
 Start = Callable[[str], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(redis_url: str) -> Iterator[Start]:
+def start(spawn: Spawn, redis_url: str) -> Start:
     """Start worker processes, which are gone at the end."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(worker_id: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, redis_url, worker_id],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        return spawn(DRIVER, redis_url, worker_id)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(10)
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+    return start
 
 
 def wait_for_start(process: "subprocess.Popen[str]") -> None:
