@@ -14,6 +14,7 @@ from fairqueue.errors import InvalidInput
 
 # 9999-12-31: later than this a datetime cannot say.
 LATEST_MS = 253_402_300_799_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
@@ -73,4 +74,4 @@ def to_ms(moment: object, what: str, error: type[InvalidInput] = InvalidInput) -
 
 def from_ms(moment_ms: int) -> datetime:
     """Milliseconds since 1970 as an aware datetime in UTC, exact to the millisecond."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=moment_ms)
+    return _EPOCH + timedelta(milliseconds=moment_ms)

@@ -24,6 +24,10 @@ class InvalidPayload(InvalidTask):
     """A payload is not a JSON object, or is too large or too deep; the message has the path."""
 
 
+class UnknownTask(InvalidTask):
+    """There is no task with this id."""
+
+
 class InvalidSchedule(InvalidInput):
     """A schedule has an unusable or unknown field."""
 

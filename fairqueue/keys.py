@@ -20,6 +20,19 @@ KEY_TYPES = {
     "ended": "zset",
     "dead": "zset",
     "wake": "list",
+    # limits of handlers, and the workers that run them
+    "limits": "hash",
+    "slots": "zset",
+    "held": "zset",
+    "slot_line": "zset",
+    "paced": "hash",
+    "deadlines": "zset",
+    "workers": "hash",
+    "worker_ends": "zset",
+    # history
+    "attempts": "hash",
+    "runs": "zset",
+    "failures": "zset",
     # fairness between users
     "fair": "hash",
     "ready": "zset",
@@ -39,6 +52,7 @@ KEY_TYPES = {
     "schedule_state": "hash",
     "schedule_index": "zset",
     "broken": "hash",
+    "open": "zset",
     "leader": "string",
     "epoch": "string",
     "scheduler_wake": "list",

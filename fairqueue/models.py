@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -46,7 +47,9 @@ class Task:
     """Something to be done for a user. Make one with `Task.create`.
 
     `delay_ms` and `at_ms` say when it becomes ready; `schedule_id` and `scheduled_for` are set on
-    those that a schedule has fired. `document` is what is stored: the task as it was when created.
+    those that a schedule has fired. `run_type` is "queued", "scheduled", "manual" (a schedule that
+    was triggered) or "retry" (of the dead letter `retry_of`). `document` is what is stored: the
+    task as it was when created.
     """
 
     task_id: str
@@ -58,6 +61,9 @@ class Task:
     at_ms: int | None = None
     schedule_id: str | None = None
     scheduled_for: datetime | None = None
+    run_type: str = "queued"
+    triggered_by: str | None = None
+    retry_of: str | None = None
     document: str = field(repr=False, compare=False)
 
     @classmethod
@@ -71,19 +77,22 @@ class Task:
         task_id: str | None = None,
         delay: float | None = None,
         at: datetime | float | None = None,
+        triggered_by: str | None = None,
     ) -> "Task":
         """A task for a user, checked.
 
         `delay` is in seconds from the push; `at` is an aware datetime or seconds since 1970 (one in
         the past means at once). Without `task_id` a random one is made; giving one makes repeated
-        pushes one task, whose time is that of the first. Raises InvalidTask or InvalidPayload,
-        naming the value.
+        pushes one task, whose time is that of the first. `triggered_by` says who or what asked for
+        it, for the history. Raises InvalidTask or InvalidPayload, naming the value.
         """
-        delay_ms, at_ms = _when(delay, at)
+        delay_ms, at_ms = check_when(delay, at)
         priority = check_priority(priority)
         checked = check_payload({} if payload is None else payload)
         check_name(user_id, "user_id")
         check_name(name, "name")
+        if triggered_by is not None:
+            check_name(triggered_by, "triggered_by")
         return cls(
             task_id=new_id() if task_id is None else check_task_id(task_id),
             user_id=user_id,
@@ -92,7 +101,10 @@ class Task:
             name=name,
             delay_ms=delay_ms,
             at_ms=at_ms,
-            document=task_document(user_id, name, priority, encode_payload(checked)),
+            triggered_by=triggered_by,
+            document=task_document(
+                user_id, name, priority, encode_payload(checked), origin={"by": triggered_by}
+            ),
         )
 
     @classmethod
@@ -109,25 +121,62 @@ class Task:
                 name=record["name"],
                 schedule_id=record.get("schedule"),
                 scheduled_for=None if scheduled_ms is None else from_ms(scheduled_ms),
+                run_type=run_type(record.get("schedule"), scheduled_ms, record.get("retry_of")),
+                triggered_by=record.get("by"),
+                retry_of=record.get("retry_of"),
                 document=document if isinstance(document, str) else document.decode(),
             )
         except UNREADABLE as error:
             raise BrokenRecord(f"the document of task {task_id!r} is unreadable: {error}") from None
 
     @property
+    def status_head(self) -> str:
+        """What is known of its status before the push: JSON without closing brace."""
+        head = status_head(self.user_id, self.name, self.priority)
+        if self.schedule_id is not None:
+            head += f',"schedule":{encode_basestring(self.schedule_id)}'
+        if self.run_type != "queued":
+            head += f',"type":"{self.run_type}"'
+        return head + origin_fields({"by": self.triggered_by, "retry_of": self.retry_of})
+
+    @property
     def when(self) -> str:
         """When it becomes ready, as the scripts take it."""
-        if self.delay_ms is not None:
-            return f"+{self.delay_ms}"
-        return "" if self.at_ms is None else str(self.at_ms)
+        return moment_text(self.delay_ms, self.at_ms)
 
 
-def _when(delay: object, at: object) -> tuple[int | None, int | None]:
+def moment_text(delay_ms: int | None, at_ms: int | None) -> str:
+    """A moment as the scripts take it: nothing for now, `+ms` from now, or `ms`."""
+    if delay_ms is not None:
+        return f"+{delay_ms}"
+    return "" if at_ms is None else str(at_ms)
+
+
+def check_when(delay: object, at: object) -> tuple[int | None, int | None]:
+    """A delay or a moment in ms; at most one is given. Raises InvalidTask naming the value."""
     if delay is not None and at is not None:
         raise InvalidTask(f"delay {delay!r} and at {at!r} are both given: pass one of them")
     if delay is not None:
         return round(check_seconds(delay, "delay", InvalidTask) * 1000), None
     return None, None if at is None else to_ms(at, "at", InvalidTask)
+
+
+def run_type(schedule_id: str | None, scheduled_ms: int | None, retry_of: str | None) -> str:
+    """How a task came to be: "queued", "scheduled", "manual" or "retry"."""
+    if retry_of is not None:
+        return "retry"
+    if schedule_id is None:
+        return "queued"
+    return "manual" if scheduled_ms is None else "scheduled"
+
+
+def origin_fields(origin: Mapping[str, str | None]) -> str:
+    """Where a task comes from, as fields of JSON; those that are None are left out."""
+    return "".join(
+        f',"{name}":{encode_basestring(value)}'
+        for name, value in origin.items()
+        if value is not None
+    )
 
 
 def encode_payload(payload: dict[str, Any]) -> str:
@@ -148,6 +197,7 @@ def task_document(
     payload_json: str,
     schedule_id: str | None = None,
     scheduled_ms: int | None = None,
+    origin: Mapping[str, str | None] = {},
 ) -> str:
     """What is stored of a task: its content without its id, so that equal tasks are equal text."""
     text = _document_head(user_id, name, priority)
@@ -155,6 +205,7 @@ def task_document(
         text += f',"schedule":{encode_basestring(schedule_id)}'
         if scheduled_ms is not None:
             text += f',"scheduled_for":{scheduled_ms}'
+    text += origin_fields(origin)
     return f'{text},"payload":{payload_json}}}'
 
 
@@ -202,6 +253,20 @@ class TaskInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerLimits:
+    """What holds for all tasks of a name, over all workers; None: no such limit.
+
+    slots: how many run at a time. rate: how many begin in a second. timeout: how many seconds a run
+    may take; one that goes on for a lease longer is reported as stale. What ends a run at its
+    time-out is the worker, by the option of its handler.
+    """
+
+    slots: int | None = None
+    rate: float | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why a task waits: a sentence, and the facts it is made of."""
 
@@ -214,6 +279,7 @@ class Explanation:
     user_paused: bool = False
     user_capped: bool = False
     user_rate_limited_until: datetime | None = None
+    waits_for_slot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +342,8 @@ class ScheduledTask:
     next_run: datetime | None
     run_count: int
     missed_count: int
+    overlap: str = "allow"
+    skipped_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

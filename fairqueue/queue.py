@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -22,20 +23,24 @@ from fairqueue.errors import (
     LeaseLost,
     QueueFull,
     RedisRefused,
+    UnknownTask,
 )
 from fairqueue.keys import Keys
 from fairqueue.models import (
     UNREADABLE,
     Claim,
     Explanation,
+    HandlerLimits,
     QueueSettings,
     QueueSnapshot,
     Task,
     TaskInfo,
     UserSettings,
+    check_when,
+    moment_text,
     new_id,
-    status_head,
 )
+from fairqueue.reports import Failure, Report, fingerprint
 from fairqueue.validation import (
     MAX_ERROR_LENGTH,
     MAX_RESULT_BYTES,
@@ -57,6 +62,12 @@ PAUSE_S = 0.1  # after a connection broke while it waited
 MAX_LEASE_S = 86_400.0
 JAIN_SAMPLE = 1000  # backlogged users whose service is compared
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+MOST_SLOTS = 1000  # so many leases are looked at when all slots of a name seem taken
+
+_HOST = socket.gethostname()
+
+# A claim, the result, and what the attempt has to tell.
+Result = tuple[Claim, Any] | tuple[Claim, Any, "Report | None"]
 
 
 class _Unset:
@@ -228,17 +239,27 @@ class TaskQueue:
     # --- claiming ---------------------------------------------------------------------------------
 
     def claim(
-        self, worker_id: str, limit: int = 1, lease: float = 30.0, wait: float = 0.0
+        self,
+        worker_id: str,
+        limit: int = 1,
+        lease: float = 30.0,
+        wait: float = 0.0,
+        *,
+        names: Iterable[str] | None = None,
+        avoid: Iterable[str] = (),
     ) -> list[Claim]:
         """Take up to `limit` tasks, fairly between users, each for `lease` seconds.
 
         Returns [] when nothing is ready; with `wait`, blocks up to so many seconds for the first.
+        With `names`, only tasks of these names; with `avoid`, none of those: the others stay where
+        they are, and of a user's tasks the first hundred are looked at.
         """
         check_name(worker_id, "worker_id")
         check_count(limit, "limit", least=1, most=CLAIM_LIMIT)
         lease_ms = _lease_ms(lease)
+        wanted = _wanted(names, avoid)
         deadline = time.monotonic() + check_seconds(wait, "wait")
-        claims, hint = self._claim_once(worker_id, limit, lease_ms)
+        claims, hint = self._claim_once(worker_id, limit, lease_ms, wanted)
         if claims or wait == 0:
             return claims
         listener = self.link.listener("wake")
@@ -248,7 +269,7 @@ class TaskQueue:
                 if remaining <= 0:
                     break
                 self._await(listener, min(remaining, hint, LONGEST_WAIT_S))
-                claims, hint = self._claim_once(worker_id, limit, lease_ms)
+                claims, hint = self._claim_once(worker_id, limit, lease_ms, wanted)
         finally:
             listener.close()
         return claims
@@ -262,10 +283,20 @@ class TaskQueue:
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
-    def _claim_once(self, worker_id: str, limit: int, lease_ms: int) -> tuple[list[Claim], float]:
+    def _claim_once(
+        self, worker_id: str, limit: int, lease_ms: int, wanted: str
+    ) -> tuple[list[Claim], float]:
         """One round trip: the claims, and how many seconds until there may be more."""
         token = new_id()
-        answer = self._run("claim", op=token, worker=worker_id, limit=limit, lease_ms=lease_ms)
+        answer = self._run(
+            "claim",
+            op=token,
+            worker=worker_id,
+            limit=limit,
+            lease_ms=lease_ms,
+            place=this_place(),
+            names=wanted,
+        )
         return self._claims(answer, token, worker_id, lease_ms)
 
     def _claims(
@@ -280,7 +311,7 @@ class TaskQueue:
             try:
                 task = Task.from_document(task_id, answer[i + 1])
             except BrokenRecord as error:
-                self._end("bury", task_id, token, error=str(error))
+                self._end("bury", task_id, token, **_failure(str(error), None, "unreadable"))
                 continue
             claims.append(
                 Claim(
@@ -320,12 +351,13 @@ class TaskQueue:
         if self.finish_many([(claim, result)])[0] == "lost_lease":
             raise _lost(claim.task.task_id)
 
-    def finish_many(self, results: Iterable[tuple[Claim, Any]]) -> list[str]:
-        """Record that many tasks are done, given as (claim, result); one word for each.
+    def finish_many(self, results: Iterable[Result]) -> list[str]:
+        """Record that many tasks are done, given as (claim, result) or (claim, result, report).
 
+        One word for each:
         "finished", "cancelled" (its cancelling was asked for), or "lost_lease" (nothing changed).
         """
-        rows = [_finish_row(claim, result) for claim, result in results]
+        rows = [_finish_row(*result) for result in results]
         words: list[str] = []
         calls = (
             {"rest": [field for row in rows[i : i + FINISH_CHUNK] for field in row]}
@@ -336,7 +368,14 @@ class TaskQueue:
         return words
 
     def finish_and_claim(
-        self, results: Sequence[tuple[Claim, Any]], worker_id: str, limit: int, lease: float = 30.0
+        self,
+        results: Sequence[Result],
+        worker_id: str,
+        limit: int,
+        lease: float = 30.0,
+        *,
+        names: Iterable[str] | None = None,
+        avoid: Iterable[str] = (),
     ) -> tuple[list[str], list[Claim], float]:
         """Record what is done and take the next tasks, in one round trip.
 
@@ -349,30 +388,41 @@ class TaskQueue:
         lease_ms, token = _lease_ms(lease), new_id()
         if not self._checked:
             self.check()
-        rest = [field for claim, result in results for field in _finish_row(claim, result)]
+        rest = [field for result in results for field in _finish_row(*result)]
         calls: list[tuple[str, dict[str, Any]]] = []
         if results:
             calls.append(("finish", {"rest": rest}))
         if limit:
-            claim = {"op": token, "worker": worker_id, "limit": limit, "lease_ms": lease_ms}
+            claim = {
+                "op": token,
+                "worker": worker_id,
+                "limit": limit,
+                "lease_ms": lease_ms,
+                "place": this_place(),
+                "names": _wanted(names, avoid),
+            }
             calls.append(("claim", claim))
         answers = self.link.run_together(*calls)
         words = [word.decode() for word in answers.pop(0)] if results else []
         claims, hint = self._claims(answers[0], token, worker_id, lease_ms) if limit else ([], 0.0)
         return words, claims, hint
 
-    def retry(self, claim: Claim, error: str = "", delay: float = 0.0) -> None:
+    def retry(
+        self, claim: Claim, error: str = "", delay: float = 0.0, *, report: Report | None = None
+    ) -> None:
         """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost."""
         delay_ms = round(check_seconds(delay, "delay") * 1000)
-        self._end_claim("retry", claim, error=_error_text(error), delay_ms=delay_ms)
+        failure = _failure(error, report, claim.task.name)
+        del failure["fingerprint"]
+        self._end_claim("retry", claim, delay_ms=delay_ms, **failure)
 
     def release(self, claim: Claim) -> None:
         """Give the task back as if it had not been claimed. Raises LeaseLost."""
         self._end_claim("release", claim)
 
-    def bury(self, claim: Claim, error: str = "") -> None:
+    def bury(self, claim: Claim, error: str = "", *, report: Report | None = None) -> None:
         """Put the task among the dead letters. Raises LeaseLost."""
-        self._end_claim("bury", claim, error=_error_text(error))
+        self._end_claim("bury", claim, **_failure(error, report, claim.task.name))
 
     def _end_claim(self, script: str, claim: Claim, **arguments: Argument) -> None:
         if self._end(script, claim.task.task_id, claim.token, **arguments) == b"lost_lease":
@@ -393,15 +443,32 @@ class TaskQueue:
         check_name(task_id, "task_id")
         return bool(self._run("cancel", op=new_id(), id=task_id) != b"over")
 
+    def reschedule(
+        self, task_id: str, *, at: datetime | float | None = None, delay: float | None = None
+    ) -> bool:
+        """Move the time of a task that no worker has claimed; False if one has, or it has ended.
+
+        `at` is an aware datetime or seconds since 1970, `delay` is in seconds from now; neither, or
+        a moment in the past, means now. Its place among the user's tasks is that of its push.
+        Raises UnknownTask, and InvalidTask for a bad time.
+        """
+        check_name(task_id, "task_id")
+        when = moment_text(*check_when(delay, at))
+        word = self._run("reschedule", op=new_id(), id=task_id, when=when)
+        if word == b"absent":
+            raise UnknownTask(f"there is no task {task_id!r} to move")
+        return bool(word == b"moved")
+
     # --- looking ----------------------------------------------------------------------------------
 
     def size(self, user_id: str | None = None) -> int:
         """How many tasks wait for a worker, also of paused or capped users; not delayed ones."""
-        backlog = self.keys["backlog"]
+        keys = self.keys["backlog"], self.keys["held"]
         if user_id is None:
-            return int(self.link.ask(("ZCARD", backlog))[0])
+            return sum(self.link.ask(*(("ZCARD", key) for key in keys)))
         check_name(user_id, "user_id")
-        return int(self.link.ask(("ZLEXCOUNT", backlog, f"[{user_id}\0", f"({user_id}\1"))[0])
+        user = f"[{user_id}\0", f"({user_id}\1"
+        return sum(self.link.ask(*(("ZLEXCOUNT", key, *user) for key in keys)))
 
     def get(self, task_id: str) -> TaskInfo | None:
         """What is known of a task, or None. Raises BrokenRecord if that cannot be read."""
@@ -472,6 +539,33 @@ class TaskQueue:
         """The settings of a user; the defaults for one that has none."""
         check_name(user_id, "user_id")
         return _user_settings(self.link.ask(("HGET", self.keys["users"], user_id))[0] or b"{}")
+
+    def set_limits(
+        self,
+        name: str,
+        *,
+        slots: int | None = None,
+        rate: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Limit all tasks of a name over all workers, from now on; see HandlerLimits.
+
+        What is not given is not limited. Stands over what workers declare for their handlers; with
+        no limit at all that is taken back, and what the next worker to start declares holds. Raises
+        ConfigurationError for a bad value.
+        """
+        check_name(name, "name", ConfigurationError)
+        limits = check_limits(slots, rate, timeout)
+        text = json.dumps({**limits, "by": "operator"}) if limits else ""
+        self._run("set_limits", op=new_id(), task_name=name, limits=text)
+
+    def get_limits(self) -> dict[str, HandlerLimits]:
+        """The limits that hold, by name of the tasks."""
+        stored = self.link.ask(("HGETALL", self.keys["limits"]))[0]
+        return {
+            name.decode(): _handler_limits(text)
+            for name, text in zip(stored[::2], stored[1::2], strict=True)
+        }
 
     def configure(
         self,
@@ -547,16 +641,76 @@ def _push_arguments(task: Task) -> tuple[Argument, ...]:
     return (
         task.task_id,
         task.user_id,
+        task.name,
         task.document,
-        status_head(task.user_id, task.name, task.priority),
+        task.status_head,
         int(task.priority),
         task.when,
+        task.schedule_id or "",
     )
 
 
-def _finish_row(claim: Claim, result: Any) -> tuple[str, str, str]:
+def _finish_row(claim: Claim, result: Any, report: Report | None = None) -> tuple[str, ...]:
     text = "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES)
-    return claim.task.task_id, claim.token, text
+    if report is None:
+        return claim.task.task_id, claim.token, text, "", ""
+    took_ms = f"{report.seconds * 1000:.3f}"
+    return claim.task.task_id, claim.token, text, took_ms, report.document
+
+
+def _failure(error: object, report: Report | None, name: str) -> dict[str, Argument]:
+    text = _error_text(error)
+    mark = report.fingerprint if report is not None else ""
+    return {
+        "error": text,
+        "timed_out": "1" if report is not None and report.timed_out else "",
+        "fingerprint": mark or fingerprint(name, Failure(type="", message=text)),
+        "report": "" if report is None else report.document,
+    }
+
+
+def _wanted(names: Iterable[str] | None, avoid: Iterable[str]) -> str:
+    """Which names a claim wants, as the script takes it."""
+    if names is None:
+        listed = [check_name(name, "avoid") for name in avoid]
+        return "-" + "\n".join(listed) if listed else ""
+    unwanted = set(avoid)
+    listed = [check_name(name, "names") for name in names if name not in unwanted]
+    if not listed:
+        raise InvalidTask("names leave nothing to claim: give names, or None for all")
+    return "+" + "\n".join(listed)
+
+
+def this_place() -> str:
+    """Host and process, for records of who does something."""
+    return f"{_HOST} {os.getpid()}"
+
+
+def check_limits(slots: object, rate: object, timeout: object) -> dict[str, float]:
+    """Limits of a handler as they are stored. Raises ConfigurationError naming the value."""
+    limits: dict[str, float] = {}
+    if slots is not None and check_count(slots, "slots", ConfigurationError, most=MOST_SLOTS):
+        limits["slots"] = slots  # type: ignore[assignment]
+    if rate is not None:
+        limits["rate"] = check_number(rate, "rate", ConfigurationError, least=0.001, most=1e6)
+    if timeout is not None:
+        seconds = check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
+        limits["timeout_ms"] = round(seconds * 1000)
+    return limits
+
+
+def _handler_limits(text: bytes) -> HandlerLimits:
+    try:
+        stored = json.loads(text)
+        timeout_ms = stored.get("timeout_ms")
+        slots, rate = stored.get("slots"), stored.get("rate")
+        return HandlerLimits(
+            slots=None if slots is None else int(slots),
+            rate=None if rate is None else float(rate),
+            timeout=None if timeout_ms is None else timeout_ms / 1000,
+        )
+    except UNREADABLE:
+        return HandlerLimits()
 
 
 def _lease_ms(lease: object) -> int:
@@ -646,6 +800,12 @@ def _user_settings(text: bytes) -> UserSettings:
 def _explanation(task_id: str, answer: list[Any]) -> Explanation:
     status = _read_status(task_id, answer[0])
     state, user = status["state"], status["user"]
+    if status.get("buffered"):
+        return Explanation(
+            task_id=task_id,
+            state=state,
+            summary=f"begins when the run of schedule {status.get('schedule')!r} before it ends",
+        )
     if state == "delayed":
         until = _moment(answer[3])
         return Explanation(
@@ -667,6 +827,14 @@ def _explanation(task_id: str, answer: list[Any]) -> Explanation:
     own, users = int(answer[4]), int(answer[5])
     settings = _user_settings(answer[7] or b"{}")
     running = int(answer[8])
+    if answer[9]:
+        limits = _handler_limits(answer[10] or b"{}")
+        return Explanation(
+            task_id=task_id,
+            state=state,
+            summary=f"waits for {_limit_words(limits)} of tasks {status['name']!r}",
+            waits_for_slot=True,
+        )
     parked = answer[6] != b""
     capped = settings.max_running is not None and running >= settings.max_running
     limited = None
@@ -691,6 +859,13 @@ def _explanation(task_id: str, answer: list[Any]) -> Explanation:
         user_capped=capped,
         user_rate_limited_until=limited,
     )
+
+
+def _limit_words(limits: HandlerLimits) -> str:
+    words = [f"one of the {limits.slots} slots"] if limits.slots else []
+    if limits.rate:
+        words.append(f"the rate of {limits.rate:g} per second")
+    return " and ".join(words) or "its turn among the set-aside ones"
 
 
 def jain_index(service: Sequence[float]) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Any
 
 from fairqueue.clock import from_ms, to_ms
@@ -51,7 +52,10 @@ DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
 # Characters of a schedule's id, so that `<schedule_id>:<time in ms>` is an id for TaskQueue.get.
 MAX_ID_LENGTH = MAX_NAME_LENGTH - 16
 
-FIELDS = ("cron_expr", "user_id", "priority", "payload", "timezone", "name", "metadata")
+FIELDS = ("cron_expr", "user_id", "priority", "payload", "timezone", "name", "metadata", "overlap")
+OVERLAPS = ("allow", "skip", "buffer_one", "cancel_previous")
+# Fields that are stored only where they differ from these.
+USUAL = {"overlap": "allow"}
 _FIELD_TYPES = {"cron_expr": str, "timezone": str, "payload": dict, "metadata": dict}
 PATCHABLE = (*FIELDS, "is_active", "next_run")
 
@@ -68,6 +72,7 @@ class Definition:
     payload: dict[str, Any]
     name: str
     metadata: dict[str, Any]
+    overlap: str
     created_ms: int
     updated_ms: int
     status_head: str
@@ -92,6 +97,7 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
         record = json.loads(stored)
         user_id = check_name(record["user_id"], "user_id")
         name = check_name(record["name"], "name")
+        overlap = _check_overlap(record.get("overlap", USUAL["overlap"]))
         priority = check_priority(record["priority"])
         payload, metadata = record["payload"], record["metadata"]
         # What was read from JSON needs no closer look than this.
@@ -110,9 +116,11 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
             payload=payload,
             name=name,
             metadata=metadata,
+            overlap=overlap,
             created_ms=int(record["created"]),
             updated_ms=int(record["updated"]),
-            status_head=status_head(user_id, name, priority),
+            status_head=status_head(user_id, name, priority)
+            + f',"schedule":{encode_basestring(schedule_id)},"type":"scheduled"',
             document_head=head + mark[:-1],
             document_tail=tail,
         )
@@ -125,7 +133,7 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
 def _stored_payload(stored: str, record: dict[str, Any]) -> str:
     """The payload as it stands in the text, which saves encoding it; see `_definition_text`."""
     _, mark, rest = stored.partition(',"metadata":{},"payload":')
-    if mark and rest.endswith("}") and len(record) == len(FIELDS) + 2:
+    if mark and rest.endswith("}") and next(reversed(record)) == "payload":
         return rest[:-1]
     return encode_payload(record["payload"])
 
@@ -335,6 +343,7 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         "timezone": "UTC",
         "name": DEFAULT_NAME,
         "metadata": {},
+        **USUAL,
     }
     fields = _check_fields(defaults | given, FIELDS)
     schedule_id = spec.get("schedule_id")
@@ -369,12 +378,19 @@ def _check_active(value: object) -> bool:
     return value
 
 
+def _check_overlap(value: object) -> str:
+    if value not in OVERLAPS:
+        raise InvalidSchedule(f"overlap {value!r} is none of {', '.join(OVERLAPS)}")
+    return str(value)
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "user_id": lambda value: check_name(value, "user_id", InvalidSchedule),
     "name": lambda value: check_name(value, "name", InvalidSchedule),
     "priority": lambda value: check_priority(value, InvalidSchedule),
     "payload": lambda value: check_payload({} if value is None else value),
     "metadata": lambda value: check_payload({} if value is None else value, "metadata"),
+    "overlap": _check_overlap,
     "is_active": _check_active,
     "next_run": lambda value: to_ms(value, "next_run", InvalidSchedule),
 }
@@ -418,7 +434,11 @@ def _first_moment(cron_expr: str, timezone: str, now_ms: int) -> int:
 
 def _definition_text(fields: Mapping[str, Any], *, created_ms: int, updated_ms: int) -> str:
     """What is stored. Raises InvalidPayload when payload or metadata are too large."""
-    record = {name: fields[name] for name in FIELDS if name not in ("payload", "metadata")}
+    record = {
+        name: fields[name]
+        for name in FIELDS
+        if name not in ("payload", "metadata") and fields[name] != USUAL.get(name)
+    }
     record |= {"priority": int(fields["priority"]), "created": created_ms, "updated": updated_ms}
     metadata = encode_json(fields["metadata"], "metadata", MAX_METADATA_BYTES)
     return (
@@ -461,6 +481,8 @@ def _scheduled_task(
             next_run=from_ms(int(nominal)) if active and nominal.isdigit() else None,
             run_count=int(state.get("runs", 0)),
             missed_count=int(state.get("missed", 0)),
+            overlap=definition.overlap,
+            skipped_count=int(state.get("skipped", 0)),
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise BrokenRecord(

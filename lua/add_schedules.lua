@@ -49,7 +49,8 @@ for from = 1, #ids, GROUP do
       end
       if taken[id] then
         count_dropped(id, old)
-        state.last_run, state.runs, state.missed = old.last_run, old.runs or 0, old.missed
+        state.last_run, state.runs = old.last_run, old.runs or 0
+        state.missed, state.skipped = old.missed, old.skipped
       end
       redis.call('HDEL', K.broken, id)
     end

@@ -6,6 +6,9 @@
 -- ARGV id     text  the task
 -- ARGV token  text  of its lease
 -- ARGV error  text  why
+-- ARGV timed_out    text  '1' if it ran for too long, or empty
+-- ARGV fingerprint  text  what failures of one cause have in common
+-- ARGV report       text  what the attempt has to tell, JSON, or empty
 --
 -- A task whose cancelling was asked for ends as cancelled instead.
 --
@@ -16,6 +19,9 @@ if answer then return answer end
 local word = record.cancel and 'cancelled' or 'buried'
 end_lease(A.id, record)
 record.error = A.error
+record.timed_out = A.timed_out ~= '' or nil
+if word == 'buried' then record.fingerprint = A.fingerprint end
+keep_attempt(A.id, record, record.timed_out and 'timed_out' or 'failed', A.report)
 close(A.id, record, word)
 trim_all(1)
 save_fair()

@@ -2,7 +2,6 @@
 --
 -- @include ending
 -- FLAGS allow-oom
--- KEYS delayed  zset  task id -> when it becomes ready, ms
 -- ARGV op  text  random id of this operation
 -- ARGV id  text  the task
 --
@@ -21,12 +20,7 @@ if record.state == 'running' then
   write_status(A.id, record)
   return remember(A.op, 'asked')
 end
-if record.state == 'delayed' then
-  redis.call('ZREM', K.delayed, A.id)
-else
-  remove_waiting(A.id, record)
-end
-close(A.id, record, 'cancelled')
+cancel_waiting(A.id, record)
 trim_all(1)
 save_fair()
 return remember(A.op, 'cancelled')

@@ -7,11 +7,16 @@
 -- ARGV worker    text  who claims
 -- ARGV limit     int   how many tasks at most
 -- ARGV lease_ms  int   how long the leases are
+-- ARGV place     text  host and process of the worker
+-- ARGV names     text  empty: tasks of any name; '+' and names in lines: only these; '-': not these
 --
 -- First does what time has made due. The cost does not depend on how many users wait, are capped or
--- are paused: only the first `limit` users of ready are looked at, and those who may not be served
--- are not in it. They are served in memory, and what has become of them is written together: calls
--- of commands are what a script spends its time on.
+-- are paused: the first `limit` users of ready are looked at, and no more than LOOKED others of whom
+-- nothing can be taken here; those who may not be served are not in it. They are served in memory,
+-- and what has become of them is written together: calls of commands are what a script spends its
+-- time on.
+-- Tasks of names that are not wanted are passed over where they are, LOOK of a user at most. Tasks
+-- of names whose limits are reached are set aside, and come back in turn when there is room.
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), ms of the clock, ms at
 -- which the tasks were claimed, then for each task: id, document, attempt, ms at which it became
@@ -21,7 +26,12 @@ local WINDOW_MS = 10000      -- service is compared between users over windows o
 local TRIMMED = 200          -- so often, twice as many old records are dropped at most
 local CRITICAL_CREDIT = 10   -- so many CRITICAL tasks may go first in a row before the share binds
 local LONGEST_WAIT_MS = 5000 -- nobody waits longer than this, whatever the hint
-local ROUNDS = 5             -- readings of ready, more than one only past records that are broken
+local LOOKED = 200           -- users looked at beyond `limit`, past those of whom nothing can be taken
+local ROUND = 20             -- of them in one reading
+local LOOK_AGAIN_MS = 250    -- when there are more users than were looked at
+local LOOK = 100             -- so many tasks of a user are looked at for one of a name that is wanted
+local ASIDE = 1000           -- so many tasks are set aside in one claim
+local PASSES = 16            -- so many workers in a row are told of what they do not want
 
 local limit, lease_end = tonumber(A.limit), now + tonumber(A.lease_ms)
 local share = SETTINGS.critical_share
@@ -43,11 +53,28 @@ end
 -- --- users in memory ---
 
 -- { name, tag, critical_tag, in_critical, list (members of the backlog), at, complete, last,
---   state: 'ready', 'parked' or 'gone', wait, service }
+--   state: 'ready', 'parked', 'gone' or 'passed' (nothing to take here), wait, service }
 
 local function new_user(name, tag)
   return { name = name, tag = tag, list = {}, at = 1, state = 'ready', served = 0 }
 end
+
+-- --- names ---
+
+local listed = {}
+for name in string.gmatch(string.sub(A.names, 2), '[^\n]+') do listed[name] = true end
+local only_listed, filtered = string.sub(A.names, 1, 1) == '+', A.names ~= ''
+-- Users at the head of ready and of the CRITICAL lane of whom nothing can be taken in this claim.
+local passed, lane_passed = 0, 0
+local for_others = false  -- something is there that this worker does not want
+local asides, aside, held_aside = 0, {}, {}
+
+local function is_wanted(name)
+  return (listed[name] or false) == only_listed
+end
+
+local function id_of(member) return string.match(member, '^%Z*%z%Z*%z(%Z*)') end
+local function name_of(member) return string.match(member, '%z(%Z*)$') end
 
 -- A member of the user's backlog, counted from the first that is not served yet; nil: no more.
 local function member(user, offset, chunk)
@@ -62,18 +89,62 @@ local function member(user, offset, chunk)
   return user.list[user.at + offset]
 end
 
--- Read the first users of both lanes: by name, in order, and as lines by tag.
+-- Take the member at this offset off the list.
+local function take_off(user, offset)
+  if offset == 0 then
+    user.at = user.at + 1
+  else
+    table.remove(user.list, user.at + offset)
+  end
+end
+
+-- Let a task wait for room in the limits of its name, out of the way of its user's others.
+local function set_aside(user, member, name)
+  local id, rank = id_of(member), string.match(member, '^%Z*%z(%Z*)')
+  aside[#aside + 1] = member
+  held_aside[#held_aside + 1] = '0'
+  held_aside[#held_aside + 1] = held_member_of(id, { user = user.name, rank = rank, name = name })
+  join_slot_line(name, user.name)
+  asides = asides + 1
+end
+
+-- The user's first task that may run: its offset and member; nil if there is none in sight.
+local function first_runnable(user, chunk)
+  if not filtered and not has_limits then return 0, member(user, 0, chunk) end
+  local offset = user.from or 0  -- those before it were looked at when the user was served before
+  while offset < LOOK do
+    local found = member(user, offset, math.max(chunk, 20))
+    if not found then return offset, nil end
+    local name = name_of(found)
+    if filtered and not is_wanted(name) then
+      offset = offset + 1
+    elseif not is_limited(name) then
+      user.from = offset
+      return offset, found
+    elseif asides < ASIDE then
+      user.in_critical = user.in_critical or is_critical(user.name, found)
+      set_aside(user, found, name)
+      take_off(user, offset)
+    else
+      offset = offset + 1
+    end
+  end
+  return offset, nil
+end
+
+-- Read the next users of both lanes: by name, in order, and as lines by tag.
 local function read_users(want)
   local users, names, ready, critical = {}, {}, new_line(), new_line()
-  local flat = redis.call('ZRANGE', K.ready, 0, want - 1, 'WITHSCORES')
+  local flat = redis.call('ZRANGE', K.ready, passed, passed + want - 1, 'WITHSCORES')
   for i = 1, #flat, 2 do
     local user = new_user(flat[i], tonumber(flat[i + 1]))
+    user.in_ready = true
     users[user.name] = user
     names[#names + 1] = user.name
     ready.sorted[#ready.sorted + 1] = { tag = user.tag, user = user }
   end
   if share > 0 and redis.call('ZCARD', K.critical) > 0 then
-    flat = redis.call('ZRANGE', K.critical, 0, want - 1, 'WITHSCORES')
+    flat = redis.call('ZRANGE', K.critical, lane_passed, lane_passed + want - 1, 'WITHSCORES')
     for i = 1, #flat, 2 do
       local user = users[flat[i]]
       if not user then
@@ -86,6 +157,8 @@ local function read_users(want)
       critical.sorted[#critical.sorted + 1] = { tag = user.critical_tag, user = user }
     end
   end
+  cut_line(ready, want)
+  cut_line(critical, want)
   return users, names, ready, critical
 end
 
@@ -95,19 +168,24 @@ local function may_jump()
   return share >= 1 or (fair.credit or CRITICAL_CREDIT) >= 1
 end
 
--- The user whose turn it is, and whether by the CRITICAL lane; nil: nobody.
+-- The user whose turn it is, and whether by the CRITICAL lane; nil: nobody who has been read. So
+-- many are read that this comes to pass only when some were passed over.
 local function next_user(ready, critical)
   if may_jump() then
     local top = next_in_line(critical)
     while top do
-      if top.user.state == 'ready' and top.user.critical_tag == top.tag then
+      if is_beyond(critical, top) then return nil end
+      if top.user.state == 'ready' and top.user.critical_tag == top.tag
+        and not top.user.left_lane then
         return top.user, true
       end
       top = next_in_line(critical)
     end
+    if critical.cut then return nil end
   end
   local top = next_in_line(ready)
   while top do
+    if is_beyond(ready, top) then return nil end
     if top.user.state == 'ready' and top.user.tag == top.tag then return top.user, false end
     top = next_in_line(ready)
   end
@@ -132,23 +210,50 @@ local function charge(user, jumps, cost)
   user.served = user.served + stride
 end
 
--- Take the user's first task; its member, or nil if there is none.
+-- What the user's next task is now: whether the user has any, and goes by the CRITICAL lane.
+local function look_ahead(user, chunk)
+  local following = member(user, 0, chunk)
+  user.is_critical = following and is_critical(user.name, following)
+  return following
+end
+
+-- Nothing of the user's can be taken in this claim.
+local function pass_over(user, chunk)
+  if not look_ahead(user, chunk) then
+    user.state = 'gone'
+    return
+  end
+  user.state, for_others = 'passed', true
+  if user.in_ready then passed = passed + 1 end
+  if user.critical_tag and user.is_critical then lane_passed = lane_passed + 1 end
+end
+
+-- The user's CRITICAL tasks cannot be taken in this claim; what can be is for the ordinary turn.
+local function leave_lane(user, chunk)
+  look_ahead(user, chunk)
+  if user.is_critical then lane_passed = lane_passed + 1 end
+  user.left_lane = true
+end
+
+-- Take the user's first task that may run; its member, or nil if there is none.
 local function serve(user, jumps, chunk)
   user.touched = true
-  local first = member(user, 0, chunk)
+  local offset, first = first_runnable(user, chunk)
   if not first then
-    user.state = 'gone'
+    pass_over(user, chunk)
+    return nil
+  end
+  if jumps and not is_critical(user.name, first) then
+    leave_lane(user, chunk)
     return nil
   end
   user.in_critical = user.in_critical or is_critical(user.name, first)
   charge(user, jumps, cost_of(user.name))
   change_running(user.name, 1)
   spend_rate(user.name)
-  local following = member(user, 1, chunk)
-  user.at = user.at + 1
-  user.is_critical = following and is_critical(user.name, following)
-  -- No place in that lane any more: what is next goes by the ordinary one.
-  if not user.is_critical then user.critical_tag = nil end
+  if has_limits then begin_limited(name_of(first)) end
+  take_off(user, offset)
+  local following = look_ahead(user, chunk)
   if not following then
     user.state = 'gone'
   else
@@ -161,13 +266,13 @@ end
 -- Serve users in memory, up to `want` times; the members taken.
 local function serve_in_turn(want, ready, critical, chunk)
   local members = {}
-  for _ = 1, want do
+  while #members < want do
     local user, jumps = next_user(ready, critical)
     if not user then break end
     members[#members + 1] = serve(user, jumps, chunk)
     if user.state == 'ready' then
       join_line(ready, user.tag, user)
-      if user.critical_tag and user.is_critical then
+      if user.critical_tag and user.is_critical and not user.left_lane then
         join_line(critical, user.critical_tag, user)
       end
     end
@@ -204,22 +309,23 @@ local function write_users(users, names)
   local so_far = redis.call('HMGET', K.served, unpack(touched))
   for i, name in ipairs(touched) do
     local user = users[name]
-    if user.state == 'ready' then
-      add(ready, user.tag, name)
+    local stays = user.state ~= 'gone' and user.state ~= 'parked'
+    if stays then
+      add(ready, text_of(user.tag), name)
     else
       left[#left + 1] = name
-      add(idle, user.tag, name)
+      add(idle, text_of(user.tag), name)
       if user.wait then add(parked, user.wait, name) end
     end
-    if user.in_critical then
-      if user.state ~= 'ready' or not user.is_critical then
+    if user.in_critical or user.is_critical then
+      if not user.is_critical or not stays then
         uncritical[#uncritical + 1] = name
       elseif user.critical_tag then
-        add(critical, user.critical_tag, name)
+        add(critical, text_of(user.critical_tag), name)
       end
     end
     local amount = new_service(user, so_far[i])
-    if amount then add(service, name, amount) end
+    if amount then add(service, name, amount == 'late' and amount or text_of(amount)) end
   end
   call_with('ZADD', K.ready, ready)
   call_with('ZREM', K.ready, left)
@@ -230,57 +336,120 @@ local function write_users(users, names)
   call_with('HSET', K.served, service)
 end
 
+local function write_aside()
+  call_with('ZREM', K.backlog, aside)
+  call_with('ZADD', K.held, held_aside)
+  aside, held_aside = {}, {}
+end
+
+local claimed_by  -- the end of the text of a record that is claimed for the first time
+
+-- The text of a record that is claimed for the first time, as almost all are; nil for others.
+local function first_claim_text(id, record)
+  if record.attempts ~= 0 or record.worker or record.claimed or record.error
+    or limits_of(record.name) then return nil end
+  local text = exchange(status_texts[id], '"state":"ready"', '"state":"running"')
+  text = text and exchange(text, '"attempts":0', '"attempts":1')
+  if not text then return nil end
+  claimed_by = claimed_by or ',"token":' .. cjson.encode(A.op) .. ',"worker":'
+    .. cjson.encode(A.worker) .. ',"place":' .. cjson.encode(A.place) .. ',"claimed":' .. now_text .. ',"charge":'
+  local charge = cost_of(record.user)
+  return string.sub(text, 1, -2) .. claimed_by
+    .. text_of(charge) .. '}'
+end
+
 -- Take the members out of the backlog; ids and records of those whose records can be read.
 local function take_out(members)
-  local all, ids = {}, {}
-  for i, found in ipairs(members) do all[i] = string.match(found, '^%Z*%z%Z*%z(.*)$') end
+  local all, ids, texts = {}, {}, {}
+  for i, found in ipairs(members) do all[i] = id_of(found) end
   redis.call('ZREM', K.backlog, unpack(members))
   redis.call('ZREM', K.waiting, unpack(all))
   local records = read_statuses(all)
   for i, id in ipairs(all) do
     local record = records[id]
     if record then
+      texts[id] = first_claim_text(id, record)
       record.state, record.token, record.worker = 'running', A.op, A.worker
+      record.place, record.stale = A.place, nil
       record.attempts = record.attempts + 1
       record.charge, record.claimed = cost_of(record.user), now
       ids[#ids + 1] = id
     else
       local user = string.match(members[i], '^%Z*')
+      not_begun(name_of(members[i]))
       change_running(user, -1)
       review(user)
       count('broken_tasks', 1)
     end
   end
-  return ids, records
+  return ids, records, texts
 end
 
-local function lease(ids, records)
-  local ends = {}
-  for _, id in ipairs(ids) do add(ends, lease_end, id) end
+-- Enter what the tasks take of the limits of their names.
+local function enter_limits(ids, records)
+  local slots, deadlines = {}, {}
+  for _, id in ipairs(ids) do
+    local record = records[id]
+    local limits = limits_of(record.name) or {}
+    record.slot = limits.slots and true
+    if limits.slots then add(slots, '0', record.name .. '\0' .. id) end
+    -- The worker ends it at its time-out: one that still runs a lease later does not end.
+    record.deadline = limits.timeout_ms and now + limits.timeout_ms + tonumber(A.lease_ms)
+    if record.deadline then add(deadlines, record.deadline, id) end
+  end
+  call_with('ZADD', K.slots, slots)
+  call_with('ZADD', K.deadlines, deadlines)
+end
+
+local function lease(ids, records, texts)
+  local ends, at = {}, text_of(lease_end)
+  for _, id in ipairs(ids) do add(ends, at, id) end
   redis.call('ZADD', K.leases, unpack(ends))
-  write_statuses(ids, records)
+  if has_limits then enter_limits(ids, records) end
+  write_statuses(ids, records, texts)
+end
+
+-- Where to look on behind the head of ready: claims that find nothing there take turns at the rest.
+local function look_on()
+  passed = math.max(passed, tonumber(redis.call('HGET', K.fair, 'look_from') or nil) or 0)
+end
+
+local function look_on_from(place)
+  if place then
+    redis.call('HSET', K.fair, 'look_from', place)
+  else
+    redis.call('HDEL', K.fair, 'look_from')
+  end
 end
 
 -- Serve until the limit is reached or nobody is left.
 local function serve_all()
-  local ids, records = {}, {}
-  for _ = 1, ROUNDS do
+  local ids, records, looked, round = {}, {}, 0, limit
+  local head, is_behind, is_over = limit + LOOKED / 2, false, false
+  while #ids < limit and looked < limit + LOOKED do
+    if looked >= head and not is_behind then
+      look_on()
+      is_behind = true
+    end
     local want = limit - #ids
-    if want == 0 then break end
-    local users, names, ready, critical = read_users(want)
-    if #names == 0 then break end
+    local users, names, ready, critical = read_users(math.max(want, round))
+    is_over = #names == 0
+    if is_over then break end
+    looked, round = looked + #names, ROUND
     prefetch_users(names)
     local members = serve_in_turn(want, ready, critical, math.ceil(want / #names) + 1)
     write_users(users, names)
+    write_aside()
     if #members > 0 then
-      local got, got_records = take_out(members)
-      if #got > 0 then lease(got, got_records) end
+      local got, got_records, texts = take_out(members)
+      if #got > 0 then lease(got, got_records, texts) end
       for _, id in ipairs(got) do
         ids[#ids + 1] = id
         records[id] = got_records[id]
       end
     end
   end
+  if is_behind then look_on_from(not is_over and passed or nil) end
   return ids, records
 end
 
@@ -305,9 +474,14 @@ local function reap_idle(served)
   if SETTINGS.cost == 'time' then redis.call('HDEL', K.usage, unpack(passed)) end
 end
 
-local function wait_hint()
-  if redis.call('ZCARD', K.ready) > 0 then return 0 end
-  local soonest = -1
+-- How long until something becomes claimable; what was passed over is for others.
+local function wait_hint(found)
+  if asides >= ASIDE then return 0 end
+  local soonest = redis.call('ZCARD', K.held) > 0 and room_after(is_wanted) or -1
+  if redis.call('ZCARD', K.ready) > passed then
+    if found > 0 or asides > 0 or passed == 0 then return 0 end
+    soonest = soonest < 0 and LOOK_AGAIN_MS or math.min(soonest, LOOK_AGAIN_MS)
+  end
   for _, key in ipairs({ K.delayed, K.leases, K.parked }) do
     local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
     if at and at < math.huge then
@@ -318,10 +492,20 @@ local function wait_hint()
   return soonest
 end
 
+-- The token that woke this worker was for another: pass it on, to so many in a row.
+local function pass_on()
+  local passes = tonumber(redis.call('HGET', K.fair, 'passes') or nil) or 0
+  if passes >= PASSES then return end
+  redis.call('HSET', K.fair, 'passes', passes + 1)
+  leave_token()
+end
+
+load_limits()
 local ids, records = still_held()
 if #ids == 0 then
   upkeep()
   turn_window()
+  if redis.call('ZCARD', K.held) > 0 then for_others = return_held(limit, is_wanted) end
   ids, records = serve_all()
   if #ids > 0 then
     count('claimed', #ids)
@@ -333,7 +517,7 @@ if #ids == 0 then
   save_fair()
 end
 
-local hint = wait_hint()
+local hint = wait_hint(#ids)
 -- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
 -- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker hear of it.
 local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
@@ -341,8 +525,11 @@ if #ids > 0 then
   if hint == 0 or (hint > 0 and hint < LONGEST_WAIT_MS and (alarm < now or alarm > now + hint)) then
     wake_worker()
   end
-elseif hint > 0 and (alarm < now or alarm > now + hint) then
-  redis.call('HSET', K.fair, 'alarm', now + hint)
+else
+  if for_others then pass_on() end
+  if hint > 0 and (alarm < now or alarm > now + hint) then
+    redis.call('HSET', K.fair, 'alarm', now + hint)
+  end
 end
 local answer = { hint, now, ids[1] and records[ids[1]].claimed or now }
 if #ids > 0 then

@@ -3,6 +3,7 @@
 -- @include replay
 -- KEYS settings  hash  name -> value
 -- KEYS backlog   zset  waiting tasks
+-- KEYS held      zset  tasks that wait for a slot
 -- KEYS delayed   zset  delayed tasks
 -- KEYS leases    zset  running tasks
 -- ARGV op  text  random id of this operation
@@ -18,7 +19,7 @@ if before then return before end
 for i = FIRST, #ARGV, 2 do
   if ARGV[i] == 'ageing_ms'
     and tonumber(ARGV[i + 1]) ~= tonumber(redis.call('HGET', K.settings, ARGV[i]) or 0)
-    and redis.call('EXISTS', K.backlog, K.delayed, K.leases) > 0 then
+    and redis.call('EXISTS', K.backlog, K.held, K.delayed, K.leases) > 0 then
     return remember(A.op, 'not_empty')
   end
 end

@@ -2,7 +2,8 @@
 --
 -- @include ending
 -- FLAGS allow-oom
--- ARGV ...  tasks, three each: id, token, result (JSON, or empty); at most a few hundred
+-- ARGV ...  tasks, five each: id, token, result (JSON, or empty), ms that the handler took (or
+--           empty), what the attempt has to tell (JSON, or empty); at most a few hundred
 --
 -- Replay: a task that this token finished before is finished, also when its record is gone by now.
 -- A task whose cancelling was asked for ends as cancelled.
@@ -10,7 +11,7 @@
 -- Returns a word for each: 'finished', 'cancelled', or 'lost_lease' (nothing was changed).
 
 local ids = {}
-for i = FIRST, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
+for i = FIRST, #ARGV, 5 do ids[#ids + 1] = ARGV[i] end
 local records = read_statuses(ids)
 
 local function ended_before(id, token)
@@ -29,18 +30,36 @@ for _, id in ipairs(ids) do
 end
 prefetch_users(names)
 
+-- The text of a record that has finished at its first attempt, as almost all do.
+local function finished_text(id, record, result, took)
+  if record.attempts ~= 1 or record.error or record.cancel or record.slot or record.deadline
+    or record.took or record.result then return nil end
+  local text = exchange(status_texts[id], '"state":"running"', '"state":"finished"')
+  if not text then return nil end
+  local more = ',"ended":' .. now_text
+  if result ~= '' then more = more .. ',"result":' .. cjson.encode(result) end
+  if tonumber(took) then more = more .. ',"took":' .. took end
+  return string.sub(text, 1, -2) .. more .. '}'
+end
+
+local texts = {}
 local answer, closed, ended, counts = {}, {}, {}, { finished = 0, cancelled = 0, lost_lease = 0 }
-for i = FIRST, #ARGV, 3 do
+for i = FIRST, #ARGV, 5 do
   local id, token, result = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local record = records[id]
   local word
   if is_held(record, token) then
     word = record.cancel and 'cancelled' or 'finished'
-    free(record)
-    record.state, record.ended, record.error = word, now, nil
+    texts[id] = finished_text(id, record, result, ARGV[i + 3])
+    free(id, record)
+    record.state, record.ended, record.error, record.timed_out = word, now, nil, nil
     if result ~= '' then record.result = result end
+    record.took = tonumber(ARGV[i + 3])
+    if ARGV[i + 4] ~= '' then
+      keep_attempt(id, record, word == 'finished' and 'succeeded' or word, ARGV[i + 4])
+    end
     closed[#closed + 1] = id
-    ended[#ended + 1] = now
+    ended[#ended + 1] = now_text
     ended[#ended + 1] = id
     counts[word] = counts[word] + 1
   else
@@ -51,8 +70,10 @@ for i = FIRST, #ARGV, 3 do
 end
 if #closed > 0 then
   redis.call('ZREM', K.leases, unpack(closed))
-  write_statuses(closed, records)
+  write_statuses(closed, records, texts)
   redis.call('ZADD', K.ended, unpack(ended))
+  list_runs(closed, records)
+  for _, id in ipairs(closed) do end_open(id, records[id]) end
   trim_all(#closed)
   save_fair()
 end

@@ -1,18 +1,22 @@
 -- Fire due schedules: enqueue the task of the moment and advance the plan, in one step.
 --
--- @include fence plans enqueue
+-- @include fence plans enqueue ending
 -- ARGV op       text  random id of this operation
 -- ARGV term_ms  int   the leader's term is renewed by this
--- ARGV ...  fires, ten each: schedule id, plan as it was read, moment in ms, next moment in ms or
---           empty, how many moments were missed, user, document, head of the status, level,
---           reason to stop planning when there is no next moment
+-- ARGV ...  fires, twelve each: schedule id, plan as it was read, moment in ms, next moment in ms or
+--           empty, how many moments were missed, user, name, document, head of the status, level,
+--           overlap ('allow', 'skip', 'buffer_one' or 'cancel_previous'), reason to stop planning
+--           when there is no next moment
 --
 -- Fence: an actor who does not lead changes nothing. Compare: a schedule whose plan is not the one
 -- that was read (fired, saved, removed by others) is left alone. The task's id is made of the
 -- schedule and the moment, so that a second fire of a moment is the same task.
 -- A fire that a limit refuses keeps its plan and is looked at again a little later.
+-- Overlap: while a task of the schedule is unfinished, 'skip' makes none; 'buffer_one' makes one
+-- that begins when the run before it has ended, and no second such; 'cancel_previous' cancels what
+-- is unfinished.
 --
--- Returns { 'stale' }, or 'fired' and a word for each: 'fired', 'moved' or 'refused'.
+-- Returns { 'stale' }, or 'fired' and a word for each: 'fired', 'skipped', 'moved' or 'refused'.
 
 local REFUSED_MS = 5000
 
@@ -25,12 +29,39 @@ end
 local leader = leads()
 if not leader then return { remember(A.op, 'stale') } end
 
+-- What the schedule's unfinished tasks mean for a new one: 'fire', 'buffer' or 'skip'.
+local function overlap_of(fire)
+  if fire.overlap == 'allow' or fire.overlap == 'cancel_previous' then return 'fire' end
+  local open, records = open_runs(fire.id)
+  if #open == 0 then return 'fire' end
+  local waits = fire.overlap == 'skip'
+  for _, id in ipairs(open) do
+    if records[id].state ~= 'running' then waits = true end
+  end
+  if not waits then return 'buffer' end
+  let_buffered_begin(fire.id)  -- the run before it may have vanished without an end
+  return 'skip'
+end
+
+local function cancel_previous(schedule)
+  local open, records = open_runs(schedule)
+  for _, id in ipairs(open) do
+    local record = records[id]
+    if record.state == 'running' then
+      record.cancel = true
+      write_status(id, record)
+    else
+      cancel_waiting(id, record)
+    end
+  end
+end
+
 local fires, ids, task_ids, documents = {}, {}, {}, {}
-for i = FIRST, #ARGV, 10 do
+for i = FIRST, #ARGV, 12 do
   local fire = { id = ARGV[i], plan = ARGV[i + 1], moment = tonumber(ARGV[i + 2]),
     next_ms = ARGV[i + 3], missed = tonumber(ARGV[i + 4]), user = ARGV[i + 5],
-    document = ARGV[i + 6], head = ARGV[i + 7], level = tonumber(ARGV[i + 8]),
-    reason = ARGV[i + 9] }
+    name = ARGV[i + 6], document = ARGV[i + 7], head = ARGV[i + 8], level = tonumber(ARGV[i + 9]),
+    overlap = ARGV[i + 10], reason = ARGV[i + 11] }
   fire.task_id = fire.id .. ':' .. ARGV[i + 2]
   fires[#fires + 1] = fire
   ids[#ids + 1] = fire.id
@@ -43,32 +74,45 @@ local tasks = known(task_ids, documents)
 
 local words, new, of_user = {}, {}, {}
 local new_plans, new_states, new_due, done = {}, {}, {}, {}
-local fired, missed, refused, stopped = 0, 0, 0, 0
+local fired, missed, refused, stopped, skipped = 0, 0, 0, 0, 0
 for i, fire in ipairs(fires) do
   local state = read_state(states[i])
   -- It is due, so it is active, whatever has become of its record.
   state.user, state.active = state.user or fire.user, true
   local is_new = tasks[i] == 'new'
   local own = (of_user[fire.user] or 0) + 1
+  local overlap = 'fire'
   if plans[i] ~= fire.plan or done[fire.id] then
+    overlap = 'moved'
+  elseif is_new then
+    overlap = overlap_of(fire)
+  end
+  if overlap == 'moved' then
     words[i] = 'moved'
-  elseif is_new and is_full(fire.user, #new + 1, own) then
+  elseif is_new and overlap ~= 'skip' and is_full(fire.user, #new + 1, own) then
     words[i] = 'refused'
     refused = refused + 1
     state.refused = (state.refused or 0) + 1
     new_due[#new_due + 1] = now + REFUSED_MS
     new_due[#new_due + 1] = fire.id
   else
-    words[i] = 'fired'
+    words[i] = overlap == 'skip' and 'skipped' or 'fired'
     done[fire.id] = true
-    if is_new then
-      fired = fired + 1
-      of_user[fire.user] = own
-      new[#new + 1] = { id = fire.task_id, user = fire.user, document = fire.document,
-        head = fire.head, level = fire.level, when = '' }
+    if overlap == 'skip' then
+      skipped = skipped + 1
+      state.skipped = (state.skipped or 0) + 1
+    else
+      if is_new then
+        if fire.overlap == 'cancel_previous' then cancel_previous(fire.id) end
+        fired = fired + 1
+        of_user[fire.user] = own
+        new[#new + 1] = { id = fire.task_id, user = fire.user, name = fire.name,
+          document = fire.document, head = fire.head, level = fire.level, when = '',
+          schedule = fire.id, buffered = overlap == 'buffer' }
+      end
+      state.last_run = fire.moment
+      state.runs = (state.runs or 0) + 1
     end
-    state.last_run = fire.moment
-    state.runs = (state.runs or 0) + 1
     if fire.missed > 0 then state.missed = (state.missed or 0) + fire.missed end
     missed = missed + fire.missed
     local revision = string.match(fire.plan, '^%S+')
@@ -91,7 +135,7 @@ if #new_plans > 0 then redis.call('HSET', K.plan, unpack(new_plans)) end
 if #new_due > 0 then redis.call('ZADD', K.due, unpack(new_due)) end
 if #new_states > 0 then redis.call('HSET', K.schedule_state, unpack(new_states)) end
 for i, fire in ipairs(fires) do
-  if words[i] == 'fired' and fire.next_ms == '' then
+  if (words[i] == 'fired' or words[i] == 'skipped') and fire.next_ms == '' then
     stop_planning(fire.id, fire.reason)
     stopped = stopped + 1
   end
@@ -99,6 +143,7 @@ end
 if fired > 0 then count('fired', fired) end
 if missed > 0 then count('missed', missed) end
 if refused > 0 then count('refused', refused) end
+if skipped > 0 then count('skipped', skipped) end
 if stopped > 0 then count('set_aside_cron', stopped) end
 save_fair()
 remember(A.op, 'fired\n' .. table.concat(words, '\n'))

@@ -7,6 +7,7 @@
 -- KEYS ready          zset  users who may be served
 -- KEYS parked         zset  users with waiting tasks who may not
 -- KEYS backlog        zset  waiting tasks
+-- KEYS held           zset  tasks that wait for a slot of their name
 -- KEYS waiting        zset  task id -> since when, ms
 -- KEYS delayed        zset  delayed tasks
 -- KEYS leases         zset  running tasks
@@ -49,7 +50,8 @@ local counters = redis.call('HGETALL', K.stats)
 counters[#counters + 1] = 'pushed'
 counters[#counters + 1] = redis.call('HGET', K.fair, 'seq') or '0'
 return { now, counters,
-  redis.call('ZCARD', K.backlog), redis.call('ZCARD', K.delayed), redis.call('ZCARD', K.leases),
+  redis.call('ZCARD', K.backlog) + redis.call('ZCARD', K.held),
+  redis.call('ZCARD', K.delayed), redis.call('ZCARD', K.leases),
   redis.call('ZCARD', K.dead), age(K.waiting), active, redis.call('ZCARD', K.parked),
   redis.call('HLEN', K.schedules), redis.call('ZCARD', K.due), age(K.due),
   redis.call('HLEN', K.broken), redis.call('GET', K.leader) or '',

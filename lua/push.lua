@@ -2,8 +2,8 @@
 --
 -- @include enqueue
 -- PROBES itself: a lone task of a user who is being served touches few keys, and is the hot path
--- ARGV ...  tasks, six each: id, user, document, head of the status, level, when
---           (when: empty now, +ms after so long, ms at that moment)
+-- ARGV ...  tasks, eight each: id, user, name, document, head of the status, level, when, schedule
+--           (when: empty now, +ms after so long, ms at that moment; schedule: mostly empty)
 --
 -- Replay: a task that is stored, or was until a minute ago, with the same document is counted as
 -- pushed and left as it is.
@@ -12,11 +12,12 @@
 -- { 'full', 'queue' or 'user', id }; the last two changed nothing.
 
 local ids, documents, list = {}, {}, {}
-for i = FIRST, #ARGV, 6 do
+for i = FIRST, #ARGV, 8 do
   ids[#ids + 1] = ARGV[i]
-  documents[#documents + 1] = ARGV[i + 2]
-  list[#list + 1] = { id = ARGV[i], user = ARGV[i + 1], document = ARGV[i + 2],
-    head = ARGV[i + 3], level = tonumber(ARGV[i + 4]), when = ARGV[i + 5] }
+  documents[#documents + 1] = ARGV[i + 3]
+  list[#list + 1] = { id = ARGV[i], user = ARGV[i + 1], name = ARGV[i + 2], document = ARGV[i + 3],
+    head = ARGV[i + 4], level = tonumber(ARGV[i + 5]), when = ARGV[i + 6],
+    schedule = ARGV[i + 7] ~= '' and ARGV[i + 7] or nil }
 end
 
 local answers = known(ids, documents)
@@ -34,7 +35,7 @@ for i, task in ipairs(new) do
     return { 'full', full, task.id }
   end
 end
-local lone = #new == 1 and new[1].when == '' and new[1].level < CRITICAL
+local lone = #new == 1 and new[1].when == '' and new[1].level < CRITICAL and not new[1].schedule
 if lone and redis.call('ZSCORE', K.ready, new[1].user) then
   for _, name in ipairs({ 'status', 'backlog', 'waiting', 'wake', 'stats' }) do probe(name) end
 else

@@ -15,6 +15,7 @@ if answer then return answer end
 local user = record.user
 redis.call('ZREM', K.leases, A.id)
 change_running(user, -1)
+end_limited(A.id, record)
 adjust(user, -(record.charge or 1) / settings_of(user).weight)
 local word = 'released'
 if record.cancel then
@@ -23,11 +24,11 @@ if record.cancel then
   trim_all(1)
 else
   record.state, record.token, record.worker = 'ready', nil, nil
-  record.claimed, record.charge = nil, nil
+  record.claimed, record.charge, record.place = nil, nil, nil
   record.attempts = record.attempts - 1
   write_status(A.id, record)
   count(word, 1)
-  add_waiting({ { id = A.id, user = user, rank = record.rank } }, true)
+  add_waiting({ { id = A.id, user = user, rank = record.rank, name = record.name } }, true)
 end
 review(user)
 wake_worker()

@@ -2,12 +2,13 @@
 --
 -- @include ending
 -- FLAGS allow-oom
--- KEYS delayed  zset  task id -> when it becomes ready, ms
 -- ARGV op        text  random id of this operation
 -- ARGV id        text  the task
 -- ARGV token     text  of its lease
 -- ARGV error     text  what went wrong, for whoever looks at the task
 -- ARGV delay_ms  int   0: ready at once
+-- ARGV timed_out text  '1' if it ran for too long, or empty
+-- ARGV report    text  what the attempt has to tell, JSON, or empty
 --
 -- A task whose cancelling was asked for ends as cancelled instead.
 --
@@ -17,6 +18,8 @@ local answer, record = begin(A.op, A.id, A.token)
 if answer then return answer end
 end_lease(A.id, record)
 record.error = A.error
+record.timed_out = A.timed_out ~= '' or nil
+keep_attempt(A.id, record, record.timed_out and 'timed_out' or 'failed', A.report)
 if record.cancel then
   close(A.id, record, 'cancelled')
   trim_all(1)
@@ -32,7 +35,7 @@ count('retried', 1)
 if delay > 0 then
   redis.call('ZADD', K.delayed, record.due, A.id)
   wake_worker()
-elseif add_waiting({ { id = A.id, user = record.user, rank = record.rank } }, true) then
+elseif add_waiting({ { id = A.id, user = record.user, rank = record.rank, name = record.name } }, true) then
   wake_worker()
 end
 save_fair()

@@ -32,6 +32,7 @@ class ModelTask:
     user: str
     level: int
     document: Document
+    name: str = "default"
     due_ms: int = 0
     arrival: int = 0
     state: str = "new"
@@ -43,6 +44,8 @@ class ModelTask:
     lease_end_ms: int = 0
     ended_ms: int = 0
     cancel_asked: bool = False
+    has_slot: bool = False
+    is_held: bool = False  # set aside until its name has a slot free
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -109,6 +112,12 @@ class ModelQueue:
         self.critical: dict[str, float] = {}
         self.critical_clock = 0.0
         self.credit = CRITICAL_CREDIT
+        # Slots of names, and for each name whose held task is next.
+        self.slots: dict[str, int] = {}
+        self.line: dict[str, list[str]] = {}
+        # Users of whom the claim that is made now can take nothing, at all or by the lane.
+        self.passed: set[str] = set()
+        self.lane_left: set[str] = set()
 
     # --- what can be worked out -------------------------------------------------------------------
 
@@ -122,8 +131,18 @@ class ModelQueue:
 
     def backlog(self, user: str) -> list[ModelTask]:
         """A user's waiting tasks, next one first."""
-        mine = [task for task in self.in_state("ready") if task.user == user]
+        mine = [t for t in self.in_state("ready") if t.user == user and not t.is_held]
         return sorted(mine, key=lambda task: task.rank)
+
+    def held(self, user: str, name: str) -> list[ModelTask]:
+        """A user's tasks of a name that wait for a slot, next one first."""
+        mine = [t for t in self.in_state("ready") if t.is_held and (t.user, t.name) == (user, name)]
+        return sorted(mine, key=lambda task: task.rank)
+
+    def room(self, name: str) -> float:
+        """How many tasks of a name may begin."""
+        used = sum(task.has_slot and task.name == name for task in self.in_state("running"))
+        return self.slots.get(name, math.inf) - used
 
     def running(self) -> Counter[str]:
         """How many tasks of each user are leased."""
@@ -163,9 +182,11 @@ class ModelQueue:
         limit = self.settings.max_waiting
         return 0 < limit < len(self.in_state("ready", "delayed")) + more
 
-    def hint(self, now: int) -> int:
+    def hint(self, now: int, avoid: str | None = None) -> int:
         """Ms until something may be claimed: 0 now, -1 when nothing is known."""
-        if self.ready:
+        if self.ready.keys() - self.passed:
+            return 0
+        if any(name != avoid and self.room(name) > 0 for name in self.line):
             return 0
         moments: list[float] = [task.due_ms for task in self.in_state("delayed")]
         moments += [task.lease_end_ms for task in self.in_state("running")]
@@ -225,7 +246,8 @@ class ModelQueue:
         if absent:
             self._settle()
         for task in tasks:
-            task.state, task.since_ms = "ready", now
+            task.since_ms = task.since_ms if task.is_held else now
+            task.state, task.is_held = "ready", False
         for user in absent:
             known = returning or user in self.idle or self.running()[user] > 0
             self._enter(user, now, newcomer=not known)
@@ -269,16 +291,20 @@ class ModelQueue:
 
     # --- claiming ---------------------------------------------------------------------------------
 
-    def claim(self, token: str, limit: int, lease_ms: int, now: int) -> list[str]:
+    def claim(
+        self, token: str, limit: int, lease_ms: int, now: int, avoid: str | None = None
+    ) -> list[str]:
         """Hand out tasks, fairly; a repeated claim gets what it still holds, if that is any."""
+        self.passed, self.lane_left = set(), set()
         held = [task_id for task_id in self.claims.get(token, []) if self.holds(task_id, token)]
         if held:
             return held
         self._upkeep(now)
         self._turn_window(now)
+        self._return_held(limit, avoid, now)
         served: list[str] = []
-        while self.ready and len(served) < limit:
-            task = self._serve(now)
+        while len(served) < limit and (task := self._serve(now, avoid)) is not None:
+            task.has_slot = task.name in self.slots
             task.state, task.token, task.attempts = "running", token, task.attempts + 1
             task.claimed_ms, task.lease_end_ms = now, now + lease_ms
             self._move_on(task.user, now)
@@ -300,28 +326,84 @@ class ModelQueue:
             self.window_ms = now
             self._trim(TRIMMED, now)
 
-    def _serve(self, now: int) -> ModelTask:
-        """The next task of the next user, who is charged for it."""
+    def _serve(self, now: int, avoid: str | None) -> ModelTask | None:
+        """The next task of the next user of whom one can be taken, who is charged for it."""
         share = self.settings.critical_share
         lane_open = share >= 1 or (share > 0 and self.credit >= 1)
-        if lane_open and self.critical:
-            user = min(self.critical, key=lambda user: (self.critical[user], user))
+        while lane_open and (lane := self.critical.keys() - self.lane_left):
+            user = min(lane, key=lambda user: (self.critical[user], user))
+            task = self._first_runnable(user, avoid)
+            if task is None or task.level != CRITICAL:
+                self.lane_left.add(user)
+                continue
             self.critical_clock = max(self.critical_clock, self.critical[user])
             self.critical[user] += self.stride(user)
             if share < 1:
                 self.credit -= 1
-        else:
-            user = min(self.ready, key=lambda user: (self.ready[user], user))
+            return self._charge(task, now)
+        while others := self.ready.keys() - self.passed:
+            user = min(others, key=lambda user: (self.ready[user], user))
+            task = self._first_runnable(user, avoid)
+            if task is None:
+                self.passed.add(user)
+                continue
             self.clock = max(self.clock, self.ready[user])
             if share < 1:
                 self.credit = min(CRITICAL_CREDIT, self.credit + share / (1 - share))
+            return self._charge(task, now)
+        return None
+
+    def _first_runnable(self, user: str, avoid: str | None) -> ModelTask | None:
+        """A user's first task that may run; those before it that lack a slot are set aside."""
+        found = None
+        for task in self.backlog(user):
+            if task.name == avoid:
+                continue
+            if self.room(task.name) > 0:
+                found = task
+                break
+            task.is_held = True
+            line = self.line.setdefault(task.name, [])
+            if user not in line:
+                line.append(user)
+        if not self.backlog(user):
+            self._leave(user)
+        self._keep_lane(user)
+        return found
+
+    def _charge(self, task: ModelTask, now: int) -> ModelTask:
+        user = task.user
         self.ready[user] += self.stride(user)
         rate = self.user(user).rate
         if rate is not None:
             self.throttle[user] = max(float(now), self.throttle.get(user, 0.0)) + 1000 / rate
-        task = self.backlog(user)[0]
         task.charge = float(f"{self.cost(user):.14g}")  # as JSON keeps it
         return task
+
+    def _return_held(self, limit: int, avoid: str | None, now: int) -> None:
+        """Tasks that were set aside come back as far as there is room, users taking turns."""
+        back: list[ModelTask] = []
+        if not any(task.is_held for task in self.in_state("ready")):
+            return
+        for name in sorted(self.line.keys() - {avoid}):
+            room = min(limit, self.room(name))
+            while room > 0 and (task := self._next_held(name, back)) is not None:
+                back.append(task)
+                if self.blocked_until(task.user, now) is None:
+                    room -= 1
+        self._wait(back, now, returning=True)
+
+    def _next_held(self, name: str, back: list[ModelTask]) -> ModelTask | None:
+        while line := self.line.get(name):
+            user = line.pop(0)
+            held = [task for task in self.held(user, name) if task not in back]
+            if len(held) > 1:
+                line.append(user)
+            if not line:
+                del self.line[name]
+            if held:
+                return held[0]
+        return None
 
     def _move_on(self, user: str, now: int) -> None:
         """Where a user goes after a serve: stays in ready, is parked, or has nothing left."""
@@ -370,7 +452,7 @@ class ModelQueue:
 
     def _end_lease(self, task: ModelTask, now: int) -> None:
         """The lease is over: its user has one running task less, and pays for the time."""
-        task.state = "between"
+        task.state, task.has_slot = "between", False
         if self.settings.cost == "time":
             seconds = max(now - task.claimed_ms, 1) / 1000
             self._adjust(task.user, (seconds - task.charge) / self.user(task.user).weight)
@@ -486,7 +568,7 @@ class ModelQueue:
         return "retried"
 
     def _release(self, task: ModelTask, now: int) -> str:
-        task.state = "between"
+        task.state, task.has_slot = "between", False
         self._adjust(task.user, -task.charge / self.user(task.user).weight)
         if self._cancelled(task, now):
             word = "cancelled"
@@ -514,16 +596,42 @@ class ModelQueue:
         if task.state == "running":
             task.cancel_asked = True
         elif task.state != "cancelled":
-            waited = task.state == "ready"
+            self._take_away(task)
             self._close(task, "cancelled", now)
-            if waited:
-                self._keep_lane(task.user)
-                if not self.backlog(task.user):
-                    self._leave(task.user)
             self._trim(1, now)
         return True
 
+    def reschedule(self, task_id: str, delay_ms: int, now: int) -> bool:
+        """Whether the task has not been claimed, and becomes ready at another time now."""
+        task = self.tasks[task_id]
+        if task.state not in ("ready", "delayed"):
+            return False
+        self._take_away(task)
+        task.due_ms = now + delay_ms
+        if delay_ms > 0:
+            task.state = "delayed"
+        else:
+            self._wait([task], now)
+        return True
+
+    def _take_away(self, task: ModelTask) -> None:
+        """A task does not wait any more."""
+        waited, was_held = task.state == "ready", task.is_held
+        task.state, task.is_held = "between", False
+        if was_held and not any(other.is_held for other in self.in_state("ready")):
+            self.line.clear()
+        elif waited and not was_held:
+            self._keep_lane(task.user)
+            if not self.backlog(task.user):
+                self._leave(task.user)
+
     # --- settings ---------------------------------------------------------------------------------
+
+    def set_slots(self, name: str, slots: int | None) -> None:
+        """So many tasks of a name run at a time, of those that are claimed from now on."""
+        self.slots.pop(name, None)
+        if slots is not None:
+            self.slots[name] = slots
 
     def set_user(self, user: str, now: int, **change: float | bool | None) -> None:
         """Change settings; a new weight rescales what the user is ahead of the clock."""

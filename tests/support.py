@@ -4,7 +4,10 @@ import json
 import select
 import socket
 import threading
+import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self, cast
 
@@ -54,37 +57,70 @@ def ids_of(claims: list[Claim]) -> list[str]:
     return [claim.task.task_id for claim in claims]
 
 
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Start an action; calling the answer gives its result."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(action)
+    pool.shutdown(wait=False)
+    return lambda: future.result(30)
+
+
+def until_blocked(client: redis.Redis, count: int = 1) -> None:
+    """Come back when so many clients are blocked in the server."""
+    deadline = time.monotonic() + 30
+    while cast(dict[str, int], client.info("clients"))["blocked_clients"] < count:
+        assert time.monotonic() < deadline
+
+
 # --- the whole state ------------------------------------------------------------------------------
+
+
+_READS: dict[str, tuple[str, tuple[object, ...]]] = {
+    "hash": ("HGETALL", ()),
+    "zset": ("ZRANGE", (0, -1, "WITHSCORES")),
+    "list": ("LRANGE", (0, -1)),
+    "string": ("GET", ()),
+}
 
 
 def dump(client: redis.Redis, name: str = "default") -> State:
     """Everything that a queue has in Redis: key -> content, for the keys that are there."""
     keys = Keys(name)
+    with client.pipeline(transaction=False) as pipe:
+        pipe.keys("*")
+        for key in KEY_TYPES:
+            pipe.type(keys[key])
+        stored, *types = pipe.execute()
+        kinds = {
+            key: kind.decode()
+            for key, kind in zip(KEY_TYPES, types, strict=True)
+            if kind != b"none"
+        }
+        for key, kind in kinds.items():
+            command, arguments = _READS[kind]
+            pipe.execute_command(command, keys[key], *arguments)
+        contents = pipe.execute()
     state: State = {}
-    for key in KEY_TYPES:
-        content = _content(client, keys[key])
-        if content is not None:
-            state[key] = content
+    for (key, kind), content in zip(kinds.items(), contents, strict=True):
+        state[key] = _content(kind, content)
     known = set(keys.all())
-    strangers = [key for key in cast(list[bytes], client.keys("*")) if key not in known]
+    strangers = [key for key in stored if key not in known]
     if strangers:
         state["keys that keys.py does not know"] = sorted(strangers)
     return state
 
 
-def _content(client: redis.Redis, key: bytes) -> Any:
-    kind = cast(bytes, client.type(key)).decode()
+def _content(kind: str, content: Any) -> Any:
     if kind == "hash":
-        fields = cast(dict[bytes, bytes], client.hgetall(key))
-        return {field.decode(): _value(value) for field, value in fields.items()}
+        return {field.decode(): _value(value) for field, value in content.items()}
     if kind == "zset":
-        members = cast(list[tuple[bytes, float]], client.zrange(key, 0, -1, withscores=True))
-        return {member.decode(): score for member, score in members}
+        return {member.decode(): float(score) for member, score in content}
     if kind == "list":
-        return [item.decode() for item in cast(list[bytes], client.lrange(key, 0, -1))]
-    if kind == "string":
-        return cast(bytes, client.get(key)).decode()
-    return None
+        return [item.decode() for item in content]
+    return content.decode()
 
 
 def _value(value: bytes) -> Any:
@@ -138,27 +174,78 @@ def check_consistency(client: redis.Redis, name: str = "default") -> None:
     for task_id, record in status.items():
         by_state[record["state"]].add(task_id)
     backlog = [member.split("\0") for member in state.get("backlog", {})]
-    assert {task_id for _, _, task_id in backlog} == by_state["ready"]
+    held = [member.split("\0") for member in state.get("held", {})]
+    in_backlog, in_held = {task_id for _, _, task_id, _ in backlog}, {each[3] for each in held}
+    assert in_backlog | in_held == by_state["ready"]
+    assert not in_backlog & in_held
     assert state.get("waiting", {}).keys() == by_state["ready"]
     assert state.get("delayed", {}).keys() == by_state["delayed"]
     assert state.get("leases", {}).keys() == by_state["running"]
     assert state.get("ended", {}).keys() == by_state["finished"] | by_state["cancelled"]
     assert state.get("dead", {}).keys() == by_state["buried"]
-    for user, rank, task_id in backlog:
-        assert (status[task_id]["user"], status[task_id]["rank"]) == (user, rank)
+    for user, rank, task_id, name in backlog:
+        record = status[task_id]
+        assert (record["user"], record["rank"], record["name"]) == (user, rank, name)
+    for user, name, rank, task_id in held:
+        record = status[task_id]
+        assert (record["user"], record["rank"], record["name"]) == (user, rank, name)
     running = Counter(status[task_id]["user"] for task_id in by_state["running"])
     assert {u: int(n) for u, n in state.get("running", {}).items()} == dict(running)
     _check_users(state, backlog)
+    _check_limits(state, by_state["running"], held)
+    _check_history(state, by_state["finished"] | by_state["cancelled"] | by_state["buried"])
+
+
+def _check_limits(state: State, running: set[str], held: list[list[str]]) -> None:
+    """Slots and deadlines belong to leases, and each user with held tasks has a turn."""
+    status = state.get("status", {})
+    slots = {f"{status[i]['name']}\0{i}" for i in running if status[i].get("slot")}
+    assert state.get("slots", {}).keys() == slots
+    late = {i for i in running if status[i].get("deadline") and not status[i].get("stale")}
+    assert state.get("deadlines", {}).keys() == late
+    line = state.get("slot_line", {})
+    turns = [tuple(member.split("\0")) for member in line if not member.startswith("\1")]
+    marks = {tuple(member[1:].split("\0")) for member in line if member.startswith("\1")}
+    assert sorted((name, user) for name, _, user in turns) == sorted(marks)
+    assert {(name, user) for user, name, _, _ in held} <= marks
+    assert held or not line
+
+
+OUTCOMES = {"finished": "s", "cancelled": "c", "buried": "f"}
+
+
+def _check_history(state: State, ended: set[str]) -> None:
+    """Each ended run is listed in all its places and each unfinished one of a schedule is open."""
+    status = state.get("status", {})
+    places, prints = set(), set()
+    for task_id in ended:
+        record = status[task_id]
+        outcome = "t" if record.get("timed_out") else OUTCOMES[record["state"]]
+        tail = f"\0{record['ended']:013d}{outcome}{task_id}"
+        values = ["o" + outcome, "u" + record["user"], "n" + record["name"]]
+        values += ["c" + record["schedule"]] if "schedule" in record else []
+        values += ["f" + record["fingerprint"]] if "fingerprint" in record else []
+        prints |= {record["fingerprint"]} if "fingerprint" in record else set()
+        places |= {value + tail for value in values}
+    assert state.get("runs", {}).keys() == places
+    assert state.get("failures", {}).keys() == prints
+    assert state.get("attempts", {}).keys() <= status.keys()
+    unfinished = {
+        f"{record['schedule']}\0{task_id}"
+        for task_id, record in status.items()
+        if "schedule" in record and task_id not in ended
+    }
+    assert state.get("open", {}).keys() == unfinished
 
 
 def _check_users(state: State, backlog: list[list[str]]) -> None:
     """Each user with waiting tasks is in exactly one of ready and parked, others in neither."""
     ready, parked = state.get("ready", {}).keys(), state.get("parked", {}).keys()
     assert not ready & parked
-    assert ready | parked == {user for user, _, _ in backlog}
+    assert ready | parked == {user for user, *_ in backlog}
     assert not ready & state.get("idle", {}).keys()
     heads: dict[str, str] = {}
-    for user, rank, _ in backlog:  # in the order of the index
+    for user, rank, *_ in backlog:  # in the order of the index
         heads.setdefault(user, rank)
     critical = {user for user in ready if heads[user].startswith("0")}
     assert state.get("critical", {}).keys() == critical

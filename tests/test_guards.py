@@ -14,6 +14,7 @@ from support import claim_one, dump, fill, ids_of, make_task, push, served_users
 from fairqueue.clock import ManualClock
 from fairqueue.errors import LeaseLost, QueueFull, RedisRefused
 from fairqueue.leadership import Reading
+from fairqueue.models import Claim
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler, TickReport
 from fairqueue.validation import Priority
@@ -237,7 +238,8 @@ def test_a_task_that_is_gone_is_still_known(queue: TaskQueue) -> None:
 def test_a_repeated_operation_gets_its_first_answer(queue: TaskQueue) -> None:
     push(queue, "a")
     claim = claim_one(queue)
-    call: dict[str, Any] = {"op": "op", "id": "a", "token": claim.token, "error": "", "delay_ms": 0}
+    call: dict[str, Any] = {"op": "op", "id": "a", "token": claim.token, "delay_ms": 0}
+    call |= {"error": "", "timed_out": "", "report": ""}
     assert queue.link.run("retry", **call) == b"retried"
     assert queue.link.run("retry", **call) == b"retried"
 
@@ -262,6 +264,7 @@ def test_an_answer_outlives_the_turn_of_the_generations(
 def test_a_repeated_claim_gets_the_tasks_that_it_holds(queue: TaskQueue) -> None:
     fill(queue, "alice", 4)
     call: dict[str, Any] = {"op": "op", "worker": "w", "limit": 2, "lease_ms": 1000}
+    call |= {"place": "here", "names": ""}
     first = queue.link.run("claim", **call)
     assert queue.link.run("claim", **call) == first
     assert queue.size() == 2
@@ -409,6 +412,211 @@ def test_a_full_queue_takes_no_more(queue: TaskQueue) -> None:
     with pytest.raises(QueueFull):
         push(queue, "c")
     assert queue.size() == 2
+
+
+# --- names and their limits -----------------------------------------------------------------------
+
+
+def test_no_more_than_its_slots_run_at_a_time(queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=2)
+    fill(queue, "alice", 5, name="slow")
+    assert len(queue.claim("w", limit=5)) == 2
+
+
+def test_the_end_of_a_lease_frees_its_slot(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.set_limits("slow", slots=1)
+    fill(queue, "alice", 3, name="slow")
+    for _ in range(2):
+        queue.finish(queue.claim("w", limit=2, lease=1)[0])
+        assert "slots" not in dump(redis_client)
+    queue.claim("w", lease=1)
+    clock.advance(2)
+    queue.set_user("alice", paused=True)
+    queue.claim("w")
+    assert "slots" not in dump(redis_client)
+
+
+def test_a_release_frees_its_slot(redis_client: redis.Redis, queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=1)
+    fill(queue, "alice", 1, name="slow")
+    queue.release(claim_one(queue))
+    assert "slots" not in dump(redis_client)
+
+
+@pytest.mark.untidy
+def test_a_slot_without_a_lease_is_free(redis_client: redis.Redis, queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=1)
+    redis_client.zadd(queue.keys["slots"], {"slow\0gone": 0})
+    fill(queue, "alice", 1, name="slow")
+    assert len(queue.claim("w")) == 1
+
+
+def test_tasks_that_wait_for_a_slot_get_it(queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=1)
+    fill(queue, "alice", 4, name="slow")
+    (running,) = queue.claim("w", limit=4)
+    queue.finish(running)
+    assert served_users(queue, 4) == ["alice"] * 3
+
+
+def test_users_who_wait_for_slots_take_turns(redis_client: redis.Redis, queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=1)
+    fill(queue, "alice", 5, name="slow")
+    fill(queue, "bob", 5, name="slow")
+    queue.claim("w", limit=9)
+    line = dump(redis_client)["slot_line"]
+    assert len([member for member in line if not member.startswith("\1")]) == 2
+
+
+def test_a_rate_of_a_name_limits_and_passes(queue: TaskQueue, clock: ManualClock) -> None:
+    queue.set_limits("slow", rate=1)
+    fill(queue, "alice", 5, name="slow")
+    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
+    clock.advance(0.9)
+    assert queue.claim("w", limit=5) == []
+    clock.advance(0.1)
+    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+
+
+def test_a_claim_takes_nothing_that_it_avoids(queue: TaskQueue) -> None:
+    fill(queue, "alice", 2, name="a")
+    fill(queue, "bob", 2, name="b")
+    assert ids_of(queue.claim("w", limit=9, avoid=["a"])) == ["bob-0", "bob-1"]
+
+
+def test_a_claim_looks_behind_users_who_have_nothing_for_it(queue: TaskQueue) -> None:
+    for n in range(30):
+        push(queue, f"t{n}", user_id=f"u{n:02}", name="a")
+    push(queue, "wanted", user_id="zoe", name="b")
+    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+
+
+def test_a_token_is_passed_on_some_times_and_no_more(
+    redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    push(queue, "t1", name="a")
+    passed = 0
+    for _ in range(30):
+        redis_client.delete(queue.keys["wake"])
+        queue.claim("w", avoid=["a"])
+        passed += redis_client.exists(queue.keys["wake"])
+    assert 1 <= passed <= 20
+
+
+def beat(queue: TaskQueue, worker: str, limits: str = "") -> list[Any]:
+    """Say that a worker is alive, for ten seconds."""
+    answer: list[Any] = queue.link.run(
+        "beat", worker=worker, record='{"names":["a"]', ttl_ms=10_000, limits=limits
+    )
+    return answer
+
+
+def test_limits_of_an_operator_stand_over_those_of_workers(queue: TaskQueue) -> None:
+    queue.set_limits("a", slots=1)
+    beat(queue, "w", '{"a":{"slots":5},"b":{"slots":5}}')
+    assert {name: limits.slots for name, limits in queue.get_limits().items()} == {"a": 1, "b": 5}
+
+
+def test_a_worker_that_beats_no_more_is_forgotten(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    beat(queue, "old")
+    clock.advance(5)
+    assert beat(queue, "new")[3] == []
+    clock.advance(6)
+    assert beat(queue, "new")[3] == [b"old"]
+    assert dump(redis_client)["workers"].keys() - {""} == {"new"}
+
+
+# --- runs of a schedule ---------------------------------------------------------------------------
+
+
+def fire_again(
+    scheduler: TaskScheduler, clock: ManualClock, overlap: str
+) -> tuple[TickReport, Claim]:
+    """The report of a second fire of `s`, while the first run goes on."""
+    scheduler.update_schedule("s", overlap=overlap)
+    clock.advance(60)
+    assert scheduler.tick().fired == 1
+    claim = claim_one(scheduler.queue, lease=1000)
+    clock.advance(60)
+    return scheduler.tick(), claim
+
+
+def test_a_run_that_goes_on_is_not_overlapped(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    report, _ = fire_again(old, clock, "skip")
+    assert (report.fired, report.skipped) == (0, 1)
+    assert queue.claim("w") == []
+
+
+def test_a_buffered_run_waits_for_the_end_of_the_one_before(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    report, running = fire_again(old, clock, "buffer_one")
+    assert report.fired == 1
+    assert queue.claim("w") == []
+    queue.finish(running)
+    assert len(queue.claim("w")) == 1
+
+
+def test_a_buffered_run_waits_for_the_end_of_all_others(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    _, running = fire_again(old, clock, "buffer_one")
+    old.update_schedule("s", overlap="allow")
+    clock.advance(60)
+    assert old.tick().fired == 1
+    another = claim_one(queue, lease=1000)
+    queue.finish(running)
+    assert queue.claim("w") == []
+    queue.finish(another)
+    assert len(queue.claim("w")) == 1
+
+
+def test_a_run_that_is_replaced_is_cancelled(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    report, running = fire_again(old, clock, "cancel_previous")
+    assert report.fired == 1
+    info = queue.get(running.task.task_id)
+    assert info is not None
+    assert info.cancel_requested
+
+
+# --- history --------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_from_their_end_until_they_are_dropped(
+    redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    push(queue, "a", "b")
+    finished, buried = queue.claim("w", limit=2)
+    queue.finish(finished)
+    assert {member[:2] for member in dump(redis_client)["runs"]} == {"os", "ua", "nd"}
+    queue.bury(buried, "no")
+    assert {member[:2] for member in dump(redis_client)["runs"]} >= {"os", "of"}
+    queue.configure(keep_finished=0, keep_dead=0)
+    push(queue, "c")
+    queue.cancel("c")
+    assert "runs" not in dump(redis_client)
+    assert "failures" not in dump(redis_client)
+
+
+def test_a_dead_letter_is_run_again_once(queue: TaskQueue) -> None:
+    push(queue, "a")
+    queue.bury(claim_one(queue), "no")
+    task = make_task(task_id="again")
+    fields: dict[str, Any] = {"id": "a", "user": "alice", "task_name": task.name}
+    fields["document"] = task.document
+    fields |= {"head": task.status_head, "level": "3", "schedule": ""}
+    for n in range(3):
+        answer = queue.link.run("revive", op=f"op{n}", new_id=f"again-{n}", **fields)
+        assert answer == [b"retried", b"again-0"]
+    assert queue.size() == 1
 
 
 # --- what is in Redis -----------------------------------------------------------------------------

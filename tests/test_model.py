@@ -37,6 +37,7 @@ from model import (
     ModelSchedulers,
     ModelTask,
 )
+from support import check_consistency
 
 from fairqueue.clock import ManualClock
 from fairqueue.connection import Link
@@ -54,6 +55,7 @@ SHRINK = os.environ.get("FAIRQUEUE_MODEL_SHRINK", "1" if EXAMPLES else "0") != "
 USERS = ("ann", "bob", "cy", "dee")
 SCHEDULES = ("s1", "s2", "s3")
 SCHEDULERS = ("one", "two")
+SLOW = "slow"  # the name whose slots are limited, and which some workers avoid
 COUNTED = ("claimed", "finished", "cancelled", "buried", "retried", "released", "expired")
 COUNTED_BY_SCHEDULERS = ("fired", "missed", "terms")
 REPLAY_MS = 60_000  # what is repeated is recognised for so long, and may be for longer
@@ -95,6 +97,11 @@ schedule_changes = st.one_of(
     st.fixed_dictionaries({"active": st.booleans(), "cron": st.sampled_from(sorted(CRONS))}),
     st.fixed_dictionaries({"user": users, "level": levels}),
 )
+
+
+def name_of(task_id: str) -> str:
+    """Every third task is slow; an id that is pushed again has the same name."""
+    return SLOW if int(task_id[1:]) % 3 == 0 else "default"
 
 
 # --- a network that loses replies -----------------------------------------------------------------
@@ -208,7 +215,7 @@ def check_places(raw: Raw) -> None:
         by_state.setdefault(record["state"], set()).add(task_id)
     backlog = [member.split("\0") for member in raw.zset("backlog")]
     places = {
-        "ready": {task_id for _, _, task_id in backlog},
+        "ready": {each[2] for each in backlog} | {m.split("\0")[3] for m in raw.zset("held")},
         "delayed": raw.zset("delayed").keys(),
         "running": raw.zset("leases").keys(),
         "ended": raw.zset("ended").keys(),
@@ -220,8 +227,9 @@ def check_places(raw: Raw) -> None:
         assert place == by_state.get(state, set()), state
     assert sum(len(place) for place in places.values()) == len(status)
     assert raw.zset("waiting").keys() == places["ready"]
-    for user, rank, task_id in backlog:
-        assert (status[task_id]["user"], status[task_id]["rank"]) == (user, rank)
+    for user, rank, task_id, name in backlog:
+        record = status[task_id]
+        assert (record["user"], record["rank"], record["name"]) == (user, rank, name)
     leased = Counter(status[task_id]["user"] for task_id in places["running"])
     assert raw.numbers("running") == leased
 
@@ -230,7 +238,7 @@ def check_users(raw: Raw) -> None:
     """Users with waiting tasks are in one of ready and parked, and in the lane if it is theirs."""
     heads: dict[str, str] = {}
     for member in sorted(raw.zset("backlog")):
-        user, rank, _ = member.split("\0")
+        user, rank, *_ = member.split("\0")
         heads.setdefault(user, rank)
     ready, parked = raw.zset("ready").keys(), raw.zset("parked").keys()
     assert not ready & parked
@@ -342,12 +350,17 @@ class Machine(RuleBasedStateMachine):
             user_id=user,
             priority=level,
             task_id=task_id,
+            name=name_of(task_id),
             delay=None if delay_ms is None else delay_ms / 1000,
         )
         due_ms = self.now + (delay_ms or 0)
-        document = (user, level)
         return real, ModelTask(
-            task_id=task_id, user=user, level=level, document=document, due_ms=due_ms
+            task_id=task_id,
+            user=user,
+            level=level,
+            document=(user, level),
+            name=name_of(task_id),
+            due_ms=due_ms,
         )
 
     def push_pairs(self, pairs: list[tuple[Task, ModelTask]], lost: bool) -> None:
@@ -416,19 +429,28 @@ class Machine(RuleBasedStateMachine):
     # --- claiming ---------------------------------------------------------------------------------
 
     @rule(limit=st.integers(1, 5), lease=st.sampled_from((1, 30, 30, 90)), lost=lost_reply)
-    def claim(self, limit: int, lease: int, lost: bool, heard: bool = True) -> None:
+    def claim(
+        self, limit: int, lease: int, lost: bool, heard: bool = True, avoid: str | None = None
+    ) -> None:
         self.link.echo = lost
-        claims = self.queue.claim("w", limit=limit, lease=lease)
+        claims = self.queue.claim("w", limit=limit, lease=lease, avoid=[avoid] if avoid else ())
         self.link.echo = False
         token = self.link.last_arguments["op"]
-        expected = self.model.claim(token, limit, lease * 1000, self.now)
+        expected = self.model.claim(token, limit, lease * 1000, self.now, avoid)
         assert [claim.task.task_id for claim in claims] == expected
         for claim in claims:
             task = self.model.tasks[claim.task.task_id]
             assert (claim.attempt, claim.due_ms) == (task.attempts, task.due_ms)
             if heard:
                 self.held.append(Held(claim, limit, self.now))
-        assert self.link.last_answer[0] == self.model.hint(self.now)
+        hints = {self.model.hint(self.now, avoid)}
+        if avoid and len(claims) == limit:
+            hints.add(0)  # it did not look at all users
+        assert self.link.last_answer[0] in hints
+
+    @rule(limit=st.integers(1, 5))
+    def claim_but_avoid_slow_tasks(self, limit: int) -> None:
+        self.claim(limit=limit, lease=30, lost=False, avoid=SLOW)
 
     @rule()
     def claim_all(self) -> None:
@@ -531,6 +553,17 @@ class Machine(RuleBasedStateMachine):
         assert self.queue.cancel(task_id) == self.model.cancel(task_id, self.now)
         self.link.echo = False
 
+    @precondition(lambda self: self.model.tasks)
+    @rule(pick=picks, delay=st.sampled_from((0, 0, 1000, 40_000)), lost=lost_reply)
+    def reschedule(self, pick: int, delay: int, lost: bool) -> None:
+        waiting = [t.task_id for t in self.model.in_state("ready", "delayed")]
+        known = sorted(waiting if waiting and pick % 4 else self.model.tasks)
+        task_id = known[pick % len(known)]
+        self.link.echo = lost
+        moved = self.queue.reschedule(task_id, delay=delay / 1000)
+        self.link.echo = False
+        assert moved == self.model.reschedule(task_id, delay, self.now)
+
     @precondition(lambda self: self.model.in_state("running"))
     @rule()
     def all_leases_expire(self) -> None:
@@ -552,6 +585,13 @@ class Machine(RuleBasedStateMachine):
             expected.rate,
             expected.paused,
         )
+
+    @rule(slots=st.sampled_from((None, 1, 1, 2)), lost=lost_reply)
+    def set_slots(self, slots: int | None, lost: bool) -> None:
+        self.link.echo = lost
+        self.queue.set_limits(SLOW, slots=slots)
+        self.link.echo = False
+        self.model.set_slots(SLOW, slots)
 
     @rule(change=queue_changes, lost=lost_reply)
     def configure(self, change: dict[str, Any], lost: bool) -> None:
@@ -713,6 +753,7 @@ class Machine(RuleBasedStateMachine):
         raw = Raw(self.client, self.queue)
         check_places(raw)
         check_users(raw)
+        check_consistency(self.client)
         check_schedules(raw)
         self.compare_tasks(raw)
         self.compare_places(raw)
@@ -750,13 +791,21 @@ class Machine(RuleBasedStateMachine):
     def compare_places(self, raw: Raw) -> None:
         order: dict[str, list[str]] = {}
         for member in sorted(raw.zset("backlog")):
-            user, _, task_id = member.split("\0")
+            user, _, task_id, _ = member.split("\0")
             order.setdefault(user, []).append(task_id)
         model = self.model
+        held: dict[str, list[str]] = {}
+        for member in sorted(raw.zset("held")):
+            user, _, _, task_id = member.split("\0")
+            held.setdefault(user, []).append(task_id)
         for user in USERS:
             assert order.get(user, []) == [task.task_id for task in model.backlog(user)]
+            assert held.get(user, []) == [task.task_id for task in model.held(user, SLOW)]
+        turns = [m.split("\0") for m in sorted(raw.zset("slot_line")) if not m.startswith("\1")]
+        assert [user for _, _, user in turns] == model.line.get(SLOW, [])
         assert self.queue.size() == len(model.in_state("ready"))
-        assert self.queue.size("ann") == len(model.backlog("ann"))
+        mine = [task for task in model.in_state("ready") if task.user == "ann"]
+        assert self.queue.size("ann") == len(mine)
         moments = {
             "waiting": {task.task_id: task.since_ms for task in model.in_state("ready")},
             "delayed": {task.task_id: task.due_ms for task in model.in_state("delayed")},
@@ -768,7 +817,8 @@ class Machine(RuleBasedStateMachine):
             assert raw.zset(name) == expected, name
 
     def compare_users(self, raw: Raw) -> None:
-        model, fair = self.model, raw.numbers("fair")
+        model = self.model
+        fair = {name: float(v) for name, v in raw.hash("fair").items() if name != "passes"}
         same = self.same_numbers
         assert same(raw.zset("ready"), model.ready)
         assert same(raw.zset("parked"), model.parked)
@@ -790,7 +840,7 @@ class Machine(RuleBasedStateMachine):
         real = raw.numbers("stats")
         for event in (*COUNTED, *COUNTED_BY_SCHEDULERS):
             assert real.get(event, 0) == self.model.counts[event], event
-        assert raw.numbers("fair").get("seq", 0) == self.model.arrivals
+        assert int(raw.hash("fair").get("seq", 0)) == self.model.arrivals
         assert "broken_tasks" not in real
 
     def compare_schedules(self, raw: Raw) -> None:
@@ -836,7 +886,8 @@ class Machine(RuleBasedStateMachine):
         assert (info.state, info.attempts) == (task.state, task.attempts)
         why = self.queue.explain(task.task_id)
         assert why is not None
-        if task.state == "ready":
+        assert why.waits_for_slot == task.is_held
+        if task.state == "ready" and not task.is_held:
             backlog = self.model.backlog(task.user)
             assert why.own_tasks_ahead == backlog.index(task)
             assert (why.users_ahead is None) == (task.user in self.model.parked)

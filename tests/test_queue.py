@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -23,11 +22,13 @@ from support import (
     dump,
     fill,
     ids_of,
+    in_thread,
     make_task,
     places,
     push,
     spoil,
     stats,
+    until_blocked,
 )
 
 from fairqueue.clock import ManualClock, from_ms
@@ -42,10 +43,11 @@ from fairqueue.errors import (
     QueueFull,
     RedisRefused,
     RedisUnavailable,
+    UnknownTask,
 )
 from fairqueue.keys import KEY_TYPES
 from fairqueue.models import Claim, QueueSettings, UserSettings
-from fairqueue.queue import TaskQueue
+from fairqueue.queue import TaskQueue, this_place
 from fairqueue.scripts import load_script
 from fairqueue.validation import Priority
 
@@ -83,7 +85,7 @@ def test_a_pushed_task_is_stored_whole(
                 "due": now,
             }
         },
-        "backlog": {f"zoë\0{rank}\0t1": 0.0},
+        "backlog": {f"zoë\0{rank}\0t1\0build": 0.0},
         "waiting": {"t1": float(now)},
         "ready": {"zoë": 1.0},
         "served": {"zoë": "late"},
@@ -330,13 +332,14 @@ def test_a_claimed_task_is_leased_to_its_worker(
         "state": "running",
         "token": claim.token,
         "worker": "worker-1",
+        "place": this_place(),
         "attempts": 1,
         "charge": 1,
         "claimed": now,
     }
     assert changes(before, dump(redis_client)) == {
         "status.t1": (before["status"]["t1"], record),
-        "backlog.alice\x004" + "1".zfill(14) + "\0t1": (0.0, None),
+        "backlog.alice\x004" + "1".zfill(14) + "\0t1\0build": (0.0, None),
         "waiting.t1": (now, None),
         "leases.t1": (None, now + 7500.0),
         "ready.alice": (1.0, None),
@@ -550,6 +553,7 @@ def test_a_finished_task_keeps_its_result(
         "leases.t1": (before["leases"]["t1"], None),
         "running.alice": ("1", None),
         "ended.t1": (None, now),
+        **{f"runs.{place}\0{now}st1": (None, 0.0) for place in ("os", "ualice", "ndefault")},
         "stats.finished": (None, "1"),
     }
     info = queue.get("t1")
@@ -891,7 +895,7 @@ def test_a_snapshot_counts_everything(queue: TaskQueue, clock: ManualClock) -> N
 
 def hint_of(queue: TaskQueue) -> float:
     """How long the claim says until there may be more, in seconds."""
-    return queue._claim_once("w", 1, 30_000)[1]
+    return queue._claim_once("w", 1, 30_000, "")[1]
 
 
 def test_how_long_an_idle_worker_may_wait(queue: TaskQueue, clock: ManualClock) -> None:
@@ -920,21 +924,6 @@ def test_a_claim_that_leaves_work_says_so_and_wakes_another(
     redis_client.delete(queue.keys["wake"])
     assert hint_of(queue) == 30.0
     assert "wake" not in dump(redis_client)
-
-
-def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
-    """Start an action; calling the answer gives its result."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(action)
-    pool.shutdown(wait=False)
-    return lambda: future.result(20)
-
-
-def until_blocked(client: redis.Redis) -> None:
-    """Come back when a client is blocked in the server."""
-    deadline = time.monotonic() + 20
-    while client.info("clients")["blocked_clients"] == 0:
-        assert time.monotonic() < deadline
 
 
 WAKING: dict[str, Callable[[TaskQueue, Claim], object]] = {
@@ -1001,6 +990,68 @@ def test_a_wait_without_redis_says_so(own_server: OwnServer) -> None:
         server.stop()
         with pytest.raises(RedisUnavailable):
             waiter()
+
+
+# --- moving ---------------------------------------------------------------------------------------
+
+
+def test_a_waiting_task_is_moved_to_later(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 2)
+    assert queue.reschedule("alice-0", delay=5)
+    assert places(redis_client) == {"delayed": ["alice-0"], "ready": ["alice-1"]}
+    info = queue.get("alice-0")
+    assert info is not None
+    assert info.due_at == from_ms(clock.now_ms() + 5000)
+    clock.advance(5)
+    assert ids_of(queue.claim("w", limit=2)) == ["alice-0", "alice-1"]  # it is as old as it was
+
+
+@pytest.mark.parametrize("at", [None, 1.0])
+def test_a_delayed_task_is_moved_to_now(
+    queue: TaskQueue, clock: ManualClock, at: float | None
+) -> None:
+    push(queue, "t1", delay=500)
+    assert queue.reschedule("t1", at=at)
+    assert queue.size() == 1
+    assert claim_one(queue).due_ms == clock.now_ms()
+
+
+def test_a_moved_task_keeps_its_attempts(queue: TaskQueue) -> None:
+    push(queue, "t1")
+    queue.retry(claim_one(queue), "no", delay=500)
+    assert queue.reschedule("t1")
+    assert claim_one(queue).attempt == 2
+
+
+@pytest.mark.parametrize("state", ["running", "finished", "buried", "cancelled"])
+def test_a_task_that_was_claimed_or_has_ended_is_not_moved(
+    queue: TaskQueue, redis_client: redis.Redis, state: str
+) -> None:
+    push(queue, "t1")
+    bring_to(queue, "t1", state)
+    before = dump(redis_client)
+    assert queue.reschedule("t1", delay=5) is False
+    assert {key.split(".")[0] for key in changes(before, dump(redis_client))} <= {"ops"}
+
+
+@pytest.mark.parametrize(
+    "when", [{"delay": -1}, {"delay": "soon"}, {"at": "today"}, {"at": -1}, {"delay": 1, "at": 2}]
+)
+def test_a_task_is_not_moved_to_no_time(
+    queue: TaskQueue, redis_client: redis.Redis, when: dict[str, Any]
+) -> None:
+    push(queue, "t1")
+    before = dump(redis_client)
+    with pytest.raises(InvalidTask):
+        queue.reschedule("t1", **when)
+    assert dump(redis_client) == before
+
+
+def test_an_unknown_task_is_not_moved(queue: TaskQueue) -> None:
+    with pytest.raises(UnknownTask, match="'nobody'"):
+        queue.reschedule("nobody")
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -1217,14 +1268,18 @@ def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[
         "bury": lambda: queue.bury(claims[3], "x"),
         "cancel": lambda: queue.cancel("alice-9"),
         "extend": lambda: queue.extend(claims),
+        "reschedule": lambda: queue.reschedule("alice-8"),
         "set_user": lambda: queue.set_user("alice", weight=3.0),
+        "set_limits": lambda: queue.set_limits("default", slots=3),
         "configure": lambda: queue.configure(max_attempts=7),
+        "beat": lambda: queue.link.run("beat", worker="w", record="{", ttl_ms=9, limits=""),
     }
 
 
 # What a lone push for a user who is being served has nothing to do with.
 NOT_TOUCHED_BY_A_LONE_PUSH = {
     *("critical", "parked", "idle", "running", "throttle", "usage", "served", "leases", "delayed"),
+    *("held", "slot_line", "open"),
 }
 
 
@@ -1266,7 +1321,7 @@ def test_a_push_that_does_not_touch_a_spoilt_key_is_whole(
     assert after.keys() == {
         "tasks.new",
         "status.new",
-        f"backlog.alice\0{rank}\0new",
+        f"backlog.alice\0{rank}\0new\0default",
         "waiting.new",
         "fair.seq",
     }

@@ -57,6 +57,15 @@ def held(queue: TaskQueue) -> Claim:
     return claim
 
 
+FAILURE = {"error": "no", "timed_out": "", "report": '{"n":1}'}
+
+
+def claim_arguments(op: str, limit: int) -> dict[str, Any]:
+    """The arguments of a claim of tasks of any name."""
+    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": ""}
+    return {"op": op, "limit": limit, **fixed}
+
+
 def command_of(name: str, queue: TaskQueue) -> Command:
     """A command that will be done when it is sent for the first time."""
     claim = held(queue)
@@ -64,12 +73,12 @@ def command_of(name: str, queue: TaskQueue) -> Command:
     new = [make_task("carol", f"new-{n}") for n in range(3)] + [make_task("dave", "d", delay=9)]
     arguments: dict[str, dict[str, Any]] = {
         "push": {"rest": [argument for task in new for argument in _push_arguments(task)]},
-        "claim": {"op": "op-claim", "worker": "w", "limit": 3, "lease_ms": 30_000},
-        "finish": {"rest": [claim.task.task_id, claim.token, '{"ok":1}']},
-        "retry": {**mine, "error": "again", "delay_ms": 0},
-        "retry later": {**mine, "error": "again", "delay_ms": 5000},
+        "claim": claim_arguments("op-claim", limit=3),
+        "finish": {"rest": [claim.task.task_id, claim.token, '{"ok":1}', "1.5", '{"n":1}']},
+        "retry": {**mine, **FAILURE, "delay_ms": 0},
+        "retry later": {**mine, **FAILURE, "delay_ms": 5000},
         "release": mine,
-        "bury": {**mine, "error": "no"},
+        "bury": {**mine, **FAILURE, "fingerprint": "f"},
         "cancel": {"op": "op-cancel", "id": "bob-1"},
         "cancel running": {"op": "op-cancel", "id": claim.task.task_id},
         "cancel unknown": {"op": "op-cancel", "id": "nobody"},
@@ -83,6 +92,9 @@ def command_of(name: str, queue: TaskQueue) -> Command:
             "user": "alice",
             "change": '{"weight":0.25,"max_running":1,"rate":5}',
         },
+        "set_limits": {"op": "op-set_limits", "task_name": "default", "limits": '{"slots":1}'},
+        "reschedule": {"op": "op-reschedule", "id": "bob-1", "when": "+5000"},
+        "reschedule running": {"op": "op-reschedule", "id": claim.task.task_id, "when": ""},
         "configure": {"op": "op-configure", "rest": ["max_attempts", 3, "cost", "time"]},
         "configure refused": {"op": "op-configure", "rest": ["ageing_ms", 3]},
     }
@@ -102,6 +114,9 @@ NAMES = [
     "cancel unknown",
     "extend",
     "set_user",
+    "set_limits",
+    "reschedule",
+    "reschedule running",
     "configure",
     "configure refused",
 ]
@@ -203,7 +218,7 @@ def test_a_claim_sent_again_returns_only_what_it_still_holds(
     command.send(queue)
     records = dump(redis_client)["status"]
     mine = [task_id for task_id, record in records.items() if record.get("token") == "op-claim"]
-    queue.link.run("finish", rest=[mine[0], "op-claim", ""])
+    queue.link.run("finish", rest=[mine[0], "op-claim", "", "", ""])
     again = command.send(queue)
     assert sorted(task[0].decode() for task in tasks_in(again)) == sorted(mine[1:])
 
@@ -225,7 +240,7 @@ def test_a_claim_whose_leases_have_expired_claims_anew(
 def test_a_claim_that_found_nothing_may_find_something_when_it_is_sent_again(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
-    command = Command("claim", {"op": "op", "worker": "w", "limit": 1, "lease_ms": 1000})
+    command = Command("claim", claim_arguments("op", limit=1))
     assert tasks_in(command.send(queue)) == []
     empty = dump(redis_client)
     assert tasks_in(command.send(queue)) == []
@@ -262,7 +277,7 @@ def test_a_finish_sent_again_by_a_worker_that_lost_its_lease_is_refused_again(
     clock.advance(31)
     queue.claim("other", limit=8)
     before = dump(redis_client)
-    command = Command("finish", {"rest": [claim.task.task_id, claim.token, ""]})
+    command = Command("finish", {"rest": [claim.task.task_id, claim.token, "", "", ""]})
     assert command.send(queue) == [b"lost_lease"]
     assert command.send(queue) == [b"lost_lease"]
     assert changes(before, dump(redis_client)) == {"stats.lost_leases": (None, "2")}
@@ -289,7 +304,7 @@ def test_a_finish_sent_again_after_its_task_is_gone_says_how_it_ended(
     claim = held(queue)
     if asked:
         queue.cancel(claim.task.task_id)
-    command = Command("finish", {"rest": [claim.task.task_id, claim.token, ""]})
+    command = Command("finish", {"rest": [claim.task.task_id, claim.token, "", "", ""]})
     first = command.send(queue)
     assert first == [b"cancelled" if asked else b"finished"]
     assert queue.get(claim.task.task_id) is None

@@ -3,6 +3,7 @@
 -- @include waiting replay stats
 -- KEYS tasks    hash  task id -> its document, JSON, never changed
 -- KEYS delayed  zset  task id -> when it becomes ready, ms
+-- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
 --
 -- A task that was stored before, with the same document, is left as it is: a push can be repeated.
 
@@ -30,6 +31,8 @@ local function known(ids, documents)
   return answer
 end
 
+local AFTER_THE_LAST = 253402300799000  -- ms, the end of year 9999: when the run before it ends
+
 -- When a task becomes ready: '' now, '+ms' after so long, 'ms' at that moment.
 local function due_at(when)
   if when == '' then return now end
@@ -37,40 +40,52 @@ local function due_at(when)
   return tonumber(when)
 end
 
--- Store tasks that are new, each { id, user, document, head, level, when }; `head` is the part of
--- the status that the client knows, JSON without its closing brace. At most a few hundred.
+-- Store tasks that are new, each { id, user, name, document, head, level, when, schedule, buffered };
+-- `head` is the part of the status that the client knows, JSON without its closing brace. One that
+-- is `buffered` waits for the run of its schedule before it to end. At most a few hundred.
 local function store(list)
   if #list == 0 then return end
-  local documents, statuses, later, ready = {}, {}, {}, {}
+  local documents, statuses, later, ready, open = {}, {}, {}, {}, {}
   for i, task in ipairs(list) do
     local due = due_at(task.when)
     local rank = next_rank(task.level, math.max(due, now))
-    local state = 'ready'
-    if due > now then
+    local state, head = 'ready', task.head
+    if task.buffered then
+      head = head .. ',"buffered":true'
+      state = 'delayed'
+      later[#later + 1] = AFTER_THE_LAST
+      later[#later + 1] = task.id
+    elseif due > now then
       state = 'delayed'
       later[#later + 1] = due
       later[#later + 1] = task.id
     else
-      ready[#ready + 1] = { id = task.id, user = task.user, rank = rank }
+      ready[#ready + 1] = { id = task.id, user = task.user, rank = rank, name = task.name }
+    end
+    if task.schedule then
+      open[#open + 1] = '0'
+      open[#open + 1] = task.schedule .. '\0' .. task.id
     end
     documents[2 * i - 1], documents[2 * i] = task.id, task.document
     statuses[2 * i - 1] = task.id
-    statuses[2 * i] = string.format('%s,"state":"%s","rank":"%s","pushed":%.0f,"due":%.0f}',
-      task.head, state, rank, now, math.max(due, now))
+    statuses[2 * i] = head .. ',"state":"' .. state .. '","rank":"' .. rank .. '","pushed":'
+      .. now_text .. ',"due":' .. (due > now and string.format('%.0f', due) or now_text) .. '}'
   end
   redis.call('HSET', K.tasks, unpack(documents))
   redis.call('HSET', K.status, unpack(statuses))
   if #later > 0 then redis.call('ZADD', K.delayed, unpack(later)) end
+  if #open > 0 then redis.call('ZADD', K.open, unpack(open)) end
   -- A worker that is blocked until the next delayed task must hear of an earlier one.
   if add_waiting(ready) or #later > 0 then wake_worker() end
 end
 
 -- True if so many more would pass a limit; `extra` counts the user's own, not yet stored.
 local function is_full(user, more, extra)
-  if SETTINGS.max_waiting > 0 and redis.call('ZCARD', K.backlog)
+  if SETTINGS.max_waiting > 0 and redis.call('ZCARD', K.backlog) + redis.call('ZCARD', K.held)
     + redis.call('ZCARD', K.delayed) + more > SETTINGS.max_waiting then return 'queue' end
   local limit = settings_of(user).max_waiting
-  if limit and redis.call('ZLEXCOUNT', K.backlog, '[' .. user .. '\0', '(' .. user .. '\1')
-    + extra > limit then return 'user' end
+  local from, to = '[' .. user .. '\0', '(' .. user .. '\1'
+  if limit and redis.call('ZLEXCOUNT', K.backlog, from, to)
+    + redis.call('ZLEXCOUNT', K.held, from, to) + extra > limit then return 'user' end
   return nil
 end

@@ -1,7 +1,7 @@
 -- Who is served next: start-time fair queueing between users.
 --
 -- @include time settings records
--- KEYS fair      hash  clock, critical_clock, credit, seq, average, window
+-- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes, ...
 -- KEYS ready     zset  user -> virtual start tag; all who may be served now
 -- KEYS critical  zset  user -> start tag in the CRITICAL lane; those in ready whose next task is CRITICAL
 -- KEYS parked    zset  user -> when to look again, ms, or +inf: has waiting tasks, may not be served
@@ -10,11 +10,11 @@
 -- KEYS users     hash  user -> settings, JSON
 -- KEYS throttle  hash  user -> when the rate limit is next free of debt, ms
 -- KEYS usage     hash  user -> average seconds that a task takes (cost = time only)
--- KEYS backlog   zset  user NUL rank NUL task id, all scores 0
+-- KEYS backlog   zset  user NUL rank NUL task id NUL name, all scores 0
 -- KEYS leases    zset  task id -> end of lease, ms
 -- KEYS served    hash  user -> service / weight in this window, or 'late' if not backlogged all through
 --
--- A user with waiting tasks is in exactly one of ready and parked; one without is in neither.
+-- A user with tasks in the backlog is in exactly one of ready and parked; one without in neither.
 
 local BURST_S = 0.1  -- a rate limit lets through this many seconds' worth at once, at least one task
 
@@ -44,7 +44,7 @@ local function save_fair()
   for user in pairs(running_dirty) do
     if running_cache[user] > 0 then
       counts[#counts + 1] = user
-      counts[#counts + 1] = running_cache[user]
+      counts[#counts + 1] = text_of(running_cache[user])
     else
       none[#none + 1] = user
     end

@@ -47,3 +47,13 @@ local function next_in_line(line)
   end
   return back and pop_heap(line.heap)
 end
+
+-- Those who were read are as many as were asked for: behind the last there may be others.
+local function cut_line(line, want)
+  if #line.sorted >= want then line.cut = line.sorted[#line.sorted] end
+end
+
+-- True if somebody who was not read may come before this one.
+local function is_beyond(line, entry)
+  return line.cut ~= nil and before(line.cut, entry)
+end

@@ -4,7 +4,7 @@
 -- KEYS schedules       hash  schedule id -> definition, JSON: what the user wrote
 -- KEYS plan            hash  schedule id -> random revision, space, nominal next moment in ms or '-'
 -- KEYS due             zset  schedule id -> when to act, ms; active schedules only
--- KEYS schedule_state  hash  schedule id -> JSON: user, active, reason, last_run, runs, missed, refused
+-- KEYS schedule_state  hash  schedule id -> JSON: user, active, reason, last_run, runs, missed, refused, skipped
 -- KEYS schedule_index  zset  user NUL schedule id, all scores 0
 -- KEYS broken          hash  schedule id -> JSON: why the scheduler set it aside, and when
 -- KEYS scheduler_wake  list  at most one token, for a leader that waits
@@ -17,7 +17,7 @@ local function is_skewed(client_now)
 end
 
 local STATE_TYPES = { user = 'string', active = 'boolean', reason = 'string', last_run = 'number',
-  runs = 'number', missed = 'number', refused = 'number' }
+  runs = 'number', missed = 'number', refused = 'number', skipped = 'number' }
 
 -- A state as a table without fields of a wrong type: one that somebody has spoilt must not raise in
 -- the middle of a script, nor stop the other schedules of a batch.

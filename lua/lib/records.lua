@@ -1,14 +1,14 @@
 -- Read and write the status records of tasks.
 --
 -- @include json
--- KEYS status  hash  task id -> JSON: state, user, rank, name, attempts, times, holder, error
+-- KEYS status  hash  task id -> JSON: state, user, rank, name, attempts, times, holder, error, ...
 --
 -- A status holds all that a transition needs, so that no script decodes a payload. Its state is one
 -- of ready, delayed, running, finished, buried, cancelled. A record that cannot be read is nil here.
 
 -- Fields that a transition calculates with: of another type, they count as absent.
-local NUMBERS = { 'claimed', 'charge' }
-local TEXTS = { 'token', 'worker' }
+local NUMBERS = { 'claimed', 'charge', 'ended' }
+local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint' }
 
 local function parse_status(text)
   local record = decode(text)
@@ -27,21 +27,35 @@ local function read_status(id)
   return parse_status(redis.call('HGET', K.status, id))
 end
 
+local status_texts = {}  -- by id, as they were read
+
 -- The records of many tasks, by id; those that cannot be read are left out.
 local function read_statuses(ids)
   local records = {}
   for i, text in ipairs(redis.call('HMGET', K.status, unpack(ids))) do
     records[ids[i]] = parse_status(text)
+    status_texts[ids[i]] = text
   end
   return records
+end
+
+-- A text with one part of it exchanged; nil if it is not there. In JSON a quote inside a value has
+-- a backslash before it, so that a part with the quotes of its name is found nowhere else.
+local function exchange(text, part, new)
+  local from, to = string.find(text, part, 1, true)
+  return from and string.sub(text, 1, from - 1) .. new .. string.sub(text, to + 1)
 end
 
 local function write_status(id, record)
   redis.call('HSET', K.status, id, cjson.encode(record))
 end
 
-local function write_statuses(ids, records)
+-- Write records, by id. `texts` has those that are known as text already: to put a record into JSON
+-- costs three times as much as to read it.
+local function write_statuses(ids, records, texts)
   local flat = {}
-  for i, id in ipairs(ids) do flat[2 * i - 1], flat[2 * i] = id, cjson.encode(records[id]) end
+  for i, id in ipairs(ids) do
+    flat[2 * i - 1], flat[2 * i] = id, texts and texts[id] or cjson.encode(records[id])
+  end
   redis.call('HSET', K.status, unpack(flat))
 end

@@ -1,7 +1,6 @@
 -- Do what time has made due: promote delayed tasks, take back expired leases, look at parked users.
 --
 -- @include ending
--- KEYS delayed  zset  task id -> when it becomes ready, ms
 --
 -- Part of every claim, so that no other process has to be alive for a retry to happen. Each part is
 -- bounded; what is left over is done by the next claim, which is told not to wait.
@@ -19,9 +18,9 @@ local function promote()
   for _, id in ipairs(ids) do
     local record = records[id]
     if record and record.state == 'delayed' then
-      record.state = 'ready'
+      record.state, record.buffered = 'ready', nil
       good[#good + 1] = id
-      list[#list + 1] = { id = id, user = record.user, rank = record.rank }
+      list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
     else
       count('broken_tasks', 1)
     end
@@ -54,16 +53,19 @@ local function take_back()
       end_lease(id, record)
       count('expired', 1)
       record.error = 'the lease of worker ' .. (record.worker or '?') .. ' expired'
+      record.timed_out = nil
+      keep_attempt(id, record, 'expired', '')
       if record.cancel then
         close(id, record, 'cancelled')
         closed = closed + 1
       elseif record.attempts >= SETTINGS.max_attempts then
+        record.fingerprint = 'lease-expired'
         close(id, record, 'buried')
         closed = closed + 1
       else
         record.state, record.token = 'ready', nil
         write_status(id, record)
-        list[#list + 1] = { id = id, user = record.user, rank = record.rank }
+        list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
       end
     end
   end

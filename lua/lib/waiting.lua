@@ -1,8 +1,10 @@
 -- Put tasks where workers find them, and take them away again.
 --
 -- @include fair
--- KEYS waiting         zset  task id -> since when it waits for a worker, ms
--- KEYS wake            list  at most one token, for a worker that is blocked
+-- KEYS waiting  zset  task id -> since when it waits for a worker, ms
+-- KEYS held     zset  user NUL name NUL rank NUL task id, all scores 0: wait for a slot of the name
+-- KEYS slot_line  zset  whose held task is next, for each name; see limits
+-- KEYS wake     list  at most one token, for a worker that is blocked
 --
 -- The backlog orders a user's own tasks: level digit, then arrival. With ageing, a higher level
 -- counts as an earlier arrival, and only CRITICAL keeps a digit of its own.
@@ -20,15 +22,27 @@ local function next_rank(level, arrival_ms)
   return string.format('%d%014d', CRITICAL - level, fair.seq)
 end
 
-local function member_of(user, rank, id)
-  return user .. '\0' .. rank .. '\0' .. id
+-- A task's place in the backlog; `task` has its user, rank and name.
+local function member_of(id, task)
+  return task.user .. '\0' .. task.rank .. '\0' .. id .. '\0' .. (task.name or '')
 end
 
+-- Its place among those that wait for a slot.
+local function held_member_of(id, task)
+  return task.user .. '\0' .. (task.name or '') .. '\0' .. task.rank .. '\0' .. id
+end
+
+-- True if there was no token before.
+local function leave_token()
+  return redis.call('LLEN', K.wake) == 0 and redis.call('LPUSH', K.wake, '1')
+end
+
+-- There is something new: it may be passed on by as many workers as do not want it; see claim.
 local function wake_worker()
-  if redis.call('LLEN', K.wake) == 0 then redis.call('LPUSH', K.wake, '1') end
+  if leave_token() then redis.call('HDEL', K.fair, 'passes') end
 end
 
--- Add waiting tasks, each { id =, user =, rank = }. True if a worker may find one of them now.
+-- Add waiting tasks, each { id =, user =, rank =, name = }. True if a worker may find one of them now.
 -- `returning`: they were claimed before, so that their users are no newcomers.
 local function add_waiting(list, returning)
   if #list == 0 then return false end
@@ -44,11 +58,11 @@ local function add_waiting(list, returning)
         absent[#absent + 1] = user
       end
     end
-    members[2 * i - 1], members[2 * i] = 0, member_of(user, task.rank, task.id)
-    since[2 * i - 1], since[2 * i] = now, task.id
+    members[2 * i - 1], members[2 * i] = '0', member_of(task.id, task)
+    since[2 * i - 1], since[2 * i] = now_text, task.id
   end
   redis.call('ZADD', K.backlog, unpack(members))
-  redis.call('ZADD', K.waiting, unpack(since))
+  redis.call('ZADD', K.waiting, 'NX', unpack(since))
   if #absent > 0 then settle() end
   for _, user in ipairs(absent) do
     local newcomer = not returning and running_of(user) == 0
@@ -64,10 +78,15 @@ local function add_waiting(list, returning)
   return findable
 end
 
--- Take one waiting task out of its user's backlog.
+-- Take one waiting task out of its user's backlog, or from among those that wait for a slot.
 local function remove_waiting(id, record)
-  redis.call('ZREM', K.backlog, member_of(record.user, record.rank, id))
   redis.call('ZREM', K.waiting, id)
+  if redis.call('ZREM', K.backlog, member_of(id, record)) == 0 then
+    redis.call('ZREM', K.held, held_member_of(id, record))
+    -- Turns of users who have none left are passed over; with nobody waiting, they go.
+    if redis.call('ZCARD', K.held) == 0 then redis.call('UNLINK', K.slot_line) end
+    return
+  end
   local head = first_waiting(record.user, 1)[1]
   if not head then
     leave(record.user)

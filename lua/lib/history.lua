@@ -1,0 +1,89 @@
+-- Keep what became of runs: their attempts, and where a listing finds them.
+--
+-- @include time records
+-- KEYS attempts  hash  task id -> a JSON line for each attempt that failed or has something to tell
+-- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>, all scores 0: ended runs
+-- KEYS failures  zset  fingerprint -> when a task was last buried with it, ms
+--
+-- A run is listed from its end until its record is dropped, so that tasks which wait cost nothing
+-- here. Kinds: o outcome, u user, n name, c schedule, f fingerprint. Outcomes: s succeeded,
+-- f failed, t timed out, c cancelled. A range of one kind and value, read backwards, is a listing,
+-- newest first.
+
+local ATTEMPT_BYTES = 65536  -- of all attempts of a task; the oldest go first
+
+local function outcome_of(record)
+  if record.state == 'finished' then return 's' end
+  if record.state == 'cancelled' then return 'c' end
+  return record.timed_out and 't' or 'f'
+end
+
+-- Add the places of a run that has ended to a list.
+local function add_places(list, id, record)
+  local outcome = outcome_of(record)
+  local ended = record.ended == now and now_text or text_of(record.ended or 0)
+  local tail = '\0' .. string.rep('0', 13 - #ended) .. ended .. outcome .. id
+  list[#list + 1] = 'o' .. outcome .. tail
+  list[#list + 1] = 'u' .. record.user .. tail
+  list[#list + 1] = 'n' .. (record.name or '') .. tail
+  if record.schedule then list[#list + 1] = 'c' .. record.schedule .. tail end
+  if record.fingerprint then list[#list + 1] = 'f' .. record.fingerprint .. tail end
+end
+
+-- List runs that have just ended, by id.
+local function list_runs(ids, records)
+  local places, flat = {}, {}
+  for _, id in ipairs(ids) do
+    local record = records[id]
+    add_places(places, id, record)
+    if record.fingerprint then redis.call('ZADD', K.failures, record.ended, record.fingerprint) end
+  end
+  for i, place in ipairs(places) do flat[2 * i - 1], flat[2 * i] = '0', place end
+  redis.call('ZADD', K.runs, unpack(flat))
+end
+
+-- Runs of a fingerprint were dropped: when was the last one that is left?
+local function refresh_failure(fingerprint)
+  local range = 'f' .. fingerprint
+  local last = redis.call('ZREVRANGEBYLEX', K.runs, '(' .. range .. '\1', '[' .. range .. '\0',
+    'LIMIT', 0, 1)[1]
+  if last then
+    redis.call('ZADD', K.failures, string.match(last, '%z(%d+)') or 0, fingerprint)
+  else
+    redis.call('ZREM', K.failures, fingerprint)
+  end
+end
+
+-- Forget what is kept of runs whose records are dropped.
+local function unlist_runs(ids, records)
+  local places, prints = {}, {}
+  for _, id in ipairs(ids) do
+    if records[id] then
+      add_places(places, id, records[id])
+      if records[id].fingerprint then prints[records[id].fingerprint] = true end
+    end
+  end
+  if #places > 0 then redis.call('ZREM', K.runs, unpack(places)) end
+  redis.call('HDEL', K.attempts, unpack(ids))
+  for fingerprint in pairs(prints) do refresh_failure(fingerprint) end
+end
+
+-- Keep one attempt that has ended now; `report` is JSON from its worker, or empty: then the error of
+-- the record is all there is to tell.
+local function keep_attempt(id, record, outcome, report)
+  local told = ''
+  if report ~= '' then
+    told = ',"report":' .. report
+  elseif type(record.error) == 'string' and record.error ~= '' then
+    told = ',"error":' .. cjson.encode(record.error)
+  end
+  local line = string.format('{"attempt":%d,"outcome":"%s","start":%.0f,"end":%.0f,"worker":%s,"place":%s',
+    record.attempts, outcome, record.claimed or now, now, cjson.encode(record.worker or ''),
+    cjson.encode(record.place or '')) .. told .. '}'
+  local before = redis.call('HGET', K.attempts, id)
+  local text = before and before .. '\n' .. line or line
+  while #text > ATTEMPT_BYTES and string.find(text, '\n', 1, true) do
+    text = string.sub(text, string.find(text, '\n', 1, true) + 1)
+  end
+  redis.call('HSET', K.attempts, id, text)
+end

@@ -1,0 +1,76 @@
+-- Read a part of a listing of runs, newest first: one bounded read.
+--
+-- @include records
+-- FLAGS no-writes
+-- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>: ended runs
+-- KEYS open      zset  schedule NUL task id: unfinished tasks of schedules
+-- KEYS backlog   zset  user NUL rank NUL task id NUL name: waiting tasks
+-- KEYS held      zset  user NUL name NUL rank NUL task id: tasks that wait for a slot
+-- KEYS waiting   zset  task id -> since when it waits for a worker, ms
+-- KEYS delayed   zset  task id -> when it becomes ready, ms
+-- ARGV source  text  the key to look in
+-- ARGV from    text  waiting, delayed: the position before, or empty; else the last member, as
+--                    ZREVRANGEBYLEX takes it
+-- ARGV to      text  the first member, as ZREVRANGEBYLEX takes it; of no use for waiting, delayed
+-- ARGV limit   int   how many at most
+--
+-- A position says where to go on, also when the run that it is of has left the source: score and
+-- task id, or what follows the first NUL of a member.
+--
+-- Returns for each run: its position, task id, status (or '' if it is gone).
+
+local BY_NAME = { runs = K.runs, open = K.open, backlog = K.backlog, held = K.held }
+local BY_TIME = { waiting = K.waiting, delayed = K.delayed }
+local ID_IN_POSITION = { runs = '^%d+%a(.*)$', open = '^(.*)$', backlog = '^%Z*%z(%Z*)',
+  held = '%z(%Z*)$' }
+
+-- As Redis orders members of one score; Lua's own < goes by the locale.
+local function is_before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+-- How many come before a position and at it, the latest first.
+local function rank_after(key, position)
+  local score, id = string.match(position, '^(%S+) (.*)$')
+  if not score then return 0 end
+  local low = redis.call('ZCOUNT', key, '(' .. score, '+inf')
+  local high = redis.call('ZCOUNT', key, score, '+inf')
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if is_before(redis.call('ZRANGE', key, middle, middle, 'REV')[1], id) then
+      high = middle
+    else
+      low = middle + 1
+    end
+  end
+  return low
+end
+
+local positions, ids = {}, {}
+if BY_NAME[A.source] then
+  local members = redis.call('ZREVRANGEBYLEX', BY_NAME[A.source], A.from, A.to, 'LIMIT', 0, A.limit)
+  for i, member in ipairs(members) do
+    positions[i] = string.match(member, '%z(.*)$') or ''
+    ids[i] = string.match(positions[i], ID_IN_POSITION[A.source]) or ''
+  end
+else
+  local skip = rank_after(BY_TIME[A.source], A.from)
+  local flat = redis.call('ZRANGE', BY_TIME[A.source], skip, skip + tonumber(A.limit) - 1, 'REV',
+    'WITHSCORES')
+  for i = 1, #flat, 2 do
+    ids[#ids + 1] = flat[i]
+    positions[#ids] = flat[i + 1] .. ' ' .. flat[i]
+  end
+end
+if #ids == 0 then return {} end
+local answer = {}
+for i, text in ipairs(redis.call('HMGET', K.status, unpack(ids))) do
+  answer[#answer + 1] = positions[i]
+  answer[#answer + 1] = ids[i]
+  answer[#answer + 1] = text or ''
+end
+return answer
