@@ -3,12 +3,13 @@
 import argparse
 import statistics
 
-from benchmarks import fairness, lateness, queue_speed, scaling, schedule_speed
+from benchmarks import fairness, lateness, queue_speed, scaling, schedule_speed, worker_speed
 from benchmarks.common import bench, format_line
 
 SECTIONS = {
     "queue": queue_speed.run,
     "schedules": schedule_speed.run,
+    "workers": worker_speed.run,
     "fairness": fairness.run,
     "lateness": lateness.run,
     "scaling": scaling.run,

@@ -1,5 +1,8 @@
 """Schedules that your users create, and a queue in which no user starves another, on one Redis."""
 
+from fairqueue.alerts import Alerts
+from fairqueue.context import RunningTask, TaskContext
+from fairqueue.dispatch import RegisteredTask
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -16,9 +19,11 @@ from fairqueue.errors import (
     RedisUnavailable,
     ScheduleConflict,
     UnknownSchedule,
+    UnknownTask,
     UnknownTimezone,
 )
-from fairqueue.handlers import Discard, Retry, TaskContext, TimedOut
+from fairqueue.handlers import Discard, Retry, TimedOut
+from fairqueue.history import History
 from fairqueue.models import Claim, QueueSettings, ScheduledTask, Task, TaskInfo
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
@@ -26,12 +31,14 @@ from fairqueue.validation import Priority
 from fairqueue.worker import Worker
 
 __all__ = [
+    "Alerts",
     "BrokenRecord",
     "Claim",
     "ConfigurationError",
     "Discard",
     "EmbeddedServerError",
     "FairQueueError",
+    "History",
     "InvalidCron",
     "InvalidInput",
     "InvalidPayload",
@@ -43,7 +50,9 @@ __all__ = [
     "QueueSettings",
     "RedisRefused",
     "RedisUnavailable",
+    "RegisteredTask",
     "Retry",
+    "RunningTask",
     "ScheduleConflict",
     "ScheduledTask",
     "Task",
@@ -53,6 +62,7 @@ __all__ = [
     "TaskScheduler",
     "TimedOut",
     "UnknownSchedule",
+    "UnknownTask",
     "UnknownTimezone",
     "Worker",
 ]

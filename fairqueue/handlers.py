@@ -2,20 +2,21 @@
 
 import asyncio
 import functools
+import importlib
 import inspect
-import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
+from fairqueue.context import RunningTask, TaskContext
 from fairqueue.errors import ConfigurationError
-from fairqueue.models import Claim, Task
-from fairqueue.validation import check_count, check_name, check_seconds
-
-logger = logging.getLogger("fairqueue.task")
+from fairqueue.hooks import KINDS, Callables, Filter, Hooks, filters, is_async, needed
+from fairqueue.models import Task
+from fairqueue.validation import check_count, check_name, check_number, check_seconds
 
 MAX_DOUBLINGS = 60  # 2 ** 60 seconds is beyond any cap; more would overflow
+LEAST_RATE, MOST_RATE = 0.001, 1e6  # runs of a handler per second
 
 
 class Retry(Exception):
@@ -76,22 +77,89 @@ class RetryPolicy:
         return delay if self.jitter == "none" else random.uniform(0, delay)  # noqa: S311 - jitter
 
 
-class TaskContext:
-    """What a handler may know of its run, and say while it runs.
+class HandlerOptions(TypedDict, total=False):
+    """What may be said of a handler when it is registered; `Worker.task` explains each."""
 
-    `cancelled` and `lease_lost` become True while it runs, within a third of the lease: a handler
-    that takes long looks at them and ends early. A run whose lease is lost is not recorded.
-    """
+    retries: int
+    backoff: float | Sequence[float]
+    backoff_cap: float
+    jitter: str
+    timeout: float | None
+    slots: int
+    rate: float | None
+    isolation: str
+    when: Callables
+    skip: Callables
+    before: Callables
+    then: Callables
+    catch: Callables
+    finally_: Callables
 
-    def __init__(self, claim: Claim) -> None:
-        self.task = claim.task
-        self.task_id = claim.task.task_id
-        self.attempt = claim.attempt
-        self.cancelled = False
-        self.lease_lost = False
-        self.log = logging.LoggerAdapter(
-            logger, {"task": claim.task.task_id, "user": claim.task.user_id}
+
+# Those that a class may have as attributes when it is registered with its module.
+CLASS_OPTIONS = (
+    "retries",
+    "backoff",
+    "backoff_cap",
+    "jitter",
+    "timeout",
+    "slots",
+    "rate",
+    "isolation",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSettings:
+    """The options of a handler, checked."""
+
+    policy: RetryPolicy = RetryPolicy()
+    timeout: float | None = None
+    slots: int = 0
+    rate: float | None = None
+    isolated: bool = False
+    filters: tuple[Filter, ...] = ()
+    hooks: tuple[tuple[str, Callables], ...] = ()
+
+    @classmethod
+    def create(cls, **options: Unpack[HandlerOptions]) -> "HandlerSettings":
+        """Settings of a handler. Raises ConfigurationError naming the option and its value."""
+        unknown = sorted(options.keys() - HandlerOptions.__annotations__.keys())
+        if unknown:
+            known = ", ".join(HandlerOptions.__annotations__)
+            raise ConfigurationError(f"{unknown[0]!r} is no option of a handler: {known} are")
+        timeout, rate = options.get("timeout"), options.get("rate")
+        isolation = options.get("isolation", "thread")
+        if isolation not in ("thread", "process"):
+            raise ConfigurationError(f"isolation {isolation!r} is neither 'thread' nor 'process'")
+        if timeout is not None:
+            timeout = check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
+        if rate is not None:
+            rate = check_number(rate, "rate", ConfigurationError, least=LEAST_RATE, most=MOST_RATE)
+        hooks = tuple((kind, options[kind]) for kind in KINDS if kind in options)  # type: ignore[literal-required]
+        for kind, calls in hooks:
+            Hooks().add(kind, calls)  # so that a bad one is named here
+        return cls(
+            policy=RetryPolicy.create(
+                options.get("retries", 5),
+                options.get("backoff", 2.0),
+                options.get("backoff_cap", 60.0),
+                options.get("jitter", "full"),
+            ),
+            timeout=timeout,
+            slots=check_count(options.get("slots", 0), "slots", ConfigurationError),
+            rate=rate,
+            isolated=isolation == "process",
+            filters=filters(options.get("when", ()), options.get("skip", ())),
+            hooks=hooks,
         )
+
+    @property
+    def limits(self) -> dict[str, float | None]:
+        """What has to hold across all workers, and is therefore stored; {} if nothing has."""
+        if not self.slots and self.rate is None and self.timeout is None:
+            return {}
+        return {"slots": self.slots, "rate": self.rate, "timeout": self.timeout}
 
 
 class Handler:
@@ -101,28 +169,33 @@ class Handler:
         self,
         name: str,
         target: Callable[..., Any],
-        policy: RetryPolicy,
-        timeout: float | None = None,
+        settings: HandlerSettings,
         *,
         takes_task: bool = False,
     ) -> None:
         self.name = name
-        self.policy = policy
-        self.timeout = timeout
-        self._target = target
+        self.settings = settings
+        self.policy = settings.policy
+        self.timeout = settings.timeout
+        self.filters = settings.filters
+        self.hooks = Hooks()
+        for kind, calls in settings.hooks:
+            self.hooks.add(kind, calls)
+        self.target = target
         self._is_class = inspect.isclass(target)
         self._takes_task = takes_task
         call = _callable_of(target)
         what = f"the handler of {name!r}" if name else "the default handler"
         self._takes_context = _takes_context(call, what, takes_task=takes_task)
-        self.is_async = _is_async(call)
+        self.is_async = is_async(call)
 
     def run(self, context: TaskContext, runner: asyncio.Runner) -> Any:
         """Call it for a task; its result. Raises whatever it raises, TimedOut if it is async."""
-        target = self._target
+        target = self.target
         if self._is_class:
             target = target().handle
-        first: Task | dict[str, Any] = context.task if self._takes_task else context.task.payload
+        first: Task | dict[str, Any]
+        first = RunningTask.of(context) if self._takes_task else context.task.payload
         arguments = (first, context) if self._takes_context else (first,)
         if not self.is_async:
             return target(*arguments)
@@ -148,7 +221,7 @@ class Handlers:
         if default is not None:
             if not callable(default):
                 raise ConfigurationError(f"handler {default!r} cannot be called")
-            self._default = Handler("", default, RetryPolicy(), takes_task=True)
+            self._default = Handler("", default, HandlerSettings(), takes_task=True)
 
     def add(self, handler: Handler) -> None:
         """Take a handler. Raises ConfigurationError if its name has one already."""
@@ -166,6 +239,48 @@ class Handlers:
     def find(self, name: str) -> Handler | None:
         """The handler of a task, the default one, or None."""
         return self._by_name.get(name, self._default)
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether there is a default handler."""
+        return self._default is not None
+
+    def named(self) -> list[Handler]:
+        """All that have a name."""
+        return list(self._by_name.values())
+
+
+def handler_classes(module_name: str) -> dict[str, tuple[type, HandlerOptions]]:
+    """The classes of a module that can handle tasks, by dotted path, with their options.
+
+    Those that are defined there and have a method `handle`, but for abstract ones and those whose
+    name begins with an underscore. Imports the module. Raises ConfigurationError if that fails or
+    there is no such class.
+    """
+    check_name(module_name, "module", ConfigurationError)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found: dict[str, tuple[type, HandlerOptions]] = {}
+    for value in vars(module).values():
+        if inspect.isclass(value) and _handles(value, module.__name__):
+            options = {name: getattr(value, name) for name in CLASS_OPTIONS if hasattr(value, name)}
+            found[f"{module_name}.{value.__qualname__}"] = (value, options)  # type: ignore[assignment]
+    if not found:
+        raise ConfigurationError(f"module {module_name!r} has no class with a method `handle`")
+    return found
+
+
+def _handles(value: type, module_name: str) -> bool:
+    return (
+        value.__module__ == module_name
+        and not value.__name__.startswith("_")
+        and not inspect.isabstract(value)
+        and callable(getattr(value, "handle", None))
+    )
 
 
 def _callable_of(target: Any) -> Callable[..., Any]:
@@ -193,26 +308,14 @@ def _handle_of(target: type) -> Callable[..., Any]:
     return functools.partial(method, None)  # None for self: to look at it, never to call it
 
 
-def _is_async(call: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-        getattr(call, "__call__", None)  # noqa: B004 - an object whose __call__ is async
-    )
-
-
 def _takes_context(call: Callable[..., Any], what: str, *, takes_task: bool) -> bool:
     """Whether a handler gets a context after its first argument, which it must take."""
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
         return False  # written in C: it gets the payload
-    parameters = signature.parameters.values()
-    needed = [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    takes_context = not takes_task and (len(needed) > 1 or takes_any)
+    count, takes_any = needed(signature)
+    takes_context = not takes_task and (count > 1 or takes_any)
     try:
         signature.bind(*([None] * (2 if takes_context else 1)))
     except TypeError as error:

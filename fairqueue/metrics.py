@@ -68,6 +68,10 @@ _COUNTERS = {
     "broken_tasks": "Task records that could not be read.",
     "fired": "Tasks that schedules have enqueued.",
     "missed": "Moments of schedules that passed without a fire.",
+    "skipped": "Moments of schedules at which their overlap allowed no task.",
+    "stale_runs": "Runs found to go on after their time-out.",
+    "revived": "Dead letters that were run again.",
+    "discarded": "Dead letters that were dropped by hand.",
     "terms": "Terms of leadership.",
     "set_aside_broken": "Schedules set aside because their record cannot be read.",
     "set_aside_cron": "Schedules disabled because their cron has no next moment.",
@@ -169,6 +173,12 @@ class WorkerMetrics:
             buckets=_RUN_BUCKETS,
             registry=registry,
         )
+        self.stuck_runs = Gauge(
+            "fairqueue_worker_stuck_runs",
+            "Runs that go on although their time-out has ended them more than a lease ago.",
+            ["queue", "task"],
+            registry=registry,
+        )
 
 
 Metrics = TypeVar("Metrics")
@@ -176,9 +186,10 @@ _made: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDictionary(
 _made_lock = threading.Lock()
 
 
-def _made_once(
+def made_once(
     kind: Callable[[CollectorRegistry], Metrics], registry: CollectorRegistry | None
 ) -> Metrics:
+    """The metrics of a registry, Prometheus' own one if None; a second call gives the same."""
     registry = REGISTRY if registry is None else registry
     if not isinstance(registry, CollectorRegistry):
         raise ConfigurationError(f"registry {registry!r} is no CollectorRegistry")
@@ -192,12 +203,12 @@ def _made_once(
 
 def scheduler_metrics(registry: CollectorRegistry | None = None) -> SchedulerMetrics:
     """The metrics of the schedulers in a registry (Prometheus' own one if None), made once."""
-    return _made_once(SchedulerMetrics, registry)
+    return made_once(SchedulerMetrics, registry)
 
 
 def worker_metrics(registry: CollectorRegistry | None = None) -> WorkerMetrics:
     """The metrics of the workers in a registry (Prometheus' own one if None), made once."""
-    return _made_once(WorkerMetrics, registry)
+    return made_once(WorkerMetrics, registry)
 
 
 class QueueCollector(Collector):

@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from prometheus_client import CollectorRegistry
 
+from fairqueue.alerts import Alerts
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.connection import Argument, Listener, in_batches
 from fairqueue.errors import (
@@ -41,9 +42,11 @@ from fairqueue.models import (
     new_id,
     task_document,
 )
+from fairqueue.presence import report_stale
 from fairqueue.queue import TaskQueue
 from fairqueue.schedules import Definition, ScheduleStore, read_definition
 from fairqueue.validation import Priority, check_name, check_seconds
+from fairqueue.workers import WorkerStore
 
 logger = logging.getLogger("fairqueue.scheduler")
 
@@ -52,6 +55,7 @@ FIRE_CHUNK = 250  # fires in one script: some 5 ms of the server's time
 ROUNDS = 200  # readings in one tick at most, so that stop() is heard within a long catch-up
 MISSED_CAP = 1000  # missed moments are counted up to this many for one fire
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
+LOOK_OVER_MS = 10_000  # so often a leader looks for runs that do not end, and at the backlog
 CHECK_TIMEOUT_S = 0.5  # how long the constructor and health() ask for Redis
 RENEW_PART = 1 / 3  # of lock_timeout: a leader with nothing to do renews its term so often
 
@@ -62,13 +66,14 @@ STOPPED, STARTING, RUNNING, STOPPING, ERROR = "stopped", "starting", "running", 
 class TickReport:
     """What one pass did.
 
-    `fired`, `missed`, `refused` (by a limit; tried again later), `moved` (changed by others since
-    it was read) and `set_aside` are counts of schedules or moments. `wait` is how many seconds
-    there is nothing to do.
+    `fired`, `skipped` (by its overlap), `missed`, `refused` (by a limit; tried again later),
+    `moved` (changed by others since it was read) and `set_aside` are counts of schedules or
+    moments. `wait` is how many seconds there is nothing to do.
     """
 
     is_leader: bool = False
     fired: int = 0
+    skipped: int = 0
     missed: int = 0
     refused: int = 0
     moved: int = 0
@@ -120,8 +125,9 @@ class TaskScheduler:
         lock_timeout: float = 10.0,
         *,
         registry: CollectorRegistry | None = None,
+        alerts: Alerts | None = None,
     ) -> None:
-        """Checks its arguments, then Redis.
+        """Checks its arguments, then Redis. `alerts` tells people what goes wrong.
 
         Raises ConfigurationError naming the argument, or RedisUnavailable at once.
         """
@@ -137,6 +143,9 @@ class TaskScheduler:
         self.lock_timeout = check_seconds(
             lock_timeout, "lock_timeout", ConfigurationError, least=0.1, most=3600
         )
+        if alerts is not None and not isinstance(alerts, Alerts):
+            raise ConfigurationError(f"alerts {alerts!r} is no Alerts")
+        self._alerts = alerts or Alerts()
         self._metrics = scheduler_metrics(registry)
         queue.check(timeout=CHECK_TIMEOUT_S)
         self._link = queue.link
@@ -160,6 +169,7 @@ class TaskScheduler:
         self._up_since: float | None = None
         self._last_cycle: float | None = None
         self._last_error: str | None = None
+        self._looked_ms: int | None = None  # when the queue was last looked over
 
     # --- schedules --------------------------------------------------------------------------------
 
@@ -174,10 +184,14 @@ class TaskScheduler:
         schedule_id: str | None = None,
         metadata: dict[str, Any] | None = None,
         *,
+        overlap: str = "allow",
         on_conflict: str = "error",
     ) -> str:
         """Store a schedule; its id. From then on a task is pushed at each of its moments.
 
+        `overlap` says what happens at a moment while a task of the schedule is unfinished: "allow"
+        pushes another, "skip" none, "buffer_one" one that begins when the run before it has ended,
+        "cancel_previous" cancels what is unfinished.
         Raises InvalidCron, UnknownTimezone, InvalidPayload or InvalidSchedule naming the value, and
         ScheduleConflict when `schedule_id` is taken, unless `on_conflict` is "replace". Then
         nothing was stored.
@@ -191,6 +205,7 @@ class TaskScheduler:
             "name": name,
             "schedule_id": schedule_id,
             "metadata": metadata,
+            "overlap": overlap,
         }
         schedule_id = self._store.add([spec], on_conflict)[0]
         _log("schedule_added", schedule=schedule_id, user=user_id)
@@ -238,11 +253,14 @@ class TaskScheduler:
         """The schedules that had to be set aside, and why: unreadable records, broken crons."""
         return self._store.problems()
 
-    def trigger(self, schedule_id: str) -> str:
-        """One run now, whatever the plan, which is left as it is; the task's id.
+    def trigger(self, schedule_id: str, *, triggered_by: str | None = None) -> str:
+        """One run now, whatever the plan and its overlap; the plan is left as it is. The task's id.
 
+        `triggered_by` says who asked for it, for the history.
         Raises UnknownSchedule, BrokenRecord, and as TaskQueue.push does.
         """
+        if triggered_by is not None:
+            check_name(triggered_by, "triggered_by")
         schedule = self._store.get(schedule_id)
         if schedule is None:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r} to trigger")
@@ -253,12 +271,15 @@ class TaskScheduler:
             payload=schedule.payload,
             name=schedule.name,
             schedule_id=schedule_id,
+            run_type="manual",
+            triggered_by=triggered_by,
             document=task_document(
                 schedule.user_id,
                 schedule.name,
                 schedule.priority,
                 encode_payload(schedule.payload),
                 schedule_id,
+                origin={"by": triggered_by},
             ),
         )
         task_id = self.queue.push(task)
@@ -282,7 +303,10 @@ class TaskScheduler:
             except FairQueueError as error:
                 self._leadership.doubt()
                 self._count_failure(error)
+                if isinstance(error, RedisUnavailable):
+                    self._alerts.redis_failed()
                 raise
+        self._alerts.redis_ok()
         self._last_cycle = time.time()
         self._last_error = None
         metrics = self._metrics
@@ -312,7 +336,19 @@ class TaskScheduler:
             # Not before nothing is due: what was fired has a new moment, which may be the next one.
             if not reading.due or self._stopping.is_set():
                 break
+        if report.is_leader:
+            self._look_over(reading.now_ms, now_ms)
         return report
+
+    def _look_over(self, at_ms: int, now_ms: int | None) -> None:
+        """Find runs that do not end, and compare the queue with the limits of the alerts."""
+        if self._looked_ms is not None and abs(at_ms - self._looked_ms) < LOOK_OVER_MS:
+            return
+        self._looked_ms = at_ms
+        for run in WorkerStore(self._link).find_stale(now_ms):
+            report_stale(run, self._alerts)
+        if self._alerts.has_recipients:
+            self._alerts.watch(self.queue.inspect())
 
     def _read(self, now_ms: int | None) -> Reading:
         reading = self._leadership.lead(READ_LIMIT, now_ms)
@@ -399,9 +435,11 @@ class TaskScheduler:
             "" if next_ms is None else next_ms,
             missed,
             definition.user_id,
+            definition.name,
             definition.document(moment_ms),
             definition.status_head,
             int(definition.priority),
+            definition.overlap,
             reason,
         ]
         return _Fire(due, moment_ms, missed, next_ms is None, arguments)
@@ -410,23 +448,33 @@ class TaskScheduler:
         self, fires: list[_Fire], words: list[bytes], clock_ms: int, report: TickReport
     ) -> None:
         labels, metrics = self.queue.name, self._metrics
-        fired = missed = stopped = 0
+        fired = missed = stopped = latest_ms = 0
         lateness = metrics.lateness_seconds.labels(labels)
         debug = logger.isEnabledFor(logging.DEBUG)
         for fire, word in zip(fires, words, strict=True):
+            if fire.is_last and word in (b"fired", b"skipped"):
+                self._alerts.schedule_set_aside(fire.due.schedule_id, "it has no next moment")
             if word == b"fired":
                 fired += 1
                 missed += fire.missed
                 stopped += fire.is_last
                 late_ms = max(0, clock_ms - fire.moment_ms)
                 lateness.observe(late_ms / 1000)
+                latest_ms = max(latest_ms, late_ms)
                 if debug:
                     _log("schedule_fired", schedule=fire.due.schedule_id, late_ms=late_ms)
+            elif word == b"skipped":
+                report.skipped += 1
+                missed += fire.missed
+                stopped += fire.is_last
+                _log("fire_skipped", schedule=fire.due.schedule_id)
             elif word == b"refused":
                 report.refused += 1
                 _log("fire_refused", logging.WARNING, schedule=fire.due.schedule_id)
             else:
                 report.moved += 1
+        if fired:
+            self._alerts.late(latest_ms / 1000)
         report.fired += fired
         report.missed += missed
         report.set_aside += stopped
@@ -456,6 +504,7 @@ class TaskScheduler:
             error_type = "cron" if kind == "cron" else "deserialization"
             self._metrics.errors.labels(self.queue.name, error_type).inc()
             _log("schedule_set_aside", logging.ERROR, schedule=due.schedule_id, reason=reason)
+            self._alerts.schedule_set_aside(due.schedule_id, reason, broken=kind == "broken")
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -582,6 +631,7 @@ class TaskScheduler:
         self._count_lock("lost")
         self._metrics.is_leader.labels(self.queue.name, self.scheduler_id).set(0)
         _log("lock_lost", logging.WARNING, scheduler=self.scheduler_id)
+        self._alerts.lock_failed()
 
     def _count_failure(self, error: FairQueueError) -> None:
         labels = self.queue.name

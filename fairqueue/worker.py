@@ -1,79 +1,88 @@
-"""Run tasks: claim them, hand them to threads, keep their leases, and say how they went."""
+"""Take tasks from a queue and run them, in this thread or in threads of a worker's own."""
 
 import asyncio
-import ctypes
-import json
+import functools
 import logging
+import math
+import mmap
 import os
 import random
+import signal
 import socket
+import struct
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from prometheus_client import CollectorRegistry
 
+from fairqueue.alerts import Alerts
 from fairqueue.connection import Listener
-from fairqueue.errors import ConfigurationError, FairQueueError, LeaseLost
+from fairqueue.context import LogCapture, TaskContext
+from fairqueue.dispatch import RegisteredTask, unwrapped
+from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
 from fairqueue.handlers import (
-    Discard,
     Handler,
+    HandlerOptions,
     Handlers,
-    Retry,
-    RetryPolicy,
-    TaskContext,
-    TimedOut,
+    HandlerSettings,
+    handler_classes,
 )
+from fairqueue.hooks import Hookable, Hooks
+from fairqueue.isolation import check_findable, check_isolated, check_not_starting
+from fairqueue.keeper import Keeper, Run
 from fairqueue.metrics import worker_metrics
 from fairqueue.models import Claim, Task, new_id
-from fairqueue.queue import FINISH_CHUNK, LONGEST_WAIT_S, TaskQueue
-from fairqueue.validation import (
-    MAX_RESULT_BYTES,
-    check_count,
-    check_name,
-    check_seconds,
-    encode_json,
-)
+from fairqueue.presence import Facts, Presence
+from fairqueue.processes import ProcessGroup
+from fairqueue.queue import FINISH_CHUNK, LONGEST_WAIT_S, TaskQueue, check_limits
+from fairqueue.running import Done, Executor, Slot
+from fairqueue.validation import check_count, check_name, check_seconds
 
 logger = logging.getLogger("fairqueue.worker")
 
-Target = TypeVar("Target", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
-# How a call that ends a claim is counted.
-OUTCOMES = {"retry": "retried", "release": "released", "bury": "buried"}
-KEEP_PART = 1 / 3  # of a lease: so often are all held leases extended, in one call
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 QUIET_S = 1.0  # how long a worker that gives up waits for the answer to its last claim
 QUICK_S = 0.005  # tasks that usually take less than this are claimed ahead of free slots
-AHEAD = 100  # so many: a round trip then serves many tasks
+AHEAD = 200  # so many: some are run while Redis is asked for the others
+LOOK_S = 0.2  # so often one that stops looks whether it has less time by now
 UNBEGUN_S = 0.5  # one that waits for a slot for longer goes back to the others
-SHOWN_RESULT = 1000  # characters kept of a result that is no JSON
-# A task that this worker does not know waits this long for one that does, then twice that, ...
-UNKNOWN = RetryPolicy(retries=5, backoff=5.0, cap=300.0, jitter="none")
+MOST_PROCESSES = 10_000
+MEMORY_LOOK_S = 5.0  # so often the memory of the processes is looked at
+# How long a process that is replaced, or whose parent died, may go on with what it runs; and one
+# that has run its `max_tasks`. What has not ended by then is given back.
+DRAIN_S, WORN_OUT_S = 30.0, 600.0
+# Beyond the time to finish: to give back what has not been finished, and to send the last alerts.
+GIVE_BACK_S, LAST_ALERTS_S = 5.0, 2.0
+
+# What a worker and its processes share: when all must have ended, on the monotonic clock, which is
+# the same for all processes; and whether one of them had to give something back by then.
+_ENDING = struct.Struct("d?")
+_NO_LIMITS = {"slots": None, "rate": None, "timeout": None}
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """One claim and what becomes of it."""
-
-    claim: Claim
-    context: TaskContext
-    handler: Handler | None
-    thread: int | None = None  # set while the handler runs, for its time-out
-    deadline: float | None = None
-    overdue: bool = False
-    since: float = field(default_factory=time.monotonic)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
-class Worker:
+class Worker(Hookable):
     """Runs tasks of a queue in `concurrency` threads, each task under a lease.
 
-    `handler` gets every task that has no handler of its own, as a `Task`. A worker that dies leaves
-    its tasks to the others when their leases end.
+    `handler` gets every task that has no handler of its own, as a `Task` that also has `cancelled`
+    and `lease_lost`. A worker that dies leaves its tasks to the others when their leases end.
+
+    `modules` are registered as by `register_module`. With `capture_logs`, what the logging module
+    is told in the thread of a running handler is kept in the history of its task, as lines of
+    `context.log` always are. `alerts` tells people what goes wrong.
+
+    With `processes`, `start` makes so many processes that each have `concurrency` threads, under a
+    parent that replaces one that ends. A process is replaced after `max_tasks` tasks, or when it
+    has taken more than `max_memory` bytes; before that it finishes what it runs, for up to ten
+    minutes or half a minute. They are copies of this process, so start them before other threads;
+    their metrics are their own, and so is their `worker_id`: with ":0", ":1" and so on at its end.
     """
 
     def __init__(
@@ -85,6 +94,12 @@ class Worker:
         worker_id: str | None = None,
         *,
         registry: CollectorRegistry | None = None,
+        capture_logs: bool = False,
+        modules: Iterable[str] = (),
+        alerts: Alerts | None = None,
+        processes: int | None = None,
+        max_tasks: int | None = None,
+        max_memory: int | None = None,
     ) -> None:
         """Raises ConfigurationError naming the argument. Opens no connection."""
         if not isinstance(queue, TaskQueue):
@@ -94,63 +109,161 @@ class Worker:
             concurrency, "concurrency", ConfigurationError, least=1, most=FINISH_CHUNK
         )
         self.lease = check_seconds(lease, "lease", ConfigurationError, least=0.1, most=86_400)
-        if worker_id is None:
-            worker_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
-        self.worker_id = check_name(worker_id, "worker_id", ConfigurationError)
+        self._given_id = worker_id
+        self._max_tasks = _check_restarts(processes, max_tasks, max_memory)
+        _check_worker_id(worker_id, processes)
+        if not isinstance(capture_logs, bool):
+            raise ConfigurationError(f"capture_logs {capture_logs!r} is neither True nor False")
+        self.capture_logs = capture_logs
         self._handlers = Handlers(handler)
-        self._metrics = worker_metrics(registry)
-        self._life = threading.Lock()
+        self._hooks = Hooks()
+        if alerts is not None and not isinstance(alerts, Alerts):
+            raise ConfigurationError(f"alerts {alerts!r} is no Alerts")
+        self._alerts = alerts or Alerts()
+        self._executor = Executor(
+            queue, self._handlers, self._hooks, worker_metrics(registry), self._alerts
+        )
+        self._group: ProcessGroup | None = None
+        if processes is not None:
+            self._ending = mmap.mmap(-1, _ENDING.size)
+            self._set_ending(math.inf)
+            self._group = ProcessGroup(
+                self._serve,
+                processes,
+                name="worker",
+                max_memory=max_memory,
+                grace=DRAIN_S + GIVE_BACK_S,
+                memory_interval=MEMORY_LOOK_S,
+            )
+        if isinstance(modules, str):
+            raise ConfigurationError(f"modules {modules!r} is a string: pass a list of names")
+        for module in modules:
+            self.register_module(module)
+        self._begin_life()
+        _workers.add(self)
+
+    def _begin_life(self) -> None:
+        """Be a worker that has not run: in the constructor, and in a child after a fork.
+
+        There the threads are gone, the lock may be held for good, and the name is the parent's.
+        """
+        self.worker_id = _new_worker_id() if self._given_id is None else self._given_id
+        # Re-entrant: a signal handler may stop what the main thread just starts or stops.
+        self._life = threading.RLock()
         self._pool: _Pool | None = None
+        self._presence = self._new_presence()  # of `run_once`; threads have one of their own
+
+    # --- handlers ---------------------------------------------------------------------------------
 
     def task(
-        self,
-        name: str,
-        *,
-        retries: int = 5,
-        backoff: float | Sequence[float] = 2.0,
-        backoff_cap: float = 60.0,
-        jitter: str = "full",
-        timeout: float | None = None,
-    ) -> Callable[[Target], Target]:
+        self, name: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[Callable[P, R]], RegisteredTask[P, R]]:
         """Register a function, `async def` or class with a method `handle` for tasks of a name.
 
-        It gets the payload, or the payload and a `TaskContext`. What it returns is the result. When
-        it raises, the task is offered again up to `retries` times, after `backoff` seconds that
-        double each time up to `backoff_cap` (or a list of delays), with jitter "full" or "none";
-        then it goes to the dead letters. `Retry` and `Discard` decide themselves. After `timeout`
-        seconds `TimedOut` is raised inside it. Raises ConfigurationError naming the value.
-        """
-        policy = RetryPolicy.create(retries, backoff, backoff_cap, jitter)
-        if timeout is not None:
-            timeout = check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
+        It gets the payload, or the payload and a `TaskContext`. What it returns is the result. The
+        decorated name can be called as before, and has `push`, `delay`, `at`, `options` to enqueue
+        tasks, and `before`, `then`, `catch`, `finally_` to attach hooks.
 
-        def register(target: Target) -> Target:
-            self._handlers.add(Handler(name, target, policy, timeout))
-            return target
+        retries, backoff, backoff_cap, jitter: when it raises, the task is offered again up to
+            `retries` times (5), after `backoff` seconds (2) that double each time up to
+            `backoff_cap` (60), or a list of delays, with jitter "full" or "none"; then it goes to
+            the dead letters. `Retry` and `Discard` decide themselves.
+        timeout: after so many seconds `TimedOut` is raised inside it. Code that does not return to
+            Python, or catches it, goes on in its slot: see `isolation`.
+        slots, rate: how many run at a time (0: any number), and begin per second, over all workers.
+        when, skip: one callable or several, called with (payload, context) or (payload). The task
+            runs if all of `when` and none of `skip` say yes; otherwise it is finished with the
+            result {"skipped": name of the filter}, and no hook is called. One that raises has
+            failed the run.
+        before, then, catch, finally_: hooks, one or several; see `Hookable`.
+        isolation: "thread", or "process" to run each task in a process of its own, which is killed
+            at the time-out, on cancel and when the lease is lost. The handler must stand at the
+            top level of a module, its hooks and filters run in the worker. See `isolation`.
+
+        Raises ConfigurationError naming the value.
+        """
+        settings = HandlerSettings.create(**options)
+
+        def register(target: Callable[P, R]) -> RegisteredTask[P, R]:
+            return self._register(name, target, settings)
 
         return register
+
+    def register(
+        self, name: str, target: Callable[P, R], **options: Unpack[HandlerOptions]
+    ) -> RegisteredTask[P, R]:
+        """The same as `task`, for what is defined elsewhere."""
+        return self._register(name, target, HandlerSettings.create(**options))
+
+    def register_module(self, module: str) -> list[str]:
+        """Import a module and register its handlers; the names of their tasks.
+
+        Each class that is defined there and has a method `handle` handles the tasks of its dotted
+        path, such as `myapp.jobs.SendReport`; not abstract ones and those whose name begins with an
+        underscore. Its attributes retries, backoff, backoff_cap, jitter, timeout, slots, rate and
+        isolation are options, where it has them. Nothing is ever imported because a task names it.
+        Raises ConfigurationError if the module cannot be imported, has no such class, or one has an
+        attribute that is no such option.
+        """
+        registered = []
+        for name, (target, options) in handler_classes(module).items():
+            try:
+                self.register(name, target, **options)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"class {name}: {error}") from None
+            registered.append(name)
+        return registered
+
+    def _register(
+        self, name: str, target: Callable[P, R], settings: HandlerSettings
+    ) -> RegisteredTask[P, R]:
+        target = unwrapped(target)
+        handler = Handler(name, target, settings)
+        check_limits(**{**_NO_LIMITS, **settings.limits})
+        if settings.isolated:
+            check_isolated(target)
+        self._handlers.add(handler)
+        return RegisteredTask(self.queue, handler, target)
+
+    def handler_limits(self) -> dict[str, dict[str, float | None]]:
+        """The slots, rate and timeout of each task name that has any of them."""
+        limits = {handler.name: handler.settings.limits for handler in self._handlers.named()}
+        return {name: limit for name, limit in limits.items() if limit}
+
+    def _facts(self) -> Facts:
+        declared = self.handler_limits()
+        return Facts(
+            worker_id=self.worker_id,
+            slots=self.concurrency,
+            limits={
+                handler.name: check_limits(**{**_NO_LIMITS, **declared.get(handler.name, {})})
+                for handler in self._handlers.named()
+            },
+            takes_any=self._handlers.takes_any,
+        )
 
     # --- without threads of its own ---------------------------------------------------------------
 
     def run_once(self) -> int:
         """Run what is ready now, at most `concurrency` tasks, in this thread; how many."""
+        self._check_isolation()
+        self._presence.beat(())
         done = 0
-        keeper = _Keeper(self.queue, self.lease)
-        try:
-            with asyncio.Runner() as runner:
-                while done < self.concurrency:
-                    claims = self.queue.claim(self.worker_id, limit=1, lease=self.lease)
-                    if not claims:
-                        break
-                    run = self._new_run(claims[0])
-                    keeper.add([run])
-                    result = self._execute(run, runner, keeper)
-                    keeper.remove([run])
-                    if result is not None:
-                        self._record_words([run], self.queue.finish_many([result]))
-                    done += 1
-        finally:
-            keeper.stop()
+        with self._slot() as slot:
+            while done < self.concurrency:
+                choice = self._presence.choice
+                claims = self.queue.claim(
+                    self.worker_id, 1, self.lease, names=choice.names, avoid=choice.avoid
+                )
+                if not claims:
+                    break
+                run = self._new_run(claims[0], slot.keeper)
+                slot.keeper.add([run])
+                result = self._executor.execute(run, slot)
+                slot.keeper.remove([run])
+                if result is not None:
+                    self._executor.recorded([run], self.queue.finish_many([result]))
+                done += 1
         return done
 
     def run_until_empty(self) -> int:
@@ -160,209 +273,179 @@ class Worker:
             total += count
         return total
 
+    @contextmanager
+    def _slot(self) -> Iterator[Slot]:
+        capture = self._new_capture()
+        keeper = self._new_keeper()
+        try:
+            with asyncio.Runner() as runner:
+                yield Slot(runner=runner, keeper=keeper, capture=capture)
+        finally:
+            keeper.stop()
+            if capture is not None:
+                capture.detach()
+
     # --- with threads -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads; nothing happens if they run already."""
-        with self._life:
-            if self._pool is None or not self._pool.is_alive():
-                self._pool = _Pool(self)
-                self._pool.start()
+        """Start the threads, or the processes; nothing happens if they run already.
+
+        Waits for a `stop` that another thread has begun.
+        """
+        self._check_isolation()
+        if self._group is not None:
+            self._group.start()
+        else:
+            self._start_pool(math.inf)
         _log("worker_started", worker=self.worker_id, slots=self.concurrency)
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Take no more tasks, wait for those that run, and end; True if all ended in time.
 
         What has not ended within `timeout` seconds is given back for others to run; its handler
-        sees `context.cancelled`, and what it does afterwards is not recorded.
+        sees `context.cancelled`, and what it does afterwards is not recorded. If another thread
+        stops it already, this waits for that.
         """
         timeout = check_seconds(timeout, "timeout", ConfigurationError)
-        with self._life:
-            pool, self._pool = self._pool, None
-        ended = True if pool is None else pool.stop(timeout)
+        ended = self._stop_pool(time.monotonic() + timeout)
+        if self._group is not None:
+            ended = self._stop_group(self._group, timeout)
         _log("worker_stopped", worker=self.worker_id, in_time=ended)
         return ended
 
-    # --- one task ---------------------------------------------------------------------------------
+    def forever(self, timeout: float = 30.0) -> bool:
+        """Start, and go on until SIGINT, SIGTERM or `stop`; then stop, as `stop(timeout)` does.
 
-    def _new_run(self, claim: Claim) -> _Run:
-        return _Run(claim, TaskContext(claim), self._handlers.find(claim.task.name))
-
-    def _execute(
-        self, run: _Run, runner: asyncio.Runner, keeper: "_Keeper"
-    ) -> tuple[Claim, Any] | None:
-        """Run a task; (claim, result) to be recorded, or None: its end is recorded already.
-
-        Raises nothing, but for the KeyboardInterrupt of whoever runs tasks in the main thread.
+        In the main thread only: it takes these two signals over until it returns. Raises
+        ConfigurationError elsewhere.
         """
-        claim, handler = run.claim, run.handler
-        if handler is None:
-            self._fail(run, f"no handler for task {claim.task.name!r} here", UNKNOWN)
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError("forever() waits for signals: call it in the main thread")
+        awake, waker = socket.socketpair()
+        waker.setblocking(False)
+        before = {
+            number: signal.signal(number, lambda *_: None)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        written_to = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        try:
+            self.start()
+            # A signal writes its number; other ones may be on their way to other handlers.
+            awake.settimeout(1.0)
+            while self._is_alive():
+                with suppress(TimeoutError):
+                    if set(awake.recv(16)) & before.keys():
+                        break
+            return self.stop(timeout)
+        finally:
+            signal.set_wakeup_fd(written_to)
+            for number, handler in before.items():  # None: it was not Python's, and is lost
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            awake.close()
+            waker.close()
+
+    def _is_alive(self) -> bool:
+        if self._group is not None:
+            return self._group.is_alive()
+        pool = self._pool
+        return pool is not None and pool.is_alive()
+
+    def _start_pool(self, most: float, ended: Callable[[], None] = lambda: None) -> None:
+        with self._life:
+            if self._pool is None or not self._pool.is_alive():
+                self._pool = _Pool(self, most, ended)
+                self._pool.start()
+
+    def _stop_pool(self, deadline: float) -> bool:
+        with self._life:
+            pool, self._pool = self._pool, None
+            in_time = True if pool is None else pool.stop(lambda: min(deadline, self._deadline()))
+            presence, self._presence = self._presence, self._new_presence()
+            _leave(presence)
+            return in_time
+
+    # --- with processes ---------------------------------------------------------------------------
+
+    def _stop_group(self, group: ProcessGroup, timeout: float) -> bool:
+        # What they have not finished by then they give back, if that can be done in time.
+        self._set_ending(min(self._deadline(), time.monotonic() + timeout))
+        try:
+            killed = not group.stop(timeout + GIVE_BACK_S)
+            return not killed and not _ENDING.unpack(self._ending[:])[1]
+        finally:
+            self._set_ending(math.inf)
+
+    def _set_ending(self, deadline: float) -> None:
+        self._ending[:] = _ENDING.pack(deadline, False)
+
+    def _deadline(self) -> float:
+        """When `stop` wants all processes to have ended."""
+        return math.inf if self._group is None else float(_ENDING.unpack(self._ending[:])[0])
+
+    def _serve(self, stop: threading.Event, index: int) -> None:
+        """Be one of the processes, until it is to end."""
+        if self._given_id is not None:
+            self.worker_id = f"{self._given_id}:{index}"
+        self._start_pool(math.inf if self._max_tasks is None else self._max_tasks, stop.set)
+        stop.wait()
+        if not self._stop_pool(time.monotonic() + DRAIN_S) and self._deadline() < math.inf:
+            self._ending[-1] = True
+        self._alerts.close(LAST_ALERTS_S)
+
+    # --- what both need ---------------------------------------------------------------------------
+
+    def _check_isolation(self) -> None:
+        """Raises ConfigurationError where a handler could not run in a process of its own."""
+        check_not_starting()
+        for handler in self._handlers.named():
+            if handler.settings.isolated:
+                check_findable(handler)
+
+    def _new_presence(self) -> Presence:
+        return Presence(self.queue, self._facts, self._alerts)
+
+    def _new_keeper(self, presence: Presence | None = None) -> Keeper:
+        return Keeper(self.queue, self.lease, self._executor.stuck_gauge, presence)
+
+    def _new_capture(self) -> LogCapture | None:
+        if not self.capture_logs:
             return None
-        try:
-            began = time.monotonic()
-            try:
-                self._begin(run, handler, keeper)
-                result = handler.run(run.context, runner)
-            finally:
-                _settle(run)
-                self._observe(run, time.monotonic() - began)
-        except Retry as error:
-            self._fail(
-                run, _text(error) or "the handler asked for a retry", handler.policy, error.in_
-            )
-        except Discard as error:
-            self._end(self.queue.bury, claim, _text(error) or "the handler discarded it")
-        except TimedOut as error:
-            text = _text(error) or f"ran for more than {handler.timeout or 0:g} s"
-            self._fail(run, f"timed out: {text}", handler.policy)
-        except BaseException as error:  # also SystemExit: it is the handler's, not ours
-            if _is_interrupt(error):
-                self._end(self.queue.release, claim)
-                raise
-            logger.warning("task_failed", exc_info=True, extra=_fields("task_failed", claim))
-            self._fail(run, f"{type(error).__name__}: {_text(error)}", handler.policy)
-        else:
-            return claim, _storable(result)
-        return None
+        capture = LogCapture()
+        capture.attach()
+        return capture
 
-    def _begin(self, run: _Run, handler: Handler, keeper: "_Keeper") -> None:
-        """Let the time-out run; that of an async handler is its event loop's."""
-        if handler.timeout is not None and not handler.is_async:
-            run.deadline = time.monotonic() + handler.timeout
-            keeper.expect(run.deadline)
-            # Last of all. From here on TimedOut may be raised between any two instructions, also
-            # inside the methods of a Condition, which would then stay locked.
-            with run.lock:
-                run.thread = threading.get_ident()
-
-    def _fail(self, run: _Run, error: str, policy: RetryPolicy, delay: float | None = None) -> None:
-        """Offer the task again as its policy says, or put it among the dead letters."""
-        wait = policy.delay(run.claim.attempt)
-        if wait is None:
-            self._end(self.queue.bury, run.claim, error)
-        else:
-            self._end(self.queue.retry, run.claim, error, wait if delay is None else delay)
-
-    def _end(self, action: Callable[..., None], claim: Claim, *arguments: object) -> bool:
-        """Record the end of a claim; False if Redis could not be told."""
-        outcome = OUTCOMES[action.__name__]
-        try:
-            action(claim, *arguments)
-        except LeaseLost:
-            outcome = "lost_lease"
-            logger.warning("lease_lost", extra=_fields("lease_lost", claim))
-        except FairQueueError as error:
-            # The lease ends by itself, and the task is offered again.
-            outcome = "not_recorded"
-            logger.warning("not_recorded: %s", error, extra=_fields("not_recorded", claim))
-        self._count(claim, outcome)
-        return outcome != "not_recorded"
-
-    def _record_words(self, runs: Sequence[_Run], words: Sequence[str]) -> None:
-        for run, word in zip(runs, words, strict=True):
-            self._count(run.claim, word)
-            if word == "lost_lease":
-                logger.warning("lease_lost", extra=_fields("lease_lost", run.claim))
-
-    def _count(self, claim: Claim, outcome: str) -> None:
-        label = self._handlers.label(claim.task.name)
-        self._metrics.runs.labels(self.queue.name, label, outcome).inc()
-
-    def _observe(self, run: _Run, seconds: float) -> None:
-        label = self._handlers.label(run.claim.task.name)
-        self._metrics.run_seconds.labels(self.queue.name, label).observe(seconds)
-
-
-class _Keeper:
-    """Extends all held leases in one call, tells runs of cancels and losses, ends overdue ones."""
-
-    def __init__(self, queue: TaskQueue, lease: float) -> None:
-        self._queue = queue
-        self._lease = lease
-        self._runs: set[_Run] = set()
-        self._changed = threading.Condition()
-        self._ending = False
-        self._wakes = 0.0  # when the thread looks again by itself
-        self._thread = threading.Thread(target=self._keep, name="fairqueue-leases", daemon=True)
-        self._thread.start()
-
-    def add(self, runs: Sequence[_Run]) -> None:
-        """Keep the leases of these from now on."""
-        with self._changed:
-            if not self._runs:
-                self._changed.notify()
-            self._runs.update(runs)
-
-    def expect(self, deadline: float) -> None:
-        """A run that is kept has to end by then: look at that moment at the latest."""
-        with self._changed:
-            if deadline < self._wakes:
-                self._changed.notify()
-
-    def remove(self, runs: Sequence[_Run]) -> None:
-        """These have ended."""
-        with self._changed:
-            self._runs.difference_update(runs)
-
-    def stop(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._ending = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _keep(self) -> None:
-        next_extension = time.monotonic() + self._lease * KEEP_PART
-        while True:
-            with self._changed:
-                if self._ending:
-                    return
-                runs = list(self._runs)
-                if not runs:
-                    self._changed.wait()
-                    next_extension = time.monotonic() + self._lease * KEEP_PART
-                    continue
-                deadlines = [run.deadline for run in runs if run.deadline and not run.overdue]
-                self._wakes = min([next_extension, *deadlines])
-                self._changed.wait(max(0.001, self._wakes - time.monotonic()))
-            now = time.monotonic()
-            for run in runs:
-                _end_overdue(run, now)
-            if now >= next_extension:
-                self._extend(runs)
-                next_extension = time.monotonic() + self._lease * KEEP_PART
-
-    def _extend(self, runs: list[_Run]) -> None:
-        runs = [run for run in runs if not run.context.lease_lost]
-        try:
-            words = self._queue.extend([run.claim for run in runs], self._lease)
-        except FairQueueError as error:
-            _log("extend_failed", logging.WARNING, error=str(error))
-            return
-        for run, word in zip(runs, words, strict=True):
-            if word == "cancel":
-                run.context.cancelled = True
-            elif word == "lost_lease" and run in self._runs:
-                run.context.lease_lost = run.context.cancelled = True
+    def _new_run(self, claim: Claim, keeper: Keeper) -> Run:
+        beat = functools.partial(keeper.beat, claim)
+        context = TaskContext(claim.task, claim.attempt, beat=beat)
+        return Run(claim, context, self._handlers.find(claim.task.name))
 
 
 class _Pool:
-    """The threads of a started worker: one that claims and records, and one for each slot."""
+    """The threads of a started worker: one that claims and records, and one for each slot.
 
-    def __init__(self, worker: Worker) -> None:
+    They run `most` tasks and end by themselves then; `ended` is called when they take no more.
+    """
+
+    def __init__(self, worker: Worker, most: float, ended: Callable[[], None]) -> None:
         self._worker = worker
+        self._ended = ended
+        self._executor = worker._executor
         self._listener: Listener = worker.queue.link.listener("wake")
-        self._keeper = _Keeper(worker.queue, worker.lease)
+        self._alerts = worker._alerts
+        self._presence = worker._new_presence()
+        self._keeper = worker._new_keeper(self._presence)
+        self._capture = worker._new_capture()
         self._talking = threading.Lock()  # while a claim is on its way
         self._work = threading.Condition()
         # All of these under _work. A run is held from its claim until its end is recorded.
-        self._held: set[_Run] = set()
-        self._waiting: deque[_Run] = deque()
-        self._done: deque[tuple[_Run, Any]] = deque()
+        self._held: set[Run] = set()
+        self._waiting: deque[Run] = deque()
+        self._done: deque[tuple[Run, Done]] = deque()
         self._usual_s = QUICK_S  # nothing is claimed ahead before tasks have shown to be quick
         self._stopping = False
         self._over = False
+        self._left = most  # so many more runs may end here
+        self._patience = math.inf  # when what still runs is not waited for any more
         self._threads = [
             threading.Thread(target=self._slot, name=f"fairqueue-slot-{i}", daemon=True)
             for i in range(worker.concurrency)
@@ -378,8 +461,8 @@ class _Pool:
     def is_alive(self) -> bool:
         return self._dispatcher.is_alive()
 
-    def stop(self, timeout: float) -> bool:
-        """Drain; True if everything ended in time."""
+    def stop(self, deadline: Callable[[], float]) -> bool:
+        """Drain; True if everything ended in time. The deadline may come closer meanwhile."""
         with self._work:
             self._stopping = True
             # What no slot has begun is given back at once.
@@ -387,18 +470,23 @@ class _Pool:
             self._waiting.clear()
         self._give_back(unbegun)
         self._listener.nudge()
-        self._dispatcher.join(timeout)
-        ended = not self._dispatcher.is_alive()
-        if not ended:
-            self._give_back_held()
+        while self._dispatcher.is_alive() and (left := deadline() - time.monotonic()) > 0:
+            self._dispatcher.join(min(left, LOOK_S))
+        in_time = not self._give_back_held()
         with self._work:
             self._over = True
             self._work.notify_all()
         self._listener.nudge()
         self._keeper.stop()
-        return ended
+        _leave(self._presence)
+        if self._capture is not None:
+            self._capture.detach()
+        return in_time
 
-    def _give_back_held(self) -> None:
+    def _give_back_held(self) -> bool:
+        """Give back what has not ended; whether there was any."""
+        if not self._dispatcher.is_alive() and not self._held:
+            return False
         # A claim that is on its way would take again what is given back here.
         quiet = self._talking.acquire(timeout=QUIET_S)
         try:
@@ -408,18 +496,23 @@ class _Pool:
         finally:
             if quiet:
                 self._talking.release()
+        return True
 
-    def _give_back(self, runs: list[_Run]) -> None:
+    def _give_back(self, runs: list[Run]) -> None:
         """Release runs for others; once Redis cannot be told, the leases end by themselves."""
         told = True
         for run in runs:
-            run.context.cancelled = True
-            told = told and self._worker._end(self._worker.queue.release, run.claim)
-            self._forget(run)
+            if told:
+                word = self._executor.end(self._worker.queue.release, run.claim)
+                told = word != "not_recorded"
+            # After that: a run that is killed now must not be recorded as one that has failed.
+            run.context.stop()
+            self._forget(run, has_run=False)
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: Run, *, has_run: bool) -> None:
         with self._work:
             self._held.discard(run)
+            self._left -= has_run
         self._keeper.remove([run])
 
     # --- the dispatcher ---------------------------------------------------------------------------
@@ -432,22 +525,28 @@ class _Pool:
                     self._turn()
                     backoff = FIRST_BACKOFF_S
                 except Exception as error:  # Redis is away, or worse: go on when it is back
+                    if isinstance(error, RedisUnavailable):
+                        self._alerts.redis_failed()
                     _log("worker_failed", logging.WARNING, error=repr(error))
                     time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
                     backoff = min(2 * backoff, LONGEST_BACKOFF_S)
         finally:
             self._listener.close()
+            self._ended()
 
     def _is_drained(self) -> bool:
         with self._work:
-            return self._over or (self._stopping and not self._held)
+            if self._stopping and (not self._held or time.monotonic() >= self._patience):
+                return True
+            return self._over
 
     def _turn(self) -> None:
         """Record what is done, take as many as there is room for, wait if there was nothing."""
+        self._presence.begin()
         with self._talking:
             with self._work:
                 done = list(self._done)[:FINISH_CHUNK]
-                room = 0 if self._stopping else self._room() + len(done)
+                room = 0 if self._stopping else self._room(len(done))
             if done or room:
                 claims, hint = self._talk(done, room)
         if not done and not room:
@@ -455,22 +554,31 @@ class _Pool:
         elif not done and not claims:
             self._listener.wait(min(hint, self._return_unbegun()))
 
-    def _talk(self, done: list[tuple[_Run, Any]], room: int) -> tuple[list[Claim], float]:
+    def _talk(self, done: list[tuple[Run, Done]], room: int) -> tuple[list[Claim], float]:
+        choice = self._presence.choice
         words, claims, hint = self._worker.queue.finish_and_claim(
-            [(run.claim, result) for run, result in done],
+            [each for _, each in done],
             self._worker.worker_id,
             room,
             self._worker.lease,
+            names=choice.names,
+            avoid=choice.avoid,
         )
+        self._alerts.redis_ok()
         self._recorded([run for run, _ in done], words)
         if claims:
-            self._hand_out([self._worker._new_run(claim) for claim in claims])
+            self._hand_out([self._worker._new_run(claim, self._keeper) for claim in claims])
         return claims, hint
 
-    def _room(self) -> int:
-        """How many more may be held: more than there are slots while tasks take no time at all."""
+    def _room(self, done: int) -> int:
+        """How many may be claimed while so many are recorded as done.
+
+        More than there are slots while tasks take no time at all, but never one more than is to be
+        run here.
+        """
         ahead = AHEAD if self._usual_s < QUICK_S else 0
-        return max(0, self._worker.concurrency + ahead - len(self._held))
+        room = self._worker.concurrency + ahead + done - len(self._held)
+        return max(0, int(min(room, self._left - len(self._held))))
 
     def _return_unbegun(self) -> float:
         """Give back what waits for a slot for too long; how many seconds until the next look."""
@@ -485,15 +593,16 @@ class _Pool:
         self._give_back(late)
         return max(0.001, wait)
 
-    def _recorded(self, runs: list[_Run], words: list[str]) -> None:
-        self._worker._record_words(runs, words)
+    def _recorded(self, runs: list[Run], words: list[str]) -> None:
+        self._executor.recorded(runs, words)
         with self._work:
             for run in runs:
                 self._done.popleft()
                 self._held.discard(run)
+            self._left -= len(runs)
         self._keeper.remove(runs)
 
-    def _hand_out(self, runs: list[_Run]) -> None:
+    def _hand_out(self, runs: list[Run]) -> None:
         self._keeper.add(runs)
         with self._work:
             self._held.update(runs)
@@ -508,87 +617,74 @@ class _Pool:
 
     def _slot(self) -> None:
         with asyncio.Runner() as runner:
+            slot = Slot(runner=runner, keeper=self._keeper, capture=self._capture)
             while (run := self._next_run()) is not None:
                 began = time.monotonic()
-                result = self._worker._execute(run, runner, self._keeper)
+                result = self._executor.execute(run, slot)
                 seconds = time.monotonic() - began
                 with self._work:
                     self._usual_s += (seconds - self._usual_s) / 8
                     recordable = result is not None and run in self._held
-                    if recordable:
-                        self._done.append((run, result[1]))  # type: ignore[index]
+                    if result is not None and recordable:
+                        self._done.append((run, result))
                 if not recordable:
-                    self._forget(run)
+                    self._forget(run, has_run=True)
                 self._listener.nudge()
 
-    def _next_run(self) -> _Run | None:
+    def _next_run(self) -> Run | None:
         with self._work:
             while not self._waiting:
                 if self._over:
                     return None
                 self._work.wait()
-            return self._waiting.popleft()
+            run = self._waiting.popleft()
+            if not self._waiting and self._left <= len(self._held):
+                # That was the last one to begin here.
+                self._stopping, self._patience = True, time.monotonic() + WORN_OUT_S
+            return run
 
 
-def _settle(run: _Run) -> None:
-    """The handler has ended: a time-out that is on its way must not hit what comes after it."""
-    with run.lock:
-        thread, run.thread, run.deadline = run.thread, None, None
-        if run.overdue and thread is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+def _new_worker_id() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
 
 
-def _end_overdue(run: _Run, now: float) -> None:
-    """Raise TimedOut in the thread of a run that is over its time; once, and said once."""
-    if run.overdue or run.deadline is None or now < run.deadline:
-        return
-    with run.lock:
-        if run.thread is None:  # not begun, or ended by now
-            return
-        run.overdue = True
-        run.context.cancelled = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(run.thread), ctypes.py_object(TimedOut)
-        )
-    logger.warning("task_overdue", extra=_fields("task_overdue", run.claim))
+def _check_worker_id(worker_id: object, processes: int | None) -> None:
+    if worker_id is not None:
+        check_name(worker_id, "worker_id", ConfigurationError)
+        if processes is not None:
+            check_name(f"{worker_id}:{processes - 1}", "worker_id", ConfigurationError)
 
 
-def _is_interrupt(error: BaseException) -> bool:
-    """Whether somebody wants the program to end, and not only a handler."""
-    return (
-        isinstance(error, KeyboardInterrupt)
-        and threading.current_thread() is threading.main_thread()
-    )
+def _leave(presence: Presence) -> None:
+    with suppress(FairQueueError):  # it counts as gone after a while
+        presence.leave()
 
 
-def _storable(result: Any) -> Any:
-    """A result as it can be kept: what is no JSON, or too large, as the beginning of its text.
-
-    A copy: the handler may go on to change what it has returned.
-    """
-    if result is None:
+def _check_restarts(processes: object, max_tasks: object, max_memory: object) -> int | None:
+    """Raises ConfigurationError where there would be no process to replace."""
+    for value, name in ((max_tasks, "max_tasks"), (max_memory, "max_memory")):
+        if value is not None and processes is None:
+            raise ConfigurationError(
+                f"{name} {value!r} needs processes that can be replaced: pass processes=1 or more"
+            )
+    if processes is not None:
+        check_count(processes, "processes", ConfigurationError, least=1, most=MOST_PROCESSES)
+    if max_tasks is None:
         return None
-    try:
-        return json.loads(encode_json(result, "result", MAX_RESULT_BYTES))
-    except Exception:  # also what methods of the result raise
-        logger.debug("a result is kept as text", exc_info=True)
-    try:
-        return repr(result)[:SHOWN_RESULT].encode("utf-8", "replace").decode()
-    except Exception:
-        return f"a {type(result).__name__} that cannot be shown"
-
-
-def _text(error: BaseException) -> str:
-    """What an error says; also of one that cannot say it."""
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be read)"
-
-
-def _fields(event: str, claim: Claim) -> dict[str, object]:
-    return {"event": event, "task": claim.task.task_id, "user": claim.task.user_id}
+    return check_count(max_tasks, "max_tasks", ConfigurationError, least=1)
 
 
 def _log(event: str, level: int = logging.INFO, **fields: object) -> None:
     logger.log(level, event, extra={"event": event, **fields})
+
+
+# Weak: a worker that nobody uses any more is not kept for this.
+_workers: "weakref.WeakSet[Worker]" = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for worker in list(_workers):
+        worker._begin_life()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)

@@ -1,26 +1,33 @@
 """Handlers without a server: what may be one, what it gets, and when a failure is tried again."""
 
 import asyncio
+import copy
 import functools
+import logging
 import random
+import sys
+import textwrap
+import threading
+import types
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 
+from fairqueue.context import LogCapture, RunningTask, TaskContext
 from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.handlers import (
     Discard,
     Handler,
     Handlers,
+    HandlerSettings,
     Retry,
     RetryPolicy,
-    TaskContext,
     TimedOut,
 )
-from fairqueue.models import Claim, Task
+from fairqueue.models import Task
 from fairqueue.queue import TaskQueue
 from fairqueue.worker import Worker
 
@@ -36,10 +43,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def context() -> TaskContext:
     task = Task.create(user_id="alice", task_id="t", payload=PAYLOAD, name="job")
-    now = datetime.now(UTC)
-    return TaskContext(
-        Claim(task=task, token="token", attempt=3, worker_id="w", lease_until=now, due_ms=0)
-    )
+    return TaskContext(task, attempt=3)
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def delays(policy: RetryPolicy) -> list[float | None]:
 
 
 def handler(target: Callable[..., Any], timeout: float | None = None) -> Handler:
-    return Handler("job", target, RetryPolicy(), timeout)
+    return Handler("job", target, HandlerSettings.create(timeout=timeout))
 
 
 # --- delays ---------------------------------------------------------------------------------------
@@ -400,11 +404,6 @@ def test_what_cannot_be_a_handler_is_refused(worker: Worker, target: Any, says: 
         worker.task("job")(target)
 
 
-def test_the_decorator_returns_what_it_was_given(worker: Worker) -> None:
-    assert worker.task("a")(plain) is plain
-    assert worker.task("b")(Plain) is Plain
-
-
 def test_a_name_has_one_handler(worker: Worker) -> None:
     worker.task("job")(plain)
     with pytest.raises(ConfigurationError, match="'job' has a handler already"):
@@ -421,7 +420,7 @@ def test_the_default_handler_gets_the_task(
     found = Handlers(target).find("whatever")
     assert found is not None
     result = found.run(context, runner)
-    assert (result[0] if isinstance(result, tuple) else result) is context.task
+    assert (result[0] if isinstance(result, tuple) else result) == context.task
 
 
 @pytest.mark.parametrize("target", [no_arguments, with_context, only_named])
@@ -533,3 +532,302 @@ def test_a_bad_time_to_stop_in_is_named(worker: Worker, timeout: Any) -> None:
 
 def test_a_worker_that_was_never_started_is_stopped(worker: Worker) -> None:
     assert worker.stop() is True
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("slots", -1, "slots -1"),
+        ("slots", 1.5, "slots 1.5"),
+        ("slots", True, "slots True"),
+        ("rate", 0, "rate 0"),
+        ("rate", -1, "rate -1"),
+        ("rate", "fast", "rate 'fast'"),
+        ("rate", float("inf"), "rate inf"),
+        ("when", 5, "when 5 cannot be called"),
+        ("skip", [plain, "x"], "skip 'x' cannot be called"),
+        ("when", three, "when 'three' must take (payload, context)"),
+        ("before", three, "before 'three' must take (payload, context)"),
+        ("then", None, "then None cannot be called"),
+        ("catch", three, "catch 'three' must take (error, context)"),
+        ("finally_", with_context, "finally_ 'with_context' must take (context)"),
+        ("finally_", only_named, "finally_ 'only_named' must take (context)"),
+        ("retires", 5, "'retires' is no option of a handler"),
+    ],
+)
+def test_a_bad_option_is_named(worker: Worker, field: str, value: object, named: str) -> None:
+    options: dict[str, Any] = {field: value}
+    with pytest.raises(ConfigurationError) as decorated:
+        worker.task("job", **options)
+    with pytest.raises(ConfigurationError) as registered:
+        worker.register("job", plain, **options)
+    assert named in str(decorated.value)
+    assert str(registered.value) == str(decorated.value)
+    assert worker.register("job", plain).name == "job"  # nothing was registered before
+
+
+def test_the_limits_of_handlers_are_told_for_those_that_have_any(worker: Worker) -> None:
+    worker.register("free", plain)
+    worker.register("slots", plain, slots=3)
+    worker.register("rate", plain, rate=2)
+    worker.register("timeout", plain, timeout=timedelta(seconds=5))  # type: ignore[arg-type]
+    assert worker.handler_limits() == {
+        "slots": {"slots": 3, "rate": None, "timeout": None},
+        "rate": {"slots": 0, "rate": 2.0, "timeout": None},
+        "timeout": {"slots": 0, "rate": None, "timeout": 5.0},
+    }
+
+
+# --- what the decorator makes ---------------------------------------------------------------------
+
+
+def test_what_is_registered_can_be_called_as_before(worker: Worker) -> None:
+    function = worker.task("function")(with_option)
+    made = worker.register("class", Plain)
+    coroutine = worker.register("async", plain_async)
+    assert function({"n": 1}, repeat=2) == ({"n": 1}, 2)
+    assert isinstance(made(), Plain)
+    assert asyncio.run(coroutine({"n": 1})) == {"n": 1}
+    assert (function.name, made.name) == ("function", "class")
+
+
+def test_what_is_registered_looks_like_what_it_wraps(worker: Worker) -> None:
+    def documented(payload: Any) -> None:
+        """What it does."""
+
+    vars(documented)["colour"] = "red"
+    task = worker.task("job")(documented)
+    assert (task.__name__, task.__doc__, task.__module__) == (
+        "documented",
+        "What it does.",
+        __name__,
+    )
+    assert task.colour == "red"
+    assert worker.register("class", Static).handle({}, None) == ({}, None)
+    with pytest.raises(AttributeError, match="missing"):
+        _ = task.missing
+    assert copy.copy(task)({}) is None
+
+
+def test_what_one_worker_has_registered_another_can_register_too(worker: Worker) -> None:
+    other = Worker(worker.queue)
+    first = worker.task("a")(plain)
+    second = other.task("b")(first)
+    assert second.__wrapped__ is plain
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Make a module of this text; its name."""
+    made: list[str] = []
+
+    def make(text: str) -> str:
+        name = f"made_up_jobs_{len(made)}"
+        module = types.ModuleType(name)
+        exec(textwrap.dedent(text), vars(module))
+        monkeypatch.setitem(sys.modules, name, module)
+        made.append(name)
+        return name
+
+    return make
+
+
+JOBS = """
+    import abc
+    from collections import OrderedDict
+    from test_handlers import Plain as imported
+
+    class SendReport:
+        retries = 1
+        timeout = 2.5
+        slots = 3
+        def handle(self, payload): return "sent"
+
+    class Base(abc.ABC):
+        backoff = [1, 2]
+        @abc.abstractmethod
+        def handle(self, payload): ...
+
+    class Derived(Base):
+        def handle(self, payload): return "derived"
+
+    class _Private:
+        def handle(self, payload): ...
+
+    class NoHandle: ...
+
+    def handle(payload): ...
+
+    alias = SendReport
+"""
+
+
+def test_the_classes_of_a_module_are_registered_by_their_dotted_paths(
+    worker: Worker, module: Callable[[str], str], context: TaskContext, runner: asyncio.Runner
+) -> None:
+    name = module(JOBS)
+    assert worker.register_module(name) == [f"{name}.SendReport", f"{name}.Derived"]
+    report, derived = worker._handlers.named()
+    assert (report.policy.retries, report.timeout, report.settings.slots) == (1, 2.5, 3)
+    assert derived.policy.backoff == (1.0, 2.0)
+    assert [each.run(context, runner) for each in (report, derived)] == ["sent", "derived"]
+
+
+def test_modules_may_be_named_when_the_worker_is_made(
+    worker: Worker, module: Callable[[str], str]
+) -> None:
+    name = module(JOBS)
+    made = Worker(worker.queue, modules=[name])
+    assert made.handler_limits().keys() == {f"{name}.SendReport"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1", "has no class with a method `handle`"),
+        ("class A:\n    retries = -1\n    def handle(self, p): ...", r"A: retries -1"),
+        ("class A:\n    def handle(self): ...", r"A: the handler of .* must take the payload"),
+    ],
+)
+def test_a_module_that_cannot_be_registered_is_refused(
+    worker: Worker, module: Callable[[str], str], text: str, says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        worker.register_module(module(text))
+
+
+@pytest.mark.parametrize("name", ["no.such.module", "", None, "os\n", ".relative"])
+def test_a_module_that_cannot_be_imported_is_named(worker: Worker, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="module "):
+        worker.register_module(name)
+    with pytest.raises(ConfigurationError, match="module "):
+        Worker(worker.queue, modules=[name])
+
+
+def test_a_string_is_no_list_of_modules(worker: Worker) -> None:
+    with pytest.raises(ConfigurationError, match="modules 'os' is a string"):
+        Worker(worker.queue, modules="os")
+
+
+def test_a_worker_captures_logs_or_not(worker: Worker) -> None:
+    with pytest.raises(ConfigurationError, match="capture_logs 'yes'"):
+        Worker(worker.queue, capture_logs="yes")  # type: ignore[arg-type]
+
+
+# --- the log of a run -----------------------------------------------------------------------------
+
+
+def kept(context: TaskContext) -> list[tuple[str, str]]:
+    lines = context.logged
+    return [] if lines is None else [(line.level, line.message) for line in lines.kept()[0]]
+
+
+def test_what_a_handler_logs_is_kept_at_every_level(
+    context: TaskContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Those who print log records may fail of these; they are kept all the same.
+    monkeypatch.setattr(logging.getLogger("fairqueue.task"), "disabled", True)
+    context.log.debug("a %s", 1)
+    context.log.info("b %(n)d", {"n": 2})
+    context.log("c")
+    context.log("d", level="warning")
+    context.log("100 %", level="no such level")
+    context.log.error("%d", "no number")
+    context.log.log(logging.CRITICAL, Odd())
+    try:
+        raise ValueError
+    except ValueError:
+        context.log.exception("e")
+    assert kept(context) == [
+        ("debug", "a 1"),
+        ("info", "b 2"),
+        ("info", "c"),
+        ("warning", "d"),
+        ("info", "100 %"),
+        ("error", "%d"),
+        ("critical", "(a message that cannot be read)"),
+        ("error", "e"),
+    ]
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+def test_a_handler_that_logs_nothing_has_no_lines(context: TaskContext) -> None:
+    assert context.logged is None
+
+
+def test_a_line_says_where_it_comes_from_and_keeps_its_own_fields(
+    context: TaskContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "fairqueue.task"):
+        context.log.info("by name", extra={"rows": 3})
+        context.log("by call")
+        context.log.log(logging.INFO, "by number")
+    here = "test_a_line_says_where_it_comes_from_and_keeps_its_own_fields"
+    assert [record.funcName for record in caplog.records] == [here] * 3
+    assert (vars(caplog.records[0])["rows"], vars(caplog.records[0])["task"]) == (3, "t")
+
+
+def test_captured_records_are_those_of_the_thread_of_the_run(context: TaskContext) -> None:
+    elsewhere = logging.getLogger("elsewhere")
+    capture = LogCapture()
+    capture.attach()
+    try:
+        elsewhere.warning("before")
+        with capture.of(context):
+            elsewhere.warning("in %s", "it")
+            elsewhere.debug("below the level of its logger")
+            context.log.warning("kept once")
+            other = threading.Thread(target=elsewhere.warning, args=("of another thread",))
+            other.start()
+            other.join(10)
+        elsewhere.warning("after")
+    finally:
+        capture.detach()
+    assert kept(context) == [("warning", "in it"), ("warning", "kept once")]
+    assert capture not in logging.getLogger().handlers
+
+
+# --- heartbeats, and the task of the default handler ----------------------------------------------
+
+
+def test_a_heartbeat_asks_until_the_run_is_stopped() -> None:
+    asked: list[TaskContext] = []
+    context = TaskContext(Task.create(user_id="alice"), beat=asked.append)
+    assert context.heartbeat() is True
+    context.stop()
+    assert context.heartbeat() is False
+    assert asked == [context]
+    assert (context.cancelled, context.lease_lost) == (True, False)
+
+
+def test_a_heartbeat_says_at_once_that_the_lease_is_lost() -> None:
+    context = TaskContext(
+        Task.create(user_id="alice"), beat=lambda context: context.stop(lease_lost=True)
+    )
+    assert context.heartbeat() is False
+    assert (context.cancelled, context.lease_lost) == (True, True)
+
+
+def test_a_running_task_is_a_task_that_knows_how_its_run_stands(context: TaskContext) -> None:
+    task = RunningTask.of(context)
+    assert isinstance(task, Task)
+    assert task == context.task
+    assert context.task == task
+    assert task != Task.create(user_id="alice", task_id="t", payload={"n": 8}, name="job")
+    assert task != "a task"
+    assert (task.payload, task.document) == (PAYLOAD, context.task.document)
+    assert (task.cancelled, task.lease_lost) == (False, False)
+    context.stop(lease_lost=True)
+    assert (task.cancelled, task.lease_lost) == (True, True)
+    with pytest.raises(AttributeError):
+        task.user_id = "bob"  # type: ignore[misc]

@@ -860,9 +860,11 @@ def fire_arguments(**fields: Any) -> list[Any]:
         "next": NOW + 60_000,
         "missed": 0,
         "user": "alice",
+        "name": "default",
         "document": DOCUMENT,
-        "head": status_head("alice", "default", 3),
+        "head": status_head("alice", "default", 3) + ',"schedule":"s"',
         "level": 3,
+        "overlap": "allow",
         "reason": "",
     }
     return list((fire | fields).values())
@@ -881,7 +883,8 @@ ENQUEUED = {
     f"tasks.{TASK}",
     f"status.{TASK}",
     f"waiting.{TASK}",
-    f"backlog.alice\x00300000000000001\x00{TASK}",
+    f"backlog.alice\x00300000000000001\x00{TASK}\x00default",
+    f"open.s\x00{TASK}",
     "fair.clock",
     "fair.critical_clock",
     "fair.seq",
@@ -1253,7 +1256,8 @@ TRANSITIONS: list[tuple[str, Row]] = [
         "fire",
         (
             "one that a limit refuses",
-            LEADS | {"users": {"alice": '{"max_waiting":1}'}, "backlog": {"alice\x003\x00t": 0}},
+            LEADS
+            | {"users": {"alice": '{"max_waiting":1}'}, "backlog": {"alice\x003\x00t\x00n": 0}},
             {"op": "o", "token": "T", "term_ms": 20_000},
             fire_arguments(missed=2),
             [b"fired", b"refused"],
@@ -1498,6 +1502,7 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
         "fire",
         "set_aside",
         "resign",
+        "find_stale",
     }
     assert stats(redis_client)["fired"] == 1
 

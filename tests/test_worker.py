@@ -1,6 +1,7 @@
 """Workers on a real server: what they record, how they start, stop, lose leases and survive."""
 
 import asyncio
+import logging
 import math
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,10 +33,12 @@ from support import (
 )
 
 import fairqueue.worker
-from fairqueue import Discard, Retry, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
+from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
 from fairqueue.clock import ManualClock
+from fairqueue.context import RunningTask
 from fairqueue.embedded import EmbeddedServer
-from fairqueue.errors import InvalidInput, LeaseLost
+from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, LeaseLost
+from fairqueue.reports import Report
 
 OwnServer = Callable[..., EmbeddedServer]
 Make = Callable[..., Worker]
@@ -644,8 +648,8 @@ def test_what_was_claimed_while_the_worker_was_stopped_is_given_back(
     claimed, go_on = threading.Event(), threading.Event()
     together = live.finish_and_claim
 
-    def slow(*arguments: Any) -> Any:
-        answer = together(*arguments)
+    def slow(*arguments: Any, **named: Any) -> Any:
+        answer = together(*arguments, **named)
         if answer[1]:
             claimed.set()
             assert go_on.wait(20)
@@ -1260,3 +1264,655 @@ def test_runs_are_counted_by_handler_and_outcome(
 def test_a_registry_that_is_none_is_refused(queue: TaskQueue) -> None:
     with pytest.raises(InvalidInput, match="registry 'mine' is no CollectorRegistry"):
         Worker(queue, registry="mine")  # type: ignore[arg-type]
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Hooks that write down how they were called."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def hook(self, name: str, error: BaseException | None = None) -> Callable[..., None]:
+        """One that takes two arguments, and fails if it is told to."""
+
+        def call(first: Any, context: TaskContext) -> None:
+            self.made.append((name, first))
+            if error is not None:
+                raise error
+
+        return call
+
+    def last(self, name: str, error: BaseException | None = None) -> Callable[..., None]:
+        """The same for the end of a run."""
+
+        def call(context: TaskContext) -> None:
+            self.made.append((name, context.task_id))
+            if error is not None:
+                raise error
+
+        return call
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.made]
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+def with_all_hooks(queue: TaskQueue, calls: Calls, **failing: BaseException) -> Worker:
+    """A worker with a hook of each kind, and a handler with one of each; some of which fail."""
+    worker = Worker(queue)
+    worker.before(calls.hook("worker.before", failing.get("worker_before")))
+    worker.then(calls.hook("worker.then", failing.get("worker_then")))
+    worker.catch(calls.hook("worker.catch", failing.get("worker_catch")))
+    worker.finally_(calls.last("worker.finally", failing.get("worker_finally")))
+
+    @worker.task(
+        "default",
+        retries=0,
+        before=calls.hook("before", failing.get("before")),
+        then=[calls.hook("then", failing.get("then"))],
+    )
+    def build(payload: dict[str, Any]) -> str:
+        calls.made.append(("handler", payload))
+        if "handler" in failing:
+            raise failing["handler"]
+        return "built"
+
+    build.catch(calls.hook("catch", failing.get("catch")))
+    build.finally_(calls.last("finally", failing.get("finally")))
+    return worker
+
+
+def test_hooks_of_worker_and_handler_are_called_in_order_around_a_success(
+    queue: TaskQueue, calls: Calls
+) -> None:
+    push(queue, "t", payload={"n": 7})
+    assert with_all_hooks(queue, calls).run_once() == 1
+    assert calls.made == [
+        ("worker.before", {"n": 7}),
+        ("before", {"n": 7}),
+        ("handler", {"n": 7}),
+        ("then", "built"),
+        ("worker.then", "built"),
+        ("finally", "t"),
+        ("worker.finally", "t"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (ValueError("no"), "buried"),
+        (Retry("busy"), "buried"),  # there are no retries left
+        (Discard("no use"), "buried"),
+        (TimedOut("by itself"), "buried"),
+        (SystemExit(3), "buried"),
+    ],
+)
+def test_hooks_of_worker_and_handler_are_called_in_order_around_a_failure(
+    queue: TaskQueue, calls: Calls, error: BaseException, place: str
+) -> None:
+    push(queue, "t")
+    assert with_all_hooks(queue, calls, handler=error).run_once() == 1
+    assert state(queue, "t") == place
+    assert calls.made[3:] == [
+        ("catch", error),
+        ("worker.catch", error),
+        ("finally", "t"),
+        ("worker.finally", "t"),
+    ]
+
+
+ENDS = ["finally", "worker.finally"]
+FAILED = ["catch", "worker.catch", *ENDS]
+WENT_WELL = ["then", "worker.then", *ENDS]
+
+
+@pytest.mark.parametrize(
+    ("failing", "called", "place"),
+    [
+        ("worker_before", ["worker.before", *FAILED], "buried"),
+        ("before", ["worker.before", "before", *FAILED], "buried"),
+        ("then", ["worker.before", "before", "handler", *WENT_WELL], "finished"),
+        ("worker_then", ["worker.before", "before", "handler", *WENT_WELL], "finished"),
+        ("finally", ["worker.before", "before", "handler", *WENT_WELL], "finished"),
+        ("worker_finally", ["worker.before", "before", "handler", *WENT_WELL], "finished"),
+    ],
+)
+@pytest.mark.parametrize("error", [RuntimeError("of a hook"), SystemExit(1)])
+def test_a_hook_that_fails_before_the_handler_fails_the_run_and_later_ones_do_not(
+    queue: TaskQueue,
+    calls: Calls,
+    failing: str,
+    called: list[str],
+    place: str,
+    error: BaseException,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    push(queue, "t")
+    assert with_all_hooks(queue, calls, **{failing: error}).run_once() == 1
+    assert calls.names == called
+    assert state(queue, "t") == place
+    assert ("hook_failed: call" in caplog.messages) == (place == "finished")
+
+
+@pytest.mark.parametrize("failing", ["catch", "worker_catch", "finally", "worker_finally"])
+def test_a_hook_that_fails_after_a_failure_hides_nothing(
+    queue: TaskQueue, calls: Calls, failing: str
+) -> None:
+    push(queue, "t")
+    errors = {failing: RuntimeError("of a hook"), "handler": ValueError("of the handler")}
+    assert with_all_hooks(queue, calls, **errors).run_once() == 1
+    assert calls.names[3:] == FAILED
+    assert (state(queue, "t"), info(queue, "t").error) == ("buried", "ValueError: of the handler")
+
+
+def test_hooks_may_take_fewer_arguments_and_be_async_for_any_handler(
+    queue: TaskQueue, calls: Calls
+) -> None:
+    worker = Worker(queue, lambda task: "result")
+
+    @worker.before
+    def nothing() -> None:
+        calls.made.append("before")
+
+    @worker.then
+    async def only_the_result(result: str) -> None:
+        await asyncio.sleep(0)
+        calls.made.append(result)
+
+    @worker.then
+    def everything(*arguments: Any) -> None:
+        calls.made.append(len(arguments))
+
+    @worker.finally_
+    def with_an_option(factor: int = 2) -> None:
+        calls.made.append(factor)
+
+    push(queue, "t")
+    assert worker.run_once() == 1
+    assert calls.made == ["before", "result", 2, 2]
+
+
+def test_async_hooks_run_in_the_loop_of_their_async_handler(queue: TaskQueue) -> None:
+    worker = Worker(queue)
+    loops: list[Any] = []
+
+    async def note() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    @worker.task("default", before=note, then=note, finally_=note)
+    async def later(payload: dict[str, Any]) -> None:
+        await note()
+
+    push(queue, "t")
+    assert worker.run_once() == 1
+    assert (len(loops), len(set(loops))) == (4, 1)
+
+
+def test_hooks_are_called_for_runs_in_threads_too(
+    live: TaskQueue, make: Make, calls: Calls
+) -> None:
+    worker = make(live, concurrency=2)
+    worker.before(calls.hook("before"))
+    worker.finally_(calls.last("finally"))
+    worker.register("default", lambda payload: None)
+    fill(live, "alice", 20)
+    worker.start()
+    eventually(lambda: live.inspect().counters.get("finished") == 20, "all have run")
+    assert worker.stop(10)
+    assert sorted(calls.names) == ["before"] * 20 + ["finally"] * 20
+
+
+def test_an_interrupt_from_the_keyboard_in_a_hook_gives_the_task_back(
+    queue: TaskQueue, calls: Calls
+) -> None:
+    worker = Worker(queue, lambda task: None)
+    worker.then(lambda: signal.raise_signal(signal.SIGINT))
+    push(queue, "t")
+    with pytest.raises(KeyboardInterrupt):
+        worker.run_once()
+    assert (state(queue, "t"), info(queue, "t").attempts) == ("ready", 0)
+
+
+# --- filters --------------------------------------------------------------------------------------
+
+
+def yes(payload: dict[str, Any]) -> bool:
+    return True
+
+
+def no(payload: dict[str, Any], context: TaskContext) -> int:
+    return 0
+
+
+async def small(payload: dict[str, Any]) -> bool:
+    return bool(payload["n"] < 10)
+
+
+@pytest.mark.parametrize(
+    ("filters", "skipped_by"),
+    [
+        ({}, None),
+        ({"when": yes}, None),
+        ({"when": no}, "no"),
+        ({"when": [yes, small]}, None),
+        ({"when": [yes, no, small]}, "no"),
+        ({"skip": yes}, "yes"),
+        ({"skip": no}, None),
+        ({"skip": [no, small, yes]}, "small"),
+        ({"when": yes, "skip": no}, None),
+        ({"when": yes, "skip": small}, "small"),
+        ({"when": no, "skip": yes}, "no"),
+        ({"when": [], "skip": []}, None),
+    ],
+)
+def test_a_task_runs_if_all_of_when_and_none_of_skip_say_yes(
+    queue: TaskQueue,
+    calls: Calls,
+    registry: CollectorRegistry,
+    filters: dict[str, Any],
+    skipped_by: str | None,
+) -> None:
+    worker = Worker(queue, registry=registry)
+    worker.before(calls.hook("before"))
+    worker.finally_(calls.last("finally"))
+    worker.register("job", lambda payload: "ran", **filters)
+    push(queue, "t", name="job", payload={"n": 7})
+    assert worker.run_once() == 1
+    skipped = skipped_by is not None
+    found = info(queue, "t")
+    assert found.state == "finished"
+    assert found.result == ({"skipped": skipped_by} if skipped else "ran")
+    assert calls.names == ([] if skipped else ["before", "finally"])
+    counted = {
+        outcome: registry.get_sample_value(
+            "fairqueue_worker_runs_total", {"queue": "default", "task": "job", "outcome": outcome}
+        )
+        for outcome in ("finished", "skipped")
+    }
+    assert counted == {"finished": None if skipped else 1, "skipped": 1 if skipped else None}
+
+
+@pytest.mark.parametrize("kind", ["when", "skip"])
+def test_a_filter_that_raises_has_failed_the_run(queue: TaskQueue, calls: Calls, kind: str) -> None:
+    def broken(payload: dict[str, Any]) -> bool:
+        return bool(payload["missing"])
+
+    worker = Worker(queue)
+    worker.catch(calls.hook("catch"))
+    options: dict[str, Any] = {kind: broken}
+    worker.register("default", lambda payload: "ran", retries=0, **options)
+    push(queue, "t")
+    assert worker.run_once() == 1
+    assert (state(queue, "t"), info(queue, "t").error) == ("buried", "KeyError: 'missing'")
+    assert calls.names == ["catch"]
+
+
+# --- pushing by the handler -----------------------------------------------------------------------
+
+
+def test_a_registered_task_is_pushed_with_its_payload_as_arguments(queue: TaskQueue) -> None:
+    worker = Worker(queue)
+
+    @worker.task("reports.build")
+    def build(payload: dict[str, Any]) -> Any:
+        return payload
+
+    task_id = build.push("alice", report=7, user_id="in the payload", self=1, name="x", delay=2)
+    assert worker.run_once() == 1
+    found = info(queue, task_id)
+    assert (found.user_id, found.name) == ("alice", "reports.build")
+    assert found.result == {
+        "report": 7,
+        "user_id": "in the payload",
+        "self": 1,
+        "name": "x",
+        "delay": 2,
+    }
+
+
+def test_a_dispatch_says_when_with_which_priority_and_id(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    build = Worker(queue).register("build", lambda payload: None)
+    soon = clock.now() + timedelta(minutes=1)
+    pushed = {
+        "delay": build.delay(60).push("alice"),
+        "at": build.at(soon).push("alice"),
+        "both": build.delay(5).at(soon).push("alice"),
+        "options": build.options(priority=5).delay(60).options(task_id="mine").push("alice"),
+    }
+    found = {name: info(queue, task_id) for name, task_id in pushed.items()}
+    assert {name: (i.state, i.due_at, int(i.priority)) for name, i in found.items()} == {
+        "delay": ("delayed", soon, 3),
+        "at": ("delayed", soon, 3),
+        "both": ("delayed", soon, 3),
+        "options": ("delayed", soon, 5),
+    }
+    assert pushed["options"] == "mine"
+    assert build.options(task_id="once").push("bob", n=1) == "once"
+    assert build.options(task_id="once").push("bob", n=1) == "once"
+    assert queue.size("bob") == 1
+
+
+def test_a_dispatch_is_not_changed_by_what_is_made_of_it(queue: TaskQueue) -> None:
+    build = Worker(queue).register("build", lambda payload: None)
+    delayed = build.delay(60)
+    urgent = delayed.options(priority=6)
+    first, second = delayed.push("alice"), urgent.push("alice")
+    assert (int(info(queue, first).priority), int(info(queue, second).priority)) == (3, 6)
+    assert state(queue, build.push("alice")) == "ready"
+
+
+@pytest.mark.parametrize(
+    ("push_it", "kind", "says"),
+    [
+        (lambda build: build.push(""), InvalidTask, "user_id ''"),
+        (lambda build: build.push(7), InvalidTask, "user_id 7"),
+        (lambda build: build.push("alice", n={1}), InvalidPayload, r"payload\.n is \{1\}"),
+        (lambda build: build.delay(-1).push("alice"), InvalidTask, "delay -1"),
+        (lambda build: build.at("noon").push("alice"), InvalidTask, "at 'noon'"),
+        (lambda build: build.options(priority=9).push("alice"), InvalidTask, "priority 9"),
+        (lambda build: build.options(task_id="").push("alice"), InvalidTask, "task_id ''"),
+    ],
+)
+def test_bad_values_are_named_and_nothing_is_pushed(
+    queue: TaskQueue, push_it: Any, kind: type[Exception], says: str
+) -> None:
+    build = Worker(queue).register("build", lambda payload: None)
+    with pytest.raises(kind, match=says):
+        push_it(build)
+    assert (queue.size(), queue.inspect().delayed) == (0, 0)
+
+
+# --- what is told of a run ------------------------------------------------------------------------
+
+
+class Told:
+    """A queue's calls that end claims, with the reports that were given."""
+
+    def __init__(self, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reports: dict[str, Report] = {}
+        finish_many = queue.finish_many
+
+        def finish(results: Any) -> Any:
+            listed = list(results)
+            for claim, _, report in listed:
+                self.reports[claim.task.task_id] = report
+            return finish_many(listed)
+
+        monkeypatch.setattr(queue, "finish_many", finish)
+        for name in ("retry", "bury"):
+            monkeypatch.setattr(queue, name, self._noting(getattr(queue, name)))
+
+    def _noting(self, action: Callable[..., None]) -> Callable[..., None]:
+        def noting(claim: Any, *arguments: Any, report: Report) -> None:
+            self.reports[claim.task.task_id] = report
+            action(claim, *arguments, report=report)
+
+        noting.__name__ = action.__name__
+        return noting
+
+
+@pytest.fixture
+def told(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> Told:
+    return Told(queue, monkeypatch)
+
+
+def test_a_plain_success_tells_nothing_but_its_time(queue: TaskQueue, told: Told) -> None:
+    push(queue, "t")
+    assert Worker(queue, lambda task: None).run_once() == 1
+    report = told.reports["t"]
+    assert report.document == ""
+    assert report.seconds > 0
+
+
+def test_a_success_tells_what_it_has_logged(queue: TaskQueue, told: Told) -> None:
+    worker = Worker(queue)
+    worker.register("default", lambda payload, context: context.log.info("half done"))
+    push(queue, "t")
+    assert worker.run_once() == 1
+    assert [line.message for line in told.reports["t"].log] == ["half done"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message", "timed_out"),
+    [
+        (ValueError("no"), "ValueError", "no", False),
+        (Retry("busy"), "Retry", "busy", False),
+        (Discard("no use"), "Discard", "no use", False),
+        (TimedOut("by itself"), "TimedOut", "by itself", True),
+        (Speechless(), "Speechless", "(its text cannot be read)", False),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) else type(value).__name__,
+)
+def test_a_failure_tells_how_and_where_it_failed(
+    queue: TaskQueue, told: Told, error: Exception, kind: str, message: str, timed_out: bool
+) -> None:
+    worker = Worker(queue)
+
+    @worker.task("default")
+    def fails(payload: dict[str, Any], context: TaskContext) -> None:
+        context.log("so far")
+        raise error
+
+    push(queue, "t")
+    assert worker.run_once() == 1
+    report = told.reports["t"]
+    assert (report.error_type, report.message, report.timed_out) == (kind, message, timed_out)
+    assert "in fails" in report.traceback
+    assert "fairqueue/" not in report.traceback
+    assert [line.message for line in report.log] == ["so far"]
+    assert len(report.fingerprint) == 16
+
+
+def test_a_task_without_a_handler_is_told_as_such(queue: TaskQueue, told: Told) -> None:
+    push(queue, "t", name="of-the-new-version")
+    assert Worker(queue).run_once() == 1
+    assert told.reports["t"].error_type == "UnknownTask"
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "turned into another error"])
+def test_a_run_that_was_ended_by_its_time_out_is_told_as_such(
+    queue: TaskQueue, told: Told, kind: str
+) -> None:
+    worker = Worker(queue)
+
+    def too_long(payload: dict[str, Any]) -> None:
+        try:
+            spin()
+        except TimedOut as error:
+            if kind == "plain":
+                raise
+            raise ValueError("half-way") from error
+
+    async def too_long_async(payload: dict[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    worker.register("default", too_long_async if kind == "async" else too_long, timeout=0.05)
+    push(queue, "t")
+    assert worker.run_once() == 1
+    report = told.reports["t"]
+    assert report.timed_out
+    assert report.message == ("half-way" if "error" in kind else "ran for more than 0.05 s")
+
+
+# --- logs that are captured -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capture_logs", [True, False])
+def test_what_loggers_are_told_in_a_handler_is_kept_if_that_is_asked_for(
+    queue: TaskQueue, told: Told, capture_logs: bool
+) -> None:
+    elsewhere = logging.getLogger("elsewhere")
+    before = logging.getLogger().handlers[:]
+    during: list[int] = []
+    worker = Worker(queue, capture_logs=capture_logs)
+    worker.before(lambda: elsewhere.warning("in a hook"))
+
+    @worker.task("plain")
+    def plain(payload: dict[str, Any]) -> None:
+        during.append(len(logging.getLogger().handlers))
+        elsewhere.warning("of plain")
+
+    @worker.task("async")
+    async def later(payload: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        elsewhere.warning("of async")
+
+    for name in ("plain", "async"):
+        push(queue, name, name=name)
+    assert worker.run_once() == 2
+    kept = {name: [line.message for line in told.reports[name].log] for name in ("plain", "async")}
+    expected = {"plain": ["of plain"], "async": ["of async"]}
+    assert kept == (expected if capture_logs else {"plain": [], "async": []})
+    assert during == [len(before) + capture_logs]
+    assert logging.getLogger().handlers == before
+
+
+def test_a_started_worker_captures_logs_until_it_is_stopped(live: TaskQueue, make: Make) -> None:
+    before = logging.getLogger().handlers[:]
+    worker = make(live, capture_logs=True, concurrency=2)
+    seen: dict[str, list[str]] = {}
+    together = threading.Barrier(2)
+
+    @worker.task("default")
+    def logs(payload: dict[str, Any], context: TaskContext) -> None:
+        together.wait(10)
+        logging.getLogger("elsewhere").warning("of %s", context.task_id)
+        together.wait(10)
+        assert context.logged is not None
+        seen[context.task_id] = [line.message for line in context.logged.kept()[0]]
+
+    push(live, "a", "b")
+    worker.start()
+    assert len(logging.getLogger().handlers) == len(before) + 1
+    eventually(lambda: len(seen) == 2, "both have run")
+    assert worker.stop(10)
+    assert seen == {"a": ["of a"], "b": ["of b"]}
+    assert logging.getLogger().handlers == before
+
+
+# --- asking now -----------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_extends_the_lease_at_once(queue: TaskQueue, clock: ManualClock) -> None:
+    worker = Worker(queue, lease=30)
+    answers: list[Any] = []
+
+    @worker.task("default")
+    def long(payload: dict[str, Any], context: TaskContext) -> None:
+        clock.advance(20)
+        answers.append(context.heartbeat())
+        answers.append(info(queue, "t").lease_until == clock.now() + timedelta(seconds=30))
+
+    push(queue, "t")
+    assert worker.run_once() == 1
+    assert answers == [True, True]
+    assert state(queue, "t") == "finished"
+
+
+def test_a_heartbeat_says_that_the_task_was_cancelled(queue: TaskQueue) -> None:
+    worker = Worker(queue)
+    answers: list[Any] = []
+
+    @worker.task("default")
+    def long(payload: dict[str, Any], context: TaskContext) -> None:
+        assert queue.cancel("t")
+        answers.extend([context.cancelled, context.heartbeat()])
+        answers.extend([context.cancelled, context.lease_lost])
+
+    push(queue, "t")
+    assert worker.run_once() == 1
+    assert answers == [False, False, True, False]
+    assert state(queue, "t") == "cancelled"
+
+
+def test_a_default_handler_whose_lease_is_lost_sees_it_on_its_task(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    answers: list[Any] = []
+
+    def robbed(task: Task) -> str:
+        assert isinstance(task, RunningTask)
+        answers.append(task.lease_lost)
+        clock.advance(31)
+        stolen = claim_one(queue, worker="thief")
+        answers.append(task.context.heartbeat())
+        answers.extend([task.lease_lost, task.cancelled])
+        queue.finish(stolen, "his")
+        return "mine"
+
+    push(queue, "t")
+    assert Worker(queue, robbed, lease=30).run_once() == 1
+    assert answers == [False, False, True, True]
+    assert (info(queue, "t").result, info(queue, "t").attempts) == ("his", 2)
+
+
+def test_a_default_handler_of_a_started_worker_sees_a_lost_lease_without_asking(
+    live: TaskQueue, make: Make, thief: TaskQueue
+) -> None:
+    tasks: list[Any] = []
+    ended = threading.Event()
+
+    def robbed(task: Task) -> None:
+        tasks.append(task)
+        eventually(lambda: task.lease_lost, "the lease is lost")  # type: ignore[attr-defined]
+        ended.set()
+
+    worker = make(live, robbed, lease=SHORT)
+    push(live, "t")
+    worker.start()
+    eventually(lambda: tasks, "it runs")
+    stolen = claim_one(thief, lease=1000, worker="thief")
+    assert ended.wait(20)
+    assert worker.stop(10)
+    thief.finish(stolen)
+
+
+# --- runs that will not end -----------------------------------------------------------------------
+
+
+def test_a_run_that_goes_on_after_its_time_out_keeps_its_slot_and_is_said_once_per_lease(
+    live: TaskQueue, make: Make, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make(live, concurrency=1, lease=SHORT, registry=registry)
+    go_on = threading.Event()
+
+    @worker.task("stubborn", timeout=0.2, retries=0)
+    def stubborn(payload: dict[str, Any]) -> str:
+        try:
+            spin()
+        except TimedOut:
+            assert go_on.wait(20)
+        return "in the end"
+
+    def stuck() -> float | None:
+        labels = {"queue": "default", "task": "stubborn"}
+        return registry.get_sample_value("fairqueue_worker_stuck_runs", labels)
+
+    def words() -> list[Any]:
+        return [r for r in caplog.records if vars(r).get("event") == "task_stuck"]
+
+    push(live, "t", name="stubborn")
+    worker.start()
+    eventually(lambda: len(words()) >= 3, "it is said several times")
+    assert stuck() == 1
+    assert state(live, "t") == "running"
+    seconds = [vars(record)["seconds"] for record in words()]
+    assert all(later - before > 0.9 * SHORT for before, later in pairwise(seconds))
+    assert {vars(record)["task"] for record in words()} == {"t"}
+    assert caplog.messages.count("task_overdue") == 1
+    go_on.set()
+    eventually(lambda: state(live, "t") == "finished", "it has ended")
+    assert stuck() == 0
+    assert info(live, "t").result == "in the end"
+    assert worker.stop(10)

@@ -1,0 +1,234 @@
+"""Keep the leases of what a worker runs, tell runs of cancels and losses, end overdue ones."""
+
+import ctypes
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import Gauge
+
+from fairqueue.context import TaskContext
+from fairqueue.handlers import Handler, TimedOut
+from fairqueue.models import Claim
+from fairqueue.presence import Presence
+from fairqueue.queue import TaskQueue
+from fairqueue.workers import BEAT_S
+
+logger = logging.getLogger("fairqueue.worker")
+
+KEEP_PART = 1 / 3  # of a lease: so often are all held leases extended, in one call
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One claim and what becomes of it."""
+
+    claim: Claim
+    context: TaskContext
+    handler: Handler | None
+    thread: int | None = None  # set while a handler with a time-out runs
+    deadline: float | None = None
+    overdue: bool = False
+    stuck: Gauge | None = None  # where it is counted, once it goes on in spite of TimedOut
+    said: float = 0.0  # when it was last said that it is overdue
+    seconds: float = 0.0  # how long the handler ran
+    skipped: bool = False
+    since: float = field(default_factory=time.monotonic)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, deadline: float) -> None:
+        """Let the time-out run. From here on TimedOut may be raised between any two instructions.
+
+        Also inside the methods of a Condition, which would then stay locked: so this comes last.
+        """
+        self.deadline = deadline
+        with self.lock:
+            self.thread = threading.get_ident()
+
+    def settle(self) -> None:
+        """The handler has ended: a time-out that is on its way must not hit what comes after it.
+
+        May be called again.
+        """
+        if self.deadline is None:
+            return
+        with self.lock:
+            thread, self.thread, self.deadline = self.thread, None, None
+            if self.overdue and thread is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+            if self.stuck is not None:
+                self.stuck.dec()
+                self.stuck = None
+
+    def end_overdue(self, now: float) -> bool:
+        """Raise TimedOut in the thread of the run; False if it has ended by now.
+
+        An async handler is ended by its event loop.
+        """
+        with self.lock:
+            if self.thread is None or self.handler is None:
+                return False
+            self.overdue, self.said = True, now
+            self.context.stop()
+            if not self.handler.is_async:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self.thread), ctypes.py_object(TimedOut)
+                )
+            return True
+
+    def count_stuck(self, gauge: Gauge, now: float) -> bool:
+        """It goes on in spite of TimedOut; False if it has ended by now."""
+        with self.lock:
+            if self.thread is None:
+                return False
+            self.said = now
+            if self.stuck is None:
+                self.stuck = gauge
+                gauge.inc()
+            return True
+
+
+class Keeper:
+    """A thread that extends all held leases in one call, and ends runs that are over their time.
+
+    `stuck_gauge` says where a run is counted that goes on after it was ended. It also says for its
+    worker that it is alive, where there is a `presence`.
+    """
+
+    def __init__(
+        self,
+        queue: TaskQueue,
+        lease: float,
+        stuck_gauge: Callable[[Run], Gauge],
+        presence: Presence | None = None,
+    ) -> None:
+        self._queue = queue
+        self._lease = lease
+        self._stuck_gauge = stuck_gauge
+        self._presence = presence
+        self._runs: set[Run] = set()
+        self._changed = threading.Condition()
+        self._ending = False
+        self._wakes = 0.0  # when the thread looks again by itself
+        self._beat_failed = -math.inf  # when a heartbeat last failed
+        self._thread = threading.Thread(target=self._keep, name="fairqueue-leases", daemon=True)
+        self._thread.start()
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Keep the leases of these from now on."""
+        with self._changed:
+            if not self._runs:
+                self._changed.notify()
+            self._runs.update(runs)
+
+    def expect(self, deadline: float) -> None:
+        """A run that is kept has to end by then: look at that moment at the latest."""
+        with self._changed:
+            if deadline < self._wakes:
+                self._changed.notify()
+
+    def remove(self, runs: Sequence[Run]) -> None:
+        """These have ended."""
+        with self._changed:
+            self._runs.difference_update(runs)
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        self._thread.join()
+
+    def beat(self, claim: Claim, context: TaskContext) -> None:
+        """Extend one lease now, and tell its run. Raises RedisUnavailable."""
+        (word,) = self._queue.extend([claim], self._lease)
+        _tell(context, word)
+
+    def _keep(self) -> None:
+        next_extension = time.monotonic() + self._lease * KEEP_PART
+        while True:
+            with self._changed:
+                if self._ending:
+                    return
+                if not self._runs:
+                    self._wait_for(math.inf)
+                    next_extension = time.monotonic() + self._lease * KEEP_PART
+                else:
+                    self._wait_for(min([next_extension, *self._deadlines()]))
+                runs = list(self._runs)
+            now = time.monotonic()
+            for run in runs:
+                self._look_after(run, now)
+            if now >= next_extension:
+                self._extend(runs)
+                next_extension = time.monotonic() + self._lease * KEEP_PART
+            if self._presence is not None and now >= self._next_beat():
+                self._say_alive(runs)
+
+    def _deadlines(self) -> list[float]:
+        return [run.deadline for run in self._runs if run.deadline and not run.overdue]
+
+    def _wait_for(self, moment: float) -> None:
+        """Wait until that moment, the next heartbeat, or until something changes."""
+        self._wakes = min(moment, self._next_beat())
+        if self._wakes == math.inf:
+            self._changed.wait()
+        else:
+            self._changed.wait(max(0.001, self._wakes - time.monotonic()))
+
+    def _next_beat(self) -> float:
+        if self._presence is None:
+            return math.inf
+        return max(self._presence.next_beat, self._beat_failed + BEAT_S)
+
+    def _say_alive(self, runs: list[Run]) -> None:
+        assert self._presence is not None  # noqa: S101 - the caller has looked
+        try:
+            self._presence.beat(run.claim.task.task_id for run in runs)
+        except Exception as error:  # whatever it is: the leases have to be kept
+            self._beat_failed = time.monotonic()
+            fields = {"event": "heartbeat_failed", "error": str(error)}
+            logger.warning("heartbeat_failed", extra=fields)
+
+    def _look_after(self, run: Run, now: float) -> None:
+        """End a run that is over its time, and say once per lease that it still goes on."""
+        deadline = run.deadline
+        if deadline is None or now < deadline:
+            return
+        if not run.overdue:
+            if run.end_overdue(now):
+                logger.warning("task_overdue", extra=fields_of("task_overdue", run.claim))
+        elif now >= run.said + self._lease and run.count_stuck(self._stuck_gauge(run), now):
+            seconds = round(now - deadline, 3)
+            fields = fields_of("task_stuck", run.claim, seconds=seconds)
+            logger.warning("task_stuck", extra=fields)
+
+    def _extend(self, runs: list[Run]) -> None:
+        runs = [run for run in runs if not run.context.lease_lost]
+        try:
+            words = self._queue.extend([run.claim for run in runs], self._lease)
+        except Exception as error:  # whatever it is: the next time may go well
+            fields = {"event": "extend_failed", "error": str(error)}
+            logger.warning("extend_failed", extra=fields)
+            return
+        for run, word in zip(runs, words, strict=True):
+            # One that has ended in the meantime has lost nothing.
+            if word != "lost_lease" or run in self._runs:
+                _tell(run.context, word)
+
+
+def _tell(context: TaskContext, word: str) -> None:
+    """Tell a run what was answered when its lease was extended."""
+    if word == "cancel":
+        context.stop()
+    elif word == "lost_lease":
+        context.stop(lease_lost=True)
+
+
+def fields_of(event: str, claim: Claim, **more: Any) -> dict[str, object]:
+    """The fields of a log event about a task."""
+    return {"event": event, "task": claim.task.task_id, "user": claim.task.user_id, **more}

@@ -1,0 +1,148 @@
+"""Say that a worker is alive and what it runs, and learn which tasks are for others."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from fairqueue.alerts import Alerts
+from fairqueue.errors import RedisUnavailable
+from fairqueue.queue import TaskQueue
+from fairqueue.workers import BEAT_S, MAX_CURRENT, Beat, StaleRun, WorkerStore
+
+logger = logging.getLogger("fairqueue.worker")
+
+
+def _version() -> str:
+    try:
+        return version("fairqueue")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+VERSION = _version()
+ANY = "*"  # stands for all names, where a worker takes what has no handler of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a worker says of itself; `names` of its handlers, with their limits."""
+
+    worker_id: str
+    slots: int
+    limits: Mapping[str, Mapping[str, float]]
+    takes_any: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which tasks a worker claims, as `TaskQueue.claim` takes it."""
+
+    names: tuple[str, ...] | None = None
+    avoid: tuple[str, ...] = ()
+
+
+class Presence:
+    """The heartbeats of one worker, until it leaves.
+
+    `choice` leaves tasks to other workers that can run them where this one cannot. A task of a name
+    that nobody can run is left to nobody; it is claimed, and fails with that reason.
+    """
+
+    def __init__(self, queue: TaskQueue, facts: Callable[[], Facts], alerts: Alerts) -> None:
+        self._queue = queue
+        self._store = WorkerStore(queue.link)
+        self._facts = facts
+        self._alerts = alerts
+        self._lock = threading.Lock()  # one heartbeat at a time: the newest is the last
+        self._said: Facts | None = None
+        self._left = False
+        self._started_ms = 0
+        self._next = 0.0  # monotonic seconds
+        self.choice = Choice()
+
+    @property
+    def next_beat(self) -> float:
+        """When the next heartbeat is due, on the monotonic clock."""
+        return self._next
+
+    def begin(self) -> None:
+        """Be known before the first claim. Raises RedisUnavailable and its kin."""
+        if self._said is None:
+            self.beat(())
+
+    def beat(self, current: Iterable[str]) -> None:
+        """Say what runs now, and learn of the others. Raises RedisUnavailable and its kin.
+
+        Nothing happens after `leave`: a thread that is late must not bring the worker back.
+        """
+        try:
+            with self._lock:
+                if self._left:
+                    return
+                facts = self._facts()
+                beat = self._say(facts, list(current))
+                self._said = facts
+                self._next = time.monotonic() + BEAT_S
+        except RedisUnavailable:
+            # A worker whose slots are all taken talks to Redis in no other way.
+            self._alerts.redis_failed()
+            raise
+        self._alerts.redis_ok()
+        self._learn(beat, facts)
+        if self._alerts.has_recipients:
+            self._alerts.watch(self._queue.inspect())
+
+    def _say(self, facts: Facts, current: list[str]) -> Beat:
+        if not self._started_ms:
+            self._started_ms = self._queue.link.now_ms()
+        return self._store.beat(
+            {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "version": VERSION,
+                "slots": facts.slots,
+                "names": [*facts.limits, *([ANY] if facts.takes_any else [])],
+                "current": current[:MAX_CURRENT],
+                "running": len(current),
+                "started": self._started_ms,
+            },
+            facts.worker_id,
+            facts.limits if facts != self._said else None,
+        )
+
+    def _learn(self, beat: Beat, facts: Facts) -> None:
+        self.choice = _choose(beat.handled, facts)
+        for run in beat.stale:
+            report_stale(run, self._alerts)
+        for worker_id in beat.gone:
+            fields = {"event": "worker_gone", "worker": worker_id}
+            logger.warning("worker_gone", extra=fields)
+
+    def leave(self) -> None:
+        """Say that the worker ends, if it ever said a word. Raises RedisUnavailable and its kin."""
+        with self._lock:
+            self._left = True
+            if self._said is not None:
+                self._store.leave(self._said.worker_id)
+
+
+def _choose(handled: frozenset[str], facts: Facts) -> Choice:
+    """What a worker claims, where workers with these names are alive."""
+    own = facts.limits.keys()
+    if facts.takes_any:
+        return Choice()
+    if ANY in handled and own:  # somebody takes whatever this one does not know
+        return Choice(names=tuple(sorted(own)))
+    return Choice(avoid=tuple(sorted(handled - own - {ANY})))
+
+
+def report_stale(run: StaleRun, alerts: Alerts) -> None:
+    """Say that a run goes on after its time-out, to the log and to people."""
+    fields = {"event": "stale_run", "task": run.task_id, "user": run.user_id}
+    logger.warning("stale_run", extra=fields | {"worker": run.worker_id, "seconds": run.seconds})
+    alerts.stale_run(run)

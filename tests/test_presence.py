@@ -1,0 +1,457 @@
+"""Workers that say they are alive: their records, tasks that they leave to others, their limits."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from scheduling import before_script, eventually
+from support import in_thread, push, stats
+
+import fairqueue.presence
+from fairqueue import TaskContext, TaskInfo, TaskQueue, Worker
+from fairqueue.clock import ManualClock
+from fairqueue.errors import ConfigurationError
+from fairqueue.models import HandlerLimits
+from fairqueue.presence import VERSION
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.workers import GONE_AFTER_S, WorkerInfo, WorkerStore
+
+Make = Callable[..., Worker]
+
+
+@pytest.fixture
+def make(queue: TaskQueue) -> Iterator[Make]:
+    """Make workers with handlers for some names, which are stopped at the end."""
+    made: list[Worker] = []
+
+    def make(*names: str, **settings: Any) -> Worker:
+        worker = Worker(queue, **settings)
+        for name in names:
+            worker.register(name, lambda payload: worker.worker_id)
+        made.append(worker)
+        return worker
+
+    yield make
+    for worker in made:
+        worker.stop(0.0)
+
+
+class Gate:
+    """A handler that says when it has begun, and goes on when it is told."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self.contexts: list[TaskContext] = []
+
+    def __call__(self, payload: dict[str, Any], context: TaskContext) -> None:
+        self.contexts.append(context)
+        self.begun.set()
+        assert self.go_on.wait(60)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.go_on.set()
+
+
+def alive(queue: TaskQueue) -> list[WorkerInfo]:
+    return WorkerStore(queue.link).alive()
+
+
+def ids(queue: TaskQueue) -> list[str]:
+    return [worker.worker_id for worker in alive(queue)]
+
+
+def info(queue: TaskQueue, task_id: str) -> TaskInfo:
+    found = queue.get(task_id)
+    assert found is not None
+    return found
+
+
+def finished(queue: TaskQueue) -> int:
+    return queue.inspect().counters.get("finished", 0)
+
+
+def events(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
+    return [record for record in caplog.records if getattr(record, "event", None) == event]
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_worker_is_known_before_its_first_claim(
+    queue: TaskQueue,
+    clock: ManualClock,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: bool,
+) -> None:
+    seen: list[WorkerInfo] = []
+    before_script(queue, monkeypatch, "claim", lambda: seen.extend(alive(queue)))
+    worker = make("mail", handler=lambda task: None, concurrency=3, worker_id="me")
+    worker.start() if threads else worker.run_once()
+    eventually(lambda: seen, "it claims")
+    (record,) = seen
+    assert record.worker_id == "me"
+    assert (record.host, record.pid) == (socket.gethostname(), os.getpid())
+    assert (record.version, record.slots, record.names) == (VERSION, 3, ("mail", "*"))
+    assert (record.current, record.running) == ((), 0)
+    assert record.started_at == record.seen_at == clock.now()
+
+
+def test_the_record_says_what_runs_now(
+    queue: TaskQueue,
+    clock: ManualClock,
+    make: Make,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    worker = make(concurrency=2)
+    worker.register("default", gate)
+    push(queue, "t")
+    started_at = clock.now()
+    worker.start()
+    eventually(lambda: [each.current for each in alive(queue)] == [("t",)], "it is said")
+    clock.advance(1)
+    eventually(lambda: alive(queue)[0].seen_at == clock.now(), "the next heartbeat")
+    (record,) = alive(queue)
+    assert (record.running, record.started_at) == (1, started_at)
+    gate.go_on.set()
+    eventually(lambda: alive(queue)[0].current == (), "it has ended")
+    assert worker.stop()
+    assert alive(queue) == []
+
+
+def test_a_worker_that_ran_in_the_caller_s_thread_leaves_when_it_is_stopped(
+    queue: TaskQueue, make: Make
+) -> None:
+    worker = make("mail")
+    worker.run_once()
+    assert ids(queue) == [worker.worker_id]
+    assert worker.stop()
+    assert alive(queue) == []
+    worker.run_once()
+    assert ids(queue) == [worker.worker_id]
+
+
+def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
+    queue: TaskQueue, make: Make
+) -> None:
+    presence = make("mail")._new_presence()
+    presence.beat(["t"])
+    presence.leave()
+    presence.begin()
+    presence.beat(["t"])
+    assert alive(queue) == []
+
+
+def test_one_that_never_said_a_word_does_not_leave(
+    queue: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = before_script(queue, monkeypatch, "beat", lambda: None)
+    assert make("mail").stop()
+    assert sent == []
+
+
+def test_one_that_starts_while_it_is_stopped_is_alive_afterwards(
+    queue: TaskQueue, make: Make, gate: Gate
+) -> None:
+    worker = make(concurrency=1)
+    worker.register("default", gate)
+    push(queue, "t1", "t2")
+    worker.start()
+    assert gate.begun.wait(10)
+    pool = worker._pool
+    assert pool is not None
+    stopped = in_thread(lambda: worker.stop(30))
+    eventually(lambda: pool._stopping, "it stops")
+    started = in_thread(worker.start)
+    gate.go_on.set()
+    assert stopped()
+    started()
+    eventually(lambda: finished(queue) == 2, "it goes on")
+    assert ids(queue) == [worker.worker_id]
+
+
+def test_a_worker_that_is_gone_is_forgotten_and_said_once(
+    queue: TaskQueue, clock: ManualClock, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    make("mail", worker_id="dead").run_once()
+    clock.advance(GONE_AFTER_S)
+    assert alive(queue) == []
+    others = [make("mail"), make("mail")]
+    for worker in others:
+        worker.run_once()
+    assert [record.worker for record in events(caplog, "worker_gone")] == ["dead"]
+    assert ids(queue) == sorted(worker.worker_id for worker in others)
+
+
+def test_heartbeats_that_fail_are_said_and_tried_again(
+    queue: TaskQueue,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    monkeypatch.setattr("fairqueue.keeper.BEAT_S", 0.02)
+    worker = make("default")
+    worker.start()
+    eventually(lambda: alive(queue), "it is known")
+    failing = threading.Event()
+    beat = WorkerStore.beat
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        if failing.is_set():
+            raise ValueError("something that nobody expects")
+        return beat(*arguments, **named)
+
+    monkeypatch.setattr(WorkerStore, "beat", fails)
+    failing.set()
+    eventually(lambda: len(events(caplog, "heartbeat_failed")) > 1, "it fails and goes on")
+    failing.clear()
+    WorkerStore(queue.link).leave(worker.worker_id)
+    eventually(lambda: alive(queue), "it is known again")
+
+
+def test_a_forked_copy_of_a_worker_has_a_name_of_its_own(queue: TaskQueue, make: Make) -> None:
+    worker, named = make("mail"), make("mail", worker_id="mine")
+    before = worker.worker_id
+    worker._begin_life()  # as after a fork
+    named._begin_life()
+    assert worker.worker_id != before
+    assert named.worker_id == "mine"
+
+
+# --- tasks for others -----------------------------------------------------------------------------
+
+
+def test_a_worker_leaves_tasks_to_one_that_has_a_handler_for_them(
+    queue: TaskQueue, make: Make
+) -> None:
+    knows_a, knows_b = make("a"), make("b")
+    knows_b.run_once()
+    push(queue, "a1", "a2", name="a")
+    push(queue, "b1", "b2", name="b")
+    assert knows_a.run_until_empty() == 2
+    assert [info(queue, task_id).state for task_id in ("b1", "b2")] == ["ready"] * 2
+    assert knows_b.run_until_empty() == 2
+    found = info(queue, "b1")
+    assert (found.state, found.attempts, found.error) == ("finished", 1, None)
+    assert found.worker_id == knows_b.worker_id
+
+
+def test_a_worker_leaves_what_it_does_not_know_to_one_that_takes_anything(
+    queue: TaskQueue, make: Make
+) -> None:
+    knows_a, takes_any = make("a"), make(handler=lambda task: "any")
+    takes_any.run_once()
+    push(queue, "t", name="never heard of")
+    push(queue, "t2", name="a")
+    assert knows_a.run_until_empty() == 1
+    assert takes_any.run_until_empty() == 1
+    found = info(queue, "t")
+    assert (found.attempts, found.result) == (1, "any")
+
+
+def test_one_that_takes_anything_takes_also_what_others_know(queue: TaskQueue, make: Make) -> None:
+    make("a").run_once()
+    push(queue, "t", name="a")
+    assert make(handler=lambda task: None).run_until_empty() == 1
+
+
+def test_a_mixed_fleet_with_threads_burns_no_attempts(
+    queue: TaskQueue, redis_client: redis.Redis, make: Make
+) -> None:
+    workers = {name: make(name, concurrency=2) for name in ("a", "b", "c")}
+    for worker in workers.values():
+        worker.run_once()  # so that all are known before the first claim
+    for worker in workers.values():
+        worker.start()
+    for name in workers:
+        for user in ("alice", "bob"):
+            push(queue, *(f"{name}-{user}-{n}" for n in range(20)), name=name, user_id=user)
+    eventually(lambda: finished(queue) == 120, "all have run", within=60)
+    for name, worker in workers.items():
+        for user in ("alice", "bob"):
+            found = [info(queue, f"{name}-{user}-{n}") for n in range(20)]
+            assert {(each.attempts, each.worker_id) for each in found} == {(1, worker.worker_id)}
+    counted = stats(redis_client)
+    assert counted["claimed"] == counted["finished"] + counted.get("released", 0)
+    assert "retried" not in counted
+
+
+def test_a_name_that_nobody_knows_is_tried_and_buried_with_that_reason(
+    queue: TaskQueue, clock: ManualClock, make: Make
+) -> None:
+    workers = [make("a"), make("c")]
+    push(queue, "t", name="b")
+    waits: list[float] = []
+    for turn in range(6):
+        # Both say that they are alive; the one whose turn it is claims first.
+        ran = [workers[(turn + n) % 2].run_once() for n in range(2)]
+        assert ran == [1, 0]
+        found = info(queue, "t")
+        assert found.error == "no handler for task 'b' here"
+        if found.state == "delayed":
+            assert found.due_at is not None
+            waits.append((found.due_at - clock.now()).total_seconds())
+            clock.set(found.due_at)
+    assert waits == [5, 10, 20, 40, 80]
+    assert (info(queue, "t").state, info(queue, "t").attempts) == ("buried", 6)
+
+
+def test_when_the_one_that_knows_a_name_is_gone_the_others_take_over(
+    queue: TaskQueue, clock: ManualClock, make: Make
+) -> None:
+    knows_a, knows_b = make("a"), make("b")
+    knows_b.run_once()
+    push(queue, "t", name="b")
+    clock.advance(GONE_AFTER_S - 0.001)
+    assert knows_a.run_once() == 0
+    clock.advance(0.001)
+    assert knows_a.run_once() == 1
+    found = info(queue, "t")
+    assert (found.state, found.error) == ("delayed", "no handler for task 'b' here")
+    assert found.due_at is not None
+    clock.set(found.due_at)
+    knows_b.run_once()  # it is back
+    assert (info(queue, "t").state, info(queue, "t").attempts) == ("finished", 2)
+
+
+def test_one_that_learns_late_that_a_name_is_known_leaves_it_from_then_on(
+    queue: TaskQueue, clock: ManualClock, make: Make
+) -> None:
+    knows_a, knows_b = make("a"), make("b")
+    push(queue, "t", name="b")
+    assert knows_a.run_once() == 1  # nobody knew it
+    knows_b.run_once()
+    clock.advance(5)
+    assert knows_a.run_once() == 0
+    assert knows_b.run_once() == 1
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_limits_of_handlers_reach_redis_when_a_worker_starts(
+    queue: TaskQueue, make: Make, threads: bool
+) -> None:
+    worker = make("free")
+    worker.register("mail", lambda payload: None, slots=2, rate=0.5, timeout=1.5)
+    worker.register("report", lambda payload: None, timeout=60)
+    worker.start() if threads else worker.run_once()
+    expected = {
+        "mail": HandlerLimits(slots=2, rate=0.5, timeout=1.5),
+        "report": HandlerLimits(timeout=60.0),
+    }
+    eventually(lambda: queue.get_limits() == expected, "they hold")
+
+
+def test_limits_change_when_the_code_does_and_an_operator_s_stand(
+    queue: TaskQueue, make: Make
+) -> None:
+    def version(**limits: dict[str, Any]) -> Worker:
+        worker = make()
+        for name in ("mail", "report", "backup"):
+            worker.register(name, lambda payload: None, **limits.get(name, {}))
+        return worker
+
+    old = version(mail={"slots": 2}, report={"rate": 1.0}, backup={"timeout": 9.0})
+    old.run_once()
+    queue.set_limits("backup", slots=7)
+    version(mail={"slots": 3}, backup={"slots": 1}).run_once()
+    expected = {"mail": HandlerLimits(slots=3), "backup": HandlerLimits(slots=7)}
+    assert queue.get_limits() == expected
+    old.run_once()  # only another heartbeat: it has declared its limits before
+    assert queue.get_limits() == expected
+
+
+def test_limits_that_cannot_be_stored_are_refused_with_the_handler(make: Make) -> None:
+    worker = make()
+    with pytest.raises(ConfigurationError, match="slots 1001"):
+        worker.register("mail", lambda payload: None, slots=1001)
+    assert worker.handler_limits() == {}
+
+
+def test_slots_hold_over_two_workers(queue: TaskQueue, make: Make) -> None:
+    together = threading.Barrier(2)
+    lock = threading.Lock()
+    running: list[int] = []
+    at_once: list[int] = []
+
+    def handle(payload: dict[str, Any]) -> None:
+        with lock:
+            running.append(1)
+            at_once.append(len(running))
+        together.wait(60)  # two run at a time, or this breaks
+        with lock:
+            running.pop()
+
+    for _ in range(2):
+        worker = make(concurrency=3)
+        worker.register("mail", handle, slots=2)
+        worker.run_once()
+        worker.start()
+    for user in ("alice", "bob"):
+        push(queue, *(f"{user}-{n}" for n in range(10)), name="mail", user_id=user)
+    eventually(lambda: finished(queue) == 20, "all have run", within=60)
+    assert max(at_once) == 2
+
+
+# --- stale runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["another worker", "the scheduler"])
+def test_a_run_that_does_not_end_is_reported_once_by_whoever_looks_first(
+    queue: TaskQueue,
+    clock: ManualClock,
+    make: Make,
+    gate: Gate,
+    caplog: pytest.LogCaptureFixture,
+    first: str,
+) -> None:
+    stuck, other, scheduler = make(lease=1000.0), make(), TaskScheduler(queue)
+    stuck.register("mail", gate, timeout=60)
+    push(queue, "t", name="mail")
+    ran = in_thread(stuck.run_once)
+    assert gate.begun.wait(20)
+    clock.advance(900)
+    assert gate.contexts[0].heartbeat()
+    clock.advance(159.999)
+    other.run_once()
+    scheduler.tick()
+    assert events(caplog, "stale_run") == []
+    clock.advance(10)
+    looks: list[Callable[[], object]] = [other.run_once, scheduler.tick]
+    for look in looks if first == "another worker" else reversed(looks):
+        look()
+        reports = [(each.task, each.worker) for each in events(caplog, "stale_run")]
+        assert reports == [("t", stuck.worker_id)]
+    assert queue.inspect().counters["stale_runs"] == 1
+    gate.go_on.set()
+    assert ran() == 1
+
+
+def test_an_ordinary_run_is_not_reported(
+    queue: TaskQueue, clock: ManualClock, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    worker = make()
+    worker.register("mail", lambda payload: None, timeout=60)
+    push(queue, "t", name="mail")
+    worker.run_once()
+    clock.advance(1000)
+    worker.run_once()
+    TaskScheduler(queue).tick()
+    assert events(caplog, "stale_run") == []
