@@ -18,6 +18,7 @@ import inspect
 import json
 import logging
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import sys
@@ -386,3 +387,23 @@ def _end_with_worker(worker: Connection) -> None:
         fcntl.fcntl(worker.fileno(), fcntl.F_SETFL, flags | os.O_ASYNC)
     # Also where Linux does so: the worker may have died before it was asked.
     threading.Thread(target=watch, name="fairqueue-parent", daemon=True).start()
+
+
+def _begin_in_child() -> None:
+    """Forget the parent's fork server: a child that is no child of ours cannot be waited for.
+
+    The standard library has no word for this, so it is done only where its names are as we know.
+    """
+    global _children
+    _children = threading.Lock()
+    server = getattr(multiprocessing.forkserver, "_forkserver", None)
+    alive = getattr(server, "_forkserver_alive_fd", None)
+    if server is None or alive is None:
+        return
+    with suppress(OSError):
+        os.close(alive)
+    server.__init__()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)

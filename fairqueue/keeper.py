@@ -96,7 +96,7 @@ class Keeper:
     """A thread that extends all held leases in one call, and ends runs that are over their time.
 
     `stuck_gauge` says where a run is counted that goes on after it was ended. It also says for its
-    worker that it is alive, where there is a `presence`.
+    worker that it is alive.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Keeper:
         queue: TaskQueue,
         lease: float,
         stuck_gauge: Callable[[Run], Gauge],
-        presence: Presence | None = None,
+        presence: Presence,
     ) -> None:
         self._queue = queue
         self._lease = lease
@@ -166,7 +166,7 @@ class Keeper:
             if now >= next_extension:
                 self._extend(runs)
                 next_extension = time.monotonic() + self._lease * KEEP_PART
-            if self._presence is not None and now >= self._next_beat():
+            if now >= self._next_beat():
                 self._say_alive(runs)
 
     def _deadlines(self) -> list[float]:
@@ -181,12 +181,9 @@ class Keeper:
             self._changed.wait(max(0.001, self._wakes - time.monotonic()))
 
     def _next_beat(self) -> float:
-        if self._presence is None:
-            return math.inf
         return max(self._presence.next_beat, self._beat_failed + BEAT_S)
 
     def _say_alive(self, runs: list[Run]) -> None:
-        assert self._presence is not None  # noqa: S101 - the caller has looked
         try:
             self._presence.beat(run.claim.task.task_id for run in runs)
         except Exception as error:  # whatever it is: the leases have to be kept

@@ -1,6 +1,7 @@
 """Say that a worker is alive and what it runs, and learn which tasks are for others."""
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -126,7 +127,7 @@ class Presence:
     def leave(self) -> None:
         """Say that the worker ends, if it ever said a word. Raises RedisUnavailable and its kin."""
         with self._lock:
-            self._left = True
+            self._left, self._next = True, math.inf
             if self._said is not None:
                 self._store.leave(self._said.worker_id)
 

@@ -148,7 +148,8 @@ class Worker(Hookable):
         There the threads are gone, the lock may be held for good, and the name is the parent's.
         """
         self.worker_id = _new_worker_id() if self._given_id is None else self._given_id
-        # Re-entrant: a signal handler may stop what the main thread just starts or stops.
+        # Re-entrant: a signal handler may stop what the main thread just starts or stops. Held
+        # until all has ended: whoever starts or stops it meanwhile waits for that.
         self._life = threading.RLock()
         self._pool: _Pool | None = None
         self._presence = self._new_presence()  # of `run_once`; threads have one of their own
@@ -276,7 +277,7 @@ class Worker(Hookable):
     @contextmanager
     def _slot(self) -> Iterator[Slot]:
         capture = self._new_capture()
-        keeper = self._new_keeper()
+        keeper = self._new_keeper(self._presence)
         try:
             with asyncio.Runner() as runner:
                 yield Slot(runner=runner, keeper=keeper, capture=capture)
@@ -307,9 +308,9 @@ class Worker(Hookable):
         stops it already, this waits for that.
         """
         timeout = check_seconds(timeout, "timeout", ConfigurationError)
-        ended = self._stop_pool(time.monotonic() + timeout)
-        if self._group is not None:
-            ended = self._stop_group(self._group, timeout)
+        deadline = time.monotonic() + timeout
+        ended = self._group is None or self._stop_group(self._group, timeout)
+        ended = self._stop_pool(deadline) and ended
         _log("worker_stopped", worker=self.worker_id, in_time=ended)
         return ended
 
@@ -319,6 +320,7 @@ class Worker(Hookable):
         In the main thread only: it takes these two signals over until it returns. Raises
         ConfigurationError elsewhere.
         """
+        check_seconds(timeout, "timeout", ConfigurationError)
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError("forever() waits for signals: call it in the main thread")
         awake, waker = socket.socketpair()
@@ -404,7 +406,7 @@ class Worker(Hookable):
     def _new_presence(self) -> Presence:
         return Presence(self.queue, self._facts, self._alerts)
 
-    def _new_keeper(self, presence: Presence | None = None) -> Keeper:
+    def _new_keeper(self, presence: Presence) -> Keeper:
         return Keeper(self.queue, self.lease, self._executor.stuck_gauge, presence)
 
     def _new_capture(self) -> LogCapture | None:

@@ -528,3 +528,29 @@ def test_when_the_worker_is_killed_its_process_ends_too(
     pid = pid_in(tmp_path / "pid")
     worker.kill()
     eventually(lambda: not is_alive(pid), "the process has ended")
+
+
+FORKED_AFTER_A_RUN = """
+import multiprocessing, os, sys
+from multiprocessing import forkserver
+import fairqueue.isolation
+
+context = multiprocessing.get_context("forkserver")
+first = context.Process(target=print, args=("parent",), kwargs={"flush": True})
+first.start(); first.join()
+pid = os.fork()
+if pid == 0:
+    again = context.Process(target=print, args=("child",), kwargs={"flush": True})
+    again.start(); again.join()
+    os._exit(again.exitcode)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_process_that_was_forked_after_an_isolated_run_can_isolate_too(
+    spawn: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    output, _ = spawn(FORKED_AFTER_A_RUN).communicate(timeout=60)
+
+    assert output.split() == ["parent", "child", "0"]

@@ -1,6 +1,7 @@
 """Workers that say they are alive: their records, tasks that they leave to others, their limits."""
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -144,6 +145,27 @@ def test_a_worker_that_ran_in_the_caller_s_thread_leaves_when_it_is_stopped(
     assert ids(queue) == [worker.worker_id]
 
 
+def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves(
+    queue: TaskQueue,
+    clock: ManualClock,
+    make: Make,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    worker = make()
+    worker.register("default", gate)
+    push(queue, "t")
+    ran = in_thread(worker.run_once)
+    eventually(lambda: [each.current for each in alive(queue)] == [("t",)], "it is said")
+    clock.advance(1)
+    eventually(lambda: alive(queue)[0].seen_at == clock.now(), "the next heartbeat")
+    worker.stop()
+    gate.go_on.set()
+    assert ran() == 1
+    assert alive(queue) == []
+
+
 def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
     queue: TaskQueue, make: Make
 ) -> None:
@@ -153,6 +175,7 @@ def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
     presence.begin()
     presence.beat(["t"])
     assert alive(queue) == []
+    assert presence.next_beat == math.inf
 
 
 def test_one_that_never_said_a_word_does_not_leave(
@@ -419,8 +442,10 @@ def test_a_run_that_does_not_end_is_reported_once_by_whoever_looks_first(
     make: Make,
     gate: Gate,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
+    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 3600.0)  # it does not report itself
     stuck, other, scheduler = make(lease=1000.0), make(), TaskScheduler(queue)
     stuck.register("mail", gate, timeout=60)
     push(queue, "t", name="mail")

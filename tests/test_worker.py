@@ -3,18 +3,15 @@
 import asyncio
 import logging
 import math
-import os
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
@@ -1075,138 +1072,6 @@ def test_a_lost_reply_to_finish_and_claim_is_made_good_by_asking_again(
         with pytest.raises(LeaseLost):
             far.retry(claims[0])
         check_consistency(client)
-
-
-# --- processes ------------------------------------------------------------------------------------
-
-# Runs a worker until its standard input ends. Each run is counted by its task id; a task with a
-# gate waits until that key is there.
-DRIVER = textwrap.dedent(
-    """
-    import sys, threading
-    import redis
-    from fairqueue import TaskQueue, Worker
-
-    url, worker_id = sys.argv[1], sys.argv[2]
-    worker = Worker(TaskQueue.from_url(url), concurrency=4, lease=1.0, worker_id=worker_id)
-    client = redis.Redis.from_url(url)
-    pause = threading.Event()
-
-    @worker.task("default")
-    def count(payload, context):
-        client.hincrby("effects", context.task_id, 1)
-        pause.wait(0.003)
-        while "gate" in payload and not client.exists(payload["gate"]):
-            pause.wait(0.005)
-        return worker_id
-
-    worker.start()
-    print("started", flush=True)
-    sys.stdin.read()
-    assert worker.stop(10)
-    """
-)
-
-Spawn = Callable[..., "subprocess.Popen[str]"]
-Start = Callable[[str], "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(spawn: Spawn, redis_url: str) -> Start:
-    """Start worker processes, which are gone at the end."""
-
-    def start(worker_id: str) -> "subprocess.Popen[str]":
-        return spawn(DRIVER, redis_url, worker_id)
-
-    return start
-
-
-def wait_for_start(process: "subprocess.Popen[str]") -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    process.communicate("", timeout=20)
-    assert process.returncode == 0
-
-
-def effects(client: redis.Redis) -> dict[str, int]:
-    """How often each task was run; the record is taken away, it is no part of the queue."""
-    stored = cast(dict[bytes, bytes], client.hgetall("effects"))
-    counted = {task_id.decode(): int(count) for task_id, count in stored.items()}
-    client.delete("effects", "gate")
-    return counted
-
-
-def stats_of(queue: TaskQueue, counter: str) -> int:
-    return queue.inspect().counters.get(counter, 0)
-
-
-def finished(queue: TaskQueue) -> int:
-    return stats_of(queue, "finished")
-
-
-@pytest.mark.processes
-def test_when_workers_are_killed_every_task_is_finished_once_and_none_is_lost(
-    live: TaskQueue, start: Start, redis_client: redis.Redis
-) -> None:
-    rounds, portion = 5, 400
-    live.configure(max_attempts=100, keep_finished=10_000)
-    workers = [start(f"w{n}") for n in range(2)]
-    for process in workers:
-        wait_for_start(process)
-    killed_at_work = 0
-    for n in range(rounds):
-        before = finished(live)
-        for user in ("alice", "bob"):
-            fill(live, f"{user}{n}", portion // 2)
-        eventually(lambda before=before: finished(live) >= before + 50, "they are at work")  # type: ignore[misc]
-        victim = workers.pop(0)
-        victim.kill()
-        victim.wait(10)
-        killed_at_work += finished(live) < (n + 1) * portion
-        workers.append(start(f"w{n + 2}"))
-    total = rounds * portion
-    eventually(lambda: finished(live) >= total, "all are finished", within=15)
-    for process in workers:
-        wait_for_start(process)
-        end(process)
-    assert killed_at_work > 0
-    counted = effects(redis_client)
-    found = places(redis_client)
-    assert {name: len(ids) for name, ids in found.items()} == {"finished": total}
-    assert sorted(counted) == found["finished"]  # each ran at least once
-    assert finished(live) == total
-    counters = live.inspect().counters
-    # More than once only those whose lease ended with their worker.
-    assert sum(counted.values()) - total <= counters.get("expired", 0)
-
-
-@pytest.mark.processes
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_end_the_task_again(
-    live: TaskQueue, start: Start, redis_client: redis.Redis
-) -> None:
-    frozen = start("frozen")
-    wait_for_start(frozen)
-    push(live, "t", payload={"gate": "gate"})
-    eventually(lambda: redis_client.hexists("effects", "t"), "it runs")
-    os.kill(frozen.pid, signal.SIGSTOP)
-    (claim,) = live.claim("other", lease=30, wait=10)
-    assert (claim.task.task_id, claim.attempt) == ("t", 2)
-    live.finish(claim, "other")
-    assert "lost_leases" not in stats(redis_client)
-
-    redis_client.set("gate", "open")
-    os.kill(frozen.pid, signal.SIGCONT)
-    eventually(lambda: stats_of(live, "lost_leases") >= 1, "its finish is refused")
-    push(live, "next")
-    eventually(lambda: state(live, "next") == "finished", "it goes on with others")
-    end(frozen)
-    found = info(live, "t")
-    assert (found.state, found.result, found.worker_id) == ("finished", "other", "other")
-    assert finished(live) == 2
-    assert effects(redis_client) == {"t": 1, "next": 1}
 
 
 def test_what_was_claimed_ahead_goes_back_when_no_slot_becomes_free(live: TaskQueue) -> None:

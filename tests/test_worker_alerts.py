@@ -19,6 +19,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.scheduler import TaskScheduler
+from fairqueue.workers import WorkerStore
 
 OwnServer = Callable[..., EmbeddedServer]
 
@@ -132,8 +133,13 @@ def test_a_run_that_was_ended_by_its_time_out_is_told(
 
 @pytest.mark.parametrize("by", ["worker", "scheduler"])
 def test_a_run_that_does_not_end_is_told_once(
-    queue: TaskQueue, clock: ManualClock, person: Person, by: str
+    queue: TaskQueue,
+    clock: ManualClock,
+    person: Person,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
 ) -> None:
+    monkeypatch.setattr("fairqueue.presence.BEAT_S", 3600.0)  # it does not report itself
     begun, go_on = threading.Event(), threading.Event()
     contexts: list[TaskContext] = []
     stuck = Worker(queue, lease=1000.0, worker_id="stuck")
@@ -207,17 +213,24 @@ def is_back(person: Person) -> bool:
     return any(alert.kind == "redis_unreachable" and alert.resolved for alert in person.told)
 
 
-@pytest.mark.parametrize("all_slots_are_busy", [False, True])
+@pytest.mark.parametrize(
+    ("all_slots_are_busy", "beat_s"),
+    [
+        pytest.param(False, 3600.0, id="seen when it claims"),
+        pytest.param(True, 0.05, id="seen at its heartbeat"),
+    ],
+)
 def test_redis_out_of_reach_is_told_by_a_worker_and_that_it_is_back(
     own_server: OwnServer,
     tmp_path: Path,
     people: Callable[..., Person],
     monkeypatch: pytest.MonkeyPatch,
     all_slots_are_busy: bool,
+    beat_s: float,
 ) -> None:
     monkeypatch.setattr(fairqueue.alerts, "LOOK_AGAIN_S", 0.05)
-    monkeypatch.setattr("fairqueue.presence.BEAT_S", 0.05)
-    monkeypatch.setattr("fairqueue.keeper.BEAT_S", 0.05)
+    monkeypatch.setattr("fairqueue.presence.BEAT_S", beat_s)
+    monkeypatch.setattr("fairqueue.keeper.BEAT_S", beat_s)
     server = own_server(tmp_path)
     person = people(limits=AlertLimits(redis_unreachable=0.2, quiet=0.001))
     begun, go_on = threading.Event(), threading.Event()
@@ -235,8 +248,7 @@ def test_redis_out_of_reach_is_told_by_a_worker_and_that_it_is_back(
             worker.start()
             if all_slots_are_busy:
                 assert begun.wait(20)
-            else:
-                eventually(lambda: queue.inspect().counters.get("claimed", 0) == 0, "it waits")
+            eventually(lambda: WorkerStore(queue.link).alive(), "it is known")
             server.kill()
             eventually(lambda: is_down(person), "they are told", within=30)
             server.restart()

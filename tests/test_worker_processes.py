@@ -37,6 +37,7 @@ WITHIN = 60.0  # seconds after which a test gives up waiting
 PROLOGUE = """
 import json, logging, math, os, resource, signal, sys, threading, time
 import redis
+from prometheus_client import REGISTRY
 import fairqueue.processes, fairqueue.worker
 from fairqueue import Retry, TaskQueue, Worker
 from fairqueue.alerts import Alerts, CallableRecipient
@@ -272,14 +273,12 @@ def test_handlers_in_processes_of_their_own_run_below_these(
     import isolated_jobs
     worker = make()
     worker.register("isolated", isolated_jobs.run, isolation="process")
-    assert worker.run_until_empty() == 1
     """
-    push(live, "t0", name="isolated")
     program = start(code, processes=2)
-    push(live, *(f"t{n}" for n in range(1, 5)), name="isolated")
-    until(lambda: finished(live) == 5, "all have run")
-    ran_in = {info(live, f"t{n}").result for n in range(5)}
-    assert len(ran_in) == 5
+    push(live, *(f"t{n}" for n in range(4)), name="isolated")
+    until(lambda: finished(live) == 4, "all have run")
+    ran_in = {info(live, f"t{n}").result for n in range(4)}
+    assert len(ran_in) == 4
     assert not ran_in & {program.process.pid, *program.pids()}
     program.end()
 
@@ -370,6 +369,7 @@ def test_one_that_is_worn_out_does_not_wait_for_ever_for_a_run_that_hangs(
     live: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fairqueue.worker, "WORN_OUT_S", 0.05)
+    monkeypatch.setattr(fairqueue.worker, "LONGEST_WAIT_S", 0.05)
     ended, gate = threading.Event(), threading.Event()
     worker = Worker(live, lambda task: task.payload and gate.wait(60), concurrency=2)
     worker._start_pool(2, ended.set)
@@ -544,13 +544,14 @@ def test_forever_ends_when_another_thread_has_stopped_it_and_not_before(live: Ta
         assert begun.wait(60)
         pool = worker._pool
         assert pool is not None
-        opener = threading.Thread(
-            target=lambda: (until(lambda: pool._stopping, "it stops"), gate.set())
-        )
-        opener.start()
+        opened = in_thread(lambda: open_when(lambda: pool._stopping))
         stopped = worker.stop(60)
-        opener.join()
+        opened()
         return stopped
+
+    def open_when(predicate: Callable[[], bool]) -> None:
+        until(predicate, "it stops")
+        gate.set()
 
     push(live, "t")
     stopped = in_thread(stop)
@@ -569,6 +570,14 @@ def test_forever_is_for_the_main_thread(live: TaskQueue) -> None:
     assert alive(live) == []
 
 
+@pytest.mark.parametrize("timeout", [-1, "long", float("nan")])
+def test_forever_with_a_time_that_is_none_starts_nothing(live: TaskQueue, timeout: Any) -> None:
+    worker = Worker(live)
+    with pytest.raises(ConfigurationError, match="timeout"):
+        worker.forever(timeout)
+    assert worker._pool is None
+
+
 # --- killed and frozen ----------------------------------------------------------------------------
 
 
@@ -580,17 +589,22 @@ def test_when_workers_are_killed_again_and_again_no_task_is_lost_or_ended_twice(
     quick_restarts = "fairqueue.processes.LONGEST_BACKOFF_S = 0.1\n"
     program = start(quick_restarts, processes=4, concurrency=4, lease=1.0)
     killed: set[int] = set()
+
+    def living() -> list[int]:
+        return [pid for pid in program.pids() if pid not in killed]
+
     for n in range(kills):
         fill(live, f"user{n}", portion, payload={"seconds": chance.choice([0, 0.002, 0.01])})
         done = finished(live)
         until(lambda done=done: finished(live) > done, "they are at work")  # type: ignore[misc]
-        victim = chance.choice(program.pids())
+        until(living, "there is one to kill")
+        victim = chance.choice(living())
         os.kill(victim, signal.SIGKILL)
         killed.add(victim)
     total = kills * portion
     until(lambda: finished(live) >= total, f"all are finished (seed {SEED})")
     program.end()
-    assert len(killed) >= kills - 2  # a pid may come again, or be hit twice before it is reaped
+    assert len(killed) == kills
     counted = effects(redis_client)
     found = places(redis_client)
     assert {name: len(ids) for name, ids in found.items()} == {"finished": total}
@@ -624,6 +638,10 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_ends_nothing_and_kno
         client.rpush("side:seen", json.dumps([task.lease_lost, task.cancelled]))
         return "frozen"
 
+    def lost_leases():
+        labels = {"queue": "default", "task": "default", "outcome": "lost_lease"}
+        return REGISTRY.get_sample_value("fairqueue_worker_runs_total", labels)
+
     worker = Worker(queue, looks, **settings)
     """
     program = start(code, lease=1.0, worker_id="frozen")
@@ -634,8 +652,9 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_ends_nothing_and_kno
     until(other.run_once, "another worker gets it")
     assert counter(live, "lost_leases") == 0
     os.kill(program.process.pid, signal.SIGCONT)
-    until(lambda: counter(live, "lost_leases") >= 1, "its finish is refused")
+    until(lambda: redis_client.exists("side:seen"), "its handler sees it, and ends")
     assert redis_client.lrange("side:seen", 0, -1) == [b"[true, true]"]
+    until(lambda: program.ask("lost_leases()") == 1, "its finish is refused")
     other.stop()
     push(live, "next")
     until(lambda: finished(live) == 2, "it goes on with others")
@@ -698,7 +717,7 @@ def test_slots_of_killed_workers_come_back_and_are_never_taken_twice(
 MEMORY = """
 from fairqueue.models import Task
 
-first, total, portion = json.loads(sys.argv[3])
+first, total, portion = 20_000, 100_000, 1000
 page = os.sysconf("SC_PAGE_SIZE")
 
 def memory():
@@ -723,21 +742,12 @@ print(json.dumps([worker.stop(60), sizes[total] - sizes[first]]), flush=True)
 
 
 @needs_proc
-@pytest.mark.parametrize(
-    ("first", "total"),
-    [
-        (5_000, 20_000),
-        pytest.param(
-            20_000, 100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id="long"
-        ),
-    ],
-)
+@pytest.mark.timeout(600)  # some 20 s where nobody else works
 def test_a_worker_takes_no_more_memory_the_longer_it_runs(
-    redis_url: str, redis_client: redis.Redis, spawn: Spawn, first: int, total: int
+    redis_url: str, redis_client: redis.Redis, spawn: Spawn
 ) -> None:
-    numbers = json.dumps([first, total, 1000])
-    program = Program(spawn(PROLOGUE + MEMORY, redis_url, json.dumps({}), numbers))
+    program = Program(spawn(PROLOGUE + MEMORY, redis_url, "{}"))
     stopped, growth = program.hear()
     assert stopped is True
-    assert growth < 20_000_000
+    assert growth < 10_000_000  # 125 bytes for each of 80,000 tasks
     program.process.wait(30)
