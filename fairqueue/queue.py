@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +116,8 @@ class TaskQueue:
             client = redis.Redis.from_url(url)
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"{url!r} is no Redis URL ({error}): such as redis://localhost:6379/0"
+                f"{_without_password(url)!r} is no Redis URL ({error}): such as "
+                "redis://localhost:6379/0"
             ) from None
         return cls(client, name, timeout=timeout, clock=clock)
 
@@ -633,6 +635,11 @@ class TaskQueue:
                 with suppress(ValueError):  # the scripts take the default then
                     values[name] = type(values[name])(text) if scale == 1 else int(text) / scale
         return QueueSettings(**values)
+
+
+def _without_password(url: str) -> str:
+    """A URL as it may be shown."""
+    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 def _push_arguments(task: Task) -> tuple[Argument, ...]:

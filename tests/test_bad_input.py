@@ -379,3 +379,11 @@ def test_bad_urls_are_refused(url: Any) -> None:
 @pytest.mark.parametrize("start", [NAIVE, "now", None, NAN, -1], ids=repr)
 def test_a_clock_needs_a_moment(start: Any) -> None:
     refused(lambda: ManualClock(start), InvalidInput, "start")
+
+
+def test_an_error_does_not_show_the_password_of_a_url() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        TaskQueue.from_url("redis://alice:hunter2@localhost:no-port/0")
+
+    assert "hunter2" not in str(error.value)
+    assert "redis://***@localhost:no-port/0" in str(error.value)
