@@ -7,6 +7,7 @@ second, and thousands of schedules can be due at one moment.
 
 import calendar
 import datetime
+import hashlib
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -51,11 +52,12 @@ _NICKNAMES = {
 
 _ITEM = re.compile(r"(?:\*|(?P<low>\w+)(?:-(?P<high>\w+))?)(?:/(?P<step>\d+))?", re.ASCII)
 _NTH_WEEKDAY = re.compile(r"(?P<day>\w+)#(?P<nth>\d+)|l(?P<last>\d+)", re.ASCII)
+_HASHED = re.compile(r"h(?:\((?P<low>\w+)-(?P<high>\w+)\))?(?:/(?P<step>\d+))?", re.ASCII)
 _RANDOM_OR_HASHED = re.compile(r"[rh](\(.*\))?(/.*)?", re.ASCII)
 _NEAREST_WEEKDAY = re.compile(r"\d+w|w\d+|lw", re.ASCII)
 
 # In `Field.nth`: the last such weekday of the month.
-_LAST = 0
+LAST = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +72,8 @@ class _Column:
     index: int
     # How many different values there are: 0 and 7 are the same day of the week.
     size: int
+    # The last value that `H` chooses: a day that every month has, and one Sunday of the two.
+    last_hashed: int
     names: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -77,12 +81,15 @@ class _Column:
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH_NAMES = {name: number for number, name in enumerate(_MONTHS, start=1)}
 _DAY_NAMES = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
-_SECOND = _Column(name="second", low=0, high=59, size=60, index=0)
-_MINUTE = _Column(name="minute", low=0, high=59, size=60, index=0)
-_HOUR = _Column(name="hour", low=0, high=23, size=24, index=1)
-_DAY_OF_MONTH = _Column(name="day of month", low=1, high=31, size=31, index=2)
-_MONTH = _Column(name="month", low=1, high=12, size=12, index=3, names=_MONTH_NAMES)
-_DAY_OF_WEEK = _Column(name="day of week", low=0, high=7, size=7, index=4, names=_DAY_NAMES)
+_SECOND = _Column(name="second", low=0, high=59, size=60, last_hashed=59, index=0)
+_MINUTE = _Column(name="minute", low=0, high=59, size=60, last_hashed=59, index=0)
+_HOUR = _Column(name="hour", low=0, high=23, size=24, last_hashed=23, index=1)
+_DAY_OF_MONTH = _Column(name="day of month", low=1, high=31, size=31, last_hashed=28, index=2)
+_MONTH = _Column(name="month", low=1, high=12, size=12, last_hashed=12, index=3, names=_MONTH_NAMES)
+_DAY_OF_WEEK = _Column(
+    name="day of week", low=0, high=7, size=7, last_hashed=6, index=4, names=_DAY_NAMES
+)
+_COLUMNS = (_SECOND, _MINUTE, _HOUR, _DAY_OF_MONTH, _MONTH, _DAY_OF_WEEK)
 
 
 class _BadField(ValueError):
@@ -98,7 +105,7 @@ class Field:
     star: bool
     # `L`: the last day of the month.
     last_day: bool
-    # (weekday, n): the n-th such weekday of the month, or the last one (`_LAST`).
+    # (weekday, n): the n-th such weekday of the month, or the last one (`LAST`).
     nth: frozenset[tuple[int, int]]
 
 
@@ -162,6 +169,28 @@ class DayRule:
             first, offset = first - _month_length(year, month), 30
         return None
 
+    def count(self, first: int, end: int, cap: int) -> int:
+        """How many such days there are from `first` until before `end`; no more than about `cap`.
+
+        Goes from month to month, and stops at the end of the one in which the cap is reached.
+        """
+        end = min(end, _LAST_DAY + 1)
+        if first >= end:
+            return 0
+        if self._every_day:
+            return end - first
+        date = datetime.date.fromordinal(first + _EPOCH_ORDINAL)
+        year, month = date.year, date.month
+        start, counted = first - date.day + 1, 0
+        while start < end and counted < cap:
+            length = _month_length(year, month)
+            if month in self._months:
+                days = self._days_of(start, length)
+                counted += bisect_left(days, end - start) - bisect_left(days, first - start)
+            start += length
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+        return counted
+
     def is_possible(self) -> bool:
         """Whether there is any such day in any year."""
         return self._every_day or any(
@@ -186,7 +215,7 @@ class DayRule:
         by_month = day + 1 in dom.values or (dom.last_day and day + 1 == length)
         if dow.nth:
             by_week = (weekday, day // 7 + 1) in dow.nth or (
-                (weekday, _LAST) in dow.nth and day + 7 >= length
+                (weekday, LAST) in dow.nth and day + 7 >= length
             )
         else:
             by_week = weekday in dow.values
@@ -235,6 +264,39 @@ class Cron:
                 return day * DAY + time
             found = self._days.last_until(day - 1)
         return None if found is None else found * DAY + self._last_time
+
+    def count(self, after: int, until: int, cap: int) -> int:
+        """How many local times there are after `after`, until and including `until`; or `cap`.
+
+        Takes a microsecond for each month, however many times that are.
+        """
+        if until <= after:
+            return 0
+        first, first_second = divmod(after + 1, DAY)
+        last, last_second = divmod(until + 1, DAY)
+        a_day = len(self._hours) * len(self._minutes) * len(self._seconds)
+        # Whole days, without what is before the start of the first, with what is left of the last.
+        # One day more than the cap needs makes up for the former.
+        counted = a_day * self._days.count(first, last, cap // a_day + 2)
+        if self._days.first_from(first) == first:
+            counted -= self._times_before(first_second)
+        if self._days.first_from(last) == last:
+            counted += self._times_before(last_second)
+        return min(counted, cap)
+
+    def _times_before(self, second_of_day: int) -> int:
+        """How many times of a day are before this one."""
+        hours, minutes, seconds = self._hours, self._minutes, self._seconds
+        hour, rest = divmod(second_of_day, 3600)
+        minute, second = divmod(rest, 60)
+        h = bisect_left(hours, hour)
+        counted = h * len(minutes) * len(seconds)
+        if h < len(hours) and hours[h] == hour:
+            m = bisect_left(minutes, minute)
+            counted += m * len(seconds)
+            if m < len(minutes) and minutes[m] == minute:
+                counted += bisect_left(seconds, second)
+        return counted
 
     def _first_time_from(self, second_of_day: int) -> int | None:
         """The first time of day that is not before this one."""
@@ -303,7 +365,7 @@ def _parse(cron_expr: str) -> Cron:
 
 
 def _split(cron_expr: str) -> list[str]:
-    """The six fields, in lower case."""
+    """The six fields, in lower case. Raises InvalidCron for another number of them."""
     if len(cron_expr) > MAX_LENGTH:
         raise InvalidCron(
             f"{_short(cron_expr)} has {len(cron_expr)} characters: at most {MAX_LENGTH} are read"
@@ -328,11 +390,84 @@ def _split(cron_expr: str) -> list[str]:
     )
 
 
+def resolve_hashed(cron_expr: str, seed: str) -> str:
+    """The expression with each `H` replaced by what the seed, such as a schedule's id, chooses.
+
+    `H` is one value of the field, `H/15` every 15th from one of the first 15, and `H(0-29)` and
+    `H(0-29)/10` the same within a range. The day of month is one of 1 to 28 unless a range says
+    otherwise. Each field is chosen on its own; the same seed always chooses the same. An expression
+    without `H` comes back as it is. Raises InvalidCron.
+    """
+    if not isinstance(cron_expr, str) or "h" not in cron_expr.lower():
+        parse_cron(cron_expr)
+        return cron_expr
+    if not isinstance(seed, str):
+        raise InvalidCron(f"{cron_expr!r}: the seed {_short(seed)} is no string")
+    return _resolve(cron_expr, seed)
+
+
+@lru_cache(maxsize=_EXPRESSIONS_KEPT)
+def _resolve(cron_expr: str, seed: str) -> str:
+    fields = _split(cron_expr)
+    if not any(item.startswith("h") for text in fields for item in text.split(",")):
+        parse_cron(cron_expr)
+        return cron_expr
+    try:
+        resolved = " ".join(
+            ",".join(
+                _choose(column, item, f"{column.name}/{number}/{seed}")
+                if item.startswith("h")
+                else item
+                for number, item in enumerate(text.split(","))
+            )
+            for column, text in zip(_COLUMNS, fields, strict=True)
+        )
+    except _BadField as bad:
+        raise InvalidCron(f"{cron_expr!r}: {bad}") from None
+    if len(cron_expr.split()) == 5:
+        resolved = resolved.removeprefix("0 ")
+    parse_cron(resolved)
+    return resolved
+
+
+def _choose(column: _Column, item: str, seed: str) -> str:
+    """What an item with `H` stands for."""
+    match = _HASHED.fullmatch(item)
+    if match is None:
+        raise _BadField(
+            f"{column.name} {item!r} cannot be read: write H, H/2, "
+            f"H({column.low}-{column.last_hashed}) or H({column.low}-{column.last_hashed})/2"
+        )
+    low = column.low if match["low"] is None else _value(column, match["low"])
+    high = column.last_hashed if match["high"] is None else _value(column, match["high"])
+    if low >= high:
+        raise _BadField(f"{column.name} {item!r}: a range goes from a value to a later one")
+    step = None if match["step"] is None else int(match["step"])
+    size = high - low + 1
+    if step is not None and not 1 <= step <= size:
+        raise _BadField(f"{column.name} {item!r}: a step of {step} is not between 1 and {size}")
+    digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    value = low + int.from_bytes(digest, "big") % (step or size)
+    if step is None or value + step > high:
+        return str(value)
+    return f"{value}-{high}/{step}"
+
+
 def _replace_nickname(cron_expr: str, text: str) -> str:
     if text not in _NICKNAMES:
         why = " (a schedule has no reboot to fire at)" if text == "@reboot" else ""
         raise InvalidCron(f"{cron_expr!r} is not one of {', '.join(_NICKNAMES)}{why}")
     return _NICKNAMES[text]
+
+
+def read_fields(cron_expr: str) -> list[tuple[str, Field]]:
+    """The six fields, seconds first: each as it is written, in lower case, and what it means.
+
+    Raises InvalidCron.
+    """
+    parse_cron(cron_expr)
+    texts = _split(cron_expr)
+    return [(text, _expand(column, text)) for column, text in zip(_COLUMNS, texts, strict=True)]
 
 
 # Kept by the text of its three fields, since a handful of them (`* * *`, `* * 1-5`) serve nearly
@@ -369,7 +504,7 @@ def _expand(column: _Column, text: str) -> Field:
         star=text.startswith("*"),
         last_day="l" in values,
         nth=frozenset(
-            (int(weekday), _LAST if str(n) == "l" else int(n))
+            (int(weekday), LAST if str(n) == "l" else int(n))
             for weekday, numbers in nth.items()
             for n in numbers
         ),
@@ -463,7 +598,15 @@ def _cannot_read(column: _Column, item: str) -> str:
     if item == "?":
         return f"{column.name} cannot be '?', which is for the two day fields: write '*'"
     if _RANDOM_OR_HASHED.fullmatch(item):
-        return f"{column.name} {item!r}: random and hashed values are not supported; write a number"
+        if item[0] == "h":
+            return (
+                f"{column.name} {item!r} is chosen by a hash of the schedule's id, which is not "
+                "known here: pass it as the seed, or write a number"
+            )
+        return (
+            f"{column.name} {item!r}: random values are not supported, since they would change "
+            "with every look; write a number, or H, which the schedule's id decides"
+        )
     if _NEAREST_WEEKDAY.fullmatch(item):
         return f"{column.name} {item!r}: the nearest weekday (W) is not supported; write days"
     names = f", or {', '.join(column.names).upper()}" if column.names else ""

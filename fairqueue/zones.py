@@ -56,6 +56,27 @@ class Zone:
         period = bisect_right(self.reached, local)
         return max(self.starts[period], local - self.offsets[period])
 
+    def gap(self, moment: int) -> tuple[int, int] | None:
+        """The local times, from and until before, that the wall clock skips at this very moment."""
+        period = self.period(moment)
+        if not period or self.starts[period] != moment:
+            return None
+        begin, end = self.reached[period - 1], moment + self.offsets[period]
+        return (begin, end) if begin < end else None
+
+    def showing(self, moment: int) -> int:
+        """Which showing of its local time a moment is: 1 or 2 of two, or 0 if there is only one."""
+        period = self.period(moment)
+        local = moment + self.offsets[period]
+        if period and local < self.reached[period - 1]:
+            return 2
+        following = period + 1
+        again = (
+            following < len(self.starts)
+            and local >= self.starts[following] + self.offsets[following]
+        )
+        return 1 if again else 0
+
 
 def find_zone(name: str) -> Zone:
     """The zone with this name, as the tz database spells it. Zones are kept.

@@ -353,9 +353,8 @@ local function first_claim_text(id, record)
   if not text then return nil end
   claimed_by = claimed_by or ',"token":' .. cjson.encode(A.op) .. ',"worker":'
     .. cjson.encode(A.worker) .. ',"place":' .. cjson.encode(A.place) .. ',"claimed":' .. now_text .. ',"charge":'
-  local charge = cost_of(record.user)
-  return string.sub(text, 1, -2) .. claimed_by
-    .. text_of(charge) .. '}'
+  -- As cjson writes numbers: the same charge, however the record is written.
+  return string.sub(text, 1, -2) .. claimed_by .. string.format('%.14g', cost_of(record.user)) .. '}'
 end
 
 -- Take the members out of the backlog; ids and records of those whose records can be read.
