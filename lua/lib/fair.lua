@@ -102,7 +102,8 @@ local function prefetch_users(names)
     if not user_cache[name] or not running_cache[name] then missing[#missing + 1] = name end
   end
   if #missing == 0 then return end
-  local settings = redis.call('HMGET', K.users, unpack(missing))
+  local any = redis.call('HLEN', K.users) > 0
+  local settings = any and redis.call('HMGET', K.users, unpack(missing)) or {}
   local counts = redis.call('HMGET', K.running, unpack(missing))
   for i, name in ipairs(missing) do
     keep_settings(name, settings[i])
