@@ -59,6 +59,10 @@ class ScheduleConflict(FairQueueError):
     """The schedule id is taken, or the schedule kept changing while it was being updated."""
 
 
+class ScheduleQuota(FairQueueError):
+    """A user has as many schedules as the queue allows, or one is too frequent."""
+
+
 class BrokenRecord(FairQueueError):
     """A record in Redis cannot be read; `TaskScheduler.problems()` lists those of schedules."""
 

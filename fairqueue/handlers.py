@@ -1,12 +1,14 @@
 """What a worker runs for a task: handlers by name, and what happens when one fails."""
 
 import asyncio
+import copy
 import functools
 import importlib
 import inspect
+import logging
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.context import RunningTask, TaskContext
@@ -14,6 +16,8 @@ from fairqueue.errors import ConfigurationError
 from fairqueue.hooks import KINDS, Callables, Filter, Hooks, filters, is_async, needed
 from fairqueue.models import Task
 from fairqueue.validation import check_count, check_name, check_number, check_seconds
+
+logger = logging.getLogger("fairqueue.worker")
 
 MAX_DOUBLINGS = 60  # 2 ** 60 seconds is beyond any cap; more would overflow
 LEAST_RATE, MOST_RATE = 0.001, 1e6  # runs of a handler per second
@@ -201,6 +205,28 @@ class Handler:
             return target(*arguments)
         return runner.run(self._await(target(*arguments)))
 
+    def under(self, policy: Mapping[str, Any]) -> "Handler":
+        """The same, with retries, backoff and timeout as a task wants them.
+
+        Raises ConfigurationError for what was stored and cannot be used.
+        """
+        own = self.policy
+        backoff = policy.get("backoff", own.backoff)
+        settings = replace(
+            self.settings,
+            policy=RetryPolicy.create(
+                policy.get("retries", own.retries), backoff, own.cap, own.jitter
+            ),
+            timeout=policy.get("timeout", self.timeout),
+        )
+        changed = copy.copy(self)
+        changed.settings, changed.policy, changed.timeout = (
+            settings,
+            settings.policy,
+            settings.timeout,
+        )
+        return changed
+
     async def _await(self, coroutine: Any) -> Any:
         limit = asyncio.timeout(self.timeout)
         try:
@@ -236,9 +262,17 @@ class Handlers:
             return name
         return "unknown" if self._default is None else "default"
 
-    def find(self, name: str) -> Handler | None:
-        """The handler of a task, the default one, or None."""
-        return self._by_name.get(name, self._default)
+    def find(self, task: Task) -> Handler | None:
+        """The handler of a task, the default one, or None; as the task's schedule wants it."""
+        handler = self._by_name.get(task.name, self._default)
+        if handler is None or not task.policy:
+            return handler
+        try:
+            return handler.under(task.policy)
+        except (ConfigurationError, AttributeError, TypeError) as error:
+            fields = {"event": "policy_unusable", "task": task.task_id, "user": task.user_id}
+            logger.warning("policy_unusable: %s", error, extra=fields)
+            return handler
 
     @property
     def takes_any(self) -> bool:

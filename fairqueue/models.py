@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, Generic, TypeVar
@@ -48,8 +48,8 @@ class Task:
 
     `delay_ms` and `at_ms` say when it becomes ready; `schedule_id` and `scheduled_for` are set on
     those that a schedule has fired. `run_type` is "queued", "scheduled", "manual" (a schedule that
-    was triggered) or "retry" (of the dead letter `retry_of`). `document` is what is stored: the
-    task as it was when created.
+    was triggered) or "retry" (of the dead letter `retry_of`). `policy` has retries, backoff and
+    timeout that its schedule sets. `document` is what is stored: the task as it was when created.
     """
 
     task_id: str
@@ -64,6 +64,7 @@ class Task:
     run_type: str = "queued"
     triggered_by: str | None = None
     retry_of: str | None = None
+    policy: dict[str, Any] | None = None
     document: str = field(repr=False, compare=False)
 
     @classmethod
@@ -124,6 +125,7 @@ class Task:
                 run_type=run_type(record.get("schedule"), scheduled_ms, record.get("retry_of")),
                 triggered_by=record.get("by"),
                 retry_of=record.get("retry_of"),
+                policy=record.get("policy"),
                 document=document if isinstance(document, str) else document.decode(),
             )
         except UNREADABLE as error:
@@ -198,6 +200,7 @@ def task_document(
     schedule_id: str | None = None,
     scheduled_ms: int | None = None,
     origin: Mapping[str, str | None] = {},
+    policy: str | None = None,
 ) -> str:
     """What is stored of a task: its content without its id, so that equal tasks are equal text."""
     text = _document_head(user_id, name, priority)
@@ -206,6 +209,8 @@ def task_document(
         if scheduled_ms is not None:
             text += f',"scheduled_for":{scheduled_ms}'
     text += origin_fields(origin)
+    if policy is not None:
+        text += f',"policy":{policy}'
     return f'{text},"payload":{payload_json}}}'
 
 
@@ -309,6 +314,8 @@ class QueueSettings:
         1.0 does not bound them, 0.0 gives them no lane.
     ageing: seconds of waiting that outweigh one level of priority, 0 for strict priorities. Can be
         changed only while no task is queued.
+    max_schedules: how many schedules a user may have, 0 for any number.
+    min_interval: how many seconds two moments of a new schedule must be apart at least.
     """
 
     max_attempts: int = 5
@@ -320,6 +327,8 @@ class QueueSettings:
     cost: str = "tasks"
     critical_share: float = 0.5
     ageing: float = 0.0
+    max_schedules: int = 0
+    min_interval: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +353,33 @@ class ScheduledTask:
     missed_count: int
     overlap: str = "allow"
     skipped_count: int = 0
+    every: timedelta | None = None
+    at: datetime | None = None
+    start: datetime | None = None
+    end: datetime | None = None
+    windows: list[dict[str, Any]] | None = None
+    exclude: list[str] | None = None
+    max_runs: int | None = None
+    misfire: str = "fire_once"
+    catch_up: float = 86_400.0
+    max_catch_up: int = 100
+    jitter: float = 0.0
+    retries: int | None = None
+    backoff: float | list[float] | None = None
+    timeout: float | None = None
+    max_failures: int | None = None
+    failures_in_a_row: int = 0
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    pause_note: str | None = None
+    paused_until: datetime | None = None
+
+    @property
+    def rule(self) -> str:
+        """When it fires, in a few words: its cron expression, its interval or its moment."""
+        if self.every is not None:
+            return f"every {self.every}"
+        return self.cron_expr if self.at is None else f"at {self.at.isoformat()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

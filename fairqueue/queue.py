@@ -581,6 +581,8 @@ class TaskQueue:
         cost: str = UNSET,
         critical_share: float = UNSET,
         ageing: float | timedelta = UNSET,
+        max_schedules: int = UNSET,
+        min_interval: float | timedelta = UNSET,
     ) -> QueueSettings:
         """Change what is given of the queue's settings, for all its processes; see QueueSettings.
 
@@ -592,6 +594,7 @@ class TaskQueue:
             ("max_waiting", max_waiting, 0),
             ("keep_finished", keep_finished, 0),
             ("keep_dead", keep_dead, 0),
+            ("max_schedules", max_schedules, 0),
         )
         for name, count, least in counts:
             if count is not UNSET:
@@ -600,6 +603,7 @@ class TaskQueue:
             ("keep_finished", "_for", keep_finished_for),
             ("keep_dead", "_for", keep_dead_for),
             ("ageing", "", ageing),
+            ("min_interval", "", min_interval),
         )
         for name, suffix, duration in durations:
             if duration is not UNSET:
@@ -629,7 +633,8 @@ class TaskQueue:
             name, text = field.decode(), value.decode()
             scale = 1
             if name.endswith("_ms"):
-                name = {"ageing_ms": "ageing"}.get(name, name.removesuffix("_ms") + "_for")
+                plain = name.removesuffix("_ms")
+                name = plain + "_for" if plain + "_for" in values else plain
                 scale = 1000
             if name in values:
                 with suppress(ValueError):  # the scripts take the default then

@@ -8,28 +8,45 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Unpack
 
 import redis
 from prometheus_client import CollectorRegistry
 
 from fairqueue.alerts import Alerts
+from fairqueue.backfill import Backfill, Request, backfill
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.connection import Argument, Listener, in_batches
+from fairqueue.control import (
+    BulkResult,
+    Filter,
+    Replanned,
+    Replanner,
+    ScheduleChange,
+    check_action,
+    copy_spec,
+    list_changes,
+    read_stored,
+    run_bulk,
+    search,
+    walk_ids,
+)
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
     FairQueueError,
     InvalidCron,
+    InvalidSchedule,
     RedisRefused,
     RedisUnavailable,
     UnknownSchedule,
-    UnknownTimezone,
 )
+from fairqueue.exchange import Diff, export, import_documents
+from fairqueue.frequency import Frequency
 from fairqueue.leadership import DueSchedule, Leadership, Reading
 from fairqueue.metrics import scheduler_metrics
 from fairqueue.models import (
@@ -42,10 +59,19 @@ from fairqueue.models import (
     new_id,
     task_document,
 )
+from fairqueue.moments import Moment, list_moments
+from fairqueue.planning import due_ms, plan
 from fairqueue.presence import report_stale
 from fairqueue.queue import TaskQueue
-from fairqueue.schedules import Definition, ScheduleStore, read_definition
-from fairqueue.validation import Priority, check_name, check_seconds
+from fairqueue.schedules import (
+    Definition,
+    ScheduleOptions,
+    ScheduleStore,
+    check_change,
+    policy_of,
+    read_definition,
+)
+from fairqueue.validation import Priority, check_name, check_payload, check_seconds
 from fairqueue.workers import WorkerStore
 
 logger = logging.getLogger("fairqueue.scheduler")
@@ -53,10 +79,10 @@ logger = logging.getLogger("fairqueue.scheduler")
 READ_LIMIT = 2000  # due schedules read in one round trip
 FIRE_CHUNK = 250  # fires in one script: some 5 ms of the server's time
 ROUNDS = 200  # readings in one tick at most, so that stop() is heard within a long catch-up
-MISSED_CAP = 1000  # missed moments are counted up to this many for one fire
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 LOOK_OVER_MS = 10_000  # so often a leader looks for runs that do not end, and at the backlog
 CHECK_TIMEOUT_S = 0.5  # how long the constructor and health() ask for Redis
+REPLAN_S, REPLAN_PAUSE_S = 0.1, 0.05  # after a tick, so long a leader replans; then it looks again
 RENEW_PART = 1 / 3  # of lock_timeout: a leader with nothing to do renews its term so often
 
 STOPPED, STARTING, RUNNING, STOPPING, ERROR = "stopped", "starting", "running", "stopping", "error"
@@ -104,7 +130,7 @@ class _Fire:
     """One fire that is to be sent, and what it came from."""
 
     due: DueSchedule
-    moment_ms: int
+    due_ms: int  # when it was to be fired
     missed: int
     is_last: bool
     arguments: list[Argument] = field(default_factory=list)
@@ -170,13 +196,14 @@ class TaskScheduler:
         self._last_cycle: float | None = None
         self._last_error: str | None = None
         self._looked_ms: int | None = None  # when the queue was last looked over
+        self._replanner: Replanner | None = None  # from when it was elected until all is replanned
 
     # --- schedules --------------------------------------------------------------------------------
 
     def add_schedule(
         self,
-        cron_expr: str,
-        user_id: str,
+        cron_expr: str | Frequency | Mapping[str, object] | None = None,
+        user_id: str | None = None,
         priority: int = Priority.NORMAL,
         payload: dict[str, Any] | None = None,
         timezone: str = "UTC",
@@ -184,14 +211,13 @@ class TaskScheduler:
         schedule_id: str | None = None,
         metadata: dict[str, Any] | None = None,
         *,
-        overlap: str = "allow",
         on_conflict: str = "error",
+        **options: Unpack[ScheduleOptions],
     ) -> str:
         """Store a schedule; its id. From then on a task is pushed at each of its moments.
 
-        `overlap` says what happens at a moment while a task of the schedule is unfinished: "allow"
-        pushes another, "skip" none, "buffer_one" one that begins when the run before it has ended,
-        "cancel_previous" cancels what is unfinished.
+        Its rule is `cron_expr` (five fields, or six with seconds first; `H` is hashed by the id),
+        or one of the options `every` and `at`. All options: see ScheduleOptions.
         Raises InvalidCron, UnknownTimezone, InvalidPayload or InvalidSchedule naming the value, and
         ScheduleConflict when `schedule_id` is taken, unless `on_conflict` is "replace". Then
         nothing was stored.
@@ -205,7 +231,7 @@ class TaskScheduler:
             "name": name,
             "schedule_id": schedule_id,
             "metadata": metadata,
-            "overlap": overlap,
+            **options,
         }
         schedule_id = self._store.add([spec], on_conflict)[0]
         _log("schedule_added", schedule=schedule_id, user=user_id)
@@ -219,13 +245,16 @@ class TaskScheduler:
         _log("schedules_added", count=len(ids))
         return ids
 
-    def update_schedule(self, schedule_id: str, **changes: Any) -> bool:
+    def update_schedule(
+        self, schedule_id: str, *, changed_by: str | None = None, **changes: Any
+    ) -> bool:
         """Change the given fields, and no others; False if there is no such schedule.
 
-        Fields: those of add_schedule, `is_active`, and `next_run` (a moment to come). A new cron or
-        zone plans anew from now. Raises as add_schedule, and InvalidSchedule for an unknown field.
+        Fields: those of add_schedule, `is_active`, and `next_run` (a moment to come). A new rule,
+        zone or limit plans anew from now. `changed_by` is kept in the history of its changes.
+        Raises as add_schedule, and InvalidSchedule for an unknown field.
         """
-        updated = self._store.update(schedule_id, changes)
+        updated = self._store.update(schedule_id, changes, check_change(changed_by))
         _log("schedule_updated", schedule=schedule_id, fields=sorted(changes), found=updated)
         return updated
 
@@ -245,18 +274,63 @@ class TaskScheduler:
         is_active: bool | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        *,
+        name_prefix: str | None = None,
+        contains: str | None = None,
     ) -> Page[ScheduledTask]:
-        """A page of schedules, ordered by user and id; pass its `cursor` to get the next one."""
-        return self._store.page(user_id, is_active, limit, cursor)
+        """A page of schedules, ordered by user and id; pass its `cursor` to get the next one.
+
+        `name_prefix` is how the name of their tasks begins; `contains` is a part of that name or of
+        the id, in upper or lower case. With one of these they are ordered by name and id, or, with
+        `contains` and a user, by id. A page may be short although there is a cursor: one call looks
+        at 10,000 schedules at most. Raises InvalidSchedule for a bad value.
+        """
+        if name_prefix is None and contains is None:
+            return self._store.page(user_id, is_active, limit, cursor)
+        wanted = Filter(
+            user_id=user_id, is_active=is_active, name_prefix=name_prefix, contains=contains
+        )
+        return search(self._link, self._store, wanted, limit, cursor)
+
+    def pause_schedule(
+        self,
+        schedule_id: str,
+        *,
+        note: str | None = None,
+        by: str | None = None,
+        until: datetime | float | None = None,
+    ) -> bool:
+        """Fire no more until it is resumed, or until a moment; False if there is none.
+
+        The moments that pass meanwhile are noted as paused. Raises InvalidSchedule for a bad value.
+        """
+        change = check_change(by, note, until, self._link.now_ms())
+        paused = self._store.update(schedule_id, {"is_active": False}, change)
+        _log("schedule_paused", schedule=schedule_id, found=paused)
+        return paused
+
+    def resume_schedule(
+        self, schedule_id: str, *, note: str | None = None, by: str | None = None
+    ) -> bool:
+        """Let a schedule that was paused or disabled go on, from now; False if there is none."""
+        resumed = self._store.update(schedule_id, {"is_active": True}, check_change(by, note))
+        _log("schedule_resumed", schedule=schedule_id, found=resumed)
+        return resumed
 
     def problems(self) -> list[Problem]:
         """The schedules that had to be set aside, and why: unreadable records, broken crons."""
         return self._store.problems()
 
-    def trigger(self, schedule_id: str, *, triggered_by: str | None = None) -> str:
+    def trigger(
+        self,
+        schedule_id: str,
+        *,
+        triggered_by: str | None = None,
+        payload: dict[str, Any] | None = None,
+    ) -> str:
         """One run now, whatever the plan and its overlap; the plan is left as it is. The task's id.
 
-        `triggered_by` says who asked for it, for the history.
+        `triggered_by` says who asked for it, for the history; `payload` is for this run only.
         Raises UnknownSchedule, BrokenRecord, and as TaskQueue.push does.
         """
         if triggered_by is not None:
@@ -264,11 +338,12 @@ class TaskScheduler:
         schedule = self._store.get(schedule_id)
         if schedule is None:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r} to trigger")
+        payload = schedule.payload if payload is None else check_payload(payload)
         task = Task(
             task_id=new_id(),
             user_id=schedule.user_id,
             priority=schedule.priority,
-            payload=schedule.payload,
+            payload=payload,
             name=schedule.name,
             schedule_id=schedule_id,
             run_type="manual",
@@ -277,14 +352,173 @@ class TaskScheduler:
                 schedule.user_id,
                 schedule.name,
                 schedule.priority,
-                encode_payload(schedule.payload),
+                encode_payload(payload),
                 schedule_id,
                 origin={"by": triggered_by},
+                policy=policy_of(asdict(schedule)),
             ),
         )
         task_id = self.queue.push(task)
         _log("schedule_triggered", schedule=schedule_id, task=task_id, user=schedule.user_id)
         return task_id
+
+    # --- what became of moments -------------------------------------------------------------------
+
+    def moments(
+        self,
+        schedule_id: str,
+        start: datetime | float,
+        end: datetime | float,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page[Moment]:
+        """Each moment from `start` until before `end`, and what became of it; see Moment.
+
+        At most 1,000 on a page; pass its `cursor` to get the next one. Raises UnknownSchedule, and
+        InvalidSchedule for a bad value.
+        """
+        return list_moments(self._link, self._store, schedule_id, start, end, limit, cursor)
+
+    def backfill(
+        self,
+        schedule_id: str,
+        start: datetime | float,
+        end: datetime | float,
+        *,
+        dry_run: bool = False,
+        limit: int = 1000,
+        priority: int = Priority.VERY_LOW,
+        by: str | None = None,
+        unknown_too: bool = False,
+    ) -> Backfill:
+        """Push a task for each past moment in a range that has none; `dry_run` counts them.
+
+        Those are the skipped ones, and those before the schedule was made. Of a moment that is
+        "unknown" (see Moment) nobody knows whether it was fired: it is left alone, unless
+        `unknown_too`. The same call twice makes the same tasks once, also when those of the first
+        time are long gone. `by` is kept with each task.
+        Raises UnknownSchedule; InvalidSchedule for a bad value, for more than `limit` moments (at
+        most 10,000), and for a schedule with overlap "cancel_previous"; QueueFull when no more fit,
+        and ScheduleConflict when others keep changing it: then the call may be repeated.
+        """
+        request = Request.create(schedule_id, start, end, limit, priority, by, unknown_too)
+        report = backfill(self._link, self._store, request, dry_run)
+        if not dry_run:
+            _log("schedule_backfilled", schedule=schedule_id, filled=report.filled, by=by)
+        return report
+
+    def changes(
+        self, schedule_id: str, limit: int = 20, cursor: str | None = None
+    ) -> Page[ScheduleChange]:
+        """Who changed what of a schedule, newest first; the last fifty are kept.
+
+        Raises UnknownSchedule, InvalidSchedule for a bad value.
+        """
+        return list_changes(self._link, self._store, schedule_id, limit, cursor)
+
+    # --- many schedules ---------------------------------------------------------------------------
+
+    def bulk(
+        self,
+        action: str,
+        *,
+        user_id: str | None = None,
+        name: str | None = None,
+        is_active: bool | None = None,
+        dry_run: bool = True,
+        by: str | None = None,
+        note: str | None = None,
+        progress: Callable[[int, int], object] | None = None,
+        **changes: Any,
+    ) -> BulkResult:
+        """Pause, resume, remove, update or trigger all schedules that match; by default only count.
+
+        They are those of a user, with tasks of a name, active or not; without any of these, all.
+        `changes` are for update; `by` and `note` as in pause_schedule. One that fails does not stop
+        the others: the result has counts and errors. `progress` is called with how many are done,
+        and of how many; what it raises ends the operation. Raises InvalidSchedule for bad input,
+        before anything is done.
+        """
+        check_action(action, changes)
+        check_change(by, note)
+        wanted = Filter(user_id=user_id, name=name, is_active=is_active)
+        ids = [each for page in walk_ids(self._link, self._store, wanted) for each in page]
+        result = BulkResult(action=action, dry_run=dry_run, matched=len(ids))
+        if dry_run:
+            return result
+        change = check_change(by, note)
+        acts: dict[str, Callable[[str], object]] = {
+            "pause": lambda each: self._store.update(each, {"is_active": False}, change),
+            "resume": lambda each: self._store.update(each, {"is_active": True}, change),
+            "remove": self._store.remove,
+            "update": lambda each: self._store.update(each, changes, change),
+            "trigger": lambda each: self.trigger(each, triggered_by=by),
+        }
+        run_bulk(result, ids, acts[action], progress)
+        _log("schedules_changed", action=action, done=result.done, failed=result.failed, by=by)
+        return result
+
+    def copy_schedule(self, schedule_id: str, new_id: str | None = None, **changes: Any) -> str:
+        """Store a schedule like another, with some fields changed; its id. It is active.
+
+        Raises UnknownSchedule, BrokenRecord, and as add_schedule.
+        """
+        original = read_stored(self._store, schedule_id)
+        copied = self._store.add([copy_spec(original, new_id, changes)], "error")[0]
+        _log("schedule_copied", schedule=copied, original=schedule_id)
+        return copied
+
+    def export_schedules(
+        self,
+        user_id: str | None = None,
+        name: str | None = None,
+        is_active: bool | None = None,
+    ) -> list[dict[str, Any]]:
+        """Schedules as documents that `import_schedules` takes; see `fairqueue.exchange`."""
+        wanted = Filter(user_id=user_id, name=name, is_active=is_active)
+        return export(self._link, self._store, wanted)
+
+    def import_schedules(
+        self,
+        documents: Iterable[Mapping[str, Any]],
+        *,
+        prune: bool = False,
+        user_id: str | None = None,
+        dry_run: bool = True,
+        by: str | None = None,
+    ) -> Diff:
+        """Make what is stored as the documents say; by default only tell the difference.
+
+        Each has a `schedule_id` and otherwise what add_schedule takes. What a document does not
+        name gets its default, but `is_active` stays. `prune` removes the schedules that no document
+        names: all of them, or those of `user_id`. The same import again changes nothing.
+        Raises InvalidSchedule, which names each bad document by its index and its field, before
+        anything is stored.
+        """
+        diff = import_documents(
+            self._link,
+            self._store,
+            documents,
+            prune=Filter(user_id=user_id) if prune else None,
+            dry_run=dry_run,
+            change=check_change(by),
+        )
+        if not dry_run:
+            counts = {"added": len(diff.added), "removed": len(diff.removed)}
+            _log("schedules_imported", **counts, updated=len(diff.changed), by=by)
+        return diff
+
+    def replan(self) -> Replanned:
+        """Compute the next runs of all active schedules again: after an update of zone data.
+
+        A leader does so by itself, after it has started, when the queue was last planned by other
+        zone data. Only moments to come move, and none that a user has set.
+        """
+        replanner = Replanner(self._link, self._store)
+        while replanner.step():
+            pass
+        _log("schedules_replanned", **asdict(replanner.report))
+        return replanner.report
 
     # --- one pass ---------------------------------------------------------------------------------
 
@@ -336,6 +570,8 @@ class TaskScheduler:
             # Not before nothing is due: what was fired has a new moment, which may be the next one.
             if not reading.due or self._stopping.is_set():
                 break
+        else:
+            report.wait = 0.0  # there may be more
         if report.is_leader:
             self._look_over(reading.now_ms, now_ms)
         return report
@@ -355,6 +591,7 @@ class TaskScheduler:
         if reading.elected:
             self._count_lock("acquired")
             _log("lock_acquired", scheduler=self.scheduler_id, epoch=reading.epoch)
+            self._replanner = Replanner(self._link, self._store)
         elif not reading.is_leader:
             self._count_lock("contended")
         if reading.lost:
@@ -365,11 +602,13 @@ class TaskScheduler:
         """Fire what is due; False if somebody else leads."""
         self._metrics.processed.labels(self.queue.name).inc(len(reading.due))
         unusable: list[tuple[DueSchedule, str, str]] = []
+        paused = [due for due in reading.due if due.plan.endswith(b" -")]
+        planned = [due for due in reading.due if not due.plan.endswith(b" -")]
         sent: deque[list[_Fire]] = deque()
 
         def calls() -> Iterator[dict[str, Any]]:
             # Planned while the server works on the batch before.
-            for batch in in_batches(reading.due, FIRE_CHUNK, lambda due: len(due.definition)):
+            for batch in in_batches(planned, FIRE_CHUNK, lambda due: len(due.definition)):
                 fires = self._plan_all(batch, reading.now_ms, unusable)
                 if fires:
                     sent.append(fires)
@@ -392,6 +631,8 @@ class TaskScheduler:
                     clock_ms += int((time.monotonic() - reading.read_at) * 1000)
                 self._count_fires(sent.popleft(), words[1:], clock_ms, report)
         # After the fires, each a round trip: they must not wait for these.
+        for due in paused:
+            self._resume_or_note(due, reading.now_ms, now_ms, unusable)
         for due, kind, reason in unusable:
             self._set_aside(due, kind, reason, report, now_ms)
         return True
@@ -404,45 +645,74 @@ class TaskScheduler:
         for due in dues:
             try:
                 fires.append(self._plan(due, now_ms))
-            except (InvalidCron, UnknownTimezone) as error:
-                unusable.append((due, "cron", str(error)))
-            except BrokenRecord as error:
-                unusable.append((due, "broken", str(error)))
             except Exception as error:  # one schedule must never stop the others
-                logger.exception("cannot plan", extra={"event": "plan_failed"})
-                reason = f"the next moment cannot be computed: {error!r}"
-                unusable.append((due, "cron", reason))
+                unusable.append((due, *_what_is_wrong(error)))
         return fires
+
+    def _resume_or_note(
+        self,
+        due: DueSchedule,
+        at_ms: int,
+        now_ms: int | None,
+        unusable: list[tuple[DueSchedule, str, str]],
+    ) -> None:
+        try:
+            self._resume(due, at_ms, now_ms)
+        except (RedisUnavailable, RedisRefused):
+            raise
+        except Exception as error:
+            unusable.append((due, *_what_is_wrong(error)))
+
+    def _resume(self, due: DueSchedule, at_ms: int, now_ms: int | None) -> None:
+        """A schedule that was paused until now goes on, or has had its last moment meanwhile."""
+        definition = _definition(due)
+        rules = definition.rules
+        next_ms = rules.recurrence.next_ms(at_ms)
+        reason, completed = ("", "") if next_ms is not None else _end_of(definition)
+        if next_ms is None and not completed:
+            raise InvalidCron(reason)
+        word = self._link.run(
+            "resume",
+            op=new_id(),
+            token=self._leadership.token,
+            now_ms=now_ms,
+            id=due.member,
+            plan=due.plan,
+            next_ms="" if next_ms is None else next_ms,
+            due_ms="" if next_ms is None else due_ms(rules, next_ms),
+            noted=self._store.paused_moments(definition, at_ms),
+            reason=reason,
+        )
+        if word == b"resumed":
+            _log("schedule_resumed", schedule=due.schedule_id)
 
     def _plan(self, due: DueSchedule, now_ms: int) -> _Fire:
         """What is to be fired now for a schedule, and when it comes next. Pure but for caches."""
         definition = _definition(due)
-        nominal_ms = _nominal(due, now_ms)
-        recurrence = definition.recurrence
-        moment_ms, missed = nominal_ms, 0
-        next_ms = recurrence.next_ms(nominal_ms)
-        if next_ms is not None and next_ms <= now_ms:
-            # Moments have passed unseen: fire for the latest of them, and count the others.
-            moment_ms = recurrence.latest_ms(now_ms) or nominal_ms
-            # The planned one itself may be none of the cron's: a user can set next_run.
-            missed = 1 + recurrence.count(nominal_ms + 1, moment_ms, MISSED_CAP - 1)
-            next_ms = recurrence.next_ms(moment_ms)
-        reason = "" if next_ms is not None else f"{definition.cron_expr!r} has no next moment"
+        rules = definition.rules
+        step = plan(rules, _nominal(due, now_ms), now_ms)
+        reason, completed = ("", "") if step.next_ms is not None else _end_of(definition)
         arguments: list[Argument] = [
             due.schedule_id,
             due.plan,
-            moment_ms,
-            "" if next_ms is None else next_ms,
-            missed,
+            "" if step.moment_ms is None else step.moment_ms,
+            "" if step.next_ms is None else step.next_ms,
+            "" if step.due_ms is None else step.due_ms,
+            step.missed,
+            step.note,
             definition.user_id,
             definition.name,
-            definition.document(moment_ms),
+            "" if step.moment_ms is None else definition.document(step.moment_ms),
             definition.status_head,
             int(definition.priority),
             definition.overlap,
+            definition.rare["max_runs"] or "",
             reason,
+            completed,
         ]
-        return _Fire(due, moment_ms, missed, next_ms is None, arguments)
+        acted_ms = now_ms if step.moment_ms is None else due_ms(rules, step.moment_ms)
+        is_last = step.next_ms is None and not completed
+        return _Fire(due, acted_ms, step.missed, is_last, arguments)
 
     def _count_fires(
         self, fires: list[_Fire], words: list[bytes], clock_ms: int, report: TickReport
@@ -452,17 +722,20 @@ class TaskScheduler:
         lateness = metrics.lateness_seconds.labels(labels)
         debug = logger.isEnabledFor(logging.DEBUG)
         for fire, word in zip(fires, words, strict=True):
-            if fire.is_last and word in (b"fired", b"skipped"):
+            if fire.is_last and word in (b"fired", b"skipped", b"passed"):
                 self._alerts.schedule_set_aside(fire.due.schedule_id, "it has no next moment")
             if word == b"fired":
                 fired += 1
                 missed += fire.missed
                 stopped += fire.is_last
-                late_ms = max(0, clock_ms - fire.moment_ms)
+                late_ms = max(0, clock_ms - fire.due_ms)
                 lateness.observe(late_ms / 1000)
                 latest_ms = max(latest_ms, late_ms)
                 if debug:
                     _log("schedule_fired", schedule=fire.due.schedule_id, late_ms=late_ms)
+            elif word == b"passed":
+                missed += fire.missed
+                stopped += fire.is_last
             elif word == b"skipped":
                 report.skipped += 1
                 missed += fire.missed
@@ -574,6 +847,8 @@ class TaskScheduler:
                 try:
                     report = self.tick()
                     self._enter(RUNNING)
+                    if report.is_leader and self._replan_some():
+                        report.wait = min(report.wait, REPLAN_PAUSE_S)
                     self._rest(listener, report)
                     backoff = FIRST_BACKOFF_S
                 except Exception as error:
@@ -586,6 +861,21 @@ class TaskScheduler:
             self._resign(min(self.queue.link.timeout, 1.0))
             listener.close()
             self._metrics.started.labels(self.queue.name, self.scheduler_id).set(0)
+
+    def _replan_some(self) -> bool:
+        """Plan anew what other zone data has planned, a little at a time; True if there is more."""
+        replanner = self._replanner
+        if replanner is None:
+            return False
+        started = time.monotonic()
+        while replanner.is_begun or replanner.is_needed():
+            if not replanner.step():
+                _log("schedules_replanned", **asdict(replanner.report))
+                break
+            if time.monotonic() - started > REPLAN_S:
+                return True
+        self._replanner = None
+        return False
 
     def _enter(self, state: str) -> None:
         if not self._stopping.is_set():
@@ -679,6 +969,24 @@ def _definition(due: DueSchedule) -> Definition:
     if not due.definition:
         raise BrokenRecord(f"schedule {due.schedule_id!r} is due but has no definition")
     return read_definition(due.schedule_id, due.definition)
+
+
+def _what_is_wrong(error: Exception) -> tuple[str, str]:
+    """Why a schedule cannot be planned: the kind and the reason with which it is set aside."""
+    if isinstance(error, BrokenRecord):
+        return "broken", str(error)
+    if isinstance(error, InvalidSchedule):
+        return "cron", str(error)
+    logger.error("cannot plan", exc_info=error, extra={"event": "plan_failed"})
+    return "cron", f"the next moment cannot be computed: {error!r}"
+
+
+def _end_of(definition: Definition) -> tuple[str, str]:
+    """Why there is no next moment, and 'completed' if that is as it should be."""
+    reason = f"{definition.words} has no next moment"
+    if definition.rare["cron_expr"] is not None and definition.rare["end"] is None:
+        return reason, ""
+    return f"completed: {reason}", "completed"
 
 
 def _nominal(due: DueSchedule, now_ms: int) -> int:

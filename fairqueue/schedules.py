@@ -7,19 +7,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, TypedDict
 
-from fairqueue.clock import from_ms, to_ms
+from fairqueue.clock import LATEST_MS, from_ms, to_ms
 from fairqueue.connection import Argument, Link
 from fairqueue.errors import (
     BrokenRecord,
     InvalidCron,
     InvalidSchedule,
     ScheduleConflict,
+    ScheduleQuota,
 )
+from fairqueue.frequency import as_cron
 from fairqueue.models import (
     DEFAULT_NAME,
     Page,
@@ -30,7 +33,8 @@ from fairqueue.models import (
     status_head,
     task_document,
 )
-from fairqueue.recurrence import Recurrence, compile_recurrence
+from fairqueue.planning import MISFIRES, MISSED_CAP, Rules, due_ms, stretch
+from fairqueue.recurrence import Recurrence, compile_form, compile_recurrence
 from fairqueue.validation import (
     MAX_NAME_LENGTH,
     MAX_PAYLOAD_BYTES,
@@ -39,25 +43,100 @@ from fairqueue.validation import (
     check_name,
     check_payload,
     check_priority,
+    check_seconds,
     encode_json,
 )
+from fairqueue.zones import find_zone
 
 MAX_ADDED = 10_000  # schedules in one call, which is one script: some 0.1 s of the server's time
 MAX_LISTED = 1000  # schedules on one page
+CHANGES_LISTED = 50  # of one schedule, on one page: as many as lua/lib/changes.lua keeps
 MAX_WALKED = 10_000  # schedules looked at for one page when a filter matches few
 MAX_PROBLEMS = 1000
 MAX_METADATA_BYTES = 16 * 1024
+MAX_NOTE_LENGTH = 1000  # characters
+MAX_CHANGE_LENGTH = 200  # characters of a value that a change shows
 DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
+
+SET_MARK = "@"  # in a revision, before the next moment that a user has set, ms
 
 # Characters of a schedule's id, so that `<schedule_id>:<time in ms>` is an id for TaskQueue.get.
 MAX_ID_LENGTH = MAX_NAME_LENGTH - 16
 
-FIELDS = ("cron_expr", "user_id", "priority", "payload", "timezone", "name", "metadata", "overlap")
 OVERLAPS = ("allow", "skip", "buffer_one", "cancel_previous")
-# Fields that are stored only where they differ from these.
-USUAL = {"overlap": "allow"}
-_FIELD_TYPES = {"cron_expr": str, "timezone": str, "payload": dict, "metadata": dict}
-PATCHABLE = (*FIELDS, "is_active", "next_run")
+# Fields that are stored only where they differ from these. Times are in ms.
+USUAL: dict[str, Any] = {
+    "cron_expr": None,
+    "every": None,
+    "anchor": None,
+    "at": None,
+    "start": None,
+    "end": None,
+    "windows": None,
+    "exclude": None,
+    "max_runs": None,
+    "misfire": "fire_once",
+    "catch_up": 86_400_000,
+    "max_catch_up": 100,
+    "jitter": 0,
+    "overlap": "allow",
+    "retries": None,
+    "backoff": None,
+    "timeout": None,
+    "max_failures": None,
+}
+KINDS = ("cron_expr", "every", "at")
+_MOMENTS = ("anchor", "at", "start", "end", "next_run")
+_DURATIONS = ("every", "catch_up", "jitter")
+LIMITS = ("start", "end", "windows", "exclude")
+FIELDS = ("user_id", "priority", "payload", "timezone", "name", "metadata", *USUAL)
+_FIELD_TYPES = {"timezone": str, "payload": dict, "metadata": dict}
+ADDABLE = FIELDS
+PATCHABLE = (*ADDABLE, "is_active", "next_run")
+# What plans anew from now when it is changed.
+PLANNING = (*KINDS, *LIMITS, "anchor", "timezone", "jitter")
+MOST_JITTER_S = 86_400
+MOST_CATCH_UP = 1000
+# A limit on how close moments may be is compared with the gaps between so many that come next.
+GAPS_CHECKED = 20
+SETTINGS_MS = 5000  # so long a setting of the queue is not read again
+ENGINE = 1  # of the rules by which moments are found: stored with each schedule
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What can be said of a schedule besides its rule, its user and its task.
+
+    every: a timedelta or seconds, counted from `anchor`, `start` or now. at: once, at that moment.
+    start, end: no moments before and from then on. windows: days and hours in the schedule's zone,
+        such as {"days": [1, 2, 3, 4, 5], "from": "09:00", "to": "17:30"}. exclude: dates in that
+        zone, such as "2026-12-25". max_runs: it is completed after so many.
+    misfire: what becomes of moments that passed while no scheduler ran: "fire_once" fires the
+        latest, "skip" none that is more than a minute late, "fire_all" all of the last `catch_up`
+        seconds (a day), at most `max_catch_up` (100), oldest first.
+    jitter: each moment is fired up to so many seconds later, never past the next one.
+    overlap: while a task of it is unfinished, "allow" pushes another, "skip" none, "buffer_one" one
+        that begins when the run before it has ended, "cancel_previous" cancels what is unfinished.
+    retries, backoff, timeout: for its tasks, instead of the handler's.
+    max_failures: it is paused after so many dead letters in a row.
+    """
+
+    every: timedelta | float | None
+    anchor: datetime | float | None
+    at: datetime | float | None
+    start: datetime | float | None
+    end: datetime | float | None
+    windows: list[dict[str, Any]] | None
+    exclude: list[str] | None
+    max_runs: int | None
+    misfire: str
+    catch_up: timedelta | float
+    max_catch_up: int
+    jitter: timedelta | float
+    overlap: str
+    retries: int | None
+    backoff: float | list[float] | None
+    timeout: float | None
+    max_failures: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +144,16 @@ class Definition:
     """What a user wrote, read back: ready to be fired."""
 
     schedule_id: str
-    cron_expr: str
     timezone: str
     user_id: str
     priority: Priority
     payload: dict[str, Any]
     name: str
     metadata: dict[str, Any]
-    overlap: str
+    rare: dict[str, Any]  # the fields of USUAL
     created_ms: int
     updated_ms: int
+    ruled_ms: int  # since when its moments are what they are, and all that became of them is known
     status_head: str
     document_head: str
     document_tail: str
@@ -82,7 +161,31 @@ class Definition:
     @property
     def recurrence(self) -> Recurrence:
         """Its moments. Raises InvalidCron or UnknownTimezone if it has none (any more)."""
-        return compile_recurrence(self.cron_expr, self.timezone)
+        return recurrence_of(self.schedule_id, self.timezone, self.rare)
+
+    @property
+    def rules(self) -> Rules:
+        """What decides what it fires. Raises as `recurrence` does."""
+        rare = self.rare
+        return Rules(
+            schedule_id=self.schedule_id,
+            recurrence=self.recurrence,
+            misfire=rare["misfire"],
+            catch_up_ms=rare["catch_up"],
+            max_catch_up=rare["max_catch_up"],
+            jitter_ms=rare["jitter"],
+        )
+
+    @property
+    def overlap(self) -> str:
+        """What happens while a task of it is unfinished."""
+        return str(self.rare["overlap"])
+
+    @property
+    def words(self) -> str:
+        """Its rule as its user wrote it."""
+        kind = next((kind for kind in KINDS if self.rare[kind] is not None), "cron_expr")
+        return f"{kind} {_shown(kind, self.rare[kind])!r}"
 
     def document(self, moment_ms: int) -> str:
         """What is stored of the task that fires at a moment."""
@@ -97,7 +200,8 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
         record = json.loads(stored)
         user_id = check_name(record["user_id"], "user_id")
         name = check_name(record["name"], "name")
-        overlap = _check_overlap(record.get("overlap", USUAL["overlap"]))
+        rare = {field: record.get(field, usual) for field, usual in USUAL.items()}
+        _check_rare(rare)
         priority = check_priority(record["priority"])
         payload, metadata = record["payload"], record["metadata"]
         # What was read from JSON needs no closer look than this.
@@ -105,22 +209,29 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
             if not isinstance(record[field], kind):
                 raise InvalidSchedule(f"{field} is no {kind.__name__}")
         head, mark, tail = task_document(
-            user_id, name, priority, _stored_payload(stored, record), schedule_id, 0
+            user_id,
+            name,
+            priority,
+            _stored_payload(stored, record),
+            schedule_id,
+            0,
+            policy=policy_of(rare),
         ).partition('"scheduled_for":0')
         return Definition(
             schedule_id=schedule_id,
-            cron_expr=record["cron_expr"],
             timezone=record["timezone"],
             user_id=user_id,
             priority=priority,
             payload=payload,
             name=name,
             metadata=metadata,
-            overlap=overlap,
+            rare=rare,
             created_ms=int(record["created"]),
             updated_ms=int(record["updated"]),
+            ruled_ms=int(record.get("ruled", record["created"])),
             status_head=status_head(user_id, name, priority)
-            + f',"schedule":{encode_basestring(schedule_id)},"type":"scheduled"',
+            + f',"schedule":{encode_basestring(schedule_id)},"type":"scheduled"'
+            + _fail_limit(rare),
             document_head=head + mark[:-1],
             document_tail=tail,
         )
@@ -138,11 +249,93 @@ def _stored_payload(stored: str, record: dict[str, Any]) -> str:
     return encode_payload(record["payload"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A schedule with its state and its plan, as they are stored.
+
+    `nominal_ms` is its next moment, None while it has none. `revision` is new with each change of
+    the schedule or of its plan.
+    """
+
+    definition: Definition
+    state: dict[str, Any]
+    revision: str
+    nominal_ms: int | None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is planned."""
+        return bool(self.state.get("active"))
+
+    @property
+    def set_ms(self) -> int | None:
+        """The next moment that a user has set; the plan before it is not the rule's."""
+        mark = self.revision.partition(SET_MARK)[2]
+        return int(mark) if mark.isdigit() else None
+
+
+def new_revision(before: str = "", set_ms: int | None = None) -> str:
+    """A random revision, with the next moment that a user has set, now or `before`."""
+    mark = str(set_ms) if set_ms is not None else before.partition(SET_MARK)[2]
+    return f"{new_id()}{SET_MARK}{mark}" if mark else new_id()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Who changes a schedule, and why; `until` is when one that is paused goes on."""
+
+    by: str | None = None
+    note: str | None = None
+    until_ms: int | None = None
+
+    def pause_text(self) -> str:
+        """What is kept of a pause, JSON."""
+        pause = {"by": self.by, "note": self.note, "until": self.until_ms}
+        return json.dumps({name: value for name, value in pause.items() if value is not None})
+
+    def text(self, before: Mapping[str, Any], after: Mapping[str, Any], active: str) -> str:
+        """What has changed, JSON; nothing if nothing has."""
+        changed = {
+            name: [_short(before[name]), _short(after[name])]
+            for name in before
+            if before[name] != after[name]
+        }
+        if active:
+            changed["is_active"] = [active == "0", active == "1"]
+        if not changed:
+            return ""
+        record = {"by": self.by, "note": self.note, "fields": changed}
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
+
+def check_change(
+    by: object = None, note: object = None, until: Any = None, now_ms: int = 0
+) -> Change:
+    """Who changes something, and why, checked. Raises InvalidSchedule naming the value."""
+    if by is not None:
+        check_name(by, "by", InvalidSchedule)
+    if note is not None and (not isinstance(note, str) or len(note) > MAX_NOTE_LENGTH):
+        raise InvalidSchedule(
+            f"note {note!r:.60} is no text of at most {MAX_NOTE_LENGTH} characters"
+        )
+    until_ms = None if until is None else to_ms(until, "until", InvalidSchedule)
+    if until_ms is not None and until_ms <= now_ms:
+        raise InvalidSchedule(f"until {from_ms(until_ms).isoformat()} is in the past")
+    return Change(by=by, note=note, until_ms=until_ms)  # type: ignore[arg-type]
+
+
+def _short(value: Any) -> Any:
+    """A value as a change shows it: whole, or the beginning of its text."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return value if len(text) <= MAX_CHANGE_LENGTH else text[:MAX_CHANGE_LENGTH] + "..."
+
+
 class ScheduleStore:
     """The schedules of one queue."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._min_interval = (-SETTINGS_MS, 0)  # when it was read, and how many ms it is
 
     # --- changing ---------------------------------------------------------------------------------
 
@@ -168,9 +361,12 @@ class ScheduleStore:
             now_ms = self._link.now_ms()
             rest: list[Argument] = []
             for schedule_id, fields in checked:
+                fields = _anchored(fields, now_ms)
                 text = _definition_text(fields, created_ms=now_ms, updated_ms=now_ms)
-                next_ms = _first_moment(fields["cron_expr"], fields["timezone"], now_ms)
-                rest += [schedule_id, fields["user_id"], text, new_id(), next_ms]
+                next_ms, due = _first_moment(schedule_id, fields, now_ms)
+                self._check_interval(schedule_id, fields, now_ms)
+                rest += [schedule_id, fields["user_id"], fields["name"], text, new_id()]
+                rest += [next_ms, due]
             answer = self._link.run(
                 "add_schedules", op=operation, client_now=now_ms, on_conflict=on_conflict, rest=rest
             )
@@ -179,11 +375,15 @@ class ScheduleStore:
                     f"schedule_id {answer[1].decode()!r} is taken: nothing was stored; pass "
                     "on_conflict='replace' to replace it, or use update_schedule"
                 )
+            if answer[0] == b"quota":
+                raise _over_quota(answer[1])
             if answer[0] == b"added":
                 return ids
             self._link.learn_time(int(answer[1]))
 
-    def update(self, schedule_id: str, changes: Mapping[str, Any]) -> bool:
+    def update(
+        self, schedule_id: str, changes: Mapping[str, Any], by: Change | None = None
+    ) -> bool:
         """Change some fields of a schedule; False if there is none.
 
         Reads, changes and writes back only if nobody else has written in between, else starts
@@ -193,14 +393,14 @@ class ScheduleStore:
         patch = _check_patch(changes)
         deadline = time.monotonic() + self._link.timeout
         while time.monotonic() < deadline:
-            word = self._try_update(schedule_id, patch)
+            word = self._try_update(schedule_id, patch, by or Change())
             if word in (b"updated", b"absent"):
                 return word == b"updated"
         raise ScheduleConflict(
             f"schedule {schedule_id!r} was changed by others again and again: nothing was stored"
         )
 
-    def _try_update(self, schedule_id: str, patch: dict[str, Any]) -> bytes:
+    def _try_update(self, schedule_id: str, patch: dict[str, Any], by: Change) -> bytes:
         text, plan, state_text = self._link.ask(
             ("HGET", self._link.keys["schedules"], schedule_id),
             ("HGET", self._link.keys["plan"], schedule_id),
@@ -211,18 +411,15 @@ class ScheduleStore:
         now_ms = self._link.now_ms()
         old = read_definition(schedule_id, text)
         state = _read_state(state_text)
-        fields = {field: patch.get(field, getattr(old, field)) for field in FIELDS}
+        before = fields_of(old)
+        fields = _anchored(_patched(before, patch), now_ms)
+        if any(field in patch for field in (*KINDS, *LIMITS)):
+            recurrence_of(schedule_id, fields["timezone"], fields)
+            self._check_interval(schedule_id, fields, now_ms)
         active = _becomes_active(patch, state)
-        next_ms: int | str = ""
-        if "next_run" in patch:
-            if active == "" and not state.get("active"):
-                raise InvalidSchedule(
-                    f"next_run cannot be set: schedule {schedule_id!r} is not active; pass "
-                    "is_active=True with it"
-                )
-            next_ms = _check_next_run(patch["next_run"], now_ms)
-        elif active == "1" or (active == "" and state.get("active") and _replans(patch)):
-            next_ms = _first_moment(fields["cron_expr"], fields["timezone"], now_ms)
+        if active == "1" or (active == "" and state.get("active") and "max_runs" in patch):
+            _check_runs(schedule_id, fields, state)
+        next_ms, due = self._next_after_update(schedule_id, fields, patch, state, active, now_ms)
         answer = self._link.run(
             "update_schedule",
             op=new_id(),
@@ -230,15 +427,95 @@ class ScheduleStore:
             id=schedule_id,
             expected=text,
             base=(plan or b"").partition(b" ")[0],
-            definition=_definition_text(fields, created_ms=old.created_ms, updated_ms=now_ms),
+            definition=_definition_text(
+                fields,
+                created_ms=old.created_ms,
+                updated_ms=now_ms,
+                ruled_ms=old.ruled_ms
+                if _stays_known(patch, plan, state, active, next_ms)
+                else now_ms,
+            ),
             user=fields["user_id"],
-            revision=new_id(),
+            revision=_revision_after(patch, plan, active, next_ms),
+            old_name=old.name,
+            task_name=fields["name"],
             next_ms=next_ms,
+            due_ms=due,
             active=active,
+            pause=by.pause_text() if active == "0" else "",
+            noted=_paused_moments(old, state, now_ms) if active == "1" or _replans(patch) else "",
+            change=by.text(before, fields, active),
         )
         if answer[0] == b"skewed":
             self._link.learn_time(int(answer[1]))
+        if answer[0] == b"quota":
+            raise _over_quota(answer[1])
         return bytes(answer[0])
+
+    def _next_after_update(
+        self,
+        schedule_id: str,
+        fields: dict[str, Any],
+        patch: Mapping[str, Any],
+        state: Mapping[str, Any],
+        active: str,
+        now_ms: int,
+    ) -> tuple[int | str, int | str]:
+        """The next moment, and when to act on it; nothing where the plan stays."""
+        if "next_run" in patch:
+            if active == "" and not state.get("active"):
+                raise InvalidSchedule(
+                    f"next_run cannot be set: schedule {schedule_id!r} is not active; pass "
+                    "is_active=True with it"
+                )
+            next_ms = _check_next_run(patch["next_run"], now_ms)
+            return next_ms, next_ms
+        if active == "1" or (active == "" and state.get("active") and _replans(patch)):
+            return _first_moment(schedule_id, fields, now_ms)
+        return "", ""
+
+    def paused_moments(self, definition: Definition, now_ms: int) -> str:
+        """The moments that passed while a schedule was paused until now, as they are noted.
+
+        Raises BrokenRecord if it was not.
+        """
+        state_text = self._link.ask(
+            ("HGET", self._link.keys["schedule_state"], definition.schedule_id)
+        )[0]
+        state = _read_state(state_text)
+        if not isinstance(state.get("until"), int | float):
+            raise BrokenRecord(f"schedule {definition.schedule_id!r} is due but has no plan")
+        return _paused_moments(definition, state, now_ms)
+
+    def _check_interval(self, schedule_id: str, fields: Mapping[str, Any], now_ms: int) -> None:
+        """Raises ScheduleQuota for a rule whose next moments are closer than the queue allows."""
+        read_ms, least_ms = self._min_interval
+        if abs(now_ms - read_ms) >= SETTINGS_MS:
+            settings = self._link.keys["settings"]
+            text = self._link.ask(("HGET", settings, "min_interval_ms"))[0] or b""
+            least_ms = int(text) if text.isdigit() else 0
+            self._min_interval = (now_ms, least_ms)
+        if not least_ms:
+            return
+        recurrence = recurrence_of(schedule_id, fields["timezone"], fields)
+        moments = recurrence.between(now_ms + 1, LATEST_MS, GAPS_CHECKED + 1)
+        for before, after in pairwise(moments):
+            if after - before < least_ms:
+                raise ScheduleQuota(
+                    f"schedule {schedule_id!r} has moments at {from_ms(before).isoformat()} and "
+                    f"{from_ms(after).isoformat()}: the queue's min_interval is "
+                    f"{least_ms / 1000:g} seconds; nothing was stored"
+                )
+
+    @staticmethod
+    def check(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The id and the fields of a new schedule, as they are stored. Raises as `add`."""
+        return _check_spec(spec)
+
+    @staticmethod
+    def check_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes that a schedule may take, as they are stored. Raises as `update`."""
+        return _check_patch(changes)
 
     def remove(self, schedule_id: str) -> bool:
         """Forget a schedule; False if there is none."""
@@ -251,6 +528,23 @@ class ScheduleStore:
         """A schedule, or None. Raises BrokenRecord if it cannot be read."""
         _check_id(schedule_id)
         return self._read([schedule_id.encode()])[0]
+
+    def read(self, ids: Sequence[str]) -> list[ScheduledTask | None]:
+        """Schedules by their ids, in order; None for each that is gone or cannot be read."""
+        names = [schedule_id.encode() for schedule_id in ids]
+        return list(self._read(names, skip_broken=True)) if ids else []
+
+    def stored(self, ids: Sequence[str]) -> list[Stored | None]:
+        """As `read`, with definition, state and plan as they are stored."""
+        if not ids:
+            return []
+        keys = self._link.keys
+        answers = self._link.ask(
+            ("HMGET", keys["schedules"], *ids),
+            ("HMGET", keys["plan"], *ids),
+            ("HMGET", keys["schedule_state"], *ids),
+        )
+        return [_stored(*each) for each in zip(ids, *answers, strict=True)]
 
     def page(
         self, user_id: str | None, is_active: bool | None, limit: int, cursor: str | None
@@ -325,6 +619,40 @@ class ScheduleStore:
         return tasks
 
 
+def _stored(
+    schedule_id: str, text: bytes | None, plan: bytes | None, state: bytes | None
+) -> Stored | None:
+    try:
+        definition = None if text is None else read_definition(schedule_id, text)
+    except BrokenRecord:
+        return None
+    if definition is None:
+        return None
+    revision, _, nominal = (plan or b"").decode(errors="replace").partition(" ")
+    return Stored(
+        definition=definition,
+        state=_read_state(state),
+        revision=revision,
+        nominal_ms=int(nominal) if nominal.isdigit() else None,
+    )
+
+
+def _revision_after(
+    patch: Mapping[str, Any], plan: bytes | None, active: str, next_ms: int | str
+) -> str:
+    """The revision of an update. What leaves the plan alone keeps the mark of a set moment."""
+    if active == "" and next_ms == "":
+        return new_revision((plan or b"").decode(errors="replace").partition(" ")[0])
+    return new_revision(set_ms=patch.get("next_run"))
+
+
+def _over_quota(user: bytes) -> ScheduleQuota:
+    return ScheduleQuota(
+        f"user {user.decode()!r} would have more schedules than max_schedules allows: nothing was "
+        "stored"
+    )
+
+
 def _check_id(schedule_id: object) -> str:
     return check_name(schedule_id, "schedule_id", InvalidSchedule, most=MAX_ID_LENGTH)
 
@@ -334,9 +662,12 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(spec, Mapping):
         raise InvalidSchedule(f"{spec!r} is no schedule: a dict of the fields {', '.join(FIELDS)}")
     given = {name: value for name, value in spec.items() if name != "schedule_id"}
-    for name in ("cron_expr", "user_id"):
-        if name not in given:
-            raise InvalidSchedule(f"a schedule needs {name}; this one has {sorted(given)}")
+    if "user_id" not in given:
+        raise InvalidSchedule(f"a schedule needs user_id; this one has {sorted(given)}")
+    kinds = [kind for kind in KINDS if given.get(kind) is not None]
+    if len(kinds) != 1:
+        has = " and ".join(kinds) or "none of them"
+        raise InvalidSchedule(f"a schedule needs one of {', '.join(KINDS)}; this one has {has}")
     defaults = {
         "priority": Priority.NORMAL,
         "payload": {},
@@ -345,9 +676,11 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         "metadata": {},
         **USUAL,
     }
-    fields = _check_fields(defaults | given, FIELDS)
+    fields = defaults | _check_fields(given, ADDABLE)
     schedule_id = spec.get("schedule_id")
-    return (new_id() if schedule_id is None else _check_id(schedule_id)), fields
+    checked_id = new_id() if schedule_id is None else _check_id(schedule_id)
+    recurrence_of(checked_id, fields["timezone"], fields)
+    return checked_id, fields
 
 
 def _check_patch(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,8 +700,8 @@ def _check_fields(given: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
         if name not in known:
             raise InvalidSchedule(f"unknown field {name!r}: known are {', '.join(known)}")
     fields = {name: _CHECKS[name](value) for name, value in given.items() if name in _CHECKS}
-    if "cron_expr" in given or "timezone" in given:
-        compile_recurrence(given.get("cron_expr", "* * * * *"), given.get("timezone", "UTC"))
+    if "timezone" in given:
+        find_zone(given["timezone"])
     return {**given, **fields}
 
 
@@ -378,19 +711,69 @@ def _check_active(value: object) -> bool:
     return value
 
 
-def _check_overlap(value: object) -> str:
-    if value not in OVERLAPS:
-        raise InvalidSchedule(f"overlap {value!r} is none of {', '.join(OVERLAPS)}")
+def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else check(value)
+
+
+def _check_choice(value: object, name: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise InvalidSchedule(f"{name} {value!r} is none of {', '.join(choices)}")
     return str(value)
 
 
+def _ms(value: object, name: str, **bounds: float) -> int:
+    return round(check_seconds(value, name, InvalidSchedule, **bounds) * 1000)
+
+
+def _check_backoff(value: object) -> list[float] | float:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise InvalidSchedule("backoff [] has no delay: give one for each retry")
+        return [check_seconds(each, "backoff", InvalidSchedule) for each in value]
+    return check_seconds(value, "backoff", InvalidSchedule)
+
+
+def _check_rare(rare: Mapping[str, Any]) -> None:
+    """Look at what was stored. Raises InvalidSchedule for a value that cannot be used."""
+    for name in ("misfire", "overlap", "max_runs", "max_failures", "retries", "max_catch_up"):
+        _CHECKS[name](rare[name])
+    for name in ("catch_up", "jitter", "every", "anchor", "at", "start", "end"):
+        if rare[name] != USUAL[name]:
+            check_count(rare[name], name, InvalidSchedule, most=LATEST_MS)
+    if not isinstance(rare["cron_expr"], str | None):
+        raise InvalidSchedule(f"cron_expr {rare['cron_expr']!r:.60} is no text")
+    if sum(rare[kind] is not None for kind in KINDS) != 1:
+        raise InvalidSchedule(f"it has not exactly one of {', '.join(KINDS)}")
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
+    "cron_expr": _or_none(as_cron),
+    "every": _or_none(lambda value: _ms(value, "every", least=1.0)),
+    "anchor": _or_none(lambda value: to_ms(value, "anchor", InvalidSchedule)),
+    "at": _or_none(lambda value: to_ms(value, "at", InvalidSchedule)),
+    "start": _or_none(lambda value: to_ms(value, "start", InvalidSchedule)),
+    "end": _or_none(lambda value: to_ms(value, "end", InvalidSchedule)),
+    "max_runs": _or_none(lambda value: check_count(value, "max_runs", InvalidSchedule, least=1)),
+    "misfire": lambda value: _check_choice(value, "misfire", MISFIRES),
+    "catch_up": lambda value: _ms(value, "catch_up"),
+    "max_catch_up": lambda value: check_count(
+        value, "max_catch_up", InvalidSchedule, least=1, most=MOST_CATCH_UP
+    ),
+    "jitter": lambda value: _ms(value, "jitter", most=MOST_JITTER_S),
+    "retries": _or_none(lambda value: check_count(value, "retries", InvalidSchedule)),
+    "backoff": _or_none(_check_backoff),
+    "timeout": _or_none(
+        lambda value: check_seconds(value, "timeout", InvalidSchedule, least=0.001)
+    ),
+    "max_failures": _or_none(
+        lambda value: check_count(value, "max_failures", InvalidSchedule, least=1)
+    ),
     "user_id": lambda value: check_name(value, "user_id", InvalidSchedule),
     "name": lambda value: check_name(value, "name", InvalidSchedule),
     "priority": lambda value: check_priority(value, InvalidSchedule),
     "payload": lambda value: check_payload({} if value is None else value),
     "metadata": lambda value: check_payload({} if value is None else value, "metadata"),
-    "overlap": _check_overlap,
+    "overlap": lambda value: _check_choice(value, "overlap", OVERLAPS),
     "is_active": _check_active,
     "next_run": lambda value: to_ms(value, "next_run", InvalidSchedule),
 }
@@ -406,33 +789,164 @@ def _check_next_run(next_ms: int, now_ms: int) -> int:
 
 
 def _replans(patch: Mapping[str, Any]) -> bool:
-    return "cron_expr" in patch or "timezone" in patch
+    return any(field in patch for field in PLANNING)
+
+
+def fields_of(definition: Definition) -> dict[str, Any]:
+    """What its user wrote, field by field."""
+    plain = {field: getattr(definition, field) for field in FIELDS if field not in USUAL}
+    return plain | definition.rare
+
+
+def user_form(name: str, value: Any) -> Any:
+    """The value of a field as its user would give it, which for times is not as it is stored."""
+    if value is None or name not in (*_MOMENTS, *_DURATIONS):
+        return copy.deepcopy(value)
+    return from_ms(value) if name in _MOMENTS else value / 1000
+
+
+def _patched(before: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields after a change. A rule of another kind takes the place of the old one."""
+    fields = before | {name: value for name, value in patch.items() if name in before}
+    kinds = [kind for kind in KINDS if patch.get(kind) is not None]
+    if len(kinds) > 1:
+        raise InvalidSchedule(f"a schedule needs one of {', '.join(KINDS)}; {kinds} are given")
+    for kind in KINDS:
+        if kinds and kind != kinds[0]:
+            fields[kind] = None
+    if all(fields[kind] is None for kind in KINDS):
+        raise InvalidSchedule(f"a schedule needs one of {', '.join(KINDS)}; none would be left")
+    if "anchor" not in patch and (kinds or "start" in patch):
+        fields["anchor"] = None
+    return fields
+
+
+def _anchored(fields: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    """An interval counts from its start, or from when it was made: it does not drift."""
+    if fields["every"] is None or fields["anchor"] is not None:
+        return fields
+    return fields | {"anchor": now_ms if fields["start"] is None else fields["start"]}
+
+
+def recurrence_of(schedule_id: str, timezone: str, rare: Mapping[str, Any]) -> Recurrence:
+    """The moments of a rule. Raises InvalidSchedule and its kin, naming the value."""
+    limits = {name: rare[name] for name in LIMITS if rare[name] is not None}
+    form: dict[str, Any] = {"timezone": timezone}
+    if rare["every"] is not None:
+        form |= {"every": rare["every"], "anchor": rare["anchor"] or 0}
+    elif rare["at"] is not None:
+        form["at"] = rare["at"]
+    elif not limits and "H" not in str(rare["cron_expr"]):
+        return compile_recurrence(rare["cron_expr"], timezone)  # as almost all are
+    else:
+        form["cron"] = rare["cron_expr"]
+    if limits:
+        form["limits"] = limits
+    return compile_form(form, seed=schedule_id)
+
+
+def policy_of(rare: Mapping[str, Any]) -> str | None:
+    """What a schedule says about retries of its tasks, JSON; it wins over the handler's."""
+    names = ("retries", "backoff", "timeout")
+    policy = {name: rare[name] for name in names if rare[name] is not None}
+    return encode_json(policy, "policy", MAX_METADATA_BYTES) if policy else None
+
+
+def _fail_limit(rare: Mapping[str, Any]) -> str:
+    limit = rare["max_failures"]
+    return "" if limit is None else f',"fail_limit":{limit}'
+
+
+def _paused_moments(definition: Definition, state: Mapping[str, Any], now_ms: int) -> str:
+    """The moments that passed while it was paused, as they are noted.
+
+    With them go those that had come before the pause and were not fired yet.
+    """
+    paused, last_run = state.get("paused"), state.get("last_run")
+    if not isinstance(paused, int | float):
+        return ""
+    fired = min(last_run, paused) if isinstance(last_run, int | float) else 0
+    since = max(definition.ruled_ms, fired)
+    try:
+        recurrence = definition.recurrence
+    except InvalidSchedule:
+        return ""  # it had none then
+    first, last = recurrence.next_ms(int(since)), recurrence.latest_ms(now_ms)
+    if first is None or last is None or first > last:
+        return ""
+    return stretch(first, last, recurrence.count(first, last + 1, MISSED_CAP), "paused")
 
 
 def _becomes_active(patch: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     """'1' or '0' where the patch changes it, '' where it stays.
 
-    What the scheduler disabled for its cron comes back with a new cron; what a user has switched
-    off stays off.
+    What the scheduler disabled for its cron comes back with a new cron; what is paused stays so.
     """
     if "is_active" in patch:
         wanted = bool(patch["is_active"])
         if wanted and state.get("active") and not _replans(patch):
             return ""
         return "1" if wanted else "0"
-    if state.get("reason") and (_replans(patch) or "next_run" in patch):
+    set_aside = state.get("reason") and not state.get("paused")
+    if set_aside and (_replans(patch) or "next_run" in patch):
         return "1"
     return ""
 
 
-def _first_moment(cron_expr: str, timezone: str, now_ms: int) -> int:
-    moment = compile_recurrence(cron_expr, timezone).next_ms(now_ms)
+def _first_moment(schedule_id: str, fields: Mapping[str, Any], now_ms: int) -> tuple[int, int]:
+    """The next moment after now, and when to act on it."""
+    recurrence = recurrence_of(schedule_id, fields["timezone"], fields)
+    moment = recurrence.next_ms(now_ms)
     if moment is None:
-        raise InvalidCron(f"{cron_expr!r} has no moment in the years to come in {timezone}")
-    return moment
+        kind = next(kind for kind in KINDS if fields[kind] is not None)
+        error = InvalidCron if kind == "cron_expr" else InvalidSchedule
+        raise error(
+            f"{kind} {_shown(kind, fields[kind])!r} has no moment in the years to come in "
+            f"{fields['timezone']}, within its limits"
+        )
+    rules = Rules(schedule_id=schedule_id, recurrence=recurrence, jitter_ms=fields["jitter"])
+    return moment, due_ms(rules, moment)
 
 
-def _definition_text(fields: Mapping[str, Any], *, created_ms: int, updated_ms: int) -> str:
+def _shown(kind: str, value: Any) -> str:
+    """A rule as its user would write it."""
+    if kind == "at":
+        return from_ms(value).isoformat()
+    return str(timedelta(milliseconds=value)) if kind == "every" else str(value)
+
+
+def _check_runs(schedule_id: str, fields: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Raises InvalidSchedule where an active schedule has no run left."""
+    most, runs = fields["max_runs"], state.get("runs", 0)
+    if most is not None and isinstance(runs, int | float) and runs >= most:
+        raise InvalidSchedule(
+            f"max_runs {most} is no more than the {int(runs)} runs that schedule {schedule_id!r} "
+            "has had: give a higher one, or None"
+        )
+
+
+def _stays_known(
+    patch: Mapping[str, Any],
+    plan: bytes | None,
+    state: Mapping[str, Any],
+    active: str,
+    next_ms: int | str,
+) -> bool:
+    """Whether it is still known after an update what became of the moments before it.
+
+    So it is where the rule stays and the plan goes on, or stops and goes on by a pause.
+    """
+    if _replans(patch) or "next_run" in patch:
+        return False
+    if active == "" and next_ms == "":
+        return True
+    was_set = SET_MARK.encode() in (plan or b"")
+    return not was_set and (active == "0" or isinstance(state.get("paused"), int | float))
+
+
+def _definition_text(
+    fields: Mapping[str, Any], *, created_ms: int, updated_ms: int, ruled_ms: int | None = None
+) -> str:
     """What is stored. Raises InvalidPayload when payload or metadata are too large."""
     record = {
         name: fields[name]
@@ -440,6 +954,9 @@ def _definition_text(fields: Mapping[str, Any], *, created_ms: int, updated_ms: 
         if name not in ("payload", "metadata") and fields[name] != USUAL.get(name)
     }
     record |= {"priority": int(fields["priority"]), "created": created_ms, "updated": updated_ms}
+    record["engine"] = ENGINE
+    if ruled_ms not in (None, created_ms):
+        record["ruled"] = ruled_ms
     metadata = encode_json(fields["metadata"], "metadata", MAX_METADATA_BYTES)
     return (
         f"{encode_json(record, 'schedule', MAX_PAYLOAD_BYTES)[:-1]},"
@@ -459,13 +976,14 @@ def _scheduled_task(
     schedule_id: str, text: bytes, plan: bytes | None, state_text: bytes | None
 ) -> ScheduledTask:
     definition = read_definition(schedule_id, text)
+    rare = definition.rare
     state = _read_state(state_text)
     nominal = (plan or b"").partition(b" ")[2]
     active = bool(state.get("active"))
     try:
         return ScheduledTask(
             schedule_id=schedule_id,
-            cron_expr=definition.cron_expr,
+            cron_expr=rare["cron_expr"] or "",
             user_id=definition.user_id,
             priority=definition.priority,
             # Copies: definitions are kept, and the caller may change what it is given.
@@ -483,6 +1001,26 @@ def _scheduled_task(
             missed_count=int(state.get("missed", 0)),
             overlap=definition.overlap,
             skipped_count=int(state.get("skipped", 0)),
+            every=None if rare["every"] is None else timedelta(milliseconds=rare["every"]),
+            at=_moment(rare["at"]),
+            start=_moment(rare["start"]),
+            end=_moment(rare["end"]),
+            windows=copy.deepcopy(rare["windows"]),
+            exclude=copy.deepcopy(rare["exclude"]),
+            max_runs=rare["max_runs"],
+            misfire=rare["misfire"],
+            catch_up=rare["catch_up"] / 1000,
+            max_catch_up=rare["max_catch_up"],
+            jitter=rare["jitter"] / 1000,
+            retries=rare["retries"],
+            backoff=rare["backoff"],
+            timeout=rare["timeout"],
+            max_failures=rare["max_failures"],
+            failures_in_a_row=int(state.get("failures", 0)),
+            paused_at=_moment(state.get("paused")),
+            paused_by=state.get("by"),
+            pause_note=state.get("note"),
+            paused_until=_moment(state.get("until")),
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise BrokenRecord(

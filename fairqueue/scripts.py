@@ -7,6 +7,7 @@ counts them: a script sees `K.<key>`, `A.<argument>`, and its remaining argument
 
 import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -22,6 +23,13 @@ _DECLARATION = re.compile(r"^-- (KEYS|ARGV) (\S+)(?:\s+(\S+))?", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- @include (.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _PROBES_ITSELF = re.compile(r"^-- PROBES itself", re.MULTILINE)
+
+
+# A function of a part, with the comment above it: it begins and ends at the margin.
+_FUNCTION = re.compile(
+    r"(?:^--[^\n]*\n)*^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.M | re.S
+)
+_WORD = re.compile(r"\w+")
 
 
 class ScriptError(Exception):
@@ -116,6 +124,26 @@ def parts_of(name: str) -> list[Part]:
     return list(ordered.values())
 
 
+def without_unused(text: str) -> str:
+    """A script without the functions of its parts that it never calls.
+
+    A function of Lua has room for 200 local variables, and each function of a part is one.
+    """
+    while True:
+        counts = Counter(_WORD.findall(text))
+        unused = [found[0] for found in _FUNCTION.finditer(text) if not _is_used(found, counts)]
+        if not unused:
+            return text
+        for function in unused:
+            text = text.replace(function, "", 1)
+
+
+def _is_used(function: re.Match[str], counts: Counter[str]) -> bool:
+    """Whether a function is named elsewhere than in itself."""
+    name = function["name"]
+    return counts[name] > _WORD.findall(function[0]).count(name)
+
+
 @cache
 def load_script(name: str) -> Script:
     """Put a script together from its parts; done once for each."""
@@ -137,7 +165,7 @@ def load_script(name: str) -> Script:
         ]
         if not main.probes_itself:
             lines.append("probe_all()")
-    body = "\n".join(lines + [part.text for part in parts])
+    body = "\n".join([*lines, without_unused("\n".join(part.text for part in parts))])
     flags = f" flags={main.flags}" if main.flags else ""
     text = f"#!lua{flags}\n{body}"
     return Script(

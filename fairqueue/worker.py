@@ -419,7 +419,7 @@ class Worker(Hookable):
     def _new_run(self, claim: Claim, keeper: Keeper) -> Run:
         beat = functools.partial(keeper.beat, claim)
         context = TaskContext(claim.task, claim.attempt, beat=beat)
-        return Run(claim, context, self._handlers.find(claim.task.name))
+        return Run(claim, context, self._handlers.find(claim.task))
 
 
 class _Pool:

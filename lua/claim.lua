@@ -175,8 +175,9 @@ local function next_user(ready, critical)
     local top = next_in_line(critical)
     while top do
       if is_beyond(critical, top) then return nil end
+      -- One whose last CRITICAL task went by an ordinary turn has no place in this lane any more.
       if top.user.state == 'ready' and top.user.critical_tag == top.tag
-        and not top.user.left_lane then
+        and top.user.is_critical ~= false and not top.user.left_lane then
         return top.user, true
       end
       top = next_in_line(critical)
@@ -213,7 +214,7 @@ end
 -- What the user's next task is now: whether the user has any, and goes by the CRITICAL lane.
 local function look_ahead(user, chunk)
   local following = member(user, 0, chunk)
-  user.is_critical = following and is_critical(user.name, following)
+  user.is_critical = following ~= nil and is_critical(user.name, following)
   return following
 end
 

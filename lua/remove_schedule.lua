@@ -1,6 +1,6 @@
 -- Forget a schedule. Tasks that it has fired stay.
 --
--- @include plans
+-- @include plans moments changes
 -- FLAGS allow-oom
 -- ARGV op  text  random id of this operation
 -- ARGV id  text  the schedule
@@ -14,11 +14,15 @@ if before then return before end
 if redis.call('HEXISTS', K.schedules, A.id) == 0 and redis.call('HEXISTS', K.broken, A.id) == 0 then
   return remember(A.op, 'absent')
 end
-local user = state_of(A.id).user
+local user, name = state_of(A.id).user, name_in(redis.call('HGET', K.schedules, A.id))
 redis.call('HDEL', K.schedules, A.id)
 if user then redis.call('ZREM', K.schedule_index, user .. '\0' .. A.id) end
 redis.call('HDEL', K.plan, A.id)
 redis.call('ZREM', K.due, A.id)
 redis.call('HDEL', K.schedule_state, A.id)
 redis.call('HDEL', K.broken, A.id)
+name_schedule(A.id, name, nil)
+for _, key in ipairs({ K.moments, K.changes }) do
+  redis.call('ZREMRANGEBYLEX', key, '[' .. A.id .. '\0', '(' .. A.id .. '\1')
+end
 return remember(A.op, 'removed')

@@ -194,6 +194,36 @@ def check_consistency(client: redis.Redis, name: str = "default") -> None:
     _check_users(state, backlog)
     _check_limits(state, by_state["running"], held)
     _check_history(state, by_state["finished"] | by_state["cancelled"] | by_state["buried"])
+    _check_schedules(state)
+
+
+def _check_schedules(state: State) -> None:
+    """Schedules are found by their names, and only of those that are there is anything noted.
+
+    The name of one whose definition somebody has spoilt stays where it was.
+    """
+    definitions = {
+        schedule: definition if isinstance(definition, dict) else {}
+        for schedule, definition in state.get("schedules", {}).items()
+    }
+    names = {
+        member
+        for member in state.get("schedule_names", {})
+        if definitions.get(member.partition("\0")[2], {}).get("name")
+    }
+    named = {
+        f"{definition['name']}\0{schedule}"
+        for schedule, definition in definitions.items()
+        if definition.get("name")
+    }
+    assert names == named
+    known = definitions.keys() | state.get("broken", {}).keys()
+    for key in ("moments", "changes"):
+        assert {member.partition("\0")[0] for member in state.get(key, {})} <= known
+    waiting = state.get("due", {}).keys()
+    for schedule, record in state.get("schedule_state", {}).items():
+        if isinstance(record, dict) and record.get("until") and not record.get("active"):
+            assert schedule in waiting
 
 
 def _check_limits(state: State, running: set[str], held: list[list[str]]) -> None:

@@ -5,6 +5,7 @@
 
 import json
 from collections import Counter
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -12,9 +13,9 @@ import redis
 from support import claim_one, dump, fill, ids_of, make_task, push, served_users
 
 from fairqueue.clock import ManualClock
-from fairqueue.errors import LeaseLost, QueueFull, RedisRefused
+from fairqueue.errors import LeaseLost, QueueFull, RedisRefused, ScheduleQuota
 from fairqueue.leadership import Reading
-from fairqueue.models import Claim
+from fairqueue.models import Claim, status_head, task_document
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler, TickReport
 from fairqueue.validation import Priority
@@ -178,8 +179,14 @@ def update_from(
         "definition": '{"spoilt":true}',
         "user": "alice",
         "revision": "r",
+        "old_name": "default",
+        "task_name": "default",
         "next_ms": now_ms + 1000,
+        "due_ms": now_ms + 1000,
         "active": "",
+        "pause": "",
+        "noted": "",
+        "change": "",
     }
     answer: list[bytes] = queue.link.run("update_schedule", **(arguments | read))
     return answer
@@ -207,7 +214,8 @@ def test_a_moment_computed_from_a_wrong_clock_is_not_stored(
     queue: TaskQueue, clock: ManualClock, old: TaskScheduler
 ) -> None:
     wrong_ms = clock.now_ms() - 5000
-    fields: list[str | int] = ["t", "alice", "{}", "r", wrong_ms + 1000]
+    moment_ms = wrong_ms + 1000
+    fields: list[str | int] = ["t", "alice", "default", "{}", "r", moment_ms, moment_ms]
     answer = queue.link.run(
         "add_schedules", op="op", client_now=wrong_ms, on_conflict="error", rest=fields
     )
@@ -585,6 +593,179 @@ def test_a_run_that_is_replaced_is_cancelled(
     info = queue.get(running.task.task_id)
     assert info is not None
     assert info.cancel_requested
+
+
+# --- schedules: what they may, and when they stop -------------------------------------------------
+
+
+def due_score(client: redis.Redis, queue: TaskQueue, schedule_id: str = "s") -> int:
+    """When the loop looks at a schedule, ms."""
+    score = client.zscore(queue.keys["due"], schedule_id)
+    assert score is not None
+    return int(score)
+
+
+def nominal(client: redis.Redis, queue: TaskQueue) -> int:
+    """The next moment of schedule `s`, ms."""
+    return int(plan(client, queue).partition(b" ")[2])
+
+
+def is_active(scheduler: TaskScheduler) -> bool:
+    """Whether schedule `s` is."""
+    schedule = scheduler.get_schedule("s")
+    assert schedule is not None
+    return schedule.is_active
+
+
+def test_a_fire_is_put_off_by_its_jitter(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    options: dict[str, Any] = {"every": 3600, "jitter": 3000, "on_conflict": "replace"}
+    old.add_schedule(user_id="alice", schedule_id="s", **options)
+    assert due_score(redis_client, queue) > nominal(redis_client, queue)
+    clock.advance(7000)
+    assert old.tick().fired == 1
+    assert due_score(redis_client, queue) > nominal(redis_client, queue)
+    old.update_schedule("s", every=7200)
+    assert due_score(redis_client, queue) > nominal(redis_client, queue)
+
+
+def test_a_schedule_has_no_more_runs_than_it_may(clock: ManualClock, old: TaskScheduler) -> None:
+    old.update_schedule("s", max_runs=2)
+    for _ in range(2):
+        assert is_active(old)
+        clock.advance(60)
+        assert old.tick().fired == 1
+    assert not is_active(old)
+    clock.advance(60)
+    assert old.tick().fired == 0
+
+
+def test_a_schedule_that_has_had_its_runs_gets_no_other(
+    clock: ManualClock, old: TaskScheduler
+) -> None:
+    clock.advance(60)
+    assert old.tick().fired == 1
+    old.add_schedule("* * * * *", "alice", schedule_id="s", max_runs=1, on_conflict="replace")
+    clock.advance(60)
+    assert old.tick().fired == 0
+    assert not is_active(old)
+
+
+def fail_once(clock: ManualClock, scheduler: TaskScheduler) -> None:
+    """One more run of `s` that ends among the dead letters."""
+    clock.advance(60)
+    assert scheduler.tick().fired == 1
+    scheduler.queue.bury(claim_one(scheduler.queue), "x")
+
+
+def test_a_schedule_that_fails_too_often_is_paused(clock: ManualClock, old: TaskScheduler) -> None:
+    old.update_schedule("s", max_failures=2)
+    fail_once(clock, old)
+    assert is_active(old)
+    fail_once(clock, old)
+    assert not is_active(old)
+    clock.advance(60)
+    assert old.tick().fired == 0
+
+
+def test_a_success_ends_a_row_of_failures(clock: ManualClock, old: TaskScheduler) -> None:
+    old.update_schedule("s", max_failures=2)
+    fail_once(clock, old)
+    clock.advance(60)
+    old.tick()
+    old.queue.finish(claim_one(old.queue))
+    fail_once(clock, old)
+    assert is_active(old)
+
+
+def test_a_fire_on_its_way_does_not_undo_a_pause_for_failures(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    old.update_schedule("s", max_failures=1)
+    clock.advance(60)
+    old.tick()
+    claim = claim_one(queue, lease=1000)
+    reading = read_due(old, clock)
+    queue.bury(claim, "x")
+    report = fire(old, reading)
+    assert report is not None
+    assert (report.fired, report.moved) == (0, 1)
+    assert not is_active(old)
+
+
+def read_end_of_pause(scheduler: TaskScheduler, clock: ManualClock) -> Reading:
+    """Pause `s` for half a minute, and read that this is over."""
+    scheduler.pause_schedule("s", until=clock.now() + timedelta(seconds=30))
+    return read_due(scheduler, clock)
+
+
+def test_the_end_of_a_pause_that_was_changed_is_left_alone(
+    clock: ManualClock, old: TaskScheduler
+) -> None:
+    reading = read_end_of_pause(old, clock)
+    old.pause_schedule("s", until=clock.now() + timedelta(hours=1))
+    fire(old, reading)
+    assert not is_active(old)
+
+
+def test_a_leader_whose_term_is_over_resumes_nothing(
+    clock: ManualClock, old: TaskScheduler
+) -> None:
+    reading = read_end_of_pause(old, clock)
+    clock.advance(TERM_S)
+    fire(old, reading)
+    assert not is_active(old)
+
+
+def fill_moment(queue: TaskQueue, client: redis.Redis, op: str, **read: str) -> list[Any]:
+    """Send a backfill of one moment of `s`, made from the plan that is stored unless given."""
+    base = plan(client, queue).partition(b" ")[0].decode()
+    document = task_document("alice", "default", 1, "{}", "s", 1000)
+    arguments: dict[str, Any] = {
+        "op": op,
+        "id": "s",
+        "base": base,
+        "revision": f"{base}x",
+        "user": "alice",
+        "task_name": "default",
+        "head": status_head("alice", "default", 1) + ',"schedule":"s"',
+        "level": 1,
+        "notes": "",
+    }
+    answer: list[Any] = queue.link.run("backfill", rest=[1000, document], **(arguments | read))
+    return answer
+
+
+@pytest.mark.usefixtures("old")
+def test_a_moment_is_filled_once(redis_client: redis.Redis, queue: TaskQueue) -> None:
+    assert fill_moment(queue, redis_client, "one") == [b"filled", 1]
+    assert fill_moment(queue, redis_client, "two") == [b"filled", 0]
+    assert queue.size() == 1
+
+
+@pytest.mark.usefixtures("old")
+def test_a_backfill_from_an_old_plan_changes_nothing(
+    redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    assert fill_moment(queue, redis_client, "one", base="old") == [b"changed"]
+    assert queue.size() == 0
+
+
+def test_a_user_has_no_more_schedules_than_allowed(queue: TaskQueue, old: TaskScheduler) -> None:
+    queue.configure(max_schedules=1)
+    with pytest.raises(ScheduleQuota):
+        old.add_schedule("@daily", "alice", schedule_id="t")
+    assert old.get_schedule("t") is None
+
+
+def test_a_user_is_given_no_more_schedules_than_allowed(
+    queue: TaskQueue, old: TaskScheduler
+) -> None:
+    queue.configure(max_schedules=1)
+    old.add_schedule("@daily", "bob", schedule_id="t")
+    with pytest.raises(ScheduleQuota):
+        old.update_schedule("t", user_id="alice")
 
 
 # --- history --------------------------------------------------------------------------------------

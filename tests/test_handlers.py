@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from support import make_task
 
 from fairqueue.context import LogCapture, RunningTask, TaskContext
 from fairqueue.errors import ConfigurationError, FairQueueError
@@ -417,7 +418,7 @@ def test_a_name_has_one_handler(worker: Worker) -> None:
 def test_the_default_handler_gets_the_task(
     context: TaskContext, runner: asyncio.Runner, target: Any
 ) -> None:
-    found = Handlers(target).find("whatever")
+    found = Handlers(target).find(make_task(name="whatever"))
     assert found is not None
     result = found.run(context, runner)
     assert (result[0] if isinstance(result, tuple) else result) == context.task
@@ -438,9 +439,9 @@ def test_a_handler_of_its_own_goes_before_the_default_one() -> None:
     handlers = Handlers(plain)
     own = handler(with_context)
     handlers.add(own)
-    assert handlers.find("job") is own
-    assert handlers.find("other") not in (None, own)
-    assert Handlers(None).find("job") is None
+    assert handlers.find(make_task(name="job")) is own
+    assert handlers.find(make_task(name="other")) not in (None, own)
+    assert Handlers(None).find(make_task(name="job")) is None
 
 
 # --- time in async handlers -----------------------------------------------------------------------

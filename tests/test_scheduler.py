@@ -31,9 +31,11 @@ from fairqueue.clock import ManualClock
 from fairqueue.connection import Link
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.keys import KEY_TYPES
 from fairqueue.models import status_head, task_document
+from fairqueue.planning import MISSED_CAP
 from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import MISSED_CAP, READ_LIMIT, TaskScheduler
+from fairqueue.scheduler import READ_LIMIT, TaskScheduler
 from fairqueue.scripts import Script, load_script
 from fairqueue.validation import Priority
 
@@ -233,7 +235,7 @@ def test_the_last_moment_of_all_fires_and_then_the_schedule_is_disabled(
         schedule = get(scheduler, "last")
         assert (schedule.is_active, schedule.next_run) == (False, None)
         assert (schedule.last_run, schedule.run_count) == (moment, 1)
-        assert schedule.disabled_reason == "'0 0 1 1 *' has no next moment"
+        assert schedule.disabled_reason == "cron_expr '0 0 1 1 *' has no next moment"
         assert [p.schedule_id for p in scheduler.problems()] == ["last"]
         assert stats(redis_client)["set_aside_cron"] == 1
         assert sample(registry, "errors_total", type="cron") == 1
@@ -647,6 +649,8 @@ def test_a_key_of_a_wrong_type_is_an_error_that_names_it_and_changes_nothing(
     assert changed <= {"leader", "epoch", "stats"}  # lead may have renewed the term
     redis_client.delete(queue.keys[key])
     scheduler.tick()
+    if key == "schedule_names":
+        add(scheduler, on_conflict="replace")
 
 
 # --- who leads ------------------------------------------------------------------------------------
@@ -819,7 +823,8 @@ def test_a_second_term_has_another_token_than_the_lost_one(
 
 NOW = ms(THURSDAY)
 LEADER = {"token": "T", "scheduler": "one", "epoch": 1, "ends": NOW + 10_000}
-DEFINITION = '{"n":1}'
+DEFINITION = '{"n":1,"name":"job"}'
+STORED_DEFINITION = {"n": 1, "name": "job"}
 STATE = {"user": "alice", "active": True, "runs": 0}
 STORED = {
     "schedules": {"s": DEFINITION},
@@ -827,7 +832,9 @@ STORED = {
     "due": {"s": NOW - 500},
     "schedule_state": {"s": json.dumps(STATE)},
     "schedule_index": {"alice\0s": 0},
+    "schedule_names": {"job\0s": 0},
 }
+DROPPED = f"moments.s\0{NOW - 500}\0{NOW - 500}\x001\0missed"
 OFF = STORED | {
     "plan": {"s": "rev -"},
     "due": {},
@@ -845,7 +852,7 @@ def arrange(client: redis.Redis, queue: TaskQueue, state: dict[str, Any]) -> Non
             client.set(queue.keys[key], json.dumps(content))
         elif key == "epoch":
             client.set(queue.keys[key], content)
-        elif key in ("due", "schedule_index", "backlog"):
+        elif KEY_TYPES[key] == "zset":
             if content:
                 client.zadd(queue.keys[key], content)
         else:
@@ -858,19 +865,32 @@ def fire_arguments(**fields: Any) -> list[Any]:
         "plan": f"rev {NOW - 500}",
         "moment": NOW - 500,
         "next": NOW + 60_000,
+        "due": NOW + 60_000,
         "missed": 0,
+        "note": "",
         "user": "alice",
         "name": "default",
         "document": DOCUMENT,
         "head": status_head("alice", "default", 3) + ',"schedule":"s"',
         "level": 3,
         "overlap": "allow",
+        "max_runs": "",
         "reason": "",
+        "completed": "",
     }
     return list((fire | fields).values())
 
 
 LEADS = STORED | {"leader": LEADER, "epoch": 1}
+PAUSED_STATE = STATE | {
+    "active": False,
+    "paused": NOW - 60_000,
+    "note": "n",
+    "by": "b",
+    "until": NOW - 500,
+    "failures": 2,
+}
+PAUSED = LEADS | {"plan": {"s": "rev -"}, "schedule_state": {"s": json.dumps(PAUSED_STATE)}}
 RENEWED = {"leader.ends": (NOW + 10_000, NOW + 20_000)}
 FIRED = {
     "plan.s": (f"rev {NOW - 500}", f"rev {NOW + 60_000}"),
@@ -903,14 +923,15 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "a new one, earlier than all others",
             {},
             {"op": "o", "client_now": NOW, "on_conflict": "error"},
-            ["s", "alice", DEFINITION, "rev", NOW + 5],
+            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5],
             [b"added"],
             {
-                "schedules.s": (None, {"n": 1}),
+                "schedules.s": (None, STORED_DEFINITION),
                 "plan.s": (None, f"rev {NOW + 5}"),
                 "due.s": (None, NOW + 5),
-                "schedule_state.s": (None, STATE),
+                "schedule_state.s": (None, STATE | {"since": NOW}),
                 "schedule_index.alice\0s": (None, 0),
+                "schedule_names.job\0s": (None, 0),
                 "scheduler_wake": (None, ["1"]),
             },
         ),
@@ -921,7 +942,10 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "one that is taken",
             STORED,
             {"op": "o", "client_now": NOW, "on_conflict": "error"},
-            ["t", "bob", "{}", "rev2", NOW + 5, "s", "bob", "{}", "rev2", NOW + 5],
+            [
+                *("t", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5),
+                *("s", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5),
+            ],
             [b"exists", b"s"],
             {},
         ),
@@ -932,16 +956,18 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "one that is replaced",
             OFF,
             {"op": "o", "client_now": NOW, "on_conflict": "replace"},
-            ["s", "bob", '{"n":2}', "rev2", NOW + 5],
+            ["s", "bob", "other", '{"n":2}', "rev2", NOW + 5, NOW + 9],
             [b"added"],
             {
-                "schedules.s": ({"n": 1}, {"n": 2}),
+                "schedules.s": (STORED_DEFINITION, {"n": 2}),
                 "plan.s": ("rev -", f"rev2 {NOW + 5}"),
-                "due.s": (None, NOW + 5),
+                "due.s": (None, NOW + 9),
                 "schedule_state.s": (
                     STATE | {"active": False, "reason": "r"},
-                    STATE | {"user": "bob"},
+                    STATE | {"user": "bob", "since": NOW},
                 ),
+                "schedule_names.job\0s": (0, None),
+                "schedule_names.other\0s": (None, 0),
                 "schedule_index.alice\0s": (0, None),
                 "schedule_index.bob\0s": (None, 0),
                 "broken.s": ({"reason": "r", "since": 1}, None),
@@ -952,10 +978,24 @@ TRANSITIONS: list[tuple[str, Row]] = [
     (
         "add_schedules",
         (
+            "more than a user may have",
+            STORED | {"settings": {"max_schedules": 1}},
+            {"op": "o", "client_now": NOW, "on_conflict": "replace"},
+            [
+                *("s", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5),
+                *("t", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5),
+            ],
+            [b"quota", b"alice"],
+            {},
+        ),
+    ),
+    (
+        "add_schedules",
+        (
             "from a clock that is wrong",
             {},
             {"op": "o", "client_now": NOW - 1001, "on_conflict": "error"},
-            ["s", "alice", DEFINITION, "rev", NOW + 5],
+            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5],
             [b"skewed", NOW],
             {},
         ),
@@ -969,7 +1009,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             [],
             [b"updated"],
             {
-                "schedules.s": ({"n": 1}, {"n": 2}),
+                "schedules.s": (STORED_DEFINITION, {"n": 2}),
                 "plan.s": (f"rev {NOW - 500}", f"rev2 {NOW - 500}"),
             },
         ),
@@ -983,16 +1023,23 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "expected": DEFINITION,
                 "definition": '{"n":2}',
                 "next_ms": NOW + 5,
+                "due_ms": NOW + 9,
                 "active": "",
                 "user": "bob",
+                "task_name": "other",
+                "change": "{}",
             },
             [],
             [b"updated"],
             {
-                "schedules.s": ({"n": 1}, {"n": 2}),
+                "schedules.s": (STORED_DEFINITION, {"n": 2}),
                 "plan.s": (f"rev {NOW - 500}", f"rev2 {NOW + 5}"),
-                "due.s": (NOW - 500, NOW + 5),
-                "schedule_state.s": (STATE, STATE | {"user": "bob", "missed": 1}),
+                "due.s": (NOW - 500, NOW + 9),
+                "schedule_state.s": (STATE, STATE | {"user": "bob", "missed": 1, "since": NOW}),
+                "schedule_names.job\0s": (0, None),
+                "schedule_names.other\0s": (None, 0),
+                DROPPED: (None, 0),
+                f"changes.s\0{NOW}\0o\0{{}}": (None, 0),
                 "schedule_index.alice\0s": (0, None),
                 "schedule_index.bob\0s": (None, 0),
                 "stats.missed": (None, "1"),
@@ -1010,7 +1057,11 @@ TRANSITIONS: list[tuple[str, Row]] = [
             {
                 "plan.s": (f"rev {NOW - 500}", "rev2 -"),
                 "due.s": (NOW - 500, None),
-                "schedule_state.s": (STATE, STATE | {"active": False, "missed": 1}),
+                "schedule_state.s": (
+                    STATE,
+                    STATE | {"active": False, "missed": 1, "paused": NOW},
+                ),
+                DROPPED: (None, 0),
                 "stats.missed": (None, "1"),
             },
         ),
@@ -1020,16 +1071,72 @@ TRANSITIONS: list[tuple[str, Row]] = [
         (
             "on",
             OFF,
-            {"expected": DEFINITION, "definition": DEFINITION, "next_ms": NOW + 5, "active": "1"},
+            {
+                "expected": DEFINITION,
+                "definition": DEFINITION,
+                "next_ms": NOW + 5,
+                "due_ms": NOW + 5,
+                "active": "1",
+                "noted": "2\x001\x002\0paused",
+            },
             [],
             [b"updated"],
             {
                 "plan.s": ("rev -", f"rev2 {NOW + 5}"),
                 "due.s": (None, NOW + 5),
-                "schedule_state.s": (STATE | {"active": False, "reason": "r"}, STATE),
+                "schedule_state.s": (
+                    STATE | {"active": False, "reason": "r"},
+                    STATE | {"since": NOW},
+                ),
+                "moments.s\x002\x001\x002\0paused": (None, 0),
                 "broken.s": ({"reason": "r", "since": 1}, None),
                 "scheduler_wake": (None, ["1"]),
             },
+        ),
+    ),
+    (
+        "update_schedule",
+        (
+            "off with a note and an end, and off since before",
+            OFF
+            | {"schedule_state": {"s": json.dumps(STATE | {"active": False, "paused": NOW - 9})}},
+            {
+                "expected": DEFINITION,
+                "definition": DEFINITION,
+                "next_ms": "",
+                "active": "0",
+                "pause": json.dumps({"note": "n", "by": "b", "until": NOW + 9}),
+            },
+            [],
+            [b"updated"],
+            {
+                "plan.s": ("rev -", "rev2 -"),
+                "due.s": (None, NOW + 9),
+                "schedule_state.s": (
+                    STATE | {"active": False, "paused": NOW - 9},
+                    STATE
+                    | {"active": False, "paused": NOW - 9}
+                    | {"note": "n", "by": "b", "until": NOW + 9},
+                ),
+                "broken.s": ({"reason": "r", "since": 1}, None),
+            },
+        ),
+    ),
+    (
+        "update_schedule",
+        (
+            "to a user who may have no more",
+            STORED | {"settings": {"max_schedules": 1}, "schedule_index": {"bob\0t": 0}},
+            {
+                "expected": DEFINITION,
+                "definition": DEFINITION,
+                "next_ms": "",
+                "active": "",
+                "user": "bob",
+            },
+            [],
+            [b"quota", b"bob"],
+            {},
         ),
     ),
     (
@@ -1080,7 +1187,8 @@ TRANSITIONS: list[tuple[str, Row]] = [
             [],
             b"removed",
             {
-                "schedules.s": ({"n": 1}, None),
+                "schedules.s": (STORED_DEFINITION, None),
+                "schedule_names.job\0s": (0, None),
                 "plan.s": ("rev -", None),
                 "schedule_state.s": (STATE | {"active": False, "reason": "r"}, None),
                 "schedule_index.alice\0s": (0, None),
@@ -1184,7 +1292,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "one that has missed moments, and has no next",
             LEADS,
             {"op": "o", "token": "T", "term_ms": 20_000},
-            fire_arguments(next="", missed=3, reason="r"),
+            fire_arguments(next="", due="", missed=3, note="2\x001\x003\0missed", reason="r"),
             [b"fired", b"fired"],
             RENEWED
             | FIRED
@@ -1203,6 +1311,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                     },
                 ),
                 "stats.missed": (None, "3"),
+                "moments.s\x002\x001\x003\0missed": (None, 0),
                 "stats.set_aside_cron": (None, "1"),
                 "broken.s": (None, {"reason": "r", "since": NOW}),
             },
@@ -1302,6 +1411,117 @@ TRANSITIONS: list[tuple[str, Row]] = [
             {},
         ),
     ),
+    (
+        "fire",
+        (
+            "one that is to act later at its next moment",
+            LEADS,
+            {"op": "o", "token": "T", "term_ms": 20_000},
+            fire_arguments(due=NOW + 70_000),
+            [b"fired", b"fired"],
+            RENEWED | FIRED | {"due.s": (NOW - 500, NOW + 70_000)},
+        ),
+    ),
+    (
+        "fire",
+        (
+            "one of which nothing is to be fired",
+            LEADS,
+            {"op": "o", "token": "T", "term_ms": 20_000},
+            fire_arguments(moment="", document="", missed=2, note="2\x001\x002\0misfire"),
+            [b"fired", b"passed"],
+            RENEWED
+            | {
+                "plan.s": (f"rev {NOW - 500}", f"rev {NOW + 60_000}"),
+                "due.s": (NOW - 500, NOW + 60_000),
+                "schedule_state.s": (STATE, STATE | {"missed": 2}),
+                "moments.s\x002\x001\x002\0misfire": (None, 0),
+                "stats.missed": (None, "2"),
+            },
+        ),
+    ),
+    (
+        "fire",
+        (
+            "the last of its runs",
+            LEADS,
+            {"op": "o", "token": "T", "term_ms": 20_000},
+            fire_arguments(max_runs=1),
+            [b"fired", b"fired"],
+            RENEWED
+            | FIRED
+            | {
+                "plan.s": (f"rev {NOW - 500}", "rev -"),
+                "due.s": (NOW - 500, None),
+                "schedule_state.s": (
+                    STATE,
+                    STATE
+                    | {"active": False, "last_run": NOW - 500, "runs": 1}
+                    | {"reason": "completed: it has had its 1 runs"},
+                ),
+            },
+        ),
+    ),
+    (
+        "fire",
+        (
+            "one that has had its runs",
+            LEADS | {"schedule_state": {"s": json.dumps(STATE | {"runs": 4})}},
+            {"op": "o", "token": "T", "term_ms": 20_000},
+            fire_arguments(max_runs=3),
+            [b"fired", b"passed"],
+            RENEWED
+            | {
+                "plan.s": (f"rev {NOW - 500}", "rev -"),
+                "due.s": (NOW - 500, None),
+                "schedule_state.s": (
+                    STATE | {"runs": 4},
+                    STATE
+                    | {"active": False, "runs": 4, "reason": "completed: it has had its 3 runs"},
+                ),
+                f"moments.s\0{NOW - 500}\0{NOW - 500}\x001\0completed": (None, 0),
+            },
+        ),
+    ),
+    (
+        "resume",
+        (
+            "one that was paused until now",
+            PAUSED,
+            {"noted": "2\x001\x002\0paused"},
+            [],
+            b"resumed",
+            {
+                "plan.s": ("rev -", f"rev {NOW + 5}"),
+                "due.s": (NOW - 500, NOW + 9),
+                "schedule_state.s": (PAUSED_STATE, STATE | {"since": NOW}),
+                "moments.s\x002\x001\x002\0paused": (None, 0),
+            },
+        ),
+    ),
+    (
+        "resume",
+        (
+            "one that has no moment left",
+            PAUSED,
+            {"next_ms": "", "due_ms": "", "reason": "completed: r"},
+            [],
+            b"completed",
+            {
+                "due.s": (NOW - 500, None),
+                "schedule_state.s": (
+                    PAUSED_STATE,
+                    STATE | {"active": False, "since": NOW, "reason": "completed: r"},
+                ),
+            },
+        ),
+    ),
+    ("resume", ("one that was saved anew", PAUSED, {"plan": "old -"}, [], b"moved", {})),
+    (
+        "resume",
+        ("one that is paused for good", LEADS | {"plan": {"s": "rev -"}}, {}, [], b"moved", {}),
+    ),
+    ("resume", ("somebody else leads", PAUSED, {"token": "U"}, [], b"stale", {})),
     (
         "set_aside",
         (
@@ -1420,6 +1640,22 @@ USUAL: dict[str, dict[str, Any]] = {
         "user": "alice",
         "revision": "rev2",
         "base": "rev",
+        "old_name": "job",
+        "task_name": "job",
+        "due_ms": "",
+        "pause": "",
+        "noted": "",
+        "change": "",
+    },
+    "resume": {
+        "op": "o",
+        "token": "T",
+        "id": "s",
+        "plan": "rev -",
+        "next_ms": NOW + 5,
+        "due_ms": NOW + 9,
+        "noted": "",
+        "reason": "",
     },
     "set_aside": {"op": "o", "token": "T", "id": "s", "reason": "why"},
 }

@@ -247,7 +247,7 @@ BAD_FIELDS: list[tuple[str, Any, type[ValueError], str]] = [
     ("cron_expr", "0 0 31 4,6,9,11 *", InvalidCron, "can never fire"),
     ("cron_expr", "@reboot", InvalidCron, "@reboot"),
     ("cron_expr", "R * * * *", InvalidCron, "R"),
-    ("cron_expr", None, InvalidCron, "None"),
+    ("cron_expr", None, InvalidSchedule, "needs one of cron_expr, every, at"),
     ("cron_expr", 5, InvalidCron, "5 is no cron"),
     ("cron_expr", ["* * * * *"], InvalidCron, "is no cron"),
     ("cron_expr", "0 9 * * *\x00", InvalidCron, "control character"),
@@ -346,7 +346,8 @@ def test_a_change_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"user_id": "alice"}, "needs cron_expr"),
+        ({"user_id": "alice"}, "needs one of cron_expr, every, at; this one has none of them"),
+        ({"cron_expr": "@daily", "every": 60, "user_id": "a"}, "has cron_expr and every"),
         ({"cron_expr": "@daily"}, "needs user_id"),
         ({"cron_expr": "@daily", "user_id": "a", "cron": "x"}, "unknown field 'cron'"),
         ({"cron_expr": "@daily", "user_id": "a", "is_active": True}, "unknown field 'is_active'"),
@@ -730,7 +731,7 @@ def test_a_second_of_difference_is_forgiven_and_no_more(
         op="op",
         client_now=clock.now_ms() + off_ms,
         on_conflict="error",
-        rest=["s", "alice", "{}", "rev", clock.now_ms() + 5000],
+        rest=["s", "alice", "job", "{}", "rev", clock.now_ms() + 5000, clock.now_ms() + 5000],
     )
     if word is None:
         assert answer == [b"skewed", clock.now_ms()]

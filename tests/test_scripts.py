@@ -12,7 +12,15 @@ from fairqueue import scripts
 from fairqueue.connection import MAX_TIMEOUT_S
 from fairqueue.keys import KEY_TYPES
 from fairqueue.models import QueueSettings
-from fairqueue.scripts import Part, ScriptError, load_script, lua_folder, parts_of, read_part
+from fairqueue.scripts import (
+    Part,
+    ScriptError,
+    load_script,
+    lua_folder,
+    parts_of,
+    read_part,
+    without_unused,
+)
 from fairqueue.scripts import script_names as names
 
 FOLDER = lua_folder()
@@ -127,6 +135,66 @@ def test_every_script_compiles_on_the_server(name: str, redis_client: redis.Redi
     assert redis_client.script_load(script.text) in (script.sha, script.sha.encode())
     assert script.text.startswith("#!lua")
     assert not script.plain_text.startswith("#!")
+
+
+LUA_CALLS = {"tonumber", "tostring", "type", "ipairs", "pairs", "next", "pcall", "unpack", "error"}
+LUA_WORDS = {"if", "elseif", "and", "or", "not", "return", "function", "in", "while", "until"}
+
+
+@every_script
+def test_every_function_that_a_script_calls_is_there_before_it(name: str) -> None:
+    """Lua would look for it among the globals, and raise in the middle of the script."""
+    code = re.sub(r"--.*|'[^'\n]*'", "", load_script(name).text)
+    calls = {word for word in re.findall(r"(?<![\w.:])(\w+)\(", code) if not word[0].isdigit()}
+    for called in calls - LUA_CALLS - LUA_WORDS:
+        defined = re.search(
+            rf"local function {called}\(|local {called} =|\((\w+, )*{called}[,)]", code
+        )
+        assert defined is not None, called
+        first = re.search(rf"(?<![\w.:])(?<!function ){called}\(", code)
+        assert first is None or defined.start() < first.start(), called
+
+
+@every_script
+def test_a_script_has_room_for_its_local_variables(name: str) -> None:
+    """Lua has room for 200 in a function, and a script is one; what is inside has its own."""
+    outside = re.findall(
+        r"^local (?:function )?([\w, ]+?)(?: =|\(|$)", load_script(name).text, re.M
+    )
+    assert sum(len(names.split(",")) for names in outside) <= 195
+
+
+def test_functions_that_nobody_calls_are_left_out() -> None:
+    text = """local ONE = 1
+
+-- Called only by what nobody calls.
+local function one()
+  return ONE
+end
+
+local function two() return one() end
+
+-- Calls itself.
+local function three(n)
+  if n > 0 then
+    return three(n - 1)
+  end
+end
+
+local function four(n) return n end
+
+-- A comment that stays.
+local function five(n)
+  return four(n)
+end
+
+return five(1)
+"""
+    left = without_unused(text)
+    assert re.findall(r"local function (\w+)", left) == ["four", "five"]
+    assert "Called only by" not in left
+    assert "-- A comment that stays.\nlocal function five" in left
+    assert left.endswith("return five(1)\n")
 
 
 @every_script
@@ -256,7 +324,7 @@ def test_the_defaults_of_the_settings_are_the_same_in_lua_and_python() -> None:
     in_python: dict[str, object] = {}
     for field in fields(QueueSettings):
         value = field.default
-        if field.name.endswith("_for") or field.name == "ageing":
+        if field.name.endswith("_for") or field.name in ("ageing", "min_interval"):
             assert isinstance(value, float)
             in_python[field.name.removesuffix("_for") + "_ms"] = value * 1000
         else:

@@ -1,6 +1,6 @@
 -- End tasks, keep the ended ones for as long as the settings say, and free what they held.
 --
--- @include limits history replay stats
+-- @include limits history replay stats streaks
 -- KEYS tasks    hash  task id -> its document, JSON
 -- KEYS ended    zset  task id -> when it finished or was cancelled, ms
 -- KEYS dead     zset  task id -> when it was buried, ms
@@ -124,6 +124,7 @@ local function close(id, record, state)
   redis.call('ZADD', state == 'buried' and K.dead or K.ended, now, id)
   list_runs({ id }, { [id] = record })
   end_open(id, record)
+  end_streak(record, state)
   count(state, 1)
 end
 

@@ -12,6 +12,8 @@ local SETTINGS = {
   cost = 'tasks',
   critical_share = 0.5,
   ageing_ms = 0,
+  max_schedules = 0,
+  min_interval_ms = 0,
 }
 
 -- What is no number where one is needed counts as the default: it must not stop a transition.

@@ -1,0 +1,19 @@
+-- Remember who changed what of a schedule.
+--
+-- @include time
+-- KEYS changes  zset  schedule NUL when, ms NUL operation NUL JSON, all scores 0
+
+local CHANGES_KEPT = 50  -- of one schedule; the oldest go first
+
+-- `change` is JSON: by, note, and the fields with what they were and are; empty: nothing to say.
+local function note_change(schedule, op, change)
+  if change == '' then return end
+  redis.call('ZADD', K.changes, 0,
+    schedule .. '\0' .. string.format('%013d', now) .. '\0' .. op .. '\0' .. change)
+  local first, last = '[' .. schedule .. '\0', '(' .. schedule .. '\1'
+  local over = redis.call('ZLEXCOUNT', K.changes, first, last) - CHANGES_KEPT
+  if over > 0 then
+    local gone = redis.call('ZRANGEBYLEX', K.changes, first, last, 'LIMIT', 0, over)
+    redis.call('ZREM', K.changes, unpack(gone))
+  end
+end

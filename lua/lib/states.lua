@@ -1,0 +1,35 @@
+-- Keep where a schedule stands: its plan and its state.
+--
+-- @include json
+-- KEYS plan            hash  schedule id -> random revision, space, nominal next moment in ms or '-'
+-- KEYS due             zset  schedule id -> when to act, ms; active ones, and those paused until then
+-- KEYS schedule_state  hash  schedule id -> JSON: user, active, since, reason, paused, note, by, until, last_run, counts
+
+local STATE_TYPES = { user = 'string', active = 'boolean', reason = 'string', last_run = 'number',
+  runs = 'number', missed = 'number', refused = 'number', skipped = 'number', failures = 'number',
+  since = 'number', paused = 'number', note = 'string', by = 'string', ['until'] = 'number' }
+
+-- A state as a table without fields of a wrong type: one that somebody has spoilt must not raise in
+-- the middle of a script, nor stop the other schedules of a batch.
+local function read_state(text)
+  local state = decode(text) or {}
+  for field, kind in pairs(STATE_TYPES) do
+    local value = state[field]
+    if type(value) ~= kind or (kind == 'number' and math.abs(value) > 2 ^ 53) then
+      state[field] = nil
+    end
+  end
+  return state
+end
+
+local function state_of(id)
+  return read_state(redis.call('HGET', K.schedule_state, id))
+end
+
+local function write_state(id, state)
+  redis.call('HSET', K.schedule_state, id, cjson.encode(state))
+end
+
+local function revision_of(id)
+  return string.match(redis.call('HGET', K.plan, id) or '', '^(%S+)') or ''
+end
