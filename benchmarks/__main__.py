@@ -3,7 +3,15 @@
 import argparse
 import statistics
 
-from benchmarks import fairness, lateness, queue_speed, scaling, schedule_speed, worker_speed
+from benchmarks import (
+    fairness,
+    lateness,
+    million,
+    queue_speed,
+    scaling,
+    schedule_speed,
+    worker_speed,
+)
 from benchmarks.common import bench, format_line
 
 SECTIONS = {
@@ -13,6 +21,7 @@ SECTIONS = {
     "fairness": fairness.run,
     "lateness": lateness.run,
     "scaling": scaling.run,
+    "million": million.run,
 }
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ["workers.md", "history.md"]  # the tests of alerts and of HTTP tasks run those of theirs
+# The tests of alerts, of HTTP tasks and of frequencies run those of theirs.
+PAGES = ["workers.md", "history.md", "recurrence.md", "schedules.md"]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULE = re.compile(r"# (\w+\.py)\n")  # the first line of an example that others import

@@ -1,0 +1,1453 @@
+"""What became of moments, and what operators do with schedules: fill, change, copy, compare."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+from scheduling import (
+    THURSDAY,
+    add,
+    at,
+    before_script,
+    due_at,
+    eventually,
+    fire_id,
+    fired_ids,
+    get,
+    ms,
+    record,
+    state_of,
+    tamper,
+)
+from support import LossyProxy, check_consistency, spoil
+from support import changes as state_changes
+
+from fairqueue import control, exchange
+from fairqueue.backfill import CHUNK, Backfill
+from fairqueue.clock import ManualClock
+from fairqueue.control import ACTIONS, BulkResult, zone_data
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import (
+    BrokenRecord,
+    ConfigurationError,
+    InvalidSchedule,
+    QueueFull,
+    RedisRefused,
+    RedisUnavailable,
+    ScheduleConflict,
+    ScheduleQuota,
+    UnknownSchedule,
+)
+from fairqueue.exchange import dump_schedules, load_schedules
+from fairqueue.moments import MAX_MOMENTS, NOTES_KEPT
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.schedules import CHANGES_LISTED, GAPS_CHECKED, SETTINGS_MS, ScheduleStore
+from fairqueue.scripts import lua_folder
+from fairqueue.validation import Priority
+
+OwnServer = Callable[..., EmbeddedServer]
+REPLAY_S = 60.0  # a generation of remembered answers; see lua/lib/replay.lua
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(THURSDAY)
+
+
+@pytest.fixture
+def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
+    return TaskScheduler(queue, "one", registry=registry)
+
+
+@pytest.fixture
+def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskScheduler]:
+    """A second scheduler with its own connections, as in another process."""
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield TaskScheduler(queue, "two", registry=CollectorRegistry())
+
+
+def fates(
+    scheduler: TaskScheduler, start: datetime, end: datetime, schedule_id: str = "nine"
+) -> dict[int, str]:
+    """Hour of the day -> outcome, with the reason if there is one."""
+    page = scheduler.moments(schedule_id, start, end, limit=MAX_MOMENTS)
+    return {m.at.hour: f"{m.outcome} {m.reason or ''}".strip() for m in page}
+
+
+def tick_at(scheduler: TaskScheduler, clock: ManualClock, moment: datetime) -> None:
+    clock.set(moment)
+    scheduler.tick()
+
+
+def with_an_outage(scheduler: TaskScheduler, clock: ManualClock, **fields: Any) -> None:
+    """An hourly schedule that was made before nine, and missed ten and eleven."""
+    add(scheduler, **{"cron_expr": "0 * * * *"} | fields)
+    tick_at(scheduler, clock, at(5, 9))
+    tick_at(scheduler, clock, at(5, 12, 20))
+
+
+def forget_tasks(queue: TaskQueue, clock: ManualClock) -> None:
+    """All tasks are done and dropped, and so is all that is remembered of them for repetitions."""
+    queue.configure(keep_finished=0)
+    while claims := queue.claim("w", limit=1000):
+        queue.finish_many((claim, None) for claim in claims)
+    for _ in range(3):
+        clock.advance(REPLAY_S + 1)
+        queue.configure(keep_finished=0)
+
+
+# --- what became of moments -----------------------------------------------------------------------
+
+
+def test_every_moment_is_fired_or_says_why_not(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    with_an_outage(scheduler, clock)
+    clock.set(at(5, 12, 30))
+    scheduler.pause_schedule("nine")
+    clock.set(at(5, 14, 20))
+    paused = fates(scheduler, at(5, 7), at(5, 17))
+    scheduler.resume_schedule("nine")
+    resumed = fates(scheduler, at(5, 7), at(5, 17))
+
+    past = {
+        7: "before",
+        8: "before",
+        9: "fired",
+        10: "skipped missed",
+        11: "skipped missed",
+        12: "fired",
+        13: "skipped paused",
+        14: "skipped paused",
+    }
+    assert paused == past | {15: "unplanned paused", 16: "unplanned paused"}
+    assert resumed == past | {15: "planned", 16: "planned"}
+
+
+POLICIES: list[tuple[dict[str, Any], dict[int, str]]] = [
+    ({"misfire": "skip"}, {10: "skipped misfire", 11: "skipped misfire", 12: "skipped misfire"}),
+    ({"misfire": "fire_all"}, {10: "fired", 11: "fired", 12: "fired"}),
+    (
+        {"misfire": "fire_all", "catch_up": 4000},
+        {10: "skipped not caught up", 11: "skipped not caught up", 12: "fired"},
+    ),
+    (
+        {"misfire": "fire_all", "max_catch_up": 2},
+        {10: "skipped not caught up", 11: "fired", 12: "fired"},
+    ),
+    ({"overlap": "skip"}, {10: "skipped missed", 11: "skipped missed", 12: "skipped overlap"}),
+]
+
+
+@pytest.mark.parametrize(("policy", "expected"), POLICIES, ids=[str(each[0]) for each in POLICIES])
+def test_the_policies_show_in_the_moments(
+    scheduler: TaskScheduler, clock: ManualClock, policy: dict[str, Any], expected: dict[int, str]
+) -> None:
+    with_an_outage(scheduler, clock, **policy)
+    assert fates(scheduler, at(5, 10), at(5, 13)) == expected
+
+
+def test_a_moment_that_has_come_and_was_not_fired_yet_is_planned(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    clock.set(at(5, 9, 1))
+    assert fates(scheduler, at(5, 9), at(5, 10)) == {9: "planned due"}
+
+
+def test_moments_after_the_end_of_a_pause_are_planned(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr="0 * * * *")
+    scheduler.pause_schedule("nine", until=at(5, 10, 30))
+    assert fates(scheduler, at(5, 9), at(5, 12)) == {
+        9: "unplanned paused",
+        10: "unplanned paused",
+        11: "planned",
+    }
+
+
+def test_what_a_plan_or_a_note_of_others_says_nothing_about_is_unknown(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler)
+    redis_client.zadd(queue.keys["moments"], {"nine\0x\0y\0": 0, f"nine\0{ms(at(5, 9))}\0b": 0})
+    plan_at(redis_client, queue, at(5, 15))
+    clock.set(at(5, 12))
+    assert fates(scheduler, at(5, 9), at(5, 10)) == {9: "unknown"}
+
+
+def test_moments_before_a_next_run_that_was_set_are_put_off_also_after_it(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr="0 * * * *")
+    scheduler.update_schedule("nine", next_run=at(5, 11, 30))
+    scheduler.update_schedule("nine", payload={"another": "field"})
+    before = fates(scheduler, at(5, 9), at(5, 13))
+    tick_at(scheduler, clock, at(5, 11, 30))
+    tick_at(scheduler, clock, at(5, 12))
+    put_off = {9: "unplanned put off", 10: "unplanned put off"}
+    # Of the two in the hour of eleven the later one counts here.
+    assert before == put_off | {11: "planned", 12: "planned"}
+    after = scheduler.moments("nine", at(5, 9), at(5, 13))
+    assert [(m.at, m.outcome, m.reason) for m in after] == [
+        (at(5, 9), "skipped", "put off"),
+        (at(5, 10), "skipped", "put off"),
+        (at(5, 11), "skipped", "put off"),
+        (at(5, 12), "fired", None),
+    ]
+
+
+def test_what_was_before_a_change_of_the_rule_is_known_only_while_its_task_is_there(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue
+) -> None:
+    with_an_outage(scheduler, clock)
+    scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
+    assert fates(scheduler, at(5, 9), at(5, 9, 1)) == {9: "fired"}
+    forget_tasks(queue, clock)
+    assert fates(scheduler, at(5, 9), at(5, 9, 1)) == {9: "unknown"}
+
+
+@pytest.mark.parametrize("how", ["resume", "until"])
+def test_what_was_fired_before_a_pause_stays_known(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, how: str
+) -> None:
+    with_an_outage(scheduler, clock)
+    clock.set(at(5, 14, 20))  # one o'clock and two o'clock have come, and no scheduler runs
+    scheduler.pause_schedule("nine", until=at(5, 16, 20) if how == "until" else None)
+    clock.set(at(5, 16, 20))
+    if how == "resume":
+        scheduler.resume_schedule("nine")
+    else:
+        scheduler.tick()
+    tick_at(scheduler, clock, at(5, 17))
+    forget_tasks(queue, clock)
+    expected = {
+        9: "fired",
+        10: "skipped missed",
+        11: "skipped missed",
+        12: "fired",
+        13: "skipped missed",  # the pause gave it up
+        14: "skipped paused",
+        15: "skipped paused",
+        16: "skipped paused",
+        17: "fired",
+    }
+    assert fates(scheduler, at(5, 9), at(5, 18)) == expected
+    assert scheduler.backfill("nine", at(5, 9), at(5, 18), dry_run=True).moments == 6
+
+
+def test_of_a_schedule_that_was_disabled_only_what_came_since_is_known(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    with_an_outage(scheduler, clock)
+    stored = record(redis_client, queue, "schedules", "nine")
+    tamper(redis_client, queue, "nine", cron_expr="0 25 * * *")
+    tick_at(scheduler, clock, at(5, 13))
+    reason = get(scheduler, "nine").disabled_reason
+    tamper(redis_client, queue, "nine", cron_expr=stored["cron_expr"])
+    clock.set(at(5, 14, 30))
+    assert fates(scheduler, at(5, 14), at(5, 15)) == {14: f"skipped {reason}"}
+    scheduler.resume_schedule("nine")
+    tick_at(scheduler, clock, at(5, 15))
+    forget_tasks(queue, clock)
+    assert fates(scheduler, at(5, 11), at(5, 16)) == {
+        11: "skipped missed",
+        12: "unknown",
+        13: "unknown",
+        14: "unknown",
+        15: "fired",
+    }
+
+
+def test_a_rule_that_was_changed_in_a_pause_has_fired_nothing_before(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    with_an_outage(scheduler, clock)
+    scheduler.pause_schedule("nine")
+    clock.set(at(5, 14, 20))
+    scheduler.update_schedule("nine", cron_expr="15 * * * *")
+    clock.set(at(5, 15, 20))
+    assert fates(scheduler, at(5, 9, 1), at(5, 17)) == {
+        9: "unknown",
+        10: "skipped missed",  # between ten and eleven
+        11: "unknown",
+        12: "unknown",
+        13: "skipped paused",  # between one and two o'clock
+        14: "unknown",
+        15: "skipped paused",
+        16: "unplanned paused",
+    }
+
+
+def test_moments_older_than_what_is_remembered_are_unknown(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue
+) -> None:
+    add(scheduler, cron_expr="* * * * *", overlap="skip")
+    for _ in range(NOTES_KEPT + 5):
+        clock.advance(60)
+        scheduler.tick()
+    page = scheduler.moments("nine", at(5, 9), clock.now(), limit=MAX_MOMENTS)
+    outcomes = [m.outcome for m in page]
+    # The first was fired, and its task is there; of the next few the notes were dropped.
+    assert outcomes[0] == "fired"
+    assert set(outcomes[1:5]) == {"unknown"}
+    assert set(outcomes[5:-1]) == {"skipped"}
+
+
+def test_as_many_notes_and_changes_are_listed_as_the_scripts_keep() -> None:
+    parts = {
+        "moments": ("MOMENTS_KEPT", NOTES_KEPT),
+        "changes": ("CHANGES_KEPT", CHANGES_LISTED),
+    }
+    for part, (constant, expected) in parts.items():
+        text = (lua_folder() / "lib" / f"{part}.lua").read_text(encoding="utf-8")
+        assert re.search(rf"{constant} = {expected}\b", text), part
+
+
+def test_a_listing_of_moments_goes_on_where_its_page_ended(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    with_an_outage(scheduler, clock)
+    pages, cursor = [], None
+    while True:
+        page = scheduler.moments("nine", at(5, 8), at(5, 15), limit=3, cursor=cursor)
+        pages.append([m.at.hour for m in page])
+        if (cursor := page.cursor) is None:
+            break
+    assert pages == [[8, 9, 10], [11, 12, 13], [14]]
+
+
+BAD_MOMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"schedule_id": "none"}, "no schedule 'none'"),
+    ({"schedule_id": "a\0b"}, "schedule_id"),
+    ({"start": "today"}, "start 'today'"),
+    ({"end": datetime(2026, 3, 5)}, "no time zone"),
+    ({"start": at(6, 9)}, "is after end"),
+    ({"limit": 0}, "limit 0"),
+    ({"limit": MAX_MOMENTS + 1}, "limit 1001"),
+    ({"cursor": "x"}, "cursor 'x'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_MOMENTS, ids=[w for _, w in BAD_MOMENTS])
+def test_bad_arguments_of_a_listing_are_named(
+    scheduler: TaskScheduler, arguments: dict[str, Any], words: str
+) -> None:
+    add(scheduler)
+    given: dict[str, Any] = {"schedule_id": "nine", "start": at(5, 8), "end": at(5, 9)}
+    given |= arguments
+    with pytest.raises(InvalidSchedule, match=words):
+        scheduler.moments(**given)
+
+
+# --- backfill -------------------------------------------------------------------------------------
+
+
+def test_a_backfill_makes_the_tasks_that_were_never_made(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    with_an_outage(scheduler, clock, payload={"report": 7}, name="reports.build")
+    before = fired_ids(redis_client, queue)
+
+    report = scheduler.backfill("nine", at(5, 8), at(5, 20), by="carol")
+
+    hours = [8, 10, 11]
+    assert report == Backfill(dry_run=False, moments=3, filled=3, first=at(5, 8), last=at(5, 11))
+    new = sorted(set(fired_ids(redis_client, queue)) - set(before))
+    assert new == [fire_id("nine", at(5, hour)) for hour in hours]
+    info = queue.get(new[0])
+    assert info is not None
+    assert info.task is not None
+    assert (info.state, info.priority, info.name) == ("ready", Priority.VERY_LOW, "reports.build")
+    assert (info.task.run_type, info.task.triggered_by) == ("scheduled", "carol")
+    assert (info.task.scheduled_for, info.task.payload) == (at(5, 8), {"report": 7})
+    assert fates(scheduler, at(5, 8), at(5, 13)) == {
+        8: "backfilled",
+        9: "fired",
+        10: "backfilled",
+        11: "backfilled",
+        12: "fired",
+    }
+    assert get(scheduler, "nine").next_run == at(5, 13)
+
+
+def test_a_dry_run_counts_and_changes_nothing(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    with_an_outage(scheduler, clock)
+    before = state_of(redis_client, replay=True)
+    report = scheduler.backfill("nine", at(5, 8), at(5, 20), dry_run=True)
+    assert report == Backfill(dry_run=True, moments=3, first=at(5, 8), last=at(5, 11))
+    assert state_of(redis_client, replay=True) == before
+
+
+def test_a_backfill_twice_equals_one(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    with_an_outage(scheduler, clock)
+    scheduler.backfill("nine", at(5, 8), at(5, 20))
+    once = state_of(redis_client)
+    again = scheduler.backfill("nine", at(5, 7, 30), at(5, 20))
+    assert again == Backfill(dry_run=False, moments=0)
+    assert state_changes(once, state_of(redis_client)) == {}
+
+
+def test_a_backfill_twice_equals_one_when_the_tasks_are_long_gone(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    with_an_outage(scheduler, clock)
+    scheduler.pause_schedule("nine")
+    clock.set(at(5, 14, 20))
+    scheduler.backfill("nine", at(5, 8), at(5, 20))
+    scheduler.resume_schedule("nine")
+    forget_tasks(queue, clock)
+    assert fired_ids(redis_client, queue) == []
+
+    again = scheduler.backfill("nine", at(5, 8), at(5, 20))
+
+    assert (again.moments, again.filled) == (0, 0)
+    assert fired_ids(redis_client, queue) == []
+
+
+def test_a_backfill_twice_equals_one_when_what_was_noted_of_it_is_gone_too(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="* * * * *", overlap="skip")
+    assert scheduler.backfill("nine", at(5, 8), at(5, 8, 30)).filled == 30
+    for _ in range(NOTES_KEPT + 5):  # skipped, since what was filled is unfinished
+        clock.advance(60)
+        scheduler.tick()
+    forget_tasks(queue, clock)
+    again = scheduler.backfill("nine", at(5, 8), at(5, 8, 30))
+    assert (again.filled, again.unknown) == (0, 30)
+    assert fired_ids(redis_client, queue) == []
+
+
+def test_what_may_have_been_fired_is_filled_only_if_that_is_wanted(
+    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="0 * * * *")
+    tick_at(scheduler, clock, at(5, 9))
+    tick_at(scheduler, clock, at(5, 10))
+    scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
+    forget_tasks(queue, clock)
+    careful = scheduler.backfill("nine", at(5, 9), at(5, 10))
+    bold = scheduler.backfill("nine", at(5, 9), at(5, 10), unknown_too=True)
+    assert (careful.filled, careful.unknown) == (0, 2)  # nine, and half past
+    assert (bold.filled, bold.unknown) == (2, 0)
+    assert fired_ids(redis_client, queue) == [
+        fire_id("nine", at(5, 9)),
+        fire_id("nine", at(5, 9, 30)),
+    ]
+
+
+def test_a_moment_that_is_about_to_be_fired_is_not_filled(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    clock.set(at(5, 9))
+    assert scheduler.backfill("nine", at(5, 8), at(5, 10)).filled == 0
+    assert scheduler.tick().fired == 1
+
+
+def test_moments_that_passed_in_a_pause_are_filled_and_stay_so_when_it_ends(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr="0 * * * *")
+    scheduler.pause_schedule("nine", until=at(5, 11, 30))
+    clock.set(at(5, 10, 30))
+    assert scheduler.backfill("nine", at(5, 9), at(5, 12)).filled == 2
+    tick_at(scheduler, clock, at(5, 11, 30))
+    assert fates(scheduler, at(5, 9), at(5, 13)) == {
+        9: "backfilled",
+        10: "backfilled",
+        11: "skipped paused",
+        12: "planned",
+    }
+
+
+def test_more_moments_than_the_limit_are_refused_with_their_number(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="* * * * *")
+    before = state_of(redis_client)
+    with pytest.raises(InvalidSchedule, match=r"^1440 moments .* limit of 1000"):
+        scheduler.backfill("nine", at(4, 8, 59, 59), at(5, 8, 59, 59))
+    with pytest.raises(InvalidSchedule, match="more than 100000 moments"):
+        scheduler.backfill("nine", 0, at(5, 9))
+    assert state_of(redis_client) == before
+
+
+def test_a_backfill_of_many_moments_is_complete(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="* * * * *")
+    count = 3 * CHUNK + 1
+    start = at(5, 8, 59) - timedelta(minutes=count - 1)
+    assert scheduler.backfill("nine", start, at(5, 9)).filled == count
+    assert fired_ids(redis_client, queue) == [
+        fire_id("nine", start + timedelta(minutes=n)) for n in range(count)
+    ]
+    assert scheduler.backfill("nine", start, at(5, 9)).moments == 0
+
+
+def test_a_full_queue_stops_a_backfill_which_goes_on_later(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="* * * * *")
+    queue.set_user("alice", max_waiting=CHUNK + 10)
+    count = 2 * CHUNK
+    start = at(5, 8, 59) - timedelta(minutes=count - 1)
+    with pytest.raises(QueueFull, match=f"^{CHUNK} moments .* the user had"):
+        scheduler.backfill("nine", start, at(5, 9))
+    queue.set_user("alice", max_waiting=None)
+    assert scheduler.backfill("nine", start, at(5, 9)).filled == count - CHUNK
+    assert len(fired_ids(redis_client, queue)) == count
+
+
+def test_a_backfill_during_which_the_schedule_is_changed_starts_over_with_the_new_one(
+    scheduler: TaskScheduler,
+    other: TaskScheduler,
+    clock: ManualClock,
+    queue: TaskQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_an_outage(scheduler, clock)
+    sent = before_script(
+        queue, monkeypatch, "backfill", lambda: other.update_schedule("nine", payload={"new": 1})
+    )
+    assert scheduler.backfill("nine", at(5, 8), at(5, 20)).filled == 3
+    assert sent.count("backfill") == 2
+    info = queue.get(fire_id("nine", at(5, 10)))
+    assert info is not None
+    assert info.task is not None
+    assert info.task.payload == {"new": 1}
+
+
+def test_two_backfills_at_the_same_time_make_each_task_once(
+    scheduler: TaskScheduler,
+    other: TaskScheduler,
+    clock: ManualClock,
+    queue: TaskQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_an_outage(scheduler, clock)
+    theirs: list[int] = []
+    before_script(
+        queue,
+        monkeypatch,
+        "backfill",
+        lambda: theirs.append(other.backfill("nine", at(5, 8), at(5, 11)).filled),
+    )
+    mine = scheduler.backfill("nine", at(5, 8), at(5, 20)).filled
+    assert (theirs, mine) == ([2], 1)
+
+
+def test_a_backfill_whose_reply_is_lost_is_done_once(
+    own_server: OwnServer, clock: ManualClock, registry: CollectorRegistry
+) -> None:
+    server = own_server()
+    with (
+        LossyProxy(server.socket_path) as proxy,
+        redis.Redis.from_url(server.url) as client,
+        TaskQueue.from_url(proxy.url, clock=clock) as queue,
+    ):
+        scheduler = TaskScheduler(queue, "one", registry=registry)
+        with_an_outage(scheduler, clock)
+        proxy.drop_replies(1)
+        assert scheduler.backfill("nine", at(5, 8), at(5, 20)).filled == 3
+        assert proxy.dropped == 1
+        assert len(fired_ids(client, queue)) == 5
+        check_consistency(client)
+
+
+def test_a_moment_that_is_fired_during_a_backfill_is_fired_all_the_same(
+    scheduler: TaskScheduler,
+    other: TaskScheduler,
+    clock: ManualClock,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_an_outage(scheduler, clock)
+    clock.set(at(5, 13))
+    before_script(queue, monkeypatch, "fire", lambda: other.backfill("nine", at(5, 8), at(5, 20)))
+    assert scheduler.tick().fired == 1
+    hours = [8, 9, 10, 11, 12, 13]
+    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, hour)) for hour in hours]
+
+
+def test_a_schedule_that_is_changed_again_and_again_is_a_conflict(
+    redis_client: redis.Redis,
+    other: TaskScheduler,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TaskQueue(redis_client, clock=clock, timeout=0.3) as queue:
+        scheduler = TaskScheduler(queue, "impatient", registry=CollectorRegistry())
+        add(scheduler)
+        before_script(
+            queue,
+            monkeypatch,
+            "backfill",
+            lambda: other.update_schedule("nine", priority=2),
+            times=10**9,
+        )
+        with pytest.raises(ScheduleConflict, match="0 moments were filled"):
+            scheduler.backfill("nine", at(3, 8), at(4, 20))
+
+
+def test_the_mark_of_a_set_next_run_outlives_a_backfill(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", next_run=at(5, 11))
+    clock.set(at(5, 9, 30))
+    assert scheduler.backfill("nine", at(5, 9), at(5, 10)).filled == 1
+    scheduler.replan()
+    assert get(scheduler, "nine").next_run == at(5, 11)
+
+
+BAD_BACKFILLS: list[tuple[dict[str, Any], str]] = [
+    ({"schedule_id": "none"}, "no schedule 'none'"),
+    ({"start": None}, "start None"),
+    ({"start": at(6, 9)}, "is after end"),
+    ({"limit": 10_001}, "limit 10001"),
+    ({"priority": 7}, "priority 7"),
+    ({"by": ""}, "by ''"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_BACKFILLS, ids=[w for _, w in BAD_BACKFILLS])
+def test_bad_arguments_of_a_backfill_are_named(
+    scheduler: TaskScheduler, arguments: dict[str, Any], words: str
+) -> None:
+    add(scheduler)
+    given: dict[str, Any] = {"schedule_id": "nine", "start": at(4, 8), "end": at(5, 8)}
+    given |= arguments
+    with pytest.raises(InvalidSchedule, match=words):
+        scheduler.backfill(**given)
+
+
+def test_a_schedule_whose_next_run_would_cancel_what_is_filled_cannot_be_filled(
+    scheduler: TaskScheduler,
+) -> None:
+    add(scheduler, overlap="cancel_previous")
+    with pytest.raises(InvalidSchedule, match="cancel_previous"):
+        scheduler.backfill("nine", at(4, 8), at(5, 8))
+
+
+# --- what was changed -----------------------------------------------------------------------------
+
+
+def test_changes_say_who_when_and_what_newest_first(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr=None, every=60)
+    scheduler.update_schedule("nine", every=90, start=at(6, 9), changed_by="carol")
+    clock.advance(10)
+    scheduler.pause_schedule("nine", by="dave", note="incident 7")
+    clock.advance(10)
+    scheduler.update_schedule("nine", payload={"long": "x" * 1000})
+    scheduler.update_schedule("nine", payload={"long": "x" * 1000})  # as it was
+
+    newest, middle, oldest = scheduler.changes("nine")
+
+    assert (newest.at, newest.by) == (THURSDAY + timedelta(seconds=20), None)
+    assert newest.fields["payload"][0] == {}
+    assert newest.fields["payload"][1].endswith("xxx...")
+    assert (middle.at, middle.by, middle.note) == (
+        THURSDAY + timedelta(seconds=10),
+        "dave",
+        "incident 7",
+    )
+    assert middle.fields == {"is_active": (True, False)}
+    assert (oldest.by, oldest.fields["every"]) == ("carol", (60.0, 90.0))
+    assert oldest.fields["start"] == (None, at(6, 9))
+
+
+def test_a_listing_of_changes_goes_on_where_its_page_ended(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler)
+    for n in range(5):
+        scheduler.update_schedule("nine", payload={"n": n})
+        clock.advance(1)
+    add(scheduler, "ninety")
+    scheduler.update_schedule("ninety", payload={"n": 90})
+    seen, cursor = [], None
+    while True:
+        page = scheduler.changes("nine", limit=2, cursor=cursor)
+        seen.append([change.fields["payload"][1]["n"] for change in page])
+        if (cursor := page.cursor) is None:
+            break
+    assert seen == [[4, 3], [2, 1], [0]]
+
+
+def test_bad_arguments_of_the_changes_are_named(scheduler: TaskScheduler) -> None:
+    add(scheduler)
+    with pytest.raises(UnknownSchedule, match="'none'"):
+        scheduler.changes("none")
+    bad: list[dict[str, Any]] = [{"limit": 0}, {"limit": 51}, {"cursor": "x"}, {"cursor": "bm8A"}]
+    for arguments in bad:
+        with pytest.raises(InvalidSchedule, match="|".join(arguments)):
+            scheduler.changes("nine", **arguments)
+
+
+def test_a_change_that_somebody_has_spoilt_is_a_broken_record(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler)
+    redis_client.zadd(queue.keys["changes"], {f"nine\0{ms(THURSDAY)}\0op\0[]": 0})
+    with pytest.raises(BrokenRecord, match="a change of schedule 'nine'"):
+        scheduler.changes("nine")
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def add_some(scheduler: TaskScheduler) -> None:
+    """Two of alice's with different tasks, one of bob's."""
+    add(scheduler, "a1", name="mail.send")
+    add(scheduler, "a2", name="report")
+    add(scheduler, "b1", user_id="bob", name="mail.send")
+
+
+def ids_where(scheduler: TaskScheduler, **filters: Any) -> list[str]:
+    return [schedule.schedule_id for schedule in scheduler.list_schedules(**filters)]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_bulk_operation_counts_first_and_changes_nothing(
+    scheduler: TaskScheduler, redis_client: redis.Redis, action: str
+) -> None:
+    add_some(scheduler)
+    before = state_of(redis_client, replay=True)
+    changes: dict[str, Any] = {"priority": 5} if action == "update" else {}
+    result = scheduler.bulk(action, user_id="alice", **changes)
+    assert result == BulkResult(action=action, dry_run=True, matched=2)
+    assert state_of(redis_client, replay=True) == before
+
+
+FILTERS: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, ["a1", "a2", "b1"]),
+    ({"user_id": "alice"}, ["a1", "a2"]),
+    ({"name": "mail.send"}, ["a1", "b1"]),
+    ({"name": "mail"}, []),
+    ({"name": "mail.send", "user_id": "bob"}, ["b1"]),
+    ({"is_active": False}, ["a2"]),
+    ({"is_active": True, "user_id": "alice"}, ["a1"]),
+    ({"user_id": "ali"}, []),
+]
+
+
+@pytest.mark.parametrize(("filters", "expected"), FILTERS, ids=[str(f) for f, _ in FILTERS])
+def test_a_bulk_operation_reaches_those_that_match(
+    scheduler: TaskScheduler, filters: dict[str, Any], expected: list[str]
+) -> None:
+    add_some(scheduler)
+    scheduler.pause_schedule("a2")
+    result = scheduler.bulk("update", dry_run=False, metadata={"seen": True}, **filters)
+    changed = [s.schedule_id for s in scheduler.list_schedules() if s.metadata]
+    assert changed == expected
+    assert (result.matched, result.done) == (len(expected), len(expected))
+
+
+def test_each_bulk_action_does_what_the_single_one_does(
+    scheduler: TaskScheduler, queue: TaskQueue
+) -> None:
+    add_some(scheduler)
+    seen: list[tuple[int, int]] = []
+
+    scheduler.bulk("pause", user_id="alice", dry_run=False, by="carol", note="stop")
+    assert ids_where(scheduler, is_active=False) == ["a1", "a2"]
+    assert (get(scheduler, "a1").paused_by, get(scheduler, "a1").pause_note) == ("carol", "stop")
+    scheduler.bulk("resume", dry_run=False, by="carol")
+    assert ids_where(scheduler, is_active=False) == []
+    scheduler.bulk("trigger", name="mail.send", dry_run=False, by="carol")
+    claims = queue.claim("w", limit=10)
+    assert sorted(str(c.task.schedule_id) for c in claims) == ["a1", "b1"]
+    assert {c.task.triggered_by for c in claims} == {"carol"}
+    scheduler.bulk(
+        "remove", user_id="alice", dry_run=False, progress=lambda *each: seen.append(each)
+    )
+    assert ids_where(scheduler) == ["b1"]
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_one_that_fails_does_not_stop_the_others(
+    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock
+) -> None:
+    add_some(scheduler)
+    add(scheduler, "once", cron_expr=None, at=at(5, 9))
+    tick_at(scheduler, clock, at(5, 9))
+
+    def somebody_removes_another(done: int, total: int) -> None:
+        if done == 1:
+            other.remove_schedule("b1")
+
+    result = scheduler.bulk("resume", dry_run=False, progress=somebody_removes_another)
+
+    assert (result.matched, result.done, result.gone, result.failed) == (4, 2, 1, 1)
+    assert "no moment" in result.errors["once"]
+
+
+def test_one_that_is_gone_before_it_is_triggered_is_counted(
+    scheduler: TaskScheduler, other: TaskScheduler
+) -> None:
+    add_some(scheduler)
+    result = scheduler.bulk(
+        "trigger", dry_run=False, progress=lambda *_: other.remove_schedule("b1")
+    )
+    assert (result.done, result.gone, result.errors) == (2, 1, {})
+
+
+def test_without_redis_a_bulk_operation_stops_and_says_how_many_are_left() -> None:
+    def act(schedule_id: str) -> bool:
+        if schedule_id == "two":
+            raise RedisUnavailable("gone")
+        return True
+
+    result = BulkResult(action="pause", dry_run=False, matched=4)
+    control.run_bulk(result, ["one", "two", "three", "four"], act, None)
+    assert (result.done, result.failed, result.left) == (1, 1, 2)
+    assert result.errors == {"two": "gone"}
+
+
+def test_the_errors_of_a_bulk_operation_are_bounded() -> None:
+    def act(schedule_id: str) -> bool:
+        raise InvalidSchedule(f"{schedule_id} is bad")
+
+    ids = [str(n) for n in range(control.MAX_ERRORS + 5)]
+    result = BulkResult(action="pause", dry_run=False, matched=len(ids))
+    control.run_bulk(result, ids, act, None)
+    assert (result.failed, len(result.errors)) == (len(ids), control.MAX_ERRORS)
+
+
+BAD_BULKS: list[tuple[dict[str, Any], str]] = [
+    ({"action": "delete"}, "action 'delete' is none of pause"),
+    ({"action": "update"}, "at least one field"),
+    ({"action": "update", "colour": "red"}, "unknown field 'colour'"),
+    ({"action": "update", "priority": 9}, "priority 9"),
+    ({"action": "pause", "priority": 1}, "pause takes no changes; priority"),
+    ({"action": "pause", "user_id": ""}, "user_id ''"),
+    ({"action": "pause", "name": 7}, "name 7"),
+    ({"action": "pause", "is_active": "yes"}, "is_active 'yes'"),
+    ({"action": "pause", "by": "\n"}, "by "),
+    ({"action": "pause", "note": 7}, "note 7"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_BULKS, ids=[words for _, words in BAD_BULKS])
+def test_bad_arguments_of_a_bulk_operation_are_named_and_nothing_is_done(
+    scheduler: TaskScheduler, redis_client: redis.Redis, arguments: dict[str, Any], words: str
+) -> None:
+    add_some(scheduler)
+    before = state_of(redis_client)
+    with pytest.raises(InvalidSchedule, match=words):
+        scheduler.bulk(dry_run=False, **arguments)
+    assert state_of(redis_client) == before
+
+
+def test_a_run_that_is_triggered_may_have_another_payload(
+    scheduler: TaskScheduler, queue: TaskQueue
+) -> None:
+    add(scheduler, payload={"report": 7})
+    scheduler.trigger("nine", payload={"report": 8})
+    (claim,) = queue.claim("w")
+    assert claim.task.payload == {"report": 8}
+    assert get(scheduler, "nine").payload == {"report": 7}
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+FULL: dict[str, Any] = {
+    "timezone": "Europe/London",
+    "priority": 5,
+    "payload": {"report": 7, "list": [1, None, "é"]},
+    "name": "reports.build",
+    "metadata": {"team": "blue"},
+    "start": at(4, 9),
+    "end": datetime(2027, 3, 5, 9, 0, 0, 250_000, tzinfo=UTC),
+    "windows": [{"days": [1, 2, 3, 4, 5], "from": "08:00", "to": "17:30"}],
+    "exclude": ["2026-12-25"],
+    "max_runs": 10,
+    "misfire": "fire_all",
+    "catch_up": 1800.5,
+    "max_catch_up": 7,
+    "jitter": 30,
+    "overlap": "skip",
+    "retries": 2,
+    "backoff": [1, 2.5],
+    "timeout": 60,
+    "max_failures": 3,
+}
+RULES: list[dict[str, Any]] = [
+    {"cron_expr": "H 9 * * *"},
+    {"cron_expr": None, "every": 90},
+    {"cron_expr": None, "every": timedelta(minutes=2, milliseconds=500)},
+    {"cron_expr": None, "at": at(6, 9)},
+]
+_OWN = ("schedule_id", "created_at", "updated_at", "next_run")
+
+
+def settings_of(scheduler: TaskScheduler, schedule_id: str) -> dict[str, Any]:
+    """What a user has set of a schedule."""
+    schedule = get(scheduler, schedule_id)
+    names = [name for name in schedule.__slots__ if name not in _OWN]
+    return {name: getattr(schedule, name) for name in names}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_copy_has_all_that_the_original_has(
+    scheduler: TaskScheduler, clock: ManualClock, rule: dict[str, Any]
+) -> None:
+    add(scheduler, **FULL | rule)
+    clock.advance(7)
+    assert scheduler.copy_schedule("nine", "copy") == "copy"
+    assert settings_of(scheduler, "copy") == settings_of(scheduler, "nine")
+    if rule["cron_expr"] is None:
+        assert get(scheduler, "copy").next_run == get(scheduler, "nine").next_run
+
+
+def test_a_copy_takes_changes_also_of_the_kind_of_rule(scheduler: TaskScheduler) -> None:
+    add(scheduler, **FULL)
+    new = scheduler.copy_schedule("nine", every=60, user_id="bob", start=None, windows=None)
+    copied = get(scheduler, new)
+    assert new != "nine"
+    assert (copied.cron_expr, copied.every) == ("", timedelta(minutes=1))
+    assert (copied.user_id, copied.start, copied.payload) == ("bob", None, FULL["payload"])
+
+
+def test_a_copy_of_nothing_or_over_another_is_refused(scheduler: TaskScheduler) -> None:
+    add_some(scheduler)
+    with pytest.raises(UnknownSchedule, match="'none'"):
+        scheduler.copy_schedule("none")
+    with pytest.raises(ScheduleConflict, match="'a2' is taken"):
+        scheduler.copy_schedule("a1", "a2")
+    for bad in ({"colour": "red"}, {"next_run": at(6, 9)}, {"is_active": False}):
+        with pytest.raises(InvalidSchedule, match="|".join(bad)):
+            scheduler.copy_schedule("a1", **bad)
+
+
+# --- schedules as code ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["json", "yaml"])
+def test_what_is_exported_and_imported_elsewhere_is_the_same(
+    scheduler: TaskScheduler, redis_url: str, clock: ManualClock, format: str
+) -> None:
+    for number, rule in enumerate(RULES):
+        add(scheduler, f"full{number}", **FULL | rule)
+        add(scheduler, f"plain{number}", **rule)
+    scheduler.pause_schedule("plain0")
+    text = dump_schedules(scheduler.export_schedules(), format)
+    clock.advance(7)
+    with TaskQueue.from_url(redis_url, "elsewhere", clock=clock) as queue:
+        there = TaskScheduler(queue, registry=CollectorRegistry())
+        diff = there.import_schedules(load_schedules(text, format), dry_run=False)
+        assert len(diff.added) == 2 * len(RULES)
+        assert dump_schedules(there.export_schedules(), format) == text
+        for number in range(1, len(RULES)):
+            for schedule_id in (f"full{number}", f"plain{number}"):
+                assert get(there, schedule_id).next_run == get(scheduler, schedule_id).next_run
+        assert ids_where(there, is_active=False) == ["plain0"]
+        assert there.import_schedules(load_schedules(text, format)).is_empty
+        queue.destroy()
+
+
+def test_documents_have_times_that_people_can_read(scheduler: TaskScheduler) -> None:
+    add(scheduler, cron_expr=None, every=90, start=at(6, 9), jitter=0.5)
+    assert scheduler.export_schedules() == [
+        {
+            "schedule_id": "nine",
+            "user_id": "alice",
+            "priority": 3,
+            "timezone": "UTC",
+            "name": "default",
+            "every": 90,
+            "anchor": "2026-03-06T09:00:00+00:00",
+            "start": "2026-03-06T09:00:00+00:00",
+            "jitter": 0.5,
+            "is_active": True,
+        }
+    ]
+
+
+def test_an_export_has_those_that_match(scheduler: TaskScheduler) -> None:
+    add_some(scheduler)
+    exported = scheduler.export_schedules(user_id="alice", name="report")
+    assert [document["schedule_id"] for document in exported] == ["a2"]
+
+
+def document(schedule_id: str, **fields: Any) -> dict[str, Any]:
+    given = {"schedule_id": schedule_id, "user_id": "alice", "cron_expr": "0 9 * * *"} | fields
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def test_an_import_tells_the_difference_first_and_then_makes_it(
+    scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    add_some(scheduler)
+    scheduler.import_schedules([document("same")], dry_run=False)
+    documents = [
+        document("new", every=60, cron_expr=None),
+        document("same"),
+        document("a1", name="mail.send", priority=5, is_active=False),
+        document("a2", name="report", at="2026-03-06T09:00:00+01:00", cron_expr=None),
+    ]
+    before = state_of(redis_client, replay=True)
+
+    told = scheduler.import_schedules(documents, prune=True)
+    assert state_of(redis_client, replay=True) == before
+    made = scheduler.import_schedules(documents, prune=True, dry_run=False, by="ci")
+    again = scheduler.import_schedules(documents, prune=True, dry_run=False)
+
+    assert (told.added, told.unchanged, told.removed) == (["new"], ["same"], ["b1"])
+    assert told.changed == {
+        "a1": {"priority": (3, 5), "is_active": (True, False)},
+        "a2": {"cron_expr": ("0 9 * * *", None), "at": (None, "2026-03-06T08:00:00+00:00")},
+    }
+    assert (made.added, made.changed, made.removed) == (told.added, told.changed, told.removed)
+    assert again.is_empty
+    assert ids_where(scheduler) == ["a1", "a2", "new", "same"]
+    assert get(scheduler, "a2").next_run == at(6, 8)
+    assert scheduler.changes("a1")[0].by == "ci"
+
+
+def test_an_import_prunes_only_if_asked_and_only_one_users_if_one_is_given(
+    scheduler: TaskScheduler,
+) -> None:
+    add_some(scheduler)
+    documents = [document("a1", name="mail.send")]
+    assert scheduler.import_schedules(documents, dry_run=False).removed == []
+    diff = scheduler.import_schedules(documents, prune=True, user_id="alice", dry_run=False)
+    assert diff.removed == ["a2"]
+    assert ids_where(scheduler) == ["a1", "b1"]
+    with pytest.raises(InvalidSchedule, match="remove every schedule"):
+        scheduler.import_schedules([], prune=True, dry_run=False)
+
+
+def test_what_a_document_no_longer_says_goes_back_to_the_default(scheduler: TaskScheduler) -> None:
+    add(scheduler, **FULL)
+    scheduler.import_schedules([document("nine")], dry_run=False)
+    add(scheduler, "plain")
+    assert settings_of(scheduler, "nine") == settings_of(scheduler, "plain")
+
+
+def test_a_pause_or_an_end_is_no_difference_unless_the_document_speaks_of_it(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, "paused")
+    add(scheduler, "once", cron_expr=None, at=at(5, 9))
+    exported = scheduler.export_schedules()
+    scheduler.pause_schedule("paused")
+    tick_at(scheduler, clock, at(5, 9))
+
+    silent = [{k: v for k, v in each.items() if k != "is_active"} for each in exported]
+    assert scheduler.import_schedules(silent).is_empty
+    # The one-time schedule has had its run, which is not undone.
+    assert list(scheduler.import_schedules(exported, dry_run=False).changed) == ["paused"]
+    assert get(scheduler, "paused").is_active
+
+
+def test_an_import_mends_a_schedule_that_cannot_be_read(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler)
+    exported = scheduler.export_schedules()
+    tamper(redis_client, queue, "nine", user_id=7)
+    assert scheduler.import_schedules(exported, dry_run=False).added == ["nine"]
+    assert scheduler.export_schedules() == exported
+
+
+def test_an_import_keeps_where_an_interval_counts_from(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr=None, every=3600)
+    planned = get(scheduler, "nine").next_run
+    clock.advance(100)
+    written = document("nine", cron_expr=None, every=3600, payload={"n": 1})
+    scheduler.import_schedules([written], dry_run=False)
+    assert (get(scheduler, "nine").payload, get(scheduler, "nine").next_run) == ({"n": 1}, planned)
+
+
+BAD_DOCUMENTS: list[tuple[Any, str]] = [
+    (7, "document 1 is 7"),
+    ({"user_id": "alice", "cron_expr": "0 9 * * *"}, "document 1, field 'schedule_id'"),
+    (document("x", cron_expr="0 25 * * *"), r"document 1 \('x'\), field 'cron_expr'.*25"),
+    (document("x", colour="red"), r"document 1 \('x'\), field 'colour'"),
+    (document("x", next_run=at(6, 9)), "field 'next_run'"),
+    (document("x", every=0.5, cron_expr=None), "field 'every': every 0.5"),
+    (document("x", start="tomorrow"), "field 'start': 'tomorrow'"),
+    (document("x", start="2026-03-06T09:00:00"), "field 'start'.*no time zone"),
+    (document("x", timezone="Mars"), "field 'timezone'.*Mars"),
+    (document("x", payload={"at": at(5, 9)}), "field 'payload': payload.at"),
+    (document("x", is_active="yes"), "field 'is_active'"),
+    (document("x", user_id=None), r"document 1 \('x'\).*user_id"),
+    (document("x", every=60), "document 1.*one of cron_expr, every, at"),
+    (document("x\n"), "document 1.*schedule_id"),
+    (document("good"), r"document 1 \('good'\): as document 0"),
+    (document("x", cron_expr=None, at=0), r"document 1 \('x'\): it has no moment to come"),
+]
+
+
+@pytest.mark.parametrize(("bad", "words"), BAD_DOCUMENTS, ids=[words for _, words in BAD_DOCUMENTS])
+def test_a_bad_document_is_named_by_index_and_field_and_nothing_is_stored(
+    scheduler: TaskScheduler, redis_client: redis.Redis, bad: Any, words: str
+) -> None:
+    before = state_of(redis_client)
+    with pytest.raises(InvalidSchedule, match=f"nothing was stored.*{words}"):
+        scheduler.import_schedules([document("good"), bad], dry_run=False)
+    assert state_of(redis_client) == before
+
+
+def test_all_bad_documents_are_named_up_to_a_number(scheduler: TaskScheduler) -> None:
+    with pytest.raises(InvalidSchedule, match=r"document 0 is.*document 19 is.*and 5 more"):
+        scheduler.import_schedules([7] * 25)  # type: ignore[list-item]
+
+
+def test_more_documents_than_one_call_takes_are_refused(
+    scheduler: TaskScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_DOCUMENTS", 1)
+    with pytest.raises(InvalidSchedule, match="2 documents in one call: at most 1"):
+        scheduler.import_schedules([document("a"), document("b")])
+
+
+def test_yaml_that_a_person_writes_is_understood(scheduler: TaskScheduler) -> None:
+    text = """
+    - schedule_id: nine
+      user_id: alice
+      cron_expr: 0 9 * * *
+      start: 2026-03-05 09:00:00+00:00
+      exclude: [2026-12-25]
+      windows:
+        - days: [1, 2, 3, 4, 5]
+          from: 08:00
+          to: 17:30
+    """
+    scheduler.import_schedules(load_schedules(text, "yaml"), dry_run=False)
+    schedule = get(scheduler, "nine")
+    assert schedule.start == at(5, 9)
+    assert schedule.exclude == ["2026-12-25"]
+    assert schedule.windows == [{"days": [1, 2, 3, 4, 5], "from": "08:00", "to": "17:30"}]
+
+
+BAD_TEXTS = [
+    ("{", "json", "no JSON"),
+    ("{}", "json", "a list of schedules"),
+    ("a: [", "yaml", "no YAML"),
+    ("- &a [1]\n- *a", "yaml", "alias"),
+    ("- !!python/object/apply:os.getcwd []", "yaml", "no YAML"),
+    ("[]", "toml", "format 'toml'"),
+    (None, "json", "no JSON"),
+    (None, "yaml", "no YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "format", "words"), BAD_TEXTS, ids=[str(t) for t in BAD_TEXTS])
+def test_a_bad_text_is_refused(text: Any, format: str, words: str) -> None:
+    with pytest.raises(InvalidSchedule, match=words):
+        load_schedules(text, format)
+
+
+def test_without_the_package_for_yaml_the_error_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    for act in (lambda: dump_schedules([], "yaml"), lambda: load_schedules("[]", "yaml")):
+        with pytest.raises(ConfigurationError, match=r"fairqueue\[cli\]"):
+            act()
+    assert load_schedules(dump_schedules([])) == []
+
+
+# --- finding --------------------------------------------------------------------------------------
+
+SEARCHES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"name_prefix": "mail"}, ["m1", "m3", "m2"]),
+    ({"name_prefix": "mail."}, ["m1", "m3"]),
+    ({"name_prefix": "mail.send"}, ["m1", "m3"]),
+    ({"name_prefix": "ail"}, []),
+    ({"name_prefix": "é"}, ["z"]),
+    ({"name_prefix": "mail", "user_id": "bob"}, ["m3"]),
+    ({"name_prefix": "mail", "is_active": False}, ["m2"]),
+    ({"name_prefix": "mail", "contains": "SEND"}, ["m1", "m3"]),
+    ({"contains": "AI"}, ["m1", "m3", "m2"]),
+    ({"contains": "m"}, ["m1", "m3", "m2"]),
+    ({"contains": "m", "user_id": "alice"}, ["m1", "m2"]),
+    ({"contains": "Z"}, ["z"]),
+    ({"contains": "nowhere"}, []),
+]
+
+
+def add_named(scheduler: TaskScheduler) -> None:
+    add(scheduler, "m1", name="mail.send")
+    add(scheduler, "m2", name="mailing")
+    add(scheduler, "m3", name="mail.send", user_id="bob")
+    add(scheduler, "z", name="état")
+    scheduler.pause_schedule("m2")
+
+
+@pytest.mark.parametrize(("filters", "expected"), SEARCHES, ids=[str(f) for f, _ in SEARCHES])
+@pytest.mark.parametrize("limit", [1, 100])
+def test_schedules_are_found_by_parts_of_their_names(
+    scheduler: TaskScheduler, filters: dict[str, Any], expected: list[str], limit: int
+) -> None:
+    add_named(scheduler)
+    found, cursor = [], None
+    while True:
+        page = scheduler.list_schedules(limit=limit, cursor=cursor, **filters)
+        assert len(page) <= limit
+        found += [schedule.schedule_id for schedule in page]
+        if (cursor := page.cursor) is None:
+            break
+    assert found == expected
+
+
+def test_a_renamed_or_removed_schedule_is_found_where_it_is_now(scheduler: TaskScheduler) -> None:
+    add_named(scheduler)
+    scheduler.update_schedule("m1", name="post.send")
+    scheduler.remove_schedule("m3")
+    assert ids_where(scheduler, name_prefix="mail") == ["m2"]
+    assert ids_where(scheduler, name_prefix="post") == ["m1"]
+
+
+def test_a_search_that_matches_few_is_a_bounded_walk(
+    scheduler: TaskScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "MAX_LISTED", 2)
+    monkeypatch.setattr(control, "MAX_WALKED", 4)
+    scheduler.add_schedules(
+        {"cron_expr": "0 9 * * *", "user_id": "alice", "schedule_id": f"s{n}"} for n in range(9)
+    )
+    first = scheduler.list_schedules(contains="s7", limit=2)
+    assert (list(first), first.cursor is None) == ([], False)
+    second = scheduler.list_schedules(contains="s7", limit=2, cursor=first.cursor)
+    assert [schedule.schedule_id for schedule in second] == ["s7"]
+
+
+BAD_SEARCHES: list[tuple[dict[str, Any], str]] = [
+    ({"name_prefix": ""}, "name_prefix ''"),
+    ({"contains": "a\0"}, "contains"),
+    ({"contains": "a", "limit": 1001}, "limit 1001"),
+    ({"contains": "a", "is_active": 7}, "is_active 7"),
+    ({"contains": "a", "cursor": "?"}, "cursor"),
+    ({"contains": "a", "cursor": 7}, "cursor 7"),
+    ({"name_prefix": "a", "cursor": "YgBi"}, "another listing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_SEARCHES, ids=[w for _, w in BAD_SEARCHES])
+def test_bad_arguments_of_a_search_are_named(
+    scheduler: TaskScheduler, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidSchedule, match=words):
+        scheduler.list_schedules(**arguments)
+
+
+# --- how close moments may be ---------------------------------------------------------------------
+
+CLOSE: list[tuple[dict[str, Any], bool]] = [
+    ({"cron_expr": "*/5 * * * *"}, True),
+    ({"cron_expr": "*/4 * * * *"}, False),
+    ({"cron_expr": "0,4 9 * * *"}, False),
+    ({"cron_expr": None, "every": 300}, True),
+    ({"cron_expr": None, "every": 299.9}, False),
+    ({"cron_expr": None, "at": at(6, 9)}, True),
+    ({"cron_expr": "* * * * *", "windows": [{"from": "09:00", "to": "09:01"}]}, True),
+]
+
+
+@pytest.mark.parametrize(("rule", "allowed"), CLOSE, ids=[str(rule) for rule, _ in CLOSE])
+def test_a_rule_whose_moments_are_too_close_is_refused(
+    scheduler: TaskScheduler,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    rule: dict[str, Any],
+    allowed: bool,
+) -> None:
+    queue.configure(min_interval=300)
+    add(scheduler, "before")
+    before = state_of(redis_client)
+    acts: list[Callable[[], object]] = [
+        lambda: add(scheduler, **rule),
+        lambda: scheduler.update_schedule("before", **rule),
+    ]
+    for act in acts:
+        if allowed:
+            act()
+        else:
+            with pytest.raises(ScheduleQuota, match="min_interval is 300 seconds"):
+                act()
+    assert (state_of(redis_client) != before) is allowed
+
+
+def test_only_a_change_of_the_rule_is_compared_with_the_limit(
+    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr="* * * * *")
+    queue.configure(min_interval=timedelta(minutes=5))
+    clock.advance(SETTINGS_MS / 1000)
+    assert scheduler.update_schedule("nine", payload={"n": 1})
+    with pytest.raises(ScheduleQuota):
+        scheduler.update_schedule("nine", cron_expr="*/2 * * * *")
+
+
+def test_the_setting_is_read_again_after_a_while(
+    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock
+) -> None:
+    add(scheduler, "one", cron_expr="* * * * *")
+    queue.configure(min_interval=300)
+    add(scheduler, "two", cron_expr="* * * * *")  # not yet
+    clock.advance(SETTINGS_MS / 1000)
+    with pytest.raises(ScheduleQuota):
+        add(scheduler, "three", cron_expr="* * * * *")
+    queue.configure(min_interval=0)
+    clock.advance(SETTINGS_MS / 1000)
+    add(scheduler, "four", cron_expr="* * * * *")
+
+
+def test_only_the_next_moments_are_looked_at(scheduler: TaskScheduler, queue: TaskQueue) -> None:
+    queue.configure(min_interval=3600)
+    days = ",".join(str(day) for day in range(1, GAPS_CHECKED + 5))
+    add(scheduler, "later", cron_expr=f"0 9 {days} 4 *", start=datetime(2026, 4, 1, tzinfo=UTC))
+    with pytest.raises(ScheduleQuota):
+        add(scheduler, "soon", cron_expr="0,30 9 1 4 *")
+
+
+# --- other zone data ------------------------------------------------------------------------------
+
+
+def plan_at(client: redis.Redis, queue: TaskQueue, moment: datetime) -> None:
+    """The plan of `nine` as if the zone's offset had been another."""
+    revision = record(client, queue, "plan", "nine").split(" ")[0]
+    client.hset(queue.keys["plan"], "nine", f"{revision} {ms(moment)}")
+    client.zadd(queue.keys["due"], {"nine": ms(moment)})
+
+
+@pytest.mark.parametrize("hour", [10, 15])
+def test_replanning_moves_moments_that_other_zone_data_has_planned(
+    scheduler: TaskScheduler,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    clock: ManualClock,
+    hour: int,
+) -> None:
+    add(scheduler, cron_expr="0 12 * * *")
+    add(scheduler, "same")
+    plan_at(redis_client, queue, at(5, hour))
+    report = scheduler.replan()
+    assert (report.looked_at, report.changed) == (2, 1)
+    assert get(scheduler, "nine").next_run == at(5, 12)
+    assert due_at(redis_client, queue, "nine") == ms(at(5, 12))
+    assert scheduler.replan().changed == 0
+    tick_at(scheduler, clock, at(5, 12))
+    assert get(scheduler, "nine").last_run == at(5, 12)
+
+
+def test_replanning_loses_no_moment_that_is_due_or_will_be_at_once(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    add(scheduler, cron_expr="0 12 * * *")
+    plan_at(redis_client, queue, at(5, 9))
+    for moment in (at(5, 8, 59, 59), at(5, 9), at(5, 9, 5)):
+        clock.set(moment)
+        assert scheduler.replan().changed == 0
+    assert scheduler.tick().fired == 1
+    assert get(scheduler, "nine").next_run == at(5, 12)
+
+
+def test_replanning_leaves_what_is_paused_set_by_a_user_or_unreadable(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler)
+    scheduler.update_schedule("nine", next_run=at(5, 15))
+    add(scheduler, "paused")
+    scheduler.pause_schedule("paused")
+    add(scheduler, "broken")
+    tamper(redis_client, queue, "broken", user_id=7)
+    add(scheduler, "lost zone", cron_expr="0 12 * * *")
+    tamper(redis_client, queue, "lost zone", timezone="Atlantis/Poseidonis")
+    before = state_of(redis_client)
+    report = scheduler.replan()
+    assert (report.looked_at, report.changed, report.failed) == (2, 0, 1)
+    assert state_changes(before, state_of(redis_client)).keys() == {"settings.tzdata"}
+
+
+def test_a_replanning_that_redis_interrupts_goes_on_where_it_was(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="0 12 * * *")
+    plan_at(redis_client, queue, at(5, 15))
+    replanner = control.Replanner(queue.link, ScheduleStore(queue.link))
+    key = queue.keys["schedules"]
+    text = redis_client.hget(key, "nine")
+    spoil(redis_client, queue, "schedules")
+    with pytest.raises(RedisRefused):
+        replanner.step()
+    redis_client.delete(key)
+    redis_client.hset(key, "nine", text)
+    assert [replanner.step(), replanner.step()] == [True, False]
+    assert get(scheduler, "nine").next_run == at(5, 12)
+
+
+def test_a_replanning_does_not_count_a_server_that_is_gone_as_a_broken_schedule(
+    scheduler: TaskScheduler,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add(scheduler, cron_expr="0 12 * * *")
+    plan_at(redis_client, queue, at(5, 15))
+
+    def gone() -> None:
+        raise RedisUnavailable("gone")
+
+    before_script(queue, monkeypatch, "update_schedule", gone)
+    replanner = control.Replanner(queue.link, ScheduleStore(queue.link))
+    with pytest.raises(RedisUnavailable):
+        replanner.step()
+    assert [replanner.step(), replanner.step()] == [True, False]
+    assert (replanner.report.changed, replanner.report.failed) == (1, 0)
+
+
+def test_a_leader_replans_after_its_start_if_the_zone_data_is_new(
+    redis_client: redis.Redis, queue: TaskQueue, registry: CollectorRegistry
+) -> None:
+    with TaskQueue(redis_client, timeout=5) as real:
+        scheduler = TaskScheduler(real, "one", check_interval=0.05, registry=registry)
+        add(scheduler, cron_expr="0 12 1 1 *")
+        planned = get(scheduler, "nine").next_run
+        assert planned is not None
+        redis_client.hset(queue.keys["settings"], "tzdata", "2001a")
+        plan_at(redis_client, queue, planned + timedelta(days=90))
+
+        def is_stored() -> bool:
+            return redis_client.hget(queue.keys["settings"], "tzdata") == zone_data().encode()
+
+        scheduler.start()
+        try:
+            eventually(is_stored, "the zone data is stored")
+        finally:
+            assert scheduler.stop(30)
+        assert get(scheduler, "nine").next_run == planned
+
+
+def test_a_leader_with_the_same_zone_data_leaves_all_as_it_is(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, cron_expr="0 12 * * *")
+    scheduler.replan()
+    plan_at(redis_client, queue, at(5, 15))
+    assert not control.Replanner(queue.link, ScheduleStore(queue.link)).is_needed()
+    scheduler.tick()
+    assert scheduler._replan_some() is False
+    assert get(scheduler, "nine").next_run == at(5, 15)
