@@ -38,8 +38,8 @@ def new_id() -> str:
 @lru_cache(maxsize=10_000)
 def status_head(user_id: str, name: str, priority: int) -> str:
     """The part of a status record that is known before the push: JSON without closing brace."""
-    head = {"user": user_id, "name": name, "level": int(priority), "attempts": 0}
-    return json.dumps(head, ensure_ascii=False, separators=(",", ":"))[:-1]
+    user, named = encode_basestring(user_id), encode_basestring(name)
+    return f'{{"user":{user},"name":{named},"level":{int(priority)},"attempts":0'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +188,8 @@ def encode_payload(payload: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=10_000)
 def _document_head(user_id: str, name: str, priority: int) -> str:
-    head = {"user": user_id, "name": name, "priority": int(priority)}
-    return json.dumps(head, ensure_ascii=False, separators=(",", ":"))[:-1]
+    user, named = encode_basestring(user_id), encode_basestring(name)
+    return f'{{"user":{user},"name":{named},"priority":{int(priority)}'
 
 
 def task_document(

@@ -200,8 +200,9 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
         record = json.loads(stored)
         user_id = check_name(record["user_id"], "user_id")
         name = check_name(record["name"], "name")
-        rare = {field: record.get(field, usual) for field, usual in USUAL.items()}
-        _check_rare(rare)
+        given = {field: record[field] for field in record.keys() & USUAL.keys()}
+        rare = USUAL | given
+        _check_rare(rare, given)
         priority = check_priority(record["priority"])
         payload, metadata = record["payload"], record["metadata"]
         # What was read from JSON needs no closer look than this.
@@ -733,13 +734,17 @@ def _check_backoff(value: object) -> list[float] | float:
     return check_seconds(value, "backoff", InvalidSchedule)
 
 
-def _check_rare(rare: Mapping[str, Any]) -> None:
+_IN_MS = {"catch_up", "jitter", "every", "anchor", "at", "start", "end"}
+_AS_GIVEN = {"misfire", "overlap", "max_runs", "max_failures", "retries", "max_catch_up"}
+
+
+def _check_rare(rare: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Look at what was stored. Raises InvalidSchedule for a value that cannot be used."""
-    for name in ("misfire", "overlap", "max_runs", "max_failures", "retries", "max_catch_up"):
-        _CHECKS[name](rare[name])
-    for name in ("catch_up", "jitter", "every", "anchor", "at", "start", "end"):
-        if rare[name] != USUAL[name]:
-            check_count(rare[name], name, InvalidSchedule, most=LATEST_MS)
+    for name in given.keys() & _AS_GIVEN:
+        _CHECKS[name](given[name])
+    for name in given.keys() & _IN_MS:
+        if given[name] != USUAL[name]:
+            check_count(given[name], name, InvalidSchedule, most=LATEST_MS)
     if not isinstance(rare["cron_expr"], str | None):
         raise InvalidSchedule(f"cron_expr {rare['cron_expr']!r:.60} is no text")
     if sum(rare[kind] is not None for kind in KINDS) != 1:
