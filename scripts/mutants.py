@@ -265,7 +265,7 @@ MUTATIONS = (
         "lua/claim.lua",
         "if jumps and not is_critical(user.name, first) then",
         "if false then",
-        "test_only_critical_tasks_go_first",
+        "test_a_critical_task_for_others_lets_no_other_task_go_first",
     ),
     Mutation(
         "parking: cap",

@@ -414,6 +414,13 @@ def test_only_critical_tasks_go_first(queue: TaskQueue) -> None:
     assert ids_of(queue.claim("w", limit=4)) == ["alice-0", "bob-0", "a1", "bob-1"]
 
 
+def test_a_critical_task_for_others_lets_no_other_task_go_first(queue: TaskQueue) -> None:
+    push(queue, "z1", user_id="zed", priority=Priority.CRITICAL, name="other")
+    push(queue, "z2", user_id="zed")
+    push(queue, "b1", user_id="bob")
+    assert ids_of(queue.claim("w", limit=1, avoid=["other"])) == ["b1"]
+
+
 def test_a_full_queue_takes_no_more(queue: TaskQueue) -> None:
     queue.configure(max_waiting=2)
     push(queue, "a", "b")
