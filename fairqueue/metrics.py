@@ -72,6 +72,8 @@ _COUNTERS = {
     "stale_runs": "Runs found to go on after their time-out.",
     "revived": "Dead letters that were run again.",
     "discarded": "Dead letters that were dropped by hand.",
+    "auto_paused": "Schedules paused because they failed too often in a row.",
+    "backfilled": "Tasks enqueued for past moments of schedules.",
     "terms": "Terms of leadership.",
     "set_aside_broken": "Schedules set aside because their record cannot be read.",
     "set_aside_cron": "Schedules disabled because their cron has no next moment.",

@@ -268,6 +268,13 @@ MUTATIONS = (
         "test_a_critical_task_for_others_lets_no_other_task_go_first",
     ),
     Mutation(
+        "CRITICAL: gone from the lane",
+        "lua/claim.lua",
+        "and top.user.is_critical ~= false and",
+        "and",
+        "test_a_user_whose_critical_tasks_are_gone_is_not_looked_at_in_the_lane",
+    ),
+    Mutation(
         "parking: cap",
         "lua/lib/fair.lua",
         "if s.max_running and running_of(user) >= s.max_running then return '+inf' end",

@@ -414,6 +414,21 @@ def test_only_critical_tasks_go_first(queue: TaskQueue) -> None:
     assert ids_of(queue.claim("w", limit=4)) == ["alice-0", "bob-0", "a1", "bob-1"]
 
 
+def test_a_user_whose_critical_tasks_are_gone_is_not_looked_at_in_the_lane(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    queue.set_limits("slow", slots=1)
+    push(queue, "d1", user_id="dave", name="slow")
+    queue.claim("w")  # which takes the slot
+    fill(queue, "carol", 10, priority=Priority.CRITICAL)
+    queue.claim("w", limit=10)  # which uses up the credit
+    fill(queue, "alice", 1, priority=Priority.CRITICAL)
+    push(queue, "a1", name="slow")
+    fill(queue, "bob", 2)
+    assert ids_of(queue.claim("w", limit=2)) == ["alice-0", "bob-0"]
+    assert redis_client.exists(queue.keys["held"]) == 0
+
+
 def test_a_critical_task_for_others_lets_no_other_task_go_first(queue: TaskQueue) -> None:
     push(queue, "z1", user_id="zed", priority=Priority.CRITICAL, name="other")
     push(queue, "z2", user_id="zed")

@@ -1,6 +1,7 @@
 """The metrics as Prometheus sees them: scraped over HTTP, parsed, compared with known events."""
 
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -17,9 +18,10 @@ from support import make_task
 from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
-from fairqueue.metrics import ERROR_TYPES, LOCK_OUTCOMES, QueueCollector, serve_metrics
+from fairqueue.metrics import _COUNTERS, ERROR_TYPES, LOCK_OUTCOMES, QueueCollector, serve_metrics
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
+from fairqueue.scripts import lua_folder
 
 OwnServer = Callable[..., EmbeddedServer]
 Scrape = dict[str, float]
@@ -420,3 +422,12 @@ def test_a_port_that_is_taken_is_named(queue: TaskQueue, registry: CollectorRegi
 def test_a_bad_port_is_named(queue: TaskQueue, port: Any) -> None:
     with pytest.raises(ConfigurationError, match="port"):
         serve_metrics(queue, port=port)
+
+
+def test_everything_that_the_scripts_count_is_a_metric() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in lua_folder().rglob("*.lua")]
+    counted = {name for text in texts for name in re.findall(r"count\('(\w+)'", text)}
+
+    # Of those that are put together, `set_aside_` has a kind behind it.
+    assert "claimed" in counted
+    assert counted - {"set_aside_"} - _COUNTERS.keys() == set()
