@@ -345,6 +345,19 @@ def test_a_schedule_without_a_next_moment_is_told_when_it_fires_for_the_last_tim
     assert (alert.kind, alert.details["schedule"]) == ("schedule_disabled", "last")
 
 
+def test_a_leader_whose_place_is_taken_is_told(
+    queue: TaskQueue, clock: ManualClock, people: Callable[..., Person]
+) -> None:
+    person = people(limits=AlertLimits(lock_failures=1))
+    scheduler = TaskScheduler(queue, "one", alerts=person.alerts)
+    scheduler.tick()
+    clock.advance(60)  # beyond its term
+    TaskScheduler(queue, "two").tick()
+    assert not scheduler.tick().is_leader
+    (alert,) = person.heard()
+    assert alert.kind == "lock_failures"
+
+
 def test_a_schedule_that_fires_late_is_told(
     queue: TaskQueue, clock: ManualClock, person: Person
 ) -> None:
