@@ -207,7 +207,7 @@ def _document(definition: Definition, request: Request) -> tuple[str, str]:
         encode_payload(definition.payload),
         definition.schedule_id,
         0,
-        origin={"by": request.by},
+        origin={"by": request.by, "tenant": definition.rare["tenant"]},
         policy=policy_of(definition.rare),
     ).partition('"scheduled_for":0')
     return head + mark[:-1], tail
@@ -218,5 +218,5 @@ def _status_head(definition: Definition, request: Request) -> str:
     return (
         status_head(definition.user_id, definition.name, request.priority)
         + f',"schedule":{encode_basestring(definition.schedule_id)},"type":"scheduled"'
-        + origin_fields({"by": request.by})
+        + origin_fields({"by": request.by, "tenant": definition.rare["tenant"]})
     )

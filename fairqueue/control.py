@@ -28,10 +28,11 @@ from fairqueue.schedules import (
     MAX_WALKED,
     ScheduleStore,
     Stored,
+    check_id,
     fields_of,
     user_form,
 )
-from fairqueue.validation import check_count, check_name
+from fairqueue.validation import check_count, check_name, check_tenant
 
 logger = logging.getLogger("fairqueue.control")
 
@@ -57,26 +58,32 @@ class Filter:
     name_prefix: str | None = None
     contains: str | None = None
     is_active: bool | None = None
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidSchedule naming the value."""
         for what in ("user_id", "name", "name_prefix", "contains"):
             if getattr(self, what) is not None:
                 check_name(getattr(self, what), what, InvalidSchedule)
+        if self.tenant is not None:
+            check_tenant(self.tenant, InvalidSchedule)
         if self.is_active not in (None, True, False):
             raise InvalidSchedule(f"is_active {self.is_active!r} is neither True, False nor None")
 
     @property
-    def by_name(self) -> bool:
-        """Whether the index of names is walked, and not that of users."""
-        if self.name is not None or self.name_prefix is not None:
-            return True
-        return self.contains is not None and self.user_id is None
+    def index(self) -> str:
+        """The key of the index that is walked."""
+        if self.tenant is not None:
+            return "tenant_schedules"  # never more than the tenant's own
+        named = self.name is not None or self.name_prefix is not None
+        if named or (self.contains is not None and self.user_id is None):
+            return "schedule_names"
+        return "schedule_index"
 
     @property
     def bounds(self) -> tuple[bytes, bytes]:
         """The part of the index that is walked."""
-        exact = self.name if self.by_name else self.user_id
+        exact = self._exact
         if exact is not None:
             return b"[" + exact.encode() + b"\0", b"(" + exact.encode() + b"\1"
         if self.name_prefix is not None:
@@ -85,22 +92,33 @@ class Filter:
         return b"-", b"+"
 
     @property
+    def _exact(self) -> str | None:
+        """What all entries that are walked begin with, up to a NUL."""
+        if self.tenant is not None:
+            return self.tenant if self.user_id is None else f"{self.tenant}\0{self.user_id}"
+        return self.name if self.index == "schedule_names" else self.user_id
+
+    @property
     def needs_reading(self) -> bool:
-        """Whether the index alone does not say which ones match."""
-        if self.is_active is not None or self.contains is not None:
+        """Whether the index alone does not say which ones match.
+
+        Of a tenant the schedules themselves decide: nobody else's may be taken for its own.
+        """
+        if self.is_active is not None or self.contains is not None or self.tenant is not None:
             return True
-        return self.by_name and (self.user_id is not None or bool(self.name and self.name_prefix))
+        both = self.user_id is not None or bool(self.name and self.name_prefix)
+        return self.index == "schedule_names" and both
 
     def may_match(self, member: bytes) -> bool:
         """False if an entry of the index is already enough to see that it does not match."""
-        if self.contains is None or not self.by_name:
+        if self.contains is None or self.index != "schedule_names":
             return True
         return self.contains.casefold() in member.decode(errors="replace").casefold()
 
     def matches(self, task: ScheduledTask) -> bool:
         """Whether a schedule is meant."""
-        wanted = (self.user_id, self.name, self.is_active)
-        found = (task.user_id, task.name, task.is_active)
+        wanted = (self.user_id, self.name, self.is_active, self.tenant)
+        found = (task.user_id, task.name, task.is_active, task.tenant)
         if any(w is not None and w != f for w, f in zip(wanted, found, strict=True)):
             return False
         if self.name_prefix is not None and not task.name.startswith(self.name_prefix):
@@ -112,20 +130,19 @@ class Filter:
 
 
 def _members(link: Link, filter_: Filter, start: bytes, want: int) -> list[bytes]:
-    key = link.keys["schedule_names" if filter_.by_name else "schedule_index"]
-    stop = filter_.bounds[1]
+    key, stop = link.keys[filter_.index], filter_.bounds[1]
     members: list[bytes] = link.ask(("ZRANGE", key, start, stop, "BYLEX", "LIMIT", 0, want))[0]
     return members
 
 
 def _ids(members: Sequence[bytes]) -> list[str]:
-    return [member.partition(b"\0")[2].decode(errors="replace") for member in members]
+    return [member.rpartition(b"\0")[2].decode(errors="replace") for member in members]
 
 
 def search(
     link: Link, store: ScheduleStore, filter_: Filter, limit: int, cursor: str | None
 ) -> Page[ScheduledTask]:
-    """A page of the schedules that match, ordered by name and id, or by id if a user is given.
+    """A page of the schedules that match, in the order of the index that is walked.
 
     A page may be short although its cursor says that there is more: one call looks at no more than
     10,000. Raises InvalidSchedule for a bad value.
@@ -158,6 +175,18 @@ def walk_ids(link: Link, store: ScheduleStore, filter_: Filter) -> Iterator[list
             ids = [task.schedule_id for task in tasks if filter_.matches(task)]
         yield ids
         start = b"(" + members[-1]
+
+
+def select_ids(store: ScheduleStore, filter_: Filter, ids: Sequence[str]) -> list[str]:
+    """Those of the ids whose schedules match, each once. Raises InvalidSchedule for a bad id."""
+    if isinstance(ids, str):
+        raise InvalidSchedule(f"ids {ids!r:.80} is one text: pass a list of schedule ids")
+    unique = list(dict.fromkeys(check_id(each) for each in ids))
+    found: list[str] = []
+    for i in range(0, len(unique), MAX_LISTED):
+        tasks = [task for task in store.read(unique[i : i + MAX_LISTED]) if task is not None]
+        found += [task.schedule_id for task in tasks if filter_.matches(task)]
+    return found
 
 
 def _encode_cursor(member: bytes) -> str:

@@ -40,9 +40,15 @@ class Dispatch:
         """The same, to run at an aware datetime or at seconds since 1970."""
         return self._with(delay=None, at=when)
 
-    def options(self, *, priority: int = UNSET, task_id: str | None = UNSET) -> "Dispatch":
-        """The same with another priority, or with a task id: pushed twice, it is one task."""
-        given = {"priority": priority, "task_id": task_id}
+    def options(
+        self,
+        *,
+        priority: int = UNSET,
+        task_id: str | None = UNSET,
+        tenant: str | None = UNSET,
+    ) -> "Dispatch":
+        """The same with another priority, for a tenant, or with a task id: twice is one task."""
+        given = {"priority": priority, "task_id": task_id, "tenant": tenant}
         return self._with(**{name: value for name, value in given.items() if value is not UNSET})
 
     def _with(self, **fields: Any) -> "Dispatch":
@@ -87,9 +93,15 @@ class RegisteredTask(Hookable, Generic[P, R]):
         """To be pushed so that it runs at an aware datetime, or at seconds since 1970."""
         return self._dispatch.at(when)
 
-    def options(self, *, priority: int = UNSET, task_id: str | None = UNSET) -> Dispatch:
-        """To be pushed with a priority, or with a task id: pushed twice, it is one task."""
-        return self._dispatch.options(priority=priority, task_id=task_id)
+    def options(
+        self,
+        *,
+        priority: int = UNSET,
+        task_id: str | None = UNSET,
+        tenant: str | None = UNSET,
+    ) -> Dispatch:
+        """To be pushed with a priority, for a tenant, or with a task id: twice is one task."""
+        return self._dispatch.options(priority=priority, task_id=task_id, tenant=tenant)
 
 
 def unwrapped(target: Any) -> Any:

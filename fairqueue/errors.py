@@ -28,6 +28,14 @@ class UnknownTask(InvalidTask):
     """There is no task with this id."""
 
 
+class UnknownUser(InvalidTask):
+    """There is no user of this name."""
+
+
+class UnknownWorker(InvalidInput):
+    """There is no living worker with this id."""
+
+
 class InvalidSchedule(InvalidInput):
     """A schedule has an unusable or unknown field."""
 
@@ -57,6 +65,14 @@ class QueueFull(FairQueueError):
 
 class ScheduleConflict(FairQueueError):
     """The schedule id is taken, or the schedule kept changing while it was being updated."""
+
+
+class StaleVersion(FairQueueError):
+    """The object was changed since it was read: nothing was changed."""
+
+
+class Forbidden(FairQueueError):
+    """The actor's role or tenant does not allow this: nothing was changed."""
 
 
 class ScheduleQuota(FairQueueError):

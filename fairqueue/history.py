@@ -15,7 +15,16 @@ from fairqueue.errors import BrokenRecord, InvalidInput, QueueFull, UnknownTask
 from fairqueue.models import UNREADABLE, Page, Task, encode_payload, new_id, task_document
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import LogLine
-from fairqueue.validation import Priority, check_count, check_name, check_seconds
+from fairqueue.validation import (
+    MAX_PAYLOAD_BYTES,
+    Priority,
+    check_count,
+    check_name,
+    check_payload,
+    check_seconds,
+    check_tenant,
+    encode_json,
+)
 
 logger = logging.getLogger("fairqueue.history")
 
@@ -75,6 +84,7 @@ class Run:
     result: Any
     cancel_requested: bool
     stale_since: datetime | None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +136,7 @@ class Filters(TypedDict, total=False):
     schedule_id: str | None
     name: str | None
     fingerprint: str | None
+    tenant: str | None
     since: datetime | float | None
     until: datetime | float | None
 
@@ -138,6 +149,7 @@ class _Filter(NamedTuple):
     schedule_id: str | None = None
     name: str | None = None
     fingerprint: str | None = None
+    tenant: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
 
@@ -148,6 +160,7 @@ class _Filter(NamedTuple):
             (self.schedule_id, run.schedule_id),
             (self.name, run.name),
             (self.fingerprint, run.fingerprint),
+            (self.tenant, run.tenant),
         )
         return (
             run.status in self.statuses
@@ -186,6 +199,7 @@ class History:
         schedule_id: str | None = None,
         name: str | None = None,
         fingerprint: str | None = None,
+        tenant: str | None = None,
         since: datetime | float | None = None,
         until: datetime | float | None = None,
         limit: int = 100,
@@ -206,7 +220,7 @@ class History:
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         wanted = _check_filter(
-            status, user_id, schedule_id, name, fingerprint, since=since, until=until
+            status, user_id, schedule_id, name, fingerprint, tenant, since=since, until=until
         )
         sources = _sources(wanted)
         number, position = _decode_cursor(cursor, sources)
@@ -359,14 +373,24 @@ class History:
 
     # --- failed runs ------------------------------------------------------------------------------
 
-    def retry(self, task_id: str, *, triggered_by: str | None = None) -> str:
+    def retry(
+        self,
+        task_id: str,
+        *,
+        triggered_by: str | None = None,
+        payload: dict[str, Any] | None = None,
+    ) -> str:
         """Run a failed run again, as a new one that is linked to it; the new one's id.
 
-        A failed run is run again once: asked again, the answer is the same id. Raises UnknownTask
-        if it is not among the failed ones, BrokenRecord if its task cannot be read, QueueFull.
+        With a `payload` it runs with that one instead of its own. A failed run is run again once:
+        asked again, the answer is the same id, whatever the payload. Raises UnknownTask if it is
+        not among the failed ones, BrokenRecord if its task cannot be read, InvalidPayload,
+        QueueFull.
         """
         if triggered_by is not None:
             check_name(triggered_by, "triggered_by")
+        if payload is not None:
+            encode_payload(check_payload(payload))
         details = self.get(task_id)
         if details is None or details.run.status not in ("failed", "timed_out"):
             status = "not known" if details is None else details.run.status
@@ -375,7 +399,7 @@ class History:
             raise BrokenRecord(
                 f"the document of task {task_id!r} is unreadable: it cannot run again"
             )
-        task = _again(details.task, triggered_by)
+        task = _again(details.task, triggered_by, payload)
         answer = self._link.run(
             "revive",
             op=new_id(),
@@ -501,6 +525,7 @@ def read_run(task_id: str, text: bytes) -> Run | None:
             result=json.loads(record["result"]) if "result" in record else None,
             cancel_requested=bool(record.get("cancel")),
             stale_since=_moment(record.get("stale")),
+            tenant=record.get("tenant"),
         )
     except UNREADABLE:
         return None
@@ -585,28 +610,34 @@ def _read_attempt(line: bytes) -> Attempt | None:
         return None
 
 
-def _again(task: Task, triggered_by: str | None) -> Task:
-    """A task with the content of another, which it is a retry of."""
+def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None) -> Task:
+    """A task with the content of another, which it is a retry of, or with another payload."""
+    payload = task.payload if payload is None else payload
+    # What its schedule says of retries and time-outs holds for this run as for the others.
+    policy = None if task.policy is None else encode_json(task.policy, "policy", MAX_PAYLOAD_BYTES)
     scheduled_ms = None if task.scheduled_for is None else to_ms(task.scheduled_for, "moment")
     return Task(
         task_id=new_id(),
         user_id=task.user_id,
         priority=task.priority,
-        payload=task.payload,
+        payload=payload,
         name=task.name,
         schedule_id=task.schedule_id,
         scheduled_for=task.scheduled_for,
         run_type="retry",
         triggered_by=triggered_by,
         retry_of=task.task_id,
+        policy=task.policy,
+        tenant=task.tenant,
         document=task_document(
             task.user_id,
             task.name,
             task.priority,
-            encode_payload(task.payload),
+            encode_payload(payload),
             task.schedule_id,
             scheduled_ms,
-            origin={"by": triggered_by, "retry_of": task.task_id},
+            origin={"by": triggered_by, "retry_of": task.task_id, "tenant": task.tenant},
+            policy=policy,
         ),
     )
 
@@ -620,6 +651,7 @@ def _check_filter(
     schedule_id: str | None,
     name: str | None,
     fingerprint: str | None,
+    tenant: str | None,
     *,
     since: datetime | float | None,
     until: datetime | float | None,
@@ -628,12 +660,15 @@ def _check_filter(
     for field, value in named.items():
         if value is not None:
             check_name(value, field.replace("mark", "fingerprint"))
+    if tenant is not None:
+        check_tenant(tenant, InvalidInput)
     return _Filter(
         statuses=_check_statuses(status, schedule_id),
         user_id=user_id,
         schedule_id=schedule_id,
         name=name,
         fingerprint=fingerprint,
+        tenant=tenant,
         since_ms=_check_moment(since, "since"),
         until_ms=_check_moment(until, "until"),
     )
@@ -682,6 +717,7 @@ def _values(source: str, wanted: _Filter) -> list[str]:
         ("f", wanted.fingerprint),
         ("c", wanted.schedule_id),
         ("u", wanted.user_id),
+        ("t", wanted.tenant),
         ("n", wanted.name),
     ):
         if value is not None:

@@ -19,6 +19,7 @@ from fairqueue.validation import (
     check_priority,
     check_seconds,
     check_task_id,
+    check_tenant,
     encode_json,
 )
 
@@ -49,7 +50,8 @@ class Task:
     `delay_ms` and `at_ms` say when it becomes ready; `schedule_id` and `scheduled_for` are set on
     those that a schedule has fired. `run_type` is "queued", "scheduled", "manual" (a schedule that
     was triggered) or "retry" (of the dead letter `retry_of`). `policy` has retries, backoff and
-    timeout that its schedule sets. `document` is what is stored: the task as it was when created.
+    timeout that its schedule sets. `tenant` is the group of users that it is done for, if any.
+    `document` is what is stored: the task as it was when created.
     """
 
     task_id: str
@@ -65,6 +67,7 @@ class Task:
     triggered_by: str | None = None
     retry_of: str | None = None
     policy: dict[str, Any] | None = None
+    tenant: str | None = None
     document: str = field(repr=False, compare=False)
 
     @classmethod
@@ -79,13 +82,15 @@ class Task:
         delay: float | None = None,
         at: datetime | float | None = None,
         triggered_by: str | None = None,
+        tenant: str | None = None,
     ) -> "Task":
         """A task for a user, checked.
 
         `delay` is in seconds from the push; `at` is an aware datetime or seconds since 1970 (one in
         the past means at once). Without `task_id` a random one is made; giving one makes repeated
         pushes one task, whose time is that of the first. `triggered_by` says who or what asked for
-        it, for the history. Raises InvalidTask or InvalidPayload, naming the value.
+        it, for the history. `tenant` is the group of users that it is done for; a user without one
+        belongs to it from then on. Raises InvalidTask or InvalidPayload, naming the value.
         """
         delay_ms, at_ms = check_when(delay, at)
         priority = check_priority(priority)
@@ -94,6 +99,9 @@ class Task:
         check_name(name, "name")
         if triggered_by is not None:
             check_name(triggered_by, "triggered_by")
+        if tenant is not None:
+            check_tenant(tenant)
+        origin = {"by": triggered_by, "tenant": tenant}
         return cls(
             task_id=new_id() if task_id is None else check_task_id(task_id),
             user_id=user_id,
@@ -103,9 +111,8 @@ class Task:
             delay_ms=delay_ms,
             at_ms=at_ms,
             triggered_by=triggered_by,
-            document=task_document(
-                user_id, name, priority, encode_payload(checked), origin={"by": triggered_by}
-            ),
+            tenant=tenant,
+            document=task_document(user_id, name, priority, encode_payload(checked), origin=origin),
         )
 
     @classmethod
@@ -126,6 +133,7 @@ class Task:
                 triggered_by=record.get("by"),
                 retry_of=record.get("retry_of"),
                 policy=record.get("policy"),
+                tenant=record.get("tenant"),
                 document=document if isinstance(document, str) else document.decode(),
             )
         except UNREADABLE as error:
@@ -139,7 +147,8 @@ class Task:
             head += f',"schedule":{encode_basestring(self.schedule_id)}'
         if self.run_type != "queued":
             head += f',"type":"{self.run_type}"'
-        return head + origin_fields({"by": self.triggered_by, "retry_of": self.retry_of})
+        origin = {"by": self.triggered_by, "retry_of": self.retry_of, "tenant": self.tenant}
+        return head + origin_fields(origin)
 
     @property
     def when(self) -> str:
@@ -289,13 +298,14 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSettings:
-    """The limits and the weight of one user."""
+    """The limits, the weight and the tenant of one user."""
 
     weight: float = 1.0
     max_running: int | None = None
     max_waiting: int | None = None
     rate: float | None = None
     paused: bool = False
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +343,10 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledTask:
-    """A schedule as it stands. Times are aware; `next_run` is None while it is not active."""
+    """A schedule as it stands. Times are aware; `next_run` is None while it is not active.
+
+    `revision` is new with each change by a user or of its plan; a fire keeps it.
+    """
 
     schedule_id: str
     cron_expr: str
@@ -373,6 +386,8 @@ class ScheduledTask:
     paused_by: str | None = None
     pause_note: str | None = None
     paused_until: datetime | None = None
+    tenant: str | None = None
+    revision: str = field(default="", compare=False, repr=False)
 
     @property
     def rule(self) -> str:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -50,6 +50,7 @@ from fairqueue.validation import (
     check_name,
     check_number,
     check_seconds,
+    check_tenant,
     encode_json,
 )
 
@@ -503,13 +504,15 @@ class TaskQueue:
         max_waiting: int | None = UNSET,
         rate: float | None = UNSET,
         paused: bool = UNSET,
+        tenant: str | None = UNSET,
     ) -> UserSettings:
         """Change what is given of a user's settings, at once and for what already waits.
 
         weight: share of service, 0.01 to 1000. max_running: tasks at a time. max_waiting: tasks
         that may wait for a worker, delayed ones not counted. rate: tasks per second. None takes a
-        limit away. paused: no task is handed out. Raises InvalidTask for a bad user id and
-        ConfigurationError for a bad value.
+        limit away. paused: no task is handed out. tenant: the group that the user belongs to from
+        now on, None for none; what is stored of its tasks and schedules stays as it is. Raises
+        InvalidTask for a bad user id and ConfigurationError for a bad value.
         """
         check_name(user_id, "user_id")
         change: dict[str, object] = {}
@@ -534,13 +537,30 @@ class TaskQueue:
             if not isinstance(paused, bool):
                 raise ConfigurationError(f"paused {paused!r} is neither True nor False")
             change["paused"] = paused
+        if tenant is not UNSET:
+            change["tenant"] = None if tenant is None else check_tenant(tenant, ConfigurationError)
         text = self._run("set_user", op=new_id(), user=user_id, change=json.dumps(change))
         return _user_settings(text)
 
     def get_user(self, user_id: str) -> UserSettings:
         """The settings of a user; the defaults for one that has none."""
         check_name(user_id, "user_id")
-        return _user_settings(self.link.ask(("HGET", self.keys["users"], user_id))[0] or b"{}")
+        text, tenant = self.link.ask(
+            ("HGET", self.keys["users"], user_id), ("HGET", self.keys["tenants"], user_id)
+        )
+        return replace(
+            _user_settings(text or b"{}"), tenant=None if tenant is None else tenant.decode()
+        )
+
+    def tenant_of(self, user_id: str) -> str | None:
+        """The tenant that a user belongs to, or None.
+
+        That is the one which `set_user` says, or else the first that a task or schedule of the user
+        has named.
+        """
+        check_name(user_id, "user_id")
+        tenant = self.link.ask(("HGET", self.keys["tenants"], user_id))[0]
+        return None if tenant is None else str(tenant.decode())
 
     def set_limits(
         self,

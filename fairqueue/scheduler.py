@@ -33,6 +33,7 @@ from fairqueue.control import (
     read_stored,
     run_bulk,
     search,
+    select_ids,
     walk_ids,
 )
 from fairqueue.errors import (
@@ -63,6 +64,7 @@ from fairqueue.moments import Moment, list_moments
 from fairqueue.planning import due_ms, plan
 from fairqueue.presence import report_stale
 from fairqueue.queue import TaskQueue
+from fairqueue.samples import SampleStore
 from fairqueue.schedules import (
     Definition,
     ScheduleOptions,
@@ -246,21 +248,30 @@ class TaskScheduler:
         return ids
 
     def update_schedule(
-        self, schedule_id: str, *, changed_by: str | None = None, **changes: Any
+        self,
+        schedule_id: str,
+        *,
+        changed_by: str | None = None,
+        if_revision: str | None = None,
+        **changes: Any,
     ) -> bool:
         """Change the given fields, and no others; False if there is no such schedule.
 
         Fields: those of add_schedule, `is_active`, and `next_run` (a moment to come). A new rule,
         zone or limit plans anew from now. `changed_by` is kept in the history of its changes.
-        Raises as add_schedule, and InvalidSchedule for an unknown field.
+        Raises as add_schedule, InvalidSchedule for an unknown field, and StaleVersion if the
+        schedule has another revision than `if_revision`.
         """
-        updated = self._store.update(schedule_id, changes, check_change(changed_by))
+        updated = self._store.update(schedule_id, changes, check_change(changed_by), if_revision)
         _log("schedule_updated", schedule=schedule_id, fields=sorted(changes), found=updated)
         return updated
 
-    def remove_schedule(self, schedule_id: str) -> bool:
-        """Forget a schedule; False if there is none. Tasks that it has fired stay."""
-        removed = self._store.remove(schedule_id)
+    def remove_schedule(self, schedule_id: str, *, if_revision: str | None = None) -> bool:
+        """Forget a schedule; False if there is none. Tasks that it has fired stay.
+
+        Raises StaleVersion if the schedule has another revision than `if_revision`.
+        """
+        removed = self._store.remove(schedule_id, if_revision)
         _log("schedule_removed", schedule=schedule_id, found=removed)
         return removed
 
@@ -277,18 +288,24 @@ class TaskScheduler:
         *,
         name_prefix: str | None = None,
         contains: str | None = None,
+        tenant: str | None = None,
     ) -> Page[ScheduledTask]:
         """A page of schedules, ordered by user and id; pass its `cursor` to get the next one.
 
         `name_prefix` is how the name of their tasks begins; `contains` is a part of that name or of
         the id, in upper or lower case. With one of these they are ordered by name and id, or, with
-        `contains` and a user, by id. A page may be short although there is a cursor: one call looks
-        at 10,000 schedules at most. Raises InvalidSchedule for a bad value.
+        `contains` and a user, by id; those of a `tenant` always by user and id. A page may be short
+        although there is a cursor: one call looks at 10,000 schedules at most. Raises
+        InvalidSchedule for a bad value.
         """
-        if name_prefix is None and contains is None:
+        if name_prefix is None and contains is None and tenant is None:
             return self._store.page(user_id, is_active, limit, cursor)
         wanted = Filter(
-            user_id=user_id, is_active=is_active, name_prefix=name_prefix, contains=contains
+            user_id=user_id,
+            is_active=is_active,
+            name_prefix=name_prefix,
+            contains=contains,
+            tenant=tenant,
         )
         return search(self._link, self._store, wanted, limit, cursor)
 
@@ -316,6 +333,10 @@ class TaskScheduler:
         resumed = self._store.update(schedule_id, {"is_active": True}, check_change(by, note))
         _log("schedule_resumed", schedule=schedule_id, found=resumed)
         return resumed
+
+    def tenant_of(self, user_id: str) -> str | None:
+        """The tenant that a user belongs to, or None; see TaskQueue.tenant_of."""
+        return self.queue.tenant_of(user_id)
 
     def problems(self) -> list[Problem]:
         """The schedules that had to be set aside, and why: unreadable records, broken crons."""
@@ -348,13 +369,14 @@ class TaskScheduler:
             schedule_id=schedule_id,
             run_type="manual",
             triggered_by=triggered_by,
+            tenant=schedule.tenant,
             document=task_document(
                 schedule.user_id,
                 schedule.name,
                 schedule.priority,
                 encode_payload(payload),
                 schedule_id,
-                origin={"by": triggered_by},
+                origin={"by": triggered_by, "tenant": schedule.tenant},
                 policy=policy_of(asdict(schedule)),
             ),
         )
@@ -424,7 +446,11 @@ class TaskScheduler:
         *,
         user_id: str | None = None,
         name: str | None = None,
+        name_prefix: str | None = None,
+        contains: str | None = None,
         is_active: bool | None = None,
+        tenant: str | None = None,
+        ids: Sequence[str] | None = None,
         dry_run: bool = True,
         by: str | None = None,
         note: str | None = None,
@@ -433,17 +459,29 @@ class TaskScheduler:
     ) -> BulkResult:
         """Pause, resume, remove, update or trigger all schedules that match; by default only count.
 
-        They are those of a user, with tasks of a name, active or not; without any of these, all.
-        `changes` are for update; `by` and `note` as in pause_schedule. One that fails does not stop
-        the others: the result has counts and errors. `progress` is called with how many are done,
-        and of how many; what it raises ends the operation. Raises InvalidSchedule for bad input,
-        before anything is done.
+        They are those of a user or a tenant, with tasks of a name, active or not (see
+        list_schedules); without any of these, all. With `ids`, only those of them that also match:
+        one that is gone or cannot be read does not. `changes` are for update; `by` and `note` as in
+        pause_schedule. One that fails does not stop the others: the result has counts and errors.
+        `progress` is called with how many are done, and of how many; what it raises ends the
+        operation. Raises InvalidSchedule for bad input, before anything is done.
         """
         check_action(action, changes)
         check_change(by, note)
-        wanted = Filter(user_id=user_id, name=name, is_active=is_active)
-        ids = [each for page in walk_ids(self._link, self._store, wanted) for each in page]
-        result = BulkResult(action=action, dry_run=dry_run, matched=len(ids))
+        wanted = Filter(
+            user_id=user_id,
+            name=name,
+            name_prefix=name_prefix,
+            contains=contains,
+            is_active=is_active,
+            tenant=tenant,
+        )
+        if ids is None:
+            pages = walk_ids(self._link, self._store, wanted)
+            matching = [each for page in pages for each in page]
+        else:
+            matching = select_ids(self._store, wanted, ids)
+        result = BulkResult(action=action, dry_run=dry_run, matched=len(matching))
         if dry_run:
             return result
         change = check_change(by, note)
@@ -454,7 +492,7 @@ class TaskScheduler:
             "update": lambda each: self._store.update(each, changes, change),
             "trigger": lambda each: self.trigger(each, triggered_by=by),
         }
-        run_bulk(result, ids, acts[action], progress)
+        run_bulk(result, matching, acts[action], progress)
         _log("schedules_changed", action=action, done=result.done, failed=result.failed, by=by)
         return result
 
@@ -473,9 +511,11 @@ class TaskScheduler:
         user_id: str | None = None,
         name: str | None = None,
         is_active: bool | None = None,
+        *,
+        tenant: str | None = None,
     ) -> list[dict[str, Any]]:
         """Schedules as documents that `import_schedules` takes; see `fairqueue.exchange`."""
-        wanted = Filter(user_id=user_id, name=name, is_active=is_active)
+        wanted = Filter(user_id=user_id, name=name, is_active=is_active, tenant=tenant)
         return export(self._link, self._store, wanted)
 
     def import_schedules(
@@ -484,6 +524,7 @@ class TaskScheduler:
         *,
         prune: bool = False,
         user_id: str | None = None,
+        tenant: str | None = None,
         dry_run: bool = True,
         by: str | None = None,
     ) -> Diff:
@@ -491,7 +532,8 @@ class TaskScheduler:
 
         Each has a `schedule_id` and otherwise what add_schedule takes. What a document does not
         name gets its default, but `is_active` stays. `prune` removes the schedules that no document
-        names: all of them, or those of `user_id`. The same import again changes nothing.
+        names: all of them, or those of `user_id` and of `tenant`. The same import again changes
+        nothing.
         Raises InvalidSchedule, which names each bad document by its index and its field, before
         anything is stored.
         """
@@ -499,7 +541,7 @@ class TaskScheduler:
             self._link,
             self._store,
             documents,
-            prune=Filter(user_id=user_id) if prune else None,
+            prune=Filter(user_id=user_id, tenant=tenant) if prune else None,
             dry_run=dry_run,
             change=check_change(by),
         )
@@ -577,7 +619,7 @@ class TaskScheduler:
         return report
 
     def _look_over(self, at_ms: int, now_ms: int | None) -> None:
-        """Find runs that do not end, and compare the queue with the limits of the alerts."""
+        """Find runs that do not end, compare the queue with the limits of the alerts, sample it."""
         if self._looked_ms is not None and abs(at_ms - self._looked_ms) < LOOK_OVER_MS:
             return
         self._looked_ms = at_ms
@@ -585,6 +627,11 @@ class TaskScheduler:
             report_stale(run, self._alerts)
         if self._alerts.has_recipients:
             self._alerts.watch(self.queue.inspect())
+        try:
+            SampleStore(self._link).take(now_ms)
+        except FairQueueError as error:  # schedules are fired whether or not there are charts
+            self._count_failure(error)
+            _log("sample_failed", logging.WARNING, error=str(error))
 
     def _read(self, now_ms: int | None) -> Reading:
         reading = self._leadership.lead(READ_LIMIT, now_ms)

@@ -1,7 +1,6 @@
 """Keep schedules in Redis: what users wrote, and what is planned from it."""
 
 import base64
-import copy
 import json
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from fairqueue.errors import (
     InvalidSchedule,
     ScheduleConflict,
     ScheduleQuota,
+    StaleVersion,
 )
 from fairqueue.frequency import as_cron
 from fairqueue.models import (
@@ -30,6 +30,7 @@ from fairqueue.models import (
     ScheduledTask,
     encode_payload,
     new_id,
+    origin_fields,
     status_head,
     task_document,
 )
@@ -44,6 +45,7 @@ from fairqueue.validation import (
     check_payload,
     check_priority,
     check_seconds,
+    check_tenant,
     encode_json,
 )
 from fairqueue.zones import find_zone
@@ -84,6 +86,7 @@ USUAL: dict[str, Any] = {
     "backoff": None,
     "timeout": None,
     "max_failures": None,
+    "tenant": None,
 }
 KINDS = ("cron_expr", "every", "at")
 _MOMENTS = ("anchor", "at", "start", "end", "next_run")
@@ -118,6 +121,7 @@ class ScheduleOptions(TypedDict, total=False):
         that begins when the run before it has ended, "cancel_previous" cancels what is unfinished.
     retries, backoff, timeout: for its tasks, instead of the handler's.
     max_failures: it is paused after so many dead letters in a row.
+    tenant: the group of users that its tasks are done for; see docs/tenants.md.
     """
 
     every: timedelta | float | None
@@ -137,6 +141,7 @@ class ScheduleOptions(TypedDict, total=False):
     backoff: float | list[float] | None
     timeout: float | None
     max_failures: int | None
+    tenant: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +221,7 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
             _stored_payload(stored, record),
             schedule_id,
             0,
+            origin={"tenant": rare["tenant"]},
             policy=policy_of(rare),
         ).partition('"scheduled_for":0')
         return Definition(
@@ -232,6 +238,7 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
             ruled_ms=int(record.get("ruled", record["created"])),
             status_head=status_head(user_id, name, priority)
             + f',"schedule":{encode_basestring(schedule_id)},"type":"scheduled"'
+            + origin_fields({"tenant": rare["tenant"]})
             + _fail_limit(rare),
             document_head=head + mark[:-1],
             document_tail=tail,
@@ -367,7 +374,7 @@ class ScheduleStore:
                 next_ms, due = _first_moment(schedule_id, fields, now_ms)
                 self._check_interval(schedule_id, fields, now_ms)
                 rest += [schedule_id, fields["user_id"], fields["name"], text, new_id()]
-                rest += [next_ms, due]
+                rest += [next_ms, due, fields["tenant"] or ""]
             answer = self._link.run(
                 "add_schedules", op=operation, client_now=now_ms, on_conflict=on_conflict, rest=rest
             )
@@ -383,25 +390,32 @@ class ScheduleStore:
             self._link.learn_time(int(answer[1]))
 
     def update(
-        self, schedule_id: str, changes: Mapping[str, Any], by: Change | None = None
+        self,
+        schedule_id: str,
+        changes: Mapping[str, Any],
+        by: Change | None = None,
+        revision: str | None = None,
     ) -> bool:
         """Change some fields of a schedule; False if there is none.
 
         Reads, changes and writes back only if nobody else has written in between, else starts
-        over: concurrent updates of different fields all take effect.
+        over: concurrent updates of different fields all take effect. With a `revision`, raises
+        StaleVersion instead if the schedule has another one.
         """
-        _check_id(schedule_id)
+        check_id(schedule_id)
         patch = _check_patch(changes)
         deadline = time.monotonic() + self._link.timeout
         while time.monotonic() < deadline:
-            word = self._try_update(schedule_id, patch, by or Change())
+            word = self._try_update(schedule_id, patch, by or Change(), revision)
             if word in (b"updated", b"absent"):
                 return word == b"updated"
         raise ScheduleConflict(
             f"schedule {schedule_id!r} was changed by others again and again: nothing was stored"
         )
 
-    def _try_update(self, schedule_id: str, patch: dict[str, Any], by: Change) -> bytes:
+    def _try_update(
+        self, schedule_id: str, patch: dict[str, Any], by: Change, revision: str | None
+    ) -> bytes:
         text, plan, state_text = self._link.ask(
             ("HGET", self._link.keys["schedules"], schedule_id),
             ("HGET", self._link.keys["plan"], schedule_id),
@@ -409,6 +423,8 @@ class ScheduleStore:
         )
         if text is None:
             return b"absent"
+        if revision is not None and (plan or b"").partition(b" ")[0] != revision.encode():
+            raise _stale(schedule_id)
         now_ms = self._link.now_ms()
         old = read_definition(schedule_id, text)
         state = _read_state(state_text)
@@ -437,6 +453,7 @@ class ScheduleStore:
                 else now_ms,
             ),
             user=fields["user_id"],
+            tenant=fields["tenant"] or "",
             revision=_revision_after(patch, plan, active, next_ms),
             old_name=old.name,
             task_name=fields["name"],
@@ -518,16 +535,24 @@ class ScheduleStore:
         """Changes that a schedule may take, as they are stored. Raises as `update`."""
         return _check_patch(changes)
 
-    def remove(self, schedule_id: str) -> bool:
-        """Forget a schedule; False if there is none."""
-        _check_id(schedule_id)
-        return bool(self._link.run("remove_schedule", op=new_id(), id=schedule_id) == b"removed")
+    def remove(self, schedule_id: str, revision: str | None = None) -> bool:
+        """Forget a schedule; False if there is none.
+
+        With a `revision`, raises StaleVersion if the schedule has another one.
+        """
+        check_id(schedule_id)
+        word = self._link.run(
+            "remove_schedule", op=new_id(), id=schedule_id, revision=revision or ""
+        )
+        if word == b"stale":
+            raise _stale(schedule_id)
+        return bool(word == b"removed")
 
     # --- looking ----------------------------------------------------------------------------------
 
     def get(self, schedule_id: str) -> ScheduledTask | None:
         """A schedule, or None. Raises BrokenRecord if it cannot be read."""
-        _check_id(schedule_id)
+        check_id(schedule_id)
         return self._read([schedule_id.encode()])[0]
 
     def read(self, ids: Sequence[str]) -> list[ScheduledTask | None]:
@@ -654,7 +679,8 @@ def _over_quota(user: bytes) -> ScheduleQuota:
     )
 
 
-def _check_id(schedule_id: object) -> str:
+def check_id(schedule_id: object) -> str:
+    """An id that a schedule may have. Raises InvalidSchedule."""
     return check_name(schedule_id, "schedule_id", InvalidSchedule, most=MAX_ID_LENGTH)
 
 
@@ -679,7 +705,7 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     }
     fields = defaults | _check_fields(given, ADDABLE)
     schedule_id = spec.get("schedule_id")
-    checked_id = new_id() if schedule_id is None else _check_id(schedule_id)
+    checked_id = new_id() if schedule_id is None else check_id(schedule_id)
     recurrence_of(checked_id, fields["timezone"], fields)
     return checked_id, fields
 
@@ -735,7 +761,15 @@ def _check_backoff(value: object) -> list[float] | float:
 
 
 _IN_MS = {"catch_up", "jitter", "every", "anchor", "at", "start", "end"}
-_AS_GIVEN = {"misfire", "overlap", "max_runs", "max_failures", "retries", "max_catch_up"}
+_AS_GIVEN = {
+    "misfire",
+    "overlap",
+    "max_runs",
+    "max_failures",
+    "retries",
+    "max_catch_up",
+    "tenant",
+}
 
 
 def _check_rare(rare: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -773,6 +807,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "max_failures": _or_none(
         lambda value: check_count(value, "max_failures", InvalidSchedule, least=1)
     ),
+    "tenant": _or_none(lambda value: check_tenant(value, InvalidSchedule)),
     "user_id": lambda value: check_name(value, "user_id", InvalidSchedule),
     "name": lambda value: check_name(value, "name", InvalidSchedule),
     "priority": lambda value: check_priority(value, InvalidSchedule),
@@ -806,7 +841,7 @@ def fields_of(definition: Definition) -> dict[str, Any]:
 def user_form(name: str, value: Any) -> Any:
     """The value of a field as its user would give it, which for times is not as it is stored."""
     if value is None or name not in (*_MOMENTS, *_DURATIONS):
-        return copy.deepcopy(value)
+        return _copied(value)
     return from_ms(value) if name in _MOMENTS else value / 1000
 
 
@@ -992,10 +1027,10 @@ def _scheduled_task(
             user_id=definition.user_id,
             priority=definition.priority,
             # Copies: definitions are kept, and the caller may change what it is given.
-            payload=copy.deepcopy(definition.payload),
+            payload=_copied(definition.payload),
             timezone=definition.timezone,
             name=definition.name,
-            metadata=copy.deepcopy(definition.metadata),
+            metadata=_copied(definition.metadata),
             is_active=active,
             disabled_reason=state.get("reason"),
             created_at=from_ms(definition.created_ms),
@@ -1010,8 +1045,8 @@ def _scheduled_task(
             at=_moment(rare["at"]),
             start=_moment(rare["start"]),
             end=_moment(rare["end"]),
-            windows=copy.deepcopy(rare["windows"]),
-            exclude=copy.deepcopy(rare["exclude"]),
+            windows=_copied(rare["windows"]),
+            exclude=_copied(rare["exclude"]),
             max_runs=rare["max_runs"],
             misfire=rare["misfire"],
             catch_up=rare["catch_up"] / 1000,
@@ -1026,11 +1061,26 @@ def _scheduled_task(
             paused_by=state.get("by"),
             pause_note=state.get("note"),
             paused_until=_moment(state.get("until")),
+            tenant=rare["tenant"],
+            revision=(plan or b"").partition(b" ")[0].decode(errors="replace"),
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise BrokenRecord(
             f"the state of schedule {schedule_id!r} is unreadable: {error}"
         ) from None
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a JSON value; copy.deepcopy takes five times as long."""
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _stale(schedule_id: str) -> StaleVersion:
+    return StaleVersion(
+        f"schedule {schedule_id!r} was changed since you read it: read it again, then change it"
+    )
 
 
 def _problem(name: bytes, text: bytes) -> Problem:

@@ -17,6 +17,8 @@ MAX_ERROR_LENGTH = 2000  # characters of an error that are kept
 
 # Control characters separate the parts of index members; lone surrogates are no UTF-8.
 _NAME = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME_LENGTH}}}")
+# Nothing that JSON escapes: scripts find a tenant in the text of a record without reading it.
+_TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIRE_ID = re.compile(r".*:\d{11,}", re.DOTALL)
 
 
@@ -50,6 +52,15 @@ def check_name(
     raise error(
         f"{what} {shown} cannot be used: a string of 1 to {most} characters "
         "without control characters"
+    )
+
+
+def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
+    """The name of a tenant: 1 to 64 letters, digits, '_', '.' or '-'."""
+    if isinstance(value, str) and _TENANT.fullmatch(value):
+        return value
+    raise error(
+        f"tenant {value!r:.80} cannot be used: 1 to 64 letters, digits, '_', '.' or '-', or None"
     )
 
 

@@ -1,12 +1,12 @@
 -- Store new schedules, all or none of them.
 --
--- @include plans settings moments
+-- @include plans settings moments tenancy
 -- PROBES itself: what it writes without having read it
 -- ARGV op           text  random id of this operation
 -- ARGV client_now   int   the moment from which the next runs were computed, ms
 -- ARGV on_conflict  text  'error' or 'replace': what to do with an id that is taken
--- ARGV ...  schedules, seven each: id, user, name of its tasks, definition, revision, next moment in ms,
---           when to act then
+-- ARGV ...  schedules, eight each: id, user, name of its tasks, definition, revision, next moment in ms,
+--           when to act then, tenant or empty
 --
 -- A replaced schedule keeps its counts and its last run, and is active again.
 --
@@ -18,7 +18,7 @@ if before then return { before } end
 if is_skewed(A.client_now) then return { 'skewed', now } end
 
 local ids = {}
-for i = FIRST, #ARGV, 7 do ids[#ids + 1] = ARGV[i] end
+for i = FIRST, #ARGV, 8 do ids[#ids + 1] = ARGV[i] end
 local GROUP = 500  -- unpack() has room for a few thousand values
 local taken, left = {}, {}
 for from = 1, #ids, GROUP do
@@ -36,7 +36,7 @@ for from = 1, #ids, GROUP do
 end
 
 local more = {}
-for i = FIRST, #ARGV, 7 do
+for i = FIRST, #ARGV, 8 do
   local old = taken[ARGV[i]] and left[ARGV[i]]
   if not old or old.user ~= ARGV[i + 1] then more[ARGV[i + 1]] = (more[ARGV[i + 1]] or 0) + 1 end
 end
@@ -49,21 +49,23 @@ end
 local soonest = soonest_due()
 local wake = false
 for _, name in ipairs({ 'plan', 'schedule_index', 'schedule_names', 'broken', 'scheduler_wake', 'stats',
-  'moments' }) do
+  'moments', 'tenants', 'tenant_users', 'tenant_schedules' }) do
   probe(name)
 end
 for from = 1, #ids, GROUP do
   local definitions, plans, due, states, index, named = {}, {}, {}, {}, {}, {}
   for n = from, math.min(from + GROUP - 1, #ids) do
-    local i = FIRST + (n - 1) * 7
+    local i = FIRST + (n - 1) * 8
     local id, user, name, due_ms = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 6]
     local state = { user = user, active = true, runs = 0, since = now }
+    if ARGV[i + 7] ~= '' then state.tenant = ARGV[i + 7] end
     local old, old_name = left[id], taken[id] and name_in(taken[id])
     if old_name and old_name ~= name then name_schedule(id, old_name, nil) end
     if old then
       if old.user and old.user ~= user then
         redis.call('ZREM', K.schedule_index, old.user .. '\0' .. id)
       end
+      leave_tenant(id, old)
       if taken[id] then
         local dropped = count_dropped(id, old)
         if dropped then note_moment(id, dropped, 'missed') end
@@ -72,6 +74,7 @@ for from = 1, #ids, GROUP do
       end
       redis.call('HDEL', K.broken, id)
     end
+    enter_tenant(id, state)
     definitions[#definitions + 1] = id
     definitions[#definitions + 1] = ARGV[i + 3]
     plans[#plans + 1] = id

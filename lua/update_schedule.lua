@@ -1,6 +1,6 @@
 -- Replace the definition of a schedule, if it is still the one that the change was made from.
 --
--- @include plans moments changes settings
+-- @include plans moments changes settings tenancy
 -- ARGV op          text  random id of this operation
 -- ARGV client_now  int   the moment from which the next run was computed, ms
 -- ARGV id          text  the schedule
@@ -8,6 +8,7 @@
 -- ARGV base        text  the revision of the plan as it was read: a save may leave the text as it is
 -- ARGV definition  text  the new one
 -- ARGV user        text  whose it is now
+-- ARGV tenant      text  of which tenant it is now, or empty
 -- ARGV revision    text  random, new with every save
 -- ARGV old_name    text  of its tasks, as it was read
 -- ARGV task_name   text  of its tasks from now on
@@ -37,11 +38,14 @@ if A.next_ms ~= '' or A.active == '0' then
   local dropped = count_dropped(A.id, state)
   if dropped then note_moment(A.id, dropped, 'missed') end
 end
+leave_tenant(A.id, state)
 if state.user ~= A.user then
   if state.user then redis.call('ZREM', K.schedule_index, state.user .. '\0' .. A.id) end
   redis.call('ZADD', K.schedule_index, 0, A.user .. '\0' .. A.id)
   state.user = A.user
 end
+state.tenant = A.tenant ~= '' and A.tenant or nil
+enter_tenant(A.id, state)
 local set_aside = state.reason and not state.paused
 if A.active == '1' or (A.active == '' and set_aside and A.next_ms ~= '') then
   -- The second: it was set aside while the change was on its way, and the change plans it anew.

@@ -452,6 +452,21 @@ MUTATIONS = (
         "",
         "test_a_run_that_is_replaced_is_cancelled",
     ),
+    # --- tenants
+    Mutation(
+        "tenants: that the first one holds",
+        "lua/lib/tenants.lua",
+        "if redis.call('HEXISTS', K.tenants, user) == 1 then return end",
+        "",
+        "test_a_user_stays_with_its_first_tenant",
+    ),
+    Mutation(
+        "tenants: that a schedule leaves its old one",
+        "lua/update_schedule.lua",
+        "leave_tenant(A.id, state)\n",
+        "",
+        "test_a_schedule_is_listed_under_one_tenant",
+    ),
     # --- schedules: what they may, and when they stop
     Mutation(
         "jitter: after a fire",

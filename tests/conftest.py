@@ -10,12 +10,16 @@ from typing import Protocol
 
 import pytest
 import redis
+from browser import chromium, open_page, web
 from prometheus_client import CollectorRegistry
 from support import check_consistency
 
 from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+
+__all__ = ["chromium", "open_page", "web"]  # fixtures of the web tests
 
 
 class Server(Protocol):
@@ -90,6 +94,19 @@ def queue(
 def registry() -> CollectorRegistry:
     """A registry of the test's own: metrics of others do not show in it."""
     return CollectorRegistry()
+
+
+@pytest.fixture
+def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
+    """A scheduler of `queue` that does something only when the test ticks it."""
+    return TaskScheduler(queue, "one", registry=registry)
+
+
+@pytest.fixture
+def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskScheduler]:
+    """A second scheduler with its own connections, as in another process."""
+    with TaskQueue(redis_client, clock=clock) as queue:
+        yield TaskScheduler(queue, "two", registry=CollectorRegistry())
 
 
 @pytest.fixture

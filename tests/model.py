@@ -33,6 +33,7 @@ class ModelTask:
     level: int
     document: Document
     name: str = "default"
+    tenant: str | None = None
     due_ms: int = 0
     arrival: int = 0
     state: str = "new"
@@ -93,6 +94,7 @@ class ModelQueue:
     def __init__(self) -> None:
         self.settings = ModelSettings()
         self.users: dict[str, ModelUser] = {}
+        self.tenants: dict[str, str] = {}
         self.tasks: dict[str, ModelTask] = {}
         self.graves: dict[str, Grave] = {}
         self.claims: dict[str, list[str]] = {}
@@ -275,10 +277,16 @@ class ModelQueue:
         self.store(new.values(), now)
         return "pushed"
 
+    def join(self, user: str, tenant: str | None) -> None:
+        """A user without a tenant belongs to the first that is named."""
+        if tenant is not None:
+            self.tenants.setdefault(user, tenant)
+
     def store(self, new: Iterable[ModelTask], now: int) -> None:
         """Store tasks that are new: they wait, or are delayed."""
         waiting = []
         for task in new:
+            self.join(task.user, task.tenant)
             self.arrivals += 1
             task.arrival = self.arrivals
             self.tasks[task.task_id] = task
@@ -633,6 +641,11 @@ class ModelQueue:
         if slots is not None:
             self.slots[name] = slots
 
+    def set_tenant(self, user: str, tenant: str | None) -> None:
+        """A user belongs to a tenant from now on, or to none."""
+        self.tenants.pop(user, None)
+        self.join(user, tenant)
+
     def set_user(self, user: str, now: int, **change: float | bool | None) -> None:
         """Change settings; a new weight rescales what the user is ahead of the clock."""
         old = self.user(user)
@@ -678,6 +691,7 @@ class ModelSchedule:
     user: str
     level: int
     payload: int
+    tenant: str | None = None
     active: bool = True
     nominal_ms: int | None = None
     due_ms: int = 0
@@ -783,6 +797,7 @@ class ModelSchedulers:
     def _saved(self, schedule: ModelSchedule) -> None:
         self.saves += 1
         schedule.saves = self.saves
+        self.queue.join(schedule.user, schedule.tenant)
 
     def active(self) -> list[ModelSchedule]:
         """Those that are planned, soonest first."""
@@ -872,7 +887,11 @@ class ModelSchedulers:
             document = (schedule.user, schedule.level, schedule.payload, task_id)
             new.append(
                 ModelTask(
-                    task_id=task_id, user=schedule.user, level=schedule.level, document=document
+                    task_id=task_id,
+                    user=schedule.user,
+                    level=schedule.level,
+                    document=document,
+                    tenant=schedule.tenant,
                 )
             )
         missed = min(MISSED_CAP, (moment - nominal) // schedule.cron.period_ms)

@@ -11,13 +11,15 @@ import pytest
 import redis
 from support import State, dump
 
-from fairqueue.clock import to_ms
+from fairqueue.clock import from_ms, to_ms
 from fairqueue.models import ScheduledTask
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.scripts import Script
 
 THURSDAY = datetime(2026, 3, 5, 8, 59, 30, tzinfo=UTC)  # half a minute before nine
+
+Noted = tuple[datetime, datetime, int, str]
 
 # Written by every script to recognise its repetition: no part of what the queue is.
 _REPLAY = ("ops", "ops_before")
@@ -84,6 +86,16 @@ def due_at(client: redis.Redis, queue: TaskQueue, schedule_id: str) -> float | N
 def fired_ids(client: redis.Redis, queue: TaskQueue) -> list[str]:
     """The ids of all tasks that are stored, sorted."""
     return sorted(name.decode() for name in cast(list[bytes], client.hkeys(queue.keys["tasks"])))
+
+
+def noted(client: redis.Redis, queue: TaskQueue, schedule_id: str = "nine") -> list[Noted]:
+    """The stretches of moments that were not fired: first, last, how many, and why."""
+    found = []
+    for member, _ in client.zscan_iter(queue.keys["moments"]):
+        schedule, last, first, count, reason = member.decode().split("\0")
+        if schedule == schedule_id:
+            found.append((from_ms(int(first)), from_ms(int(last)), int(count), reason))
+    return sorted(found)
 
 
 def before_script(

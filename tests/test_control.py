@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -58,18 +58,6 @@ REPLAY_S = 60.0  # a generation of remembered answers; see lua/lib/replay.lua
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(THURSDAY)
-
-
-@pytest.fixture
-def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
-    return TaskScheduler(queue, "one", registry=registry)
-
-
-@pytest.fixture
-def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskScheduler]:
-    """A second scheduler with its own connections, as in another process."""
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield TaskScheduler(queue, "two", registry=CollectorRegistry())
 
 
 def fates(
@@ -888,6 +876,7 @@ FULL: dict[str, Any] = {
     "backoff": [1, 2.5],
     "timeout": 60,
     "max_failures": 3,
+    "tenant": "acme",
 }
 RULES: list[dict[str, Any]] = [
     {"cron_expr": "H 9 * * *"},
@@ -895,7 +884,7 @@ RULES: list[dict[str, Any]] = [
     {"cron_expr": None, "every": timedelta(minutes=2, milliseconds=500)},
     {"cron_expr": None, "at": at(6, 9)},
 ]
-_OWN = ("schedule_id", "created_at", "updated_at", "next_run")
+_OWN = ("schedule_id", "created_at", "updated_at", "next_run", "revision")
 
 
 def settings_of(scheduler: TaskScheduler, schedule_id: str) -> dict[str, Any]:

@@ -15,7 +15,14 @@ from support import claim_one, dump, fill, make_task, push, stats
 
 from fairqueue import history as history_module
 from fairqueue.clock import ManualClock, from_ms
-from fairqueue.errors import BrokenRecord, InvalidInput, InvalidTask, QueueFull, UnknownTask
+from fairqueue.errors import (
+    BrokenRecord,
+    InvalidInput,
+    InvalidPayload,
+    InvalidTask,
+    QueueFull,
+    UnknownTask,
+)
 from fairqueue.history import ENDED, STATUSES, Attempt, FailureGroup, History, Run, RunDetails
 from fairqueue.models import Claim, Page, Task
 from fairqueue.queue import TaskQueue, this_place
@@ -1269,6 +1276,38 @@ def test_a_failed_run_is_run_again_once(queue: TaskQueue, history: History) -> N
     assert history.retry("old", triggered_by="dave") == first
     assert queue.size() == 1
     assert run_of(history, first).triggered_by == "carol"
+
+
+def test_a_failed_run_can_be_run_again_with_another_payload(
+    queue: TaskQueue, history: History
+) -> None:
+    bury(queue, "old", name="report", payload={"table": "typo"}, tenant="acme")
+    new_id = history.retry("old", payload={"table": "right"})
+    assert history.retry("old", payload={"table": "late"}) == new_id
+    assert history.retry("old") == new_id
+    task = claim_one(queue).task
+    assert (task.task_id, task.payload, task.name) == (new_id, {"table": "right"}, "report")
+    assert (task.retry_of, task.tenant) == ("old", "acme")
+    before = details(history, "old").task
+    assert before is not None
+    assert before.payload == {"table": "typo"}
+
+
+def test_an_empty_payload_is_one(queue: TaskQueue, history: History) -> None:
+    bury(queue, "old", payload={"table": "typo"})
+    history.retry("old", payload={})
+    assert claim_one(queue).task.payload == {}
+
+
+@pytest.mark.parametrize("payload", [["a"], "text", {"a": {1}}, {"a": "x" * 300_000}], ids=type)
+def test_a_run_is_not_run_again_with_what_is_no_payload(
+    queue: TaskQueue, history: History, payload: Any
+) -> None:
+    bury(queue, "old")
+    with pytest.raises(InvalidPayload, match="payload"):
+        history.retry("old", payload=payload)
+    assert run_of(history, "old").retried_as is None
+    assert queue.size() == 0
 
 
 def test_a_run_that_timed_out_can_be_run_again_and_again(

@@ -1,47 +1,22 @@
 """What becomes of moments that passed while no scheduler ran, on a clock that the test moves."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 from prometheus_client import CollectorRegistry
-from scheduling import THURSDAY, add, at, due_at, fire_id, fired_ids, get, ms
+from scheduling import THURSDAY, Noted, add, at, due_at, fire_id, fired_ids, get, ms, noted
 from support import claim_one, push, stats
 
 from fairqueue.clock import ManualClock, from_ms
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 
-Noted = tuple[datetime, datetime, int, str]
-
 
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(THURSDAY)
-
-
-@pytest.fixture
-def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
-    return TaskScheduler(queue, "one", registry=registry)
-
-
-@pytest.fixture
-def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskScheduler]:
-    """The scheduler of another process, which comes after the outage."""
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield TaskScheduler(queue, "two", registry=CollectorRegistry())
-
-
-def noted(client: redis.Redis, queue: TaskQueue, schedule_id: str = "nine") -> list[Noted]:
-    """The stretches of moments that were not fired: first, last, how many, and why."""
-    found = []
-    for member, _ in client.zscan_iter(queue.keys["moments"]):
-        schedule, last, first, count, reason = member.decode().split("\0")
-        if schedule == schedule_id:
-            found.append((from_ms(int(first)), from_ms(int(last)), int(count), reason))
-    return sorted(found)
 
 
 def hours(day: int, first: int, last: int) -> list[datetime]:

@@ -53,6 +53,7 @@ EXAMPLES = os.environ.get("FAIRQUEUE_MODEL_EXAMPLES")
 SHRINK = os.environ.get("FAIRQUEUE_MODEL_SHRINK", "1" if EXAMPLES else "0") != "0"
 
 USERS = ("ann", "bob", "cy", "dee")
+TENANTS = (None, None, "red", "blue")
 SCHEDULES = ("s1", "s2", "s3")
 SCHEDULERS = ("one", "two")
 SLOW = "slow"  # the name whose slots are limited, and which some workers avoid
@@ -70,6 +71,7 @@ CRONS = {
 
 # Weights are powers of two and intervals of rates are whole, so that tags are exact numbers.
 users = st.sampled_from(USERS)
+tenants = st.sampled_from(TENANTS)
 levels = st.sampled_from((1, 3, 3, 3, 5, 6, 6))
 delays = st.sampled_from((None, None, None, None, 0, 500, 4_000, 70_000))
 picks = st.integers(0, 999)
@@ -96,12 +98,18 @@ schedule_changes = st.one_of(
     st.fixed_dictionaries({"active": st.booleans()}),
     st.fixed_dictionaries({"active": st.booleans(), "cron": st.sampled_from(sorted(CRONS))}),
     st.fixed_dictionaries({"user": users, "level": levels}),
+    st.fixed_dictionaries({"tenant": tenants}),
 )
 
 
 def name_of(task_id: str) -> str:
     """Every third task is slow; an id that is pushed again has the same name."""
     return SLOW if int(task_id[1:]) % 3 == 0 else "default"
+
+
+def tenant_of(task_id: str) -> str | None:
+    """As `name_of`: the same for the same id."""
+    return TENANTS[int(task_id[1:]) % len(TENANTS)]
 
 
 # --- a network that loses replies -----------------------------------------------------------------
@@ -150,6 +158,8 @@ def _essence(name: str, answer: Any) -> Any:
     if name == "lead":
         # A repetition renews the term that the first has begun.
         return [answer[0] == b"follower", *answer[1:]]
+    if name == "sample":
+        return None  # a repetition finds that it is taken, and nobody asks who took it
     return answer
 
 
@@ -351,6 +361,7 @@ class Machine(RuleBasedStateMachine):
             priority=level,
             task_id=task_id,
             name=name_of(task_id),
+            tenant=tenant_of(task_id),
             delay=None if delay_ms is None else delay_ms / 1000,
         )
         due_ms = self.now + (delay_ms or 0)
@@ -360,6 +371,7 @@ class Machine(RuleBasedStateMachine):
             level=level,
             document=(user, level),
             name=name_of(task_id),
+            tenant=tenant_of(task_id),
             due_ms=due_ms,
         )
 
@@ -586,6 +598,13 @@ class Machine(RuleBasedStateMachine):
             expected.paused,
         )
 
+    @rule(user=users, tenant=tenants, lost=lost_reply)
+    def set_tenant(self, user: str, tenant: str | None, lost: bool) -> None:
+        self.link.echo = lost
+        assert self.queue.set_user(user, tenant=tenant).tenant == tenant
+        self.link.echo = False
+        self.model.set_tenant(user, tenant)
+
     @rule(slots=st.sampled_from((None, 1, 1, 2)), lost=lost_reply)
     def set_slots(self, slots: int | None, lost: bool) -> None:
         self.link.echo = lost
@@ -610,14 +629,27 @@ class Machine(RuleBasedStateMachine):
         cron=st.sampled_from(sorted(CRONS)),
         user=users,
         level=levels,
+        tenant=tenants,
         replacing=st.booleans(),
         lost=lost_reply,
     )
     def add_schedule(
-        self, schedule_id: str, cron: str, user: str, level: int, replacing: bool, lost: bool
+        self,
+        schedule_id: str,
+        cron: str,
+        user: str,
+        level: int,
+        tenant: str | None,
+        replacing: bool,
+        lost: bool,
     ) -> None:
         planned = ModelSchedule(
-            schedule_id=schedule_id, cron=CRONS[cron], user=user, level=level, payload=0
+            schedule_id=schedule_id,
+            cron=CRONS[cron],
+            user=user,
+            level=level,
+            payload=0,
+            tenant=tenant,
         )
         added = self.planned.add(planned, self.now, replacing=replacing)
         self.link.echo = lost
@@ -628,6 +660,7 @@ class Machine(RuleBasedStateMachine):
                 priority=level,
                 payload={"n": 0},
                 schedule_id=schedule_id,
+                tenant=tenant,
                 on_conflict="replace" if replacing else "error",
             )
             assert answer == schedule_id
@@ -827,6 +860,7 @@ class Machine(RuleBasedStateMachine):
         assert same(raw.numbers("throttle"), model.throttle)
         assert same(raw.numbers("usage"), model.usage)
         assert raw.numbers("running") == model.running()
+        assert raw.hash("tenants") == model.tenants
         real = {name: fair.get(name, 0.0) for name in ("clock", "critical_clock")}
         real["credit"] = fair.get("credit", 10.0)
         clocks = {"clock": model.clock, "critical_clock": model.critical_clock}
@@ -859,6 +893,7 @@ class Machine(RuleBasedStateMachine):
             assert state.get("missed", 0) == schedule.missed
             assert state.get("last_run") == schedule.last_run_ms
             assert CRONS[definition["cron_expr"]] == schedule.cron
+            assert state.get("tenant") == definition.get("tenant") == schedule.tenant
             assert (definition["user_id"], definition["priority"], definition["payload"]) == (
                 schedule.user,
                 schedule.level,

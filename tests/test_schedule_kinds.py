@@ -18,12 +18,12 @@ from scheduling import (
     fired_ids,
     get,
     ms,
+    noted,
     record,
     state_of,
     tamper,
 )
 from support import claim_one, stats
-from test_misfire import noted
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidCron, InvalidInput, InvalidSchedule, ScheduleQuota
@@ -35,11 +35,6 @@ from fairqueue.scheduler import TaskScheduler, TickReport
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(THURSDAY)
-
-
-@pytest.fixture
-def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
-    return TaskScheduler(queue, "one", registry=registry)
 
 
 def add_rule(scheduler: TaskScheduler, schedule_id: str = "s", **fields: Any) -> str:

@@ -71,6 +71,24 @@ def test_a_triggered_run_has_the_policy_too(
     assert attempts(queue, clock, failing_worker(queue, retries=5)) == 2
 
 
+def test_a_run_that_is_run_again_has_the_policy_too(
+    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler
+) -> None:
+    scheduler.trigger(scheduler.add_schedule("0 0 1 1 *", "alice", retries=1, timeout=7.5))
+    worker = failing_worker(queue, retries=5)
+    assert attempts(queue, clock, worker) == 2
+    history = History(queue)
+    (failed,) = history.runs("failed")
+    again = history.retry(failed.task_id)
+    history.discard(failed.task_id)
+
+    details = history.get(again)
+    assert details is not None
+    assert details.task is not None
+    assert details.task.policy == {"retries": 1, "timeout": 7.5}
+    assert attempts(queue, clock, worker) == 2
+
+
 def test_the_timeout_of_a_schedule_wins() -> None:
     handler = Handler("default", lambda payload: None, HandlerSettings.create(timeout=30.0))
 

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -45,18 +45,6 @@ OwnServer = Callable[..., EmbeddedServer]
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock(THURSDAY)
-
-
-@pytest.fixture
-def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
-    return TaskScheduler(queue, "one", registry=registry)
-
-
-@pytest.fixture
-def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskScheduler]:
-    """A second scheduler with its own connections, as in another process."""
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield TaskScheduler(queue, "two", registry=CollectorRegistry())
 
 
 def sample(registry: CollectorRegistry, name: str, **labels: str) -> float:
@@ -841,6 +829,14 @@ OFF = STORED | {
     "schedule_state": {"s": json.dumps(STATE | {"active": False, "reason": "r"})},
     "broken": {"s": json.dumps({"reason": "r", "since": 1})},
 }
+OF_TENANT = STORED | {
+    "plan": {"s": f"rev {NOW + 5}"},
+    "due": {"s": NOW + 5},
+    "schedule_state": {"s": json.dumps(STATE | {"tenant": "acme"})},
+    "tenant_schedules": {"acme\0alice\0s": 0},
+    "tenants": {"alice": "acme"},
+    "tenant_users": {"acme\0alice": 0},
+}
 TASK = f"s:{NOW - 500}"
 DOCUMENT = task_document("alice", "default", 3, "{}", "s", NOW - 500)
 
@@ -923,7 +919,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "a new one, earlier than all others",
             {},
             {"op": "o", "client_now": NOW, "on_conflict": "error"},
-            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5],
+            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5, ""],
             [b"added"],
             {
                 "schedules.s": (None, STORED_DEFINITION),
@@ -943,8 +939,8 @@ TRANSITIONS: list[tuple[str, Row]] = [
             STORED,
             {"op": "o", "client_now": NOW, "on_conflict": "error"},
             [
-                *("t", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5),
-                *("s", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5),
+                *("t", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
+                *("s", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
             ],
             [b"exists", b"s"],
             {},
@@ -956,7 +952,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "one that is replaced",
             OFF,
             {"op": "o", "client_now": NOW, "on_conflict": "replace"},
-            ["s", "bob", "other", '{"n":2}', "rev2", NOW + 5, NOW + 9],
+            ["s", "bob", "other", '{"n":2}', "rev2", NOW + 5, NOW + 9, ""],
             [b"added"],
             {
                 "schedules.s": (STORED_DEFINITION, {"n": 2}),
@@ -978,12 +974,36 @@ TRANSITIONS: list[tuple[str, Row]] = [
     (
         "add_schedules",
         (
+            "one of a tenant, in place of one of another",
+            OF_TENANT,
+            {"op": "o", "client_now": NOW, "on_conflict": "replace"},
+            ["s", "bob", "job", DEFINITION, "rev2", NOW + 60_000, NOW + 60_000, "blue"],
+            [b"added"],
+            {
+                "plan.s": (f"rev {NOW + 5}", f"rev2 {NOW + 60_000}"),
+                "due.s": (NOW + 5, NOW + 60_000),
+                "schedule_state.s": (
+                    STATE | {"tenant": "acme"},
+                    STATE | {"user": "bob", "tenant": "blue", "since": NOW},
+                ),
+                "schedule_index.alice\0s": (0, None),
+                "schedule_index.bob\0s": (None, 0),
+                "tenant_schedules.acme\0alice\0s": (0, None),
+                "tenant_schedules.blue\0bob\0s": (None, 0),
+                "tenants.bob": (None, "blue"),
+                "tenant_users.blue\0bob": (None, 0),
+            },
+        ),
+    ),
+    (
+        "add_schedules",
+        (
             "more than a user may have",
             STORED | {"settings": {"max_schedules": 1}},
             {"op": "o", "client_now": NOW, "on_conflict": "replace"},
             [
-                *("s", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5),
-                *("t", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5),
+                *("s", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
+                *("t", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
             ],
             [b"quota", b"alice"],
             {},
@@ -995,7 +1015,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "from a clock that is wrong",
             {},
             {"op": "o", "client_now": NOW - 1001, "on_conflict": "error"},
-            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5],
+            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5, ""],
             [b"skewed", NOW],
             {},
         ),
@@ -1043,6 +1063,73 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "schedule_index.alice\0s": (0, None),
                 "schedule_index.bob\0s": (None, 0),
                 "stats.missed": (None, "1"),
+            },
+        ),
+    ),
+    (
+        "update_schedule",
+        (
+            "to another tenant; the user stays where it is",
+            OF_TENANT,
+            {
+                "expected": DEFINITION,
+                "definition": DEFINITION,
+                "next_ms": "",
+                "active": "",
+                "tenant": "blue",
+            },
+            [],
+            [b"updated"],
+            {
+                "plan.s": (f"rev {NOW + 5}", f"rev2 {NOW + 5}"),
+                "schedule_state.s": (STATE | {"tenant": "acme"}, STATE | {"tenant": "blue"}),
+                "tenant_schedules.acme\0alice\0s": (0, None),
+                "tenant_schedules.blue\0alice\0s": (None, 0),
+            },
+        ),
+    ),
+    (
+        "update_schedule",
+        (
+            "of a tenant, to another user",
+            OF_TENANT,
+            {
+                "expected": DEFINITION,
+                "definition": DEFINITION,
+                "next_ms": "",
+                "active": "",
+                "user": "bob",
+                "tenant": "acme",
+            },
+            [],
+            [b"updated"],
+            {
+                "plan.s": (f"rev {NOW + 5}", f"rev2 {NOW + 5}"),
+                "schedule_state.s": (
+                    STATE | {"tenant": "acme"},
+                    STATE | {"tenant": "acme", "user": "bob"},
+                ),
+                "schedule_index.alice\0s": (0, None),
+                "schedule_index.bob\0s": (None, 0),
+                "tenant_schedules.acme\0alice\0s": (0, None),
+                "tenant_schedules.acme\0bob\0s": (None, 0),
+                "tenants.bob": (None, "acme"),
+                "tenant_users.acme\0bob": (None, 0),
+            },
+        ),
+    ),
+    (
+        "update_schedule",
+        (
+            "to no tenant",
+            OF_TENANT,
+            {"expected": DEFINITION, "definition": DEFINITION, "next_ms": "", "active": ""},
+            [],
+            [b"updated"],
+            {
+                "plan.s": (f"rev {NOW + 5}", f"rev2 {NOW + 5}"),
+                "schedule_state.s": (STATE | {"tenant": "acme"}, STATE),
+                "tenant_schedules.acme\0alice\0s": (0, None),
             },
         ),
     ),
@@ -1193,6 +1280,25 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "schedule_state.s": (STATE | {"active": False, "reason": "r"}, None),
                 "schedule_index.alice\0s": (0, None),
                 "broken.s": ({"reason": "r", "since": 1}, None),
+            },
+        ),
+    ),
+    (
+        "remove_schedule",
+        (
+            "one of a tenant, whose user stays with it",
+            OF_TENANT,
+            {"op": "o", "id": "s"},
+            [],
+            b"removed",
+            {
+                "schedules.s": (STORED_DEFINITION, None),
+                "schedule_names.job\0s": (0, None),
+                "plan.s": (f"rev {NOW + 5}", None),
+                "due.s": (NOW + 5, None),
+                "schedule_state.s": (STATE | {"tenant": "acme"}, None),
+                "schedule_index.alice\0s": (0, None),
+                "tenant_schedules.acme\0alice\0s": (0, None),
             },
         ),
     ),
@@ -1638,6 +1744,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "client_now": NOW,
         "id": "s",
         "user": "alice",
+        "tenant": "",
         "revision": "rev2",
         "base": "rev",
         "old_name": "job",
@@ -1658,6 +1765,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "reason": "",
     },
     "set_aside": {"op": "o", "token": "T", "id": "s", "reason": "why"},
+    "remove_schedule": {"revision": ""},
 }
 
 
@@ -1739,6 +1847,7 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
         "set_aside",
         "resign",
         "find_stale",
+        "sample",
     }
     assert stats(redis_client)["fired"] == 1
 

@@ -1,6 +1,6 @@
 -- Store new tasks: documents, statuses, and their place among the waiting or the delayed.
 --
--- @include waiting replay stats
+-- @include waiting replay stats tenants
 -- KEYS tasks    hash  task id -> its document, JSON, never changed
 -- KEYS delayed  zset  task id -> when it becomes ready, ms
 -- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
@@ -40,12 +40,21 @@ local function due_at(when)
   return tonumber(when)
 end
 
+local TENANT = ',"tenant":"'
+
+-- The tenant in the head of a status. In JSON a quote inside a value has a backslash before it, so
+-- that this is found nowhere else; and nothing in the name of a tenant is ever escaped.
+local function tenant_in(head)
+  local _, mark = string.find(head, TENANT, 1, true)
+  return mark and string.match(head, '^[%w_.-]+', mark + 1)
+end
+
 -- Store tasks that are new, each { id, user, name, document, head, level, when, schedule, buffered };
 -- `head` is the part of the status that the client knows, JSON without its closing brace. One that
 -- is `buffered` waits for the run of its schedule before it to end. At most a few hundred.
 local function store(list)
   if #list == 0 then return end
-  local documents, statuses, later, ready, open = {}, {}, {}, {}, {}
+  local documents, statuses, later, ready, open, joined = {}, {}, {}, {}, {}, {}
   for i, task in ipairs(list) do
     local due = due_at(task.when)
     local rank = next_rank(task.level, math.max(due, now))
@@ -61,6 +70,11 @@ local function store(list)
       later[#later + 1] = task.id
     else
       ready[#ready + 1] = { id = task.id, user = task.user, rank = rank, name = task.name }
+    end
+    local tenant = tenant_in(head)
+    if tenant and not joined[task.user] then
+      joined[task.user] = true
+      join_tenant(task.user, tenant)
     end
     if task.schedule then
       open[#open + 1] = '0'

@@ -6,7 +6,7 @@
 -- KEYS failures  zset  fingerprint -> when a task was last buried with it, ms
 --
 -- A run is listed from its end until its record is dropped, so that tasks which wait cost nothing
--- here. Kinds: o outcome, u user, n name, c schedule, f fingerprint. Outcomes: s succeeded,
+-- here. Kinds: o outcome, u user, n name, c schedule, f fingerprint, t tenant. Outcomes: s succeeded,
 -- f failed, t timed out, c cancelled. A range of one kind and value, read backwards, is a listing,
 -- newest first.
 
@@ -28,6 +28,7 @@ local function add_places(list, id, record)
   list[#list + 1] = 'n' .. (record.name or '') .. tail
   if record.schedule then list[#list + 1] = 'c' .. record.schedule .. tail end
   if record.fingerprint then list[#list + 1] = 'f' .. record.fingerprint .. tail end
+  if record.tenant then list[#list + 1] = 't' .. record.tenant .. tail end
 end
 
 -- List runs that have just ended, by id.

@@ -8,7 +8,7 @@
 
 -- Fields that a transition calculates with: of another type, they count as absent.
 local NUMBERS = { 'claimed', 'charge', 'ended' }
-local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint' }
+local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint', 'tenant' }
 
 local function parse_status(text)
   local record = decode(text)
