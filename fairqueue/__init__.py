@@ -8,6 +8,7 @@ from fairqueue.errors import (
     ConfigurationError,
     EmbeddedServerError,
     FairQueueError,
+    Forbidden,
     InvalidCron,
     InvalidInput,
     InvalidPayload,
@@ -18,9 +19,12 @@ from fairqueue.errors import (
     RedisRefused,
     RedisUnavailable,
     ScheduleConflict,
+    StaleVersion,
     UnknownSchedule,
     UnknownTask,
     UnknownTimezone,
+    UnknownUser,
+    UnknownWorker,
 )
 from fairqueue.handlers import Discard, Retry, TimedOut
 from fairqueue.history import History
@@ -38,6 +42,7 @@ __all__ = [
     "Discard",
     "EmbeddedServerError",
     "FairQueueError",
+    "Forbidden",
     "History",
     "InvalidCron",
     "InvalidInput",
@@ -55,6 +60,7 @@ __all__ = [
     "RunningTask",
     "ScheduleConflict",
     "ScheduledTask",
+    "StaleVersion",
     "Task",
     "TaskContext",
     "TaskInfo",
@@ -64,5 +70,7 @@ __all__ = [
     "UnknownSchedule",
     "UnknownTask",
     "UnknownTimezone",
+    "UnknownUser",
+    "UnknownWorker",
     "Worker",
 ]

@@ -1,0 +1,55 @@
+-- Keys, logins and sessions: find one that holds, drop one, make room for another.
+--
+-- @include json time
+-- KEYS credentials      hash  id -> JSON: kind, name, role, tenant, by, hash, created, ends, parent
+-- KEYS credential_ends  zset  id -> when it ends, ms
+-- KEYS api_keys         zset  id of a key -> when it was made, ms
+-- KEYS sessions         zset  id of a session or login -> when it was made, ms
+-- KEYS api_pace         hash  id -> when its requests are free of debt, ms
+
+local KEY_LIMIT = 10000      -- more are refused
+local SESSION_LIMIT = 10000  -- the oldest make room
+local CLEANED = 100         -- ended ones that one call drops; the next one finds the others
+
+-- The record of a credential that has not ended, or nil. One that somebody has spoilt is none.
+local function read_credential(id)
+  local record = decode(redis.call('HGET', K.credentials, id))
+  if not record or type(record.hash) ~= 'string' or type(record.kind) ~= 'string' then return nil end
+  if record.ends ~= nil and (type(record.ends) ~= 'number' or record.ends <= now) then return nil end
+  return record
+end
+
+-- The same of one that holds: what it came from, if it came from anything, is still there.
+local function read_holding(id)
+  local record = read_credential(id)
+  if not record or record.parent == nil then return record end
+  if type(record.parent) == 'string' and read_credential(record.parent) then return record end
+  return nil
+end
+
+local function drop_credentials(ids)
+  if #ids == 0 then return end
+  redis.call('HDEL', K.credentials, unpack(ids))
+  redis.call('HDEL', K.api_pace, unpack(ids))
+  redis.call('ZREM', K.credential_ends, unpack(ids))
+  redis.call('ZREM', K.api_keys, unpack(ids))
+  redis.call('ZREM', K.sessions, unpack(ids))
+end
+
+-- Drop what has ended, and the oldest session if there is no room for another one.
+local function make_room()
+  drop_credentials(redis.call('ZRANGE', K.credential_ends, '-inf', now_text, 'BYSCORE', 'LIMIT', 0, CLEANED))
+  if redis.call('ZCARD', K.sessions) >= SESSION_LIMIT then
+    drop_credentials(redis.call('ZRANGE', K.sessions, 0, 0))
+  end
+end
+
+-- Store a record, with when it was made and ends.
+local function write_credential(id, record, ends)
+  record.created, record.ends = now, ends
+  local text = cjson.encode(record)
+  redis.call('HSET', K.credentials, id, text)
+  if ends then redis.call('ZADD', K.credential_ends, text_of(ends), id) end
+  redis.call('ZADD', record.kind == 'key' and K.api_keys or K.sessions, now_text, id)
+  return text
+end

@@ -1,0 +1,33 @@
+-- Begin a session with a login, which is used up by it, or with a key, which stays.
+--
+-- @include credentials replay
+-- FLAGS allow-oom
+-- ARGV op          text  random id of this operation
+-- ARGV id          text  of the login or key
+-- ARGV digest      text  SHA-256 of the secret that came with it
+-- ARGV new_id      text  of the session
+-- ARGV new_digest  text  SHA-256 of its secret
+-- ARGV ttl_ms      int   it ends after so long, or with its key
+--
+-- Digests are compared here, so that a login is looked at and used up in one step, and a wrong
+-- secret does not use it up. Lua compares two strings by where they are and not byte by byte; nor
+-- could the bytes of a digest be guessed one after the other.
+--
+-- Returns the record of the session, JSON; or '' (nothing was changed).
+
+local before = first_answer(A.op)
+if before then return before end
+local found = read_holding(A.id)
+if not found or found.hash ~= A.digest or (found.kind ~= 'login' and found.kind ~= 'key') then
+  return remember(A.op, '')
+end
+local parent = found.kind == 'key' and A.id or found.parent
+local source = parent and read_credential(parent)
+local ends = now + tonumber(A.ttl_ms)
+if source and source.ends then ends = math.min(ends, source.ends) end
+if found.kind == 'login' then drop_credentials({ A.id }) end
+make_room()
+return remember(A.op, write_credential(A.new_id, {
+  kind = 'session', name = found.name, role = found.role, tenant = found.tenant, by = found.by,
+  hash = A.new_digest, parent = parent,
+}, ends))
