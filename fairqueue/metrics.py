@@ -62,6 +62,7 @@ _COUNTERS = {
     "retried": "Tasks that were offered again by their worker.",
     "released": "Tasks that were given back untouched.",
     "buried": "Tasks that went to the dead letters.",
+    "timed_out": "Tasks among them that ran for too long at their last attempt.",
     "cancelled": "Tasks that were cancelled.",
     "expired": "Leases that ended without a word from their worker.",
     "lost_leases": "Calls that were refused because the lease was lost.",

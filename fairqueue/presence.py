@@ -52,19 +52,30 @@ class Presence:
 
     `choice` leaves tasks to other workers that can run them where this one cannot. A task of a name
     that nobody can run is left to nobody; it is claimed, and fails with that reason.
+
+    `on_drain` is called when the worker was asked to take no more and end; `is_draining` says so
+    from then on.
     """
 
-    def __init__(self, queue: TaskQueue, facts: Callable[[], Facts], alerts: Alerts) -> None:
+    def __init__(
+        self,
+        queue: TaskQueue,
+        facts: Callable[[], Facts],
+        alerts: Alerts,
+        on_drain: Callable[[], None] = lambda: None,
+    ) -> None:
         self._queue = queue
         self._store = WorkerStore(queue.link)
         self._facts = facts
         self._alerts = alerts
+        self._on_drain = on_drain
         self._lock = threading.Lock()  # one heartbeat at a time: the newest is the last
         self._said: Facts | None = None
         self._left = False
         self._started_ms = 0
         self._next = 0.0  # monotonic seconds
         self.choice = Choice()
+        self.is_draining = False
 
     @property
     def next_beat(self) -> float:
@@ -123,13 +134,19 @@ class Presence:
         for worker_id in beat.gone:
             fields = {"event": "worker_gone", "worker": worker_id}
             logger.warning("worker_gone", extra=fields)
+        if beat.drained_by is not None and not self.is_draining:
+            self.is_draining = True
+            fields = {"event": "worker_draining", "worker": facts.worker_id, "by": beat.drained_by}
+            logger.info("worker_draining", extra=fields)
+            self._on_drain()
 
     def leave(self) -> None:
-        """Say that the worker ends, if it ever said a word. Raises RedisUnavailable and its kin."""
+        """Say once that the worker ends, if it ever said a word. Raises RedisUnavailable."""
         with self._lock:
             self._left, self._next = True, math.inf
             if self._said is not None:
                 self._store.leave(self._said.worker_id)
+                self._said = None
 
 
 def _choose(handled: frozenset[str], facts: Facts) -> Choice:

@@ -56,8 +56,11 @@ RESTARTS, OUTCOME = -2, -1
 # How it ended: each child by itself, or some killed. 0, neither: the supervisor died, or runs.
 STOPPED, KILLED = 1, 2
 
-# Serves until the event is set; the number is the child's index.
-Serve = Callable[[threading.Event, int], None]
+# The status of a child that is not to be replaced.
+RETIRED = 113
+
+# Serves until the event is set; the number is the child's index. True: it is not to be replaced.
+Serve = Callable[[threading.Event, int], bool | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,7 @@ class ProcessGroup:
     when the memory limit is reached, and when the parent or the supervisor died. One that returns
     earlier is called again, in a new process, at once (ten times a second at most); one that raises
     or dies, after a pause that doubles with each time. The new process has the index of the old.
+    One that returns True has retired and is not called again; when all have, the group has ended.
 
     The children are copies of this process as it is when `start` is called. A lock that another
     thread holds at that moment stays locked in them: start the group before threads. When `serve`
@@ -333,6 +337,7 @@ class _Child:
     due: float = 0.0  # when to start the next one
     kill_at: float = math.inf  # set when it was asked to end
     asked: bool = False
+    retired: bool = False  # it is not to be replaced
 
 
 class _Supervisor:
@@ -466,7 +471,8 @@ class _Supervisor:
         if not pid:
             return
         code = os.waitstatus_to_exitcode(status)
-        crashed = code != 0 and not child.asked
+        child.retired = code == RETIRED
+        crashed = code not in (0, RETIRED) and not child.asked
         fields = self._fields(child) | {"status": code}
         child.pid = self._table[child.index] = 0
         if not crashed or now - child.since >= HEALTHY_S:
@@ -474,8 +480,9 @@ class _Supervisor:
         if crashed:
             self._back_off(child, now)
         else:
-            child.due = max(now, child.since + FIRST_BACKOFF_S)
-        if not self._stopping:
+            child.due = math.inf if child.retired else max(now, child.since + FIRST_BACKOFF_S)
+        self._stopping = self._stopping or all(each.retired for each in self._children)
+        if not self._stopping and not child.retired:
             fields["restart_in"] = round(child.due - now, 3)
         _log(logging.WARNING if crashed else logging.INFO, "process_ended", **fields)
 
@@ -516,8 +523,8 @@ class _Supervisor:
 
     # --- in a child -------------------------------------------------------------------------------
 
-    def _be_child(self, index: int) -> None:
-        """Serve, in a process that was forked for it."""
+    def _be_child(self, index: int) -> int:
+        """Serve, in a process that was forked for it; the status that it ends with."""
         signal.set_wakeup_fd(-1)
         # The lifeline must end with the supervisor, and the parent must see the supervisor's end:
         # no child may keep those open.
@@ -535,7 +542,7 @@ class _Supervisor:
             name="fairqueue-stop",
             daemon=True,
         ).start()
-        self._plan.serve(stop, index)
+        return RETIRED if self._plan.serve(stop, index) else 0
 
 
 def _catch_sigterm() -> int:
@@ -573,10 +580,10 @@ def _watch(lifeline: int, asked: int, stop: threading.Event, plan: _Plan) -> Non
     os.kill(os.getpid(), signal.SIGKILL)  # nobody else is left to do it
 
 
-def _fork(work: Callable[[], None]) -> int:
+def _fork(work: Callable[[], int | None]) -> int:
     """Fork a process that does this work and nothing else, with all signals blocked; its pid.
 
-    It ends with status 0, or with 1 after an exception, which is logged.
+    It ends with the status that the work returns, or with 1 after an exception, which is logged.
     """
     _flush()
     # A signal that comes before the new process has its own handlers waits until it has.
@@ -597,12 +604,11 @@ def _fork(work: Callable[[], None]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work_and_exit(work: Callable[[], None]) -> NoReturn:
+def _work_and_exit(work: Callable[[], int | None]) -> NoReturn:
     """Work, and end the process without the parent's exit handlers and `finally` clauses."""
     status = 1
     try:
-        work()
-        status = 0
+        status = work() or 0
     except BaseException:
         fields = {"event": "process_failed", "pid": os.getpid()}
         logger.exception("process_failed", extra=fields)

@@ -246,10 +246,15 @@ class Worker(Hookable):
     # --- without threads of its own ---------------------------------------------------------------
 
     def run_once(self) -> int:
-        """Run what is ready now, at most `concurrency` tasks, in this thread; how many."""
+        """Run what is ready now, at most `concurrency` tasks, in this thread; how many.
+
+        None after somebody has asked this worker to drain (`WorkerStore.drain`), until `stop`.
+        """
         self._check_isolation()
         self._presence.beat(())
         done = 0
+        if self._presence.is_draining:
+            return done
         with self._slot() as slot:
             while done < self.concurrency:
                 choice = self._presence.choice
@@ -317,6 +322,7 @@ class Worker(Hookable):
     def forever(self, timeout: float = 30.0) -> bool:
         """Start, and go on until SIGINT, SIGTERM or `stop`; then stop, as `stop(timeout)` does.
 
+        It also returns when the worker has ended because it was asked to drain.
         In the main thread only: it takes these two signals over until it returns. Raises
         ConfigurationError elsewhere.
         """
@@ -345,6 +351,19 @@ class Worker(Hookable):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
             awake.close()
             waker.close()
+
+    @property
+    def state(self) -> str:
+        """What became of `start`: "running", "draining" or "stopped".
+
+        It drains after somebody has asked it to (`WorkerStore.drain`): it takes no more tasks, and
+        ends when it has finished those that run. A worker with processes is "running" until the
+        last of them has ended.
+        """
+        if not self._is_alive():
+            return "stopped"
+        pool = self._pool
+        return "draining" if pool is not None and pool.is_draining() else "running"
 
     def _is_alive(self) -> bool:
         if self._group is not None:
@@ -384,15 +403,17 @@ class Worker(Hookable):
         """When `stop` wants all processes to have ended."""
         return math.inf if self._group is None else float(_ENDING.unpack(self._ending[:])[0])
 
-    def _serve(self, stop: threading.Event, index: int) -> None:
-        """Be one of the processes, until it is to end."""
+    def _serve(self, stop: threading.Event, index: int) -> bool:
+        """Be one of the processes, until it is to end; True if it is not to be replaced then."""
         if self._given_id is not None:
             self.worker_id = f"{self._given_id}:{index}"
         self._start_pool(math.inf if self._max_tasks is None else self._max_tasks, stop.set)
         stop.wait()
+        pool = self._pool
         if not self._stop_pool(time.monotonic() + DRAIN_S) and self._deadline() < math.inf:
             self._ending[-1] = True
         self._alerts.close(LAST_ALERTS_S)
+        return pool is not None and pool.is_draining()
 
     # --- what both need ---------------------------------------------------------------------------
 
@@ -403,8 +424,8 @@ class Worker(Hookable):
             if handler.settings.isolated:
                 check_findable(handler)
 
-    def _new_presence(self) -> Presence:
-        return Presence(self.queue, self._facts, self._alerts)
+    def _new_presence(self, on_drain: Callable[[], None] = lambda: None) -> Presence:
+        return Presence(self.queue, self._facts, self._alerts, on_drain)
 
     def _new_keeper(self, presence: Presence) -> Keeper:
         return Keeper(self.queue, self.lease, self._executor.stuck_gauge, presence)
@@ -425,7 +446,8 @@ class Worker(Hookable):
 class _Pool:
     """The threads of a started worker: one that claims and records, and one for each slot.
 
-    They run `most` tasks and end by themselves then; `ended` is called when they take no more.
+    They run `most` tasks and end by themselves then, as they do when the worker was asked to drain;
+    `ended` is called when they take no more.
     """
 
     def __init__(self, worker: Worker, most: float, ended: Callable[[], None]) -> None:
@@ -434,7 +456,7 @@ class _Pool:
         self._executor = worker._executor
         self._listener: Listener = worker.queue.link.listener("wake")
         self._alerts = worker._alerts
-        self._presence = worker._new_presence()
+        self._presence = worker._new_presence(self._listener.nudge)
         self._keeper = worker._new_keeper(self._presence)
         self._capture = worker._new_capture()
         self._talking = threading.Lock()  # while a claim is on its way
@@ -463,18 +485,30 @@ class _Pool:
     def is_alive(self) -> bool:
         return self._dispatcher.is_alive()
 
+    def is_draining(self) -> bool:
+        """Whether somebody has asked the worker to end."""
+        return self._presence.is_draining
+
     def stop(self, deadline: Callable[[], float]) -> bool:
         """Drain; True if everything ended in time. The deadline may come closer meanwhile."""
+        self._take_no_more()
+        self._listener.nudge()
+        while self._dispatcher.is_alive() and (left := deadline() - time.monotonic()) > 0:
+            self._dispatcher.join(min(left, LOOK_S))
+        in_time = not self._give_back_held()
+        self._end()
+        return in_time
+
+    def _take_no_more(self) -> None:
         with self._work:
             self._stopping = True
             # What no slot has begun is given back at once.
             unbegun = list(self._waiting)
             self._waiting.clear()
         self._give_back(unbegun)
-        self._listener.nudge()
-        while self._dispatcher.is_alive() and (left := deadline() - time.monotonic()) > 0:
-            self._dispatcher.join(min(left, LOOK_S))
-        in_time = not self._give_back_held()
+
+    def _end(self) -> None:
+        """End the threads, and say that the worker is gone. May be called again."""
         with self._work:
             self._over = True
             self._work.notify_all()
@@ -483,7 +517,6 @@ class _Pool:
         _leave(self._presence)
         if self._capture is not None:
             self._capture.detach()
-        return in_time
 
     def _give_back_held(self) -> bool:
         """Give back what has not ended; whether there was any."""
@@ -534,6 +567,8 @@ class _Pool:
                     backoff = min(2 * backoff, LONGEST_BACKOFF_S)
         finally:
             self._listener.close()
+            if self.is_draining():
+                self._end()  # nobody may ever call `stop`
             self._ended()
 
     def _is_drained(self) -> bool:
@@ -545,6 +580,10 @@ class _Pool:
     def _turn(self) -> None:
         """Record what is done, take as many as there is room for, wait if there was nothing."""
         self._presence.begin()
+        if self.is_draining():
+            self._take_no_more()
+            if self._is_drained():
+                return
         with self._talking:
             with self._work:
                 done = list(self._done)[:FINISH_CHUNK]

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from fairqueue.clock import from_ms
 from fairqueue.connection import Argument, Link
-from fairqueue.models import UNREADABLE
+from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import check_name
 
 BEAT_S = 10.0  # so often a worker says that it is alive
@@ -21,7 +21,8 @@ class WorkerInfo:
     """A worker that is alive, as it said at its last heartbeat.
 
     `names` are the tasks it has handlers for, "*" among them if it takes any. `current` are the
-    ids of the tasks that it held, a hundred at most, of `running` in all.
+    ids of the tasks that it held, a hundred at most, of `running` in all. `draining`: somebody has
+    asked it to take no more and end.
     """
 
     worker_id: str
@@ -35,6 +36,7 @@ class WorkerInfo:
     started_at: datetime
     seen_at: datetime
     gone_at: datetime
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,14 @@ class Beat:
     """What a worker learns when it says that it is alive.
 
     handled: names of tasks that any living worker has handlers for. stale: runs that were found to
-    go on after their time-out. gone: workers that ended without a word.
+    go on after their time-out. gone: workers that ended without a word. drained_by: who asked this
+    one to take no more tasks and end, if anybody has.
     """
 
     handled: frozenset[str]
     stale: list[StaleRun]
     gone: list[str]
+    drained_by: str | None = None
 
 
 class WorkerStore:
@@ -103,7 +107,20 @@ class WorkerStore:
             handled=frozenset(name.decode() for name in answer[1]),
             stale=read_stale(answer[2]),
             gone=[each.decode() for each in answer[3]],
+            drained_by=answer[4].decode("utf-8", "replace") or None,
         )
+
+    def drain(self, worker_id: str, by: str) -> bool:
+        """Ask a worker to take no more tasks, finish what it runs, and end; False if none is alive.
+
+        It hears of it with its next heartbeat, which comes every ten seconds. Then it ends as by
+        `stop`, without a time-out: `forever` returns, and one of several processes is not replaced.
+        Asked again, nothing changes. `by` says who asks, for its log. Raises InvalidTask for an
+        unusable id or name.
+        """
+        check_name(worker_id, "worker_id")
+        check_name(by, "by")
+        return bool(self._link.run("drain", op=new_id(), worker=worker_id, by=by) == b"asked")
 
     def find_stale(self, now_ms: int | None = None) -> list[StaleRun]:
         """Runs that go on after their time-out, each reported once to whoever asks first."""
@@ -153,6 +170,7 @@ def _info(text: bytes | None, end: bytes) -> WorkerInfo | None:
             started_at=from_ms(int(record["started"])),
             seen_at=from_ms(int(record["seen"])),
             gone_at=from_ms(int(float(end))),
+            draining=isinstance(record.get("drain"), str),
         )
     except UNREADABLE:
         return None  # somebody has spoilt it; its next heartbeat writes it anew

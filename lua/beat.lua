@@ -2,8 +2,8 @@
 --
 -- @include stale
 -- FLAGS allow-oom
--- KEYS workers      hash  worker id -> JSON: host, pid, version, slots, names, current tasks, times;
---                         '' -> the names that any of them runs, in lines
+-- KEYS workers      hash  worker id -> JSON: host, pid, version, slots, names, current tasks, times,
+--                         drain: who asked it to end; '' -> the names that any of them runs, in lines
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms; by: who set them
 -- ARGV worker  text  its id
@@ -14,7 +14,8 @@
 -- Limits that an operator has set stand over what workers declare. Repeated, it says the same again.
 --
 -- Returns { ms of the clock, { names that workers which are alive run }, { stale runs, five values
--- each }, { workers that are gone without a word } }; the lists are empty for one that leaves.
+-- each }, { workers that are gone without a word }, who asked this one to drain or '' }; the lists
+-- are empty for one that leaves.
 
 local GONE_READ = 100    -- the next beat finds those that are left over
 local ALIVE_READ = 1000  -- workers whose names are known
@@ -31,8 +32,7 @@ local function declare(name, declared)
 end
 
 -- The names in a worker's record, in lines.
-local function names_in(text)
-  local record = decode(text) or {}
+local function names_of(record)
   local names = {}
   for _, name in ipairs(type(record.names) == 'table' and record.names or {}) do
     if type(name) == 'string' then names[#names + 1] = name end
@@ -40,11 +40,17 @@ local function names_in(text)
   return table.concat(names, '\n')
 end
 
+-- Who asked the worker to drain. Another one that has its id by now was not asked.
+local function drained_by(before, record)
+  local is_same = before.pid == record.pid and before.started == record.started
+  return is_same and type(before.drain) == 'string' and before.drain or nil
+end
+
 local function names_of_all()
   local alive = redis.call('ZRANGE', K.worker_ends, '+inf', string.format('(%.0f', now), 'BYSCORE', 'REV',
     'LIMIT', 0, ALIVE_READ)
   local texts = redis.call('HMGET', K.workers, unpack(alive))
-  for i, text in ipairs(texts) do texts[i] = names_in(text) end
+  for i, text in ipairs(texts) do texts[i] = names_of(decode(text) or {}) end
   return table.concat(texts, '\n')
 end
 
@@ -62,13 +68,17 @@ end
 if tonumber(A.ttl_ms) == 0 then
   redis.call('HDEL', K.workers, A.worker, '')
   redis.call('ZREM', K.worker_ends, A.worker)
-  return { now, {}, {}, {} }
+  return { now, {}, {}, {}, '' }
 end
 
 local before, known = unpack(redis.call('HMGET', K.workers, A.worker, ''))
-local record = string.format('%s,"seen":%.0f}', A.record, now)
-local own = names_in(record)
-redis.call('HSET', K.workers, A.worker, record)
+local earlier = decode(before) or {}
+local text = string.format('%s,"seen":%.0f', A.record, now)
+local record = decode(text .. '}') or {}
+local drain = drained_by(earlier, record)
+text = text .. (drain and ',"drain":' .. cjson.encode(drain) or '') .. '}'
+local own = names_of(record)
+redis.call('HSET', K.workers, A.worker, text)
 redis.call('ZADD', K.worker_ends, now + tonumber(A.ttl_ms), A.worker)
 local gone = redis.call('ZRANGE', K.worker_ends, '-inf', now, 'BYSCORE', 'LIMIT', 0, GONE_READ)
 if #gone > 0 then
@@ -78,11 +88,11 @@ end
 
 -- Reading the records of all workers at each beat of each of them would be what Redis does all day:
 -- that is done only after one has gone or has changed its names.
-local is_known = known and #gone == 0 and (not before or names_in(before) == own)
+local is_known = known and #gone == 0 and (not before or names_of(earlier) == own)
 local names = distinct(is_known and known .. '\n' .. own or names_of_all())
 redis.call('HSET', K.workers, '', table.concat(names, '\n'))
 
 for name, declared in pairs(decode(A.limits) or {}) do
   if type(declared) == 'table' then declare(name, declared) end
 end
-return { now, names, find_stale(), gone }
+return { now, names, find_stale(), gone, drain or '' }

@@ -1,6 +1,6 @@
 -- Read a part of a listing of runs, newest first: one bounded read.
 --
--- @include records
+-- @include records order
 -- FLAGS no-writes
 -- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>: ended runs
 -- KEYS open      zset  schedule NUL task id: unfinished tasks of schedules
@@ -23,15 +23,6 @@ local BY_NAME = { runs = K.runs, open = K.open, backlog = K.backlog, held = K.he
 local BY_TIME = { waiting = K.waiting, delayed = K.delayed }
 local ID_IN_POSITION = { runs = '^%d+%a(.*)$', open = '^(.*)$', backlog = '^%Z*%z(%Z*)',
   held = '%z(%Z*)$' }
-
--- As Redis orders members of one score; Lua's own < goes by the locale.
-local function is_before(a, b)
-  for i = 1, math.min(#a, #b) do
-    local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
-end
 
 -- How many come before a position and at it, the latest first.
 local function rank_after(key, position)

@@ -192,15 +192,16 @@ def check_consistency(client: redis.Redis, name: str = "default") -> None:
     running = Counter(status[task_id]["user"] for task_id in by_state["running"])
     assert {u: int(n) for u, n in state.get("running", {}).items()} == dict(running)
     _check_users(state, backlog)
+    _check_tenants(state)
     _check_limits(state, by_state["running"], held)
     _check_history(state, by_state["finished"] | by_state["cancelled"] | by_state["buried"])
     _check_schedules(state)
 
 
 def _check_schedules(state: State) -> None:
-    """Schedules are found by their names, and only of those that are there is anything noted.
+    """Schedules are found by name and tenant; only of those that are there is anything noted.
 
-    The name of one whose definition somebody has spoilt stays where it was.
+    The name of one whose definition somebody has spoilt stays where it was, and so does its tenant.
     """
     definitions = {
         schedule: definition if isinstance(definition, dict) else {}
@@ -217,6 +218,16 @@ def _check_schedules(state: State) -> None:
         if definition.get("name")
     }
     assert names == named
+    of_tenants = {
+        member
+        for member in state.get("tenant_schedules", {})
+        if definitions.get(member.rpartition("\0")[2], {}).get("user_id")
+    }
+    assert of_tenants == {
+        f"{definition['tenant']}\0{definition['user_id']}\0{schedule}"
+        for schedule, definition in definitions.items()
+        if definition.get("tenant")
+    }
     known = definitions.keys() | state.get("broken", {}).keys()
     for key in ("moments", "changes"):
         assert {member.partition("\0")[0] for member in state.get(key, {})} <= known
@@ -250,11 +261,13 @@ def _check_history(state: State, ended: set[str]) -> None:
     places, prints = set(), set()
     for task_id in ended:
         record = status[task_id]
-        outcome = "t" if record.get("timed_out") else OUTCOMES[record["state"]]
+        timed_out = record["state"] == "buried" and record.get("timed_out")
+        outcome = "t" if timed_out else OUTCOMES[record["state"]]
         tail = f"\0{record['ended']:013d}{outcome}{task_id}"
         values = ["o" + outcome, "u" + record["user"], "n" + record["name"]]
         values += ["c" + record["schedule"]] if "schedule" in record else []
         values += ["f" + record["fingerprint"]] if "fingerprint" in record else []
+        values += ["t" + record["tenant"]] if "tenant" in record else []
         prints |= {record["fingerprint"]} if "fingerprint" in record else set()
         places |= {value + tail for value in values}
     assert state.get("runs", {}).keys() == places
@@ -279,6 +292,13 @@ def _check_users(state: State, backlog: list[list[str]]) -> None:
         heads.setdefault(user, rank)
     critical = {user for user in ready if heads[user].startswith("0")}
     assert state.get("critical", {}).keys() == critical
+
+
+def _check_tenants(state: State) -> None:
+    """Tenants have the users that belong to them, and users with settings are listed."""
+    tenants = {f"{tenant}\0{user}" for user, tenant in state.get("tenants", {}).items()}
+    assert state.get("tenant_users", {}).keys() == tenants
+    assert state.get("user_names", {}).keys() == state.get("users", {}).keys()
 
 
 def spoil(client: redis.Redis, queue: TaskQueue, key: str) -> None:

@@ -1264,6 +1264,7 @@ def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[
         "push later": lambda: push(queue, "new", delay=5),
         "push critical": lambda: push(queue, "new", priority=Priority.CRITICAL),
         "push many": lambda: push(queue, "new", "newer"),
+        "push for a tenant": lambda: push(queue, "new", tenant="acme"),
         "push again": lambda: push(queue, "alice-9"),
         "claim": lambda: queue.claim("w"),
         "finish": lambda: queue.finish(claims[0]),
@@ -1283,8 +1284,11 @@ def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[
 # What a lone push for a user who is being served has nothing to do with.
 NOT_TOUCHED_BY_A_LONE_PUSH = {
     *("critical", "parked", "idle", "running", "throttle", "usage", "served", "leases", "delayed"),
-    *("held", "slot_line", "open"),
+    *("held", "slot_line", "open", "tenants", "tenant_users"),
 }
+
+
+TENANT_KEYS = {"tenants", "tenant_users"}
 
 
 @pytest.mark.parametrize("key", KEY_TYPES)
@@ -1302,6 +1306,8 @@ def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(
             continue
         if name == "push" and key in NOT_TOUCHED_BY_A_LONE_PUSH:
             continue
+        if name == "push for a tenant" and key in NOT_TOUCHED_BY_A_LONE_PUSH - TENANT_KEYS:
+            continue
         with pytest.raises(RedisRefused) as caught:
             call()
         assert queue.keys[key].decode() in str(caught.value)
@@ -1309,8 +1315,10 @@ def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(
         refused.append(name)
     # The end of a task may pause its schedule; the rest is no business of the queue.
     schedules = {key for key in KEY_TYPES if key.startswith("schedule")} - {"schedule_state"}
-    schedules |= {"broken", "leader", "epoch", "moments", "changes"}
-    assert bool(refused) is (key not in schedules)
+    schedules |= {"broken", "leader", "epoch", "moments", "changes", "tenant_schedules"}
+    stores = {"credentials", "credential_ends", "api_keys", "sessions", "api_pace"}
+    stores |= {"replies", "replies_before", "audit", "samples"}
+    assert bool(refused) is (key not in schedules | stores)
 
 
 @pytest.mark.parametrize("key", sorted(NOT_TOUCHED_BY_A_LONE_PUSH))

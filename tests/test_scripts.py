@@ -30,7 +30,7 @@ FILE_IDS = [str(path.relative_to(FOLDER)) for path in FILES]
 # What a full queue needs in order to drain, and what only reads.
 DRAINS = {"claim", "finish", "retry", "release", "bury", "cancel", "extend", "lead", "resign"}
 DRAINS |= {"beat", "discard", "prune"}
-READS = {"explain", "inspect", "runs"}
+READS = {"explain", "inspect", "runs", "people", "demand", "backlogs", "names", "active", "shares"}
 
 STORES = {"push", "fire", "revive", "add_schedules", "configure", "set_user", "set_limits"}
 

@@ -126,6 +126,7 @@ local function close(id, record, state)
   end_open(id, record)
   end_streak(record, state)
   count(state, 1)
+  if state == 'buried' and record.timed_out then count('timed_out', 1) end
 end
 
 -- See to it that a task which does not run never will. The record's state is ready or delayed.

@@ -1,0 +1,491 @@
+"""Say how the users of a queue fare: what waits and runs, and what each got of all service."""
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fairqueue.clock import from_ms, to_ms
+from fairqueue.connection import Link
+from fairqueue.errors import InvalidInput
+from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id
+from fairqueue.validation import check_count, check_name, check_tenant
+
+MAX_LISTED = 1000  # users in one answer
+MAX_READ = 100  # users that `read` takes
+READ_CHUNK = 10  # of them in one call: about 1 ms of the server's time
+COUNTED_CHUNK = 200  # users whose tasks one call counts: less than 1 ms of the server's time
+MAX_SUMMED = 1000  # users whose weights are summed for what each is entitled to
+SUMMED_CHUNK = 50  # users that one call looks at for that: half a ms of the server's time
+DEMAND_MS = 10_000  # for so long it is known who wants service; a user's own row is always new
+MAX_DEMANDS = 32  # windows for which that is kept
+MAX_BUCKETS, MAX_SHARED = 60, 10  # of `shares`: each bucket of each user is a look-up
+PURGE_CHUNK = 250  # tasks that one call cancels: some 10 ms of the server's time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserInfo:
+    """How a user fares.
+
+    backlog: tasks that wait for a worker; delayed ones are not among them. oldest_wait: for how
+    many seconds the longest waiting of its next tasks waits. wait_p50, wait_p95: seconds that the
+    last 20 of its runs which ended in the window had waited. ended: runs that ended in the window,
+    cancelled ones among them. received: their share of all that ended in it. entitled: its weight
+    among the users that want service in the window, which have tasks that wait or run, or had some
+    that ended; of more than 1,000 such users some are summed, and it is too large then. Who
+    the others are is as it was up to ten seconds ago.
+
+    held: those of the backlog that wait for room in the limits of their names. users_ahead: how
+    many users are served before it; None if it may not be served.
+
+    state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` says it in a
+    sentence. window_start: when the window begins, which is later than it was asked for where runs
+    have been dropped by the retention of the queue. is_known: whether the queue has anything of it.
+    """
+
+    user_id: str
+    settings: UserSettings
+    backlog: int
+    held: int
+    users_ahead: int | None
+    running: int
+    schedules: int
+    oldest_wait: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    ended: int
+    received: float
+    entitled: float
+    state: str
+    why: str
+    parked_until: datetime | None
+    window_start: datetime
+    is_known: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairnessView:
+    """How evenly users are served.
+
+    jain: 1 if all who are backlogged got the same for their weights, 1/n if one had all; None if
+    nobody is. users: how many want service in the window, 1,000 at most. backlogged: how many have
+    waiting tasks. ended: runs that ended in the window. window_start: as in UserInfo.
+    """
+
+    jain: float | None
+    users: int
+    backlogged: int
+    ended: int
+    window_start: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSeries:
+    """Runs that ended in stretches of time, which begin at `times`: of some users, and of others.
+
+    Before `window_start` some have been dropped by the retention of the queue.
+    """
+
+    times: list[datetime]
+    users: list[str]
+    counts: dict[str, list[int]]
+    others: list[int]
+    window_start: datetime
+
+
+class PeopleStore:
+    """The users of one queue."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._demands: dict[tuple[int, str], _Demand] = {}
+
+    def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> list[str]:
+        """Users with waiting or running tasks, those with the most waiting ones first.
+
+        They are put in order among 1,000 each of those who are next to be served, may not be
+        served, have running tasks, and wait for slots; and 1,000 users of the tenant. Raises
+        InvalidInput for a bad limit or tenant.
+        """
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        names = self._link.run("active", limit=MAX_LISTED, tenant=_tenant(tenant))
+        users = [user for name in names if (user := _user(name)) is not None]
+        found: list[tuple[int, int, str]] = []
+        for i in range(0, len(users), COUNTED_CHUNK):
+            part = users[i : i + COUNTED_CHUNK]
+            counts = [int(count) for count in self._link.run("backlogs", rest=part)]
+            found += [
+                (-waiting, -running, user)
+                for user, waiting, running in zip(part, counts[::2], counts[1::2], strict=True)
+                if waiting or running
+            ]
+        return [user for _, _, user in sorted(found)[:limit]]
+
+    def names(
+        self,
+        limit: int = 100,
+        cursor: str | None = None,
+        tenant: str | None = None,
+        prefix: str | None = None,
+    ) -> Page[str]:
+        """A page of all users that the queue knows, in the order of their names' bytes.
+
+        These are the users with waiting tasks, schedules, ended runs that are kept, or settings;
+        of a tenant, all that it ever had. One that has nothing but running or delayed tasks comes
+        when the first of them has ended. A page may be short although its cursor says that there is
+        more. Raises InvalidInput for a bad value.
+        """
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        more, found = self._link.run(
+            "names",
+            after=_decode_cursor(cursor),
+            prefix="" if prefix is None else check_name(prefix, "prefix"),
+            tenant=_tenant(tenant),
+            limit=limit,
+        )
+        users = [user for name in found if (user := _user(name)) is not None]
+        return Page(users, _encode_cursor(found[-1]) if more and found else None)
+
+    def read(self, user_ids: Sequence[str], since: datetime | float) -> list[UserInfo]:
+        """How at most 100 users fare, in their order; shares are those since a moment.
+
+        Of a user that the queue does not know, the answer says so. Raises InvalidInput for a bad
+        value.
+        """
+        if len(user_ids) > MAX_READ:
+            raise InvalidInput(f"{len(user_ids)} users are too many: {MAX_READ} at most")
+        users = [check_name(user, "user_id") for user in user_ids]
+        since_ms = to_ms(since, "since")
+        facts: list[_Facts] = []
+        window_ms = ended = 0
+        for i in range(0, len(users), READ_CHUNK):
+            part = users[i : i + READ_CHUNK]
+            now_ms, window_ms, ended, rows = self._people(part, since_ms)
+            facts += [_Facts.read(user, row, now_ms) for user, row in zip(part, rows, strict=True)]
+        if not facts:
+            return []
+        weights = self._demand(since_ms).weights_with(facts)
+        return [each.info(window_ms, ended, weights) for each in facts]
+
+    def knows(self, user_id: str) -> bool:
+        """Whether the queue has anything of a user. Raises InvalidInput for a bad name."""
+        *_, (row,) = self._people([check_name(user_id, "user_id")], 0)
+        return int(row[-1]) > 0
+
+    def overview(self, snapshot: QueueSnapshot, since: datetime | float) -> FairnessView:
+        """How evenly users are served: `TaskQueue.inspect()` and what ended since a moment."""
+        since_ms = to_ms(since, "since")
+        _, window_ms, ended, _ = self._people([], since_ms)
+        return FairnessView(
+            jain=snapshot.jain_index,
+            users=len(self._demand(since_ms).weights),
+            backlogged=snapshot.active_users,
+            ended=ended,
+            window_start=from_ms(window_ms),
+        )
+
+    def _people(self, users: list[str], since_ms: int) -> tuple[int, int, int, list[Any]]:
+        """The time, the begin of the window, the runs that ended in it, and a row of each user."""
+        now_ms, window_ms, ended, *rows = self._link.run("people", since_ms=since_ms, rest=users)
+        return int(now_ms), int(window_ms), int(ended), rows
+
+    def _demand(self, since_ms: int, tenant: str = "") -> "_Demand":
+        """Who wants service in a window, as it was at most ten seconds ago.
+
+        To find them takes a look at each user, in several calls.
+        """
+        now_ms = self._link.now_ms()
+        key = (round((now_ms - since_ms) / 1000), tenant)
+        known = self._demands.get(key)
+        if known is not None and 0 <= now_ms - known.at_ms < DEMAND_MS:
+            return known
+        found = _Demand(at_ms=now_ms)
+        after = b""
+        for _ in range(0, MAX_SUMMED, SUMMED_CHUNK):
+            after, *flat = self._link.run(
+                "demand",
+                since_ms=since_ms,
+                tenant=tenant,
+                after=after,
+                limit=min(SUMMED_CHUNK, MAX_SUMMED),
+                most=MAX_SUMMED,
+            )
+            found.add(flat)
+            if not after or len(found.weights) >= MAX_SUMMED:
+                break
+        if len(self._demands) >= MAX_DEMANDS:
+            self._demands.clear()
+        self._demands[key] = found
+        return found
+
+    def top(self, since: datetime | float, limit: int, tenant: str | None = None) -> list[str]:
+        """Users of whom the most runs ended since a moment, as it was at most ten seconds ago.
+
+        Of more than 1,000 users so many are compared. Raises InvalidInput for a bad value.
+        """
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        ended = self._demand(to_ms(since, "since"), _tenant(tenant)).ended
+        return sorted(ended, key=lambda user: (-ended[user], user))[:limit]
+
+    def next_task(self, user_id: str) -> str | None:
+        """The id of the task of a user that is handed out next; None if nothing waits."""
+        check_name(user_id, "user_id")
+        part = f"[{user_id}\0", f"({user_id}\1", "LIMIT", 0, 1
+        keys = self._link.keys
+        waiting, held = self._link.ask(
+            *(("ZRANGEBYLEX", keys[key], *part) for key in ("backlog", "held"))
+        )
+        first = [(member, 2) for member in waiting] + [(member, 3) for member in held]
+        for member, place in first:
+            parts = member.decode("utf-8", "replace").split("\0")
+            if len(parts) > place:  # else it is no entry: the next claim drops it
+                return str(parts[place])
+        return None
+
+    def shares(
+        self,
+        since: datetime | float,
+        until: datetime | float,
+        buckets: int,
+        users: Sequence[str],
+        tenant: str | None = None,
+    ) -> ShareSeries:
+        """How many runs of at most 10 users, and of others, ended in at most 60 stretches of time.
+
+        The others are those of the tenant, where there is one. Raises InvalidInput for a bad value.
+        """
+        check_count(buckets, "buckets", least=1, most=MAX_BUCKETS)
+        since_ms, until_ms = to_ms(since, "since"), to_ms(until, "until")
+        if since_ms >= until_ms:
+            raise InvalidInput(f"since {since!r} is not before until {until!r}")
+        if len(users) > MAX_SHARED:
+            raise InvalidInput(f"{len(users)} users are too many: {MAX_SHARED} at most")
+        names = list(dict.fromkeys(check_name(user, "user_id") for user in users))
+        window, everybody, *rows = self._link.run(
+            "shares",
+            since_ms=since_ms,
+            until_ms=until_ms,
+            buckets=buckets,
+            tenant=_tenant(tenant),
+            rest=names,
+        )
+        width = (until_ms - since_ms) / buckets
+        return ShareSeries(
+            times=[from_ms(int(since_ms + number * width)) for number in range(buckets)],
+            users=names,
+            counts={user: [int(n) for n in row] for user, row in zip(names, rows, strict=True)},
+            others=[
+                max(0, int(total) - sum(map(int, own)))
+                for total, *own in zip(everybody, *rows, strict=True)
+            ],
+            window_start=from_ms(int(window)),
+        )
+
+    def waiting(self, user_id: str) -> int:
+        """How many tasks of a user wait for a worker: as many as `purge` would cancel."""
+        check_name(user_id, "user_id")
+        range_ = f"[{user_id}\0", f"({user_id}\1"
+        keys = self._link.keys
+        counts = self._link.ask(*(("ZLEXCOUNT", keys[key], *range_) for key in ("backlog", "held")))
+        return sum(map(int, counts))
+
+    def purge(self, user_id: str, limit: int = PURGE_CHUNK) -> int:
+        """Cancel waiting tasks of a user, at most `limit` (250); how many do not wait any more.
+
+        History has them as cancelled. Call it until it returns 0. Running tasks go on, and so do
+        delayed ones: no index has those by user. Raises InvalidInput for a bad value.
+        """
+        check_name(user_id, "user_id")
+        check_count(limit, "limit", least=1, most=PURGE_CHUNK)
+        return int(self._link.run("purge", op=new_id(), user=user_id, limit=limit))
+
+
+def _tenant(tenant: str | None) -> str:
+    return "" if tenant is None else check_tenant(tenant)
+
+
+def _user(name: bytes) -> str | None:
+    """A user's name; None for what cannot be one."""
+    try:
+        return check_name(name.decode(), "user_id")
+    except ValueError:  # no UTF-8, or InvalidTask
+        return None
+
+
+def _encode_cursor(name: bytes) -> str:
+    return base64.urlsafe_b64encode(name).decode()
+
+
+def _decode_cursor(cursor: object) -> bytes:
+    try:
+        if cursor is None:
+            return b""
+        if not isinstance(cursor, str):
+            raise TypeError("no string")
+        return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
+    except (ValueError, TypeError):
+        raise InvalidInput(f"cursor {cursor!r} is none: pass the `cursor` of a page") from None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Demand:
+    """The weights of users who want service, and how many runs of each ended."""
+
+    at_ms: int
+    weights: dict[str, float] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+
+    def add(self, flat: list[Any]) -> None:
+        """Take up what a script found, as long as there is room."""
+        for name, ended, settings in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+            user = _user(name)
+            if user is None or (len(self.weights) >= MAX_SUMMED and user not in self.weights):
+                continue
+            self.weights[user] = _settings(settings, b"").weight
+            if int(ended):
+                self.ended[user] = int(ended)
+
+    def weights_with(self, facts: Sequence["_Facts"]) -> float:
+        """All weights together, with these users as they are now."""
+        weights = dict(self.weights)
+        for each in facts:
+            if each.wants:
+                weights[each.user] = each.settings.weight
+            else:
+                weights.pop(each.user, None)
+        return math.fsum(weights.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """What is read of a user, and what its state is made of."""
+
+    user: str
+    settings: UserSettings
+    backlog: int
+    held: int
+    running: int
+    before: int
+    schedules: int
+    oldest_ms: int
+    ended: int
+    p50_ms: int
+    p95_ms: int
+    is_known: bool
+    limited_until: datetime | None
+
+    @classmethod
+    def read(cls, user: str, row: list[Any], now_ms: int) -> "_Facts":
+        """The answer of a script."""
+        backlog, held, running, before = (int(value) for value in row[2:6])
+        schedules, oldest_ms, ended, p50_ms, p95_ms, known = (int(value) for value in row[7:])
+        return cls(
+            user=user,
+            settings=_settings(row[0], row[1]),
+            backlog=backlog,
+            held=held,
+            running=running,
+            before=before,
+            schedules=schedules,
+            oldest_ms=oldest_ms,
+            ended=ended,
+            p50_ms=p50_ms,
+            p95_ms=p95_ms,
+            is_known=bool(known),
+            limited_until=_parked_until(row[6], now_ms),
+        )
+
+    @property
+    def wants(self) -> bool:
+        """Whether it wants service in the window."""
+        return self.backlog + self.running + self.ended > 0
+
+    def info(self, window_ms: int, ended: int, weights: float) -> UserInfo:
+        """How the user fares among all."""
+        state, why = self.explain()
+        return UserInfo(
+            user_id=self.user,
+            settings=self.settings,
+            backlog=self.backlog,
+            held=self.held,
+            users_ahead=None if self.before < 0 else self.before,
+            running=self.running,
+            schedules=self.schedules,
+            oldest_wait=_seconds(self.oldest_ms),
+            wait_p50=_seconds(self.p50_ms),
+            wait_p95=_seconds(self.p95_ms),
+            ended=self.ended,
+            received=min(1.0, self.ended / ended) if ended else 0.0,
+            entitled=min(1.0, self.settings.weight / weights) if self.wants else 0.0,
+            state=state,
+            why=why,
+            parked_until=self.limited_until,
+            window_start=from_ms(window_ms),
+            is_known=self.is_known,
+        )
+
+    def explain(self) -> tuple[str, str]:
+        """The state, and why it is so."""
+        most, rate = self.settings.max_running, self.settings.rate
+        waits = f"{self.backlog} {'task waits' if self.backlog == 1 else 'tasks wait'}"
+        if self.settings.paused:
+            return "paused", "paused by an operator" + (f"; {waits}" if self.backlog else "")
+        if not self.backlog:
+            if not self.running:
+                return "idle", "nothing waits"
+            return "served", f"has {self.running} running; nothing waits"
+        if most is not None and self.running >= most:
+            return "capped", f"has {self.running} of {most} running (max_running); {waits}"
+        if rate is not None and self.limited_until is not None:
+            at = self.limited_until.isoformat(timespec="milliseconds")
+            return "rate limited", f"rate of {rate:g}/s reached, next at {at}; {waits}"
+        if self.running:
+            return "served", f"has {self.running} running; {waits}"
+        return "waiting", f"{waits}{self._for_what()}"
+
+    def _for_what(self) -> str:
+        if self.held == self.backlog:
+            return " for room in the limits of the names"
+        if self.before < 0:
+            return ""  # it may not be served, and the next claim looks at it again
+        if self.before == 0:
+            return "; its turn is next"
+        return f"; {self.before} {'user is' if self.before == 1 else 'users are'} before it"
+
+
+def _seconds(ms: int) -> float | None:
+    return None if ms < 0 else ms / 1000
+
+
+def _parked_until(score: bytes, now_ms: int) -> datetime | None:
+    """The moment to come at which a parked user is looked at again; None if there is none."""
+    try:
+        until_ms = int(float(score))
+        return from_ms(until_ms) if until_ms > now_ms else None
+    except (ValueError, OverflowError):  # empty, +inf, or beyond the year 9999
+        return None
+
+
+def _settings(text: bytes, tenant: bytes) -> UserSettings:
+    """The settings of a user; what cannot be read counts as the default, as it does for claims."""
+    try:
+        stored = json.loads(text or b"{}")
+        fields = {name: _positive(stored.get(name)) for name in ("max_running", "max_waiting")}
+        return UserSettings(
+            weight=_positive(stored.get("weight")) or 1.0,
+            rate=_positive(stored.get("rate")),
+            paused=stored.get("paused") is True,
+            tenant=tenant.decode() or None,
+            **{name: None if value is None else int(value) for name, value in fields.items()},
+        )
+    except UNREADABLE:
+        return UserSettings()
+
+
+def _positive(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < math.inf else None

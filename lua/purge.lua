@@ -1,0 +1,56 @@
+-- Cancel waiting tasks of a user: they do not run, and history has them as cancelled.
+--
+-- @include ending
+-- FLAGS allow-oom
+-- ARGV op     text  random id of this operation
+-- ARGV user   text  whose
+-- ARGV limit  int   how many at most, a few hundred
+--
+-- Delayed tasks stay: no index has them by user. The caller calls it until nothing is left.
+--
+-- Returns how many do not wait any more.
+
+local function ids_in(key, pattern, most)
+  local ids, places = {}, {}
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', key, '[' .. A.user .. '\0', '(' .. A.user .. '\1',
+    'LIMIT', 0, most)) do
+    ids[#ids + 1] = string.match(member, pattern) or ''
+    places[#ids] = member
+  end
+  return ids, places
+end
+
+-- An entry that is none: its task cannot be read, or does not wait.
+local function drop_entry(key, id, member)
+  redis.call('ZREM', key, member)
+  local record = read_status(id)
+  if not record or record.state ~= 'ready' then redis.call('ZREM', K.waiting, id) end
+  count('broken_tasks', 1)
+end
+
+local function purge(key, pattern, most, place_of)
+  local ids, places = ids_in(key, pattern, most)
+  if #ids == 0 then return 0 end
+  local records = read_statuses(ids)
+  for i, id in ipairs(ids) do
+    local record = records[id]
+    if record and record.state == 'ready' and place_of(id, record) == places[i] then
+      cancel_waiting(id, record)
+    else
+      drop_entry(key, id, places[i])
+    end
+  end
+  return #ids
+end
+
+local before = first_answer(A.op)
+if before then return tonumber(before) end
+local limit = tonumber(A.limit)
+local purged = purge(K.backlog, '^%Z*%z%Z*%z(%Z*)', limit, member_of)
+if not first_waiting(A.user, 1)[1] then leave(A.user) end  -- the last one may have been none
+if purged < limit then
+  purged = purged + purge(K.held, '%z(%Z*)$', limit - purged, held_member_of)
+end
+if purged > 0 then trim_all(purged) end
+save_fair()
+return tonumber(remember(A.op, purged))

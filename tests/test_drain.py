@@ -1,0 +1,366 @@
+"""Workers that are asked to drain: they take no more, finish what they run, and end."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from scheduling import eventually
+from support import changes, dump, fill, in_thread, push
+
+import fairqueue.presence
+from fairqueue import TaskContext, TaskQueue, Worker
+from fairqueue.clock import ManualClock
+from fairqueue.errors import InvalidInput
+from fairqueue.processes import ProcessGroup
+from fairqueue.workers import GONE_AFTER_S, WorkerStore
+
+WITHIN = 60.0  # seconds after which a test gives up waiting
+
+FACTS: dict[str, object] = {
+    "host": "here",
+    "pid": 7,
+    "version": "1",
+    "slots": 2,
+    "names": [],
+    "current": [],
+    "running": 0,
+    "started": 1_700_000_000_000,
+}
+
+
+@pytest.fixture
+def workers(queue: TaskQueue) -> WorkerStore:
+    return WorkerStore(queue.link)
+
+
+def draining(workers: WorkerStore) -> dict[str, bool]:
+    return {info.worker_id: info.draining for info in workers.alive()}
+
+
+# --- the mark -------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_asked_to_drain_hears_of_it_with_its_next_beat(
+    workers: WorkerStore, clock: ManualClock
+) -> None:
+    assert workers.beat(FACTS, "w").drained_by is None
+    assert workers.drain("w", by="ann")
+    assert draining(workers) == {"w": True}
+    for _ in range(3):  # the mark stays until it has gone
+        clock.advance(10)
+        assert workers.beat(FACTS, "w").drained_by == "ann"
+    assert draining(workers) == {"w": True}
+
+
+def test_only_the_one_that_is_meant_drains(workers: WorkerStore) -> None:
+    for name in ("a", "b"):
+        workers.beat(FACTS, name)
+    workers.drain("a", by="ann")
+    assert workers.beat(FACTS, "b").drained_by is None
+    assert draining(workers) == {"a": True, "b": False}
+
+
+def test_asked_again_it_still_drains_for_the_first_who_asked(workers: WorkerStore) -> None:
+    workers.beat(FACTS, "w")
+    assert workers.drain("w", by='ann "the boss" }')
+    assert workers.drain("w", by="bob")
+    assert workers.beat(FACTS, "w").drained_by == 'ann "the boss" }'
+    (info,) = workers.alive()
+    assert (info.host, info.pid, info.names, info.draining) == ("here", 7, (), True)
+
+
+def test_a_request_that_arrives_twice_is_one(
+    queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis
+) -> None:
+    workers.beat(FACTS, "w")
+    arguments: dict[str, Any] = {"op": "op", "worker": "w", "by": "ann"}
+    assert queue.link.run("drain", **arguments) == b"asked"
+    before = dump(redis_client)
+    assert queue.link.run("drain", **arguments) == b"asked"
+    assert changes(before, dump(redis_client)) == {}
+    workers.leave("w")
+    assert queue.link.run("drain", **arguments) == b"asked"
+    assert "workers" not in dump(redis_client)
+
+
+def test_a_worker_that_is_not_alive_cannot_drain(workers: WorkerStore, clock: ManualClock) -> None:
+    assert not workers.drain("nobody", by="ann")
+    workers.beat(FACTS, "left")
+    workers.leave("left")
+    assert not workers.drain("left", by="ann")
+    workers.beat(FACTS, "gone")
+    clock.advance(GONE_AFTER_S)
+    assert not workers.drain("gone", by="ann")
+
+
+def test_the_mark_goes_with_the_worker(workers: WorkerStore) -> None:
+    workers.beat(FACTS, "w")
+    workers.drain("w", by="ann")
+    workers.leave("w")
+    assert workers.beat(FACTS, "w").drained_by is None
+
+
+@pytest.mark.parametrize("other", [{"pid": 8}, {"started": 1_700_000_000_001}])
+def test_another_worker_that_has_the_id_by_now_was_not_asked(
+    workers: WorkerStore, other: dict[str, object]
+) -> None:
+    workers.beat(FACTS, "w")
+    workers.drain("w", by="ann")
+    assert workers.beat(FACTS | other, "w").drained_by is None
+    assert draining(workers) == {"w": False}
+
+
+@pytest.mark.parametrize("bad", ["", None, "a\0", 3])
+def test_bad_ids_and_names_are_refused(workers: WorkerStore, bad: Any) -> None:
+    workers.beat(FACTS, "w")
+    with pytest.raises(InvalidInput, match="worker_id"):
+        workers.drain(bad, by="ann")
+    with pytest.raises(InvalidInput, match="by"):
+        workers.drain("w", by=bad)
+    assert draining(workers) == {"w": False}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3", '{"id":3}', "\xff"])
+def test_a_spoilt_record_is_no_worker_that_could_drain(
+    queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis, text: str
+) -> None:
+    workers.beat(FACTS, "w")
+    redis_client.hset(queue.keys["workers"], "w", text)
+    assert not workers.drain("w", by="ann")
+    assert workers.beat(FACTS, "w").drained_by is None
+
+
+@pytest.mark.parametrize("mark", ["3", "true", "{}", "null"])
+def test_a_spoilt_mark_is_none(
+    queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis, mark: str
+) -> None:
+    workers.beat(FACTS, "w")
+    text = redis_client.hget(queue.keys["workers"], "w")
+    assert isinstance(text, bytes)
+    redis_client.hset(queue.keys["workers"], "w", text[:-1] + b',"drain":' + mark.encode() + b"}")
+    assert draining(workers) == {"w": False}
+    assert workers.beat(FACTS, "w").drained_by is None
+
+
+# --- a worker -------------------------------------------------------------------------------------
+
+
+class Gate:
+    """A handler that says when it has begun, and goes on when it is told."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def __call__(self, payload: dict[str, Any], context: TaskContext) -> None:
+        self.begun.release()
+        assert self.go_on.wait(WITHIN)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.go_on.set()
+
+
+@pytest.fixture
+def worker(queue: TaskQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """One with two slots whose heartbeats come often."""
+    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    worker = Worker(queue, concurrency=2, worker_id="me")
+    worker.register("default", gate)
+    yield worker
+    gate.go_on.set()
+    worker.stop()
+
+
+def is_alive(queue: TaskQueue, name: str = "me") -> bool:
+    return name in draining(WorkerStore(queue.link))
+
+
+def test_a_worker_finishes_what_it_runs_takes_no_more_and_ends(
+    queue: TaskQueue,
+    workers: WorkerStore,
+    worker: Worker,
+    gate: Gate,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(queue, "alice", 5)
+    assert worker.state == "stopped"
+    with caplog.at_level(logging.INFO, "fairqueue.worker"):
+        worker.start()
+        for _ in range(2):
+            assert gate.begun.acquire(timeout=WITHIN)
+        assert worker.state == "running"
+        assert workers.drain("me", by="ann")
+        eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
+    assert queue.inspect().running == 2  # it goes on with these
+    gate.go_on.set()
+    eventually(lambda: worker.state == "stopped", "it has ended", within=WITHIN)
+    after = queue.inspect()
+    assert (after.counters["finished"], after.ready, after.running) == (2, 3, 0)
+    assert not is_alive(queue)
+    (record,) = [r for r in caplog.records if getattr(r, "event", "") == "worker_draining"]
+    assert (record.worker, record.by) == ("me", "ann")  # type: ignore[attr-defined]
+
+
+def test_a_worker_that_waits_for_tasks_ends_at_once(
+    queue: TaskQueue, workers: WorkerStore, worker: Worker
+) -> None:
+    worker.start()
+    eventually(lambda: is_alive(queue), "it is known", within=WITHIN)
+    workers.drain("me", by="ann")
+    eventually(lambda: worker.state == "stopped", "it has ended", within=WITHIN)
+    eventually(lambda: not is_alive(queue), "it has left", within=WITHIN)
+    assert not [t for t in threading.enumerate() if t.name.startswith("fairqueue-leases")]
+
+
+def test_a_worker_that_has_drained_may_be_stopped_and_started_again(
+    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+) -> None:
+    gate.go_on.set()
+    worker.start()
+    eventually(lambda: is_alive(queue), "it is known", within=WITHIN)
+    workers.drain("me", by="ann")
+    eventually(lambda: worker.state == "stopped", "it has ended", within=WITHIN)
+    assert worker.stop() is True
+    fill(queue, "alice", 3)
+    worker.start()
+    eventually(lambda: queue.inspect().counters.get("finished") == 3, "it runs", within=WITHIN)
+    assert worker.state == "running"
+    assert draining(workers) == {"me": False}
+
+
+def test_stop_ends_one_that_drains(
+    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+) -> None:
+    push(queue, "a")
+    worker.start()
+    assert gate.begun.acquire(timeout=WITHIN)
+    workers.drain("me", by="ann")
+    eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
+    assert worker.stop(0.0) is False  # what runs is given back
+    assert (queue.inspect().ready, queue.inspect().running) == (1, 0)
+    assert not is_alive(queue)
+
+
+def test_one_that_runs_in_the_caller_s_thread_takes_no_more(
+    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+) -> None:
+    gate.go_on.set()
+    fill(queue, "alice", 5)
+    assert worker.run_once() == 2
+    workers.drain("me", by="ann")
+    assert worker.run_once() == worker.run_until_empty() == 0
+    assert draining(workers) == {"me": True}
+    worker.stop()
+    assert worker.run_once() == 2
+    assert draining(workers) == {"me": False}
+
+
+def test_other_workers_go_on_with_what_the_one_that_drains_leaves(
+    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+) -> None:
+    fill(queue, "alice", 6)
+    worker.start()
+    for _ in range(2):
+        assert gate.begun.acquire(timeout=WITHIN)
+    workers.drain("me", by="ann")
+    eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
+    other = Worker(queue, handler=lambda task: None, worker_id="other")
+    assert other.run_until_empty() == 4
+    other.stop()
+    gate.go_on.set()
+    eventually(lambda: queue.inspect().counters.get("finished") == 6, "all ran", within=WITHIN)
+
+
+# --- forever, and processes -----------------------------------------------------------------------
+
+FOREVER = """
+import sys, threading
+import fairqueue.presence
+from fairqueue import TaskQueue, Worker
+
+fairqueue.presence.BEAT_S = 0.02
+processes = int(sys.argv[2]) or None
+queue = TaskQueue.from_url(sys.argv[1])
+worker = Worker(queue, lambda task: None, worker_id="me", processes=processes)
+print("ended", worker.forever(), worker.state, flush=True)
+"""
+
+Spawn = Callable[..., Any]
+
+
+@pytest.fixture
+def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """A queue by the server's clock, which other processes have too."""
+    with TaskQueue(redis_client) as queue:
+        yield queue
+
+
+@pytest.mark.processes
+def test_forever_returns_when_the_worker_has_drained(
+    live: TaskQueue, redis_url: str, spawn: Spawn
+) -> None:
+    process = spawn(FOREVER, redis_url, "0")
+    eventually(lambda: is_alive(live), "it is known", within=WITHIN)
+    assert WorkerStore(live.link).drain("me", by="ann")
+    assert in_thread(process.stdout.readline)() == "ended True stopped\n"
+    assert process.wait(WITHIN) == 0
+    assert WorkerStore(live.link).alive() == []
+
+
+@pytest.mark.processes
+def test_a_process_that_has_drained_is_not_replaced_and_the_last_one_ends_the_worker(
+    live: TaskQueue, redis_url: str, spawn: Spawn
+) -> None:
+    workers = WorkerStore(live.link)
+    process = spawn(FOREVER, redis_url, "2")
+    eventually(lambda: draining(workers).keys() == {"me:0", "me:1"}, "both", within=WITHIN)
+    assert workers.drain("me:0", by="ann")
+    eventually(lambda: draining(workers).keys() == {"me:1"}, "one has ended", within=WITHIN)
+    fill(live, "alice", 20)  # the other goes on, and nobody comes in place of the first
+    eventually(lambda: live.inspect().counters.get("finished") == 20, "it runs", within=WITHIN)
+    assert draining(workers) == {"me:1": False}
+    assert process.poll() is None
+    assert workers.drain("me:1", by="ann")
+    assert in_thread(process.stdout.readline)() == "ended True stopped\n"
+    assert process.wait(WITHIN) == 0
+    assert workers.alive() == []
+
+
+@pytest.mark.processes
+def test_a_process_that_retires_is_not_replaced(tmp_path: Any) -> None:
+    def serve(stop: threading.Event, index: int) -> bool:
+        (tmp_path / str(index)).open("a").write("x")
+        if index == 0:
+            return True
+        stop.wait()
+        return True
+
+    group = ProcessGroup(serve, 2)
+    group.start()
+    try:
+        eventually(lambda: len(group.alive()) == 1, "one has retired", within=WITHIN)
+        assert (group.is_alive(), group.restarts) == (True, 0)
+    finally:
+        assert group.stop() is True
+    assert (tmp_path / "0").read_text() == "x"
+
+
+@pytest.mark.processes
+def test_a_group_ends_when_all_have_retired_and_may_be_started_again(tmp_path: Any) -> None:
+    def serve(stop: threading.Event, index: int) -> bool:
+        (tmp_path / str(index)).open("a").write("x")
+        return True
+
+    group = ProcessGroup(serve, 3)
+    for times in (1, 2):
+        group.start()
+        eventually(lambda: not group.is_alive(), "all have retired", within=WITHIN)
+        assert group.stop() is True
+        assert [(tmp_path / str(i)).read_text() for i in range(3)] == ["x" * times] * 3
