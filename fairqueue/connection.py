@@ -136,8 +136,7 @@ class Link:
         def talk(connection: AbstractConnection) -> list[Any]:
             if self._plain_scripts:
                 return [self._evaluate(connection, *each) for each in prepared]
-            for _, command in prepared:
-                connection.send_command(*command)
+            _send(connection, [command for _, command in prepared])
             answers = [_answer_or_error(connection) for _ in prepared]
             for i, answer in enumerate(answers):
                 if isinstance(answer, redis.exceptions.NoScriptError):
@@ -153,8 +152,7 @@ class Link:
         """Send plain reading commands in one round trip; the answers in order. Raises as `run`."""
 
         def talk(connection: AbstractConnection) -> list[Any]:
-            for command in commands:
-                connection.send_command(*command)
+            _send(connection, commands)
             return [connection.read_response() for _ in commands]
 
         answers: list[Any] = self._repeat(talk, timeout)
@@ -409,6 +407,11 @@ class Listener:
         self.forget()
         self._awake.close()
         self._waker.close()
+
+
+def _send(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> None:
+    """Send commands together: each write of its own would wake the server and cost a call."""
+    connection.send_packed_command(connection.pack_commands(commands))
 
 
 def _answer_or_error(connection: AbstractConnection) -> Any:

@@ -44,14 +44,32 @@ LAYERS = [
         "backfill",
         "control",
         "exchange",
+        "glance",
+        "people",
+        "samples",
+        "access",
+        "audit",
+        "replies",
     },
     {"metrics", "handlers", "dispatch", "isolation", "alerts", "presence", "keeper", "running"},
     {"scheduler", "worker", "http"},
-    {"demo", "testing", "daemon"},
+    {"testing", "daemon", "inspection", "school", "seeder", "doctor"},
+    {"web", "demo"},
+    {"up"},
+    {"cli"},
     {"__main__"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+PACKAGES = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+MODULES = sorted([path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"] + PACKAGES)
+
+
+def text_of(module: str) -> str:
+    """The text of a module, or of all modules of a package."""
+    paths = [PACKAGE / f"{module}.py"]
+    if module in PACKAGES:
+        paths = sorted((PACKAGE / module).rglob("*.py"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def imports_of(text: str) -> set[str]:
@@ -84,7 +102,7 @@ def test_every_module_has_a_layer() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_down_only(module: str) -> None:
-    assert upward(module, (PACKAGE / f"{module}.py").read_text(encoding="utf-8")) == set()
+    assert upward(module, text_of(module)) == set()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +124,7 @@ def test_an_upward_import_is_found(line: str) -> None:
 
 
 def test_modules_of_one_layer_do_not_import_each_other_in_circles() -> None:
-    graph = {m: imports_of((PACKAGE / f"{m}.py").read_text(encoding="utf-8")) for m in MODULES}
+    graph = {m: imports_of(text_of(m)) - {m} for m in MODULES}
     done: set[str] = set()
     while len(done) < len(graph):
         ready = {m for m, needs in graph.items() if m not in done and needs <= done}
@@ -118,7 +136,7 @@ def test_only_stores_talk_to_redis() -> None:
     """Who imports redis: the connection and those that make clients; nobody else."""
     talkers = set()
     for module in MODULES:
-        tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+        tree = ast.parse(text_of(module))
         for node in ast.walk(tree):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
@@ -127,6 +145,7 @@ def test_only_stores_talk_to_redis() -> None:
                 talkers.add(module)
     assert {"connection", "queue"} <= talkers
     assert not talkers & {"clock", "errors", "models", "keys", "validation", "scripts", "cron"}
+    assert not talkers & {"inspection", "cli", "web"}  # the faces contain no Redis
 
 
 def test_importing_opens_no_connection_starts_no_thread_and_installs_no_handler() -> None:

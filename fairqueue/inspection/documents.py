@@ -1,0 +1,102 @@
+"""Write the library's objects as JSON-ready documents: the same for CLI, REST and exports.
+
+A dataclass becomes an object of its fields, without those that its repr hides. Moments are ISO 8601
+in UTC with `Z`; a moment that is said in a zone (a preview) keeps its offset. Durations are
+seconds. Values whose names look like secrets are masked wherever users put JSON of their own.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from datetime import date, datetime, timedelta
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from fairqueue.clock import from_ms
+from fairqueue.inspection.masking import mask, mask_side
+from fairqueue.models import Page
+from fairqueue.reports import LogLine
+
+# Objects that add to another one: its fields stand beside theirs, so that a job of a listing and
+# a job by itself, a run and its details, have the same fields in the same places.
+FLAT = {"ScheduleView": "schedule", "RunDetails": "run", "NewKey": "info"}
+# Properties that a document has besides the fields.
+ADDED = {"ScheduleView": ("etag",)}
+# Fields that hold JSON of users. All others have names that are ours, or ids as keys.
+MASKED = frozenset({"payload", "metadata", "result", "details", "policy"})
+MASKED_BY_ID = frozenset({"changed"})  # the same, by ids, which may look like a secret's name
+
+
+def document(value: Any) -> Any:
+    """A value as JSON can hold it: objects, pages, mappings and lists of them too.
+
+    A page is {"items": [...], "cursor": ...}. A number that is not finite is None. Raises
+    TypeError for what has no form in JSON.
+    """
+    if value is None or isinstance(value, str | bool):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, int | float):
+        return _number(value)
+    if isinstance(value, datetime | date | timedelta):
+        return moment(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _object(value)
+    return _collection(value)
+
+
+def moment(value: datetime | date | timedelta) -> str | float:
+    """A moment or a day as ISO 8601, a duration as seconds."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if not isinstance(value, datetime):
+        return value.isoformat()
+    # The library's times are whole milliseconds.
+    text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
+    return text if value.utcoffset() else text.removesuffix("+00:00") + "Z"
+
+
+@lru_cache(maxsize=256)
+def shown_fields(kind: Any) -> tuple[Field[Any], ...]:
+    """The fields of a dataclass that its document has."""
+    return tuple(field for field in fields(kind) if field.repr)
+
+
+def _number(value: float) -> float | None:
+    if isinstance(value, int):
+        return int(value)
+    return value if math.isfinite(value) else None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    kind: Any = type(value)
+    flat = FLAT.get(kind.__name__)
+    found: dict[str, Any] = {} if flat is None else _object(getattr(value, flat))
+    for field in shown_fields(kind):
+        if field.name != flat:
+            found[field.name] = _masked(field.name, document(getattr(value, field.name)))
+    return found | {name: document(getattr(value, name)) for name in ADDED.get(kind.__name__, ())}
+
+
+def _masked(name: str, value: Any) -> Any:
+    if name == "fields":
+        return {field: [mask_side(field, side) for side in pair] for field, pair in value.items()}
+    if name in MASKED_BY_ID:
+        return {each: mask(inner) for each, inner in value.items()}
+    return mask(value) if name in MASKED else value
+
+
+def _collection(value: Any) -> Any:
+    if isinstance(value, Page):
+        return {"items": [document(each) for each in value], "cursor": value.cursor}
+    if isinstance(value, LogLine):
+        return {
+            "at": moment(from_ms(value.at_ms)),
+            "level": value.level,
+            "message": value.message,
+        }
+    if isinstance(value, Mapping):
+        return {str(name): document(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [document(each) for each in value]
+    raise TypeError(f"{value!r:.80} is a {type(value).__name__}, which has no form in JSON")

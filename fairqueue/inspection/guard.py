@@ -1,0 +1,104 @@
+"""Decide what an actor may see and change, and write each change down: the one place for both."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fairqueue.access import Actor
+from fairqueue.audit import AuditLog
+from fairqueue.errors import FairQueueError, Forbidden
+from fairqueue.inspection.masking import mask
+
+logger = logging.getLogger("fairqueue.inspection")
+
+
+class Noted:
+    """What a change adds to its entry in the audit log when it is done."""
+
+    def __init__(self) -> None:
+        self.details: dict[str, Any] = {}
+
+    def add(self, **details: Any) -> None:
+        """Say more about the change, such as how many objects it touched."""
+        self.details.update(details)
+
+
+class Guard:
+    """The rules for one actor."""
+
+    def __init__(self, actor: Actor, log: AuditLog) -> None:
+        self.actor = actor
+        self._log = log
+
+    def read(self) -> None:
+        """Let a viewer pass. Raises Forbidden."""
+        self.require("viewer", "look at this")
+
+    def require(self, role: str, what: str) -> None:
+        """Raises Forbidden unless the actor has the role or a higher one."""
+        if not self.actor.may(role):
+            raise Forbidden(
+                f"{self.actor.name!r} is {self.actor.role}: to {what} takes the role {role}"
+            )
+
+    def require_all_tenants(self, what: str) -> None:
+        """Raises Forbidden for an actor of one tenant: this concerns all of them."""
+        if self.actor.tenant is not None:
+            raise Forbidden(
+                f"{self.actor.name!r} belongs to tenant {self.actor.tenant!r}: to {what} takes a "
+                "key without a tenant"
+            )
+
+    def scope(self, tenant: str | None) -> str | None:
+        """The tenant that a listing is of: the actor's own, if it has one.
+
+        Raises Forbidden if another is asked for.
+        """
+        if self.actor.tenant is None:
+            return tenant
+        if tenant not in (None, self.actor.tenant):
+            raise Forbidden(f"{self.actor.name!r} cannot see tenant {tenant!r}")
+        return self.actor.tenant
+
+    @contextmanager
+    def change(
+        self,
+        action: str,
+        target: str,
+        *,
+        tenant: str | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> Iterator[Noted]:
+        """Write a change down before it is made, and how it ended.
+
+        If the process dies in between, the entry says that it was started, which is all that is
+        known then.
+        """
+        entry_id = self._log.begin(
+            actor=self.actor,
+            action=action,
+            target=target,
+            tenant=tenant if tenant is not None else self.actor.tenant,
+            details=mask(dict(details or {})),
+        )
+        noted = Noted()
+        try:
+            yield noted
+        except FairQueueError as error:
+            self._end(entry_id, "failed", str(error), noted)
+            raise
+        except BaseException as error:
+            self._end(entry_id, "failed", repr(error)[:200], noted)
+            raise
+        self._end(entry_id, "done", None, noted)
+
+    def _end(self, entry_id: str, outcome: str, error: str | None, noted: Noted) -> None:
+        """Complete an entry. Without Redis it stays "started", and what was done is done."""
+        try:
+            self._log.end(entry_id, outcome, error, mask(noted.details))
+        except FairQueueError as lost:
+            logger.warning(
+                "audit_not_completed",
+                extra={"event": "audit_not_completed", "entry": entry_id, "error": str(lost)},
+            )

@@ -1,0 +1,362 @@
+"""Look at tasks and at what became of them, and act on them, as an actor may."""
+
+import builtins
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from fairqueue.control import BulkResult
+from fairqueue.errors import FairQueueError, QueueFull, RedisUnavailable, UnknownTask
+from fairqueue.history import FailureGroup, Run, RunDetails
+from fairqueue.inspection.ground import Ground
+from fairqueue.inspection.masking import mask, unmask
+from fairqueue.inspection.views import LogEntry
+from fairqueue.models import Explanation, Page, Task
+from fairqueue.validation import Priority, check_count
+
+FAILED = ("failed", "timed_out")
+WAITING = ("pending", "retrying")
+MAX_ERRORS = 100
+
+
+class RunFilters(TypedDict, total=False):
+    """Which runs are meant; see `History.runs`."""
+
+    user_id: str | None
+    schedule_id: str | None
+    name: str | None
+    fingerprint: str | None
+    tenant: str | None
+    since: datetime | float | None
+    until: datetime | float | None
+
+
+class _Looking:
+    """What runs, failed ones and tasks have in common."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._guard = ground.guard
+
+    def get(self, task_id: str) -> RunDetails:
+        """All that is kept of a run, with secrets masked. Raises UnknownTask, BrokenRecord."""
+        return _masked(self._own(task_id))
+
+    def explain(self, task_id: str) -> Explanation | None:
+        """Why it waits. Raises UnknownTask."""
+        self._own(task_id)
+        return self._ground.queue.explain(task_id)
+
+    def cancel(self, task_id: str) -> bool:
+        """See to it that it does not run, or ends as cancelled; False if it has ended.
+
+        Raises UnknownTask.
+        """
+        self._guard.require("operator", "cancel runs")
+        details = self._own(task_id)
+        with self._changing("run.cancel", details.run) as noted:
+            cancelled = self._ground.queue.cancel(task_id)
+            noted.add(cancelled=cancelled)
+        return cancelled
+
+    def _own(self, task_id: str) -> RunDetails:
+        self._guard.read()
+        details = self._ground.history.get(task_id)
+        if details is None or not self._guard.actor.sees(details.run.tenant):
+            raise UnknownTask(f"there is no task {task_id!r}")
+        return details
+
+    def _page(
+        self, status: Any, limit: int, cursor: str | None, filters: Mapping[str, Any]
+    ) -> Page[Run]:
+        self._guard.read()
+        given = {**filters, "tenant": self._guard.scope(filters.get("tenant"))}
+        page = self._ground.history.runs(status, limit=limit, cursor=cursor, **given)
+        return Page([_masked_run(run) for run in page], page.cursor)
+
+    def _changing(self, action: str, run: Run, details: Mapping[str, Any] = {}) -> Any:
+        return self._guard.change(
+            action, run.task_id, tenant=run.tenant, details={"user_id": run.user_id, **details}
+        )
+
+    def _retry(self, task_id: str, payload: dict[str, Any] | None) -> str:
+        self._guard.require("operator", "run failed runs again")
+        details = self._own(task_id)
+        if payload is not None and details.task is not None:
+            payload = unmask(payload, details.task.payload)
+        edited = {} if payload is None else {"payload": payload}
+        with self._changing("run.retry", details.run, edited) as noted:
+            new_id = self._ground.history.retry(
+                task_id, triggered_by=self._guard.actor.name, payload=payload
+            )
+            noted.add(task_id=new_id)
+        return new_id
+
+
+class Runs(_Looking):
+    """The runs that an actor may see: those that wait or run, and the ended ones."""
+
+    def list(
+        self,
+        status: str | tuple[str, ...] | builtins.list[str] | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        **filters: Unpack[RunFilters],
+    ) -> Page[Run]:
+        """A page of runs, newest first; see History.runs. Raises InvalidInput, Forbidden."""
+        return self._page(status, limit, cursor, filters)
+
+    def logs(self, task_id: str, limit: int = 1000) -> builtins.list[LogEntry]:
+        """The lines that it has logged, oldest first. Raises UnknownTask."""
+        self._own(task_id)
+        return self._ground.log_entries([task_id], limit)[::-1]
+
+    def retry(self, task_id: str) -> str:
+        """Run a failed run again; the new one's id, the same when asked again.
+
+        Raises UnknownTask if it is not among the failed ones, QueueFull.
+        """
+        return self._retry(task_id, None)
+
+    def edit_and_retry(self, task_id: str, payload: dict[str, Any]) -> str:
+        """As `retry`, with other arguments; what is given as `***` stays as it is."""
+        return self._retry(task_id, payload)
+
+
+class Failed(_Looking):
+    """The failed runs that an actor may see."""
+
+    def list(
+        self, *, limit: int = 50, cursor: str | None = None, **filters: Unpack[RunFilters]
+    ) -> Page[Run]:
+        """A page of failed runs, newest first."""
+        return self._page(FAILED, limit, cursor, filters)
+
+    def groups(self, limit: int = 50, cursor: str | None = None) -> Page[FailureGroup]:
+        """Failed runs by cause, the latest first.
+
+        For an actor of one tenant, of its latest thousand failed runs, on one page.
+        """
+        self._guard.read()
+        if self._guard.actor.tenant is not None:
+            return self._own_groups(limit)
+        page = self._ground.history.failure_groups(limit, cursor)
+        shown = [replace(group, latest=_masked_run(group.latest)) for group in page]
+        return Page(shown, page.cursor)
+
+    def _own_groups(self, limit: int) -> Page[FailureGroup]:
+        check_count(limit, "limit", least=1, most=1000)
+        by_cause: dict[str, builtins.list[Run]] = {}
+        for run in self._page(FAILED, 1000, None, {}):
+            if run.fingerprint is not None and run.ended_at is not None:
+                by_cause.setdefault(run.fingerprint, []).append(run)
+        groups = [
+            FailureGroup(
+                fingerprint=mark,
+                count=len(runs),
+                last_at=runs[0].ended_at or runs[0].pushed_at,
+                latest=runs[0],
+            )
+            for mark, runs in by_cause.items()
+        ]
+        return Page(groups[:limit], None)
+
+    def retry(self, task_id: str) -> str:
+        """Run a failed run again; the new one's id, the same when asked again."""
+        return self._retry(task_id, None)
+
+    def discard(self, task_id: str) -> bool:
+        """Forget a failed run for good; False if it is not among the failed ones."""
+        self._guard.require("operator", "discard failed runs")
+        details = self._own(task_id)
+        with self._changing("run.discard", details.run) as noted:
+            discarded = self._ground.history.discard(task_id)
+            noted.add(discarded=discarded)
+        return discarded
+
+    def retry_many(
+        self,
+        *,
+        dry_run: bool = True,
+        progress: Callable[[int, int], object] | None = None,
+        **filters: Unpack[RunFilters],
+    ) -> BulkResult:
+        """Run all failed runs that match and were not run again yet; by default only count."""
+        runs = [run for run in self._walk(filters) if run.retried_as is None]
+        return self._many("retry", runs, self._retry_one, dry_run, progress, filters)
+
+    def discard_many(
+        self,
+        *,
+        dry_run: bool = True,
+        progress: Callable[[int, int], object] | None = None,
+        **filters: Unpack[RunFilters],
+    ) -> BulkResult:
+        """Forget all failed runs that match; by default only count."""
+        runs = builtins.list(self._walk(filters))
+        return self._many("discard", runs, self._discard_one, dry_run, progress, filters)
+
+    def retry_page(
+        self, *, limit: int = 200, cursor: str | None = None, **filters: Unpack[RunFilters]
+    ) -> tuple[BulkResult, str | None]:
+        """As `retry_many`, for one page of what `list` gives: how it went, and the next cursor.
+
+        For a caller that must answer soon, and goes on until the cursor is None. Where `left` says
+        that it had to stop, the same page can be tried again.
+        """
+        page = self._page(FAILED, limit, cursor, filters)
+        runs = [run for run in page if run.retried_as is None]
+        return self._many("retry", runs, self._retry_one, False, None, filters), page.cursor
+
+    def discard_page(
+        self, *, limit: int = 200, cursor: str | None = None, **filters: Unpack[RunFilters]
+    ) -> tuple[BulkResult, str | None]:
+        """As `discard_many`, for one page; see `retry_page`."""
+        page = self._page(FAILED, limit, cursor, filters)
+        return self._many("discard", page, self._discard_one, False, None, filters), page.cursor
+
+    def _retry_one(self, run: Run) -> None:
+        self._ground.history.retry(run.task_id, triggered_by=self._guard.actor.name)
+
+    def _discard_one(self, run: Run) -> None:
+        if not self._ground.history.discard(run.task_id):
+            raise UnknownTask(f"task {run.task_id!r} is not among the failed ones any more")
+
+    def export(self, **filters: Unpack[RunFilters]) -> Iterator[RunDetails]:
+        """All failed runs that match, with attempts and arguments; secrets are masked."""
+        for run in self._walk(filters):
+            details = self._ground.history.get(run.task_id)
+            if details is not None:
+                yield _masked(details)
+
+    def _walk(self, filters: RunFilters) -> Iterator[Run]:
+        cursor: str | None = None
+        while True:
+            page = self._page(FAILED, 1000, cursor, filters)
+            yield from page
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    def _many(
+        self,
+        action: str,
+        runs: builtins.list[Run],
+        act: Callable[[Run], None],
+        dry_run: bool,
+        progress: Callable[[int, int], object] | None,
+        filters: RunFilters,
+    ) -> BulkResult:
+        result = BulkResult(action=action, dry_run=dry_run, matched=len(runs))
+        if dry_run:
+            return result
+        self._guard.require("operator", f"{action} failed runs")
+        if not runs:
+            return result  # no change, nothing to write down
+        given = {name: value for name, value in filters.items() if value is not None}
+        with self._guard.change(
+            f"runs.{action}", "(all that match)", details={"filters": given}
+        ) as noted:
+            _act_on_each(result, runs, act, progress)
+            noted.add(matched=result.matched, done=result.done, failed=result.failed)
+        return result
+
+
+class Tasks(_Looking):
+    """The tasks that wait, and new ones."""
+
+    def list(
+        self,
+        *,
+        user_id: str | None = None,
+        name: str | None = None,
+        tenant: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Run]:
+        """A page of the tasks that wait or are delayed."""
+        filters = {"user_id": user_id, "name": name, "tenant": tenant}
+        return self._page(WAITING, limit, cursor, filters)
+
+    def push(
+        self,
+        *,
+        user_id: str,
+        payload: dict[str, Any] | None = None,
+        priority: int = Priority.NORMAL,
+        name: str = "default",
+        task_id: str | None = None,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+        tenant: str | None = None,
+    ) -> str:
+        """Store a task; its id. Raises InvalidTask, InvalidPayload, QueueFull."""
+        self._guard.require("operator", "push tasks")
+        given: dict[str, Any] = {"user_id": user_id}
+        if tenant is not None:
+            given["tenant"] = tenant
+        task = Task.create(
+            payload=payload,
+            priority=priority,
+            name=name,
+            task_id=task_id,
+            delay=delay,
+            at=at,
+            triggered_by=self._guard.actor.name,
+            **self._ground.with_tenant(given),
+        )
+        details = {"user_id": user_id, "name": name}
+        with self._guard.change("task.push", task.task_id, tenant=task.tenant, details=details):
+            return self._ground.queue.push(task)
+
+    def reschedule(
+        self,
+        task_id: str,
+        *,
+        at: datetime | float | None = None,
+        delay: float | None = None,
+    ) -> bool:
+        """Move the time of one that no worker has claimed; False if one has, or it has ended."""
+        self._guard.require("operator", "move tasks")
+        details = self._own(task_id)
+        with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as noted:
+            moved = self._ground.queue.reschedule(task_id, at=at, delay=delay)
+            noted.add(moved=moved)
+        return moved
+
+
+def _act_on_each(
+    result: BulkResult,
+    runs: list[Run],
+    act: Callable[[Run], None],
+    progress: Callable[[int, int], object] | None,
+) -> None:
+    """One that fails does not stop the others; a full queue and a lost Redis do."""
+    for number, run in enumerate(runs, start=1):
+        try:
+            act(run)
+            result.done += 1
+        except UnknownTask:
+            result.gone += 1
+        except FairQueueError as error:
+            result.failed += 1
+            if len(result.errors) < MAX_ERRORS:
+                result.errors[run.task_id] = str(error)
+            if isinstance(error, RedisUnavailable | QueueFull):
+                result.left = len(runs) - number
+                return
+        if progress is not None:
+            progress(number, len(runs))
+
+
+def _masked(details: RunDetails) -> RunDetails:
+    task = details.task
+    if task is not None:
+        task = replace(task, payload=mask(task.payload), document="")
+    return replace(details, run=_masked_run(details.run), task=task)
+
+
+def _masked_run(run: Run) -> Run:
+    return run if run.result is None else replace(run, result=mask(run.result))

@@ -1,0 +1,217 @@
+"""Look at users: what each is entitled to, gets and waits for; and change it, as an actor may."""
+
+import builtins
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from fairqueue.errors import InvalidInput, UnknownUser
+from fairqueue.inspection.ground import LONG_AGO, Ground
+from fairqueue.models import Explanation, Page, UserSettings
+from fairqueue.people import FairnessView, ShareSeries, UserInfo
+from fairqueue.queue import UNSET
+from fairqueue.validation import check_count
+
+MAX_ACTIVE = 1000  # users with tasks that are compared to put them in order
+MAX_LISTED = 100
+BUCKETS = 30  # stretches of time in a chart of shares
+MAX_TOP = 10
+MAX_MINUTES = 7 * 24 * 60
+ORDERS = ("backlog", "name")
+
+
+class Users:
+    """The users that an actor may see."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._guard = ground.guard
+
+    def list(
+        self,
+        *,
+        order: str = "backlog",
+        prefix: str | None = None,
+        tenant: str | None = None,
+        minutes: int = 60,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[UserInfo]:
+        """A page of users.
+
+        order "backlog": those with waiting or running tasks, the largest backlog first; of more
+        than a thousand, so many are compared. order "name": all that are known, from A to Z.
+        Shares are of the last `minutes`, as far as history goes. Raises InvalidInput, Forbidden.
+        """
+        self._guard.read()
+        if order not in ORDERS:
+            raise InvalidInput(f"order {order!r} is none of {', '.join(ORDERS)}")
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        since = self._since(minutes)
+        scope = self._guard.scope(tenant)
+        if order == "name":
+            names = self._ground.people.names(limit, cursor, scope, prefix)
+            return Page(self._ground.people.read(names, since), names.cursor)
+        return self._busiest(prefix, scope, since, limit, cursor)
+
+    def _busiest(
+        self,
+        prefix: str | None,
+        tenant: str | None,
+        since: datetime,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[UserInfo]:
+        active = self._ground.people.active(MAX_ACTIVE, tenant)
+        wanted = [user for user in active if prefix is None or user.startswith(prefix)]
+        start = _offset(cursor)
+        more = start + limit < len(wanted)
+        found = self._ground.people.read(wanted[start : start + limit], since)
+        return Page(found, str(start + limit) if more else None)
+
+    def get(self, user_id: str, minutes: int = 60) -> UserInfo:
+        """How a user fares. Raises UnknownUser."""
+        self._guard.read()
+        since = self._since(minutes)
+        self._ground.check_user(user_id)
+        (info,) = self._ground.people.read([user_id], since)
+        if not info.is_known:
+            raise UnknownUser(f"there is no user {user_id!r}")
+        return info
+
+    def overview(self, minutes: int = 60) -> FairnessView:
+        """How evenly all users are served. Raises Forbidden for an actor of one tenant."""
+        self._guard.read()
+        self._guard.require_all_tenants("compare all users")
+        return self._ground.people.overview(self._ground.queue.inspect(), self._since(minutes))
+
+    def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
+        """Runs that ended, over time, of the users who got most and of all others together."""
+        self._guard.read()
+        check_count(top, "top", least=1, most=MAX_TOP)
+        tenant = self._guard.actor.tenant
+        users = self._ground.people.top(self._since(minutes), top, tenant)
+        return self._series(minutes, users, tenant)
+
+    def service(self, user_id: str, minutes: int = 60) -> ShareSeries:
+        """Runs of one user that ended, over time, and of all others that the actor may see.
+
+        Raises UnknownUser for one of another tenant.
+        """
+        self._guard.read()
+        self._ground.check_user(user_id)
+        return self._series(minutes, [user_id], self._guard.actor.tenant)
+
+    def _series(self, minutes: int, users: builtins.list[str], tenant: str | None) -> ShareSeries:
+        """Stretches that begin at round times, so that a run stays in its own while time passes."""
+        self._since(minutes)
+        step = timedelta(seconds=minutes * 60 // BUCKETS)
+        now = self._ground.now()
+        until = now + step - (now - LONG_AGO) % step
+        return self._ground.people.shares(until - BUCKETS * step, until, BUCKETS, users, tenant)
+
+    def next_wait(self, user_id: str) -> Explanation | None:
+        """Why the next task of a user waits; None if none does.
+
+        Raises UnknownUser for one of another tenant.
+        """
+        self._guard.read()
+        self._ground.check_user(user_id)
+        task_id = self._ground.people.next_task(user_id)
+        return None if task_id is None else self._ground.queue.explain(task_id)
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def set(
+        self,
+        user_id: str,
+        *,
+        weight: float = UNSET,
+        max_running: int | None = UNSET,
+        max_waiting: int | None = UNSET,
+        rate: float | None = UNSET,
+        tenant: str | None = UNSET,
+    ) -> UserSettings:
+        """Change what is given of a user's settings; see TaskQueue.set_user.
+
+        Raises UnknownUser for one of another tenant, Forbidden, ConfigurationError.
+        """
+        self._guard.require("admin", "change users")
+        if tenant is not UNSET:
+            self._guard.require_all_tenants("move users between tenants")
+        self._ground.check_user(user_id)
+        given = {
+            "weight": weight,
+            "max_running": max_running,
+            "max_waiting": max_waiting,
+            "rate": rate,
+            "tenant": tenant,
+        }
+        change = {name: value for name, value in given.items() if value is not UNSET}
+        if not change:
+            raise InvalidInput(f"nothing is given to change: pass one of {', '.join(given)}")
+        return self._set("user.set", user_id, change)
+
+    def pause(self, user_id: str) -> UserSettings:
+        """Hand out no task of a user until it is resumed."""
+        self._guard.require("operator", "pause users")
+        self._ground.check_user(user_id)
+        return self._set("user.pause", user_id, {"paused": True})
+
+    def resume(self, user_id: str) -> UserSettings:
+        """Hand out the tasks of a user again."""
+        self._guard.require("operator", "resume users")
+        self._ground.check_user(user_id)
+        return self._set("user.resume", user_id, {"paused": False})
+
+    def purge(
+        self,
+        user_id: str,
+        *,
+        dry_run: bool = True,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int:
+        """Cancel all tasks of a user that wait for a worker; how many. By default only count.
+
+        Delayed ones and those that run stay.
+        """
+        self._guard.require("viewer" if dry_run else "admin", "drop the backlog of users")
+        self._ground.check_user(user_id)
+        people = self._ground.people
+        waiting = people.waiting(user_id)
+        if dry_run:
+            return waiting
+        done = 0
+        with self._changing("user.purge", user_id, {"waiting": waiting}) as noted:
+            # No more than there were: those that are pushed meanwhile are not meant.
+            while done < waiting and (count := people.purge(user_id, min(250, waiting - done))):
+                done += count
+                noted.add(cancelled=done)
+                if progress is not None:
+                    progress(done, waiting)
+        return done
+
+    def _set(self, action: str, user_id: str, change: Mapping[str, Any]) -> UserSettings:
+        with self._changing(action, user_id, change):
+            return self._ground.queue.set_user(user_id, **change)
+
+    def _changing(self, action: str, user_id: str, details: Mapping[str, Any]) -> Any:
+        tenant = self._ground.queue.tenant_of(user_id)
+        return self._guard.change(action, user_id, tenant=tenant, details=details)
+
+    def _since(self, minutes: int) -> datetime:
+        check_count(minutes, "minutes", least=1, most=MAX_MINUTES)
+        return self._ground.now() - timedelta(minutes=minutes)
+
+
+def _offset(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if (
+        not isinstance(cursor, str)
+        or not cursor.isascii()
+        or not cursor.isdigit()
+        or len(cursor) > 9
+    ):
+        raise InvalidInput(f"cursor {cursor!r} is none: pass the `cursor` of a page")
+    return int(cursor)

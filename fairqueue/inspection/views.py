@@ -1,0 +1,165 @@
+"""What the faces show: plain data, put together from several records."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from fairqueue.models import QueueSnapshot, ScheduledTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one run ended."""
+
+    task_id: str
+    status: str
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleView:
+    """A schedule as people see it.
+
+    state: active, paused, disabled (by the scheduler, with a reason), completed or inactive.
+    sentence: its rule in words. outcomes: of its last runs, newest first. An update may be made
+    conditional on the first half of `etag`.
+    """
+
+    schedule: ScheduledTask
+    state: str
+    sentence: str
+    outcomes: list[Outcome]
+
+    @property
+    def etag(self) -> str:
+        """Its revision, which any change by a user makes new, and a digest of what runs change."""
+        task = self.schedule
+        counts = (task.run_count, task.missed_count, task.skipped_count, task.failures_in_a_row)
+        seen = repr((counts, task.last_run, task.next_run, self.state, self.outcomes)).encode()
+        return f"{task.revision}.{hashlib.sha256(seen).hexdigest()[:16]}"
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant that it belongs to."""
+        return self.schedule.tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a rule means: in words, and its next runs in its zone.
+
+    warnings: what changes of the clock do to these runs, and other surprises.
+    """
+
+    rule: str
+    sentence: str
+    timezone: str
+    runs: list[datetime]
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upcoming:
+    """A schedule that is to act soon, and when."""
+
+    at: datetime
+    schedule: ScheduledTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """A line that a run has logged."""
+
+    task_id: str
+    attempt: int
+    at: datetime
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayCount:
+    """How the runs of one day (UTC) ended."""
+
+    day: date
+    succeeded: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Something that an operator should look at.
+
+    kind and target say what it is about: schedule, failed, leader, workers, redis, user.
+    """
+
+    level: str
+    kind: str
+    target: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderInfo:
+    """Who leads; `seconds_left` of its term, which it renews as it works."""
+
+    scheduler: str | None
+    until: datetime | None
+    seconds_left: float
+    terms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisInfo:
+    """The server under the queue, as far as it tells."""
+
+    version: str
+    server: str
+    used_memory: int
+    max_memory: int
+    policy: str
+    appendonly: bool
+    appendfsync: str
+    last_save_ok: bool
+    replicas: int
+    clients: int
+    uptime: float
+    round_trip: float
+    clock_skew: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The state of a queue on one page.
+
+    Numbers that only exist for the whole queue are None for an actor of one tenant. wait_p95: of
+    the runs that ended lately, in seconds. runs_today: ended since midnight UTC, by outcome, as
+    far as history goes.
+    """
+
+    at: datetime
+    ready: int | None
+    delayed: int | None
+    running: int | None
+    dead: int | None
+    oldest_wait: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    mean_seconds: float | None
+    due_within_hour: int | None
+    failures_last_hour: int
+    runs_today: dict[str, int]
+    schedules: int
+    active_schedules: int | None
+    workers: int | None
+    worker_slots: int | None
+    leader: LeaderInfo | None
+    jain: float | None
+    active_users: int | None
+    snapshot: QueueSnapshot | None
+
+
+Settings = dict[str, Any]

@@ -1,0 +1,745 @@
+"""One way for every face to look at a queue and to act on it, with roles, tenants and an audit."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from scheduling import THURSDAY, at, state_of
+from support import claim_one, make_task
+
+from fairqueue.access import Actor
+from fairqueue.clock import ManualClock
+from fairqueue.errors import (
+    FairQueueError,
+    Forbidden,
+    InvalidInput,
+    InvalidSchedule,
+    StaleVersion,
+    UnknownSchedule,
+    UnknownTask,
+    UnknownUser,
+    UnknownWorker,
+)
+from fairqueue.inspection import Inspector
+from fairqueue.inspection.masking import MASK
+from fairqueue.queue import TaskQueue
+from fairqueue.reports import LogLine, Report
+
+ADMIN = Actor(name="ann")
+OPERATOR = Actor(name="ole", role="operator")
+VIEWER = Actor(name="vic", role="viewer")
+NORTH = Actor(name="nora", tenant="north")
+SOUTH = Actor(name="sam", tenant="south")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(THURSDAY)
+
+
+@pytest.fixture
+def inspector(queue: TaskQueue) -> Inspector:
+    return Inspector(queue, ADMIN)
+
+
+@pytest.fixture
+def north(inspector: Inspector) -> Inspector:
+    return inspector.acting_as(NORTH)
+
+
+@pytest.fixture
+def south(inspector: Inspector) -> Inspector:
+    return inspector.acting_as(SOUTH)
+
+
+def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
+    given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
+    return inspector.schedules.add(schedule_id=schedule_id, **given)
+
+
+def fail(queue: TaskQueue, task_id: str = "t", **fields: Any) -> str:
+    """A task that has failed for good."""
+    queue.push(make_task(fields.pop("user_id", "alice"), task_id, **fields))
+    queue.bury(claim_one(queue), "it broke")
+    return task_id
+
+
+def actions(inspector: Inspector) -> list[tuple[str, str, str]]:
+    """What the audit log says, oldest first."""
+    return [(e.actor, e.action, e.outcome) for e in inspector.audit.list()][::-1]
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_shown_with_its_words_its_state_and_its_last_outcomes(
+    inspector: Inspector, queue: TaskQueue
+) -> None:
+    add(inspector)
+    task_id = inspector.schedules.trigger("nine")
+    queue.finish(claim_one(queue), {"sent": 3})
+
+    (view,) = inspector.schedules.list()
+
+    assert (view.schedule.schedule_id, view.state) == ("nine", "active")
+    assert view.sentence == "At 09:00 (UTC)"
+    assert [(each.task_id, each.status) for each in view.outcomes] == [(task_id, "succeeded")]
+    assert inspector.schedules.get("nine") == view
+
+
+def test_states_have_words(inspector: Inspector) -> None:
+    add(inspector, "on")
+    add(inspector, "off")
+    inspector.schedules.pause("off", note="holidays")
+    add(inspector, "once", cron_expr=None, at=THURSDAY + timedelta(hours=1))
+
+    states = {view.schedule.schedule_id: view.state for view in inspector.schedules.list()}
+
+    assert states == {"on": "active", "off": "paused", "once": "active"}
+
+
+def test_secrets_are_masked_wherever_a_schedule_is_shown(inspector: Inspector) -> None:
+    add(inspector, payload={"api_key": "k-123", "to": "bob", "deep": [{"password": "p-456"}]})
+    inspector.schedules.update("nine", {"payload": {"api_key": "k-789", "to": "eve"}})
+
+    shown = repr(inspector.schedules.get("nine")) + repr(inspector.schedules.changes("nine"))
+    shown += repr(inspector.schedules.list()) + repr(inspector.schedules.upcoming())
+    shown += repr(inspector.audit.list())
+
+    assert not [secret for secret in ("k-123", "p-456", "k-789") if secret in shown]
+    assert inspector.schedules.get("nine").schedule.payload == {"api_key": MASK, "to": "eve"}
+
+
+def test_what_is_masked_in_an_edit_stays_as_it_is(inspector: Inspector) -> None:
+    add(inspector, payload={"api_key": "k-123", "to": "bob"})
+
+    inspector.schedules.update("nine", {"payload": {"api_key": MASK, "to": "eve"}})
+
+    stored = inspector.stores.schedules.get("nine")
+    assert stored is not None
+    assert stored.payload == {"api_key": "k-123", "to": "eve"}
+
+
+def test_an_edit_of_what_somebody_else_has_changed_is_refused(inspector: Inspector) -> None:
+    add(inspector)
+    etag = inspector.schedules.get("nine").etag
+    inspector.schedules.update("nine", {"timezone": "Europe/London"}, if_match=etag)
+
+    with pytest.raises(StaleVersion, match="was changed since you read it"):
+        inspector.schedules.update("nine", {"timezone": "Asia/Tokyo"}, if_match=etag)
+    with pytest.raises(StaleVersion):
+        inspector.schedules.remove("nine", if_match=etag)
+
+    assert inspector.schedules.get("nine").schedule.timezone == "Europe/London"
+
+
+def test_a_run_changes_the_etag_but_does_not_make_it_stale(
+    inspector: Inspector, clock: ManualClock
+) -> None:
+    add(inspector)
+    etag = inspector.schedules.get("nine").etag
+    clock.set(at(5, 9))
+    assert inspector.stores.scheduler.tick().fired == 1
+
+    assert inspector.schedules.get("nine").etag != etag
+    inspector.schedules.update("nine", {"timezone": "Asia/Tokyo"}, if_match=etag)
+
+
+def test_a_preview_needs_no_redis_and_warns_of_clock_changes() -> None:
+    preview = Inspector(TaskQueue.from_url("redis://127.0.0.1:1/0")).schedules.preview
+
+    shown = preview("30 1 * * *", timezone="Europe/London", after=at(28, 12), count=2)
+
+    assert shown.sentence == "At 01:30 (Europe/London)"
+    assert [run.isoformat() for run in shown.runs] == [
+        "2026-03-29T02:00:00+01:00",
+        "2026-03-30T01:30:00+01:00",
+    ]
+    assert any("2026-03-29" in warning for warning in shown.warnings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cron_expr": "0 9 * *"}, "'0 9 \\* \\*'"),
+        ({"cron_expr": "0 9 * * *", "timezone": "Mars/Base"}, "Mars/Base"),
+        ({}, "pass one of them"),
+        ({"cron_expr": "* * * * *", "every": 60}, "pass one of them"),
+        ({"every": -1}, "every"),
+        ({"cron_expr": "* * * * *", "count": 0}, "count"),
+    ],
+)
+def test_a_preview_of_nonsense_names_it(
+    inspector: Inspector, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        inspector.schedules.preview(**given)
+
+
+def test_many_schedules_are_counted_before_anything_is_done(inspector: Inspector) -> None:
+    for number in range(3):
+        add(inspector, f"report-{number}", name="reports.build")
+    add(inspector, "other", name="mails.send")
+
+    counted = inspector.schedules.bulk("pause", contains="report")
+    done = inspector.schedules.bulk("pause", contains="report", dry_run=False, note="quiet")
+
+    assert (counted.matched, counted.done, done.done) == (3, 0, 3)
+    assert {v.schedule.schedule_id for v in inspector.schedules.list(is_active=True)} == {"other"}
+    assert inspector.audit.list(action="schedules.pause")[0].details["done"] == 3
+
+
+def test_a_long_payload_that_was_changed_is_not_shown_in_parts(inspector: Inspector) -> None:
+    add(inspector, payload={"api_key": "k-123", "text": "x" * 500})
+    inspector.schedules.update("nine", {"payload": {"api_key": "k-456", "text": "y" * 500}})
+
+    (change,) = inspector.schedules.changes("nine")
+
+    assert change.fields["payload"] == (MASK, MASK)
+
+
+def test_what_a_bulk_action_selects_by_it_cannot_change(inspector: Inspector) -> None:
+    with pytest.raises(InvalidSchedule, match="user_id cannot be changed of many"):
+        inspector.schedules.bulk("update", changes={"user_id": "bob"})
+
+
+def test_bulk_actions_may_be_of_chosen_ones(inspector: Inspector) -> None:
+    for schedule_id in ("a", "b", "c"):
+        add(inspector, schedule_id)
+
+    result = inspector.schedules.bulk("remove", ids=["a", "c", "gone"], dry_run=False)
+
+    assert result.done == 2
+    assert [view.schedule.schedule_id for view in inspector.schedules.list()] == ["b"]
+
+
+def test_runs_of_a_schedule_are_counted_by_day(
+    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.configure(keep_finished_for=timedelta(days=7))
+    add(inspector)
+    inspector.schedules.trigger("nine")
+    queue.finish(claim_one(queue))
+    clock.advance(timedelta(days=1))
+    inspector.schedules.trigger("nine")
+    queue.bury(claim_one(queue), "no")
+
+    days = inspector.schedules.history_chart("nine", days=3)
+
+    assert [(day.day.day, day.succeeded, day.failed) for day in days] == [
+        (4, 0, 0),
+        (5, 1, 0),
+        (6, 0, 1),
+    ]
+
+
+def test_log_lines_of_a_schedules_runs_are_put_together(
+    inspector: Inspector, queue: TaskQueue
+) -> None:
+    add(inspector)
+    task_id = inspector.schedules.trigger("nine")
+    claim = claim_one(queue)
+    lines = LogLine(1000, "info", "began"), LogLine(2000, "error", "no paper")
+    queue.finish_many([(claim, None, Report(seconds=1.0, log=lines))])
+
+    logged = inspector.schedules.logs("nine")
+
+    assert [(e.task_id, e.level, e.message) for e in logged] == [
+        (task_id, "error", "no paper"),
+        (task_id, "info", "began"),
+    ]
+    assert inspector.runs.logs(task_id) == logged[::-1]
+
+
+# --- runs, failed, tasks --------------------------------------------------------------------------
+
+
+def test_arguments_and_results_of_runs_are_masked(inspector: Inspector, queue: TaskQueue) -> None:
+    task_id = inspector.tasks.push(user_id="alice", payload={"token": "s3cret", "n": 1})
+    queue.finish(claim_one(queue), {"secret": "s3cret"})
+
+    details = inspector.runs.get(task_id)
+
+    assert "s3cret" not in repr(details) + repr(inspector.runs.list())
+    assert details.task is not None
+    assert details.task.payload == {"token": MASK, "n": 1}
+
+
+def test_a_failed_run_is_edited_and_run_again_with_its_secrets(
+    inspector: Inspector, queue: TaskQueue
+) -> None:
+    fail(queue, payload={"token": "s3cret", "n": 1})
+
+    new_id = inspector.runs.edit_and_retry("t", {"token": MASK, "n": 2})
+
+    task = claim_one(queue).task
+    assert (task.task_id, task.payload) == (new_id, {"token": "s3cret", "n": 2})
+    assert inspector.runs.get(new_id).run.triggered_by == "ann"
+
+
+def test_all_failed_runs_that_match_are_run_again_once(
+    inspector: Inspector, queue: TaskQueue
+) -> None:
+    for task_id in ("a", "b"):
+        fail(queue, task_id, name="reports.build")
+    fail(queue, "c", name="mails.send")
+    told: list[tuple[int, int]] = []
+
+    counted = inspector.failed.retry_many(name="reports.build")
+    done = inspector.failed.retry_many(
+        name="reports.build", dry_run=False, progress=lambda n, of: told.append((n, of))
+    )
+    again = inspector.failed.retry_many(name="reports.build", dry_run=False)
+
+    assert (counted.matched, done.done, again.matched) == (2, 2, 0)
+    assert told == [(1, 2), (2, 2)]
+    assert queue.size() == 2
+
+
+def test_failed_runs_are_run_again_page_by_page(inspector: Inspector, queue: TaskQueue) -> None:
+    for task_id in ("a", "b", "c"):
+        fail(queue, task_id)
+    inspector.failed.retry("b")
+    before = len(inspector.audit.list())
+
+    first, cursor = inspector.failed.retry_page(limit=2)
+    second, end = inspector.failed.retry_page(limit=2, cursor=cursor)
+    again, _ = inspector.failed.retry_page()
+
+    assert (first.done, second.done, end) == (1, 1, None)
+    assert (again.matched, queue.size()) == (0, 3)
+    assert len(inspector.audit.list()) == before + 2  # where nothing was done, nothing is said
+
+
+def test_a_page_that_a_full_queue_stops_can_be_tried_again(
+    inspector: Inspector, queue: TaskQueue
+) -> None:
+    for task_id in ("a", "b", "c"):
+        fail(queue, task_id)
+    queue.configure(max_waiting=1)
+
+    stopped, _ = inspector.failed.retry_page()
+    queue.configure(max_waiting=0)
+    rest, _ = inspector.failed.retry_page()
+
+    assert (stopped.done, stopped.failed, stopped.left) == (1, 1, 1)
+    assert rest.done == 2
+
+
+def test_failed_runs_are_discarded_page_by_page(inspector: Inspector, queue: TaskQueue) -> None:
+    for task_id in ("a", "b", "c"):
+        fail(queue, task_id)
+
+    first, cursor = inspector.failed.discard_page(limit=2)
+    second, end = inspector.failed.discard_page(limit=2, cursor=cursor)
+
+    assert (first.done, second.done, end) == (2, 1, None)
+    assert inspector.failed.list() == []
+
+
+@pytest.mark.parametrize("act", ["retry_page", "discard_page"])
+def test_pages_of_failed_runs_are_not_for_a_viewer(
+    inspector: Inspector, queue: TaskQueue, act: str
+) -> None:
+    fail(queue)
+
+    with pytest.raises(Forbidden):
+        getattr(inspector.acting_as(VIEWER).failed, act)()
+
+    assert queue.size() == 0
+    assert len(inspector.failed.list()) == 1
+
+
+def test_failed_runs_are_discarded(inspector: Inspector, queue: TaskQueue) -> None:
+    for task_id in ("a", "b", "c"):
+        fail(queue, task_id)
+
+    assert inspector.failed.discard("a") is True
+    assert inspector.failed.discard_many(dry_run=False).done == 2
+    assert inspector.failed.list() == []
+
+
+def test_a_task_is_pushed_explained_moved_and_cancelled(
+    inspector: Inspector, queue: TaskQueue
+) -> None:
+    task_id = inspector.tasks.push(user_id="alice", name="mails.send")
+
+    explanation = inspector.tasks.explain(task_id)
+
+    assert explanation is not None
+    assert explanation.state == "ready"
+    assert inspector.tasks.reschedule(task_id, delay=60.0) is True
+    assert [run.task_id for run in inspector.tasks.list()] == [task_id]
+    assert inspector.tasks.cancel(task_id) is True
+    assert inspector.runs.get(task_id).run.status == "cancelled"
+
+
+# --- users ----------------------------------------------------------------------------------------
+
+
+def test_users_are_listed_by_backlog_and_by_name(inspector: Inspector, queue: TaskQueue) -> None:
+    for user_id, count in (("bob", 1), ("alice", 3), ("carol", 2)):
+        queue.push_many(make_task(user_id) for _ in range(count))
+
+    busiest = inspector.users.list(limit=2)
+    rest = inspector.users.list(limit=2, cursor=busiest.cursor)
+    by_name = inspector.users.list(order="name")
+
+    assert [(u.user_id, u.backlog) for u in [*busiest, *rest]] == [
+        ("alice", 3),
+        ("carol", 2),
+        ("bob", 1),
+    ]
+    assert rest.cursor is None
+    assert [user.user_id for user in by_name] == ["alice", "bob", "carol"]
+
+
+def test_shares_are_those_of_the_runs_that_ended(inspector: Inspector, queue: TaskQueue) -> None:
+    queue.set_user("alice", weight=3.0)
+    for user_id in ("alice", "bob"):
+        queue.push_many(make_task(user_id) for _ in range(10))
+    queue.finish_many((claim, None) for claim in queue.claim("w", limit=8))
+
+    alice, bob = inspector.users.get("alice"), inspector.users.get("bob")
+
+    assert (alice.received, bob.received) == (0.75, 0.25)
+    assert (alice.entitled, bob.entitled) == (0.75, 0.25)
+    series = inspector.users.shares()
+    assert sum(series.counts["alice"]) == 6
+
+
+def test_a_backlog_is_dropped_after_it_was_counted(inspector: Inspector, queue: TaskQueue) -> None:
+    queue.push_many(make_task("noisy") for _ in range(600))
+    queue.push(make_task("quiet"))
+
+    assert inspector.users.purge("noisy") == 600
+    assert queue.size("noisy") == 600
+    assert inspector.users.purge("noisy", dry_run=False) == 600
+
+    assert (queue.size("noisy"), queue.size("quiet")) == (0, 1)
+
+
+def test_a_user_is_paused_and_weighed(inspector: Inspector, queue: TaskQueue) -> None:
+    queue.push(make_task("alice"))
+
+    inspector.users.pause("alice")
+    assert inspector.users.get("alice").state == "paused"
+    inspector.users.resume("alice")
+    settings = inspector.users.set("alice", weight=2.0, max_running=5)
+
+    assert (settings.weight, settings.max_running, settings.paused) == (2.0, 5, False)
+
+
+def test_an_unknown_user_is_unknown(inspector: Inspector) -> None:
+    with pytest.raises(UnknownUser, match="'nobody'"):
+        inspector.users.get("nobody")
+
+
+# --- tenants --------------------------------------------------------------------------------------
+
+
+def test_what_an_actor_of_a_tenant_makes_belongs_to_it(
+    north: Inspector, queue: TaskQueue, clock: ManualClock
+) -> None:
+    add(north, user_id="nils")
+    clock.set(at(5, 9))
+    north.stores.scheduler.tick()
+    queue.finish(claim_one(queue))
+
+    (run,) = north.runs.list()
+
+    assert (north.schedules.get("nine").tenant, run.tenant) == ("north", "north")
+    assert queue.tenant_of("nils") == "north"
+
+
+def test_another_tenants_things_are_not_there(
+    inspector: Inspector, north: Inspector, south: Inspector, queue: TaskQueue
+) -> None:
+    add(north, "cold", user_id="nils")
+    add(inspector, "shared", user_id="root")
+    failed = fail(queue, "t", user_id="nils", tenant="north")
+
+    looks: list[tuple[Callable[[], object], type[FairQueueError]]] = [
+        (lambda: south.schedules.get("cold"), UnknownSchedule),
+        (lambda: south.schedules.get("shared"), UnknownSchedule),
+        (lambda: south.schedules.trigger("cold"), UnknownSchedule),
+        (lambda: south.schedules.remove("cold"), UnknownSchedule),
+        (lambda: south.schedules.update("cold", {"timezone": "UTC"}), UnknownSchedule),
+        (lambda: south.runs.get(failed), UnknownTask),
+        (lambda: south.failed.retry(failed), UnknownTask),
+        (lambda: south.failed.discard(failed), UnknownTask),
+        (lambda: south.runs.cancel(failed), UnknownTask),
+        (lambda: south.users.get("nils"), UnknownUser),
+        (lambda: south.users.pause("nils"), UnknownUser),
+        (lambda: south.users.purge("nils", dry_run=False), UnknownUser),
+    ]
+    for look, error in looks:
+        with pytest.raises(error):
+            look()
+    assert south.schedules.list() == []
+    assert south.runs.list() == []
+    assert south.failed.list() == []
+    assert south.failed.groups() == []
+    assert south.users.list() == []
+    assert south.users.list(order="name") == []
+    assert south.schedules.bulk("remove", dry_run=False).matched == 0
+    assert south.failed.discard_many(dry_run=False).matched == 0
+    assert [view.schedule.schedule_id for view in north.schedules.list()] == ["cold"]
+    assert [group.count for group in north.failed.groups()] == [1]
+
+
+def test_a_tenant_cannot_take_users_or_ids_of_others(
+    inspector: Inspector, north: Inspector, south: Inspector, queue: TaskQueue
+) -> None:
+    add(north, "cold", user_id="nils")
+    queue.push(make_task("root"))  # of no tenant, but known
+
+    attempts: list[tuple[Callable[[], object], type[FairQueueError]]] = [
+        (lambda: add(south, "warm", user_id="nils"), UnknownUser),
+        (lambda: add(south, "warm", user_id="root"), UnknownUser),
+        (lambda: add(south, "warm", user_id="sue", tenant="north"), Forbidden),
+        (lambda: south.tasks.push(user_id="nils"), UnknownUser),
+        (
+            lambda: south.schedules.add(
+                schedule_id="cold", cron_expr="* * * * *", user_id="sue", on_conflict="replace"
+            ),
+            UnknownSchedule,
+        ),
+        (
+            lambda: south.schedules.import_(
+                [{"schedule_id": "cold", "cron_expr": "* * * * *", "user_id": "sue"}]
+            ),
+            UnknownSchedule,
+        ),
+        (lambda: south.schedules.list(tenant="north"), Forbidden),
+        (lambda: south.users.set("nils", weight=9.0), UnknownUser),
+    ]
+    for attempt, error in attempts:
+        with pytest.raises(error):
+            attempt()
+    add(south, "warm", user_id="sue")
+    with pytest.raises(UnknownUser):
+        south.schedules.update("warm", {"user_id": "nils"})
+    with pytest.raises(Forbidden):
+        south.schedules.update("warm", {"tenant": "north"})
+    assert [view.tenant for view in inspector.schedules.list()] == ["north", "south"]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda i: i.system.snapshot(),
+        lambda i: i.system.series(),
+        lambda i: i.system.redis(),
+        lambda i: i.system.settings(),
+        lambda i: i.system.configure(max_attempts=3),
+        lambda i: i.system.limits(),
+        lambda i: i.system.prune(10),
+        lambda i: i.workers.list(),
+        lambda i: i.workers.drain("w"),
+        lambda i: i.users.overview(),
+        lambda i: i.users.set("nils", tenant="south"),
+        lambda i: i.keys.list(),
+        lambda i: i.keys.create("k", "viewer"),
+    ],
+)
+def test_what_all_tenants_share_is_not_for_an_actor_of_one(
+    north: Inspector, look: Callable[[Inspector], object]
+) -> None:
+    with pytest.raises(Forbidden, match="tenant 'north'"):
+        look(north)
+
+
+def test_the_overview_of_a_tenant_has_its_own_numbers_only(
+    inspector: Inspector, north: Inspector, queue: TaskQueue
+) -> None:
+    add(north, "cold", user_id="nils")
+    add(inspector, "other", user_id="root")
+    fail(queue, "t", user_id="nils", tenant="north")
+    fail(queue, "u", user_id="root")
+
+    overview = north.system.overview()
+
+    assert (overview.schedules, overview.failures_last_hour) == (1, 1)
+    assert (overview.ready, overview.workers, overview.snapshot) == (None, None, None)
+    assert inspector.system.overview().failures_last_hour == 2
+
+
+# --- roles ----------------------------------------------------------------------------------------
+
+Act = Callable[[Inspector], object]
+
+NINE = {"schedule_id": "nine", "cron_expr": "0 10 * * *", "user_id": "alice"}
+
+OPERATIONS: dict[str, Act] = {
+    "schedule.pause": lambda i: i.schedules.pause("nine"),
+    "schedule.resume": lambda i: i.schedules.resume("nine"),
+    "schedule.trigger": lambda i: i.schedules.trigger("nine"),
+    "schedule.backfill": lambda i: i.schedules.backfill("nine", at(1, 0), at(3, 0), dry_run=False),
+    "schedules.pause": lambda i: i.schedules.bulk("pause", dry_run=False),
+    "task.push": lambda i: i.tasks.push(user_id="alice"),
+    "task.reschedule": lambda i: i.tasks.reschedule("waits", delay=60.0),
+    "run.cancel": lambda i: i.runs.cancel("waits"),
+    "run.retry": lambda i: i.failed.retry("dead"),
+    "run.discard": lambda i: i.failed.discard("dead"),
+    "runs.retry": lambda i: i.failed.retry_many(dry_run=False),
+    "runs.discard": lambda i: i.failed.discard_many(dry_run=False),
+    "user.pause": lambda i: i.users.pause("alice"),
+    "user.resume": lambda i: i.users.resume("alice"),
+}
+ADMINISTRATION: dict[str, Act] = {
+    "schedule.add": lambda i: add(i, "new"),
+    "schedule.copy": lambda i: i.schedules.copy("nine"),
+    "schedule.update": lambda i: i.schedules.update("nine", {"timezone": "Asia/Tokyo"}),
+    "schedule.remove": lambda i: i.schedules.remove("nine"),
+    "schedules.remove": lambda i: i.schedules.bulk("remove", dry_run=False),
+    "schedules.import": lambda i: i.schedules.import_([NINE], prune=True, dry_run=False),
+    "user.set": lambda i: i.users.set("alice", weight=2.0),
+    "user.purge": lambda i: i.users.purge("alice", dry_run=False),
+    "settings.change": lambda i: i.system.configure(max_attempts=3),
+    "limits.change": lambda i: i.system.set_limits("mails", slots=2),
+    "runs.prune": lambda i: i.system.prune(0, dry_run=False),
+    "key.create": lambda i: i.keys.create("k", "viewer"),
+    "key.revoke": lambda i: i.keys.revoke("0" * 16),
+}
+
+
+@pytest.fixture
+def furnished(inspector: Inspector, queue: TaskQueue, clock: ManualClock) -> Inspector:
+    """A queue with one of each; entries of the audit log are ordered by time."""
+    fail(queue, "dead")
+    add(inspector)
+    queue.push(make_task("alice", "waits"))
+    clock.advance(1)
+    return inspector
+
+
+@pytest.mark.parametrize("action", [*OPERATIONS, *ADMINISTRATION])
+def test_a_viewer_changes_nothing(
+    furnished: Inspector, redis_client: redis.Redis, action: str
+) -> None:
+    before = state_of(redis_client)
+
+    with pytest.raises(Forbidden, match="'vic' is viewer"):
+        (OPERATIONS | ADMINISTRATION)[action](furnished.acting_as(VIEWER))
+
+    assert state_of(redis_client) == before
+
+
+@pytest.mark.parametrize("action", ADMINISTRATION)
+def test_an_operator_administers_nothing(
+    furnished: Inspector, redis_client: redis.Redis, action: str
+) -> None:
+    before = state_of(redis_client)
+
+    with pytest.raises(Forbidden, match="takes the role admin"):
+        ADMINISTRATION[action](furnished.acting_as(OPERATOR))
+
+    assert state_of(redis_client) == before
+
+
+@pytest.mark.parametrize("action", OPERATIONS)
+def test_what_an_operator_does_is_written_down(furnished: Inspector, action: str) -> None:
+    OPERATIONS[action](furnished.acting_as(OPERATOR))
+
+    assert actions(furnished)[-1] == ("ole", action, "done")
+
+
+@pytest.mark.parametrize("action", ADMINISTRATION)
+def test_what_an_admin_does_is_written_down(furnished: Inspector, action: str) -> None:
+    ADMINISTRATION[action](furnished)
+
+    assert actions(furnished)[-1] == ("ann", action, "done")
+
+
+def test_looking_is_not_written_down(furnished: Inspector) -> None:
+    before = actions(furnished)
+    viewer = furnished.acting_as(VIEWER)
+
+    viewer.schedules.list()
+    viewer.schedules.get("nine")
+    viewer.runs.get("dead")
+    viewer.users.list()
+    viewer.system.overview()
+    viewer.system.attention()
+    viewer.schedules.backfill("nine", at(1, 0), at(3, 0))
+    viewer.users.purge("alice")
+
+    assert actions(furnished) == before
+
+
+def test_a_change_that_fails_is_written_down_with_its_reason(furnished: Inspector) -> None:
+    with pytest.raises(InvalidSchedule, match="'Mars/Base'"):
+        furnished.schedules.update("nine", {"timezone": "Mars/Base"})
+
+    (entry,) = furnished.audit.list(limit=1)
+    assert (entry.action, entry.target, entry.outcome) == ("schedule.update", "nine", "failed")
+    assert entry.error is not None
+    assert "Mars/Base" in entry.error
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def test_the_overview_has_the_numbers_of_the_queue(furnished: Inspector) -> None:
+    overview = furnished.system.overview()
+
+    assert (overview.ready, overview.dead, overview.running) == (1, 1, 0)
+    assert (overview.schedules, overview.active_schedules) == (1, 1)
+    assert overview.runs_today == {"succeeded": 0, "failed": 1, "timed_out": 0, "cancelled": 0}
+    assert overview.due_within_hour == 1
+
+
+def test_what_needs_attention_is_said(furnished: Inspector) -> None:
+    kinds = {(each.level, each.kind) for each in furnished.system.attention()}
+
+    assert ("error", "leader") in kinds
+    assert ("error", "workers") in kinds
+    assert ("warning", "failed") in kinds
+
+
+def test_a_queue_whose_redis_is_gone_is_not_ready() -> None:
+    queue = TaskQueue.from_url("redis://127.0.0.1:1/0", timeout=0.1)
+
+    assert Inspector(queue).system.ready() == ["redis: RedisUnavailable"]
+
+
+def test_a_queue_is_ready_when_somebody_leads(furnished: Inspector) -> None:
+    assert furnished.system.ready() == ["leader: none"]
+    furnished.stores.scheduler.tick()
+    assert furnished.system.ready() == []
+
+
+def test_a_worker_that_is_not_there_cannot_be_drained(inspector: Inspector) -> None:
+    with pytest.raises(UnknownWorker, match="'w9'"):
+        inspector.workers.drain("w9")
+
+
+def test_the_server_is_described(inspector: Inspector) -> None:
+    info = inspector.system.redis()
+
+    assert info.server in ("Valkey", "Redis")
+    assert info.used_memory > 0
+    assert info.round_trip > 0
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda i: i.users.list(order="size"), "'size'"),
+        (lambda i: i.users.list(cursor="x"), "cursor 'x'"),
+        (lambda i: i.users.list(limit=0), "limit"),
+        (lambda i: i.users.list(minutes=0), "minutes"),
+        (lambda i: i.users.set("alice"), "nothing is given"),
+        (lambda i: i.system.configure(colour="red"), "'colour'"),
+        (lambda i: i.system.configure(), "no setting"),
+        (lambda i: i.system.series("1y"), "'1y'"),
+        (lambda i: i.runs.list("lost"), "'lost'"),
+        (lambda i: i.schedules.bulk("explode", dry_run=False), "'explode'"),
+    ],
+)
+def test_bad_input_is_named(inspector: Inspector, act: Act, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        act(inspector)
