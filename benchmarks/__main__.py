@@ -7,6 +7,7 @@ from benchmarks import (
     fairness,
     lateness,
     million,
+    page_speed,
     queue_speed,
     scaling,
     schedule_speed,
@@ -22,6 +23,7 @@ SECTIONS = {
     "lateness": lateness.run,
     "scaling": scaling.run,
     "million": million.run,
+    "pages": page_speed.run,
 }
 
 

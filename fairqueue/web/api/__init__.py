@@ -1,0 +1,31 @@
+"""The REST API over the Inspector, for programs: mounted at /api/v1."""
+
+from typing import Any
+
+from starlette.routing import BaseRoute, Mount, Route
+
+from fairqueue.web.api.openapi import describe
+from fairqueue.web.api.operations import PREFIX
+from fairqueue.web.api.serving import Service
+from fairqueue.web.api.table import OPERATIONS
+
+# Paths that need no credential.
+PUBLIC = frozenset(PREFIX + operation.path for operation in OPERATIONS if operation.role is None)
+
+
+def api_routes() -> list[BaseRoute]:
+    """What answers under /api/v1: one route, as the paths of the API are matched undecoded."""
+    return [Route("/{rest:path}", Service(OPERATIONS), name="rest")]
+
+
+def routes() -> list[BaseRoute]:
+    """What answers under /api: version 1."""
+    return [Mount("/v1", routes=api_routes())]
+
+
+def openapi_document(root_path: str = "") -> dict[str, Any]:
+    """The API as an OpenAPI 3.1 document; `root_path` is where the app is mounted."""
+    return describe(OPERATIONS, root_path)
+
+
+__all__ = ["PUBLIC", "api_routes", "openapi_document", "routes"]

@@ -1,0 +1,186 @@
+"""Describe the operations as an OpenAPI 3.1 document."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+
+from fairqueue.web.api.operations import PREFIX, Nothing, Operation
+
+REF = "#/components/schemas/{name}"
+JSON, PROBLEM = "application/json", "application/problem+json"
+
+DESCRIPTION = """\
+Schedules, runs, users and settings of one FairQueue queue.
+
+Answers of listings are pages: pass `cursor` to get the next one. Errors are problem documents
+(RFC 9457). Every write takes an `Idempotency-Key`: the same request with the same key is done once.
+"""
+
+_IDEMPOTENCY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
+    "description": "the same key and request is done once, and answered alike, for a day",
+}
+_IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "the ETag that was read: 412 if the job was changed since",
+}
+_IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "the ETag that was read: 304 if nothing has changed since",
+}
+
+
+class ProblemDocument(msgspec.Struct, kw_only=True, rename={"kind": "type"}):
+    """What is wrong with a request (RFC 9457). `type` is for programs, `detail` for people."""
+
+    kind: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    field: str | None = None
+
+
+def describe(operations: Sequence[Operation], root: str) -> dict[str, Any]:
+    """The document; `root` is the path under which the app is mounted, often empty."""
+    models: list[Any] = [ProblemDocument]
+    for each in operations:
+        models += [model for model in (each.query, each.body, each.answer) if _is_model(model)]
+    models = list(dict.fromkeys(models))
+    _, schemas = msgspec.json.schema_components(models, ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _operation(each, schemas)
+    used = _used(paths)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "FairQueue", "version": _version(), "description": DESCRIPTION},
+        "servers": [{"url": root or "/"}],
+        "security": [{"bearer": []}, {"key": []}],
+        "tags": [{"name": name} for name in dict.fromkeys(each.group for each in operations)],
+        "paths": paths,
+        "components": {
+            "schemas": {name: schemas[name] for name in sorted(_closure(used, schemas))},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            },
+        },
+    }
+
+
+def _is_model(model: Any) -> bool:
+    return isinstance(model, type) and issubclass(model, msgspec.Struct)
+
+
+def _version() -> str:
+    try:
+        return version("fairqueue")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.group],
+        "responses": {str(each): _response(operation, each) for each in operation.statuses},
+    }
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in operation.parameters
+    ]
+    parameters += _query(operation, schemas)
+    parameters += [_IDEMPOTENCY] if operation.is_write else []
+    parameters += [_IF_MATCH] if operation.heeds_match else []
+    parameters += [_IF_NONE_MATCH] if operation.has_etag and operation.method == "GET" else []
+    if parameters:
+        described["parameters"] = parameters
+    if operation.has_body:
+        described["requestBody"] = {
+            "required": operation.needs_body,
+            "content": {JSON: {"schema": _ref(operation.body)}},
+        }
+    if operation.role is None:
+        described["security"] = []
+    else:
+        described["description"] = f"Takes the role {operation.role}."
+        described["x-role"] = operation.role
+        described["x-tenants"] = operation.tenants
+    return described
+
+
+def _query(operation: Operation, schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    model = schemas[operation.query.__name__] if operation.query is not Nothing else {}
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in model["required"],
+            "schema": _without_null(schema),
+        }
+        for name, schema in model.get("properties", {}).items()
+    ]
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter is left out, it is never null."""
+    kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(kinds) == 1:
+        schema = {**{k: v for k, v in schema.items() if k != "anyOf"}, **kinds[0]}
+    return {name: value for name, value in schema.items() if (name, value) != ("default", None)}
+
+
+def _ref(model: Any) -> dict[str, Any]:
+    return {"$ref": REF.format(name=model.__name__)} if _is_model(model) else {"type": "object"}
+
+
+def _response(operation: Operation, status: int) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    if status in (operation.status, *operation.other_statuses) and operation.answer is not None:
+        described["content"] = {JSON: {"schema": _ref(operation.answer)}}
+    elif status >= 400:
+        described["content"] = {PROBLEM: {"schema": _ref(ProblemDocument)}}
+    headers = _response_headers(operation, status)
+    if headers:
+        described["headers"] = {name: {"schema": {"type": "string"}} for name in headers}
+    return described
+
+
+def _response_headers(operation: Operation, status: int) -> list[str]:
+    if status in (429, 503) and operation.role is not None:
+        return ["Retry-After"]
+    if status == 304 or (status == operation.status and operation.has_etag):
+        return ["ETag"]
+    return []
+
+
+def _used(value: Any) -> set[str]:
+    """The names of the schemas that something refers to."""
+    if isinstance(value, dict):
+        ref = value.get("$ref")
+        own = {ref.rpartition("/")[2]} if isinstance(ref, str) else set()
+        return own.union(*(_used(each) for each in value.values()))
+    if isinstance(value, list):
+        return set().union(*(_used(each) for each in value))
+    return set()
+
+
+def _closure(names: set[str], schemas: dict[str, Any]) -> set[str]:
+    found: set[str] = set()
+    rest = set(names)
+    while rest:
+        name = rest.pop()
+        found.add(name)
+        rest |= _used(schemas[name]) - found
+    return found

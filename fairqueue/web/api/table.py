@@ -1,0 +1,273 @@
+"""The operations of the API, all of them: routes, checks, documents and tests follow from this."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from fairqueue.access import KeyInfo, NewKey
+from fairqueue.audit import AuditEntry
+from fairqueue.backfill import Backfill
+from fairqueue.control import BulkResult, ScheduleChange
+from fairqueue.exchange import Diff
+from fairqueue.history import FailureGroup, Run, RunDetails
+from fairqueue.inspection.views import (
+    Attention,
+    DayCount,
+    LogEntry,
+    Overview,
+    Preview,
+    RedisInfo,
+    ScheduleView,
+    Upcoming,
+)
+from fairqueue.models import (
+    Explanation,
+    HandlerLimits,
+    Problem,
+    QueueSettings,
+    QueueSnapshot,
+    UserSettings,
+)
+from fairqueue.moments import Moment
+from fairqueue.people import FairnessView, ShareSeries, UserInfo
+from fairqueue.samples import Series
+from fairqueue.web.api import jobs, runs, system
+from fairqueue.web.api import models as m
+from fairqueue.web.api.openapi import describe
+from fairqueue.web.api.operations import (
+    LISTING,
+    OBJECT,
+    OPEN,
+    PREFIX,
+    SHARED,
+    Call,
+    Nothing,
+    Operation,
+    Reply,
+)
+from fairqueue.web.api.shapes import fields_of, page, record, shape, whole
+from fairqueue.workers import WorkerInfo
+
+VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
+
+
+class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an operation answers."""
+
+
+class Started(Answer):
+    """The id of a new run."""
+
+    task_id: str
+
+
+class Cancelled(Answer):
+    """That it will not run, or, if it runs, that its worker is told to end it."""
+
+    cancelled: bool
+
+
+class Counted(Answer):
+    """How many there were, or would be."""
+
+    dry_run: bool
+    count: int
+
+
+class JobExport(Answer):
+    """Jobs as an import takes them."""
+
+    documents: list[dict[str, Any]]
+
+
+class Draining(Answer):
+    """That a worker is told to take no more."""
+
+    worker_id: str
+    draining: bool
+
+
+class Health(Answer):
+    """That this process answers."""
+
+    status: str
+
+
+class Readiness(Answer):
+    """Whether the queue can be worked with, and why not."""
+
+    status: str
+    reasons: list[str]
+
+
+JOB = shape(ScheduleView, "Job")
+RUN_PAGE = page(shape(Run), "RunPage")
+RUN = shape(RunDetails)
+BULK = shape(BulkResult)
+_HANDLER_LIMITS = shape(HandlerLimits)
+LIMITS = record(
+    "Limits",
+    "Limits by the name of the tasks that they are for.",
+    {"limits": dict[str, _HANDLER_LIMITS]},  # type: ignore[valid-type]
+)
+SETTINGS = record(
+    "Settings",
+    "What is in force for the queue.",
+    {
+        "queue": str,
+        "settings": shape(QueueSettings),
+        "limits": dict[str, _HANDLER_LIMITS],  # type: ignore[valid-type]
+    },
+)
+MADE_KEY = record(
+    "CreatedKey",
+    "A new key. `secret` is told once: a repeated request gets null.",
+    {**fields_of(NewKey), "secret": str | None},
+)
+
+_JOB = "/scheduler/jobs/{schedule_id}"
+_RUN = "/scheduler/runs/{task_id}"
+_TASK = "/tasks/{task_id}"
+_USER = "/users/{user_id}"
+
+
+def _row(
+    method: str, path: str, handler: Any, role: str | None, tenants: str, answer: Any, **more: Any
+) -> Operation:
+    return Operation(
+        method=method,
+        path=path,
+        handler=handler,
+        role=role,
+        tenants=tenants,
+        answer=answer,
+        **more,
+    )
+
+
+def openapi(call: Call[Nothing, Nothing]) -> Reply:
+    """Describe the API: the document that you read."""
+    return Reply(content=_described(call.root.removesuffix(PREFIX)))
+
+
+@lru_cache(maxsize=8)
+def _described(root: str) -> dict[str, Any]:
+    return describe(OPERATIONS, root)  # anyone may ask
+
+
+# fmt: off
+_JOBS = (
+    _row("GET", "/scheduler/jobs", jobs.list_jobs, VIEWER, LISTING, page(JOB, "JobPage"),
+         query=m.JobQuery),
+    _row("POST", "/scheduler/jobs", jobs.create_job, ADMIN, OBJECT, JOB,
+         body=m.NewJob, status=201, has_etag=True),
+    _row("POST", "/scheduler/jobs/bulk", jobs.change_jobs, OPERATOR, LISTING, BULK,
+         body=m.BulkChange),
+    _row("GET", "/scheduler/jobs/export", jobs.export_jobs, ADMIN, LISTING, JobExport,
+         query=m.JobFilter),
+    _row("POST", "/scheduler/jobs/import", jobs.import_jobs, ADMIN, OBJECT, shape(Diff),
+         body=m.JobDocuments),
+    _row("GET", _JOB, jobs.get_job, VIEWER, OBJECT, JOB, has_etag=True),
+    _row("PUT", _JOB, jobs.replace_job, ADMIN, OBJECT, JOB,
+         body=m.JobReplacement, has_etag=True, heeds_match=True),
+    _row("PATCH", _JOB, jobs.change_job, ADMIN, OBJECT, JOB,
+         body=m.JobChanges, has_etag=True, heeds_match=True),
+    _row("DELETE", _JOB, jobs.delete_job, ADMIN, OBJECT, None, status=204, heeds_match=True),
+    _row("POST", f"{_JOB}/toggle", jobs.toggle_job, OPERATOR, OBJECT, JOB, has_etag=True),
+    _row("POST", f"{_JOB}/pause", jobs.pause_job, OPERATOR, OBJECT, JOB,
+         body=m.Pause, has_etag=True),
+    _row("POST", f"{_JOB}/resume", jobs.resume_job, OPERATOR, OBJECT, JOB,
+         body=m.Resume, has_etag=True),
+    _row("POST", f"{_JOB}/run", jobs.run_job, OPERATOR, OBJECT, Started,
+         body=m.Trigger, status=201),
+    _row("POST", f"{_JOB}/copy", jobs.copy_job, ADMIN, OBJECT, JOB,
+         body=m.JobCopy, status=201, has_etag=True),
+    _row("POST", f"{_JOB}/backfill", jobs.backfill_job, OPERATOR, OBJECT, shape(Backfill),
+         body=m.BackfillRange),
+    _row("GET", f"{_JOB}/runs", jobs.list_job_runs, VIEWER, OBJECT, RUN_PAGE,
+         query=m.JobRunQuery),
+    _row("GET", f"{_JOB}/moments", jobs.list_job_moments, VIEWER, OBJECT,
+         page(shape(Moment), "MomentPage"), query=m.MomentQuery),
+    _row("GET", f"{_JOB}/changes", jobs.list_job_changes, VIEWER, OBJECT,
+         page(shape(ScheduleChange), "ChangePage"), query=m.ChangeQuery),
+    _row("GET", f"{_JOB}/logs", jobs.list_job_logs, VIEWER, OBJECT, whole(LogEntry, "LogEntries"),
+         query=m.LogQuery),
+    _row("GET", f"{_JOB}/chart", jobs.get_job_chart, VIEWER, OBJECT, whole(DayCount, "DayCounts"),
+         query=m.ChartQuery),
+    _row("GET", "/scheduler/upcoming", jobs.list_upcoming, VIEWER, LISTING,
+         whole(Upcoming, "UpcomingRuns"), query=m.UpcomingQuery),
+    _row("GET", "/scheduler/problems", jobs.list_problems, VIEWER, LISTING,
+         whole(Problem, "JobProblems")),
+    _row("GET", "/preview", jobs.preview, VIEWER, OPEN, shape(Preview), query=m.Rule),
+    _row("POST", "/preview", jobs.preview_body, VIEWER, OPEN, shape(Preview), body=m.Rule),
+)
+_RUNS = (
+    _row("GET", "/scheduler/runs", runs.list_runs, VIEWER, LISTING, RUN_PAGE, query=m.RunQuery),
+    _row("POST", "/scheduler/runs/prune", runs.prune_runs, ADMIN, SHARED, Counted, body=m.Prune),
+    _row("GET", _RUN, runs.get_run, VIEWER, OBJECT, RUN),
+    _row("POST", f"{_RUN}/retry", runs.retry_run, OPERATOR, OBJECT, Started,
+         body=m.Trigger, status=201),
+    _row("POST", f"{_RUN}/cancel", runs.cancel_run, OPERATOR, OBJECT, Cancelled),
+    _row("GET", "/scheduler/failed", runs.list_failed, VIEWER, LISTING, RUN_PAGE,
+         query=m.FailedQuery),
+    _row("GET", "/scheduler/failed/groups", runs.list_failure_groups, VIEWER, LISTING,
+         page(shape(FailureGroup), "FailureGroupPage"), query=m.PageQuery),
+    _row("POST", "/scheduler/failed/retry", runs.retry_all_failed, OPERATOR, LISTING, BULK,
+         body=m.FailedMany),
+    _row("POST", "/scheduler/failed/discard", runs.discard_all_failed, OPERATOR, LISTING, BULK,
+         body=m.FailedMany),
+    _row("POST", "/scheduler/failed/{task_id}/retry", runs.retry_failed, OPERATOR, OBJECT, Started,
+         status=201),
+    _row("DELETE", "/scheduler/failed/{task_id}", runs.discard_failed, OPERATOR, OBJECT, None,
+         status=204),
+    _row("GET", "/tasks", runs.list_tasks, VIEWER, LISTING, RUN_PAGE, query=m.TaskQuery),
+    _row("POST", "/tasks", runs.push_task, OPERATOR, OBJECT, Started,
+         body=m.NewTask, status=201),
+    _row("GET", _TASK, runs.get_task, VIEWER, OBJECT, RUN),
+    _row("GET", f"{_TASK}/explain", runs.explain_task, VIEWER, OBJECT, shape(Explanation)),
+    _row("POST", f"{_TASK}/cancel", runs.cancel_task, OPERATOR, OBJECT, Cancelled),
+    _row("POST", f"{_TASK}/reschedule", runs.reschedule_task, OPERATOR, OBJECT, RUN,
+         body=m.NewTime),
+)
+_SYSTEM = (
+    _row("GET", "/users", system.list_users, VIEWER, LISTING, page(shape(UserInfo), "UserPage"),
+         query=m.UserQuery),
+    _row("GET", _USER, system.get_user, VIEWER, OBJECT, shape(UserInfo), query=m.WindowQuery),
+    _row("PATCH", _USER, system.change_user, ADMIN, OBJECT, shape(UserSettings),
+         body=m.UserChanges),
+    _row("POST", f"{_USER}/pause", system.pause_user, OPERATOR, OBJECT, shape(UserSettings)),
+    _row("POST", f"{_USER}/resume", system.resume_user, OPERATOR, OBJECT, shape(UserSettings)),
+    _row("POST", f"{_USER}/purge", system.purge_user, ADMIN, OBJECT, Counted, body=m.DryRunOnly),
+    _row("GET", "/workers", system.list_workers, VIEWER, SHARED, whole(WorkerInfo, "Workers")),
+    _row("POST", "/workers/{worker_id}/drain", system.drain_worker, OPERATOR, SHARED, Draining),
+    _row("GET", "/stats/snapshot", system.get_snapshot, VIEWER, SHARED, shape(QueueSnapshot)),
+    _row("GET", "/stats/series", system.get_series, VIEWER, SHARED, shape(Series),
+         query=m.SeriesQuery),
+    _row("GET", "/stats/overview", system.get_overview, VIEWER, LISTING, shape(Overview)),
+    _row("GET", "/stats/attention", system.list_attention, VIEWER, LISTING,
+         whole(Attention, "AttentionList")),
+    _row("GET", "/stats/fairness", system.get_fairness, VIEWER, SHARED, shape(FairnessView),
+         query=m.WindowQuery),
+    _row("GET", "/stats/shares", system.get_shares, VIEWER, LISTING, shape(ShareSeries),
+         query=m.ShareQuery),
+    _row("GET", "/stats/redis", system.get_redis, VIEWER, SHARED, shape(RedisInfo)),
+    _row("GET", "/audit", system.list_audit, VIEWER, LISTING,
+         page(shape(AuditEntry), "AuditPage"), query=m.AuditQuery),
+    _row("GET", "/keys", system.list_keys, ADMIN, SHARED, whole(KeyInfo, "Keys")),
+    _row("POST", "/keys", system.create_key, ADMIN, SHARED, MADE_KEY,
+         body=m.NewKeyRequest, status=201),
+    _row("DELETE", "/keys/{key_id}", system.revoke_key, ADMIN, SHARED, None, status=204),
+    _row("GET", "/settings", system.get_settings, VIEWER, SHARED, SETTINGS),
+    _row("PATCH", "/settings", system.change_settings, ADMIN, SHARED, SETTINGS,
+         body=m.SettingChanges),
+    _row("GET", "/limits", system.list_limits, VIEWER, SHARED, LIMITS),
+    _row("PUT", "/limits/{name}", system.set_limits, ADMIN, SHARED, LIMITS, body=m.LimitChanges),
+)
+_PUBLIC = (
+    _row("GET", "/health", system.health, None, OPEN, Health),
+    _row("GET", "/ready", system.ready, None, OPEN, Readiness, other_statuses=(503,)),
+    _row("GET", "/openapi.json", openapi, None, OPEN, dict[str, Any]),
+)
+# fmt: on
+OPERATIONS: tuple[Operation, ...] = (*_JOBS, *_RUNS, *_SYSTEM, *_PUBLIC)

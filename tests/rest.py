@@ -1,0 +1,198 @@
+"""What tests of the REST API share: a client that checks answers, and a queue with one of each."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import msgspec
+import redis
+from prometheus_client import CollectorRegistry
+from scheduling import state_of
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+from support import State, claim_one, push
+
+from fairqueue.access import AccessStore
+from fairqueue.clock import ManualClock, from_ms
+from fairqueue.queue import TaskQueue
+from fairqueue.reports import Failure, LogLines, Report
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.web import create_app
+from fairqueue.web.api.operations import PREFIX
+from fairqueue.web.api.serving import Routes
+from fairqueue.web.api.table import OPERATIONS
+from fairqueue.workers import WorkerStore
+
+ROLES = ("viewer", "operator", "admin")
+TENANTS = (None, "acme", "globex")
+
+ROUTES = Routes(OPERATIONS)
+PROBLEM = "application/problem+json"
+# What is written down about requests, and who may send them: no part of what they ask for.
+_ABOUT_REQUESTS = ("audit", "api_pace", "api_keys", "credentials", "credential_ends", "replies")
+
+
+class Client:
+    """Sends requests to an app, and looks at the form of all that it answers."""
+
+    def __init__(self, app: ASGIApp, secret: str | None = None, prefix: str = PREFIX) -> None:
+        self._app = app
+        self._prefix = prefix
+        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+
+    def send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """Send a request to a path of the API, and check that the answer is as the table says."""
+        response = self.send_own(method, path, **request)
+        check_form(response)
+        return response
+
+    def send_own(self, method: str, path: str, **request: Any) -> httpx.Response:
+        """Send a request to a path that the table does not know."""
+        request["headers"] = {**self._headers, **request.get("headers", {})}
+
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, self._prefix + path, **request)
+
+        return asyncio.run(send())
+
+    def get(self, path: str, **request: Any) -> Any:
+        """The JSON at a path, which has to be there."""
+        return self.ok("GET", path, **request)
+
+    def ok(self, method: str, path: str, json: Any = None, **request: Any) -> Any:
+        """The JSON that a request is answered with, which has to succeed."""
+        if json is not None:
+            request["json"] = json
+        response = self.send(method, path, **request)
+        assert response.is_success, (response.status_code, response.text)
+        return response.json() if response.content else None
+
+    def refused(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
+        """The problem that a request is answered with."""
+        response = self.send(method, path, **request)
+        assert response.status_code == status, (response.status_code, response.text)
+        problem: dict[str, Any] = response.json()
+        return problem
+
+
+def check_form(response: httpx.Response) -> None:
+    """An answer has a status that its operation may have, and is what the table says."""
+    path = response.request.url.raw_path.decode().partition("?")[0].removeprefix(PREFIX)
+    if response.status_code >= 400 and response.headers["content-type"] == PROBLEM:
+        check_problem(response)
+    if response.status_code in (404, 405):
+        return
+    parts = [httpx.URL(f"http://x/{part}").path[1:] for part in path.split("/")[1:]]
+    operation, _ = ROUTES.find(response.request.method, parts)
+    assert response.status_code in operation.statuses, (operation.name, response.status_code)
+    if response.status_code in (operation.status, *operation.other_statuses):
+        if operation.answer is None:
+            assert response.content == b""
+        elif response.request.method != "HEAD":
+            msgspec.convert(response.json(), operation.answer)
+            assert response.headers["content-type"] == "application/json"
+    elif response.status_code >= 400:
+        assert response.headers["content-type"] == PROBLEM, response.text
+
+
+def check_problem(response: httpx.Response) -> None:
+    """A problem document says what RFC 9457 wants it to."""
+    problem = response.json()
+    assert problem["status"] == response.status_code
+    assert problem["type"].startswith("urn:fairqueue:problem:")
+    assert problem["title"]
+    assert problem["detail"]
+    assert problem["instance"]
+
+
+@dataclass(kw_only=True)
+class World:
+    """A queue with one of everything, all of tenant acme, whose ids begin with `acme`."""
+
+    queue: TaskQueue
+    clock: ManualClock
+    redis: redis.Redis
+    app: ASGIApp
+    keys: dict[tuple[str, str | None], str] = field(default_factory=dict)
+    spare_key: str = ""
+
+    def client(self, role: str | None = "admin", tenant: str | None = None) -> Client:
+        """A client with a key of this role and tenant, or without any."""
+        return Client(self.app, None if role is None else self.keys[role, tenant])
+
+    def state(self) -> State:
+        """All that the queue holds, without what is written down about requests."""
+        state = state_of(self.redis)
+        return {name: value for name, value in state.items() if name not in _ABOUT_REQUESTS}
+
+
+def make_app(queue: TaskQueue) -> Starlette:
+    """An app with the API alone, which does not slow tests down."""
+    return create_app(queue, dashboard=False, rate=1e6, burst=1_000_000)
+
+
+def make_world(queue: TaskQueue, clock: ManualClock, client: redis.Redis) -> World:
+    """Fill an empty queue."""
+    world = World(queue=queue, clock=clock, redis=client, app=make_app(queue))
+    access = AccessStore(queue.link)
+    for role in ROLES:
+        for tenant in TENANTS:
+            name = f"{role} of {tenant}"
+            world.keys[role, tenant] = access.create_key(name, role, tenant, by="test").secret
+    world.spare_key = access.create_key("spare", "viewer", by="test").info.key_id
+    push(queue, "acme-failed", user_id="acme-ann", name="acme-mail", tenant="acme")
+    fail(queue)
+    push(queue, "acme-running", user_id="acme-ann", name="acme-mail", tenant="acme")
+    claim_one(queue)
+    push(
+        queue,
+        "acme-waiting",
+        user_id="acme-ann",
+        name="acme-mail",
+        tenant="acme",
+        payload={"to": "bo", "password": "hunter2"},
+    )
+    TaskScheduler(queue, registry=CollectorRegistry()).add_schedule(
+        "0 9 * * *",
+        "acme-ann",
+        schedule_id="acme-daily",
+        name="acme-report",
+        tenant="acme",
+        payload={"to": "bo", "password": "hunter2"},
+        metadata={"api_key": "hunter2"},
+    )
+    WorkerStore(queue.link).beat(_worker(), "worker-1")
+    return world
+
+
+def fail(queue: TaskQueue, message: str = "no such mailbox") -> str:
+    """Take the next task, and fail; its id."""
+    claim = claim_one(queue)
+    lines = LogLines()
+    lines.keep(20, "looking for the mailbox")
+    failure = Failure(type="ValueError", message=message)
+    report = Report.of_failure(claim.task.name, failure, seconds=0.1, lines=lines)
+    queue.bury(claim, message, report=report)
+    return claim.task.task_id
+
+
+def _worker() -> dict[str, Any]:
+    return {
+        "host": "here",
+        "pid": 1,
+        "version": "0",
+        "slots": 2,
+        "names": ["*"],
+        "current": [],
+        "running": 0,
+        "started": 1_700_000_000_000,
+    }
+
+
+def days_ago(clock: ManualClock, days: float) -> str:
+    """A moment as requests say it."""
+    return (from_ms(clock.now_ms()) - timedelta(days=days)).isoformat()

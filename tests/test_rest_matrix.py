@@ -1,0 +1,168 @@
+"""Every operation, with every role and every tenant: what is allowed, and that the rest is not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from rest import ROLES, TENANTS, World, days_ago, make_world
+
+from fairqueue.audit import AuditLog
+from fairqueue.clock import ManualClock
+from fairqueue.queue import TaskQueue
+from fairqueue.web.api.operations import LISTING, OBJECT, SHARED, Operation
+from fairqueue.web.api.table import OPERATIONS
+
+JOB = "/scheduler/jobs/acme-daily"
+DEFINITION = {"user_id": "acme-ann", "cron_expr": "0 10 * * *"}
+
+Example = Callable[[World], tuple[str, Any]]
+
+
+def path(path: str, body: Any = None) -> Example:
+    return lambda world: (path, body)
+
+
+def past(path: str, **more: Any) -> Example:
+    """A request about the last three days."""
+
+    def example(world: World) -> tuple[str, Any]:
+        span = {"start": days_ago(world.clock, 3), "end": days_ago(world.clock, 0)}
+        return (path, {**span, **more}) if more else (f"{path}?{_query(span)}", None)
+
+    return example
+
+
+def _query(values: dict[str, str]) -> str:
+    return "&".join(f"{name}={value.replace('+', '%2B')}" for name, value in values.items())
+
+
+EXAMPLES: dict[str, Example] = {
+    "list_jobs": path("/scheduler/jobs"),
+    "create_job": path("/scheduler/jobs", DEFINITION),
+    "change_jobs": path("/scheduler/jobs/bulk", {"action": "pause", "dry_run": False}),
+    "export_jobs": path("/scheduler/jobs/export"),
+    "import_jobs": path(
+        "/scheduler/jobs/import",
+        {"documents": [{**DEFINITION, "schedule_id": "acme-daily"}], "dry_run": False},
+    ),
+    "get_job": path(JOB),
+    "replace_job": path(JOB, DEFINITION),
+    "change_job": path(JOB, {"priority": 5}),
+    "delete_job": path(JOB),
+    "toggle_job": path(f"{JOB}/toggle"),
+    "pause_job": path(f"{JOB}/pause", {"note": "too many mails"}),
+    "resume_job": path(f"{JOB}/resume"),
+    "run_job": path(f"{JOB}/run"),
+    "copy_job": path(f"{JOB}/copy", {"schedule_id": "acme-copy"}),
+    "backfill_job": past(f"{JOB}/backfill", dry_run=False),
+    "list_job_runs": path(f"{JOB}/runs"),
+    "list_job_moments": past(f"{JOB}/moments"),
+    "list_job_changes": path(f"{JOB}/changes"),
+    "list_job_logs": path(f"{JOB}/logs"),
+    "get_job_chart": path(f"{JOB}/chart"),
+    "list_upcoming": path("/scheduler/upcoming"),
+    "list_problems": path("/scheduler/problems"),
+    "preview": path("/preview?cron_expr=0+9+*+*+*"),
+    "preview_body": path("/preview", {"every": 60}),
+    "list_runs": path("/scheduler/runs"),
+    "prune_runs": path("/scheduler/runs/prune", {"older_than": 0, "dry_run": False}),
+    "get_run": path("/scheduler/runs/acme-failed"),
+    "retry_run": path("/scheduler/runs/acme-failed/retry"),
+    "cancel_run": path("/scheduler/runs/acme-running/cancel"),
+    "list_failed": path("/scheduler/failed"),
+    "list_failure_groups": path("/scheduler/failed/groups"),
+    "retry_all_failed": path("/scheduler/failed/retry", {"dry_run": False}),
+    "discard_all_failed": path("/scheduler/failed/discard", {"dry_run": False}),
+    "retry_failed": path("/scheduler/failed/acme-failed/retry"),
+    "discard_failed": path("/scheduler/failed/acme-failed"),
+    "list_tasks": path("/tasks"),
+    "push_task": path("/tasks", {"user_id": "acme-ann", "payload": {"n": 1}}),
+    "get_task": path("/tasks/acme-waiting"),
+    "explain_task": path("/tasks/acme-waiting/explain"),
+    "cancel_task": path("/tasks/acme-waiting/cancel"),
+    "reschedule_task": path("/tasks/acme-waiting/reschedule", {"delay": 60}),
+    "list_users": path("/users"),
+    "get_user": path("/users/acme-ann"),
+    "change_user": path("/users/acme-ann", {"weight": 2}),
+    "pause_user": path("/users/acme-ann/pause"),
+    "resume_user": path("/users/acme-ann/resume"),
+    "purge_user": path("/users/acme-ann/purge", {"dry_run": False}),
+    "list_workers": path("/workers"),
+    "drain_worker": path("/workers/worker-1/drain"),
+    "get_snapshot": path("/stats/snapshot"),
+    "get_series": path("/stats/series"),
+    "get_overview": path("/stats/overview"),
+    "list_attention": path("/stats/attention"),
+    "get_fairness": path("/stats/fairness"),
+    "get_shares": path("/stats/shares"),
+    "get_redis": path("/stats/redis"),
+    "list_audit": path("/audit"),
+    "list_keys": path("/keys"),
+    "create_key": path("/keys", {"name": "new", "role": "viewer"}),
+    "revoke_key": lambda world: (f"/keys/{world.spare_key}", None),
+    "get_settings": path("/settings"),
+    "change_settings": path("/settings", {"max_attempts": 7}),
+    "list_limits": path("/limits"),
+    "set_limits": path("/limits/acme-mail", {"slots": 3}),
+}
+PROTECTED = [operation for operation in OPERATIONS if operation.role is not None]
+# Writes that change nothing of the queue: they compute.
+NO_CHANGE = ("preview_body",)
+# What a resume of a user who is not paused, and a job that is active, leaves as it was.
+NO_TRACE = ("resume_job", "resume_user", "create_key", "revoke_key", *NO_CHANGE)
+
+
+def expected(operation: Operation, role: str | None, tenant: str | None) -> set[int]:
+    """The status that the table promises; either refusal where both are due."""
+    assert operation.role is not None
+    if role is None:
+        return {401}
+    refusals = set()
+    if ROLES.index(role) < ROLES.index(operation.role):
+        refusals.add(403)
+    if tenant is not None and operation.tenants == SHARED:
+        refusals.add(403)
+    if tenant == "globex" and operation.tenants == OBJECT:
+        refusals.add(404)
+    return refusals or {operation.status}
+
+
+def cases() -> list[tuple[str | None, str | None]]:
+    return [(None, None), *((role, tenant) for role in ROLES for tenant in TENANTS)]
+
+
+def test_every_operation_has_an_example() -> None:
+    assert {operation.name for operation in PROTECTED} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("operation", PROTECTED, ids=lambda operation: operation.name)
+def test_an_operation_is_for_its_role_and_for_its_tenant_only(
+    operation: Operation, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    world = make_world(queue, clock, redis_client)
+    for role, tenant in cases():
+        before = world.state()
+        where, body = EXAMPLES[operation.name](world)
+        request = {} if body is None else {"json": body}
+        response = world.client(role, tenant).send(operation.method, where, **request)
+        wanted = expected(operation, role, tenant)
+        assert response.status_code in wanted, (role, tenant, response.text)
+        is_others = tenant == "globex" and operation.tenants in (OBJECT, LISTING)
+        if not response.is_success or is_others or not operation.is_write:
+            assert world.state() == before, (role, tenant)
+        if is_others and response.is_success:
+            assert "acme" not in response.text, (role, response.text)
+        elif response.is_success and operation.is_write:
+            assert operation.name in NO_TRACE or world.state() != before, (role, tenant)
+            check_audit(operation, world, f"{role} of {tenant}")
+            redis_client.flushdb()
+            world = make_world(queue, clock, redis_client)
+
+
+def check_audit(operation: Operation, world: World, actor: str) -> None:
+    """The change that was just made is the newest entry of the audit log."""
+    if operation.name in NO_CHANGE:
+        return
+    entry = AuditLog(world.queue.link).entries(limit=1)[0]
+    assert (entry.actor, entry.via, entry.outcome) == (actor, "rest", "done")
