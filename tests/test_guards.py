@@ -178,6 +178,7 @@ def update_from(
         "base": plan(client, queue).partition(b" ")[0],
         "definition": '{"spoilt":true}',
         "user": "alice",
+        "tenant": "",
         "revision": "r",
         "old_name": "default",
         "task_name": "default",
@@ -847,3 +848,20 @@ def test_a_push_looks_at_its_keys_before_its_first_write(
     with pytest.raises(RedisRefused):
         queue.push(make_task(task_id="a", delay=5))
     assert dump(redis_client) == before
+
+
+# --- tenants --------------------------------------------------------------------------------------
+
+
+def test_a_user_stays_with_its_first_tenant(queue: TaskQueue) -> None:
+    push(queue, "t1", tenant="acme")
+    push(queue, "t2", tenant="blue")
+    assert queue.tenant_of("alice") == "acme"
+
+
+def test_a_schedule_is_listed_under_one_tenant(
+    queue: TaskQueue, old: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    old.update_schedule("s", tenant="acme")
+    old.update_schedule("s", tenant="blue")
+    assert redis_client.zrange(queue.keys["tenant_schedules"], 0, -1) == [b"blue\0alice\0s"]

@@ -1,0 +1,28 @@
+"""The command line: what `fairqueue COMMAND` does, prints, and exits with."""
+
+from fairqueue.cli.bench import bench
+from fairqueue.cli.checkup import doctor
+from fairqueue.cli.completion import completion
+from fairqueue.cli.daemons import metrics, scheduler, worker
+from fairqueue.cli.exchange import export, import_
+from fairqueue.cli.failed import failed
+from fairqueue.cli.keys import keys
+from fairqueue.cli.program import main, program
+from fairqueue.cli.runs import runs
+from fairqueue.cli.schedules import schedules
+from fairqueue.cli.serve import dashboard, demo, up
+from fairqueue.cli.system import audit, prune, settings, stats, status
+from fairqueue.cli.tasks import tasks
+from fairqueue.cli.top import top
+from fairqueue.cli.users import users
+from fairqueue.cli.workers import workers
+
+for _command in (
+    *(up, demo, dashboard, worker, scheduler),
+    *(schedules, tasks, runs, failed, users, workers, keys),
+    *(audit, settings, status, stats, top, doctor, bench),
+    *(export, import_, prune, metrics, completion),
+):
+    program.add_command(_command)
+
+__all__ = ["main", "program"]

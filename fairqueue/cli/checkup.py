@@ -1,0 +1,45 @@
+"""`fairqueue doctor`: look for what is wrong, and put it right."""
+
+import click
+
+from fairqueue.cli.codes import OK, UNHEALTHY
+from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_session, reading
+from fairqueue.cli.listing import show
+from fairqueue.cli.output import Progress, note
+from fairqueue.cli.text import plural
+from fairqueue.doctor import PROBLEM, Doctor, Finding
+
+COLUMNS = {
+    "CHECK": lambda finding: finding.check,
+    "LEVEL": lambda finding: finding.level,
+    "WHAT": lambda finding: finding.text,
+}
+
+
+@click.command(cls=Command)
+@click.option("--fix", is_flag=True, help="Repair counts and indexes that do not agree.")
+@click.option("--quick", is_flag=True, help="Do not compare all entries with each other.")
+@destructive
+@reading
+@pass_session
+def doctor(session: Session, fix: bool, quick: bool, consent: Consent) -> int:
+    """Look at Redis, leader, workers, and whether all records agree; exit code 6 for a problem."""
+    if fix and quick:
+        raise click.UsageError("--quick makes no sense with --fix, which compares all entries")
+    with session.open(check=False) as queue:
+        physician = Doctor(queue)
+        with Progress("doctor") as progress:
+            findings = physician.examine(records=not quick, progress=progress)
+        wrong = sum(finding.repairable for finding in findings)
+        if fix and wrong and consent.to(f"repair what does not agree in {plural(wrong, 'place')}"):
+            with Progress("repair") as progress:
+                findings = physician.examine(fix=True, progress=progress)
+    show(session, "findings", iter(findings), COLUMNS)
+    if wrong and not fix and session.is_table:
+        note(f"{wrong} entries can be repaired: fairqueue doctor --fix")
+    return code_of(findings)
+
+
+def code_of(findings: list[Finding]) -> int:
+    """6 if something is a problem that was not repaired."""
+    return UNHEALTHY if any(each.level == PROBLEM for each in findings) else OK

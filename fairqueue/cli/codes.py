@@ -1,0 +1,34 @@
+"""What the program exits with: a code for each kind of end, the same for every command."""
+
+from fairqueue.errors import (
+    EmbeddedServerError,
+    FairQueueError,
+    InvalidInput,
+    LeaseLost,
+    RedisUnavailable,
+    ScheduleConflict,
+    StaleVersion,
+    UnknownSchedule,
+    UnknownTask,
+    UnknownUser,
+    UnknownWorker,
+)
+
+OK, FAILED, USAGE, NO_REDIS, NOT_FOUND, CONFLICT, UNHEALTHY = 0, 1, 2, 3, 4, 5, 6
+INTERRUPTED = 130
+
+# The first that fits counts: what is not there is also an invalid input.
+_BY_ERROR: tuple[tuple[tuple[type[FairQueueError], ...], int], ...] = (
+    ((UnknownSchedule, UnknownTask, UnknownUser, UnknownWorker), NOT_FOUND),
+    ((ScheduleConflict, StaleVersion, LeaseLost), CONFLICT),
+    ((InvalidInput,), USAGE),
+    ((RedisUnavailable, EmbeddedServerError), NO_REDIS),
+)
+
+
+def exit_code(error: FairQueueError) -> int:
+    """What an error means for whoever started the program."""
+    for kinds, code in _BY_ERROR:
+        if isinstance(error, kinds):
+            return code
+    return FAILED

@@ -1,0 +1,24 @@
+"""`fairqueue completion`: what a shell needs to complete commands and options."""
+
+import os
+
+import click
+from click.shell_completion import get_completion_class
+
+from fairqueue.cli.frame import Command
+from fairqueue.cli.output import say
+
+SHELLS = ("bash", "zsh", "fish")
+VARIABLE = "_FAIRQUEUE_COMPLETE"
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(SHELLS), required=False)
+@click.pass_context
+def completion(ctx: click.Context, shell: str | None) -> None:
+    """Print the completion script of a shell; without one, of the shell that runs this."""
+    name = shell or os.path.basename(os.environ.get("SHELL", ""))
+    kind = get_completion_class(name) if name in SHELLS else None
+    if kind is None:
+        raise click.UsageError(f"which shell? One of {', '.join(SHELLS)}")
+    say(kind(ctx.find_root().command, {}, "fairqueue", VARIABLE).source())

@@ -1,0 +1,92 @@
+"""Everything in one command: `up`, `demo` and `dashboard`."""
+
+from functools import partial
+from typing import Any
+
+import click
+
+from fairqueue.access import AccessStore
+from fairqueue.cli.apps import check_app, load_worker
+from fairqueue.cli.frame import Command, F, Session, actor, pass_session, until_signalled
+from fairqueue.cli.output import say
+from fairqueue.cli.values import DURATION
+from fairqueue.errors import ConfigurationError
+
+USUAL_PORT = 8844
+
+
+def served(command: F) -> F:
+    """`--host` and `--port` of the dashboard."""
+    command = click.option("--port", type=int, default=USUAL_PORT, show_default=True)(command)
+    return click.option("--host", default="127.0.0.1", show_default=True)(command)
+
+
+def run_options(command: F) -> F:
+    """Options of `up` and `demo`."""
+    command = click.option("--open", "open_browser", is_flag=True, help="In a browser.")(command)
+    command = click.option("--seconds", type=DURATION, help="End after so long.")(command)
+    command = click.option("--schedulers", type=int, default=1, show_default=True)(command)
+    command = click.option("--concurrency", type=int, default=8, show_default=True)(command)
+    command = click.option("--workers", type=int, default=1, show_default=True)(command)
+    return served(command)
+
+
+@click.command(cls=Command)
+@click.option("-A", "--app", metavar="MODULE[:NAME]", help="Handlers; see `worker`.")
+@click.option("--demo", "is_demo", is_flag=True, help="With made-up users and tasks.")
+@run_options
+@pass_session
+def up(session: Session, app: str | None, is_demo: bool, **options: Any) -> int:
+    """Scheduler, workers and dashboard together, with a server of their own if none is named."""
+    session.check()
+    make = None
+    if is_demo and app is not None:
+        raise ConfigurationError("--demo brings its own handlers: leave --app out")
+    if app is not None:
+        check_app(app)
+        make = partial(load_worker, app)
+    return _up(session, url=session.named_url, app=make, demo=is_demo, **options)
+
+
+@click.command(cls=Command)
+@run_options
+@pass_session
+def demo(session: Session, **options: Any) -> int:
+    """The same with made-up users and tasks, to look at; on a Redis only if --url names it."""
+    session.check()
+    return _up(session, url=session.url, demo=True, **options)
+
+
+def _up(session: Session, url: str | None, **options: Any) -> int:
+    try:
+        from fairqueue.up import run
+    except ImportError as error:
+        raise _missing(error) from None
+    path = session.embedded
+    named = None if path is not None else url
+    return run(url=named, embedded_path=path, queue=session.queue, **options)
+
+
+@click.command(cls=Command, usual_level="info")
+@served
+@click.option("--read-only", is_flag=True, help="Look, and change nothing.")
+@pass_session
+def dashboard(session: Session, host: str, port: int, read_only: bool) -> None:
+    """The dashboard and the REST API, until SIGINT or SIGTERM."""
+    try:
+        from fairqueue.web import WebServer, create_app
+    except ImportError as error:
+        raise _missing(error) from None
+    with session.open() as queue:
+        app = create_app(queue, read_only=read_only)
+        with WebServer(app, host, port) as server:
+            secret = AccessStore(queue.link).create_login(actor())
+            say(f"Dashboard  {server.url}")
+            say(f"Log in     {server.url}/login?token={secret}  (once, within 10 minutes)")
+            until_signalled()
+
+
+def _missing(error: ImportError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{error.name or error} is not installed: pip install 'fairqueue[web,embedded]'"
+    )

@@ -1,0 +1,90 @@
+"""Text for a terminal: values as cells, rows as aligned tables, nothing that a terminal obeys."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, timedelta
+
+from fairqueue.validation import Priority
+
+
+def printable(text: str) -> str:
+    """The text on one line, unable to tell the terminal anything."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str) -> list[str]:
+    """The same for a text that has lines of its own, such as a traceback."""
+    return [printable(line.replace("\t", "    ")) for line in text.split("\n")]
+
+
+def moment_text(moment: datetime | None) -> str:
+    """A moment for people, to the second."""
+    return "-" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration_text(seconds: float | None) -> str:
+    """Seconds for people, in the two largest units: 90 is 1m30s."""
+    if seconds is None:
+        return "-"
+    if seconds < 0:
+        return "-" + duration_text(-seconds)
+    if seconds < 10:
+        return f"{seconds:.3g}s"
+    whole = round(seconds)
+    parts = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        if whole >= size:
+            parts.append(f"{whole // size}{unit}")
+            whole %= size
+        elif parts:
+            break
+    return "".join(parts[:2])
+
+
+def cell(value: object) -> str:
+    """A value as people read it."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, datetime):
+        return moment_text(value)
+    if isinstance(value, timedelta):
+        return duration_text(value.total_seconds())
+    if isinstance(value, Priority):
+        return value.name
+    return _plain(value)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(cell, value)) or "-"
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines in which columns stand below each other."""
+    cells = [[printable(text) for text in each] for each in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for each in cells:
+        padded = (text.ljust(width) for text, width in zip(each, widths, strict=True))
+        yield "  ".join(padded).rstrip()
+
+
+def pairs(values: Mapping[str, object]) -> Iterator[str]:
+    """A line for each name and value, values below each other."""
+    yield from table([(name, cell(value)) for name, value in values.items()])
+
+
+def in_words(counts: Mapping[str, object]) -> str:
+    """Numbers with their names, in one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+
+
+def plural(count: int, noun: str) -> str:
+    """So many of something."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

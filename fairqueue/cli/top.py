@@ -1,0 +1,182 @@
+"""`fairqueue top`: a live view of who waits, who runs, and how fast it goes."""
+
+import os
+import select
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import click
+
+from fairqueue.cli.frame import Command, Session, pass_session, reading
+from fairqueue.cli.output import json_text, on_terminal, say
+from fairqueue.cli.system import rate
+from fairqueue.cli.text import duration_text, in_words, printable, table
+from fairqueue.cli.values import DURATION
+from fairqueue.inspection import Inspector
+from fairqueue.inspection.documents import document
+from fairqueue.models import QueueSnapshot
+from fairqueue.people import UserInfo
+from fairqueue.workers import WorkerInfo
+
+MOST_USERS = 50
+BAR = 20  # cells of the bar that shows a share
+SHARES_OF_MINUTES = 15
+ENTER, LEAVE, HOME, CLEAR_BELOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
+CLEAR_LINE = "\x1b[K"
+
+HEADINGS = ("USER", "STATE", "BACKLOG", "RUNNING", "OLDEST", "ENTITLED", "RECEIVED", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at the queue. Speeds are per second, None at the first look."""
+
+    snapshot: QueueSnapshot
+    users: Sequence[UserInfo]
+    workers: Sequence[WorkerInfo]
+    finished: float | None
+    pushed: float | None
+
+
+def looks(inspector: Inspector, users: int) -> Iterator[Look]:
+    """A look each time one is asked for."""
+    before: QueueSnapshot | None = None
+    while True:
+        snapshot = inspector.system.snapshot()
+        yield Look(
+            snapshot=snapshot,
+            users=inspector.users.list(limit=users, minutes=SHARES_OF_MINUTES),
+            workers=inspector.workers.list(),
+            finished=rate(snapshot, before, "finished"),
+            pushed=rate(snapshot, before, "pushed"),
+        )
+        before = snapshot
+
+
+def summary(look: Look) -> dict[str, object]:
+    """The numbers of the whole queue."""
+    shot = look.snapshot
+    leads = shot.leader_until is not None and shot.leader_until > shot.at
+    return {
+        "at": shot.at.strftime("%H:%M:%S"),
+        "waiting": shot.ready,
+        "running": shot.running,
+        "delayed": shot.delayed,
+        "dead": shot.dead,
+        "finished/s": look.finished,
+        "pushed/s": look.pushed,
+        "workers": len(look.workers),
+        "slots": sum(worker.slots for worker in look.workers),
+        "leader": shot.leader if leads else None,
+    }
+
+
+def lines_of(look: Look, columns: int, rows: int) -> list[str]:
+    """What fills a terminal: the queue, its users by backlog, its workers."""
+    numbers = {name: "-" if value is None else value for name, value in summary(look).items()}
+    oldest = duration_text(look.snapshot.oldest_wait)
+    head = [f"fairqueue top  {in_words(numbers)}, oldest wait {oldest}", ""]
+    users = [HEADINGS, *(_row(info) for info in look.users)]
+    room = max(1, rows - len(head) - 3)
+    found = [*head, *list(table(users))[:room]]
+    found += ["", _workers_line(look.workers)]
+    return [printable(line)[:columns] for line in found[:rows]]
+
+
+def _row(info: UserInfo) -> tuple[str, ...]:
+    filled = round(min(1.0, info.received) * BAR)
+    return (
+        info.user_id,
+        info.state,
+        str(info.backlog),
+        str(info.running),
+        duration_text(info.oldest_wait),
+        f"{info.entitled:.1%}",
+        f"{info.received:.1%}",
+        "#" * filled + "." * (BAR - filled),
+    )
+
+
+def _workers_line(workers: Sequence[WorkerInfo]) -> str:
+    words = [f"{worker.worker_id} {worker.running}/{worker.slots}" for worker in workers]
+    return "workers: " + (", ".join(words) or "none") + "   (q ends)"
+
+
+@click.command(cls=Command)
+@click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between looks.")
+@click.option("--count", type=int, help="End after so many looks.")
+@click.option("--users", type=click.IntRange(1, MOST_USERS), default=20, show_default=True)
+@reading
+@pass_session
+def top(session: Session, interval: float, count: int | None, users: int) -> None:
+    """Users by backlog with their shares, speed, leader and workers, live; q or Ctrl-C ends."""
+    with session.inspector() as inspector:
+        source = looks(inspector, users)
+        if session.is_table and on_terminal():
+            with suppress(KeyboardInterrupt):
+                _fill_screen(source, interval, count)
+        else:
+            _print_lines(session, source, interval, count)
+
+
+def _print_lines(
+    session: Session, source: Iterator[Look], interval: float, count: int | None
+) -> None:
+    for number, look in enumerate(source, start=1):
+        line = {name: "-" if value is None else value for name, value in summary(look).items()}
+        busiest = [f"{info.user_id} {info.backlog}" for info in look.users[:3]]
+        text = f"{in_words(line)}; {', '.join(busiest) or 'nobody waits'}"
+        if not session.is_table:
+            text = json_text({**summary(look), "users": document(list(look.users))})
+        if not say(printable(text)) or number == count:
+            return
+        time.sleep(interval)
+
+
+def _fill_screen(source: Iterator[Look], interval: float, count: int | None) -> None:
+    with _screen():
+        for number, look in enumerate(source, start=1):
+            size = shutil.get_terminal_size()
+            shown = (line + CLEAR_LINE for line in lines_of(look, size.columns, size.lines - 1))
+            sys.stdout.write(HOME + "\r\n".join(shown) + CLEAR_BELOW)
+            sys.stdout.flush()
+            if number == count or _is_ended(interval):
+                return
+
+
+def _is_ended(seconds: float) -> bool:
+    """Wait for so long; True if somebody pressed q meanwhile."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        if not sys.stdin.isatty():
+            time.sleep(left)
+            return False
+        if select.select([sys.stdin], [], [], left)[0] and os.read(
+            sys.stdin.fileno(), 1
+        ).lower() in (b"q", b""):
+            return True
+    return False
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """The other screen of the terminal, and keys without Enter; all is as before afterwards."""
+    import termios
+    import tty
+
+    before = None
+    if sys.stdin.isatty():
+        before = termios.tcgetattr(sys.stdin)
+        tty.setcbreak(sys.stdin)
+    sys.stdout.write(ENTER)
+    try:
+        yield
+    finally:
+        sys.stdout.write(LEAVE)
+        sys.stdout.flush()
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

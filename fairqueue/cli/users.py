@@ -1,0 +1,168 @@
+"""`fairqueue users`: who waits, who gets what, and what each is entitled to."""
+
+from typing import Any
+
+import click
+
+from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.listing import Columns, Walk, paged, show, show_one
+from fairqueue.cli.output import Progress, say
+from fairqueue.cli.text import duration_text, plural
+from fairqueue.cli.values import Kind
+from fairqueue.inspection.documents import document
+from fairqueue.models import UserSettings
+from fairqueue.people import UserInfo
+
+MOST_ON_PAGE = 100
+NONE = "none"  # what takes a limit away
+
+COLUMNS: Columns = {
+    "USER": lambda info: info.user_id,
+    "STATE": lambda info: info.state,
+    "BACKLOG": lambda info: info.backlog,
+    "RUNNING": lambda info: info.running,
+    "WEIGHT": lambda info: info.settings.weight,
+    "ENTITLED": lambda info: f"{info.entitled:.1%}",
+    "RECEIVED": lambda info: f"{info.received:.1%}",
+    "OLDEST WAIT": lambda info: duration_text(info.oldest_wait),
+    "P95 WAIT": lambda info: duration_text(info.wait_p95),
+    "SCHEDULES": lambda info: info.schedules,
+    "TENANT": lambda info: info.settings.tenant,
+}
+
+
+class Limit(Kind):
+    """A number, or `none` to take a limit away."""
+
+    name = "number|none"
+
+    def __init__(self, number: type[int] | type[float]) -> None:
+        self._number = number
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or `none`. Fails naming the value."""
+        if not isinstance(value, str) or value == NONE:
+            return value
+        try:
+            return self._number(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor {NONE!r}", param, ctx)
+
+
+@click.group(cls=Group, default="list")
+def users() -> None:
+    """Users and their shares; alone: list those who wait or run. Times are UTC."""
+
+
+@users.command("list")
+@click.option(
+    "--order",
+    type=click.Choice(("backlog", "name")),
+    default="backlog",
+    show_default=True,
+    help="Those with tasks, the largest backlog first; or all that are known, A to Z.",
+)
+@click.option("--prefix", metavar="TEXT", help="Whose names begin so.")
+@click.option("--tenant", help="Of this tenant.")
+@click.option("--minutes", type=int, default=60, show_default=True, help="Shares of so long.")
+@paged
+@reading
+@pass_session
+def list_(session: Session, limit: int, cursor: str | None, all_: bool, **wanted: Any) -> None:
+    """Users with what waits, what they are entitled to and what they got."""
+    with session.inspector() as inspector:
+
+        def fetch(most: int, at: str | None) -> Any:
+            return inspector.users.list(limit=most, cursor=at, **wanted)
+
+        walk = Walk(fetch, limit, cursor, all_, page=MOST_ON_PAGE)
+        show(session, "users", walk, COLUMNS)
+
+
+@users.command("show")
+@click.argument("user_id", metavar="USER")
+@click.option("--minutes", type=int, default=60, show_default=True, help="Shares of so long.")
+@reading
+@pass_session
+def show_(session: Session, user_id: str, minutes: int) -> None:
+    """One user, and why they wait."""
+    with session.inspector() as inspector:
+        info = inspector.users.get(user_id, minutes)
+    show_one(session, document(info), _rows(info))
+
+
+def _rows(info: UserInfo) -> dict[str, object]:
+    rows: dict[str, object] = {
+        name.lower(): column(info) for name, column in COLUMNS.items() if name != "WEIGHT"
+    }
+    return rows | {"why": info.why, "parked until": info.parked_until} | _settings(info.settings)
+
+
+def _settings(settings: UserSettings) -> dict[str, object]:
+    return {name.replace("_", " "): value for name, value in document(settings).items()}
+
+
+@users.command()
+@click.argument("user_id", metavar="USER")
+@click.argument("weight", type=float)
+@reading
+@pass_session
+def weight(session: Session, user_id: str, weight: float) -> None:
+    """Change a user's share of service: 0.01 to 1000, others have 1."""
+    with session.inspector() as inspector:
+        settings = inspector.users.set(user_id, weight=weight)
+    show_one(session, document(settings), _settings(settings))
+
+
+@users.command()
+@click.argument("user_id", metavar="USER")
+@click.option("--max-running", type=Limit(int), help="Tasks at a time.")
+@click.option("--max-waiting", type=Limit(int), help="Tasks that may wait.")
+@click.option("--rate", type=Limit(float), help="Tasks that begin in a second.")
+@click.option("--tenant", help="The group that the user belongs to.")
+@reading
+@pass_session
+def limit(session: Session, user_id: str, **given: Any) -> None:
+    """Limit a user, or take a limit away with `none`."""
+    changes: dict[str, Any] = {
+        name: None if value == NONE else value for name, value in given.items() if value is not None
+    }
+    if not changes:
+        raise click.UsageError("give --max-running, --max-waiting, --rate or --tenant")
+    with session.inspector() as inspector:
+        settings = inspector.users.set(user_id, **changes)
+    show_one(session, document(settings), _settings(settings))
+
+
+@users.command()
+@click.argument("user_id", metavar="USER")
+@pass_session
+def pause(session: Session, user_id: str) -> None:
+    """Hand out no task of a user until they are resumed."""
+    with session.inspector() as inspector:
+        inspector.users.pause(user_id)
+
+
+@users.command()
+@click.argument("user_id", metavar="USER")
+@pass_session
+def resume(session: Session, user_id: str) -> None:
+    """Hand out the tasks of a user again."""
+    with session.inspector() as inspector:
+        inspector.users.resume(user_id)
+
+
+@users.command()
+@click.argument("user_id", metavar="USER")
+@destructive
+@pass_session
+def purge(session: Session, user_id: str, consent: Consent) -> None:
+    """Cancel all tasks of a user that wait for a worker, and print how many."""
+    with session.inspector() as inspector:
+        count = inspector.users.purge(user_id)
+        if not count:
+            inspector.users.get(user_id)  # says so if nobody knows them
+        elif consent.to(f"cancel {plural(count, 'waiting task')} of user {user_id!r}"):
+            with Progress("purge") as progress:
+                count = inspector.users.purge(user_id, dry_run=False, progress=progress)
+    say(str(count))

@@ -1,0 +1,179 @@
+"""Read what people type: moments, durations, priorities, payloads, NAME=VALUE pairs."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairqueue.validation import Priority
+
+if TYPE_CHECKING:
+    Kind = click.ParamType[Any]
+else:
+    Kind = click.ParamType  # not generic in all versions of click
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_MOST_SECONDS = 3_155_760_000.0  # a hundred years: no arithmetic of dates goes beyond that
+
+
+def read_duration(text: str) -> float | None:
+    """Seconds of a text such as `90`, `1.5h` or `1h30m`; None if it is no duration."""
+    if _NUMBER.fullmatch(text):
+        return min(float(text), _MOST_SECONDS)
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return min(sum(float(number) * _UNITS[unit] for number, unit in parts), _MOST_SECONDS)
+
+
+class Duration(Kind):
+    """A duration in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Seconds. Fails naming the value."""
+        seconds = read_duration(value) if isinstance(value, str) else value
+        if seconds is None:
+            self.fail(f"{value!r} is no duration: such as 90 (seconds), 2h or 1h30m", param, ctx)
+        return seconds
+
+
+class Moment(Kind):
+    """A moment: ISO 8601 (UTC if it has no offset), `now`, or relative to now.
+
+    Without a sign, `2h` is two hours ago where one looks back, and in two hours where one plans.
+    """
+
+    name = "time"
+
+    def __init__(self, *, back: bool) -> None:
+        self._back = back
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """An aware datetime. Fails naming the value."""
+        if isinstance(value, datetime):
+            return value
+        found = self._relative(value) or _iso(value)
+        if found is None:
+            self.fail(
+                f"{value!r} is no time: such as 2026-03-05T09:00:00+01:00, 2026-03-05, now, 2h, "
+                "-1d or +30m",
+                param,
+                ctx,
+            )
+        return found
+
+    def _relative(self, text: str) -> datetime | None:
+        now = datetime.now(UTC)
+        if text == "now":
+            return now
+        sign = text[:1]
+        # A number alone is a year, or seconds of something: only with a unit is it a distance.
+        seconds = None if _NUMBER.fullmatch(text) else read_duration(text.lstrip("+-"))
+        if seconds is None or text[1:2] in ("+", "-"):
+            return None
+        goes_back = sign == "-" or (sign != "+" and self._back)
+        try:
+            return now + timedelta(seconds=-seconds if goes_back else seconds)
+        except OverflowError:
+            return None
+
+
+def _iso(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+class PriorityName(Kind):
+    """A priority by number or name."""
+
+    name = "priority"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A Priority. Fails naming the value."""
+        if isinstance(value, Priority):
+            return value
+        by_name = {each.name: each for each in Priority} | {str(int(p)): p for p in Priority}
+        found = by_name.get(str(value).upper().replace("-", "_"))
+        if found is None:
+            names = ", ".join(f"{int(each)} {each.name}" for each in Priority)
+            self.fail(f"{value!r} is no priority: one of {names}", param, ctx)
+        return found
+
+
+DURATION = Duration()
+PAST, FUTURE = Moment(back=True), Moment(back=False)
+PRIORITY = PriorityName()
+
+
+def read_object(given: Sequence[str], what: str) -> dict[str, Any] | None:
+    """A JSON object: as text, from `@file`, or of `key=value` pairs; several are put together.
+
+    None if nothing is given. Raises UsageError naming what cannot be read.
+    """
+    if not given:
+        return None
+    found: dict[str, Any] = {}
+    for text in given:
+        found |= _read_part(text, what)
+    return found
+
+
+def _read_part(text: str, what: str) -> dict[str, Any]:
+    if text.startswith("@"):
+        return _parse_object(_read_file(text[1:], what), what)
+    if text.lstrip().startswith("{"):
+        return _parse_object(text, what)
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.UsageError(f"{what} {text!r} is none: a JSON object, @FILE, or KEY=VALUE pairs")
+    return {name: json_or_text(value)}
+
+
+def _read_file(path: str, what: str) -> str:
+    try:
+        if path == "-":
+            return sys.stdin.read()
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{what} @{path} cannot be read: {error}") from None
+
+
+def _parse_object(text: str, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{what} {text!r:.60} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{what} {text!r:.60} is no JSON object")
+    return found
+
+
+def json_or_text(text: str) -> Any:
+    """A value as JSON has it; what is no JSON is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read_pairs(given: Sequence[str], what: str) -> dict[str, str]:
+    """NAME=VALUE pairs. Raises UsageError naming what is none."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{what} {text!r} is none: NAME=VALUE")
+        found[name] = value
+    return found

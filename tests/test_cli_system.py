@@ -1,0 +1,382 @@
+"""The queue as a whole on the command line: status, stats, keys, audit, doctor and the others."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from commands import Cli
+from prometheus_client import CollectorRegistry
+from support import check_consistency, claim_one, dump, fill, push
+
+from fairqueue.cli.apps import load_worker
+from fairqueue.cli.top import Look, lines_of
+from fairqueue.models import new_id
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.workers import WorkerStore
+
+
+@pytest.fixture
+def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """The queue that the commands see, in real time; it must agree with itself at the end."""
+    with TaskQueue(redis_client) as queue:
+        yield queue
+    check_consistency(redis_client)
+
+
+@pytest.fixture
+def cli(redis_url: str, live: TaskQueue) -> Cli:
+    return Cli(redis_url)
+
+
+def beat(queue: TaskQueue, worker_id: str = "w") -> None:
+    """Say that a worker is alive."""
+    record = {"host": "h", "pid": 7, "version": "1.0", "slots": 4, "names": ["mail"]}
+    record |= {"current": ["a"], "running": 1, "started": 0}
+    WorkerStore(queue.link).beat(record, worker_id)
+
+
+# --- status, stats, top ---------------------------------------------------------------------------
+
+
+def test_status_is_healthy_or_says_what_is_wrong(cli: Cli, live: TaskQueue) -> None:
+    done = cli.ok("status")
+    assert "waiting" in done.out
+    push(live, "a")
+    sick = cli.run("status")
+    assert (sick.code, "error: 1 tasks wait and no worker is alive" in sick.out) == (6, True)
+    document = cli.run("status", "--json").json
+    assert document["overview"]["ready"] == 1
+    assert "workers" in [each["kind"] for each in document["attention"]]
+
+
+def test_stats_has_counts_and_counters(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a", "b")
+    live.finish(claim_one(live))
+    document = cli.json("stats")
+    assert (document["ready"], document["counters"]["finished"]) == (1, 1)
+    assert any(line.split() == ["finished", "1"] for line in cli.ok("stats").lines)
+
+
+def test_stats_are_watched_for_a_while(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a")
+    lines = cli.ok("stats", "--watch", "--count", "2", "--interval", "1ms").lines
+    assert [line.split()[1] for line in lines] == ["ready", "1", "1"]
+    objects = cli.ok(
+        *("stats", "--watch", "--count", "2", "--interval", "1ms", "-o", "jsonl")
+    ).objects
+    assert [each["ready"] for each in objects] == [1, 1]
+    assert objects[0]["pushed/s"] is None
+
+
+def test_top_prints_lines_where_there_is_no_terminal(cli: Cli, live: TaskQueue) -> None:
+    fill(live, "alice", 3)
+    beat(live)
+    done = cli.ok("top", "--count", "2", "--interval", "1ms")
+    assert len(done.lines) == 2
+    assert "waiting 3" in done.lines[0]
+    assert done.lines[0].endswith("leader -; alice 3")
+    (document,) = cli.ok("top", "--count", "1", "-o", "jsonl").objects
+    assert (document["workers"], document["users"][0]["backlog"]) == (1, 3)
+    assert cli.run("top", "--users", "0").code == 2
+
+
+def test_top_fills_the_screen_and_no_more(cli: Cli, live: TaskQueue) -> None:
+    from fairqueue.inspection import Inspector
+
+    fill(live, "alice\u202e", 3)
+    fill(live, "bob", 1)
+    beat(live)
+    inspector = Inspector(live)
+    look = Look(
+        snapshot=live.inspect(),
+        users=inspector.users.list(),
+        workers=inspector.workers.list(),
+        finished=None,
+        pushed=1.5,
+    )
+    lines = lines_of(look, columns=60, rows=6)
+    assert len(lines) <= 6
+    assert max(map(len, lines)) <= 60
+    text = "\n".join(lines_of(look, columns=200, rows=30))
+    assert "alice\\u202e" in text
+    assert "pushed/s 1.5" in text
+    assert "w 1/4" in text
+
+
+# --- settings, keys, audit, workers, prune --------------------------------------------------------
+
+
+def test_settings_are_shown_and_changed(cli: Cli, live: TaskQueue) -> None:
+    live.set_limits("mail", slots=3)
+    assert any(line.split() == ["max_attempts", "5"] for line in cli.ok("settings").lines)
+    document = cli.json("settings", "max_attempts=7", "keep_dead_for=2d", "cost=time")
+    assert (document["settings"]["max_attempts"], document["limits"]["mail"]["slots"]) == (7, 3)
+    settings = live.settings()
+    assert (settings.max_attempts, settings.keep_dead_for, settings.cost) == (7, 172_800, "time")
+    assert "mail" in cli.ok("settings").out
+
+
+@pytest.mark.parametrize("change", ["max_attempts", "=3", "max_attempts=0", "odd=1", "cost=odd"])
+def test_a_setting_that_makes_no_sense_is_refused(cli: Cli, live: TaskQueue, change: str) -> None:
+    before = live.settings()
+    assert cli.run("settings", change).code == 2
+    assert live.settings() == before
+
+
+def test_a_key_is_made_shown_once_and_revoked(
+    cli: Cli, live: TaskQueue, redis_client: redis.Redis
+) -> None:
+    done = cli.ok("keys", "create", "ci", "--role", "operator", "--tenant", "north")
+    secret = done.out.strip()
+    assert secret.startswith("fq_")
+    (key,) = cli.json("keys")["keys"]
+    assert (key["name"], key["role"], key["tenant"]) == ("ci", "operator", "north")
+    assert secret not in str(dump(redis_client)) + cli.ok("keys").out + str(key)
+    made = cli.json("keys", "create", "other", "--expires-in", "2d")
+    assert (made["secret"].startswith("fq_"), made["role"]) == (True, "viewer")
+    assert cli.run("keys", "revoke", key["key_id"]).code == 2
+    assert "would revoke" in cli.ok("keys", "revoke", key["key_id"], "--dry-run").err
+    cli.ok("keys", "revoke", key["key_id"], "--yes")
+    assert [each["name"] for each in cli.json("keys")["keys"]] == ["other"]
+    assert cli.run("keys", "revoke", key["key_id"], "--yes").code == 4
+    assert cli.run("keys", "create", "x", "--role", "king").code == 2
+
+
+def test_audit_says_who_changed_what(cli: Cli, live: TaskQueue) -> None:
+    cli.ok("users", "pause", "alice")
+    cli.ok("tasks", "push", "--user", "bob", "--id", "a")
+    entries = cli.json("audit")["entries"]
+    assert [(each["action"], each["target"]) for each in entries] == [
+        ("task.push", "a"),
+        ("user.pause", "alice"),
+    ]
+    assert {each["via"] for each in entries} == {"cli"}
+    assert [each["target"] for each in cli.json("audit", "--action", "user")["entries"]] == [
+        "alice"
+    ]
+    assert cli.json("audit", "--until", "1d")["entries"] == []
+    assert "user.pause" in cli.ok("audit", "--since", "1h").out
+    assert cli.run("audit", "--cursor", "nonsense").code == 2
+
+
+def test_workers_are_listed_and_drained(cli: Cli, live: TaskQueue) -> None:
+    assert cli.ok("workers").out.startswith("ID")
+    beat(live)
+    (worker,) = cli.json("workers")["workers"]
+    assert (worker["worker_id"], worker["slots"], worker["names"]) == ("w", 4, ["mail"])
+    assert cli.run("workers", "drain", "w").code == 2
+    assert "would drain worker 'w'" in cli.ok("workers", "drain", "w", "--dry-run").err
+    cli.ok("workers", "drain", "w", "--yes")
+    assert cli.json("audit")["entries"][0]["action"] == "worker.drain"
+    assert cli.run("workers", "drain", "ghost", "--yes").code == 4
+
+
+def test_prune_forgets_old_runs_and_prints_how_many(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a", "b")
+    for claim in live.claim("w", limit=2):
+        live.finish(claim)
+    assert cli.ok("prune", "--older-than", "1d", "--yes").out == "0\n"
+    assert cli.run("prune", "--older-than", "0").code == 2
+    assert cli.ok("prune", "--older-than", "0", "--dry-run").out == "2\n"
+    assert live.get("a") is not None
+    assert cli.ok("prune", "--older-than", "0", "--yes").out == "2\n"
+    assert live.get("a") is None
+    assert cli.run("prune").code == 2
+    assert cli.run("prune", "--older-than", "long").code == 2
+
+
+# --- doctor, bench, metrics -----------------------------------------------------------------------
+
+
+def test_doctor_finds_and_repairs(cli: Cli, live: TaskQueue, redis_client: redis.Redis) -> None:
+    beat(live)
+    push(live, "a")
+    assert cli.ok("doctor").out.startswith("CHECK")
+    redis_client.delete(live.keys["waiting"])
+    sick = cli.run("doctor")
+    assert (sick.code, "1 entries can be repaired" in sick.err) == (6, True)
+    document = cli.run("doctor", "-o", "json").json
+    levels = {each["check"]: each["level"] for each in document["findings"]}
+    assert levels["records: status"] == "problem"
+    assert cli.run("doctor", "--fix").code == 2  # nobody to ask
+    assert cli.run("doctor", "--fix", "--dry-run").code == 6
+    assert cli.run("doctor", "--quick").code == 0
+    assert cli.run("doctor", "--quick", "--fix").code == 2
+    done = cli.ok("doctor", "--fix", "--yes")
+    assert "repaired" in done.out
+    assert cli.ok("doctor").code == 0
+
+
+def test_bench_measures_in_a_queue_of_its_own(
+    cli: Cli, live: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(live, "kept")
+    figures = cli.json("bench", "--tasks", "20")["figures"]
+    assert [each["what"] for each in figures][:3] == ["ping", "push, one by one", "push_many"]
+    assert all(each["per_second"] > 0 for each in figures)
+    assert {key.split(b"}")[0] for key in redis_client.scan_iter()} == {b"{fairqueue:default"}
+    assert "push_many" in cli.ok("bench", "--tasks", "10").out
+    assert cli.run("bench", "--tasks", "1").code == 2
+
+
+def test_metrics_are_printed_once_without_a_port(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a")
+    text = cli.ok("metrics").out
+    assert 'fairqueue_ready{queue="default"} 1.0' in text
+    assert cli.run("metrics", "--port", "-1").code == 2
+
+
+def test_the_leader_is_shown(cli: Cli, live: TaskQueue) -> None:
+    scheduler = TaskScheduler(live, "observer", registry=CollectorRegistry())
+    scheduler.tick()
+    assert "observer (term 1" in cli.ok("status").out
+    assert cli.ok("top", "--count", "1").out.strip().endswith("leader observer; nobody waits")
+    scheduler.stop()
+
+
+# --- apps, up and demo ----------------------------------------------------------------------------
+
+MODULE = """
+from fairqueue import TaskQueue, Worker
+
+made = Worker(TaskQueue.from_url("redis://127.0.0.1:1/0"))
+
+def make(queue, concurrency=2):
+    return Worker(queue, concurrency=concurrency)
+
+def any_setting(queue, **settings):
+    return Worker(queue, **settings)
+
+class Space:
+    make = staticmethod(make)
+
+class Greet:
+    def handle(self, payload):
+        return None
+
+def nothing(queue):
+    return None
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the folder where the program runs; its name is new each time."""
+    name = f"jobs_{new_id()}"
+    (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / f"{name}_broken.py").write_text("import no_such_module_at_all", encoding="utf-8")
+    (tmp_path / f"{name}_wrong.py").write_text("1 / 0", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield name
+    for each in [each for each in sys.modules if each.startswith(name)]:
+        del sys.modules[each]
+
+
+@pytest.mark.parametrize(
+    ("place", "settings", "slots"),
+    [
+        (":make", {}, 2),
+        (":make", {"concurrency": 3}, 3),
+        (":Space.make", {"concurrency": 4}, 4),
+        (":any_setting", {"concurrency": 5, "lease": 60}, 5),
+        (":made", {}, 8),
+        ("", {"concurrency": 6}, 6),
+    ],
+)
+def test_an_app_is_a_worker_a_function_or_a_module(
+    live: TaskQueue, module: str, place: str, settings: dict[str, Any], slots: int
+) -> None:
+    worker = load_worker(module + place, live, settings)
+    assert worker.concurrency == slots
+    assert (worker.queue is live) == (place != ":made")
+    assert worker.lease == settings.get("lease", 30)
+
+
+@pytest.mark.parametrize(
+    ("app", "options", "named"),
+    [
+        ("none_at_all:make", "", "there is no module 'none_at_all'"),
+        ("{}.inner:make", "", "inner"),
+        ("{}:missing", "", "has no 'missing'"),
+        ("{}:number", "", "is a int"),
+        ("{}:nothing", "", "is a NoneType"),
+        ("{}_broken:make", "", "no_such_module_at_all"),
+        ("{}_wrong:make", "", "ZeroDivisionError"),
+        (":make", "", "names no module"),
+        ("{}:make", "--processes 2", "takes no processes"),
+        ("{}:made", "--concurrency 2", "made already"),
+        ("{}:make", "--concurrency 0", "concurrency 0"),
+    ],
+)
+def test_an_app_that_is_none_is_told(
+    cli: Cli, module: str, app: str, options: str, named: str
+) -> None:
+    done = cli.run("worker", "--app", app.format(module), *options.split())
+    assert (done.code, done.out) == (2, "")
+    assert named in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_worker_without_its_redis_ends_at_once(cli: Cli, module: str) -> None:
+    assert cli.run("worker", "--app", f"{module}:made").code == 3
+    assert cli.run("worker").code == 2
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What `fairqueue.up.run` is called with, instead of being run."""
+    called: list[dict[str, Any]] = []
+
+    def run(**options: Any) -> int:
+        called.append(options)
+        return 6
+
+    monkeypatch.setattr("fairqueue.up.run", run)
+    return called
+
+
+def test_up_runs_everything_and_its_code_is_the_programs(
+    cli: Cli, redis_url: str, live: TaskQueue, module: str, runs: list[dict[str, Any]]
+) -> None:
+    line = f"up --app {module}:make --port 0 --workers 2 --queue mail --seconds 1m --open"
+    assert cli.run(*line.split()).code == 6
+    (options,) = runs
+    make = options.pop("app")
+    assert make(live, {"concurrency": 3}).concurrency == 3
+    assert options == {
+        "url": redis_url,
+        "embedded_path": None,
+        "queue": "mail",
+        "host": "127.0.0.1",
+        "port": 0,
+        "workers": 2,
+        "concurrency": 8,
+        "seconds": 60,
+        "schedulers": 1,
+        "open_browser": True,
+    }
+    assert cli.run("up", "--app", "none_at_all:make").code == 2
+    assert len(runs) == 1
+
+
+def test_up_in_a_folder_and_demo_without_a_url_need_no_redis(
+    cli: Cli, tmp_path: Path, redis_url: str, runs: list[dict[str, Any]]
+) -> None:
+    cli.run("up", "--embedded", str(tmp_path))
+    cli.run("demo", "--seconds", "2")
+    cli.run("demo", "--url", redis_url)
+    told = [(each["url"], each["embedded_path"], each.get("demo")) for each in runs]
+    assert told == [(None, str(tmp_path), None), (None, None, True), (redis_url, None, True)]
+
+
+def test_without_the_web_packages_they_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fairqueue.web", None)
+    done = cli.run("dashboard")
+    assert (done.code, "pip install 'fairqueue[web,embedded]'" in done.err) == (2, True)
