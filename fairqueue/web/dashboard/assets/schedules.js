@@ -1,0 +1,88 @@
+// What the pages about schedules do by themselves: dialogs that the server fills, rows that stay
+// where they are while their contents are kept up to date, and forms that check what is typed.
+
+// --- dialogs that are filled by the server ---------------------------------------------------------
+
+document.addEventListener("htmx:after:swap", () => {
+  const asked = document.getElementById("asked");
+  if (asked?.childElementCount && !asked.open) asked.showModal();
+});
+// Emptied when it is closed, so that it opens only with a new answer.
+document.getElementById("asked")?.addEventListener("close", (event) => event.target.replaceChildren());
+
+// --- the list --------------------------------------------------------------------------------------
+
+document.addEventListener("change", (event) => {
+  if (!event.target.matches("input[name=id], [data-all]")) return;
+  const all = document.querySelector("#bulk input[name=all]");
+  if (all && !document.querySelector("input[name=id]:checked")) all.checked = false;
+});
+
+const REFRESH_MS = 30_000; // a list with filters may take the server a while
+let refreshed = -REFRESH_MS;
+
+// New contents for the rows that are shown; none comes, goes or moves under the reader's hand.
+async function refreshRows(body) {
+  const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+  if (!answer?.ok || answer.redirected) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const found = new Map([...fresh.querySelectorAll("[data-refresh] > tr")].map((row) => [row.dataset.key, row]));
+  for (const row of body.rows) {
+    const next = found.get(row.dataset.key);
+    if (!next || row.contains(document.activeElement)) continue;
+    for (let i = 0; i < row.cells.length; i++) {
+      if (row.cells[i].matches(".tick") || !next.cells[i]) continue;
+      const cell = document.importNode(next.cells[i], true);
+      if (textOf(row.cells[i]) !== textOf(cell)) row.cells[i].replaceWith(cell);
+    }
+  }
+  document.dispatchEvent(new CustomEvent("fq:times"));
+}
+
+// What a cell says, with moments by their date and not by their distance.
+function textOf(cell) {
+  const copy = cell.cloneNode(true);
+  for (const time of copy.querySelectorAll("time")) time.replaceWith(time.dateTime);
+  return copy.innerHTML;
+}
+
+document.body.addEventListener("fq:pulse", () => {
+  const body = document.querySelector("[data-refresh]");
+  if (!body || document.visibilityState !== "visible" || performance.now() - refreshed < REFRESH_MS) return;
+  refreshed = performance.now();
+  refreshRows(body);
+});
+
+// --- forms -----------------------------------------------------------------------------------------
+
+// Of the three kinds of rules, only the fields of the chosen one are shown.
+function showKind(form) {
+  const chosen = form.querySelector("input[name=kind]:checked")?.value;
+  for (const part of form.querySelectorAll("[data-kind-of]")) part.hidden = part.dataset.kindOf !== chosen;
+}
+
+// JSON is checked here as well, so that a slip is seen while it is made.
+function checkJson(area) {
+  const place = document.getElementById(`error-${area.name}`);
+  if (!place) return;
+  let problem = "";
+  try {
+    if (area.value.trim()) JSON.parse(area.value);
+  } catch (error) {
+    problem = `This is no JSON yet: ${error.message}`;
+  }
+  if (place.textContent !== problem) place.textContent = problem;
+  area.setAttribute("aria-invalid", String(problem !== ""));
+  if (!problem) area.removeAttribute("aria-invalid");
+}
+
+for (const form of document.querySelectorAll("form[data-schedule-form]")) {
+  showKind(form);
+  form.addEventListener("change", () => showKind(form));
+  for (const area of form.querySelectorAll("textarea[data-json]")) area.addEventListener("change", () => checkJson(area));
+}
+
+// What was counted is not what a changed range would be.
+document.addEventListener("input", (event) => {
+  if (event.target.closest("#backfill-range")) document.getElementById("backfill-answer")?.replaceChildren();
+});

@@ -1,0 +1,85 @@
+"""Log in with a key or a one-time link, and log out."""
+
+from urllib.parse import urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from fairqueue.web.auth import (
+    LOOPBACK,
+    SESSION_S,
+    actor_of,
+    clear_session,
+    set_session,
+)
+from fairqueue.web.dashboard.shell import local_path, page
+from fairqueue.web.site import link, site_of
+
+MAX_SECRET = 200  # characters; ours have 63
+
+
+def login_page(request: Request) -> Response:
+    """Ask for a key; or, at a one-time link, for a click.
+
+    The link itself changes nothing: programs that preview links would use it up otherwise. On one's
+    own machine a script presses the button.
+    """
+    host = urlsplit(str(request.url)).hostname
+    return page(
+        request,
+        "login.html",
+        token=request.query_params.get("token", "")[:MAX_SECRET],
+        next=local_path(request, request.query_params.get("next")),
+        is_local=host in LOOPBACK,
+        problem=None,
+    )
+
+
+async def login(request: Request) -> Response:
+    """Begin a session with a key or a one-time secret."""
+    form = await request.form(max_files=0, max_fields=10)
+    secret = str(form.get("secret") or "").strip()
+    where = local_path(request, str(form.get("next") or ""))
+    access = site_of(request).access
+    session = None
+    if secret and len(secret) <= MAX_SECRET:
+        session = await run_in_threadpool(access.redeem, secret, seconds=SESSION_S)
+    if session is None:
+        return await run_in_threadpool(_refused, request, where)
+    response = RedirectResponse(where, 303)
+    set_session(request, response, session.secret)
+    return response
+
+
+def _refused(request: Request, where: str) -> Response:
+    problem = "This key is unknown, was revoked, or the link was used before or is too old."
+    return page(
+        request,
+        "login.html",
+        status=401,
+        token="",
+        next=where,
+        is_local=False,
+        problem=problem,
+    )
+
+
+async def logout(request: Request) -> Response:
+    """End the session, here and in Redis, and the streams of its pages."""
+    site = site_of(request)
+    secret = getattr(request.state, "secret", None)
+    if secret is not None:
+        await run_in_threadpool(site.access.end, secret)
+        site.hub.end(actor_of(request).key_id)
+    response = RedirectResponse(link(request, "login"), 303)
+    clear_session(request, response)
+    return response
+
+
+ROUTES: list[BaseRoute] = [
+    Route("/login", login_page, name="login"),
+    Route("/login", login, methods=["POST"]),
+    Route("/logout", logout, methods=["POST"], name="logout"),
+]

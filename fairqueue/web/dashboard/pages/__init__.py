@@ -1,0 +1,35 @@
+"""The pages, one module each; a module's ROUTES are listed here."""
+
+from starlette.routing import BaseRoute
+
+from fairqueue.web.dashboard.pages import (
+    audit,
+    failed,
+    overview,
+    run,
+    runs,
+    schedule,
+    schedule_form,
+    schedules,
+    search,
+    settings,
+    user,
+    users,
+    workers,
+)
+
+ROUTES: list[BaseRoute] = [
+    *overview.ROUTES,
+    *search.ROUTES,
+    *schedules.ROUTES,
+    *schedule_form.ROUTES,
+    *schedule.ROUTES,
+    *users.ROUTES,
+    *user.ROUTES,
+    *runs.ROUTES,
+    *run.ROUTES,
+    *failed.ROUTES,
+    *workers.ROUTES,
+    *audit.ROUTES,
+    *settings.ROUTES,
+]

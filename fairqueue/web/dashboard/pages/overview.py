@@ -1,0 +1,97 @@
+"""The overview: how the queue fares, what needs attention, what fires next."""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, NoMatchFound, Route
+
+from fairqueue.inspection.views import Attention
+from fairqueue.web.auth import actor_of, inspector_of
+from fairqueue.web.dashboard.charts import series_document
+from fairqueue.web.dashboard.shell import page
+from fairqueue.web.site import link, site_of
+
+WINDOWS = ("15m", "1h", "24h")
+FIRES = 10  # schedules that are listed
+
+# Of each chart: its lines (name in the samples, label, tone) and their unit.
+CHARTS = {
+    "throughput": (
+        [
+            ("finished", "succeeded", "ok"),
+            ("failed", "failed", "bad"),
+            ("timed_out", "timed out", "warn"),
+            ("cancelled", "cancelled", "idle"),
+        ],
+        "/s",
+    ),
+    "wait": ([("wait_p95", "p95", "run"), ("wait_p50", "median", "ok")], "s"),
+    "backlog": (
+        [
+            ("ready", "ready", "run"),
+            ("running", "running", "ok"),
+            ("delayed", "delayed", "idle"),
+            ("dead", "dead letters", "bad"),
+        ],
+        "",
+    ),
+}
+
+
+def overview(request: Request) -> Response:
+    """The first page."""
+    inspector = inspector_of(request)
+    tenant = actor_of(request).tenant
+    # Open pages refresh themselves: fifty of them must not cost more than one.
+    view, attention, upcoming = site_of(request).memo.get(
+        ("overview", tenant),
+        lambda: (
+            inspector.system.overview(),
+            inspector.system.attention(),
+            inspector.schedules.upcoming(FIRES),
+        ),
+    )
+    return page(
+        request,
+        "overview.html",
+        window=_window(request),
+        view=view,
+        attention=[(each, _path_of(request, each)) for each in attention],
+        upcoming=upcoming,
+        has_series=tenant is None,
+    )
+
+
+def series(request: Request) -> Response:
+    """What a chart of the overview is drawn from."""
+    kind = request.path_params["kind"]
+    if kind not in CHARTS:
+        raise HTTPException(404)
+    lines, unit = CHARTS[kind]
+    window, system = _window(request), inspector_of(request).system
+    key = ("series", window, actor_of(request).tenant)
+    found = site_of(request).memo.get(key, lambda: system.series(window))
+    return series_document(found, lines, unit)
+
+
+def _path_of(request: Request, attention: Attention) -> str | None:
+    """Where to look into it."""
+    pages = {"leader": "workers", "redis": "workers", "schedule": "schedules", "user": "users"}
+    one = attention.kind in ("schedule", "user") and bool(attention.target)
+    try:
+        if one:
+            return link(request, attention.kind, id=attention.target)
+        return link(request, pages.get(attention.kind, attention.kind))
+    except NoMatchFound:
+        return None
+
+
+def _window(request: Request) -> str:
+    found = request.query_params.get("window", "1h")
+    return found if found in WINDOWS else "1h"
+
+
+ROUTES: list[BaseRoute] = [
+    Route("/", overview, name="overview"),
+    Route("/charts/{kind}", series, name="series"),
+]

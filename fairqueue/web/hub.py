@@ -1,0 +1,157 @@
+"""Tell all open pages what changes: one poller per process, however many are looking."""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from fairqueue.errors import FairQueueError
+
+logger = logging.getLogger("fairqueue.web")
+
+POLL_S = 2.0  # how old numbers on a page may be
+HEARTBEAT_S = 15.0  # proxies close connections on which nothing comes for a minute
+# A stream ends after about so long; the browser comes again, and is let in again or not. So a key
+# that was revoked elsewhere is without news after this long at most.
+STREAM_S = 120.0
+MAX_VIEWERS = 500  # streams in one process
+RETRY_MS = 2000  # what a browser waits before it comes again
+
+Numbers = Mapping[str, Any]
+# The numbers that the viewers of a tenant may see; None: those who see everything.
+Reader = Callable[[str | None], Numbers]
+
+
+class Viewer:
+    """One open page. Only the newest numbers wait for it, so a slow one costs nothing."""
+
+    def __init__(self, tenant: str | None, key_id: str | None) -> None:
+        self.tenant = tenant
+        self.key_id = key_id
+        self._next: bytes | None = None
+        self._last: bytes | None = None
+        self._ended = False
+        self._awake = asyncio.Event()
+
+    def show(self, text: bytes) -> None:
+        """Put the newest numbers before it, unless it has seen them."""
+        if text != self._last:
+            self._next = text
+            self._awake.set()
+
+    def end(self) -> None:
+        """Let the stream end."""
+        self._ended = True
+        self._awake.set()
+
+    async def messages(self, seconds: float, heartbeat: float) -> AsyncGenerator[bytes, None]:
+        """What goes over the wire, until it is ended or the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        yield f"retry: {RETRY_MS}\n\n".encode()
+        while not self._ended and (left := deadline - loop.time()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._awake.wait(), min(heartbeat, left))
+            self._awake.clear()
+            if self._next is None:
+                yield b": alive\n\n"
+                continue
+            self._last, self._next = self._next, None
+            yield b"event: numbers\ndata: " + self._last + b"\n\n"
+
+
+class Hub:
+    """The streams of one process. Belongs to one event loop; polls only while somebody looks."""
+
+    def __init__(
+        self,
+        read: Reader,
+        *,
+        poll: float = POLL_S,
+        heartbeat: float = HEARTBEAT_S,
+        stream: float = STREAM_S,
+    ) -> None:
+        self._read = read
+        self._poll_s = poll
+        self._heartbeat_s = heartbeat
+        self._stream_s = stream
+        self._viewers: set[Viewer] = set()
+        self._news: dict[str | None, bytes] = {}
+        self._poller: asyncio.Task[None] | None = None
+        self._closed = False
+        self._failing = False
+
+    @property
+    def viewers(self) -> int:
+        """How many streams are open."""
+        return len(self._viewers)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more viewers are taken, for now or for good."""
+        return self._closed or len(self._viewers) >= MAX_VIEWERS
+
+    async def stream(self, tenant: str | None, key_id: str | None) -> AsyncGenerator[bytes, None]:
+        """The messages of one viewer, until it leaves, its session ends or the hub closes."""
+        viewer = Viewer(tenant, key_id)
+        self._viewers.add(viewer)
+        try:
+            if tenant in self._news:
+                viewer.show(self._news[tenant])
+            if self._closed:
+                viewer.end()
+            elif self._poller is None:
+                self._poller = asyncio.create_task(self._poll())
+            # Not all at once: viewers that came together come back apart.
+            seconds = self._stream_s * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
+            async for message in viewer.messages(seconds, self._heartbeat_s):
+                yield message
+        finally:
+            self._viewers.discard(viewer)
+
+    def end(self, key_id: str | None) -> None:
+        """End the streams of a session, which is over."""
+        for viewer in self._viewers:
+            if viewer.key_id == key_id:
+                viewer.end()
+
+    def close(self) -> None:
+        """End all streams, for good."""
+        self._closed = True
+        for viewer in self._viewers:
+            viewer.end()
+        if self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
+
+    async def _poll(self) -> None:
+        """Read once for all viewers of a tenant, as long as there are any."""
+        while self._viewers:
+            for tenant in {viewer.tenant for viewer in self._viewers}:
+                text = await self._news_of(tenant)
+                self._news[tenant] = text
+                for viewer in self._viewers:
+                    if viewer.tenant == tenant:
+                        viewer.show(text)
+            await asyncio.sleep(self._poll_s)
+        self._news.clear()  # it would be old for the next who comes
+        self._poller = None
+
+    async def _news_of(self, tenant: str | None) -> bytes:
+        try:
+            numbers = await run_in_threadpool(self._read, tenant)
+            self._failing = False
+        except Exception as error:
+            # The pages say so, and the next round tries again; one line in the log is enough.
+            if not self._failing:
+                known = isinstance(error, FairQueueError)
+                fields = {"event": "poll_failed", "error": str(error)}
+                logger.warning("poll_failed", extra=fields, exc_info=not known)
+            self._failing = True
+            numbers = {"unavailable": True}
+        return json.dumps(numbers, separators=(",", ":"), sort_keys=True).encode()

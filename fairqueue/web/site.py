@@ -1,0 +1,83 @@
+"""What all parts of the web app share: the inspector, the credentials, the hub and the options."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from fairqueue.access import AccessStore
+from fairqueue.inspection import Inspector
+from fairqueue.web.hub import POLL_S, Hub
+from fairqueue.web.memo import Memo
+from fairqueue.web.problems import Problem
+
+API_PREFIX = "/api"
+ROOT = "fairqueue.root"  # in a scope: the path under which the app is mounted
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One app.
+
+    public: paths that need no credential. error_page: makes the answer for people; without a
+    dashboard all get problems. memo: what many viewers read at the same time.
+    """
+
+    inspector: Inspector
+    access: AccessStore
+    hub: Hub
+    has_dashboard: bool
+    read_only: bool
+    base_url: str | None
+    rate: float
+    burst: int
+    secure_cookies: bool | None
+    auth: bool
+    public: frozenset[str]
+    error_page: Callable[[Request, Problem], Response] | None
+    memo: Memo = field(default_factory=lambda: Memo(POLL_S))
+
+
+def site_of(request: Request) -> Site:
+    """The site that a request came to."""
+    return cast(Site, request.app.state.site)
+
+
+def root_of(scope: Scope) -> str:
+    """The path under which the app is mounted: empty, or such as `/ops/queue`."""
+    return cast(str, scope.get(ROOT, scope.get("root_path", "")))
+
+
+def path_of(scope: Scope) -> str:
+    """The path of a request as the app's own routes see it."""
+    path, root = cast(str, scope["path"]), root_of(scope)
+    return path[len(root) :] or "/" if root and path.startswith(root) else path
+
+
+def link(request: Request, name: str, **parameters: Any) -> str:
+    """The path of a route of ours by its name, wherever the app is mounted.
+
+    Values may hold any character; one that may hold a slash needs `{name:path}` in its route.
+    """
+    path = root_of(request.scope) + str(request.app.url_path_for(name, **parameters))
+    return quote(path, safe="/:@!$&'()*+,;=~")
+
+
+def is_for_programs(request: Request) -> bool:
+    """Whether errors go out as problem+json: for the API, and where there are no pages."""
+    path = path_of(request.scope)
+    is_api = path == API_PREFIX or path.startswith(API_PREFIX + "/")
+    return is_api or not site_of(request).has_dashboard
+
+
+def answer(request: Request, problem: Problem) -> Response:
+    """A problem as its reader wants it."""
+    site = site_of(request)
+    if site.error_page is None or is_for_programs(request):
+        return problem.response(path_of(request.scope))
+    return site.error_page(request, problem)

@@ -1,0 +1,370 @@
+"""One poller for all pages: what viewers get, when streams end, and what it costs."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from browser import Site, Web
+from support import fill
+
+from fairqueue.errors import RedisUnavailable
+from fairqueue.inspection import Inspector
+from fairqueue.queue import TaskQueue
+from fairqueue.web import hub as hub_module
+from fairqueue.web.app import reader
+from fairqueue.web.hub import Hub, Numbers
+from fairqueue.web.memo import Memo
+
+PATIENCE_S = 30.0
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    """Run a scene on an event loop of its own."""
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
+
+
+async def numbers_of(stream: AsyncIterator[bytes]) -> dict[str, Any]:
+    """The next numbers of a stream."""
+    async for message in stream:
+        if message.startswith(b"event: numbers"):
+            found: dict[str, Any] = json.loads(message.split(b"data: ")[1])
+            return found
+    raise AssertionError("the stream ended")
+
+
+def counting() -> tuple[Callable[[str | None], Numbers], list[str | None]]:
+    """A reader whose numbers are how often it was asked, and its calls."""
+    calls: list[str | None] = []
+
+    def read(tenant: str | None) -> Numbers:
+        calls.append(tenant)
+        return {"n": len(calls)}
+
+    return read, calls
+
+
+def test_all_viewers_get_what_was_read_once() -> None:
+    async def scene() -> None:
+        read, calls = counting()
+        hub = Hub(read, poll=3600)
+        streams = [hub.stream(None, None) for _ in range(50)]
+        seen = await asyncio.gather(*map(numbers_of, streams))
+        assert (seen, calls, hub.viewers) == ([{"n": 1}] * 50, [None], 50)
+        for stream in streams:
+            await stream.aclose()
+        assert hub.viewers == 0
+        hub.close()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("viewers", [1, 50])
+def test_fifty_viewers_cost_redis_what_one_does(
+    queue: TaskQueue, redis_client: redis.Redis, viewers: int
+) -> None:
+    fill(queue, "alice", 3)
+    read = reader(Inspector(queue))
+    read(None)  # scripts are loaded
+    rounds = 5
+
+    def commands() -> int:
+        return int(redis_client.info("stats")["total_commands_processed"])
+
+    before = commands()
+    for _ in range(rounds):
+        read(None)
+    alone = commands() - before - 1  # less the question itself
+
+    async def scene() -> None:
+        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        done = 0
+
+        def bounded(tenant: str | None) -> Numbers:
+            nonlocal done
+            if done == rounds:
+                loop.call_soon_threadsafe(over.set)
+                return {}
+            done += 1
+            return read(tenant)
+
+        hub = Hub(bounded, poll=0.01)
+        streams = [hub.stream(None, None) for _ in range(viewers)]
+        await asyncio.gather(*map(numbers_of, streams))
+        await over.wait()
+        hub.close()
+        for stream in streams:
+            await stream.aclose()
+
+    before = commands()
+    play(scene)
+    assert commands() - before - 1 == alone
+
+
+def test_nothing_is_read_while_nobody_looks() -> None:
+    async def scene() -> None:
+        read, calls = counting()
+        hub = Hub(read, poll=0.001)
+        stream = hub.stream(None, None)
+        await numbers_of(stream)
+        poller = hub._poller
+        await stream.aclose()
+        assert poller is not None
+        await poller  # it ends by itself
+        asked = len(calls)
+        again = hub.stream(None, None)
+        assert (await numbers_of(again))["n"] == asked + 1  # and nothing old is shown
+        await again.aclose()
+        hub.close()
+
+    play(scene)
+
+
+def test_who_comes_later_sees_the_newest_numbers_at_once() -> None:
+    async def scene() -> None:
+        read, calls = counting()
+        hub = Hub(read, poll=3600)
+        first = hub.stream(None, None)
+        await numbers_of(first)
+        second = hub.stream(None, None)
+        assert await numbers_of(second) == {"n": 1}
+        assert calls == [None]
+        hub.close()
+        await first.aclose()
+        await second.aclose()
+
+    play(scene)
+
+
+def test_a_viewer_that_is_slow_gets_only_the_newest() -> None:
+    async def scene() -> None:
+        enough = threading.Event()
+        calls = 0
+
+        def read(tenant: str | None) -> Numbers:
+            nonlocal calls
+            calls += 1
+            if calls == 5:
+                enough.set()
+            return {"n": min(calls, 5)}
+
+        hub = Hub(read, poll=0.001)
+        stream = hub.stream(None, None)
+        assert await anext(stream) == b"retry: 2000\n\n"
+        while not enough.is_set():
+            await asyncio.sleep(0.001)
+        seen = [await numbers_of(stream)]
+        while seen[-1] != {"n": 5}:
+            seen.append(await numbers_of(stream))
+        assert len(seen) <= 2
+        hub.close()
+        await stream.aclose()
+
+    play(scene)
+
+
+def test_viewers_of_a_tenant_get_what_was_read_for_it() -> None:
+    async def scene() -> None:
+        hub = Hub(lambda tenant: {"of": tenant}, poll=3600)
+        streams = {tenant: hub.stream(tenant, None) for tenant in (None, "acme", "globex")}
+        seen = await asyncio.gather(*map(numbers_of, streams.values()))
+        assert [each["of"] for each in seen] == list(streams)
+        hub.close()
+        for stream in streams.values():
+            await stream.aclose()
+
+    play(scene)
+
+
+def test_a_quiet_stream_says_that_it_is_alive() -> None:
+    async def scene() -> None:
+        hub = Hub(lambda tenant: {}, poll=3600, heartbeat=0.01)
+        stream = hub.stream(None, None)
+        await numbers_of(stream)
+        assert await anext(stream) == b": alive\n\n"
+        hub.close()
+        await stream.aclose()
+
+    play(scene)
+
+
+def test_a_stream_ends_after_its_time_so_that_the_gate_is_asked_again() -> None:
+    async def scene() -> None:
+        hub = Hub(lambda tenant: {}, poll=3600, stream=0.01)
+        seen = [message async for message in hub.stream(None, None)]
+        assert seen[0] == b"retry: 2000\n\n"
+        assert hub.viewers == 0
+        hub.close()
+
+    play(scene)
+
+
+def test_viewers_are_told_when_redis_does_not_answer_and_when_it_does_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        back = threading.Event()
+
+        def read(tenant: str | None) -> Numbers:
+            if not back.is_set():
+                raise RedisUnavailable("gone")
+            return {"n": 1}
+
+        hub = Hub(read, poll=0.001)
+        stream = hub.stream(None, None)
+        assert await numbers_of(stream) == {"unavailable": True}
+        back.set()
+        assert await numbers_of(stream) == {"n": 1}
+        hub.close()
+        await stream.aclose()
+
+    play(scene)
+    assert [record.message for record in caplog.records] == ["poll_failed"]  # not once per round
+
+
+def test_ending_a_session_ends_its_streams_and_no_others() -> None:
+    async def scene() -> None:
+        hub = Hub(lambda tenant: {}, poll=3600)
+        mine, other = hub.stream(None, "mine"), hub.stream(None, "other")
+        await asyncio.gather(numbers_of(mine), numbers_of(other))
+        hub.end("mine")
+        assert [message async for message in mine] == []
+        assert hub.viewers == 1
+        hub.close()
+        assert [message async for message in other] == []
+
+    play(scene)
+
+
+# --- over the wire --------------------------------------------------------------------------------
+
+
+def read_events(site: Site, headers: dict[str, str], ended: threading.Event) -> list[str]:
+    """Read a stream until it ends; `ended` is set after its first numbers were seen."""
+    lines: list[str] = []
+    with httpx.stream("GET", f"{site.url}/events", headers=headers, timeout=PATIENCE_S) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        for line in answer.iter_lines():
+            lines.append(line)
+            if line.startswith("data: "):
+                ended.set()
+    return lines
+
+
+def start_reading(site: Site, headers: dict[str, str]) -> threading.Thread:
+    """Read a stream in a thread; returns when its first numbers have come."""
+    seen = threading.Event()
+    thread = threading.Thread(target=read_events, args=(site, headers, seen), daemon=True)
+    thread.start()
+    assert seen.wait(PATIENCE_S)
+    return thread
+
+
+def first_numbers(site: Site, headers: dict[str, str]) -> dict[str, Any]:
+    with httpx.stream("GET", f"{site.url}/events", headers=headers, timeout=PATIENCE_S) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                found: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                return found
+    raise AssertionError("no numbers came")
+
+
+def test_the_stream_tells_the_numbers_of_the_overview(web: Web, queue: TaskQueue) -> None:
+    fill(queue, "alice", 3)
+    numbers = first_numbers(web(), {})
+    assert (numbers["ready"], numbers["running"], numbers["counters"]["pushed"]) == (3, 0, 3)
+
+
+def test_a_tenant_sees_no_counts_of_the_whole_queue(web: Web, queue: TaskQueue) -> None:
+    fill(queue, "alice", 3)
+    site = web(auth=True)
+    numbers = first_numbers(site, {"X-API-Key": site.key(role="viewer", tenant="acme")})
+    assert numbers["counters"] == {}
+    assert numbers["ready"] in (None, 0)
+    assert 3 not in numbers.values()
+
+
+def test_logging_out_ends_the_streams_of_the_session(web: Web) -> None:
+    site = web(auth=True)
+    site.http.post("/login", data={"secret": site.key()})
+    cookie = {"Cookie": "; ".join(f"{k}={v}" for k, v in site.http.cookies.items())}
+    reading = start_reading(site, cookie)
+    site.http.post("/logout", headers={"Sec-Fetch-Site": "same-origin"})
+    reading.join(PATIENCE_S)
+    assert not reading.is_alive()
+
+
+def test_stopping_the_server_ends_open_streams(web: Web) -> None:
+    site = web()
+    reading = start_reading(site, {})
+    assert site.server.stop(PATIENCE_S)
+    reading.join(PATIENCE_S)
+    assert not reading.is_alive()
+
+
+def test_too_many_viewers_are_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_VIEWERS", 1)
+    site = web()
+    reading = start_reading(site, {})
+    answer = site.http.get("/events")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    site.server.stop(PATIENCE_S)
+    reading.join(PATIENCE_S)
+
+
+# --- what open pages read -------------------------------------------------------------------------
+
+
+def test_what_many_ask_for_at_the_same_time_is_read_once() -> None:
+    memo, made, gate = Memo(3600), [], threading.Event()
+
+    def make() -> int:
+        gate.wait(PATIENCE_S)
+        made.append(1)
+        return 7
+
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(memo.get("k", make))) for _ in range(10)
+    ]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert (found, made) == ([7] * 10, [1])
+
+
+def test_what_is_kept_is_made_again_after_its_time_and_after_an_error() -> None:
+    brief = Memo(0.0)
+    assert [brief.get("k", lambda n=n: n) for n in (1, 2)] == [1, 2]  # type: ignore[misc]
+    memo = Memo(3600)
+
+    def fail() -> int:
+        raise RedisUnavailable("gone")
+
+    with pytest.raises(RedisUnavailable):
+        memo.get("k", fail)
+    assert memo.get("k", lambda: 1) == 1
+    assert memo.get(("k", "acme"), lambda: 2) == 2
+
+
+def test_open_pages_that_refresh_themselves_read_once_for_all(
+    web: Web, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = web()
+    monkeypatch.setattr(site.app.state.site.memo, "_seconds", 3600)
+    for path in ("/", "/charts/wait"):
+        site.http.get(path)
+        before = int(redis_client.info("stats")["total_commands_processed"])
+        for _ in range(20):
+            assert site.http.get(path).status_code == 200
+        after = int(redis_client.info("stats")["total_commands_processed"])
+        assert after - before == 1  # the question itself
