@@ -1,337 +1,318 @@
-"""The demo: one noisy user, five quiet ones, and a terminal that shows who gets what.
+"""The demo: a school platform at work, in which one user floods the queue and nobody else minds.
 
-`Demo` makes things happen and counts them; `frame`, `line` and `summary` turn what it counted into
-text; `run` goes round until it is told to end.
+`register` gives a worker its handlers, `Load` makes users want things, and `read`, `frame`, `line`
+and `summary` turn what happens into text.
 """
 
-import argparse
-import logging
-import math
 import os
+import random
 import re
 import shutil
-import signal
-import sys
 import textwrap
-import threading
 import time
-from collections import Counter, deque
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self, TextIO
+from datetime import timedelta
+from typing import Any, Self, TextIO
 
-from prometheus_client import CollectorRegistry
-
-from fairqueue.errors import EmbeddedServerError, FairQueueError
-from fairqueue.metrics import serve_metrics
-from fairqueue.models import Claim, Task
+from fairqueue.context import TaskContext
+from fairqueue.inspection import Inspector
+from fairqueue.models import QueueSnapshot, Task
+from fairqueue.people import UserInfo
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
+from fairqueue.school import IMPORT, JOBS, TENANTS, ZONE, Job
+from fairqueue.seeder import seed
+from fairqueue.worker import Worker
 
-QUEUE = "fairqueue-demo"
-NOISY, QUIET = "noisy", ("ana", "ben", "chloe", "dan", "eva")
-BACKLOG = 10_000  # tasks that the noisy user pushes at once: some 40 s of work
-WORKERS = 2
-BATCH = 2  # tasks in one claim; with more, a new report waits longer until a worker is free
-WORK_S = 0.006  # seconds that a task takes
-STEP_S = 0.25  # seconds between frames, and how long a signal may go unheard
-WINDOW = 20  # steps over which the present speed is measured
-KEPT = 1000  # latest fires and waits that the percentiles are made of
+NOISY = IMPORT.user(TENANTS)
+BACKLOG, LEAST_BACKLOG = (
+    1500,
+    300,
+)  # tasks that the noisy user pushes at once, and when it does again
+MOST_WAITING = 40  # tasks of another user: one that is held back does not pile up without end
+WORK_S = (0.1, 0.6)  # seconds that a task takes, from and to
+TIMEOUT_S = 3.0
+# Of a thousand tasks, so many always fail, then so many never end, then so many fail once.
+ALWAYS_FAIL, HANG, FAIL_ONCE = 4, 2, 30
+STEP_S = 1.0  # between two looks
+WINDOW_MIN = 1  # shares are those of the last minute
+MOST_USERS = 100  # that are read and shown, as far as there are rows
+LIMITED = ("paused", "capped", "rate limited")  # states of users that get less because they must
 NARROWEST = 60  # columns; what does not fit into a narrower terminal is cut off
+MARK = "live-heartbeat"  # a schedule that only the demo has: its queue is the demo's
+
+# Tasks that users ask for in a second, by the part of their name after the school.
+WISHES = {"office": 0.5, "bursar": 0.7, "admissions": 0.8, "transport": 0.4}
+# Schedules that fire while one looks: id, rule, job.
+LIVE: tuple[tuple[str, dict[str, Any], Job], ...] = (
+    (MARK, {"every": timedelta(seconds=5)}, JOBS[2]),
+    ("live-mpesa", {"every": timedelta(seconds=12)}, JOBS[3]),
+    ("live-reports", {"cron_expr": "*/20 * * * * *"}, JOBS[0]),
+    ("live-alerts", {"cron_expr": "* * * * *"}, JOBS[6]),
+)
+
+
+# --- what happens ---------------------------------------------------------------------------------
+
+
+def fill(queue: TaskQueue) -> None:
+    """Give the demo a past and live schedules. A queue that an earlier demo left is begun anew.
+
+    Raises ConfigurationError if the queue has schedules or tasks of others.
+    """
+    scheduler = TaskScheduler(queue, "demo")
+    seed(queue, force=scheduler.get_schedule(MARK) is not None)
+    for schedule_id, rule, job in LIVE:
+        scheduler.add_schedule(
+            **rule,
+            user_id=job.user(TENANTS),
+            tenant=job.tenant(TENANTS),
+            name=job.name,
+            schedule_id=schedule_id,
+            timezone=ZONE,
+            payload=job.payload,
+            metadata={"description": f"{job.title}, while the demo runs"},
+            retries=1,
+            backoff=[2.0],
+            timeout=TIMEOUT_S,
+        )
+
+
+def register(worker: Worker) -> None:
+    """Give a worker a handler for each job of the school."""
+    for job in (*JOBS, IMPORT):
+        worker.register(job.name, handler_of(job), retries=2, backoff=[2.0, 5.0], timeout=TIMEOUT_S)
+
+
+def fate_of(task_id: str) -> int:
+    """What becomes of a task, from 0 to 999: the same at each attempt, and in each process."""
+    return zlib.crc32(task_id.encode()) % 1000
+
+
+def handler_of(job: Job) -> Callable[[dict[str, Any], TaskContext], dict[str, int]]:
+    """What does a job: it takes a little time, logs, and fails now and then."""
+    error = type(job.fault.type, (Exception,), {})
+
+    def handle(payload: dict[str, Any], context: TaskContext) -> dict[str, int]:
+        fate = fate_of(context.task_id)
+        number = fate + 3
+        for text in job.lines[:-1]:
+            context.log(text.format(n=number))
+        _take(random.uniform(*WORK_S))  # noqa: S311 - no secret
+        if fate < ALWAYS_FAIL or (
+            ALWAYS_FAIL + HANG <= fate < ALWAYS_FAIL + HANG + FAIL_ONCE and context.attempt == 1
+        ):
+            context.log("this does not look good", level="warning")
+            raise error(job.fault.message)
+        if fate < ALWAYS_FAIL + HANG:
+            context.log("waiting for an answer", level="warning")
+            _take(10 * TIMEOUT_S)
+        context.log(job.lines[-1].format(n=number))
+        return {job.result: number}
+
+    return handle
+
+
+def _take(seconds: float) -> None:
+    """Spend time, in steps between which a time-out can come."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.05))
+
+
+class Load:
+    """Users who want things: most a little, and one all at once."""
+
+    def __init__(self, queue: TaskQueue, random_seed: int = 1) -> None:
+        self._queue = queue
+        self._chance = random.Random(random_seed)  # noqa: S311 - no secret
+        self._jobs = {job.role: job for job in JOBS}
+
+    def push(self) -> int:
+        """What is asked for in one step; how many tasks."""
+        return len(self._queue.push_many([*self._flood(), *self._wishes()]))
+
+    def _flood(self) -> Iterator[Task]:
+        if self._queue.size(NOISY) < LEAST_BACKLOG:
+            for _ in range(BACKLOG):
+                yield self._task(NOISY, IMPORT.tenant(TENANTS), IMPORT)
+
+    def _wishes(self) -> Iterator[Task]:
+        for tenant in TENANTS:
+            for role, per_second in WISHES.items():
+                user = f"{tenant}.{role}"
+                wanted = self._chance.random() < per_second * STEP_S
+                if wanted and self._queue.size(user) < MOST_WAITING:
+                    yield self._task(user, tenant, self._jobs[role])
+
+    def _task(self, user: str, tenant: str | None, job: Job) -> Task:
+        return Task.create(
+            user_id=user,
+            tenant=tenant,
+            name=job.name,
+            payload=job.payload,
+            priority=job.priority,
+            triggered_by=user,
+        )
 
 
 # --- what is shown --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class User:
-    """What a user got, in the window and in all; the wait of its latest task is in ms."""
-
-    name: str
-    waiting: int = 0
-    recent: int = 0
-    total: int = 0
-    last_wait: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is shown. `window` is in seconds, lateness and waits are in ms."""
+    """All that is shown: the queue and its users."""
 
     seconds: float
-    window: float
-    users: Sequence[User]
-    scheduler: str = "starting"
-    fires: int = 0
-    missed: int = 0
-    lateness: Sequence[int] = ()
-    last_fires: Sequence[tuple[str, int]] = ()
-    quiet_waits: Sequence[int] = ()
-    fair: bool = True
-    metrics_url: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Tasks served in a second, at present."""
-        return sum(user.recent for user in self.users) / self.window
-
-    @property
-    def backlog(self) -> int:
-        """Tasks of the noisy user that wait."""
-        return sum(user.waiting for user in self.users if user.name == NOISY)
+    state: QueueSnapshot
+    served: int  # since the demo began
+    fired: int
+    rate: float  # tasks that end in a second, in the window
+    users: Sequence[UserInfo]
+    jain: float | None
+    notes: Sequence[str] = ()
 
 
-def entitled(got: Sequence[int], waiting: Sequence[int]) -> list[float]:
-    """How the service should have been shared: equally, but to nobody more than was wanted."""
-    wanted = [a + b for a, b in zip(got, waiting, strict=True)]
-    left, shares = float(sum(got)), [0.0] * len(wanted)
-    for done, i in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
-        shares[i] = min(wanted[i], left / (len(wanted) - done))
-        left -= shares[i]
+class Reader:
+    """Reads snapshots, and remembers how it began."""
+
+    def __init__(self, queue: TaskQueue) -> None:
+        self._inspector = Inspector(queue)
+        self._first = queue.inspect()
+        self._began = time.monotonic()
+
+    def read(self, notes: Sequence[str] = ()) -> Snapshot:
+        """How things stand. Raises RedisUnavailable."""
+        state = self._inspector.system.snapshot()
+        view = self._inspector.users.overview(WINDOW_MIN)
+        seconds = time.monotonic() - self._began
+        window = max(1.0, min(seconds, 60.0 * WINDOW_MIN))
+        return Snapshot(
+            seconds=seconds,
+            state=state,
+            served=self._grown(state, "finished") + self._grown(state, "buried"),
+            fired=self._grown(state, "fired"),
+            rate=view.ended / window,
+            users=self._users(),
+            jain=view.jain,
+            notes=notes,
+        )
+
+    def _users(self) -> list[UserInfo]:
+        """All of them, in an order that stays: the noisy one, then from A to Z."""
+        found = self._inspector.users.list(order="name", minutes=WINDOW_MIN, limit=MOST_USERS)
+        return sorted(found, key=lambda user: user.user_id != NOISY)
+
+    def _grown(self, state: QueueSnapshot, counter: str) -> int:
+        return state.counters.get(counter, 0) - self._first.counters.get(counter, 0)
+
+
+def fair_shares(users: Sequence[UserInfo]) -> list[float]:
+    """How the runs of the window should have been shared: by weight.
+
+    But to nobody more than they wanted, or could have within their own limits.
+    """
+    wanted = [
+        float(user.ended if user.state in LIMITED else user.ended + user.backlog) for user in users
+    ]
+    weights = [user.settings.weight for user in users]
+    left, weight, shares = (
+        float(sum(user.ended for user in users)),
+        sum(weights),
+        [0.0] * len(users),
+    )
+    for i in sorted(range(len(users)), key=lambda i: wanted[i] / weights[i]):
+        shares[i] = min(wanted[i], left * weights[i] / weight)
+        left, weight = left - shares[i], weight - weights[i]
     return shares
 
 
-def duration(ms: float) -> str:
-    """Milliseconds as people say them."""
-    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+def received(users: Sequence[UserInfo]) -> list[float | None]:
+    """The part that each user got of its fair share; None for those that wanted nothing."""
+    shares = fair_shares(users)
+    return [
+        user.ended / share if share else None for user, share in zip(users, shares, strict=True)
+    ]
 
 
-def spread(values: Sequence[int], note: str = "") -> str:
-    """The middle and the end of many durations: those that 50 and 99 of 100 do not exceed."""
-    if not values:
-        return "none yet"
-    ordered = sorted(values)
-    half, most = (ordered[math.ceil(len(ordered) * part) - 1] for part in (0.5, 0.99))
-    return f"p50 {duration(half)}, p99 {duration(most)}{note}"
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them."""
+    if seconds is None:
+        return "-"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def contrast(shot: Snapshot) -> str:
-    """What fairness does for a quiet user, in a sentence with numbers."""
-    name = QUIET[0]
-    fifo = f"{name}'s report wait behind {shot.backlog:,} tasks{_work_left(shot, ', about ')}"
-    if not shot.fair:
-        return f"Without fairness, first in, first out makes {fifo}."
-    wait = next((user.last_wait for user in shot.users if user.name == name), None)
-    here = "none was served yet" if wait is None else f"the last one waited {duration(wait)}"
-    return f"Without fairness, first in, first out would make {fifo}. With it, {here}."
-
-
-def _work_left(shot: Snapshot, words: str) -> str:
-    return f"{words}{shot.backlog / shot.rate:.0f} s at this speed" if shot.rate else ""
+    """What fairness does for the others, in a sentence with numbers."""
+    backlog = next((user.backlog for user in shot.users if user.user_id == NOISY), 0)
+    waits = [u.wait_p95 for u in shot.users if u.user_id != NOISY and u.state not in LIMITED]
+    known = [wait for wait in waits if wait is not None]
+    text = f"{NOISY} has {backlog:,} tasks waiting"
+    if backlog and shot.rate:
+        wait = backlog / shot.rate
+        text += f": first in, first out, the next task of anybody would wait {wait:.0f} s"
+    return f"{text}. The others wait {duration(max(known))} at most (p95)." if known else f"{text}."
 
 
 def frame(shot: Snapshot, columns: int, rows: int = 100, blocks: str = "█░") -> list[str]:
     """The picture, as lines that fit a terminal."""
     width = max(columns, NARROWEST) - 1  # text in the last column may begin a new line
-    title = f"FairQueue demo, {shot.seconds:.0f} s. Ctrl-C ends it. Metrics: {shot.metrics_url}"
-    story = f"One noisy user pushes {BACKLOG:,} tasks; five quiet ones want a report every second."
-    note = " (half and 99% are within)"
-    rule = "fair between users" if shot.fair else "first in, first out"
-    fires = ", ".join(f"{user} {late}" for user, late in shot.last_fires)
+    state = shot.state
+    jain = "-" if shot.jain is None else f"{shot.jain:.2f}"
     lines = [
-        *textwrap.wrap(title, width),
-        *textwrap.wrap(story, width),
+        f"FairQueue demo, {shot.seconds:.0f} s: {shot.rate:.0f} tasks a second, "
+        f"{shot.fired} schedules fired",
+        f"  waiting {state.ready:,}   running {state.running}   failed {state.dead}   "
+        f"fairness (Jain) {jain}",
         "",
-        "SCHEDULES: does each report start on its second?",
-        f"  scheduler   {shot.scheduler}",
-        f"  fires       {shot.fires:,} reports, {shot.missed} missed",
-        f"  lateness    {spread(shot.lateness, note)}",
-        f"  last fires  {fires + ' ms late' if fires else 'none yet'}",
-        "",
-        f"SERVICE: {shot.rate:.0f} tasks a second by {WORKERS} workers, {rule}",
-        "  entitled: an equal share, or all that it wants if less",
-        *_table(shot, width, blocks),
-        f"  backlog     {shot.backlog:,} tasks of {NOISY} wait{_work_left(shot, ': ')}",
-        f"  quiet wait  {spread(shot.quiet_waits, note)}",
+        *_table(shot.users, width, blocks),
         "",
         *textwrap.wrap(contrast(shot), width),
+        *shot.notes,
     ]
     if len(lines) >= rows:
         lines = [line for line in lines if line]
     return [line[: columns - 1] for line in lines[: rows - 1]]
 
 
-def _table(shot: Snapshot, width: int, blocks: str) -> Iterator[str]:
-    shares = entitled([u.recent for u in shot.users], [u.waiting for u in shot.users])
-    size = min(40, width - 51)
-    what = "received of entitled" if size > 14 else "of entitled"
-    yield f"  {'user':<6}{'waiting':>8}{'last wait':>10}{'entitled':>9}{'received':>9}  {what}"
-    for user, share in zip(shot.users, shares, strict=True):
-        part = user.recent / share if share else 0.0
-        filled = min(size, round(part * size))
-        wait = "none yet" if user.last_wait is None else duration(user.last_wait)
+def _table(users: Sequence[UserInfo], width: int, blocks: str) -> Iterator[str]:
+    size = max(4, min(30, width - 72))
+    names = max([len(user.user_id) for user in users], default=4)
+    head = f"  {'user':<{names}}{'waiting':>8}{'running':>8}{'p95 wait':>9}{'of all':>8}"
+    yield f"{head}  received of what is fair"
+    for user, part in zip(users, received(users), strict=True):
+        filled = min(size, round((part or 0.0) * size))
+        shown = "-" if part is None else f"{part:.0%}"
         yield (
-            f"  {user.name:<6}{user.waiting:>8,}{wait:>10}{share / shot.window:>7.1f}/s"
-            f"{user.recent / shot.window:>7.1f}/s  "
-            f"{blocks[0] * filled}{blocks[1] * (size - filled)}{part:>5.0%}"
+            f"  {user.user_id:<{names}}{user.backlog:>8,}{user.running:>8}"
+            f"{duration(user.wait_p95):>9}{user.received:>8.0%}  "
+            f"{blocks[0] * filled}{blocks[1] * (size - filled)} {shown:>4} {user.state}"
         )
-
-
-def received(shot: Snapshot) -> str:
-    """The part that each user got, since the start, of what it was entitled to."""
-    shares = entitled([u.total for u in shot.users], [u.waiting for u in shot.users])
-    parts = zip(shot.users, shares, strict=True)
-    return ", ".join(f"{u.name} {u.total / share:.0%}" for u, share in parts if share) or "none yet"
 
 
 def line(shot: Snapshot) -> str:
     """The picture in one line, for where there is no terminal."""
+    parts = zip(shot.users, received(shot.users), strict=True)
+    known = {user.user_id: part for user, part in parts if part is not None}
+    noisy = known.pop(NOISY, None)
+    shares = [] if noisy is None else [f"{NOISY} {noisy:.0%}"]
+    if known:
+        least, most = min(known.values()), max(known.values())
+        shares.append(f"{len(known)} others {least:.0%} to {most:.0%}")
     return (
-        f"{shot.seconds:3.0f} s | {shot.rate:.0f} tasks/s | fires {shot.fires}, late "
-        f"{spread(shot.lateness)} | quiet wait {spread(shot.quiet_waits)} | backlog "
-        f"{shot.backlog:,} | shares received of entitled: {received(shot)}"
-    )
-
-
-def summary(shot: Snapshot) -> str:
-    """What there was to see."""
-    return (
-        f"Served       {sum(u.total for u in shot.users):,} tasks in {shot.seconds:.0f} s\n"
-        f"Fires        {shot.fires:,} reports, {shot.missed} missed\n"
-        f"Lateness     {spread(shot.lateness)}\n"
-        f"Quiet users  waited {spread(shot.quiet_waits)}\n"
-        f"Shares       received of entitled: {received(shot)}\n"
-        f"{textwrap.fill(contrast(shot), 79)}"
+        f"{shot.seconds:3.0f} s | {shot.rate:.0f} tasks/s | fired {shot.fired} | waiting "
+        f"{shot.state.ready:,} | running {shot.state.running} | received of what is fair: "
+        f"{', '.join(shares) or 'none yet'}"
     )
 
 
 def paint(line: str) -> str:
-    """A line with colour: headings bold, the filled part of a bar green."""
-    line = re.sub("^(FairQueue demo|[A-Z]+:)", "\x1b[1m\\1\x1b[0m", line)
+    """A line with colour: the title bold, the filled part of a bar green."""
+    line = re.sub("^(FairQueue demo)", "\x1b[1m\\1\x1b[0m", line)
     return re.sub("([█#]+)", "\x1b[32m\\1\x1b[0m", line)
-
-
-# --- what happens ---------------------------------------------------------------------------------
-
-
-class Demo(logging.Handler):
-    """Users, workers and a scheduler on a queue. It is told of fires as any log handler is."""
-
-    def __init__(self, queue: TaskQueue, *, fair: bool) -> None:
-        super().__init__()
-        registry = CollectorRegistry()
-        self._queue, self._fair = queue, fair
-        self._scheduler = TaskScheduler(queue, registry=registry)
-        self._metrics = serve_metrics(queue, port=0, registry=registry)
-        self._pushed = 0
-        self._counting = threading.Lock()
-        self._total: Counter[str] = Counter()
-        self._last_wait: dict[str, int] = {}
-        self._quiet_waits: deque[int] = deque(maxlen=KEPT)
-        self._fires: deque[tuple[str, int]] = deque(maxlen=KEPT)
-        self._before: deque[tuple[float, Counter[str]]] = deque(maxlen=WINDOW)
-        self._began = 0.0
-        self._failure: Exception | None = None
-        self._ending = threading.Event()
-        self._workers = [
-            threading.Thread(target=self._work, args=(f"worker-{n}",), daemon=True)
-            for n in range(WORKERS)
-        ]
-
-    def __enter__(self) -> Self:
-        logger = logging.getLogger("fairqueue")
-        logger.addHandler(self)
-        logger.setLevel(logging.DEBUG)
-        self.refill()
-        for name in QUIET:
-            self._scheduler.add_schedule(
-                "* * * * * *", self._owner(name), payload={"for": name}, schedule_id=name
-            )
-        self._scheduler.start()
-        self._began = time.monotonic()
-        for worker in self._workers:
-            worker.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._ending.set()
-        self._scheduler.stop()
-        for worker in self._workers:
-            worker.join()
-        self._metrics.close()
-        logging.getLogger("fairqueue").removeHandler(self)
-
-    def _owner(self, name: str) -> str:
-        return name if self._fair else "everybody"
-
-    def refill(self) -> None:
-        """See to it that the noisy user has a backlog."""
-        if self._pushed == self._total[NOISY]:
-            user, payload = self._owner(NOISY), {"for": NOISY}
-            self._queue.push_many(
-                Task.create(user_id=user, payload=payload) for _ in range(BACKLOG)
-            )
-            self._pushed += BACKLOG
-
-    def _work(self, worker_id: str) -> None:
-        try:
-            while not self._ending.is_set():
-                for claim in self._queue.claim(worker_id, limit=BATCH, wait=0.2):
-                    time.sleep(WORK_S)
-                    self._queue.finish(claim)
-                    self._count(claim)
-        except Exception as error:
-            self._failure = error  # `snapshot` raises it where it is seen
-
-    def _count(self, claim: Claim) -> None:
-        name = claim.task.payload["for"]
-        info = self._queue.get(claim.task.task_id)
-        with self._counting:
-            self._total[name] += 1
-            if info is not None and info.ended_at is not None:
-                # Until its work began, also behind the others of its batch.
-                wait = (info.ended_at - info.due_at).total_seconds() - WORK_S
-                self._last_wait[name] = max(0, round(wait * 1000))
-                if name != NOISY:
-                    self._quiet_waits.append(self._last_wait[name])
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take note of a fire."""
-        fields = vars(record)
-        if fields.get("event") == "schedule_fired":
-            with self._counting:
-                self._fires.append((fields["schedule"], fields["late_ms"]))
-
-    def snapshot(self) -> Snapshot:
-        """How things stand. Raises RedisUnavailable, and what a worker has failed of."""
-        if self._failure:
-            raise self._failure
-        state = self._queue.inspect()
-        given = {s.schedule_id: s.run_count for s in self._scheduler.list_schedules()}
-        given[NOISY] = self._pushed
-        role = "this process leads" if self._scheduler.is_leader else "does not lead"
-        now = time.monotonic()
-        with self._counting:
-            since, before = self._before[0] if self._before else (self._began, Counter())
-            users = [
-                User(
-                    name=name,
-                    waiting=max(0, given[name] - self._total[name]),
-                    recent=self._total[name] - before[name],
-                    total=self._total[name],
-                    last_wait=self._last_wait.get(name),
-                )
-                for name in (NOISY, *QUIET)
-            ]
-            self._before.append((now, self._total.copy()))
-            fires, waits = list(self._fires), list(self._quiet_waits)
-        return Snapshot(
-            seconds=now - self._began,
-            window=max(now - since, 0.001),
-            users=users,
-            scheduler=f"{self._scheduler.state}, {role} (term {state.epoch})",
-            fires=state.counters.get("fired", 0),
-            missed=state.counters.get("missed", 0),
-            lateness=[late for _, late in fires],
-            last_fires=fires[-len(QUIET) :],
-            quiet_waits=waits,
-            fair=self._fair,
-            metrics_url=self._metrics.url,
-        )
-
-
-# --- the program ----------------------------------------------------------------------------------
 
 
 class Terminal:
@@ -363,75 +344,3 @@ class Terminal:
         self._out.write(f"{start}{text}\x1b[J")
         self._out.flush()
         self._drawn, self._size = len(lines), size
-
-
-@contextmanager
-def open_queue(url: str | None) -> Iterator[TaskQueue]:
-    """The demo's own queue, empty; nothing of it stays on a server that was there before."""
-    with TaskQueue.from_url(url, QUEUE) if url else TaskQueue.embedded(name=QUEUE) as queue:
-        queue.check(timeout=2.0)
-        queue.destroy()
-        try:
-            yield queue
-        finally:
-            with suppress(FairQueueError):
-                queue.destroy()
-
-
-def run(options: argparse.Namespace, out: TextIO, is_over: Callable[[], bool]) -> None:
-    """Show the demo until it is over. Raises FairQueueError, and OSError from the output."""
-    live = out.isatty() and os.environ.get("TERM") != "dumb"
-    with (
-        open_queue(options.url) as queue,
-        Demo(queue, fair=not options.no_fairness) as demo,
-        Terminal(out) if live else nullcontext() as terminal,
-    ):
-        shot = demo.snapshot()
-        if not terminal:
-            print(f"FairQueue demo. Metrics: {shot.metrics_url}", file=out, flush=True)
-        while not is_over() and shot.seconds < options.seconds:
-            # Reports fire on the second: look between the quarters, when none is under way.
-            time.sleep(STEP_S - (time.time() + STEP_S / 2) % STEP_S)
-            demo.refill()
-            last, shot = shot, demo.snapshot()
-            if terminal:
-                terminal.show(shot)
-            elif int(shot.seconds) > int(last.seconds):
-                print(line(shot), file=out, flush=True)
-    print(f"\n{summary(shot)}", file=out, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser("python -m fairqueue.demo", description="See fairness live.")
-    parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="end after so long; default: at Ctrl-C"
-    )
-    parser.add_argument(
-        "--url", help=f"use this Redis, there only a queue {QUEUE!r}, emptied at start and end"
-    )
-    parser.add_argument(
-        "--no-fairness",
-        action="store_true",
-        help="for contrast: give all tasks to one user, so that they go first in, first out",
-    )
-    options = parser.parse_args(arguments)
-    asked: list[int] = []  # no Event: a signal handler must not wait for a lock
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: asked.append(number))
-    out: TextIO = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None where it is closed
-    try:
-        run(options, out, lambda: bool(asked))
-    except BrokenPipeError:
-        # Nobody reads any more. Python would complain when it flushes stdout at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-    except FairQueueError as error:
-        print(f"fairqueue.demo: {error}", file=sys.stderr)
-        if isinstance(error, EmbeddedServerError):
-            print("To use a Redis that runs: --url redis://localhost:6379/0", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,130 +1,324 @@
-"""The demo: its pictures as text, and the program as people run it."""
+"""The demo: what its users want, what its handlers do, and its pictures as text."""
 
 import io
-import os
-import pty
 import re
-import select
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from dataclasses import fields
+from datetime import UTC, datetime
 
 import pytest
-import redis
+from support import make_task
 
-from fairqueue import demo, embedded
-from fairqueue.demo import NOISY, QUIET, Demo, Snapshot, Terminal, User, entitled, frame, spread
-from fairqueue.errors import EmbeddedServerError, RedisUnavailable
+from fairqueue import demo
+from fairqueue.clock import ManualClock
+from fairqueue.context import TaskContext
+from fairqueue.demo import (
+    LIVE,
+    MARK,
+    NOISY,
+    Load,
+    Reader,
+    Snapshot,
+    Terminal,
+    fair_shares,
+    frame,
+    handler_of,
+    received,
+)
+from fairqueue.errors import ConfigurationError
+from fairqueue.history import History
+from fairqueue.models import QueueSnapshot, UserSettings
+from fairqueue.people import UserInfo
 from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.school import JOBS
+from fairqueue.worker import Worker
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def make_snapshot(**fields: object) -> Snapshot:
+def make_user(
+    user_id: str, ended: int = 0, backlog: int = 0, *, weight: float = 1.0, state: str = "served"
+) -> UserInfo:
+    told: dict[str, object] = {
+        "user_id": user_id,
+        "settings": UserSettings(weight=weight),
+        "backlog": backlog,
+        "running": 0,
+        "wait_p95": 9.8 if user_id == NOISY else 0.012,
+        "ended": ended,
+        "received": ended / 100,
+        "state": state,
+    }
+    others = dict.fromkeys(each.name for each in fields(UserInfo))  # which are not shown
+    return UserInfo(**{**others, **told})  # type: ignore[arg-type]
+
+
+def make_snapshot(**changes: object) -> Snapshot:
     """Ten seconds into a run in which all is well."""
-    quiet = [User(name=name, recent=5, total=10, last_wait=12) for name in QUIET]
+    state = QueueSnapshot(
+        at=START,
+        counters={},
+        ready=8000,
+        delayed=0,
+        running=8,
+        dead=3,
+        oldest_wait=9.8,
+        active_users=3,
+        parked_users=0,
+        schedules=14,
+        active_schedules=12,
+        overdue=0.0,
+        set_aside=0,
+        leader="a",
+        leader_until=START,
+        epoch=1,
+        jain_index=0.98,
+    )
     usual: dict[str, object] = {
         "seconds": 10.0,
-        "window": 5.0,
-        "users": [User(name=NOISY, waiting=8000, recent=975, total=2000, last_wait=9800), *quiet],
-        "scheduler": "running, this process leads (term 1)",
-        "fires": 50,
-        "lateness": [1, 2, 3, 40],
-        "last_fires": [("ana", 3), ("ben", 40)],
-        "quiet_waits": [4, 12, 1500],
-        "metrics_url": "http://127.0.0.1:9109/metrics",
+        "state": state,
+        "served": 100,
+        "fired": 50,
+        "rate": 200.0,
+        "users": [make_user(NOISY, 95, 8000), make_user("lakeside.office", 5)],
+        "jain": 0.98,
     }
-    return Snapshot(**{**usual, **fields})  # type: ignore[arg-type]
+    return Snapshot(**{**usual, **changes})  # type: ignore[arg-type]
 
 
 def empty_snapshot() -> Snapshot:
     """Before anything has happened."""
-    users = [User(name=name) for name in (NOISY, *QUIET)]
-    return Snapshot(seconds=0.0, window=0.001, users=users)
+    return make_snapshot(users=[], rate=0.0, fired=0, served=0, jain=None)
+
+
+# --- what happens ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers that take no time."""
+    monkeypatch.setattr(demo, "WORK_S", (0.0, 0.0))
+
+
+def fated(fate: int) -> str:
+    """The id of a task with this fate."""
+    return next(name for n in range(10**6) if demo.fate_of(name := f"t{n}") == fate)
+
+
+def test_a_handler_works_logs_and_answers(quick: None) -> None:
+    context = TaskContext(make_task(task_id=fated(999)))
+    assert handler_of(JOBS[0])({}, context) == {"reports": 1002}
+    assert context.logged is not None
+    assert [line.message for line in context.logged.kept()[0]] == [
+        "collecting reports that are due",
+        "rendered 1002 reports",
+        "e-mails handed over",
+    ]
+
+
+def test_some_tasks_fail_always_some_hang_and_some_fail_once(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[float] = []
+    monkeypatch.setattr(demo, "_take", taken.append)
+    handle = handler_of(JOBS[9])
+
+    def attempt(fate: int, number: int) -> str:
+        taken.clear()
+        try:
+            handle({}, TaskContext(make_task(task_id=fated(fate)), number))
+        except Exception as error:
+            return type(error).__name__
+        return "hangs" if len(taken) > 1 else "works"
+
+    first_to_hang, first_to_recover = demo.ALWAYS_FAIL, demo.ALWAYS_FAIL + demo.HANG
+    assert [attempt(0, number) for number in (1, 2, 3)] == ["BackupError"] * 3
+    assert [attempt(first_to_hang, number) for number in (1, 2)] == ["hangs"] * 2
+    assert [attempt(first_to_recover, number) for number in (1, 2)] == ["BackupError", "works"]
+    assert attempt(first_to_recover + demo.FAIL_ONCE, 1) == "works"
+
+
+def test_the_noisy_user_floods_and_the_others_want_a_little(queue: TaskQueue) -> None:
+    load = Load(queue)
+    pushed = sum(load.push() for _ in range(5))
+    assert queue.size() == pushed
+    assert queue.size(NOISY) == demo.BACKLOG  # once: there is enough left
+    assert 5 < pushed - demo.BACKLOG < 60
+
+
+def test_a_drained_backlog_is_filled_again(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "BACKLOG", 3)
+    monkeypatch.setattr(demo, "LEAST_BACKLOG", 3)
+    monkeypatch.setattr(demo, "WISHES", {})
+    load = Load(queue)
+    assert [load.push(), load.push()] == [3, 0]
+    (claim,) = queue.claim("w")
+    queue.finish(claim)
+    assert load.push() == 3
+
+
+def test_a_user_who_is_held_back_does_not_pile_up(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "BACKLOG", 1)
+    monkeypatch.setattr(demo, "MOST_WAITING", 4)
+    load = Load(queue)
+    for _ in range(50):
+        load.push()
+    assert queue.size("greenfield.bursar") == 4
+
+
+def test_a_worker_of_the_demo_knows_all_that_is_wanted(
+    quick: None, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "BACKLOG", 20)
+    monkeypatch.setattr(demo, "ALWAYS_FAIL", 0)
+    monkeypatch.setattr(demo, "HANG", 0)
+    monkeypatch.setattr(demo, "FAIL_ONCE", 0)
+    demo.fill(queue)
+    for schedule_id, _, _ in LIVE:
+        TaskScheduler(queue).trigger(schedule_id)
+    pushed = Load(queue).push() + len(LIVE)
+    worker = Worker(queue)
+    demo.register(worker)
+    before = queue.inspect().counters["finished"]
+    done = worker.run_until_empty()
+    assert done + queue.size() == pushed  # the rest is of users who have reached a limit
+    assert queue.inspect().counters["finished"] == before + done
+
+
+def test_a_queue_that_a_demo_left_is_begun_anew(queue: TaskQueue) -> None:
+    demo.fill(queue)
+    queue.push(make_task())
+    demo.fill(queue)
+    assert queue.size() == 0
+    assert len(TaskScheduler(queue).list_schedules()) == 10 + len(LIVE)
+    assert len(History(queue).runs(limit=1000)) == 100
+
+
+def test_a_queue_of_others_is_left_alone(queue: TaskQueue) -> None:
+    TaskScheduler(queue).add_schedule("* * * * *", "alice", schedule_id="theirs")
+    with pytest.raises(ConfigurationError, match="has 1 schedules"):
+        demo.fill(queue)
+    assert [each.schedule_id for each in TaskScheduler(queue).list_schedules()] == ["theirs"]
+
+
+def test_live_schedules_fire_within_seconds(queue: TaskQueue, clock: ManualClock) -> None:
+    demo.fill(queue)
+    scheduler = TaskScheduler(queue)
+    clock.advance(5)
+    scheduler.tick()
+    found = scheduler.get_schedule(MARK)
+    assert found is not None
+    assert found.run_count == 1
+
+
+def test_what_is_read_is_what_has_happened_since_the_start(
+    quick: None, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task())
+    queue.finish(*queue.claim("w"))
+    reader = Reader(queue)
+    queue.push_many(make_task(NOISY) for _ in range(3))
+    queue.push(make_task("ann"))
+    clock.advance(1)
+    for claim in queue.claim("w", limit=2):
+        queue.finish(claim)
+    shot = reader.read(["news"])
+    assert (shot.served, shot.fired, shot.state.ready) == (2, 0, 2)
+    assert shot.users[0].user_id == NOISY
+    assert [user.user_id for user in shot.users[1:]] == ["alice", "ann"]
+    assert shot.notes == ["news"]
 
 
 # --- the pictures ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("got", "waiting", "expected"),
+    ("users", "expected"),
     [
-        ([], [], []),
-        ([0, 0], [0, 0], [0, 0]),
-        ([90, 5, 5], [1000, 0, 0], [90, 5, 5]),
-        ([100, 0, 0], [1000, 2, 50], [49, 2, 49]),
-        ([30, 0, 0], [9, 9, 99], [10.5, 9, 10.5]),
-        ([10, 0], [0, 0], [10, 0]),
+        ([], []),
+        ([make_user("a"), make_user("b")], [0, 0]),
+        ([make_user("a", 90, 1000), make_user("b", 5), make_user("c", 5)], [90, 5, 5]),
+        ([make_user("a", 100, 1000), make_user("b", 0, 2), make_user("c", 0, 50)], [49, 2, 49]),
+        ([make_user("a", 40, 100, weight=3.0), make_user("b", 0, 100)], [30, 10]),
+        # One that may not have more has what is fair.
+        ([make_user("a", 50, 100), make_user("b", 1, 100, state="capped")], [50, 1]),
     ],
 )
-def test_service_is_shared_equally_but_nobody_gets_more_than_is_wanted(
-    got: list[int], waiting: list[int], expected: list[float]
+def test_service_is_shared_by_weight_but_nobody_gets_more_than_is_wanted(
+    users: list[UserInfo], expected: list[float]
 ) -> None:
-    assert entitled(got, waiting) == pytest.approx(expected)
-    assert sum(entitled(got, waiting)) == pytest.approx(sum(got))
+    assert fair_shares(users) == pytest.approx(expected)
+    assert sum(fair_shares(users)) == pytest.approx(sum(user.ended for user in users))
 
 
-def test_percentiles_are_values_that_occurred() -> None:
-    assert spread([]) == "none yet"
-    assert spread([7]) == "p50 7 ms, p99 7 ms"
-    assert spread(list(range(1, 101))) == "p50 50 ms, p99 99 ms"
-    assert spread([1, 2000]) == "p50 1 ms, p99 2.0 s"
+def test_one_who_wants_nothing_has_no_share() -> None:
+    assert received([make_user("a"), make_user("b", 10)]) == [None, pytest.approx(1.0)]
+
+
+def test_durations_are_as_people_say_them() -> None:
+    assert [demo.duration(s) for s in (None, 0.012, 0.9994, 1.25)] == [
+        "-",
+        "12 ms",
+        "999 ms",
+        "1.2 s",
+    ]
 
 
 @pytest.mark.parametrize("columns", [20, 60, 80, 120, 300])
-@pytest.mark.parametrize("shot", [make_snapshot(), empty_snapshot(), make_snapshot(fair=False)])
+@pytest.mark.parametrize("shot", [make_snapshot(), empty_snapshot(), make_snapshot(notes=["x"])])
 def test_a_frame_fits_the_terminal(shot: Snapshot, columns: int) -> None:
     assert max(map(len, frame(shot, columns))) < columns
     for rows in (5, 24):
         assert len(frame(shot, columns, rows)) < rows
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_frame_labels_each_number(columns: int) -> None:
-    text = "\n".join(frame(make_snapshot(), columns, 24))
-    assert "running, this process leads (term 1)" in text
-    assert "fires       50 reports, 0 missed" in text
-    assert "lateness    p50 2 ms, p99 40 ms" in text
-    assert "last fires  ana 3, ben 40 ms late" in text
-    assert "SERVICE: 200 tasks a second" in text
-    assert "backlog     8,000 tasks of noisy wait: 40 s" in text
-    assert "quiet wait  p50 12 ms, p99 1.5 s" in text
-    assert "http://127.0.0.1:9109/metrics" in text
-    assert re.search(r"noisy +8,000 +9\.8 s +195\.0/s +195\.0/s +█+ 100%\n", text)
-    assert re.search(r"ana +0 +12 ms +1\.0/s +1\.0/s +█+ 100%\n", text)
+def test_a_frame_labels_each_number() -> None:
+    text = "\n".join(frame(make_snapshot(notes=["A worker ended."]), 120, 24))
+    assert "10 s: 200 tasks a second, 50 schedules fired" in text
+    assert "waiting 8,000   running 8   failed 3   fairness (Jain) 0.98" in text
+    assert re.search(rf"{NOISY} +8,000 +0 +9\.8 s +95%  █+ 100% served\n", text)
+    assert re.search(r"lakeside.office +0 +0 +12 ms +5%  █+ 100% served\n", text)
+    assert text.endswith("A worker ended.")
 
 
-def test_a_frame_of_24_rows_shows_everything_at_80_columns() -> None:
-    lines = frame(make_snapshot(), 80, 24)
-    assert lines == frame(make_snapshot(), 80)
-    assert lines[-1].endswith("With it, the last one waited 12 ms.")
+def test_a_frame_of_24_rows_shows_all_users_of_the_demo_at_80_columns() -> None:
+    users = [make_user(NOISY, 95, 8000), *(make_user(f"user-{n}", 1) for n in range(13))]
+    lines = frame(make_snapshot(users=users), 80, 24)
+    assert [line for line in lines if "user-12" in line]
+    assert lines[-1].endswith("(p95).")
 
 
 def test_the_contrast_is_a_sentence_with_numbers() -> None:
     assert demo.contrast(make_snapshot()) == (
-        "Without fairness, first in, first out would make ana's report wait behind 8,000 tasks, "
-        "about 40 s at this speed. With it, the last one waited 12 ms."
+        "hillcrest.imports has 8,000 tasks waiting: first in, first out, the next task of anybody "
+        "would wait 40 s. The others wait 12 ms at most (p95)."
     )
 
 
-def test_without_fairness_the_bars_show_who_starves() -> None:
-    users = [User(name=NOISY, waiting=8000, recent=1000, total=2000, last_wait=9800)]
-    users += [User(name=name, waiting=10) for name in QUIET]
-    shot = make_snapshot(users=users, fair=False, quiet_waits=[])
-    text = "\n".join(frame(shot, 80, 24))
-    assert re.search(r"noisy .* █+ 105%\n", text)
-    assert re.search(r"ana +10 +none yet +2\.0/s +0\.0/s +░+   0%\n", text)
-    assert "ana 0%" in demo.summary(shot)
+def test_one_who_starves_shows_in_the_bars() -> None:
+    users = [make_user(NOISY, 100, 8000), make_user("lakeside.office", 0, 10, state="waiting")]
+    text = "\n".join(frame(make_snapshot(users=users), 80, 24))
+    assert re.search(rf"{NOISY} .* █+ 111% served\n", text)
+    assert re.search(r"lakeside.office .* ░+   0% waiting\n", text)
 
 
 def test_before_anything_happened_there_is_text_for_it() -> None:
     shot = empty_snapshot()
-    assert "last fires  none yet" in "\n".join(frame(shot, 80))
-    assert demo.line(shot).endswith("shares received of entitled: none yet")
-    assert "Served       0 tasks in 0 s" in demo.summary(shot)
+    assert demo.line(shot).endswith("received of what is fair: none yet")
+    assert demo.contrast(shot) == "hillcrest.imports has 0 tasks waiting."
+
+
+def test_a_line_has_the_noisy_user_and_the_spread_of_the_others() -> None:
+    users = [make_user(NOISY, 90, 8000), make_user("a", 5), make_user("b", 5, 5), make_user("c")]
+    assert demo.line(make_snapshot(users=users)) == (
+        " 10 s | 200 tasks/s | fired 50 | waiting 8,000 | running 8 | received of what is fair: "
+        "hillcrest.imports 106%, 2 others 50% to 100%"
+    )
 
 
 # --- the terminal ---------------------------------------------------------------------------------
@@ -164,6 +358,7 @@ def test_a_resized_terminal_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_color_means_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured = draw(FakeTerminal(), make_snapshot())
     monkeypatch.setenv("NO_COLOR", "1")
@@ -178,191 +373,3 @@ def test_a_terminal_without_unicode_gets_plain_bars() -> None:
         encoding = "ascii"
 
     assert draw(Ascii(), make_snapshot(), empty_snapshot()).isascii()
-
-
-# --- the program ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def started(*arguments: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
-    """The demo as a process; killed if the test leaves it running."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fairqueue.demo", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONUTF8": "1", "TERM": "xterm"},
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def family(pid: int) -> set[int]:
-    """The processes that a process has started, and those that these have started."""
-    rows = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True
-    ).stdout.splitlines()
-    pairs = (row.split() for row in rows)
-    parents = {int(child): int(parent) for child, parent in pairs}
-    found: set[int] = set()
-    while new := {p for p, parent in parents.items() if parent in found | {pid}} - found:
-        found |= new
-    return found
-
-
-def all_gone(pids: set[int]) -> bool:
-    deadline = time.monotonic() + 10
-    left = set(pids)
-    while left and time.monotonic() < deadline:
-        for pid in list(left):
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                left.discard(pid)
-        time.sleep(0.01)
-    return not left
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
-
-
-@pytest.mark.processes
-def test_without_a_terminal_it_prints_lines_and_ends_by_itself() -> None:
-    with started("--seconds", "2") as process:
-        assert re.match(
-            r"FairQueue demo. Metrics: http://127.0.0.1:\d+/metrics\n", first_line(process)
-        )
-        servers = family(process.pid)
-        assert len(servers) >= 2  # the embedded server and its watchdog
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert re.search(r"^ +1 s \| \d+ tasks/s \| fires \d", out, re.MULTILINE)
-    assert re.search(r"^Fires +[1-9]\d* reports, 0 missed$", out, re.MULTILINE)
-    assert re.search(r"^Shares .*noisy \d+%, ana \d+%, ben \d+%, chloe", out, re.MULTILINE)
-    assert "Without fairness, first in, first out would make ana's report wait behind" in out
-    assert not ESCAPE.search(out)
-    assert all_gone(servers)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_the_summary(number: signal.Signals) -> None:
-    with started() as process:
-        first_line(process)
-        servers = family(process.pid)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert "Served" in out
-    assert all_gone(servers)
-
-
-@pytest.mark.processes
-def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    with started() as process:
-        first_line(process)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        err = process.stderr.read()
-        process.wait(60)
-    assert (process.returncode, err) == (0, "")
-
-
-@pytest.mark.processes
-def test_in_a_terminal_it_draws_and_gives_the_cursor_back() -> None:
-    ours, theirs = pty.openpty()
-    try:
-        with started(stdout=theirs) as process:
-            os.close(theirs)
-            text = b""
-            while b"chloe" not in text:
-                text += os.read(ours, 65536)
-            process.send_signal(signal.SIGINT)
-            with suppress(OSError):  # the other end was closed
-                while select.select([ours], [], [], 60)[0] and (more := os.read(ours, 65536)):
-                    text += more
-            assert process.wait(60) == 0
-    finally:
-        os.close(ours)
-    assert text.startswith(b"\x1b[?25l")
-    assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l")
-    assert text.rindex(b"Served") > text.rindex(b"\x1b[?25h")
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("arguments", [[], ["--no-fairness"]])
-def test_it_leaves_nothing_on_a_server_of_others(
-    arguments: list[str], redis_url: str, redis_client: redis.Redis
-) -> None:
-    redis_client.set("theirs", "1")
-    with started("--seconds", "1", "--url", redis_url, *arguments) as process:
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert redis_client.keys("*") == [b"theirs"]
-
-
-def run_main(*arguments: str) -> int:
-    """The program in this process, whose signal handlers stay as they were."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return demo.main(arguments)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_without_a_server_it_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def no_binary() -> None:
-        raise EmbeddedServerError("there is none here: install it")
-
-    monkeypatch.setattr(embedded, "find_binary", no_binary)
-    assert run_main() == 1
-    assert capsys.readouterr().err == (
-        "fairqueue.demo: there is none here: install it\n"
-        "To use a Redis that runs: --url redis://localhost:6379/0\n"
-    )
-
-
-@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "nonsense"])
-def test_a_url_without_a_server_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main("--url", url) == 1
-    assert capsys.readouterr().err.startswith("fairqueue.demo: ")
-
-
-def test_what_a_worker_fails_of_ends_the_demo(
-    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*arguments: object, **named: object) -> None:
-        raise RedisUnavailable("gone")
-
-    monkeypatch.setattr(demo, "BACKLOG", 10)
-    monkeypatch.setattr(TaskQueue, "finish", broken)
-    with TaskQueue.from_url(redis_url) as queue, Demo(queue, fair=True) as running:
-        for worker in running._workers:
-            worker.join(10)
-        with pytest.raises(RedisUnavailable, match="gone"):
-            running.snapshot()
-
-
-def test_a_drained_backlog_is_filled_again(
-    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "BACKLOG", 3)
-    with TaskQueue.from_url(redis_url) as queue, Demo(queue, fair=True) as running:
-        deadline = time.monotonic() + 10
-        while running.snapshot().backlog and time.monotonic() < deadline:
-            time.sleep(0.01)
-        monkeypatch.setattr(demo, "BACKLOG", 1000)
-        running.refill()
-        assert running.snapshot().backlog > 0
