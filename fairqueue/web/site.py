@@ -25,7 +25,8 @@ class Site:
     """One app.
 
     public: paths that need no credential. error_page: makes the answer for people; without a
-    dashboard all get problems. memo: what many viewers read at the same time.
+    dashboard all get problems. memo: what many viewers read at the same time. paths: of routes by
+    name and parameters; to look one up goes through all routes.
     """
 
     inspector: Inspector
@@ -41,6 +42,7 @@ class Site:
     public: frozenset[str]
     error_page: Callable[[Request, Problem], Response] | None
     memo: Memo = field(default_factory=lambda: Memo(POLL_S))
+    paths: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
 def site_of(request: Request) -> Site:
@@ -64,7 +66,14 @@ def link(request: Request, name: str, **parameters: Any) -> str:
 
     Values may hold any character; one that may hold a slash needs `{name:path}` in its route.
     """
-    path = root_of(request.scope) + str(request.app.url_path_for(name, **parameters))
+    paths = site_of(request).paths
+    key = (name, *parameters)
+    if key not in paths:
+        marks = {parameter: f"\0{parameter}\0" for parameter in parameters}
+        paths[key] = str(request.app.url_path_for(name, **marks))
+    path = root_of(request.scope) + paths[key]
+    for parameter, value in parameters.items():
+        path = path.replace(f"\0{parameter}\0", str(value), 1)
     return quote(path, safe="/:@!$&'()*+,;=~")
 
 

@@ -17,7 +17,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import NoMatchFound
 
 from fairqueue.access import Actor
 from fairqueue.clock import from_ms
@@ -186,19 +185,17 @@ def _now(request: Request) -> datetime:
 
 def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
     """What this actor can go to."""
-    here = path_of(request.scope)
+    here, root = path_of(request.scope), root_of(request.scope)
     found = []
     for name, label, icon_name, badge, for_tenants in NAVIGATION:
         if actor is None or (actor.tenant is not None and not for_tenants):
             continue
-        try:
-            own = str(request.app.url_path_for(name))
-        except NoMatchFound:
-            continue
+        path = link(request, name)
+        own = path.removeprefix(root)
         item = NavigationItem(
             label=label,
             icon=icon_name,
-            path=root_of(request.scope) + own,
+            path=path,
             is_current=here == own or (own != "/" and here.startswith(own + "/")),
             badge=badge if actor.tenant is None else None,
         )

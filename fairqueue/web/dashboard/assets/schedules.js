@@ -33,8 +33,11 @@ async function refreshRows(body) {
     for (let i = 0; i < row.cells.length; i++) {
       if (row.cells[i].matches(".tick") || !next.cells[i]) continue;
       const cell = document.importNode(next.cells[i], true);
-      if (textOf(row.cells[i]) !== textOf(cell)) row.cells[i].replaceWith(cell);
+      if (textOf(row.cells[i]) === textOf(cell)) continue;
+      row.cells[i].replaceWith(cell);
+      htmx.process(cell);
     }
+    row.className = next.className;
   }
   document.dispatchEvent(new CustomEvent("fq:times"));
 }

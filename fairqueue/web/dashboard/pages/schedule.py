@@ -1,0 +1,462 @@
+"""One schedule: what it does, how it went, what is to come, and what can be done with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from fairqueue.errors import InvalidInput, UnknownSchedule
+from fairqueue.inspection.views import DayCount, ScheduleView
+from fairqueue.models import ScheduledTask
+from fairqueue.moments import Moment
+from fairqueue.validation import Priority
+from fairqueue.web.auth import inspector_of
+from fairqueue.web.dashboard.filters import plural
+from fairqueue.web.dashboard.pages.schedule_parts import (
+    command,
+    json_text,
+    local_text,
+    now_of,
+    paths,
+    query_value,
+    read_local,
+    rule_text,
+    segment,
+    utc_text,
+    wall,
+)
+from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
+from fairqueue.web.site import link
+
+NEXT = 5  # runs to come that are shown
+AHEAD = timedelta(days=3660)  # they are looked for within ten years
+RUNS = 20  # last runs
+CHANGES = 20
+LINES = 100  # of the log
+DAYS = 30  # of the chart
+STRETCHES = 30  # of moments without a run that are shown
+MOST_MOMENTS = 1000  # looked at for these
+# The longest of these that has no more moments is looked at.
+SPANS = (
+    (timedelta(days=30), "30 days"),
+    (timedelta(days=7), "7 days"),
+    (timedelta(days=1), "day"),
+    (timedelta(hours=12), "12 hours"),
+    (timedelta(hours=1), "hour"),
+    (timedelta(minutes=10), "10 minutes"),
+)
+NOT_RUN = ("skipped", "backfilled", "unknown")
+BACKFILL_DAYS = 1  # that the form offers to begin with
+
+PRIORITIES = [(str(int(p)), f"{int(p)} {p.name.replace('_', ' ').lower()}") for p in Priority]
+MISFIRES = {
+    "fire_once": "fire the latest one",
+    "skip": "fire none",
+    "fire_all": "fire all of them",
+}
+OVERLAPS = {
+    "allow": "run beside it",
+    "skip": "skip the new run",
+    "buffer_one": "begin when it has ended, one at most",
+    "cancel_previous": "cancel what is unfinished",
+}
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run to come, on the wall clock of the schedule and in UTC."""
+
+    local: str
+    utc: str
+    at: datetime
+    outcome: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Moments in a row that did not become a run, for one reason."""
+
+    outcome: str
+    reason: str | None
+    first: datetime
+    last: datetime
+    count: int
+
+
+def schedule(request: Request) -> Response:
+    """The page of a schedule."""
+    schedule_id = request.path_params["id"]
+    inspector = inspector_of(request)
+    view = inspector.schedules.get(schedule_id)
+    now = now_of(request)
+    zone = view.schedule.timezone
+    days = inspector.schedules.history_chart(schedule_id, DAYS)
+    return page(
+        request,
+        "schedule.html",
+        view=view,
+        it=view.schedule,
+        rule=rule_text(view.schedule),
+        policies=policies(view.schedule),
+        upcoming=upcoming(request, schedule_id, zone, now),
+        warnings=_warnings(request, view.schedule, now),
+        days=days,
+        bars=bars(days),
+        runs=inspector.runs.list(schedule_id=schedule_id, limit=RUNS),
+        changes=inspector.schedules.changes(schedule_id, CHANGES),
+        advice=advice(view),
+        backfill_from=local_text(now - timedelta(days=BACKFILL_DAYS), zone)[:16],
+        backfill_until=local_text(now, zone)[:16],
+        priorities=PRIORITIES,
+        segment=segment,
+        query_id=query_value(schedule_id),
+        json_text=json_text,
+        command=command,
+        **paths(request),
+    )
+
+
+def upcoming(request: Request, schedule_id: str, zone: str, now: datetime) -> list[Run]:
+    """The next moments of a schedule, with what is to become of them."""
+    schedules = inspector_of(request).schedules
+    try:
+        found = schedules.moments(schedule_id, now, now + AHEAD, NEXT)
+    except InvalidInput:  # its rule can no longer be read, which `advice` says
+        return []
+    return [
+        Run(
+            local=wall(each.at, zone),
+            utc=utc_text(each.at),
+            at=each.at,
+            outcome=each.outcome,
+            reason=each.reason,
+        )
+        for each in found
+    ]
+
+
+def _warnings(request: Request, it: ScheduledTask, now: datetime) -> list[str]:
+    """What changes of the clock do to the next runs of an expression."""
+    if not it.cron_expr:
+        return []
+    try:
+        return (
+            inspector_of(request)
+            .schedules.preview(
+                it.cron_expr,
+                timezone=it.timezone,
+                count=NEXT,
+                after=now,
+                schedule_id=it.schedule_id,
+                start=it.start,
+                end=it.end,
+                windows=it.windows,
+                exclude=it.exclude,
+            )
+            .warnings
+        )
+    except InvalidInput:
+        return []
+
+
+def advice(view: ScheduleView) -> str | None:
+    """What to do about a schedule that the scheduler has switched off."""
+    reason = view.schedule.disabled_reason
+    if reason is None:
+        return None
+    if view.state == "completed":
+        return "To let it run again, give it a later end or more runs, and resume it."
+    if "failures in a row" in reason:
+        return "Look at the last failed run, mend the cause, and resume it."
+    return "Edit what the reason names; saving a rule that works lets it go on, or resume it."
+
+
+def policies(it: ScheduledTask) -> list[tuple[str, str]]:
+    """How it behaves, in words: a list of names and values; those not set are left out."""
+    found: list[tuple[str, str | None]] = [
+        ("Priority", f"{int(it.priority)}, {it.priority.name.replace('_', ' ').lower()}"),
+        ("Missed moments", _misfire(it)),
+        ("While one is unfinished", OVERLAPS.get(it.overlap, it.overlap)),
+        ("Jitter", f"up to {it.jitter:g} s later" if it.jitter else None),
+        ("Retries", _or_handlers(it.retries)),
+        ("Backoff", _or_handlers(_seconds(it.backoff))),
+        ("Time-out", _or_handlers(_seconds(it.timeout))),
+        ("Paused after failures", _failures(it)),
+        ("Completed after", plural(it.max_runs, "run") if it.max_runs else None),
+        ("Windows", _windows(it.windows)),
+        ("Not on", ", ".join(it.exclude) if it.exclude else None),
+    ]
+    return [(name, value) for name, value in found if value is not None]
+
+
+def _misfire(it: ScheduledTask) -> str:
+    text = MISFIRES.get(it.misfire, it.misfire)
+    if it.misfire == "fire_all":
+        return f"{text} since {it.catch_up:g} s, at most {it.max_catch_up}"
+    return text
+
+
+def _failures(it: ScheduledTask) -> str | None:
+    if it.max_failures is None:
+        return None
+    return f"{it.max_failures} in a row; now {it.failures_in_a_row}"
+
+
+def _or_handlers(value: object) -> str:
+    return "as its handler says" if value is None else str(value)
+
+
+def _seconds(value: float | list[float] | None) -> str | None:
+    if value is None:
+        return None
+    listed = value if isinstance(value, list) else [value]
+    return ", ".join(f"{each:g} s" for each in listed)
+
+
+def _windows(windows: Sequence[dict[str, Any]] | None) -> str | None:
+    if windows is None:
+        return None
+    names = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+    found = []
+    for each in windows:
+        days = ", ".join(names[day - 1] for day in each.get("days", [])) or "every day"
+        found.append(f"{days} {each.get('from', '00:00')} to {each.get('to', '24:00')}")
+    return "; ".join(found)
+
+
+# --- the chart ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A day of the chart: what ended well goes up from the line, what did not goes down."""
+
+    x: float
+    up: float
+    down: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """The chart in its own units: the line is at `line`, a bar is `width` wide."""
+
+    height: int
+    line: float
+    width: float
+    days: list[Bar]
+    most_up: int
+    most_down: int
+
+
+def bars(days: Sequence[DayCount], height: int = 120, pitch: float = 20.0) -> Bars:
+    """The bars of the chart; both directions have one scale."""
+    bad = [day.failed + day.timed_out for day in days]
+    most_up, most_down = max(day.succeeded for day in days), max(bad)
+    room = height - 8
+    scale = room / max(1, most_up + most_down)
+    # A single run must be seen beside thousands.
+    sizes = [
+        (_size(day.succeeded, scale), _size(many, scale))
+        for day, many in zip(days, bad, strict=True)
+    ]
+    return Bars(
+        height=height,
+        line=min(room - 4.0, 4 + most_up * scale) if most_down else height - 4.0,
+        width=pitch - 5,
+        days=[
+            Bar(x=number * pitch + 2.5, up=up, down=down, text=_day_text(day))
+            for number, (day, (up, down)) in enumerate(zip(days, sizes, strict=True))
+        ],
+        most_up=most_up,
+        most_down=most_down,
+    )
+
+
+def _size(many: int, scale: float) -> float:
+    return max(3.0, many * scale) if many else 0.0
+
+
+def _day_text(day: DayCount) -> str:
+    counts = (
+        (day.succeeded, "succeeded"),
+        (day.failed, "failed"),
+        (day.timed_out, "timed out"),
+        (day.cancelled, "cancelled"),
+    )
+    told = ", ".join(f"{many:,} {what}" for many, what in counts if many)
+    return f"{day.day:%a %d %b}: {told or 'no runs'}"
+
+
+# --- parts that come later: they take more reading ------------------------------------------------
+
+
+def logs(request: Request) -> Response:
+    """The last lines that its runs have logged."""
+    lines = inspector_of(request).schedules.logs(_id(request), LINES)
+    return partial(request, "schedule_logs.html", lines=lines, segment=segment, **paths(request))
+
+
+def moments(request: Request) -> Response:
+    """The moments that did not become a run, newest first."""
+    schedule_id, now = _id(request), now_of(request)
+    schedules = inspector_of(request).schedules
+    for span, name in SPANS:
+        told, found = name, schedules.moments(schedule_id, now - span, now, MOST_MOMENTS)
+        if found.cursor is None:
+            break
+    listed = stretches(found)
+    return partial(
+        request,
+        "schedule_moments.html",
+        stretches=listed[:STRETCHES],
+        more=len(listed) > STRETCHES,
+        told=told,
+    )
+
+
+def stretches(found: Sequence[Moment]) -> list[Stretch]:
+    """Those without a run, put together where one follows the other; newest first."""
+    listed = []
+    for (outcome, reason), group in groupby(found, key=lambda each: (each.outcome, each.reason)):
+        own = list(group)
+        if outcome in NOT_RUN:
+            listed.append(
+                Stretch(
+                    outcome=outcome,
+                    reason=reason,
+                    first=own[0].at,
+                    last=own[-1].at,
+                    count=len(own),
+                )
+            )
+    return listed[::-1]
+
+
+def _id(request: Request) -> str:
+    found = request.query_params.get("id")
+    if not found:
+        raise UnknownSchedule("there is no schedule without an id")
+    return found
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def _here(request: Request, schedule_id: str) -> str:
+    return link(request, "schedules") + "/" + segment(schedule_id)
+
+
+@action
+def pause(request: Request, form: Form) -> Done:
+    """Fire no more, until it is resumed or until a moment."""
+    schedule_id = form.need("id")
+    schedules = inspector_of(request).schedules
+    zone = schedules.get(schedule_id).schedule.timezone
+    until = read_local(form.text("until"), zone, "until")
+    schedules.pause(schedule_id, note=form.text("note"), until=until)
+    told = f" until {wall(until, zone)}" if until else ""
+    return Done(text=f"Paused {schedule_id}{told}.", to=_here(request, schedule_id))
+
+
+@action
+def resume(request: Request, form: Form) -> Done:
+    """Go on from now."""
+    schedule_id = form.need("id")
+    inspector_of(request).schedules.resume(schedule_id, note=form.text("note"))
+    return Done(text=f"Resumed {schedule_id}.", to=_here(request, schedule_id))
+
+
+@action
+def trigger(request: Request, form: Form) -> Done:
+    """One run now."""
+    schedule_id = form.need("id")
+    payload = form.json("payload")
+    if payload is not None and not isinstance(payload, dict):
+        raise InvalidInput('payload is no JSON object: such as {"day": "2026-03-05"}')
+    task_id = inspector_of(request).schedules.trigger(schedule_id, payload=payload)
+    return Done(
+        text=f"Triggered: run {task_id} waits for a worker.", to=_here(request, schedule_id)
+    )
+
+
+@action
+def remove(request: Request, form: Form) -> Done:
+    """Forget it, unless it was changed since the page was made."""
+    schedule_id = form.need("id")
+    inspector_of(request).schedules.remove(schedule_id, if_match=form.text("etag"))
+    return Done(text=f"Deleted {schedule_id}.", to=link(request, "schedules"))
+
+
+# --- backfill -------------------------------------------------------------------------------------
+
+
+def count_backfill(request: Request) -> Response:
+    """How many runs a backfill would create; what is wrong with the range stands beside it."""
+    given = request.query_params
+    schedule_id = _id(request)
+    schedules = inspector_of(request).schedules
+    zone = schedules.get(schedule_id).schedule.timezone
+    context: dict[str, Any] = {"problem": None, "report": None}
+    try:
+        start, end = _range(given.get("start"), given.get("end"), zone)
+        unknown_too = "unknown_too" in given
+        context["report"] = schedules.backfill(schedule_id, start, end, unknown_too=unknown_too)
+        context |= {"start": start.isoformat(), "end": end.isoformat(), "unknown_too": unknown_too}
+    except InvalidInput as error:
+        context["problem"] = str(error)
+    priority = given.get("priority", "1")
+    return partial(
+        request,
+        "schedule_backfill.html",
+        id=schedule_id,
+        priority=priority,
+        command=command,
+        **context,
+    )
+
+
+@action
+def backfill(request: Request, form: Form) -> Done:
+    """Create the runs that were counted."""
+    schedule_id = form.need("id")
+    start, end = _range(form.need("start"), form.need("end"), "UTC")
+    report = inspector_of(request).schedules.backfill(
+        schedule_id,
+        start,
+        end,
+        dry_run=False,
+        priority=form.integer("priority") or int(Priority.VERY_LOW),
+        unknown_too=form.has("unknown_too"),
+    )
+    text = f"Backfilled {schedule_id}: {plural(report.filled, 'run')} created."
+    return Done(text=text, to=_here(request, schedule_id))
+
+
+def _range(start: str | None, end: str | None, zone: str) -> tuple[datetime, datetime]:
+    begin, until = read_local(start, zone, "from"), read_local(end, zone, "until")
+    if begin is None or until is None:
+        raise InvalidInput("a range has a begin and an end: fill in both")
+    return begin.astimezone(UTC), until.astimezone(UTC)
+
+
+ROUTES: list[BaseRoute] = [
+    Route("/do/schedules/logs", logs, name="schedule_logs"),
+    Route("/do/schedules/moments", moments, name="schedule_moments"),
+    Route("/do/schedules/pause", pause, methods=["POST"], name="schedule_pause"),
+    Route("/do/schedules/resume", resume, methods=["POST"], name="schedule_resume"),
+    Route("/do/schedules/trigger", trigger, methods=["POST"], name="schedule_trigger"),
+    Route("/do/schedules/remove", remove, methods=["POST"], name="schedule_remove"),
+    Route("/do/schedules/count-backfill", count_backfill, name="schedule_count_backfill"),
+    Route("/do/schedules/backfill", backfill, methods=["POST"], name="schedule_backfill"),
+    Route("/schedules/{id:path}", schedule, name="schedule"),
+]

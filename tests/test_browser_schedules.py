@@ -1,0 +1,299 @@
+"""The pages about schedules in a real browser: what only scripts do, keys, looks and axe."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from browser import Open, Web, check_page, settle
+from playwright.sync_api import Dialog, Page, expect
+from rest import fail
+from support import claim_one
+
+from fairqueue.clock import ManualClock
+from fairqueue.inspection import Inspector
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+
+START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def inspector(queue: TaskQueue) -> Inspector:
+    return Inspector(queue)
+
+
+def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
+    """Add a schedule, daily at nine unless told otherwise."""
+    rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
+    given = {**rule, "user_id": "alice", "name": "report", **fields}
+    return inspector.schedules.add(schedule_id=schedule_id, **given)
+
+
+@pytest.fixture
+def lively(
+    queue: TaskQueue, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    """Schedules of each state, one of them with runs and a change, one with a nasty name."""
+    add(inspector, "off", user_id="carol", max_failures=1)
+    clock.set(START + timedelta(hours=1))
+    assert scheduler.tick().fired == 1
+    fail(queue)
+    add(inspector, timezone="Europe/London", payload={"to": "bo", "token": "x"}, tenant="acme")
+    inspector.schedules.trigger("nine")
+    queue.finish(claim_one(queue))
+    inspector.schedules.trigger("nine")
+    fail(queue)
+    inspector.schedules.update("nine", {"cron_expr": "30 1 * * *"})
+    add(inspector, "poll", every=5400, user_id="bob")
+    inspector.schedules.pause("poll", note="too many mails")
+    add(inspector, "once", at=START + timedelta(days=1), name="<script>alert(1)</script>")
+
+
+@pytest.mark.usefixtures("lively")
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/schedules",
+        "/schedules/nine",
+        "/schedules/poll",
+        "/schedules/off",
+        "/do/schedules/new",
+        "/do/schedules/edit?id=nine",
+    ],
+)
+def test_nothing_is_wrong_with_a_page(
+    web: Web, open_page: Open, path: str, theme: str, width: int
+) -> None:
+    page = open_page(web(), path, theme=theme, width=width)
+    settle(page)
+    expect(page.get_by_text("Looking…")).to_have_count(0)
+    check_page(page)
+
+
+def test_nothing_is_wrong_with_an_empty_list(web: Web, open_page: Open) -> None:
+    page = open_page(web(), "/schedules")
+    settle(page)
+    expect(page.get_by_text("There are no schedules yet")).to_be_visible()
+    check_page(page)
+
+
+def test_the_preview_follows_what_is_typed(web: Web, open_page: Open) -> None:
+    page = open_page(web(), "/do/schedules/new")
+    preview = page.locator("#preview")
+    expect(preview).to_contain_text("Type a rule")
+    assert preview.get_attribute("aria-live") == "polite"
+
+    page.get_by_label("Cron expression", exact=True).last.fill("0 9 * * 1-5")
+    expect(preview).to_contain_text("At 09:00, Monday through Friday (UTC)")
+    expect(preview.locator("tbody tr")).to_have_count(5)
+    expect(preview).to_contain_text("Thu 2026-03-05 09:00+00:00")
+
+    page.get_by_label("Time zone").fill("Europe/Berlin")
+    expect(preview).to_contain_text("Fri 2026-03-06 09:00+01:00")
+    expect(preview).to_contain_text("2026-03-06 08:00")
+
+    page.get_by_label("Cron expression", exact=True).last.fill("61 9 * * *")
+    expect(page.locator("#error-cron_expr")).to_contain_text("minute 61")
+    page.get_by_label("Interval").check()
+    expect(page.locator("#error-cron_expr")).to_be_hidden()
+    page.get_by_label("Every", exact=True).fill("90m")
+    expect(preview).to_contain_text("Every 1 hour 30 minutes")
+    check_page(page)
+
+
+def test_json_is_checked_while_it_is_typed(web: Web, open_page: Open) -> None:
+    page = open_page(web(), "/do/schedules/new")
+    payload = page.get_by_label("Payload")
+    payload.fill('{"to": ')
+    payload.blur()
+    expect(page.locator("#error-payload")).to_contain_text("no JSON yet")
+    expect(payload).to_have_attribute("aria-invalid", "true")
+    payload.fill('{"to": "bo"}')
+    payload.blur()
+    expect(page.locator("#error-payload")).to_be_empty()
+
+
+def test_a_schedule_is_made_with_the_form(web: Web, inspector: Inspector, open_page: Open) -> None:
+    page = open_page(web(), "/schedules")
+    page.get_by_role("button", name="New schedule").first.click()
+    page.get_by_label("Cron expression", exact=True).last.fill("0 9 * * *")
+    page.get_by_role("button", name="Add schedule").click()
+    expect(page.locator("#error-user_id")).to_contain_text("is missing")
+    expect(page.get_by_label("User", exact=True)).to_be_focused()
+    check_page(page, ignore=("422",))
+    page.get_by_label("User", exact=True).fill("bob")
+    page.get_by_label("Id", exact=True).fill("report-7")
+    page.get_by_role("button", name="Add schedule").click()
+    expect(page.locator(".toast")).to_contain_text("Added report-7.")
+    assert inspector.schedules.get("report-7").schedule.user_id == "bob"
+
+
+def test_all_that_match_are_paused_after_a_question_with_their_number(
+    web: Web, inspector: Inspector, open_page: Open
+) -> None:
+    for number in range(60):
+        add(inspector, f"s{number:02}", name="mails.send" if number < 55 else "report")
+    page = open_page(web(), "/schedules?name_prefix=mails")
+    bar = page.locator("#bulk")
+    expect(bar).to_be_hidden()
+
+    page.get_by_label("Select all on this page").check()
+    expect(bar).to_contain_text("25 selected")
+    expect(bar).to_contain_text("all 55 that match")
+    bar.get_by_role("checkbox").check()
+    bar.get_by_role("button", name="Pause").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Pause 55 schedules?")
+    expect(dialog.get_by_role("button", name="Keep as is")).to_be_focused()
+    check_page(page)
+    assert inspector.schedules.count(is_active=False) == 0
+
+    dialog.get_by_label("Note").fill("quiet")
+    dialog.get_by_role("button", name="Pause 55 schedules").click()
+    expect(page.locator(".toast")).to_contain_text("55 schedules paused")
+    assert inspector.schedules.count(is_active=False) == 55
+
+
+def test_ticked_rows_are_deleted_and_no_others(
+    web: Web, inspector: Inspector, open_page: Open
+) -> None:
+    for name in ("a", "b", "c"):
+        add(inspector, name)
+    page = open_page(web(), "/schedules")
+    page.get_by_label("Select report, a").check()
+    page.get_by_label("Select report, c").check()
+    button = page.locator("#bulk").get_by_role("button", name="Delete")
+    button.click()
+    page.get_by_role("dialog").get_by_role("button", name="Keep as is").click()
+    expect(button).to_be_focused()
+    button.click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete 2 schedules").click()
+    expect(page.locator(".toast")).to_contain_text("2 schedules deleted")
+    expect(page.locator("#schedule-rows tr")).to_have_count(1)
+
+
+def press_until(page: Page, name: str) -> None:
+    """Press Tab until the button of this name has the focus."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == name:
+            return
+    raise AssertionError(f"Tab does not reach {name!r}")
+
+
+def test_a_schedule_is_paused_with_the_keyboard_alone(
+    web: Web, inspector: Inspector, open_page: Open
+) -> None:
+    add(inspector)
+    page = open_page(web(), "/schedules/nine")
+    settle(page)
+    press_until(page, "Pause")
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_focused()
+
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("button", name="Keep as is")).to_be_focused()
+    press_until(page, "Pause it")
+    page.keyboard.press("Enter")
+    expect(page.locator(".toast")).to_contain_text("Paused nine.")
+    assert inspector.schedules.get("nine").state == "paused"
+
+
+def test_a_refusal_is_told_inside_the_dialog_and_what_was_typed_stays(
+    web: Web, inspector: Inspector, open_page: Open
+) -> None:
+    add(inspector)
+    page = open_page(web(), "/schedules/nine")
+    page.get_by_role("button", name="Trigger", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Payload").fill("{nonsense")
+    dialog.get_by_role("button", name="Trigger it").click()
+    expect(dialog.locator(".toast")).to_contain_text("payload is no JSON")
+    expect(dialog.get_by_label("Payload")).to_have_value("{nonsense")
+    check_page(page, ignore=("422",))
+    page.keyboard.press("Escape")
+    expect(page.locator(".toast")).to_be_visible()
+    dialog = page.get_by_role("dialog")
+    page.get_by_role("button", name="Trigger", exact=True).click()
+    dialog.get_by_label("Payload").fill('{"day": 2}')
+    dialog.get_by_role("button", name="Trigger it").click()
+    expect(page.locator(".toast")).to_contain_text("waits for a worker")
+    assert len(inspector.tasks.list()) == 1
+
+
+def test_a_backfill_is_counted_and_then_done(
+    web: Web, inspector: Inspector, open_page: Open
+) -> None:
+    add(inspector, cron_expr="0 * * * *")
+    page = open_page(web(), "/schedules/nine")
+    page.get_by_label("From", exact=True).fill("2026-03-05T00:00")
+    page.get_by_label("Until before").fill("2026-03-05T07:00")
+    page.get_by_role("button", name="Count").click()
+    answer = page.locator("#backfill-answer")
+    expect(answer).to_contain_text("Would create 7 runs")
+    check_page(page)
+    page.get_by_label("Until before").fill("2026-03-05T06:00")
+    expect(answer).to_be_empty()
+    page.get_by_role("button", name="Count").click()
+    page.get_by_role("button", name="Create 6 runs").click()
+    expect(page.locator(".toast")).to_contain_text("6 runs created")
+    assert len(inspector.tasks.list()) == 6
+
+
+def test_rows_are_kept_up_to_date_where_they_are(
+    web: Web, inspector: Inspector, open_page: Open
+) -> None:
+    add(inspector, "b")
+    page = open_page(web(), "/schedules")
+    settle(page)
+    page.get_by_label("Select report, b").check()
+    page.get_by_label("Select report, b").blur()
+    add(inspector, "a")
+    inspector.schedules.pause("b")
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('fq:pulse'))")
+    expect(page.locator("#schedule-rows tr")).to_contain_text("paused")
+    expect(page.locator("#schedule-rows tr")).to_have_count(1)
+    expect(page.get_by_label("Select report, b")).to_be_checked()
+    check_page(page)
+
+
+def test_texts_of_users_run_nothing(
+    web: Web, queue: TaskQueue, inspector: Inspector, open_page: Open
+) -> None:
+    attack = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
+    add(inspector, attack, name=attack, user_id=attack, payload={attack: attack})
+    inspector.schedules.trigger(attack)
+    fail(queue, attack)
+    inspector.schedules.pause(attack, note=attack)
+    site = web()
+    page = open_page(site, "/schedules")
+    shown: list[str] = []
+
+    def note(dialog: Dialog) -> None:
+        shown.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", note)
+    page.get_by_label("Select all on this page").check()
+    page.locator("#bulk").get_by_role("button", name="Resume").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Resume 1 schedule?")
+    page.keyboard.press("Escape")
+    page.locator("td.what a").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(attack)
+    expect(page.get_by_text("Looking…")).to_have_count(0)
+    page.get_by_role("button", name="Edit").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"^Edit "))
+    expect(page.locator("#preview")).to_contain_text("At 09:00")
+    check_page(page)
+    assert shown == []

@@ -1,0 +1,1051 @@
+"""The pages about schedules over HTTP: what they show, what their forms do, and who may do it."""
+
+import base64
+import html
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from browser import Site, Web
+from rest import fail
+from scheduling import tamper
+from support import claim_one
+
+from fairqueue.audit import AuditEntry
+from fairqueue.clock import ManualClock
+from fairqueue.connection import Link
+from fairqueue.inspection import Actor, Inspector
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.web.dashboard.pages.schedule import bars, stretches
+from fairqueue.web.dashboard.pages.schedule_parts import (
+    command,
+    local_text,
+    read_local,
+    read_seconds,
+    seconds_text,
+    segment,
+    wall,
+)
+from fairqueue.web.dashboard.shell import TOAST_COOKIE
+
+HTML = {"Accept": "text/html"}
+HTMX = {"Accept": "text/html", "HX-Request": "true"}
+START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def inspector(queue: TaskQueue) -> Inspector:
+    return Inspector(queue)
+
+
+def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
+    """Add a schedule, daily at nine unless told otherwise."""
+    rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
+    given = {**rule, "user_id": "alice", "name": "report", **fields}
+    return inspector.schedules.add(schedule_id=schedule_id, **given)
+
+
+def get(site: Site, path: str, status: int = 200, /, **query: Any) -> str:
+    """The text of a page."""
+    answer = site.http.get(path, params=query or None, headers=HTML)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Response:
+    """Send a form as a browser without scripts would."""
+    answer = site.http.post(path, data=fields, headers=HTML)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def said(answer: httpx.Response) -> str:
+    """The toast that the next page shows."""
+    text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
+    return text
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """What the form on a page would send as it stands."""
+    form = text[text.index('class="schedule-form"') :]
+    found = {}
+    for tag in re.findall(r"<input [^>]*>", form):
+        name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
+        if name and value and ("radio" not in tag or " checked" in tag):
+            found[name[1]] = html.unescape(value[1])
+    for name, value in re.findall(
+        r'<textarea [^>]*name="([^"]*)"[^>]*>\n(.*?)</textarea>', form, re.S
+    ):
+        found[name] = html.unescape(value)
+    for name, options in re.findall(r'<select [^>]*name="([^"]*)"[^>]*>(.*?)</select>', form, re.S):
+        chosen = re.search(r'value="([^"]*)" selected', options)
+        assert chosen, name
+        found[name] = chosen[1]
+    return found
+
+
+def error_of(text: str, field: str) -> str:
+    """What stands below a field."""
+    found = re.search(rf'id="error-{field}"[^>]*>(.*?)</small>', text, re.S)
+    assert found
+    return html.unescape(found[1])
+
+
+def last_entry(inspector: Inspector) -> AuditEntry:
+    """The newest line of the audit log."""
+    return inspector.audit.list(limit=1)[0]
+
+
+def log_in(site: Site, **who: Any) -> None:
+    """Have the site's client log in."""
+    assert site.http.post("/login", data={"secret": site.key(**who)}).status_code == 303
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def test_an_empty_list_says_what_to_do_next(web: Web) -> None:
+    text = get(web(), "/schedules")
+    assert "There are no schedules yet" in text
+    assert "fairqueue schedules add" in text
+    assert "New schedule" in text
+
+
+def test_a_row_tells_all_about_a_schedule(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
+    add(inspector, timezone="Europe/Berlin", tenant="acme")
+    inspector.schedules.trigger("nine")
+    claim = claim_one(queue)
+    queue.finish(claim)
+
+    text = get(web(), "/schedules")
+
+    for part in ('href="/schedules/nine"', 'href="/users/alice"', "acme", "0 9 * * *", "At 09:00"):
+        assert part in text
+    assert "Europe/Berlin" in text
+    assert 'datetime="2026-03-06T08:00:00.000Z" data-time="countdown"' in text
+    assert f'href="/runs/{claim.task.task_id}"' in text
+    assert 'title="succeeded, 2026-03-05 08:00 UTC"><span class="sr-only">succeeded</span>' in text
+    assert "fairqueue schedules list" in text
+
+
+def test_filters_stand_in_the_address_and_narrow_the_list(web: Web, inspector: Inspector) -> None:
+    site = web()
+    add(inspector, "a", name="mails.send", user_id="bob", tenant="acme")
+    add(inspector, "b", name="mails.read")
+    add(inspector, "c", name="report")
+    inspector.schedules.pause("c")
+
+    def shown(**query: Any) -> list[str]:
+        return re.findall(r'data-key="([^"]*)"', get(site, "/schedules", **query))
+
+    assert shown(name_prefix="mails") == ["b", "a"]
+    assert shown(text="SEND") == ["a"]
+    assert shown(user_id="alice") == ["b", "c"]
+    assert shown(status="paused") == ["c"]
+    assert shown(status="active") == ["b", "a"]
+    assert shown(tenant="acme") == ["a"]
+    assert shown(tenant="acme", status="paused") == []
+    text = get(site, "/schedules", user_id="alice", status="paused")
+    assert "fairqueue schedules list --user alice --inactive" in text
+    assert "No schedule matches these filters" in get(site, "/schedules", user_id="nobody")
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"status": "angry"}, "status &#39;angry&#39; is neither active nor paused"),
+        ({"tenant": "a b"}, "tenant &#39;a b&#39; cannot be used"),
+        ({"cursor": "x"}, "cursor &#39;x&#39; is none"),
+    ],
+)
+def test_a_bad_filter_is_named_and_what_was_typed_is_kept(
+    web: Web, query: dict[str, Any], message: str
+) -> None:
+    text = get(web(), "/schedules", 422, user_id="keep-me", **query)
+    assert message in text
+    assert 'value="keep-me"' in text
+
+
+def test_pages_follow_each_other_by_their_cursor(web: Web, inspector: Inspector) -> None:
+    for number in range(60):
+        add(inspector, f"s{number:03}")
+    site, seen, path = web(), [], "/schedules"
+    for _ in range(3):
+        text = get(site, path)
+        seen += re.findall(r'data-key="([^"]*)"', text)
+        link = re.search(r'rel="next" href="([^"]*)"', text)
+        path = "/schedules" + html.unescape(link[1]) if link else ""
+    assert seen == [f"s{number:03}" for number in range(60)]
+    assert path == ""
+
+
+def test_a_full_page_takes_as_many_round_trips_as_a_short_one(
+    web: Web, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[object] = []
+    for name in ("ask", "run"):
+        original = getattr(Link, name)
+
+        def counted(link: Link, *given: Any, _act: Any = original, **options: Any) -> Any:
+            trips.append(given)
+            return _act(link, *given, **options)
+
+        monkeypatch.setattr(Link, name, counted)
+    site = web()
+    for number in range(5):
+        add(inspector, f"a{number}")
+    trips.clear()
+    get(site, "/schedules")
+    few = len(trips)
+    for number in range(45):
+        add(inspector, f"b{number}")
+    trips.clear()
+    get(site, "/schedules")
+    assert len(trips) == few <= 10
+
+
+def test_one_broken_schedule_does_not_keep_the_others_from_being_listed(
+    web: Web, queue: TaskQueue, inspector: Inspector, redis_client: redis.Redis
+) -> None:
+    add(inspector, "bad", every=60)
+    add(inspector, "good")
+    tamper(redis_client, queue, "bad", timezone="Mars/Base")
+    site = web()
+    assert re.findall(r'data-key="([^"]*)"', get(site, "/schedules")) == ["bad", "good"]
+    assert "Mars/Base" in get(site, "/schedules/bad")
+    tamper(redis_client, queue, "bad", timezone="UTC")
+
+
+# --- many at once ---------------------------------------------------------------------------------
+
+
+def test_all_that_match_are_counted_before_they_are_touched(web: Web, inspector: Inspector) -> None:
+    site = web()
+    for number in range(60):
+        add(inspector, f"s{number:02}", name="mails" if number % 2 else "report")
+    assert get(site, "/do/schedules/count", name_prefix="mails") == "30"
+
+    asked = post(site, "/do/schedules/ask/pause", 200, all="1", name_prefix="mails").text
+
+    assert "Pause 30 schedules?" in asked
+    assert "fairqueue schedules pause --name-prefix mails" in asked
+    assert inspector.schedules.count(is_active=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "done"),
+    [("pause", "paused"), ("resume", "resumed"), ("trigger", "triggered"), ("remove", "deleted")],
+)
+def test_a_bulk_action_does_what_it_says_and_is_in_the_audit_log(
+    web: Web, inspector: Inspector, kind: str, done: str
+) -> None:
+    for name in ("a", "b", "c"):
+        add(inspector, name)
+    if kind == "resume":
+        inspector.schedules.bulk("pause", dry_run=False)
+    site = web()
+
+    answer = post(site, f"/do/schedules/bulk/{kind}", id=["a", "b"], note="why")
+
+    assert said(answer) == f"2 schedules {done}"
+    states = {view.schedule.schedule_id: view.state for view in inspector.schedules.list()}
+    off = {"resume": "paused"}.get(kind, "active")
+    if kind == "remove":
+        assert states == {"c": "active"}
+    else:
+        on = {"pause": "paused"}.get(kind, "active")
+        assert states == {"a": on, "b": on, "c": off}
+    assert len(inspector.tasks.list()) == (2 if kind == "trigger" else 0)
+    entry = last_entry(inspector)
+    assert (entry.action, entry.outcome, entry.details["done"]) == (f"schedules.{kind}", "done", 2)
+    assert (entry.actor, entry.via) == ("local", "web")
+
+
+def test_a_bulk_action_on_all_that_match_leaves_the_others(web: Web, inspector: Inspector) -> None:
+    add(inspector, "a", name="mails")
+    add(inspector, "b")
+    answer = post(web(), "/do/schedules/bulk/remove", all="1", text="mail")
+    assert said(answer) == "1 schedule deleted"
+    assert [view.schedule.schedule_id for view in inspector.schedules.list()] == ["b"]
+
+
+def test_a_bulk_action_tells_what_failed(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
+    queue.configure(max_waiting=1)
+    add(inspector, "a")
+    add(inspector, "b")
+    text = said(post(web(), "/do/schedules/bulk/trigger", id=["a", "b"]))
+    assert text.startswith("1 schedule triggered, 1 failed · b: ")
+
+
+def test_a_bulk_action_on_nothing_is_refused(web: Web, inspector: Inspector) -> None:
+    site = web()
+    for path in ("ask/pause", "bulk/pause"):
+        answer = site.http.post(f"/do/schedules/{path}", headers=HTMX)
+        assert answer.status_code == 422
+        assert "nothing is selected" in answer.headers["hx-trigger"]
+    assert site.http.post("/do/schedules/bulk/burn", data={"all": "1"}).status_code == 404
+
+
+# --- one schedule ---------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_schedule_that_has_not_run(web: Web, inspector: Inspector) -> None:
+    add(
+        inspector,
+        timezone="Europe/London",
+        cron_expr="30 1 * * *",
+        overlap="skip",
+        retries=3,
+        backoff=[2.0, 10.0],
+        max_failures=5,
+        payload={"to": "bo", "password": "hunter2"},
+        metadata={"api_key": "hunter2", "team": "blue"},
+        start=START,
+        windows=[{"days": [1, 7], "from": "01:00", "to": "03:00"}],
+    )
+    text = get(web(), "/schedules/nine")
+    for part in (
+        "At 01:30 (Europe/London)",
+        "skip the new run",
+        "2 s, 10 s",
+        "5 in a row; now 0",
+        "Mon, Sun 01:00 to 03:00",
+        "It has not run yet",
+        "It was never changed",
+        "No run has ended",
+        "fairqueue schedules pause nine --note why",
+        "fairqueue schedules trigger nine",
+    ):
+        assert part in text, part
+    assert "hunter2" not in text
+    assert "blue" in text
+
+
+def test_a_change_of_the_clock_is_warned_of(
+    web: Web, inspector: Inspector, clock: ManualClock
+) -> None:
+    clock.set(datetime(2026, 3, 28, 12, tzinfo=UTC))
+    add(inspector, cron_expr="30 1 * * *", timezone="Europe/London")
+    text = get(web(), "/schedules/nine")
+    assert "Sun 2026-03-29 02:00+01:00" in text
+    assert re.search(r"notice-warning.*2026-03-29 02:00:00\+01:00", text, re.S)
+
+
+def test_the_page_of_a_schedule_that_ran(
+    web: Web, queue: TaskQueue, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(inspector)
+    clock.set(START + timedelta(hours=1))
+    assert scheduler.tick().fired == 1
+    task_id = fail(queue, "no such mailbox")
+    inspector.schedules.trigger("nine")
+    queue.finish(claim_one(queue))
+    site = web()
+
+    text = get(site, "/schedules/nine")
+    logs = get(site, "/do/schedules/logs", id="nine")
+
+    assert f'href="/runs/{segment(task_id)}"' in text
+    assert "no such mailbox" in text
+    assert "Thu 05 Mar: 1 succeeded, 1 failed" in text
+    assert (
+        '<th scope="row">2026-03-05</th><td class="number">1</td><td class="number">1</td>' in text
+    )
+    assert "looking for the mailbox" in logs
+    assert f'href="/runs/{segment(task_id)}"' in logs
+
+
+def test_missed_moments_are_told_in_stretches(
+    web: Web, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(inspector, cron_expr="0 * * * *")
+    inspector.schedules.pause("nine")
+    clock.set(START + timedelta(hours=10, minutes=30))
+    inspector.schedules.resume("nine")
+    text = get(web(), "/do/schedules/moments", id="nine")
+    assert 'class="number">10<' in text
+    assert "skipped: paused" in text
+
+
+def test_nothing_missed_is_said(web: Web, inspector: Inspector) -> None:
+    add(inspector)
+    assert "None in the last 30 days" in get(web(), "/do/schedules/moments", id="nine")
+    assert "have logged nothing" in get(web(), "/do/schedules/logs", id="nine")
+
+
+def test_of_a_busy_schedule_the_moments_of_ten_minutes_are_looked_at(
+    web: Web, inspector: Inspector, clock: ManualClock
+) -> None:
+    add(inspector, every=1)
+    inspector.schedules.pause("nine")
+    clock.set(START + timedelta(days=2))
+    text = get(web(), "/do/schedules/moments", id="nine")
+    assert 'class="number">600<' in text
+    assert "skipped: paused" in text
+
+
+def test_a_schedule_that_was_switched_off_says_why_and_what_to_do(
+    web: Web, queue: TaskQueue, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(inspector, max_failures=1)
+    clock.set(START + timedelta(hours=1))
+    assert scheduler.tick().fired == 1
+    fail(queue)
+    text = get(web(), "/schedules/nine")
+    assert "paused after 1 failures in a row" in text
+    assert "mend the cause, and resume it" in text
+
+
+def test_changes_are_told_with_who_and_what(web: Web, inspector: Inspector) -> None:
+    add(inspector, payload={"token": "hunter2"})
+    ann = inspector.acting_as(Actor(name="ann"))
+    ann.schedules.update("nine", {"cron_expr": "0 10 * * *", "payload": {"token": "hunter3"}})
+    text = get(web(), "/schedules/nine")
+    assert re.search(
+        r"<td>ann</td>.*<b>cron expr</b> <del>&#34;0 9 \* \* \*&#34;</del>", text, re.S
+    )
+    assert "hunter" not in text
+
+
+@pytest.mark.parametrize("path", ["/schedules/x", "/do/schedules/logs?id=x", "/do/schedules/logs"])
+def test_an_unknown_schedule_is_not_found(web: Web, path: str) -> None:
+    assert "no schedule" in get(web(), path, 404)
+
+
+@pytest.mark.parametrize(
+    "schedule_id", ["a/b", "a/../b", "new", "logs", "x?y=1", "50% #1", "ünï ☃", "a+b&c"]
+)
+def test_an_id_may_hold_any_character(web: Web, inspector: Inspector, schedule_id: str) -> None:
+    add(inspector, schedule_id)
+    site = web()
+    path = re.search(r'class="what"><a href="([^"]*)"', get(site, "/schedules"))
+    assert path
+    text = get(site, html.unescape(path[1]))
+    assert f"<code>{html.escape(schedule_id)}</code>" in text
+    edit = re.search(r'href="(/do/schedules/edit[^"]*)"', text)
+    assert edit
+    assert "Save changes" in get(site, html.unescape(edit[1]))
+    answer = post(site, "/do/schedules/pause", id=schedule_id)
+    assert get(site, answer.headers["location"]).count("Resume it") == 1
+
+
+# --- actions on one -------------------------------------------------------------------------------
+
+
+def test_pausing_keeps_the_note_and_the_end(web: Web, inspector: Inspector) -> None:
+    add(inspector, timezone="Europe/Berlin")
+    answer = post(
+        web(), "/do/schedules/pause", id="nine", note="too many mails", until="2026-03-06T12:00"
+    )
+    assert answer.headers["location"] == "/schedules/nine"
+    assert said(answer) == "Paused nine until Fri 2026-03-06 12:00+01:00."
+    task = inspector.schedules.get("nine").schedule
+    assert (task.pause_note, task.paused_by) == ("too many mails", "local")
+    assert task.paused_until == datetime(2026, 3, 6, 11, tzinfo=UTC)
+    entry = last_entry(inspector)
+    assert (entry.action, entry.target, entry.outcome) == ("schedule.pause", "nine", "done")
+
+
+def test_resuming_lets_it_go_on(web: Web, inspector: Inspector) -> None:
+    add(inspector)
+    inspector.schedules.pause("nine")
+    site = web()
+    assert "Paused" in get(site, "/schedules/nine")
+    post(site, "/do/schedules/resume", id="nine")
+    assert inspector.schedules.get("nine").state == "active"
+    assert last_entry(inspector).action == "schedule.resume"
+
+
+def test_triggering_pushes_one_run_with_its_own_or_another_payload(
+    web: Web, queue: TaskQueue, inspector: Inspector
+) -> None:
+    add(inspector, payload={"day": 1})
+    site = web()
+    post(site, "/do/schedules/trigger", id="nine", payload="")
+    post(site, "/do/schedules/trigger", id="nine", payload='{"day": 2}')
+    claims = [claim_one(queue), claim_one(queue)]
+    assert sorted(claim.task.payload["day"] for claim in claims) == [1, 2]
+    assert last_entry(inspector).action == "schedule.trigger"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("trigger", {"payload": "{"}, "payload is no JSON"),
+        ("trigger", {"payload": "[1]"}, "payload is no JSON object"),
+        ("pause", {"until": "tomorrow"}, "until 'tomorrow' is no time"),
+        ("pause", {"until": "2020-01-01T00:00"}, "is in the past"),
+        ("pause", {"note": "x" * 1001}, "note"),
+        ("backfill", {"start": "2026-03-01T00:00", "end": ""}, "end is missing"),
+    ],
+)
+def test_bad_input_of_an_action_is_named_and_nothing_is_done(
+    web: Web, inspector: Inspector, path: str, fields: dict[str, Any], message: str
+) -> None:
+    add(inspector)
+    before = inspector.schedules.get("nine")
+    answer = web().http.post(f"/do/schedules/{path}", data={"id": "nine", **fields}, headers=HTMX)
+    assert answer.status_code == 422
+    assert message in json.loads(answer.headers["hx-trigger"])["toast"]["text"]
+    assert inspector.schedules.get("nine") == before
+    assert len(inspector.tasks.list()) == 0
+
+
+def test_deleting_needs_the_schedule_as_it_was_shown(web: Web, inspector: Inspector) -> None:
+    add(inspector)
+    site = web()
+    etag = inspector.schedules.get("nine").etag
+    inspector.schedules.update("nine", {"name": "other"})
+    assert "was changed since" in post(site, "/do/schedules/remove", 412, id="nine", etag=etag).text
+    assert inspector.schedules.find("nine") is not None
+
+    etag = inspector.schedules.get("nine").etag
+    answer = post(site, "/do/schedules/remove", id="nine", etag=etag)
+
+    assert answer.headers["location"] == "/schedules"
+    assert inspector.schedules.find("nine") is None
+    assert last_entry(inspector).action == "schedule.remove"
+
+
+def test_a_backfill_is_counted_first_and_then_done(
+    web: Web, inspector: Inspector, clock: ManualClock
+) -> None:
+    add(inspector, cron_expr="0 * * * *", timezone="Europe/Berlin")
+    site = web()
+    path = "/do/schedules/count-backfill"
+    # From two until nine in Berlin: seven moments before it was made.
+    asked = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
+    assert "Would create <strong>7 runs</strong>" in asked
+    assert "Create 7 runs" in asked
+    assert len(inspector.tasks.list()) == 0
+
+    hidden = dict(re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', asked))
+    answer = post(site, "/do/schedules/backfill", **hidden)
+
+    assert said(answer) == "Backfilled nine: 7 runs created."
+    assert len(inspector.tasks.list()) == 7
+    assert last_entry(inspector).action == "schedule.backfill"
+    again = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
+    assert "No moment in this range is without a run" in again
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "message"),
+    [
+        ("2026-03-05T02:00", "", "fill in both"),
+        ("2026-03-05T02:00", "2026-03-04T02:00", "is after end"),
+        ("never", "2026-03-04T02:00", "is no time"),
+    ],
+)
+def test_a_bad_range_is_told_beside_the_form(
+    web: Web, inspector: Inspector, start: str, end: str, message: str
+) -> None:
+    add(inspector)
+    text = get(web(), "/do/schedules/count-backfill", id="nine", start=start, end=end)
+    assert message in text
+    assert "Create" not in text
+
+
+# --- the form -------------------------------------------------------------------------------------
+
+
+def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector) -> None:
+    site = web()
+    fields = fields_of(get(site, "/do/schedules/new"))
+    fields |= {
+        "schedule_id": "report-7",
+        "cron_expr": "0 9 * * 1-5",
+        "timezone": "Europe/Berlin",
+        "user_id": "bob",
+        "tenant": "acme",
+        "name": "mails.send",
+        "priority": "5",
+        "payload": '{"to": "bo"}',
+        "metadata": '{"team": "blue"}',
+        "start": "2026-03-05T12:00",
+        "end": "2026-12-01T00:00",
+        "windows": '[{"days": [1, 2], "from": "08:00", "to": "12:00"}]',
+        "exclude": "2026-12-25, 2026-12-26",
+        "max_runs": "100",
+        "misfire": "fire_all",
+        "catch_up": "2h",
+        "max_catch_up": "7",
+        "jitter": "30s",
+        "overlap": "skip",
+        "retries": "3",
+        "backoff": "2s, 1m",
+        "timeout": "5m",
+        "max_failures": "4",
+    }
+
+    answer = post(site, "/do/schedules/new", **fields)
+
+    assert (answer.headers["location"], said(answer)) == ("/schedules/report-7", "Added report-7.")
+    task = inspector.schedules.get("report-7").schedule
+    assert (task.cron_expr, task.timezone, task.user_id) == (
+        "0 9 * * 1-5",
+        "Europe/Berlin",
+        "bob",
+    )
+    assert (task.tenant, task.name, int(task.priority)) == ("acme", "mails.send", 5)
+    assert (task.payload, task.metadata) == ({"to": "bo"}, {"team": "blue"})
+    assert task.start == datetime(2026, 3, 5, 11, tzinfo=UTC)
+    assert task.end == datetime(2026, 11, 30, 23, tzinfo=UTC)
+    assert task.windows == [{"days": [1, 2], "from": "08:00", "to": "12:00"}]
+    assert task.exclude == ["2026-12-25", "2026-12-26"]
+    assert (task.misfire, task.catch_up, task.max_catch_up) == ("fire_all", 7200.0, 7)
+    assert (task.jitter, task.overlap, task.retries) == (30.0, "skip", 3)
+    assert (task.backoff, task.timeout, task.max_failures) == ([2.0, 60.0], 300.0, 4)
+    assert task.max_runs == 100
+    assert last_entry(inspector).action == "schedule.add"
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"kind": "every", "every": "1h30m"}, "every 1:30:00"),
+        ({"kind": "at", "at": "2026-06-01T09:30"}, "at 2026-06-01T07:30:00+00:00"),
+        ({"kind": "cron_expr", "cron_expr": "@daily"}, None),
+    ],
+)
+def test_a_rule_is_of_the_chosen_kind(
+    web: Web, inspector: Inspector, fields: dict[str, Any], rule: str | None
+) -> None:
+    site = web()
+    others = {"cron_expr": "0 1 * * *", "every": "7s", "at": "2027-01-01T00:00"}
+    given = fields_of(get(site, "/do/schedules/new")) | others | fields
+    post(
+        site,
+        "/do/schedules/new",
+        **{**given, "schedule_id": "x", "user_id": "bob", "timezone": "Europe/Berlin"},
+    )
+    task = inspector.schedules.get("x").schedule
+    assert rule is None or task.rule == rule
+    assert sum(each is not None for each in (task.cron_expr or None, task.every, task.at)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"cron_expr": ""}, "cron_expr", "is missing"),
+        ({"cron_expr": "61 * * * *"}, "cron_expr", "minute 61 is not between 0 and 59"),
+        ({"kind": "every", "every": "soon"}, "every", "is no duration"),
+        ({"kind": "every", "every": "0.1s"}, "every", "out of range"),
+        ({"kind": "at", "at": "noon"}, "at", "is no time"),
+        ({"timezone": "Mars/Base"}, "timezone", "not in the tz database"),
+        ({"timezone": "Mars/Base", "start": "2026-04-01T00:00"}, "timezone", "tz database"),
+        ({"user_id": ""}, "user_id", "is missing"),
+        ({"user_id": "x" * 201}, "user_id", "cannot be used"),
+        ({"tenant": "a b"}, "tenant", "cannot be used"),
+        ({"payload": "{'a': 1}"}, "payload", "is no JSON"),
+        ({"payload": "[]"}, "payload", "is no JSON object"),
+        ({"metadata": "7"}, "metadata", "is no JSON object"),
+        ({"windows": '[{"days": [9]}]'}, "windows", "is no whole number from 1 to 7"),
+        ({"windows": "{}"}, "windows", "is no JSON list"),
+        ({"exclude": "xmas"}, "exclude", "is no date"),
+        ({"retries": "many"}, "retries", "is no whole number"),
+        ({"retries": "-1"}, "retries", "-1"),
+        ({"backoff": "2s,soon"}, "backoff", "is no duration"),
+        ({"max_runs": "0"}, "max_runs", "0"),
+        ({"schedule_id": "taken"}, "schedule_id", "is taken"),
+    ],
+)
+def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
+    web: Web, inspector: Inspector, fields: dict[str, Any], field: str, message: str
+) -> None:
+    add(inspector, "taken")
+    site = web()
+    usual = {"cron_expr": "0 9 * * *", "user_id": "bob", "name": "keep-this"}
+    given = fields_of(get(site, "/do/schedules/new")) | usual | fields
+
+    answer = site.http.post("/do/schedules/new", data=given, headers=HTML)
+
+    assert answer.status_code == (409 if field == "schedule_id" else 422)
+    assert message in error_of(answer.text, field)
+    assert fields_of(answer.text) == given
+    assert re.search(rf'name="{field}"[^>]*aria-invalid="true"', answer.text, re.S)
+    assert [view.schedule.schedule_id for view in inspector.schedules.list()] == ["taken"]
+
+
+def test_all_that_cannot_be_read_is_told_at_once(web: Web) -> None:
+    site = web()
+    given = fields_of(get(site, "/do/schedules/new")) | {"payload": "{", "retries": "x"}
+    text = post(site, "/do/schedules/new", 422, **given).text
+    wrong = [
+        name for name in ("payload", "retries", "user_id", "cron_expr") if error_of(text, name)
+    ]
+    assert wrong == ["payload", "retries", "user_id", "cron_expr"]
+    assert "4 fields cannot be used" in text
+
+
+def test_an_edit_changes_what_was_changed_and_nothing_else(
+    web: Web, inspector: Inspector, clock: ManualClock
+) -> None:
+    add(inspector, every=5400, payload={"to": "bo", "password": "hunter2"}, timeout=300)
+    planned = inspector.schedules.get("nine").schedule.next_run
+    clock.set(START + timedelta(minutes=10))
+    site = web()
+    fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
+    assert "hunter2" not in fields["payload"]
+    fields["name"] = "other"
+    fields["payload"] = fields["payload"].replace('"bo"', '"ann"')
+    fields["timeout"] = ""
+
+    answer = post(site, "/do/schedules/edit", **fields)
+
+    assert said(answer) == "Saved nine."
+    task = inspector.schedules.get("nine").schedule
+    assert (task.name, task.timeout, task.next_run) == ("other", None, planned)
+    (stored,) = inspector.stores.schedules.read(["nine"])
+    assert stored is not None
+    assert stored.payload == {"to": "ann", "password": "hunter2"}
+    changed = set(inspector.schedules.changes("nine")[0].fields)
+    assert changed == {"name", "payload", "timeout"}
+    assert last_entry(inspector).action == "schedule.update"
+
+
+def test_a_form_that_is_saved_as_it_is_changes_nothing(web: Web, inspector: Inspector) -> None:
+    add(
+        inspector,
+        at=START + timedelta(days=3, seconds=7),
+        timezone="Asia/Tokyo",
+        exclude=["2026-12-25"],
+    )
+    before = inspector.schedules.get("nine")
+    site = web()
+    post(site, "/do/schedules/edit", **fields_of(get(site, "/do/schedules/edit", id="nine")))
+    assert inspector.schedules.get("nine") == before
+
+
+def test_a_time_means_the_new_zone_when_the_zone_is_changed(web: Web, inspector: Inspector) -> None:
+    add(inspector, at=datetime(2026, 6, 1, 7, tzinfo=UTC), timezone="Europe/Berlin")
+    site = web()
+    fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
+    assert fields["at"] == "2026-06-01T09:00"
+    post(site, "/do/schedules/edit", **{**fields, "timezone": "Asia/Tokyo"})
+    assert inspector.schedules.get("nine").schedule.at == datetime(2026, 6, 1, 0, tzinfo=UTC)
+
+
+def test_a_stale_edit_is_told_with_what_was_typed_and_what_is_stored(
+    web: Web, inspector: Inspector
+) -> None:
+    add(inspector)
+    site = web()
+    fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
+    inspector.schedules.update("nine", {"cron_expr": "0 11 * * *"})
+    fields |= {"cron_expr": "0 10 * * *", "name": "typed"}
+
+    answer = post(site, "/do/schedules/edit", 412, **fields)
+
+    assert "Somebody has changed this schedule" in answer.text
+    kept = fields_of(answer.text)
+    assert (kept["cron_expr"], kept["name"]) == ("0 10 * * *", "typed")
+    assert "Stored now: <code>0 11 * * *</code>" in answer.text
+    assert inspector.schedules.get("nine").schedule.cron_expr == "0 11 * * *"
+    post(site, "/do/schedules/edit", **kept)
+    assert inspector.schedules.get("nine").schedule.cron_expr == "0 10 * * *"
+
+
+def test_a_copy_has_the_secrets_of_its_original(web: Web, inspector: Inspector) -> None:
+    add(inspector, payload={"to": "bo", "password": "hunter2"})
+    site = web()
+    fields = fields_of(get(site, "/do/schedules/copy", id="nine"))
+    assert fields["schedule_id"] == ""
+
+    post(site, "/do/schedules/copy", **{**fields, "schedule_id": "ten", "cron_expr": "0 10 * * *"})
+
+    (stored,) = inspector.stores.schedules.read(["ten"])
+    assert stored is not None
+    assert (stored.cron_expr, stored.payload["password"]) == ("0 10 * * *", "hunter2")
+    assert last_entry(inspector).action == "schedule.copy"
+    text = post(
+        site, "/do/schedules/copy", 422, **{**fields, "payload": '{"password": "***"}'}
+    ).text
+    assert "type the secrets" in error_of(text, "payload")
+
+
+# --- preview --------------------------------------------------------------------------------------
+
+
+def test_a_preview_shows_the_next_five_runs_in_the_zone_and_in_utc(web: Web) -> None:
+    text = get(
+        web(),
+        "/do/schedules/preview",
+        kind="cron_expr",
+        cron_expr="0 9 * * *",
+        timezone="Asia/Tokyo",
+    )
+    assert "At 09:00 (Asia/Tokyo)" in text
+    assert "<td>Fri 2026-03-06 09:00+09:00</td><td>2026-03-06 00:00</td>" in text
+    assert text.count("<tr><td>") == 5
+
+
+def test_a_preview_knows_limits_intervals_and_clock_changes(web: Web, clock: ManualClock) -> None:
+    site = web()
+    limited = get(
+        site,
+        "/do/schedules/preview",
+        cron_expr="0 9 * * *",
+        windows='[{"days": [1]}]',
+        exclude="2026-03-09",
+    )
+    assert "Mon 2026-03-16 09:00+00:00" in limited
+    assert "Mon 2026-03-09" not in limited
+    assert "Every 1 hour 30 minutes" in get(
+        site, "/do/schedules/preview", kind="every", every="90m"
+    )
+    past = get(site, "/do/schedules/preview", kind="at", at="2020-01-01T00:00")
+    assert "no run to come" in past
+    clock.set(datetime(2026, 3, 28, 12, tzinfo=UTC))
+    changed = get(site, "/do/schedules/preview", cron_expr="30 1 * * *", timezone="Europe/London")
+    assert "notice-warning" in changed
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"cron_expr": "61 * * * *"}, "cron_expr", "minute 61"),
+        ({"cron_expr": "0 9 * * *", "timezone": "Mars"}, "timezone", "tz database"),
+        ({"cron_expr": "0 9 * * *", "windows": "["}, "windows", "no JSON"),
+        ({"cron_expr": "0 9 * * *", "windows": '["x"]'}, "windows", "windows"),
+        ({"kind": "every", "every": "x"}, "every", "no duration"),
+    ],
+)
+def test_a_preview_of_nonsense_says_so_beside_the_field(
+    web: Web, fields: dict[str, Any], field: str, message: str
+) -> None:
+    text = get(web(), "/do/schedules/preview", **fields)
+    assert message in error_of(text, field)
+    others = set(re.findall(r'id="error-(\w+)"', text)) - {field}
+    assert [name for name in others if error_of(text, name)] == []
+
+
+def test_a_preview_of_nothing_is_no_error(web: Web) -> None:
+    text = get(web(), "/do/schedules/preview")
+    assert "Type a rule" in text
+    assert "notice-error" not in text
+
+
+# --- texts of users -------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, as a browser would see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    @classmethod
+    def of(cls, text: str) -> list[tuple[str, dict[str, str | None]]]:
+        parser = cls()
+        parser.feed(text)
+        return parser.found
+
+
+ATTACKS = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'-alert(1)-'",
+    "</textarea><script>alert(1)</script>",
+    "<hx-partial hx-target=body>x</hx-partial>",
+    "{{ 7 * 7 }}",
+    "javascript:alert(1)",
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_users_wrote_is_shown_as_text(
+    web: Web, queue: TaskQueue, inspector: Inspector, attack: str
+) -> None:
+    add(
+        inspector,
+        attack,
+        name=attack,
+        user_id=attack,
+        payload={attack: attack},
+        metadata={attack: attack},
+    )
+    inspector.schedules.trigger(attack)
+    fail(queue, attack)
+    inspector.schedules.pause(attack, note=attack)
+    site = web()
+    code = segment(attack)
+    texts = [
+        get(site, "/schedules"),
+        get(site, "/schedules", text=attack, user_id=attack),
+        get(site, f"/schedules/{code}"),
+        get(site, "/do/schedules/edit", id=attack),
+        get(site, "/do/schedules/copy", id=attack),
+        get(site, "/do/schedules/logs", id=attack),
+        get(site, "/do/schedules/moments", id=attack),
+        get(site, "/do/schedules/new", cron_expr=attack, payload=attack, name=attack),
+        get(site, "/do/schedules/preview", cron_expr=attack, timezone=attack, windows=attack),
+        get(site, "/do/schedules/count-backfill", id=attack, start=attack, end=attack),
+        post(site, "/do/schedules/ask/pause", 200, id=[attack]).text,
+        post(site, "/do/schedules/ask/pause", 200, all="1", text=attack).text,
+    ]
+    for text in texts:
+        assert "<hx-" not in text
+        for tag, attributes in Tags.of(text):
+            assert tag != "img"
+            assert tag != "script" or "src" in attributes
+            assert not any(name.startswith(("on", "hx-on")) for name in attributes)
+            for name in ("href", "src", "action", "formaction", "hx-get", "hx-post"):
+                assert not (attributes.get(name) or "").startswith("javascript:")
+            assert "style" not in attributes
+        assert "49" not in re.findall(r"<h1>(.*?)</h1>", text)
+
+
+# --- who may --------------------------------------------------------------------------------------
+
+CHANGES = [
+    ("pause", {"id": "nine"}),
+    ("resume", {"id": "nine"}),
+    ("trigger", {"id": "nine"}),
+    ("remove", {"id": "nine"}),
+    ("backfill", {"id": "nine", "start": "2026-03-01T00:00", "end": "2026-03-02T00:00"}),
+    ("bulk/pause", {"id": "nine"}),
+    ("bulk/remove", {"all": "1"}),
+    ("new", {"user_id": "bob", "kind": "every", "every": "1h"}),
+    ("edit", {"id": "nine", "user_id": "bob", "kind": "every", "every": "1h"}),
+    ("copy", {"id": "nine", "user_id": "bob", "kind": "every", "every": "1h"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), CHANGES)
+def test_a_viewer_is_refused_whatever_is_sent(
+    web: Web, inspector: Inspector, path: str, fields: dict[str, Any]
+) -> None:
+    add(inspector)
+    before = inspector.schedules.get("nine")
+    site = web(auth=True)
+    log_in(site, role="viewer")
+    headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
+    answer = site.http.post(f"/do/schedules/{path}", data=fields, headers=headers)
+    assert answer.status_code == 403, answer.text
+    assert inspector.schedules.get("nine") == before
+    assert inspector.schedules.count() == 1
+    assert len(inspector.tasks.list()) == 0
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
+def test_buttons_are_those_of_the_role(web: Web, inspector: Inspector, role: str) -> None:
+    add(inspector)
+    site = web(auth=True)
+    log_in(site, role=role)
+    listed, one = get(site, "/schedules"), get(site, "/schedules/nine")
+    operates, administers = role != "viewer", role == "admin"
+    assert ("data-bulk" in listed) is operates
+    assert ('data-dialog="pause"' in one) is operates
+    assert ('data-dialog="trigger"' in one) is operates
+    assert ("New schedule" in listed) is administers
+    assert ("/do/schedules/edit" in one) is administers
+    assert ('data-dialog="remove"' in one) is administers
+    assert ("ask/remove" in listed) is administers
+    get(site, "/do/schedules/edit", 200 if administers else 403, id="nine")
+
+
+def test_a_read_only_site_has_no_buttons_and_still_previews(web: Web, inspector: Inspector) -> None:
+    add(inspector)
+    site = web(read_only=True)
+    for text in (get(site, "/schedules"), get(site, "/schedules/nine")):
+        assert "data-dialog" not in text
+        assert "data-bulk" not in text
+        assert "/do/schedules/new" not in text
+    get(site, "/do/schedules/new", 403)
+    assert "At 09:00" in get(site, "/do/schedules/preview", cron_expr="0 9 * * *")
+    assert "Create" not in get(
+        site,
+        "/do/schedules/count-backfill",
+        id="nine",
+        start="2026-03-01T00:00",
+        end="2026-03-05T00:00",
+    ).replace("Would create", "")
+
+
+def test_another_tenants_schedule_is_not_there(web: Web, inspector: Inspector) -> None:
+    add(inspector, tenant="acme")
+    add(inspector, "theirs", user_id="bob", tenant="globex")
+    site = web(auth=True)
+    log_in(site, role="admin", tenant="acme")
+
+    assert re.findall(r'data-key="([^"]*)"', get(site, "/schedules")) == ["nine"]
+    assert "tenant" not in re.findall(r"<th [^>]*>(User[^<]*)</th>", get(site, "/schedules"))[0]
+    get(site, "/schedules", 403, tenant="globex")
+    get(site, "/schedules/theirs", 404)
+    for path in ("edit", "copy", "logs", "moments", "count-backfill"):
+        get(site, f"/do/schedules/{path}", 404, id="theirs")
+    headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
+    for path, fields in CHANGES:
+        if "id" in fields and not path.startswith("bulk"):
+            sent = {**fields, "id": "theirs"}
+            answer = site.http.post(f"/do/schedules/{path}", data=sent, headers=headers)
+            assert answer.status_code == 404, path
+    answer = site.http.post("/do/schedules/bulk/remove", data={"id": "theirs"}, headers=headers)
+    assert said(answer) == "0 schedules deleted"
+    assert inspector.schedules.find("theirs") is not None
+
+
+def test_what_a_tenant_adds_is_its_own(web: Web, inspector: Inspector) -> None:
+    site = web(auth=True)
+    log_in(site, role="admin", tenant="acme")
+    text = get(site, "/do/schedules/new")
+    assert 'name="tenant"' not in text
+    fields = fields_of(text) | {"schedule_id": "x", "user_id": "bob", "cron_expr": "0 9 * * *"}
+    headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
+    assert site.http.post("/do/schedules/new", data=fields, headers=headers).status_code == 303
+    assert inspector.schedules.get("x").tenant == "acme"
+
+
+# --- small parts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("1h30m", 5400.0), ("1.5 h", 5400.0), ("2 min", 120.0)]
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert read_seconds(text, "every") == seconds
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 1.0, 61.0, 5400.0, 86_400.0, 90_061.0])
+def test_durations_survive_being_written(seconds: float) -> None:
+    assert read_seconds(seconds_text(seconds), "x") == seconds
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "America/New_York"])
+def test_moments_survive_being_written(zone: str) -> None:
+    at = datetime(2026, 7, 1, 12, 34, 56, tzinfo=UTC)
+    assert read_local(local_text(at, zone), zone, "at") == at
+
+
+def test_a_wall_clock_time_that_is_skipped_means_the_end_of_the_gap() -> None:
+    at = read_local("2026-03-29T02:30", "Europe/Berlin", "at")
+    assert at is not None
+    assert wall(at, "Europe/Berlin") == "Sun 2026-03-29 03:00+02:00"
+
+
+def test_a_command_line_can_be_pasted() -> None:
+    assert command("pause", "a b; rm -rf /") == "fairqueue schedules pause 'a b; rm -rf /'"
+
+
+def test_a_chart_without_runs_has_no_bars(inspector: Inspector) -> None:
+    add(inspector)
+    drawn = bars(inspector.schedules.history_chart("nine", 30))
+    assert (drawn.most_up, drawn.most_down) == (0, 0)
+    assert {(bar.up, bar.down) for bar in drawn.days} == {(0.0, 0.0)}
+    assert stretches([]) == []
