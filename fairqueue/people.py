@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -33,10 +33,11 @@ class UserInfo:
     backlog: tasks that wait for a worker; delayed ones are not among them. oldest_wait: for how
     many seconds the longest waiting of its next tasks waits. wait_p50, wait_p95: seconds that the
     last 20 of its runs which ended in the window had waited. ended: runs that ended in the window,
-    cancelled ones among them. received: their share of all that ended in it. entitled: its weight
-    among the users that want service in the window, which have tasks that wait or run, or had some
-    that ended; of more than 1,000 such users some are summed, and it is too large then. Who
-    the others are is as it was up to ten seconds ago.
+    cancelled ones among them. received: their share of all that ended in it. entitled: the share
+    that would have been fair: what ended is shared out by weight among those who want service,
+    which have tasks that wait or run, or had some that ended, and nobody gets more than it wanted.
+    Of more than 1,000 such users some are counted, and it is too large then. Who the others are is
+    as it was up to ten seconds ago.
 
     held: those of the backlog that wait for room in the limits of their names. users_ahead: how
     many users are served before it; None if it may not be served.
@@ -114,8 +115,7 @@ class PeopleStore:
         names = self._link.run("active", limit=MAX_LISTED, tenant=_tenant(tenant))
         users = [user for name in names if (user := _user(name)) is not None]
         found: list[tuple[int, int, str]] = []
-        for i in range(0, len(users), COUNTED_CHUNK):
-            part = users[i : i + COUNTED_CHUNK]
+        for part in in_parts(users, COUNTED_CHUNK):
             counts = [int(count) for count in self._link.run("backlogs", rest=part)]
             found += [
                 (-waiting, -running, user)
@@ -161,14 +161,14 @@ class PeopleStore:
         since_ms = to_ms(since, "since")
         facts: list[_Facts] = []
         window_ms = ended = 0
-        for i in range(0, len(users), READ_CHUNK):
-            part = users[i : i + READ_CHUNK]
+        for part in in_parts(users, READ_CHUNK):
             now_ms, window_ms, ended, rows = self._people(part, since_ms)
             facts += [_Facts.read(user, row, now_ms) for user, row in zip(part, rows, strict=True)]
         if not facts:
             return []
-        weights = self._demand(since_ms).weights_with(facts)
-        return [each.info(window_ms, ended, weights) for each in facts]
+        # Before anything has ended: what each would be entitled to of the first.
+        level = self._demand(since_ms).level_with(facts, ended or 1)
+        return [each.info(window_ms, ended, level) for each in facts]
 
     def knows(self, user_id: str) -> bool:
         """Whether the queue has anything of a user. Raises InvalidInput for a bad name."""
@@ -216,6 +216,12 @@ class PeopleStore:
             found.add(flat)
             if not after or len(found.weights) >= MAX_SUMMED:
                 break
+        for part in in_parts(list(found.weights), COUNTED_CHUNK):
+            counts = [int(count) for count in self._link.run("backlogs", rest=part)]
+            found.open |= {
+                user: waiting + running
+                for user, waiting, running in zip(part, counts[::2], counts[1::2], strict=True)
+            }
         if len(self._demands) >= MAX_DEMANDS:
             self._demands.clear()
         self._demands[key] = found
@@ -303,6 +309,11 @@ class PeopleStore:
         return int(self._link.run("purge", op=new_id(), user=user_id, limit=limit))
 
 
+def in_parts(users: list[str], size: int) -> Iterator[list[str]]:
+    """Users in lists of so many: a script that looks at all of them would be long."""
+    return (users[i : i + size] for i in range(0, len(users), size))
+
+
 def _tenant(tenant: str | None) -> str:
     return "" if tenant is None else check_tenant(tenant)
 
@@ -332,11 +343,12 @@ def _decode_cursor(cursor: object) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class _Demand:
-    """The weights of users who want service, and how many runs of each ended."""
+    """Users who want service in a window: their weights, and how much they got and still want."""
 
     at_ms: int
     weights: dict[str, float] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
+    open: dict[str, int] = field(default_factory=dict)
 
     def add(self, flat: list[Any]) -> None:
         """Take up what a script found, as long as there is room."""
@@ -348,15 +360,23 @@ class _Demand:
             if int(ended):
                 self.ended[user] = int(ended)
 
-    def weights_with(self, facts: Sequence["_Facts"]) -> float:
-        """All weights together, with these users as they are now."""
-        weights = dict(self.weights)
-        for each in facts:
-            if each.wants:
-                weights[each.user] = each.settings.weight
-            else:
-                weights.pop(each.user, None)
-        return math.fsum(weights.values())
+    def level_with(self, facts: Sequence["_Facts"], ended: int) -> float:
+        """How many runs for a weight of 1 were fair, with these users as they are now.
+
+        What ended is shared out by weight, and nobody gets more than it wanted: the rest of it goes
+        to the others, again by weight.
+        """
+        found = {
+            user: (self.ended.get(user, 0) + self.open.get(user, 0), weight)
+            for user, weight in self.weights.items()
+        }
+        found |= {each.user: (each.wanted, each.settings.weight) for each in facts}
+        left, weights = float(ended), math.fsum(weight for _, weight in found.values())
+        for wanted, weight in sorted(found.values(), key=lambda each: each[0] / each[1]):
+            if weights <= 0 or wanted / weight >= left / weights:
+                return left / weights if weights > 0 else math.inf
+            left, weights = left - wanted, weights - weight
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,11 +419,11 @@ class _Facts:
         )
 
     @property
-    def wants(self) -> bool:
-        """Whether it wants service in the window."""
-        return self.backlog + self.running + self.ended > 0
+    def wanted(self) -> int:
+        """How many runs it wanted in the window: those that it got, and those that are open."""
+        return self.backlog + self.running + self.ended
 
-    def info(self, window_ms: int, ended: int, weights: float) -> UserInfo:
+    def info(self, window_ms: int, ended: int, level: float) -> UserInfo:
         """How the user fares among all."""
         state, why = self.explain()
         return UserInfo(
@@ -419,7 +439,7 @@ class _Facts:
             wait_p95=_seconds(self.p95_ms),
             ended=self.ended,
             received=min(1.0, self.ended / ended) if ended else 0.0,
-            entitled=min(1.0, self.settings.weight / weights) if self.wants else 0.0,
+            entitled=min(self.wanted, level * self.settings.weight) / (ended or 1),
             state=state,
             why=why,
             parked_until=self.limited_until,

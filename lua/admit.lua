@@ -17,16 +17,4 @@ local record = read_holding(A.id)
 if not record then return { '', 0 } end
 local text = redis.call('HGET', K.credentials, A.id)
 if record.hash ~= A.digest then return { text, 0 } end
-local interval, burst = tonumber(A.interval_ms), tonumber(A.burst)
-local most = now + burst * interval
-local free = tonumber(redis.call('HGET', K.api_pace, A.id) or nil) or now
-if not (free > now) then free = now end
-if free > most then
-  -- The clock was set back, or the pace was another: nobody waits for longer than for one request.
-  free = most
-  redis.call('HSET', K.api_pace, A.id, text_of(free))
-end
-local wait = free + interval - most
-if wait > 0.001 then return { text, math.ceil(wait) } end
-redis.call('HSET', K.api_pace, A.id, text_of(free + interval))
-return { text, 0 }
+return { text, use_pace(A.id, tonumber(A.interval_ms), tonumber(A.burst)) }

@@ -13,7 +13,12 @@
 -- secret does not use it up. Lua compares two strings by where they are and not byte by byte; nor
 -- could the bytes of a digest be guessed one after the other.
 --
--- Returns the record of the session, JSON; or '' (nothing was changed).
+-- Sessions are many but not without number, and the oldest make room: a key begins one every so often,
+-- or whoever has one could end those of all others.
+--
+-- Returns the record of the session, JSON; or '', or '+' and ms to wait (nothing was changed).
+
+local EVERY_MS, AT_ONCE = 60000, 20  -- of the sessions of one key: 740 in twelve hours
 
 local before = first_answer(A.op)
 if before then return before end
@@ -21,6 +26,8 @@ local found = read_holding(A.id)
 if not found or found.hash ~= A.digest or (found.kind ~= 'login' and found.kind ~= 'key') then
   return remember(A.op, '')
 end
+local wait = found.kind == 'key' and use_pace('+' .. A.id, EVERY_MS, AT_ONCE) or 0
+if wait > 0 then return remember(A.op, '+' .. wait) end
 local parent = found.kind == 'key' and A.id or found.parent
 local source = parent and read_credential(parent)
 local ends = now + tonumber(A.ttl_ms)

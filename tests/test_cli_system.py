@@ -358,6 +358,7 @@ def test_up_runs_everything_and_its_code_is_the_programs(
         "port": 0,
         "workers": 2,
         "concurrency": 8,
+        "demo": False,
         "seconds": 60,
         "schedulers": 1,
         "open_browser": True,
@@ -371,9 +372,17 @@ def test_up_in_a_folder_and_demo_without_a_url_need_no_redis(
 ) -> None:
     cli.run("up", "--embedded", str(tmp_path))
     cli.run("demo", "--seconds", "2")
+    cli.run("up", "--demo")
     cli.run("demo", "--url", redis_url)
-    told = [(each["url"], each["embedded_path"], each.get("demo")) for each in runs]
-    assert told == [(None, str(tmp_path), None), (None, None, True), (redis_url, None, True)]
+    told = [(each["url"], each["embedded_path"], each["demo"]) for each in runs]
+    assert told == [
+        (None, str(tmp_path), False),
+        (None, None, True),
+        (None, None, True),
+        (redis_url, None, True),
+    ]
+    assert cli.run("up", "--demo", "--app", "handlers:make").code == 2
+    assert len(runs) == 4
 
 
 def test_without_the_web_packages_they_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ def test_the_first_example_of_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize(
     ("example", "output"),
-    list(zip(EXAMPLES, ["bob {'report': 8}\n", "1 {'report': 8}\n"], strict=True)),
-    ids=["queue and scheduler", "worker"],
+    list(zip(EXAMPLES, ["bob {'report': 8}\n", "1 {'report': 8}\n", ""], strict=True)),
+    ids=["queue and scheduler", "worker", "dashboard"],
 )
 def test_the_examples_of_the_readme_work(tmp_path: Path, example: str, output: str) -> None:
     done = subprocess.run(

@@ -410,6 +410,40 @@ def test_shares_are_those_of_the_runs_that_ended(inspector: Inspector, queue: Ta
     assert sum(series.counts["alice"]) == 6
 
 
+def test_shares_over_time_stay_in_their_stretches_while_time_passes(
+    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push_many(make_task("alice") for _ in range(3))
+    queue.push(make_task("bob"))
+    queue.finish_many((claim, None) for claim in queue.claim("w", limit=4))
+
+    before = inspector.users.service("alice")
+    clock.advance(60)
+    after = inspector.users.service("alice")
+
+    ended = [
+        {at: n for at, n in zip(series.times, series.counts["alice"], strict=True) if n}
+        for series in (before, after)
+    ]
+    assert ended[0] == ended[1]
+    assert list(ended[0].values()) == [3]
+    assert sum(after.others) == 1
+    assert {(at - after.times[0]).total_seconds() % 120 for at in after.times} == {0.0}
+    assert all(at.timestamp() % 120 == 0 for at in after.times)
+
+
+def test_a_user_is_told_why_its_next_task_waits(inspector: Inspector, queue: TaskQueue) -> None:
+    assert inspector.users.next_wait("alice") is None
+    queue.push(make_task("alice"))
+    urgent = make_task("alice", priority=6)
+    queue.push(urgent)
+
+    explanation = inspector.users.next_wait("alice")
+
+    assert explanation is not None
+    assert (explanation.task_id, explanation.own_tasks_ahead) == (urgent.task_id, 0)
+
+
 def test_a_backlog_is_dropped_after_it_was_counted(inspector: Inspector, queue: TaskQueue) -> None:
     queue.push_many(make_task("noisy") for _ in range(600))
     queue.push(make_task("quiet"))
@@ -472,6 +506,8 @@ def test_another_tenants_things_are_not_there(
         (lambda: south.failed.discard(failed), UnknownTask),
         (lambda: south.runs.cancel(failed), UnknownTask),
         (lambda: south.users.get("nils"), UnknownUser),
+        (lambda: south.users.service("nils"), UnknownUser),
+        (lambda: south.users.next_wait("nils"), UnknownUser),
         (lambda: south.users.pause("nils"), UnknownUser),
         (lambda: south.users.purge("nils", dry_run=False), UnknownUser),
     ]

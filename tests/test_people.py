@@ -261,7 +261,7 @@ def test_a_page_of_users_is_read_in_few_round_trips_and_who_wants_service_once_i
     found = people.read(users, clock.now() - HOUR)
     assert [info.user_id for info in found] == users
     assert [info.entitled for info in found] == [pytest.approx(0.01)] * 100
-    assert set(sent) == {"people", "demand"}
+    assert set(sent) == {"people", "demand", "backlogs"}
     assert len(sent) <= 20
     looked_up = sent.count("demand")
     fill(queue, "new", 1)
@@ -426,7 +426,20 @@ def test_entitled_is_the_weight_among_those_who_want_service(
     queue.set_user("paused", paused=True)
     fill(queue, "paused", 1)
     found = people.read(["waits", "ended", "paused", "runs", "idle"], clock.now() - HOUR)
-    assert [info.entitled for info in found] == [0.2, 0.3, 0.4, 0.1, 0.0]
+    assert [info.entitled for info in found] == pytest.approx([0.2, 0.3, 0.4, 0.1, 0.0])
+
+
+def test_nobody_is_entitled_to_more_than_it_wanted(
+    queue: TaskQueue, people: PeopleStore, clock: ManualClock
+) -> None:
+    for user, pushed in (("noisy", 80), ("quiet", 2), ("other", 40)):
+        fill(queue, user, pushed)
+    queue.finish_many((claim, None) for claim in queue.claim("w", limit=42))
+
+    found = people.read(["noisy", "quiet", "other"], clock.now() - HOUR)
+
+    assert [info.received for info in found] == pytest.approx([20 / 42, 2 / 42, 20 / 42])
+    assert [info.entitled for info in found] == pytest.approx([20 / 42, 2 / 42, 20 / 42])
 
 
 def test_waits_are_those_of_the_last_runs_in_the_window(

@@ -1,5 +1,6 @@
 """`fairqueue export` and `import`: schedules as files."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,13 @@ def _read(file: str) -> str:
 
 
 def _write(file: str, text: str) -> None:
+    """Write a file that only its owner may read, if it is new: payloads may hold secrets."""
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        with open(file, "w", encoding="utf-8", opener=_open_own) as opened:
+            opened.write(text)
     except OSError as error:
         raise click.ClickException(f"{file!r} cannot be written: {error}") from None
+
+
+def _open_own(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -45,7 +45,9 @@ def up(session: Session, app: str | None, is_demo: bool, **options: Any) -> int:
     if app is not None:
         check_app(app)
         make = partial(load_worker, app)
-    return _up(session, url=session.named_url, app=make, demo=is_demo, **options)
+    # A demo fills a queue: not that of a Redis which the environment happens to name.
+    url = session.url if is_demo else session.named_url
+    return _up(session, url=url, app=make, demo=is_demo, **options)
 
 
 @click.command(cls=Command)

@@ -25,6 +25,7 @@ FLAT = {"ScheduleView": "schedule", "RunDetails": "run", "NewKey": "info"}
 ADDED = {"ScheduleView": ("etag",)}
 # Fields that hold JSON of users. All others have names that are ours, or ids as keys.
 MASKED = frozenset({"payload", "metadata", "result", "details", "policy"})
+_PLAIN = frozenset({str, int, bool, type(None)})  # as most values are
 MASKED_BY_ID = frozenset({"changed"})  # the same, by ids, which may look like a secret's name
 
 
@@ -34,8 +35,10 @@ def document(value: Any) -> Any:
     A page is {"items": [...], "cursor": ...}. A number that is not finite is None. Raises
     TypeError for what has no form in JSON.
     """
-    if value is None or isinstance(value, str | bool):
-        return value.value if isinstance(value, Enum) else value
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, str):
+        return value.value if isinstance(value, Enum) else str(value)
     if isinstance(value, int | float):
         return _number(value)
     if isinstance(value, datetime | date | timedelta):
@@ -74,7 +77,8 @@ def _object(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {} if flat is None else _object(getattr(value, flat))
     for field in shown_fields(kind):
         if field.name != flat:
-            found[field.name] = _masked(field.name, document(getattr(value, field.name)))
+            told = document(getattr(value, field.name))
+            found[field.name] = _masked(field.name, told) if told else told
     return found | {name: document(getattr(value, name)) for name in ADDED.get(kind.__name__, ())}
 
 

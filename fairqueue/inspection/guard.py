@@ -8,7 +8,7 @@ from typing import Any
 from fairqueue.access import Actor
 from fairqueue.audit import AuditLog
 from fairqueue.errors import FairQueueError, Forbidden
-from fairqueue.inspection.masking import mask
+from fairqueue.inspection.masking import mask, unmask
 
 logger = logging.getLogger("fairqueue.inspection")
 
@@ -60,6 +60,18 @@ class Guard:
         if tenant not in (None, self.actor.tenant):
             raise Forbidden(f"{self.actor.name!r} cannot see tenant {tenant!r}")
         return self.actor.tenant
+
+    def unmask(self, new: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+        """Arguments for one run, where they say `***` with what is stored; see masking.unmask.
+
+        Raises Forbidden if secrets that are not shown would come together with arguments of the
+        actor's own, unless it is an admin, who may see them: a run that takes a token to an address
+        of one's choice tells it.
+        """
+        found: dict[str, Any] = unmask(new, stored)
+        if found not in (new, stored):
+            self.require("admin", "use secrets that are not shown with other arguments")
+        return found
 
     @contextmanager
     def change(

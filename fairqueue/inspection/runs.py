@@ -10,7 +10,7 @@ from fairqueue.control import BulkResult
 from fairqueue.errors import FairQueueError, QueueFull, RedisUnavailable, UnknownTask
 from fairqueue.history import FailureGroup, Run, RunDetails
 from fairqueue.inspection.ground import Ground
-from fairqueue.inspection.masking import mask, unmask
+from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.models import Explanation, Page, Task
 from fairqueue.validation import Priority, check_count
@@ -84,7 +84,7 @@ class _Looking:
         self._guard.require("operator", "run failed runs again")
         details = self._own(task_id)
         if payload is not None and details.task is not None:
-            payload = unmask(payload, details.task.payload)
+            payload = self._guard.unmask(payload, details.task.payload)
         edited = {} if payload is None else {"payload": payload}
         with self._changing("run.retry", details.run, edited) as noted:
             new_id = self._ground.history.retry(

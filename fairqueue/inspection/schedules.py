@@ -160,7 +160,9 @@ class Schedules:
         """The last lines that its runs have logged, newest first."""
         self._own(schedule_id)
         check_count(limit, "limit", InvalidSchedule, least=1, most=1000)
-        runs = self._ground.history.runs(schedule_id=schedule_id, limit=LOG_RUNS)
+        # An id may have been another's schedule before, whose runs are kept: those stay theirs.
+        own = self._guard.actor.tenant
+        runs = self._ground.history.runs(schedule_id=schedule_id, tenant=own, limit=LOG_RUNS)
         return self._ground.log_entries([run.task_id for run in runs], limit)
 
     def history_chart(self, schedule_id: str, days: int = 30) -> builtins.list[DayCount]:
@@ -169,7 +171,8 @@ class Schedules:
         check_count(days, "days", InvalidSchedule, least=1, most=366)
         today = self._ground.now().date()
         counts: defaultdict[date, Counter[str]] = defaultdict(Counter)
-        for ending in self._ground.glance.endings([schedule_id], 1000)[schedule_id]:
+        own = self._guard.actor.tenant
+        for ending in self._ground.glance.endings([schedule_id], 1000, own)[schedule_id]:
             counts[ending.ended_at.date()][ending.status] += 1
         wanted = [today - timedelta(days=ago) for ago in range(days - 1, -1, -1)]
         return [DayCount(day=day, **counts[day]) for day in wanted]
@@ -265,7 +268,10 @@ class Schedules:
             self._found(
                 schedule_id,
                 self._ground.scheduler.update_schedule(
-                    schedule_id, changed_by=self._by, if_revision=_revision(if_match), **patch
+                    schedule_id,
+                    changed_by=self._by,
+                    if_revision=self._revision(task, if_match),
+                    **patch,
                 ),
             )
         return self.get(schedule_id)
@@ -275,7 +281,7 @@ class Schedules:
         self._guard.require("admin", "remove schedules")
         task = self._own(schedule_id)
         with self._changing("schedule.remove", task):
-            revision = _revision(if_match)
+            revision = self._revision(task, if_match)
             self._found(
                 schedule_id,
                 self._ground.scheduler.remove_schedule(schedule_id, if_revision=revision),
@@ -321,7 +327,7 @@ class Schedules:
         self._guard.require("operator", "trigger schedules")
         task = self._own(schedule_id)
         if payload is not None:
-            payload = unmask(payload, task.payload)
+            payload = self._guard.unmask(payload, task.payload)
         with self._changing("schedule.trigger", task) as noted:
             scheduler = self._ground.scheduler
             task_id = scheduler.trigger(schedule_id, triggered_by=self._by, payload=payload)
@@ -448,6 +454,16 @@ class Schedules:
         if task is not None and not self._guard.actor.sees(task.tenant):
             raise UnknownSchedule(f"schedule id {schedule_id!r} cannot be used")
 
+    def _revision(self, task: ScheduledTask, if_match: str | None) -> str | None:
+        """The revision that a change is of; None: any.
+
+        For an actor of one tenant that which was looked at, whatever they ask for: a schedule may
+        become another tenant's between the look and the change.
+        """
+        if if_match is not None:
+            return _revision(if_match)
+        return None if self._guard.actor.tenant is None else task.revision
+
     def _found(self, schedule_id: str, found: bool) -> None:
         if not found:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r} any more")
@@ -459,7 +475,7 @@ class Schedules:
 
     def _views(self, tasks: Sequence[ScheduledTask]) -> builtins.list[ScheduleView]:
         ids = [task.schedule_id for task in tasks]
-        endings = self._ground.glance.endings(ids, OUTCOMES)
+        endings = self._ground.glance.endings(ids, OUTCOMES, self._guard.actor.tenant)
         complex_ids = [task.schedule_id for task in tasks if _is_complex(task)]
         stored = dict(zip(complex_ids, self._ground.store.stored(complex_ids), strict=True))
         views = []

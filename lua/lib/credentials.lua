@@ -5,7 +5,7 @@
 -- KEYS credential_ends  zset  id -> when it ends, ms
 -- KEYS api_keys         zset  id of a key -> when it was made, ms
 -- KEYS sessions         zset  id of a session or login -> when it was made, ms
--- KEYS api_pace         hash  id -> when its requests are free of debt, ms
+-- KEYS api_pace         hash  id, of logins with a key '+' and its id -> when they are free of debt, ms
 
 local KEY_LIMIT = 10000      -- more are refused
 local SESSION_LIMIT = 10000  -- the oldest make room
@@ -31,6 +31,7 @@ local function drop_credentials(ids)
   if #ids == 0 then return end
   redis.call('HDEL', K.credentials, unpack(ids))
   redis.call('HDEL', K.api_pace, unpack(ids))
+  for _, id in ipairs(ids) do redis.call('HDEL', K.api_pace, '+' .. id) end
   redis.call('ZREM', K.credential_ends, unpack(ids))
   redis.call('ZREM', K.api_keys, unpack(ids))
   redis.call('ZREM', K.sessions, unpack(ids))
@@ -42,6 +43,22 @@ local function make_room()
   if redis.call('ZCARD', K.sessions) >= SESSION_LIMIT then
     drop_credentials(redis.call('ZRANGE', K.sessions, 0, 0))
   end
+end
+
+-- Use up one of what may be had every so many ms, and so many at once; ms to wait if it is too soon.
+local function use_pace(field, interval, burst)
+  local most = now + burst * interval
+  local free = tonumber(redis.call('HGET', K.api_pace, field) or nil) or now
+  if not (free > now) then free = now end
+  if free > most then
+    -- The clock was set back, or the pace was another: nobody waits for longer than for one.
+    free = most
+    redis.call('HSET', K.api_pace, field, text_of(free))
+  end
+  local wait = free + interval - most
+  if wait > 0.001 then return math.ceil(wait) end
+  redis.call('HSET', K.api_pace, field, text_of(free + interval))
+  return 0
 end
 
 -- Store a record, with when it was made and ends.

@@ -1,0 +1,75 @@
+"""One user: how it fares, why it waits, what belongs to it."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from fairqueue.errors import InvalidTask, UnknownUser
+from fairqueue.web.auth import actor_of, inspector_of
+from fairqueue.web.dashboard.charts import chart_document
+from fairqueue.web.dashboard.pages.schedule_parts import (
+    brief,
+    paths,
+    query_value,
+    rule_text,
+    segment,
+)
+from fairqueue.web.dashboard.pages.user_parts import (
+    WINDOWS,
+    command,
+    hint,
+    scale_of,
+    window_of,
+    windows,
+)
+from fairqueue.web.dashboard.shell import page
+
+ROWS = 25  # tasks, schedules and runs that are shown
+STARTED = ("running", "succeeded", "failed", "timed_out", "cancelled")
+
+
+def user(request: Request) -> Response:
+    """The page of a user; a kind one where there is none."""
+    user_id = request.path_params["id"]
+    window = window_of(request)
+    minutes, label = WINDOWS[window]
+    inspector = inspector_of(request)
+    try:
+        info = inspector.users.get(user_id, minutes)
+    except (UnknownUser, InvalidTask):
+        return page(request, "user_unknown.html", status=404, user_id=user_id[:200])
+    return page(
+        request,
+        "user.html",
+        info=info,
+        hint=hint(info, minutes),
+        scale=scale_of([info]),
+        next_wait=inspector.users.next_wait(user_id) if info.backlog else None,
+        tasks=inspector.tasks.list(user_id=user_id, limit=ROWS),
+        schedules=inspector.schedules.list(user_id=user_id, limit=ROWS),
+        runs=inspector.runs.list(STARTED, user_id=user_id, limit=ROWS),
+        sees_all=actor_of(request).tenant is None,
+        window=window,
+        window_label=label,
+        windows=windows(),
+        query_id=query_value(user_id),
+        segment=segment,
+        rule_text=rule_text,
+        brief=brief,
+        command=command,
+        **paths(request),
+    )
+
+
+def service(request: Request) -> Response:
+    """The runs of a user that ended, over time."""
+    user_id = request.query_params.get("id", "")
+    series = inspector_of(request).users.service(user_id, WINDOWS[window_of(request)][0])
+    counts = series.counts[user_id]
+    return chart_document(series.times, [("runs", "run", counts)] if any(counts) else [])
+
+
+ROUTES: list[BaseRoute] = [
+    Route("/charts/users/service", service, name="user_service"),
+    Route("/users/{id:path}", user, name="user"),
+]

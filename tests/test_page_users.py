@@ -1,0 +1,556 @@
+"""The pages about users over HTTP: who sees what, what is escaped, what each action does."""
+
+import html
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from browser import Site, Web
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from support import claim_one, fill, push
+
+from fairqueue import TaskQueue, TaskScheduler
+from fairqueue.clock import ManualClock
+from fairqueue.inspection import Inspector
+from fairqueue.people import UserInfo
+from fairqueue.seeder import seed
+from fairqueue.web.dashboard.pages.user_parts import evenness, hint, scale_of
+
+ODD = [
+    "a/b?c#d%41&e=f+g",
+    '<script>alert("x")</script>',
+    "../etc",
+    "two  words ",
+    "Ünal ☃",
+    "{{7*7}}",
+]
+
+
+def get(site: Site, path: str, **params: str) -> str:
+    answer = site.http.get(path, params=params or None)
+    assert answer.status_code == 200, answer.text[:500]
+    return answer.text
+
+
+def post(site: Site, path: str, **fields: str) -> httpx.Response:
+    """As htmx sends it."""
+    return site.http.post(path, data=fields, headers={"HX-Request": "true"})
+
+
+def toast(answer: httpx.Response) -> str:
+    return str(json.loads(answer.headers["HX-Trigger"])["toast"]["text"])
+
+
+def serve(queue: TaskQueue, count: int = 100) -> None:
+    queue.finish_many((claim, None) for claim in queue.claim("w", limit=count))
+
+
+@pytest.fixture
+def site(web: Web) -> Site:
+    return web()
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def test_an_empty_queue_says_what_users_are(site: Site) -> None:
+    text = get(site, "/users")
+    assert "There are no users yet" in text
+    assert "fairqueue tasks push --user alice" in text
+
+
+def test_users_are_listed_with_their_numbers_the_busiest_first(
+    queue: TaskQueue, site: Site, clock: ManualClock
+) -> None:
+    queue.set_user("alice", weight=3, max_running=1, tenant="acme")
+    fill(queue, "alice", 4)
+    fill(queue, "bob", 9)
+    serve(queue, 2)
+    clock.advance(90)
+    claim_one(queue)
+    text = get(site, "/users")
+    assert text.index(">bob</a>") < text.index(">alice</a>")
+    assert "1 min 30 s" in text
+    assert "acme" in text
+    assert "75.0 %" in text  # what alice is entitled to
+    assert "fairqueue users list --minutes 60" in text
+
+
+def test_where_nobody_is_busy_all_users_are_listed_by_name(queue: TaskQueue, site: Site) -> None:
+    for number in range(30):
+        queue.set_user(f"user-{number:02d}", weight=2)
+    text = get(site, "/users")
+    assert "Nobody has tasks that wait or run" in text
+    assert ">user-00</a>" in text
+    assert ">user-25</a>" not in text
+    assert "order=name" in text.split('rel="next"')[1][:200]
+
+
+def test_pages_follow_each_other(queue: TaskQueue, site: Site) -> None:
+    for number in range(30):
+        fill(queue, f"user-{number:02d}", 1)
+    for order in ("", "name"):
+        first = site.http.get("/users", params={"order": order}).text
+        path = html.unescape(first.split('rel="next" href="')[1].split('"')[0])
+        second = get(site, "/users" + path)
+        names = [f">user-{number:02d}</a>" for number in range(30)]
+        assert [name in first for name in names] == [True] * 25 + [False] * 5
+        assert [name in second for name in names] == [False] * 25 + [True] * 5
+        assert 'rel="next"' not in second
+
+
+def test_users_are_found_by_prefix_and_tenant(queue: TaskQueue, site: Site) -> None:
+    push(queue, "a", user_id="anna", tenant="acme")
+    push(queue, "b", user_id="anton")
+    push(queue, "c", user_id="bob", tenant="acme")
+    text = get(site, "/users", prefix="an", tenant="acme", order="name")
+    assert [f">{user}</a>" in text for user in ("anna", "anton", "bob")] == [True, False, False]
+    assert "No user matches" in get(site, "/users", prefix="x")
+
+
+@pytest.mark.parametrize("query", ["order=size", "cursor=x", "tenant=a%20b", "prefix=" + "x" * 201])
+def test_a_query_that_cannot_be_is_refused_with_a_message(site: Site, query: str) -> None:
+    answer = site.http.get(f"/users?{query}", headers={"Accept": "text/html"})
+    assert answer.status_code == 422
+    assert "Go back" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("window", "minutes"), [("15m", 15), ("1h", 60), ("24h", 1440), ("no", 60)]
+)
+def test_the_window_is_in_the_address(
+    queue: TaskQueue, site: Site, window: str, minutes: int
+) -> None:
+    fill(queue, "alice", 1)
+    assert f"--minutes {minutes}" in get(site, "/users", window=window)
+    assert get(site, "/users/alice", window=window)
+
+
+def test_the_jain_index_is_told_and_explained(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 1)
+    text = get(site, "/users")
+    assert "Jain’s index" in text
+    assert [evenness(jain)[0] for jain in (None, 1.0, 0.9, 0.5)] == [
+        "nothing to compare",
+        "even",
+        "roughly even",
+        "uneven",
+    ]
+
+
+def test_a_month_of_use_is_shown(queue: TaskQueue, site: Site) -> None:
+    seeded = seed(queue)
+    text = get(site, "/users", window="24h", order="name")
+    assert [user for user in seeded.users if f">{user}</a>" not in text] == []
+    for user in seeded.users:
+        assert get(site, f"/users/{user}", window="24h")
+
+
+# --- hints ----------------------------------------------------------------------------------------
+
+
+def make_info(queue: TaskQueue, **changes: Any) -> UserInfo:
+    fill(queue, "alice", 1)
+    info = Inspector(queue).users.get("alice")
+    fields = {name: getattr(info, name) for name in UserInfo.__dataclass_fields__}
+    return UserInfo(**{**fields, "oldest_wait": 3600.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": "paused"}, "paused"),
+        ({"state": "capped"}, "max_running"),
+        ({"state": "rate limited"}, "rate"),
+        ({"held": 1}, "limits of their names"),
+        ({"oldest_wait": 5.0}, "came late: the oldest waits 5 s"),
+        ({}, "CRITICAL"),
+    ],
+)
+def test_a_user_well_below_its_share_is_told_why(
+    queue: TaskQueue, changes: dict[str, Any], reason: str
+) -> None:
+    found = hint(make_info(queue, entitled=0.5, received=0.1, **changes), 60)
+    assert found is not None
+    assert found.kind == "under"
+    assert reason in found.reason
+
+
+def test_only_what_is_far_from_its_share_is_told(queue: TaskQueue) -> None:
+    def kind(**changes: Any) -> str | None:
+        found = hint(make_info(queue, **changes), 60)
+        return None if found is None else found.kind
+
+    assert kind(entitled=0.5, received=0.45) is None
+    assert kind(entitled=0.5, received=0.0, backlog=0) is None
+    assert kind(entitled=0.005, received=0.0) is None
+    assert kind(entitled=0.3, received=0.9) == "over"
+    assert kind(entitled=0.01, received=0.05) is None
+
+
+def test_an_under_served_user_stands_out_in_the_list(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "bob", 10)
+    serve(queue)
+    fill(queue, "alice", 1)
+    queue.set_user("alice", paused=True)
+    text = get(site, "/users")
+    assert 'class="is-under"' in text
+    assert "Under-served" in text
+    assert "it is paused" in text
+
+
+def test_bars_are_full_at_a_round_share(queue: TaskQueue) -> None:
+    assert [
+        scale_of([make_info(queue, entitled=entitled, received=0.0)])
+        for entitled in (0.0, 0.04, 0.2, 0.26, 0.9)
+    ] == [0.05, 0.05, 0.25, 0.5, 1.0]
+    assert scale_of([]) == 0.05
+
+
+# --- one user -------------------------------------------------------------------------------------
+
+
+def test_a_user_has_a_page_with_all_that_belongs_to_it(
+    queue: TaskQueue, site: Site, clock: ManualClock
+) -> None:
+    scheduler = TaskScheduler(queue)
+    for number in range(26):
+        scheduler.add_schedule("0 9 * * *", "alice", schedule_id=f"nightly-{number:02d}")
+    push(queue, "done")
+    serve(queue)
+    push(queue, "first", "second")
+    fill(queue, "bob", 1)
+    text = get(site, "/users/alice")
+    for part in ("Why am I waiting?", "nightly-00", "done", "first", "2 tasks wait for a worker"):
+        assert part in text
+    assert "nightly-25" not in text
+    assert 'href="/schedules?user_id=alice"' in text
+    for line in ("weight alice 2", "pause alice", "purge alice --dry-run", "show alice"):
+        assert f"fairqueue users {line}" in text
+
+
+def why(site: Site) -> str:
+    text = get(site, "/users/alice")
+    part = text.split('class="headline"')[1].split("</p>")[0]
+    return " ".join(part.split("<strong>")[1].split("</strong>")[0].split())
+
+
+def pausing(queue: TaskQueue) -> None:
+    queue.set_user("alice", paused=True)
+    fill(queue, "alice", 2)
+
+
+def capping(queue: TaskQueue) -> None:
+    queue.set_user("alice", max_running=1)
+    fill(queue, "alice", 2)
+    claim_one(queue)
+
+
+def rating(queue: TaskQueue) -> None:
+    queue.set_user("alice", rate=0.01)
+    fill(queue, "alice", 2)
+    claim_one(queue)
+
+
+def holding(queue: TaskQueue) -> None:
+    queue.set_limits("default", slots=1)
+    fill(queue, "alice", 2)
+    queue.claim("w", limit=2)
+
+
+def queueing(queue: TaskQueue) -> None:
+    fill(queue, "aaron", 1)
+    fill(queue, "alice", 1)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "sentence"),
+    [
+        (lambda queue: queue.set_user("alice", weight=2), "nothing of theirs waits or runs"),
+        (pausing, "An operator has paused them"),
+        (capping, "1 task of theirs run, as many as may at a time"),
+        (rating, "They may start 0.01 tasks a second"),
+        (holding, "wait for room in the limits of their names"),
+        (queueing, "It is the turn of 1 other user first"),
+        (lambda queue: fill(queue, "alice", 1), "It is their turn"),
+    ],
+)
+def test_a_user_page_answers_why_it_waits(
+    queue: TaskQueue, site: Site, arrange: Callable[[TaskQueue], object], sentence: str
+) -> None:
+    arrange(queue)
+    assert sentence in why(site)
+
+
+def test_the_next_task_is_explained(queue: TaskQueue, site: Site) -> None:
+    push(queue, "late")
+    push(queue, "urgent", priority=6)
+    text = get(site, "/users/alice")
+    assert 'href="/runs/urgent"' in text.split("Next is")[1][:100]
+
+
+@pytest.mark.parametrize("path", ["/users/nobody", "/users/" + "x" * 300, "/users/a%00b"])
+def test_an_unknown_user_gets_a_kind_page(site: Site, path: str) -> None:
+    answer = site.http.get(path)
+    assert answer.status_code == 404
+    assert "is known from the first task or schedule" in answer.text
+
+
+@pytest.mark.parametrize("user", ODD)
+def test_names_of_any_characters_are_escaped_and_linked(
+    queue: TaskQueue, site: Site, user: str
+) -> None:
+    fill(queue, user, 1)
+    queue.set_user(user, weight=2)
+    text = get(site, "/users")
+    assert "<script>alert" not in text
+    path = html.unescape(text.split('<td class="who"><a href="')[1].split('"')[0])
+    assert path.startswith("/users/")
+    own = get(site, path)
+    assert f"<h1>{_escaped(user)}</h1>" in own
+    assert "<script>alert" not in own
+    dialog = html.unescape(text.split('hx-get="/ask/users/limits?')[1].split('"')[0])
+    assert _escaped(user) in get(site, f"/ask/users/limits?{dialog}")
+    assert post(site, "/do/users/pause", id=user).status_code == 204
+    assert queue.get_user(user).paused
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
+
+
+# --- charts ---------------------------------------------------------------------------------------
+
+
+def test_the_chart_has_the_shares_of_the_users_who_got_most(
+    queue: TaskQueue, site: Site, clock: ManualClock
+) -> None:
+    for number in range(10):
+        fill(queue, f"user-{number}", 1 + (number < 8))
+    serve(queue)
+    document = site.http.get("/charts/users/shares").json()
+    assert [line["label"] for line in document["lines"]] == [
+        *(f"user-{number}" for number in range(8)),
+        "others",
+    ]
+    assert document["unit"] == "%"
+    assert len(document["times"]) == 30
+    ended = [[value for value in line["values"] if value] for line in document["lines"]]
+    assert ended == [[pytest.approx(100 / 9)]] * 9
+    assert all(line["values"].count(None) == 29 for line in document["lines"])
+    counts = site.http.get("/charts/users/shares?as=runs").json()
+    assert [sum(line["values"]) for line in counts["lines"]] == [2] * 9
+
+
+def test_a_user_has_a_chart_of_its_runs(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 3)
+    fill(queue, "bob", 1)
+    serve(queue)
+    document = site.http.get("/charts/users/service?id=alice&window=15m").json()
+    assert [sum(line["values"]) for line in document["lines"]] == [3]
+    assert site.http.get("/charts/users/service?id=carol").json()["lines"] == []
+
+
+# --- actions --------------------------------------------------------------------------------------
+
+
+def test_a_user_is_paused_and_resumed(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 1)
+    assert "Resume alice" not in get(site, "/users")
+    assert post(site, "/do/users/pause", id="alice").status_code == 204
+    assert queue.get_user("alice").paused
+    assert "Resume alice" in get(site, "/users")
+    post(site, "/do/users/resume", id="alice")
+    assert not queue.get_user("alice").paused
+
+
+def form_of(queue: TaskQueue, site: Site, user: str = "alice") -> dict[str, str]:
+    """The fields of the form as the page has them."""
+    text = get(site, f"/users/{user}").split('<form class="limits"')[1].split("</form>")[0]
+    found = {}
+    for part in text.split("<input ")[1:]:
+        value = part.split('value="')[1].split('"')[0]
+        found[part.split('name="')[1].split('"')[0]] = html.unescape(value)
+    return found
+
+
+def test_limits_are_changed_and_taken_away(queue: TaskQueue, site: Site) -> None:
+    queue.set_user("alice", max_waiting=50)
+    form = form_of(queue, site)
+    assert (form["weight"], form["max_waiting"], form["max_running"]) == ("1", "50", "")
+    form |= {
+        "weight": "2.5",
+        "max_running": "4",
+        "rate": "0.5",
+        "max_waiting": "",
+        "tenant": "acme",
+    }
+    answer = post(site, "/do/users/set", **form)
+    assert answer.status_code == 204, answer.text
+    settings = queue.get_user("alice")
+    assert (settings.weight, settings.max_running, settings.rate) == (2.5, 4, 0.5)
+    assert (settings.max_waiting, settings.tenant) == (None, "acme")
+
+
+def test_only_what_was_changed_is_sent_on(queue: TaskQueue, site: Site) -> None:
+    queue.set_user("alice", weight=2)
+    form = form_of(queue, site)
+    queue.set_user("alice", max_running=7)  # by somebody else, meanwhile
+    post(site, "/do/users/set", **{**form, "weight": "3"})
+    settings = queue.get_user("alice")
+    assert (settings.weight, settings.max_running) == (3, 7)
+    (entry,) = Inspector(queue).audit.list(action="user.set")
+    assert entry.details == {"weight": 3}
+    assert toast(post(site, "/do/users/set", **form)) == "Nothing was changed."
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("weight", "0", "weight 0.0"),
+        ("weight", "much", "weight 'much' is no number"),
+        ("weight", "", "weight is missing"),
+        ("weight", "nan", "weight"),
+        ("max_running", "0", "max_running 0"),
+        ("max_running", "1.5", "max_running '1.5' is no whole number"),
+        ("max_waiting", "-3", "max_waiting -3"),
+        ("rate", "fast", "rate 'fast' is no number"),
+        ("tenant", "a b", "tenant 'a b'"),
+    ],
+)
+def test_bad_input_is_refused_with_the_message_of_the_library(
+    queue: TaskQueue, site: Site, field: str, value: str, message: str
+) -> None:
+    queue.set_user("alice", weight=2)
+    before = queue.get_user("alice")
+    answer = post(site, "/do/users/set", **{**form_of(queue, site), field: value})
+    assert answer.status_code == 422
+    assert message in toast(answer)
+    assert queue.get_user("alice") == before
+
+
+def test_a_backlog_is_counted_before_it_is_dropped(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 3)
+    fill(queue, "bob", 1)
+    dialog = get(site, "/ask/users/drop", id="alice")
+    assert "Drop 3 waiting tasks?" in dialog
+    assert "fairqueue users purge alice --dry-run" in dialog
+    assert queue.size("alice") == 3
+    assert post(site, "/do/users/purge", id="alice").status_code == 204
+    assert (queue.size("alice"), queue.size("bob")) == (0, 1)
+    assert "Nothing to drop" in get(site, "/ask/users/drop", id="alice")
+
+
+def test_a_dialog_that_is_none_is_not_found(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 1)
+    assert site.http.get("/ask/users/other?id=alice").status_code == 404
+    assert site.http.get("/ask/users/drop?id=nobody").status_code == 404
+
+
+def test_every_action_is_in_the_audit_log(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 2)
+    for name in ("pause", "resume", "purge"):
+        post(site, f"/do/users/{name}", id="alice")
+    post(site, "/do/users/set", id="alice", weight="2", was_weight="1")
+    entries = Inspector(queue).audit.list(target="alice")
+    assert [(entry.action, entry.outcome, entry.via) for entry in entries] == [
+        (f"user.{name}", "done", "web") for name in ("set", "purge", "resume", "pause")
+    ]
+
+
+def test_an_action_works_without_scripts(queue: TaskQueue, site: Site) -> None:
+    fill(queue, "alice", 1)
+    answer = site.http.post(
+        "/do/users/pause", data={"id": "alice"}, headers={"Referer": f"{site.url}/users/alice"}
+    )
+    assert (answer.status_code, answer.headers["location"]) == (303, "/users/alice")
+
+
+# --- roles and tenants ----------------------------------------------------------------------------
+
+
+def as_key(site: Site, role: str, tenant: str | None = None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {site.key(role=role, tenant=tenant)}", "HX-Request": "true"}
+
+
+ACTIONS = ("pause", "resume", "set", "purge")
+
+
+@pytest.mark.parametrize(
+    ("role", "shown", "allowed"),
+    [
+        ("viewer", (), ()),
+        ("operator", ("Pause",), ("pause", "resume")),
+        ("admin", ("Pause", "Drop backlog", "Change limits"), ACTIONS),
+    ],
+)
+def test_a_role_sees_the_buttons_that_it_may_use(
+    queue: TaskQueue, web: Web, role: str, shown: tuple[str, ...], allowed: tuple[str, ...]
+) -> None:
+    site = web(auth=True)
+    fill(queue, "alice", 1)
+    headers = as_key(site, role)
+    page = site.http.get("/users/alice", headers=headers).text
+    listed = site.http.get("/users", headers=headers).text
+    buttons = [text for text in ("Pause", "Drop backlog", "Change limits") if text in page]
+    assert tuple(buttons) == shown
+    assert ("Pause alice" in listed) == ("Pause" in shown)
+    assert ("Change the limits of alice" in listed) == ("Change limits" in shown)
+    answers = {
+        name: site.http.post(
+            f"/do/users/{name}",
+            data={"id": "alice", "weight": "2", "was_weight": "1"},
+            headers=headers,
+        ).status_code
+        for name in ACTIONS
+    }
+    assert answers == {name: 204 if name in allowed else 403 for name in ACTIONS}
+
+
+def test_a_read_only_site_shows_no_buttons_and_changes_nothing(queue: TaskQueue, web: Web) -> None:
+    site = web(read_only=True)
+    fill(queue, "alice", 1)
+    assert "Pause" not in get(site, "/users/alice")
+    assert "Pause alice" not in get(site, "/users")
+    assert post(site, "/do/users/pause", id="alice").status_code == 403
+    assert not queue.get_user("alice").paused
+
+
+def test_a_viewer_of_a_tenant_sees_its_own_users_and_no_fairness_of_all(
+    queue: TaskQueue, web: Web
+) -> None:
+    site = web(auth=True)
+    push(queue, "a", user_id="anna", tenant="acme")
+    push(queue, "b", user_id="bob", tenant="other")
+    push(queue, "c", user_id="carol")
+    serve(queue)
+    for order in ("backlog", "name"):
+        headers = as_key(site, "admin", "acme")
+        text = site.http.get(f"/users?order={order}", headers=headers).text
+        assert "bob" not in text
+        assert "carol" not in text
+        assert "Jain" not in text
+    assert "anna" in text
+    lines = site.http.get("/charts/users/shares?as=runs", headers=headers).json()["lines"]
+    assert [(line["label"], sum(line["values"])) for line in lines] == [("anna", 1)]
+    for path in ("/users/bob", "/ask/users/drop?id=bob", "/charts/users/service?id=carol"):
+        assert site.http.get(path, headers=headers).status_code == 404
+    for name in ACTIONS:
+        data = {"id": "bob", "weight": "2", "was_weight": "1"}
+        answer = site.http.post(f"/do/users/{name}", data=data, headers=headers)
+        assert answer.status_code == 404
+    own = site.http.get("/users/anna", headers=headers).text
+    assert 'name="tenant"' not in own
+    assert "Change limits" in own
+
+
+def test_links_are_right_where_the_app_is_mounted(queue: TaskQueue, web: Web) -> None:
+    site = web(mounted=lambda app: Starlette(routes=[Mount("/ops", app)]), prefix="/ops")
+    fill(queue, "a b", 1)
+    text = get(site, "users")
+    assert 'href="/ops/users/a%20b"' in text
+    assert 'hx-get="/ops/ask/users/drop?id=a%20b"' in text
+    assert get(site, "users/a%20b")
