@@ -18,11 +18,11 @@ IMAGES = ROOT / "docs" / "images"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDTH, HEIGHT = 1280, 860
-RUNS_MS = 45_000  # so long the demo runs before the first picture: charts have something to show
+RUNS_MS = 100_000  # so long the demo runs before the first picture: charts have something to show
 
 # picture -> path; of a list with {}, its first row is opened
 SCREENS = {
-    "overview": "/",
+    "overview": "/?window=15m",
     "schedules": "/schedules",
     "schedule": "/schedules {}",
     "schedule-new": "/schedules/new",
@@ -83,7 +83,7 @@ def take_all(browser: Browser, login: str, wanted: list[str]) -> None:
         print(f"docs/images/{name}.png")
     if "overview" in wanted:
         page.emulate_media(color_scheme="dark")
-        visit(page, root, "/")
+        visit(page, root, SCREENS["overview"])
         page.screenshot(path=str(IMAGES / "overview-dark.png"))
         print("docs/images/overview-dark.png")
 

@@ -13,7 +13,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _CAMEL_KEY = re.compile(r"[a-z]Key$")
-# Begins at what is rare, and ends at a slash: whatever the text, each character is read a few times.
+# Begins at what is rare and ends at a slash, so that no text takes long, whatever it is made of.
 _IN_URL = re.compile(r"://[^/\s]*@")
 
 

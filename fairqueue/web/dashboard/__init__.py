@@ -10,6 +10,7 @@ from fairqueue.web.dashboard.pages import ROUTES
 from fairqueue.web.dashboard.shell import ASSETS, STATIC, check_files
 
 FOREVER = "public, max-age=31536000, immutable"  # an address with a digest of the content
+LONGEST_NAME = 100  # characters of a file's name; systems complain about long ones
 A_DAY = "public, max-age=86400"  # one without: the font, which a style sheet names
 
 
@@ -22,6 +23,8 @@ def routes() -> list[BaseRoute]:
 def static_file(request: Request) -> Response:
     """A file that pages load: ours, or of those we build on. Folders have no other way in."""
     name = request.path_params["path"]
+    if len(name) > LONGEST_NAME:
+        raise HTTPException(404)
     for folder in (ASSETS, STATIC):
         found = folder / name
         if found.parent == folder and found.is_file():

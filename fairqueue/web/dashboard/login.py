@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from fairqueue.access import id_of
 from fairqueue.web.auth import (
     LOOPBACK,
     SESSION_S,
@@ -15,7 +16,8 @@ from fairqueue.web.auth import (
     set_session,
 )
 from fairqueue.web.dashboard.shell import local_path, page
-from fairqueue.web.site import link, site_of
+from fairqueue.web.problems import too_many
+from fairqueue.web.site import answer, link, site_of
 
 MAX_SECRET = 200  # characters; ours have 63
 
@@ -44,7 +46,10 @@ async def login(request: Request) -> Response:
     where = local_path(request, str(form.get("next") or ""))
     access = site_of(request).access
     session = None
-    if secret and len(secret) <= MAX_SECRET:
+    if id_of(secret) is not None:
+        wait = site_of(request).logins.wait(request.client.host if request.client else "")
+        if wait > 0:
+            return await run_in_threadpool(answer, request, too_many(wait, "from this address"))
         session = await run_in_threadpool(access.redeem, secret, seconds=SESSION_S)
     if session is None:
         return await run_in_threadpool(_refused, request, where)

@@ -273,7 +273,7 @@ class Form:
         found = self.text(name)
         try:
             return None if found is None else json.loads(found)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{name} is no JSON: {error}") from None
 
 
@@ -323,7 +323,10 @@ def is_htmx(request: Request) -> bool:
 def came_from(request: Request) -> str:
     """The path of the page that a request came from, if it is one of ours."""
     sent = request.headers.get("hx-current-url") or request.headers.get("referer") or ""
-    parts = urlsplit(sent)
+    try:
+        parts = urlsplit(sent)
+    except ValueError:
+        return local_path(request, None)
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     return local_path(request, path)
 

@@ -1,0 +1,595 @@
+"""The pages about workers, the audit log and settings over HTTP: what they show, do and refuse."""
+
+import base64
+import html
+import json
+import re
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from browser import Site, Web
+from scheduling import tamper
+from support import make_task
+
+from fairqueue.access import Actor
+from fairqueue.audit import AuditLog
+from fairqueue.clock import ManualClock
+from fairqueue.errors import UnknownSchedule
+from fairqueue.inspection import Inspector
+from fairqueue.inspection.views import RedisInfo
+from fairqueue.models import QueueSettings
+from fairqueue.queue import TaskQueue
+from fairqueue.web.dashboard.pages.settings import MEANINGS, rows
+from fairqueue.web.dashboard.pages.workers import judge
+from fairqueue.web.dashboard.shell import TOAST_COOKIE
+from fairqueue.workers import WorkerStore
+
+HTML = {"Accept": "text/html"}
+HTMX = {"Accept": "text/html", "HX-Request": "true"}
+START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
+XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+RATE: dict[str, Any] = {"rate": 1000.0, "burst": 1000}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START)
+
+
+@pytest.fixture
+def inspector(queue: TaskQueue) -> Inspector:
+    return Inspector(queue, Actor(name="ann"))
+
+
+def get(site: Site, path: str, status: int = 200, /, **query: Any) -> str:
+    """The text of a page."""
+    answer = site.http.get(path, params=query or None, headers=HTML)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Response:
+    """Send a form as a browser without scripts would."""
+    answer = site.http.post(path, data=fields, headers=HTML)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def key(site: Site, **who: Any) -> dict[str, str]:
+    """The headers of somebody with a key."""
+    return {**HTML, "Authorization": f"Bearer {site.key(**who)}"}
+
+
+def said(answer: httpx.Response) -> str:
+    """The toast that the next page shows."""
+    text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
+    return text
+
+
+def words(text: str) -> str:
+    """What a page says, without its tags."""
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", text[max(0, text.find("<main")) :]))
+    return re.sub(r"\s+", " ", plain)
+
+
+def beat(queue: TaskQueue, worker_id: str = "worker-1", **more: Any) -> None:
+    """Let a worker say that it is alive."""
+    info: dict[str, Any] = {
+        "host": "host-1",
+        "pid": 4711,
+        "version": "1.2.3",
+        "slots": 8,
+        "names": ["mails.send"],
+        "current": [],
+        "running": 0,
+        "started": queue.link.now_ms(),
+    }
+    WorkerStore(queue.link).beat(info | more, worker_id)
+
+
+def actions(inspector: Inspector) -> list[tuple[str, str, str]]:
+    """What the audit log says, oldest first."""
+    return [(e.action, e.target, e.outcome) for e in inspector.audit.list()][::-1]
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def test_workers_are_shown_with_what_they_do(web: Web, queue: TaskQueue) -> None:
+    current = [f"run-{n}" for n in range(7)]
+    beat(queue, current=current, running=7, names=[f"task-{n}" for n in range(9)])
+    beat(queue, "worker-2", names=["*"])
+
+    text = get(web(), "/workers")
+    told = words(text)
+
+    assert "7 of 8" in told
+    assert "0 of 8" in told
+    assert "host-1, process 4711, version 1.2.3" in told
+    assert "and 2 more" in told
+    assert "task-7 and 1 more" in told
+    assert re.search(r'href="/runs/run-0"[^>]*>run-0<', text)
+    assert 'width="87.50"' in text
+    assert "fairqueue workers drain worker-1" in told
+
+
+def test_a_page_without_workers_says_how_to_start_one(web: Web, queue: TaskQueue) -> None:
+    text = words(get(web(), "/workers"))
+
+    assert "No worker is alive" in text
+    assert "fairqueue worker --app" in text
+    assert "No scheduler leads. None is needed" in text
+    assert "No task name is limited" in text
+
+
+def test_schedules_without_a_leader_are_an_alarm(
+    web: Web, inspector: Inspector, clock: ManualClock
+) -> None:
+    inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
+    site = web()
+
+    before = words(get(site, "/workers"))
+    inspector.stores.scheduler.tick()
+    leads = words(get(site, "/workers"))
+    clock.advance(3600)
+    over = words(get(site, "/workers"))
+
+    assert "No scheduler leads: 1 schedule do not fire" in before
+    assert re.search(r"inspector leads Term number 1; [\d.]+ s are left of it", leads)
+    assert "its term is over" in over
+
+
+@pytest.mark.untidy
+def test_schedules_that_were_set_aside_are_named(
+    web: Web, inspector: Inspector, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
+    tamper(redis_client, inspector.queue, "nine", cron_expr="nonsense")
+    clock.advance(3600)
+    inspector.stores.scheduler.tick()
+
+    text = get(web(), "/workers")
+
+    assert 'href="/schedules/nine"' in text[text.index("set aside") :]
+
+
+def test_a_worker_is_drained(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
+    beat(queue)
+    site = web()
+
+    answer = post(site, "/do/workers/drain", id="worker-1")
+    text = get(site, "/workers")
+
+    assert "takes no more tasks" in said(answer)
+    assert "draining" in words(text)
+    assert "drain-1" not in text
+    assert actions(inspector) == [("worker.drain", "worker-1", "done")]
+    post(site, "/do/workers/drain", 404, id="nobody")
+    assert actions(inspector)[-1] == ("worker.drain", "nobody", "failed")
+
+
+GOOD = RedisInfo(
+    version="7.4.0",
+    server="Redis",
+    used_memory=10,
+    max_memory=100,
+    policy="noeviction",
+    appendonly=True,
+    appendfsync="everysec",
+    last_save_ok=True,
+    replicas=1,
+    clients=3,
+    uptime=60.0,
+    round_trip=0.001,
+    clock_skew=0.01,
+)
+
+
+def test_a_server_that_is_well_is_called_so() -> None:
+    found = judge(GOOD)
+
+    assert {each.level for each in found} == {"ok"}
+    assert {each.advice for each in found} == {""}
+    assert [each.name for each in found] == [
+        "Server", "Memory", "Eviction", "Persistence", "Last save", "Replicas", "Clients",
+        "Round trip", "Clock",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "level", "advice"),
+    [
+        ({"used_memory": 85}, "Memory", "warning", "raise maxmemory"),
+        ({"used_memory": 97}, "Memory", "error", "raise maxmemory"),
+        ({"max_memory": 0}, "Memory", "ok", "With a maxmemory"),
+        ({"policy": "allkeys-lru"}, "Eviction", "error", "noeviction"),
+        ({"policy": "volatile-ttl"}, "Eviction", "warning", "noeviction"),
+        ({"appendonly": False}, "Persistence", "warning", "appendonly yes"),
+        ({"appendfsync": "no"}, "Persistence", "warning", "everysec"),
+        ({"appendfsync": "?"}, "Persistence", "ok", ""),
+        ({"last_save_ok": False}, "Last save", "error", "disk"),
+        ({"replicas": 0}, "Replicas", "ok", "if this server is lost"),
+        ({"round_trip": 0.2}, "Round trip", "warning", "SLOWLOG"),
+        ({"clock_skew": -3.0}, "Clock", "warning", "NTP"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_said_with_what_to_do(
+    change: dict[str, Any], name: str, level: str, advice: str
+) -> None:
+    (found,) = [each for each in judge(replace(GOOD, **change)) if each.name == name]
+
+    assert found.level == level
+    assert advice in found.advice
+
+
+def test_limits_are_set_changed_and_taken_away(
+    web: Web, queue: TaskQueue, inspector: Inspector
+) -> None:
+    site = web()
+
+    set_ = post(site, "/do/limits", name="mails.send", slots="3", rate="2.5", timeout="")
+    texts = [words(get(site, path)) for path in ("/workers", "/settings")]
+    limits = inspector.system.limits()["mails.send"]
+    gone = post(site, "/do/limits", name="mails.send", slots="", rate="", timeout="")
+
+    assert (limits.slots, limits.rate, limits.timeout) == (3, 2.5, None)
+    assert all("mails.send 3 2.5 none" in text for text in texts)
+    assert said(set_) == "The limits of mails.send hold from now on."
+    assert said(gone).startswith("Nothing limits mails.send any more")
+    assert inspector.system.limits() == {}
+    assert actions(inspector) == [("limits.change", "mails.send", "done")] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"name": "a", "slots": "many"}, "many"),
+        ({"name": "a", "slots": "-1"}, "slots"),
+        ({"name": "a", "rate": "-1"}, "rate"),
+        ({"name": "", "slots": "1"}, "name"),
+    ],
+)
+def test_limits_that_cannot_be_used_are_named_beside_their_fields(
+    web: Web, inspector: Inspector, fields: dict[str, str], told: str
+) -> None:
+    answer = web().http.post("/do/limits", data=fields, headers=HTMX)
+
+    assert answer.status_code == 422
+    assert told in answer.text
+    assert told in json.loads(answer.headers["HX-Trigger"])["toast"]["text"]
+    assert inspector.system.limits() == {}
+
+
+# --- audit ----------------------------------------------------------------------------------------
+
+
+def furnish_log(inspector: Inspector, clock: ManualClock) -> None:
+    """A change that was made, one that failed, and one of which nobody knows."""
+    inspector.schedules.add(
+        cron_expr="0 9 * * *",
+        user_id="alice",
+        schedule_id="nine",
+        tenant="north",
+        payload={"api_key": "k-123"},
+    )
+    clock.advance(7200)
+    with pytest.raises(UnknownSchedule):
+        inspector.acting_as(Actor(name="ole", role="operator", via="cli")).schedules.pause("ten")
+    clock.advance(60)
+    AuditLog(inspector.queue.link).begin(inspector.actor, "user.set", "bob", details={"weight": 2})
+
+
+def test_the_log_tells_who_did_what_and_how_it_went(
+    web: Web, inspector: Inspector, clock: ManualClock
+) -> None:
+    furnish_log(inspector, clock)
+
+    text = get(web(), "/audit")
+    told = [words(row) for row in text[text.index("<tbody>") :].split("<tr>")[1:]]
+
+    assert "user.set bob – started" in told[0]
+    assert '"weight": 2' in told[0]
+    assert "nine north done" in told[-1]
+    assert "k-123" not in text
+    assert "ann admin, by python" in told[0]
+
+
+def test_a_change_that_failed_is_there_with_its_reason(web: Web, inspector: Inspector) -> None:
+    inspector.queue.push(make_task("alice", "a"))
+    with pytest.raises(Exception, match="ageing"):
+        inspector.system.configure(ageing=5)
+
+    text = words(get(web(), "/audit"))
+
+    assert "settings.change default – failed ageing 5 can be set only" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, ["user.set", "schedule.add"]),
+        ({"action": "schedule."}, ["schedule.add"]),
+        ({"actor": "ann"}, ["user.set", "schedule.add"]),
+        ({"actor": "ole"}, []),
+        ({"target": "bob"}, ["user.set"]),
+        ({"tenant": "north"}, ["schedule.add"]),
+        ({"last": "1h"}, ["user.set"]),
+        ({"since": "2026-03-05T09:00"}, ["user.set"]),
+        ({"until": "2026-03-05T09:00"}, ["schedule.add"]),
+    ],
+)
+def test_entries_are_filtered_by_the_address(
+    web: Web,
+    inspector: Inspector,
+    clock: ManualClock,
+    query: dict[str, str],
+    found: list[str],
+) -> None:
+    furnish_log(inspector, clock)
+
+    text = get(web(), "/audit", **query)
+
+    assert re.findall(r"<code>([a-z]+\.[a-z]+)</code>", text) == found
+    if not found:
+        assert "Nobody has done anything that matches" in text
+
+
+def test_the_command_line_says_the_same_filters(web: Web) -> None:
+    text = html.unescape(get(web(), "/audit", action="run.", last="24h"))
+
+    assert "fairqueue audit --action run. --since 24h" in text
+
+
+def test_an_empty_log_says_what_will_stand_there(web: Web) -> None:
+    assert "Nobody has changed anything yet" in get(web(), "/audit")
+
+
+def test_pages_of_the_log_follow_each_other(web: Web, inspector: Inspector) -> None:
+    for number in range(55):
+        inspector.users.set(f"user-{number:02}", weight=2)
+    site = web()
+
+    first = get(site, "/audit")
+    more = re.search(r'rel="next" href="([^"]+)"', first)
+    assert more
+    second = get(site, "/audit" + html.unescape(more[1]))
+
+    found = re.findall(r'<td class="wrap">(user-\d\d)</td>', first + second)
+    assert found == [f"user-{number:02}" for number in reversed(range(55))]
+    assert 'rel="next"' not in second
+
+
+@pytest.mark.parametrize("query", [{"since": "never"}, {"cursor": "x"}, {"tenant": "no one!"}])
+def test_bad_filters_of_the_log_are_named(web: Web, query: dict[str, str]) -> None:
+    text = get(web(), "/audit", 422, **query)
+
+    assert re.search(r'role="alert">.*' + next(iter(query)), text, re.S)
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_explained() -> None:
+    defaults = asdict(QueueSettings())
+
+    assert set(MEANINGS) == set(defaults)
+    for row in rows(defaults):
+        assert not row.is_changed
+        kind = MEANINGS[row.name][0]
+        assert kind.read(row.typed, row.name) == defaults[row.name]
+
+
+def test_changed_settings_are_marked(web: Web, queue: TaskQueue) -> None:
+    queue.configure(max_waiting=500)
+
+    text = words(get(web(), "/settings"))
+
+    assert "500 changed 0" in text
+    assert text.count(" changed 0") == 1
+    assert "FairQueue" in text
+    assert "htmx.org 4." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "stored"),
+    [
+        ("max_waiting", "500", 500),
+        ("keep_finished_for", "12h", 43_200.0),
+        ("critical_share", "0.25", 0.25),
+        ("cost", "time", "time"),
+    ],
+)
+def test_a_setting_is_changed(
+    web: Web, inspector: Inspector, name: str, value: str, stored: Any
+) -> None:
+    answer = post(web(), "/do/settings", name=name, value=value)
+
+    assert inspector.system.settings()["settings"][name] == stored
+    assert said(answer) == f"{name} is {value} from now on."
+    assert actions(inspector) == [("settings.change", "default", "done")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_waiting", "many"),
+        ("max_waiting", "-1"),
+        ("max_waiting", ""),
+        ("keep_finished_for", "soon"),
+        ("critical_share", "2"),
+        ("critical_share", "half"),
+        ("cost", "money"),
+        ("colour", "red"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_beside_its_field(
+    web: Web, inspector: Inspector, name: str, value: str
+) -> None:
+    answer = web().http.post("/do/settings", data={"name": name, "value": value}, headers=HTMX)
+
+    assert answer.status_code == 422
+    assert name in answer.text
+    assert inspector.system.settings()["settings"] == asdict(QueueSettings())
+
+
+def test_a_key_is_made_and_its_secret_is_shown_once(
+    web: Web, queue: TaskQueue, inspector: Inspector
+) -> None:
+    site = web(auth=True, **RATE)
+    admin = key(site)
+
+    made = site.http.post(
+        "/do/keys/create",
+        data={"name": "ci", "role": "operator", "tenant": "north", "expires_in": "30d"},
+        headers=admin,
+    )
+    secret = re.search(r'id="secret"[^>]*>(fq_[0-9a-f]{16}_[^<]{43})<', made.text)
+
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    assert secret
+    assert "this is the only time that it is shown" in made.text
+    assert secret[1] not in site.http.get("/settings", headers=admin).text
+    used = site.http.get("/runs", headers={**HTML, "Authorization": f"Bearer {secret[1]}"})
+    assert used.status_code == 200
+    info = next(each for each in inspector.keys.list() if each.name == "ci")
+    assert (info.role, info.tenant) == ("operator", "north")
+    assert info.expires_at == START + timedelta(days=30)
+    assert actions(inspector) == [("key.create", "ci", "done")]
+    assert secret[1] not in repr(inspector.audit.list())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"name": ""}, "name of a key"),
+        ({"name": "a\x07"}, "name of a key"),
+        ({"role": "king"}, "king"),
+        ({"tenant": "no one!"}, "no one!"),
+        ({"expires_in": "soon"}, "soon"),
+    ],
+)
+def test_a_key_that_cannot_be_made_keeps_what_was_typed(
+    web: Web, inspector: Inspector, change: dict[str, str], told: str
+) -> None:
+    typed = {"name": "ci", "role": "viewer", "tenant": "north", "expires_in": "30d"} | change
+
+    text = post(web(), "/do/keys/create", 422, **typed).text
+
+    assert re.search(rf'id="key-error">.*{told}', html.unescape(text), re.S)
+    assert f'name="tenant" value="{typed["tenant"]}"' in html.unescape(text)
+    assert inspector.keys.list() == []
+
+
+def test_a_key_is_revoked(web: Web, inspector: Inspector) -> None:
+    key_id = inspector.keys.create("ci", "viewer").info.key_id
+    site = web()
+
+    first = post(site, "/do/keys/revoke", id=key_id)
+    second = post(site, "/do/keys/revoke", id=key_id)
+
+    assert said(first).startswith("The key is revoked")
+    assert said(second) == "There is no such key any more."
+    assert inspector.keys.list() == []
+    post(site, "/do/keys/revoke", 422, id="nonsense")
+
+
+def test_without_keys_the_page_says_how_to_make_one(web: Web) -> None:
+    assert "fairqueue keys create" in get(web(), "/settings")
+
+
+# --- who may --------------------------------------------------------------------------------------
+
+CHANGES = {
+    "/do/workers/drain": ({"id": "worker-1"}, "operator"),
+    "/do/limits": ({"name": "a", "slots": "1"}, "admin"),
+    "/do/settings": ({"name": "max_waiting", "value": "5"}, "admin"),
+    "/do/keys/create": ({"name": "ci", "role": "viewer"}, "admin"),
+    "/do/keys/revoke": ({"id": "0" * 16}, "admin"),
+}
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_who_may_not_sees_no_buttons_and_is_refused(
+    web: Web, queue: TaskQueue, inspector: Inspector, role: str
+) -> None:
+    beat(queue)
+    queue.set_limits("mails.send", slots=1)
+    site = web(auth=True, **RATE)
+    who = key(site, role=role)
+
+    pages = {path: site.http.get(path, headers=who).text for path in ("/workers", "/settings")}
+
+    assert ("drain-1" in pages["/workers"]) is (role == "operator")
+    for text in pages.values():
+        assert "/do/limits" not in text
+        assert "/do/settings" not in text
+        assert "API keys" not in text
+    for path, (fields, least) in CHANGES.items():
+        if least == "admin" or role == "viewer":
+            assert site.http.post(path, data=fields, headers=who).status_code == 403
+    assert inspector.system.settings()["settings"] == asdict(QueueSettings())
+    assert not inspector.workers.list()[0].draining
+
+
+def test_a_read_only_dashboard_shows_keys_and_changes_none(web: Web, inspector: Inspector) -> None:
+    inspector.keys.create("ci", "viewer")
+    site = web(read_only=True)
+
+    text = get(site, "/settings")
+
+    assert "API keys" in text
+    assert "data-dialog" not in text
+    assert 'method="post"' not in text[text.index("<main") :]
+    for path, (fields, _) in CHANGES.items():
+        post(site, path, 403, **fields)
+
+
+def test_what_all_tenants_share_is_not_for_somebody_of_one(
+    web: Web, queue: TaskQueue, inspector: Inspector, clock: ManualClock
+) -> None:
+    beat(queue)
+    furnish_log(inspector, clock)
+    site = web(auth=True, **RATE)
+    nora = key(site, tenant="north")
+
+    for path in ("/workers", "/settings"):
+        answer = site.http.get(path, headers=nora)
+        assert answer.status_code == 403
+        assert "takes a key without a tenant" in answer.text
+        assert "Go back" in answer.text
+    log = site.http.get("/audit", headers=nora).text
+    assert 'href="/workers"' not in log
+    assert 'href="/settings"' not in log
+    assert re.findall(r"<code>([a-z]+\.[a-z]+)</code>", log) == ["schedule.add"]
+    assert site.http.get("/audit?tenant=south", headers=nora).status_code == 403
+    for path, (fields, _) in CHANGES.items():
+        assert site.http.post(path, data=fields, headers=nora).status_code == 403
+
+
+# --- hostile texts --------------------------------------------------------------------------------
+
+
+def test_texts_of_others_are_shown_as_text(
+    web: Web, queue: TaskQueue, inspector: Inspector
+) -> None:
+    beat(queue, XSS, host=XSS, version=XSS, names=[XSS], current=[XSS], running=1)
+    queue.set_limits(XSS, slots=1)
+    inspector.keys.create(XSS, "viewer")
+    inspector.acting_as(Actor(name=XSS)).users.set(XSS, weight=2)
+    site = web()
+
+    texts = [get(site, path) for path in ("/workers", "/settings", "/audit")]
+    texts.append(get(site, "/audit", actor=XSS, target=XSS, action=XSS))
+    texts.append(post(site, "/do/keys/create", 201, name=XSS, role="viewer").text)
+    texts.append(post(site, "/do/keys/create", 422, name=XSS, role=XSS, tenant=XSS).text)
+    fields = {"name": "max_waiting", "value": XSS}
+    texts.append(site.http.post("/do/settings", data=fields, headers=HTMX).text)
+
+    for text in texts:
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert "&lt;script&gt;" in text
