@@ -10,8 +10,11 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
@@ -202,7 +205,8 @@ class AccessStore:
 
         None if the secret is of neither. Of several who redeem one login at the same time, one
         gets a session. It ends after so many seconds, or with the key that it came from.
-        Raises InvalidInput for a bad duration.
+        Raises InvalidInput for a bad duration, and QueueFull if a key has begun too many: twenty
+        at once, then one a minute.
         """
         seconds = check_seconds(seconds, "seconds", least=1.0, most=LONGEST_SESSION_S)
         key_id = id_of(secret)
@@ -218,6 +222,9 @@ class AccessStore:
             new_digest=_digest(new_secret),
             ttl_ms=round(seconds * 1000),
         )
+        if text.startswith(b"+"):
+            seconds = math.ceil(int(text) / 1000)
+            raise QueueFull(f"too many logins with this key: try again in {seconds} s")
         info = _info(new_key_id, text)
         return None if info is None else NewKey(secret=new_secret, info=info)
 
@@ -249,6 +256,31 @@ class AccessStore:
         )
         actor = _actor(key_id, text, digest)
         return NOBODY if actor is None else Admission(actor=actor, wait=int(wait_ms) / 1000)
+
+    def holding(self, key_ids: Collection[str]) -> set[str]:
+        """Those of these keys and sessions that have neither ended nor been taken back."""
+        found = self._unended(key_ids)
+        parents = self._unended({each["parent"] for each in found.values() if "parent" in each})
+        return {
+            key_id
+            for key_id, record in found.items()
+            if "parent" not in record or record["parent"] in parents
+        }
+
+    def _unended(self, key_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The records that are there and have not ended, by id."""
+        ids = list(key_ids)
+        if not ids:
+            return {}
+        now_ms = self._link.now_ms()
+        texts = self._link.ask(("HMGET", self._link.keys["credentials"], *ids))[0]
+        found = {}
+        for key_id, text in zip(ids, texts, strict=True):
+            with suppress(*UNREADABLE):
+                record = json.loads(text or b"")
+                if record.get("ends", math.inf) > now_ms:
+                    found[key_id] = record
+        return found
 
     # --- making one -------------------------------------------------------------------------------
 

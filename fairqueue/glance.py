@@ -41,8 +41,13 @@ class Glance:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def endings(self, schedule_ids: Sequence[str], limit: int = 10) -> dict[str, list[Ending]]:
-        """How the last runs of schedules ended, newest first: one round trip for all of them."""
+    def endings(
+        self, schedule_ids: Sequence[str], limit: int = 10, tenant: str | None = None
+    ) -> dict[str, list[Ending]]:
+        """How the last runs of schedules ended, newest first: one round trip for all of them.
+
+        With a tenant, one more, and only its runs: an id may have been another's schedule before.
+        """
         if not schedule_ids:
             return {}
         count = min(limit, MAX_ENDINGS)
@@ -53,10 +58,24 @@ class Glance:
                 for each in schedule_ids
             )
         )
+        if tenant is not None:
+            answers = self._of_tenant(answers, tenant)
         return {
             schedule_id: [ending for member in members if (ending := _ending(member))]
             for schedule_id, members in zip(schedule_ids, answers, strict=True)
         }
+
+    def _of_tenant(self, answers: list[list[bytes]], tenant: str) -> list[list[bytes]]:
+        """Those of the entries that the index of runs has for the tenant as well."""
+        head = f"t{tenant}".encode()
+        own = [[head + member[member.index(b"\0") :] for member in each] for each in answers]
+        key = self._link.keys["runs"]
+        places = [place for each in own for place in each]
+        if not places:
+            return answers
+        scores = self._link.ask(("ZMSCORE", key, *places))[0]
+        theirs = {place for place, score in zip(places, scores, strict=True) if score is not None}
+        return [[place for place in each if place in theirs] for each in own]
 
     def count_ended(self, since: datetime, tenant: str | None = None) -> dict[str, int]:
         """How many runs ended since then, by status, as far as history goes.

@@ -3,8 +3,9 @@
 import json
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
-from fairqueue.cli.text import printable
+from fairqueue.cli.text import printable, printable_lines
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
@@ -32,6 +33,10 @@ class TextFormatter(logging.Formatter):
             del fields["event"]
         words = [time_of(record), record.levelname, record.name, printable(record.message)]
         return " ".join(words + [f"{name}={_value(value)}" for name, value in fields.items()])
+
+    def formatException(self, ei: Any) -> str:
+        """A traceback; what an error says may be of anybody's making."""
+        return "\n".join(printable_lines(super().formatException(ei)))
 
 
 def _value(value: object) -> str:

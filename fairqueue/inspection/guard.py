@@ -85,15 +85,20 @@ class Guard:
         """Write a change down before it is made, and how it ended.
 
         If the process dies in between, the entry says that it was started, which is all that is
-        known then.
+        known then. The log gets a line, too: who makes many changes could push others' entries out
+        of the audit log, which keeps the newest.
         """
+        tenant = tenant if tenant is not None else self.actor.tenant
         entry_id = self._log.begin(
             actor=self.actor,
             action=action,
             target=target,
-            tenant=tenant if tenant is not None else self.actor.tenant,
+            tenant=tenant,
             details=mask(dict(details or {})),
         )
+        fields = {"actor": self.actor.name, "key": self.actor.key_id, "via": self.actor.via}
+        fields |= {"action": action, "target": target, "tenant": tenant, "entry": entry_id}
+        logger.info("change_begun", extra={"event": "change_begun", **fields})
         noted = Noted()
         try:
             yield noted

@@ -21,7 +21,7 @@ from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.queue import TaskQueue
 from fairqueue.samples import SampleStore
-from fairqueue.web.auth import PUBLIC, Gate, actor_of
+from fairqueue.web.auth import PUBLIC, Gate, actor_of, check_base_url
 from fairqueue.web.hub import Hub, Numbers
 from fairqueue.web.problems import Problem, problem_of, problem_of_status
 from fairqueue.web.site import API_PREFIX, ROOT, Site, answer, site_of
@@ -70,22 +70,24 @@ def create_app(
 
     read_only refuses all changes. base_url is what browsers see behind a proxy that changes the
     host name. rate and burst: requests per second of one key or session. secure_cookies: by default
-    as the request came. auth=False lets everybody in as admin who reaches this machine by the name
-    localhost: for tests and for one's own machine only.
+    as the request came. auth=False lets everybody in as admin who comes from this machine, by the
+    name localhost: for tests and for one's own machine only.
 
     Mounted into an app of yours, call `close_streams` before that ends: servers wait for open event
     streams otherwise, uvicorn for as long as `--timeout-graceful-shutdown` says.
 
-    Raises ConfigurationError where the dashboard's files are not installed.
+    Raises ConfigurationError where the dashboard's files are not installed, and for a base_url that
+    is none.
     """
     inspector = Inspector(queue, Actor(name="web", via="web"))
+    access = AccessStore(queue.link)
     site = Site(
         inspector=inspector,
-        access=AccessStore(queue.link),
-        hub=Hub(reader(inspector)),
+        access=access,
+        hub=Hub(reader(inspector), holding=access.holding),
         has_dashboard=dashboard,
         read_only=read_only,
-        base_url=base_url.rstrip("/") if base_url else None,
+        base_url=check_base_url(base_url) if base_url else None,
         rate=rate,
         burst=burst,
         secure_cookies=secure_cookies,
@@ -190,15 +192,14 @@ def _fields(overview: Any) -> dict[str, Any]:
 
 async def _events(request: Request) -> Response:
     """The stream of one page."""
-    hub = site_of(request).hub
-    if hub.is_full:
+    hub, actor = site_of(request).hub, actor_of(request)
+    if hub.is_full(actor.key_id):
         return Problem(
             status=503,
             kind="too-many-viewers",
             detail="too many pages are open at once",
             headers={"Retry-After": "30"},
         ).response()
-    actor = actor_of(request)
     return StreamingResponse(
         hub.stream(actor.tenant, actor.key_id),
         media_type="text/event-stream",

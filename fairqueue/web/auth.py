@@ -1,6 +1,7 @@
 """Know who sends a request, and let in only those who may: keys, sessions, origins, read-only."""
 
 from dataclasses import replace
+from ipaddress import IPv6Address, ip_address
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairqueue.access import Actor
-from fairqueue.errors import FairQueueError
+from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.web.problems import Problem, problem_of, too_many, unauthorized
 from fairqueue.web.site import SAFE_METHODS, Site, answer, path_of, root_of, site_of
@@ -18,6 +19,7 @@ from fairqueue.web.site import SAFE_METHODS, Site, answer, path_of, root_of, sit
 SESSION_COOKIE = "fairqueue_session"
 SESSION_S = 12 * 3600  # after so long one has to log in again
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+TEST_CLIENT = "testclient"  # what Starlette's TestClient calls itself; no address can be that
 LOCAL = Actor(name="local", role="admin", via="web")
 
 # Paths that need no credential, beside those that the API names. Everything else is closed.
@@ -139,15 +141,41 @@ def _is_same_origin(request: Request, base_url: str | None) -> bool:
     ours = {request.headers.get("host", "")}
     if base_url is not None:
         ours.add(urlsplit(base_url).netloc)
-    return urlsplit(origin).netloc in ours
+    theirs = origin.partition("://")[2]  # empty for `null`, which is nobody's
+    return bool(theirs) and theirs in ours
 
 
 def _is_loopback(request: Request) -> bool:
-    """Whether the browser thinks that it talks to this machine: not so after DNS rebinding."""
+    """Whether a request comes from this machine, and its browser thinks so too.
+
+    The latter is not so after DNS rebinding. Anybody can write `Host: localhost` where the server
+    listens to other machines, so that this alone would say nothing.
+    """
     try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname in LOOPBACK
+        by_name = urlsplit(f"//{request.headers.get('host', '')}").hostname in LOOPBACK
+        client = request.client.host if request.client else ""  # none: a socket in a folder
+        return by_name and (client in ("", TEST_CLIENT) or _is_here(client))
     except ValueError:
         return False
+
+
+def _is_here(address: str) -> bool:
+    found = ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def check_base_url(base_url: str) -> str:
+    """What browsers see, without a slash at the end. Raises ConfigurationError."""
+    try:
+        parts = urlsplit(base_url)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return base_url.rstrip("/")
+    except ValueError:
+        pass
+    raise ConfigurationError(
+        f"base_url {base_url!r:.80} is none: such as https://queue.example.com/ops"
+    )
 
 
 def set_session(request: Request, response: Response, secret: str) -> None:

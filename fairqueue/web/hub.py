@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,15 +16,17 @@ logger = logging.getLogger("fairqueue.web")
 
 POLL_S = 2.0  # how old numbers on a page may be
 HEARTBEAT_S = 15.0  # proxies close connections on which nothing comes for a minute
-# A stream ends after about so long; the browser comes again, and is let in again or not. So a key
-# that was revoked elsewhere is without news after this long at most.
-STREAM_S = 120.0
+STREAM_S = 120.0  # a stream ends after about so long; the browser comes again, and is let in or not
+CHECK_S = 5.0  # so long a key that was revoked elsewhere has news at most
 MAX_VIEWERS = 500  # streams in one process
+MAX_OF_ONE = 10  # of them with one key or session: nobody can keep all others out
 RETRY_MS = 2000  # what a browser waits before it comes again
 
 Numbers = Mapping[str, Any]
 # The numbers that the viewers of a tenant may see; None: those who see everything.
 Reader = Callable[[str | None], Numbers]
+# Which of these keys and sessions still hold.
+Holding = Callable[[Collection[str]], Collection[str]]
 
 
 class Viewer:
@@ -72,11 +74,15 @@ class Hub:
         self,
         read: Reader,
         *,
+        holding: Holding = lambda key_ids: key_ids,
         poll: float = POLL_S,
         heartbeat: float = HEARTBEAT_S,
         stream: float = STREAM_S,
+        check: float = CHECK_S,
     ) -> None:
         self._read = read
+        self._holding = holding
+        self._check_s = check
         self._poll_s = poll
         self._heartbeat_s = heartbeat
         self._stream_s = stream
@@ -91,10 +97,12 @@ class Hub:
         """How many streams are open."""
         return len(self._viewers)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more viewers are taken, for now or for good."""
-        return self._closed or len(self._viewers) >= MAX_VIEWERS
+    def is_full(self, key_id: str | None = None) -> bool:
+        """Whether no more viewers are taken, or none with this key, for now or for good."""
+        if self._closed or len(self._viewers) >= MAX_VIEWERS:
+            return True
+        own = sum(viewer.key_id == key_id for viewer in self._viewers)
+        return key_id is not None and own >= MAX_OF_ONE
 
     async def stream(self, tenant: str | None, key_id: str | None) -> AsyncGenerator[bytes, None]:
         """The messages of one viewer, until it leaves, its session ends or the hub closes."""
@@ -131,7 +139,12 @@ class Hub:
 
     async def _poll(self) -> None:
         """Read once for all viewers of a tenant, as long as there are any."""
+        loop = asyncio.get_running_loop()
+        checked = loop.time()
         while self._viewers:
+            if loop.time() - checked >= self._check_s:
+                await self._check()
+                checked = loop.time()
             for tenant in {viewer.tenant for viewer in self._viewers}:
                 text = await self._news_of(tenant)
                 self._news[tenant] = text
@@ -141,6 +154,14 @@ class Hub:
             await asyncio.sleep(self._poll_s)
         self._news.clear()  # it would be old for the next who comes
         self._poller = None
+
+    async def _check(self) -> None:
+        """End the streams of those who would not be let in any more."""
+        key_ids = {viewer.key_id for viewer in self._viewers if viewer.key_id is not None}
+        with suppress(FairQueueError):  # without Redis there is no news either
+            held = await run_in_threadpool(self._holding, key_ids)
+            for key_id in key_ids.difference(held):
+                self.end(key_id)
 
     async def _news_of(self, tenant: str | None) -> bytes:
         try:

@@ -35,7 +35,12 @@ class Memo:
             if time.monotonic() < until:
                 found: Kept = value
                 return found
-            made = make()
+            try:
+                made = make()
+            except BaseException:
+                with self._lock:
+                    self._making.pop(key, None)  # else those that fail would stay for ever
+                raise
             with self._lock:
                 self._forget()
                 self._kept[key] = (time.monotonic() + self._seconds, made)

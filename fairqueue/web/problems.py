@@ -104,10 +104,10 @@ def unauthorized(detail: str) -> Problem:
     )
 
 
-def too_many(wait: float) -> Problem:
-    """A key has asked too often; `wait` in seconds."""
+def too_many(wait: float, whose: str = "with this key") -> Problem:
+    """Somebody has asked too often; `wait` in seconds."""
     seconds = max(1, math.ceil(wait))
-    detail = f"too many requests with this key: ask again in {seconds} s"
+    detail = f"too many requests {whose}: ask again in {seconds} s"
     headers = {"Retry-After": str(seconds)}
     return Problem(status=429, kind="too-many-requests", detail=detail, headers=headers)
 

@@ -13,11 +13,14 @@ from fairqueue.access import AccessStore
 from fairqueue.inspection import Inspector
 from fairqueue.web.hub import POLL_S, Hub
 from fairqueue.web.memo import Memo
+from fairqueue.web.pace import Pace
 from fairqueue.web.problems import Problem
 
 API_PREFIX = "/api"
 ROOT = "fairqueue.root"  # in a scope: the path under which the app is mounted
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+# Of one address. Nobody guesses 256 bits; it keeps those who try from keeping Redis busy.
+LOGIN_EVERY_S, LOGINS_AT_ONCE = 2.0, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,8 @@ class Site:
 
     public: paths that need no credential. error_page: makes the answer for people; without a
     dashboard all get problems. memo: what many viewers read at the same time. paths: of routes by
-    name and parameters; to look one up goes through all routes.
+    name and parameters; to look one up goes through all routes. logins: how often one address may
+    try.
     """
 
     inspector: Inspector
@@ -42,6 +46,7 @@ class Site:
     public: frozenset[str]
     error_page: Callable[[Request, Problem], Response] | None
     memo: Memo = field(default_factory=lambda: Memo(POLL_S))
+    logins: Pace = field(default_factory=lambda: Pace(LOGIN_EVERY_S, LOGINS_AT_ONCE))
     paths: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 

@@ -1,5 +1,6 @@
 """Log in with a key or a one-time link, and log out."""
 
+import logging
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -18,6 +19,8 @@ from fairqueue.web.auth import (
 from fairqueue.web.dashboard.shell import local_path, page
 from fairqueue.web.problems import too_many
 from fairqueue.web.site import answer, link, site_of
+
+logger = logging.getLogger("fairqueue.web")
 
 MAX_SECRET = 200  # characters; ours have 63
 
@@ -46,12 +49,16 @@ async def login(request: Request) -> Response:
     where = local_path(request, str(form.get("next") or ""))
     access = site_of(request).access
     session = None
-    if id_of(secret) is not None:
-        wait = site_of(request).logins.wait(request.client.host if request.client else "")
+    key_id, address = id_of(secret), request.client.host if request.client else ""
+    if key_id is not None:
+        wait = site_of(request).logins.wait(address)
         if wait > 0:
             return await run_in_threadpool(answer, request, too_many(wait, "from this address"))
         session = await run_in_threadpool(access.redeem, secret, seconds=SESSION_S)
     if session is None:
+        if key_id is not None:  # else it is a slip, and anybody could fill the log with such
+            fields = {"event": "login_refused", "address": address, "key": key_id}
+            logger.warning("login_refused", extra=fields)
         return await run_in_threadpool(_refused, request, where)
     response = RedirectResponse(where, 303)
     set_session(request, response, session.secret)
