@@ -35,6 +35,7 @@ _ENTRY_ID = re.compile(r"[0-9]{13}-[0-9]{6}-[0-9a-f]{24}")
 class AuditEntry:
     """Something that somebody did.
 
+    key_id: of the credential that they came with, where there was one; names may be the same.
     tenant: of what it was done to, else of who did it. outcome: "done", "failed" (see error), or
     "started": nobody knows how it went, because whoever did it ended in the middle, or does it now.
     """
@@ -44,6 +45,7 @@ class AuditEntry:
     actor: str
     role: str
     via: str
+    key_id: str | None
     tenant: str | None
     action: str
     target: str
@@ -96,6 +98,7 @@ class AuditLog:
             "actor": actor.name,
             "role": actor.role,
             "via": actor.via,
+            "key": actor.key_id,
             "tenant": actor.tenant if tenant is None else tenant,
             "action": check_name(action, "action", InvalidInput),
             "target": _text(target),
@@ -200,6 +203,7 @@ def _entry(member: bytes) -> AuditEntry | None:
             actor=str(head["actor"]),
             role=str(head["role"]),
             via=str(head["via"]),
+            key_id=None if head.get("key") is None else str(head["key"]),
             tenant=None if tenant is None else str(tenant),
             action=str(head["action"]),
             target=str(head["target"]),

@@ -645,7 +645,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def run_tests(folder: Path, selection: Iterable[str]) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy until the first failure."""
-    options = ("-x", "--tb=line", "-p", "no:logging", "-p", "no:hypothesispytest")
+    options = ("-x", "-n", "0", "--tb=line", "-p", "no:logging", "-p", "no:hypothesispytest")
     return run(folder, "-m", "pytest", *options, *selection)
 
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +20,21 @@ from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 
 __all__ = ["chromium", "open_page", "web"]  # fixtures of the web tests
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """In how many processes tests run: in one, if they all have to share one server."""
+    return 0 if "FAIRQUEUE_TEST_URL" in os.environ else min(4, os.cpu_count() or 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What was logged goes to another process as UTF-8, and some tests log what is none."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="replace").decode()) for name, text in report.sections
+    ]
+    return report
 
 
 class Server(Protocol):

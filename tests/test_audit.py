@@ -58,6 +58,7 @@ def test_an_entry_says_that_something_was_started_before_it_says_how_it_went(
         actor="ann",
         role="operator",
         via="rest",
+        key_id="0123456789abcdef",
         tenant="other",
         action="schedule.pause",
         target="s1",

@@ -550,7 +550,7 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
             UnknownSchedule,
         ),
         (lambda: south.schedules.list(tenant="north"), Forbidden),
-        (lambda: south.users.set("nils", weight=9.0), UnknownUser),
+        (lambda: south.users.set("nils", weight=9.0), Forbidden),
     ]
     for attempt, error in attempts:
         with pytest.raises(error):
@@ -576,7 +576,7 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
         lambda i: i.workers.list(),
         lambda i: i.workers.drain("w"),
         lambda i: i.users.overview(),
-        lambda i: i.users.set("nils", tenant="south"),
+        lambda i: i.users.set("nils", weight=1000.0),
         lambda i: i.keys.list(),
         lambda i: i.keys.create("k", "viewer"),
     ],
@@ -631,6 +631,7 @@ ADMINISTRATION: dict[str, Act] = {
     "schedule.update": lambda i: i.schedules.update("nine", {"timezone": "Asia/Tokyo"}),
     "schedule.remove": lambda i: i.schedules.remove("nine"),
     "schedules.remove": lambda i: i.schedules.bulk("remove", dry_run=False),
+    "schedules.export": lambda i: i.schedules.export(),
     "schedules.import": lambda i: i.schedules.import_([NINE], prune=True, dry_run=False),
     "user.set": lambda i: i.users.set("alice", weight=2.0),
     "user.purge": lambda i: i.users.purge("alice", dry_run=False),

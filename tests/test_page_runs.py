@@ -22,9 +22,9 @@ from fairqueue.queue import TaskQueue
 from fairqueue.reports import Failure, LogLine, Report
 from fairqueue.seeder import seed
 from fairqueue.web.dashboard.pages import failed as failed_page
+from fairqueue.web.dashboard.pages.parts import segment
 from fairqueue.web.dashboard.pages.run_parts import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
-from fairqueue.web.dashboard.pages.schedule_parts import segment
 from fairqueue.web.dashboard.shell import TOAST_COOKIE
 
 HTML = {"Accept": "text/html"}

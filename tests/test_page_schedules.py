@@ -22,8 +22,7 @@ from fairqueue.connection import Link
 from fairqueue.inspection import Actor, Inspector
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
-from fairqueue.web.dashboard.pages.schedule import bars, stretches
-from fairqueue.web.dashboard.pages.schedule_parts import (
+from fairqueue.web.dashboard.pages.parts import (
     command,
     local_text,
     read_local,
@@ -32,6 +31,7 @@ from fairqueue.web.dashboard.pages.schedule_parts import (
     segment,
     wall,
 )
+from fairqueue.web.dashboard.pages.schedule import bars, stretches
 from fairqueue.web.dashboard.shell import TOAST_COOKIE
 
 HTML = {"Accept": "text/html"}
@@ -324,7 +324,7 @@ def test_the_page_of_a_schedule_that_has_not_run(web: Web, inspector: Inspector)
         "It has not run yet",
         "It was never changed",
         "No run has ended",
-        "fairqueue schedules pause nine --note why",
+        "fairqueue schedules pause --note why nine",
         "fairqueue schedules trigger nine",
     ):
         assert part in text, part
@@ -1040,7 +1040,8 @@ def test_a_wall_clock_time_that_is_skipped_means_the_end_of_the_gap() -> None:
 
 
 def test_a_command_line_can_be_pasted() -> None:
-    assert command("pause", "a b; rm -rf /") == "fairqueue schedules pause 'a b; rm -rf /'"
+    line = command("schedules", "pause", ids=["a b; rm -rf /"])
+    assert line == "fairqueue schedules pause 'a b; rm -rf /'"
 
 
 def test_a_chart_without_runs_has_no_bars(inspector: Inspector) -> None:

@@ -1,8 +1,11 @@
 """What somebody hostile would try: other tenants' secrets, open doors, ways to wear us out."""
 
 import asyncio
+import html
 import logging
 import os
+import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -10,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -29,6 +33,7 @@ from fairqueue.queue import TaskQueue
 from fairqueue.reports import LogLine, Report
 from fairqueue.web import create_app
 from fairqueue.web.auth import SESSION_COOKIE
+from fairqueue.web.dashboard.pages.parts import command, options
 from fairqueue.web.hub import MAX_OF_ONE, MAX_VIEWERS, Hub
 from fairqueue.web.memo import Memo
 from fairqueue.web.pace import MAX_KNOWN, Pace
@@ -478,3 +483,42 @@ def test_a_traceback_in_the_log_tells_a_terminal_nothing() -> None:
 
     assert lines[-1].startswith(r"ValueError: \x1b]0;evil\x07 \x1b[2J\r2026")
     assert all(line.isprintable() for line in lines)
+
+
+# --- command lines that pages show ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule_id", ["--all", "--yes", "--url=redis://elsewhere", "; rm -rf ~"])
+def test_a_command_line_that_is_copied_runs_nothing_else(
+    web: Web, inspector: Inspector, schedule_id: str
+) -> None:
+    inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id=schedule_id)
+
+    text = html.unescape(web().http.get(f"/schedules/{quote(schedule_id, safe='')}").text)
+
+    lines = re.findall(r">(fairqueue schedules [^<]*)</code>", text)
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert words[-1] == schedule_id
+        assert not schedule_id.startswith("-") or words[-2] == "--"
+
+
+def test_a_value_of_an_option_is_no_option() -> None:
+    assert command("runs", "list", *options(user="--all")) == "fairqueue runs list --user=--all"
+
+
+def test_a_long_text_that_is_no_duration_is_refused_at_once(web: Web) -> None:
+    answer = web().http.get(
+        "/do/schedules/preview", params={"kind": "every", "every": "1" * 9000 + "x"}
+    )
+
+    assert answer.status_code < 500
+
+
+def test_links_hold_ids_that_look_like_ways(web: Web, inspector: Inspector) -> None:
+    inspector.schedules.add(cron_expr="* * * * *", user_id="u", schedule_id="a/../../settings")
+
+    text = web().http.get("/").text
+
+    assert "/schedules/a%2F..%2F..%2Fsettings" in text

@@ -397,7 +397,14 @@ class Schedules:
     def export(self, **filters: Unpack[ScheduleFilters]) -> builtins.list[dict[str, Any]]:
         """Schedules as documents that `import_` takes, whole: for admins, as they hold secrets."""
         self._guard.require("admin", "export schedules")
-        return export(self._ground.link, self._ground.store, self._filter(filters))
+        wanted = self._filter(filters)
+        given = {name: value for name, value in filters.items() if value is not None}
+        with self._guard.change(
+            "schedules.export", "(all that match)", tenant=wanted.tenant, details={"filters": given}
+        ) as noted:
+            documents = export(self._ground.link, self._ground.store, wanted)
+            noted.add(exported=len(documents))
+        return documents
 
     def import_(
         self, documents: Iterable[Mapping[str, Any]], *, prune: bool = False, dry_run: bool = True

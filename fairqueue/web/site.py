@@ -76,10 +76,11 @@ def link(request: Request, name: str, **parameters: Any) -> str:
     if key not in paths:
         marks = {parameter: f"\0{parameter}\0" for parameter in parameters}
         paths[key] = str(request.app.url_path_for(name, **marks))
-    path = root_of(request.scope) + paths[key]
+    path = quote(root_of(request.scope) + paths[key], safe="/:@!$&'()*+,;=~\0")
     for parameter, value in parameters.items():
-        path = path.replace(f"\0{parameter}\0", str(value), 1)
-    return quote(path, safe="/:@!$&'()*+,;=~")
+        # Slashes too: browsers would resolve `a/../b`.
+        path = path.replace(f"\0{parameter}\0", quote(str(value), safe=":@!$'()*+,;=~"), 1)
+    return path
 
 
 def is_for_programs(request: Request) -> bool:

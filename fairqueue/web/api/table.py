@@ -234,7 +234,7 @@ _SYSTEM = (
     _row("GET", "/users", system.list_users, VIEWER, LISTING, page(shape(UserInfo), "UserPage"),
          query=m.UserQuery),
     _row("GET", _USER, system.get_user, VIEWER, OBJECT, shape(UserInfo), query=m.WindowQuery),
-    _row("PATCH", _USER, system.change_user, ADMIN, OBJECT, shape(UserSettings),
+    _row("PATCH", _USER, system.change_user, ADMIN, SHARED, shape(UserSettings),
          body=m.UserChanges),
     _row("POST", f"{_USER}/pause", system.pause_user, OPERATOR, OBJECT, shape(UserSettings)),
     _row("POST", f"{_USER}/resume", system.resume_user, OPERATOR, OBJECT, shape(UserSettings)),

@@ -18,10 +18,10 @@ from fairqueue.history import FailureGroup, Run, RunDetails
 from fairqueue.inspection.documents import document
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
+from fairqueue.web.dashboard.pages.parts import command, now_of, paths, posted, segment
 from fairqueue.web.dashboard.pages.run_parts import (
     LABELS,
     TEXTS,
-    command,
     filters_of,
     first_line,
     flags,
@@ -30,7 +30,6 @@ from fairqueue.web.dashboard.pages.run_parts import (
     took,
     window_of,
 )
-from fairqueue.web.dashboard.pages.schedule_parts import now_of, paths, posted, segment
 from fairqueue.web.dashboard.shell import Form, is_htmx, page, partial
 from fairqueue.web.problems import problem_of
 

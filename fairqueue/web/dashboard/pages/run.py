@@ -13,8 +13,8 @@ from fairqueue.errors import InvalidInput
 from fairqueue.history import UNFINISHED, RunDetails
 from fairqueue.inspection.runs import FAILED, WAITING
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.pages.run_parts import command, short, took, waited
-from fairqueue.web.dashboard.pages.schedule_parts import json_text, paths, segment
+from fairqueue.web.dashboard.pages.parts import command, json_text, options, paths, segment
+from fairqueue.web.dashboard.pages.run_parts import short, took, waited
 from fairqueue.web.dashboard.shell import Done, Form, action, page
 from fairqueue.web.site import link
 
@@ -111,7 +111,7 @@ def _edit_command(details: RunDetails) -> str | None:
     if details.task is None:
         return None
     payload = json_text(details.task.payload)
-    told = command("runs", "retry", details.run.task_id, "--payload", payload)
+    told = command("runs", "retry", *options(payload=payload), ids=[details.run.task_id])
     return told if len(told) < MOST_COMMAND else None
 
 

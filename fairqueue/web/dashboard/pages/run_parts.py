@@ -1,6 +1,5 @@
 """What the pages about runs share: their filters, how a run is told in a row, command lines."""
 
-import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
@@ -11,7 +10,7 @@ from starlette.responses import HTMLResponse
 from fairqueue.errors import InvalidInput
 from fairqueue.history import Run
 from fairqueue.inspection.runs import RunFilters
-from fairqueue.web.dashboard.pages.schedule_parts import options, read_local
+from fairqueue.web.dashboard.pages.parts import options, read_local
 from fairqueue.web.dashboard.shell import Done
 from fairqueue.web.problems import problem_of
 
@@ -70,11 +69,6 @@ def flags(given: Mapping[str, str], statuses: Iterable[str] = ()) -> list[str]:
     named = {"user": told.pop("user_id", None), "schedule": told.pop("schedule_id", None)}
     listed = [word for status in statuses for word in ("--status", status)]
     return [*listed, *options(**named, **told)]
-
-
-def command(*words: str) -> str:
-    """The command line that does the same."""
-    return "fairqueue " + shlex.join(words)
 
 
 def refused(error: InvalidInput) -> Done:

@@ -8,9 +8,9 @@ from fairqueue.errors import InvalidInput
 from fairqueue.history import STATUSES, UNFINISHED, Run
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
+from fairqueue.web.dashboard.pages.parts import command, now_of, paths, segment
 from fairqueue.web.dashboard.pages.run_parts import (
     LABELS,
-    command,
     filters_of,
     flags,
     short,
@@ -19,7 +19,6 @@ from fairqueue.web.dashboard.pages.run_parts import (
     waited,
     window_of,
 )
-from fairqueue.web.dashboard.pages.schedule_parts import now_of, paths, segment
 from fairqueue.web.dashboard.shell import page
 from fairqueue.web.problems import problem_of
 from fairqueue.web.site import link

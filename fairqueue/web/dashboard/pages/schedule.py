@@ -17,7 +17,7 @@ from fairqueue.moments import Moment
 from fairqueue.validation import Priority
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.filters import plural
-from fairqueue.web.dashboard.pages.schedule_parts import (
+from fairqueue.web.dashboard.pages.parts import (
     command,
     json_text,
     local_text,

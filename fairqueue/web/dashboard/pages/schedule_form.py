@@ -30,8 +30,7 @@ from fairqueue.inspection.views import Preview, ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.validation import Priority
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.schedule import MISFIRES, OVERLAPS, PRIORITIES
-from fairqueue.web.dashboard.pages.schedule_parts import (
+from fairqueue.web.dashboard.pages.parts import (
     command,
     json_text,
     local_text,
@@ -44,6 +43,7 @@ from fairqueue.web.dashboard.pages.schedule_parts import (
     utc_text,
     wall,
 )
+from fairqueue.web.dashboard.pages.schedule import MISFIRES, OVERLAPS, PRIORITIES
 from fairqueue.web.dashboard.shell import Form, navigation, page, partial, set_toast
 from fairqueue.web.problems import problem_of
 from fairqueue.web.site import link, site_of
@@ -267,11 +267,11 @@ class Task:
     def command(self) -> str:
         """The command line that does the like."""
         if self.view is None:
-            return command("add", "0 9 * * 1-5", "--user", "alice", "--name", "report")
+            return command("schedules", "add", "0 9 * * 1-5", "--user", "alice", "--name", "report")
         own = self.view.schedule.schedule_id
         if self.kind == "copy":
-            return command("copy", own, "--id", "NEW_ID")
-        return command("update", own, "--cron", "0 9 * * 1-5")
+            return command("schedules", "copy", "--id", "NEW_ID", ids=[own])
+        return command("schedules", "update", "--cron", "0 9 * * 1-5", ids=[own])
 
 
 def new(request: Request) -> Response:

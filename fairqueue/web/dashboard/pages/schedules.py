@@ -15,7 +15,7 @@ from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.filters import plural
-from fairqueue.web.dashboard.pages.schedule_parts import (
+from fairqueue.web.dashboard.pages.parts import (
     brief,
     command,
     options,
@@ -82,7 +82,7 @@ def schedules(request: Request) -> Response:
         segment=segment,
         rule_text=rule_text,
         brief=brief,
-        command=command("list", *_flags(filters)),
+        command=command("schedules", "list", *_flags(filters)),
         **paths(request),
     )
 
@@ -129,7 +129,8 @@ def ask(request: Request, form: Form) -> Response:
     result = inspector_of(request).schedules.bulk(kind, dry_run=True, **chosen)
     verb, about, _ = BULK[kind]
     ids, filters = chosen.get("ids"), _told_filters(form)
-    told = command(kind, *(ids if ids is not None else _flags(filters_of(filters)) or ["--all"]))
+    flags = [] if ids is not None else _flags(filters_of(filters)) or ["--all"]
+    told = command("schedules", kind, *flags, ids=ids or ())
     return partial(
         request,
         "schedules_ask.html",

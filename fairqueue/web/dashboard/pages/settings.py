@@ -16,8 +16,8 @@ from fairqueue.errors import InvalidInput
 from fairqueue.models import QueueSettings
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.filters import duration, number, share
-from fairqueue.web.dashboard.pages.run_parts import command, refused
-from fairqueue.web.dashboard.pages.schedule_parts import posted, read_seconds, seconds_text
+from fairqueue.web.dashboard.pages.parts import command, posted, read_seconds, seconds_text
+from fairqueue.web.dashboard.pages.run_parts import refused
 from fairqueue.web.dashboard.shell import STATIC, Done, Form, action, page
 from fairqueue.web.site import site_of
 

@@ -7,8 +7,9 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.errors import InvalidTask, UnknownUser
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import chart_document
-from fairqueue.web.dashboard.pages.schedule_parts import (
+from fairqueue.web.dashboard.pages.parts import (
     brief,
+    command,
     paths,
     query_value,
     rule_text,
@@ -16,7 +17,6 @@ from fairqueue.web.dashboard.pages.schedule_parts import (
 )
 from fairqueue.web.dashboard.pages.user_parts import (
     WINDOWS,
-    command,
     hint,
     scale_of,
     window_of,

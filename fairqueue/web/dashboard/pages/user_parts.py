@@ -1,6 +1,5 @@
 """What the pages about users share: windows of time, hints about shares, command lines."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -85,8 +84,3 @@ def scale_of(infos: Sequence[UserInfo]) -> float:
     """The share that a full bar stands for: the same for all that are shown together."""
     most = max((max(info.received, info.entitled) for info in infos), default=0.0)
     return next((scale for scale in SCALES if most <= scale), 1.0)
-
-
-def command(*words: object) -> str:
-    """The command line that does the same."""
-    return "fairqueue users " + shlex.join(str(word) for word in words)

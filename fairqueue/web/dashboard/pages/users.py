@@ -14,10 +14,9 @@ from fairqueue.people import ShareSeries, UserInfo
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import Line, chart_document
 from fairqueue.web.dashboard.filters import plural
-from fairqueue.web.dashboard.pages.schedule_parts import paths, query_value, segment
+from fairqueue.web.dashboard.pages.parts import command, options, paths, query_value, segment
 from fairqueue.web.dashboard.pages.user_parts import (
     WINDOWS,
-    command,
     evenness,
     hint,
     scale_of,
@@ -62,7 +61,7 @@ def users(request: Request) -> Response:
         kind=_kind(request),
         segment=segment,
         query_value=query_value,
-        command=command("list", *_flags(request, minutes)),
+        command=command("users", "list", *_flags(request, minutes)),
         **paths(request),
     )
 
@@ -79,12 +78,9 @@ def _list(request: Request, order: str) -> Page[UserInfo]:
     )
 
 
-def _flags(request: Request, minutes: int) -> list[object]:
-    found: list[object] = []
-    for name in ("order", "prefix", "tenant"):
-        value = request.query_params.get(name)
-        found += [f"--{name}", value] if value else []
-    return [*found, "--minutes", minutes]
+def _flags(request: Request, minutes: int) -> list[str]:
+    given = {name: request.query_params.get(name) for name in ("order", "prefix", "tenant")}
+    return options(**given, minutes=minutes)
 
 
 # --- charts ---------------------------------------------------------------------------------------
@@ -140,7 +136,6 @@ def ask(request: Request) -> Response:
         f"users_{kind}.html",
         info=people.get(user_id),
         waiting=people.purge(user_id, dry_run=True),
-        sees_all=actor_of(request).tenant is None,
         command=command,
     )
 

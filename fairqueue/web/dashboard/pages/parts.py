@@ -1,9 +1,9 @@
-"""What the pages about schedules share: addresses, command lines, times as people type them."""
+"""What pages share: addresses, command lines, times as people type them, rules in short."""
 
 import json
 import re
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, tzinfo
 from functools import wraps
 from typing import Any
@@ -24,6 +24,7 @@ from fairqueue.zones import find_zone
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)", re.ASCII)
+LONGEST_DURATION = 60  # characters
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of wall clocks
 
 
@@ -71,10 +72,15 @@ def json_text(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
 
 
-def command(*words: object) -> str:
-    """The command line that does the same; empty words are left out."""
-    given = [str(word) for word in words if word not in (None, "")]
-    return "fairqueue schedules " + shlex.join(given)
+def command(*words: object, ids: Sequence[object] = ()) -> str:
+    """The command line that does the same.
+
+    `ids` are what somebody else has named. They stand at the end, where one that looks like an
+    option is none: whoever copies the line must not run something else.
+    """
+    named = [str(each) for each in ids]
+    stop = ["--"] if any(each.startswith("-") for each in named) else []
+    return "fairqueue " + shlex.join([*map(str, words), *stop, *named])
 
 
 def options(**given: object) -> list[str]:
@@ -82,7 +88,9 @@ def options(**given: object) -> list[str]:
     found: list[str] = []
     for name, value in given.items():
         if value not in (None, ""):
-            found += [f"--{name.replace('_', '-')}", str(value)]
+            flag, text = f"--{name.replace('_', '-')}", str(value)
+            # A value that looks like an option is none if it hangs on its own.
+            found += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
     return found
 
 
@@ -158,7 +166,8 @@ def _tzinfo(timezone: str) -> tzinfo:
 
 def read_seconds(text: str, what: str) -> float:
     """Seconds of a text such as `90`, `1.5h` or `1h 30m`. Raises InvalidInput."""
-    compact = text.replace(" ", "")
+    # A longer one is none: to search it would take long.
+    compact = text.replace(" ", "") if len(text) <= LONGEST_DURATION else ""
     try:
         return float(compact)
     except ValueError:
