@@ -85,10 +85,13 @@ class Glance:
         start = f"{to_ms(since, 'since'):013d}"
         key = self._link.keys["runs"]
         if tenant is None:
+            letters = (*_STATUSES, "d")  # the last: those that were cancelled before they ran
             counts = self._link.ask(
-                *(("ZLEXCOUNT", key, f"[o{each}\0{start}", f"(o{each}\1") for each in _STATUSES)
+                *(("ZLEXCOUNT", key, f"[o{each}\0{start}", f"(o{each}\1") for each in letters)
             )
-            return dict(zip(_STATUSES.values(), map(int, counts), strict=True))
+            *numbers, dropped = map(int, counts)
+            by_status = dict(zip(_STATUSES.values(), numbers, strict=True))
+            return by_status | {"cancelled": by_status["cancelled"] + dropped}
         first, last = f"(t{tenant}\1", f"[t{tenant}\0{start}"
         members = self._link.ask(("ZREVRANGEBYLEX", key, first, last, "LIMIT", 0, MAX_COUNTED))[0]
         found = [ending.status for member in members if (ending := _ending(member))]

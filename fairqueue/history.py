@@ -230,6 +230,7 @@ class History:
         self, wanted: _Filter, sources: Sequence[str], position: str, limit: int
     ) -> Page[Run]:
         found: list[Run] = []
+        seen: set[str] = set()  # one that ends while the page is read would come twice
         walked = 0
         for source in sources:
             more = True
@@ -240,7 +241,8 @@ class History:
                 rows, more = self._read(source, position, wanted, size)
                 for i, row in enumerate(rows, 1):
                     position = row.position
-                    if row.run is not None and wanted.has(row.run):
+                    if row.run is not None and wanted.has(row.run) and row.run.task_id not in seen:
+                        seen.add(row.run.task_id)
                         found.append(row.run)
                         if len(found) == limit:
                             is_last = i == len(rows) and not more and source == sources[-1]
@@ -713,16 +715,19 @@ def _values(source: str, wanted: _Filter) -> list[str]:
         return [wanted.schedule_id or ""]
     if source in ("backlog", "held"):
         return [wanted.user_id or ""]
-    for kind, value in (
+    # Those that were cancelled before they ran are listed by themselves.
+    dropped = "d" if "cancelled" in wanted.statuses else ""
+    for kinds, value in (
         ("f", wanted.fingerprint),
         ("c", wanted.schedule_id),
-        ("u", wanted.user_id),
+        ("u" + dropped, wanted.user_id),
         ("t", wanted.tenant),
         ("n", wanted.name),
     ):
         if value is not None:
-            return [kind + value]
-    return ["o" + _LETTERS[status] for status in ENDED if status in wanted.statuses]
+            return [kind + value for kind in kinds]
+    letters = [_LETTERS[status] for status in ENDED if status in wanted.statuses]
+    return ["o" + letter for letter in (*letters, *dropped)]
 
 
 def _bounds(value: str, source: str, position: str, wanted: _Filter) -> tuple[str, str]:

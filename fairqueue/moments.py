@@ -178,10 +178,11 @@ def list_moments(
 
 def check_range(start: object, end: object) -> tuple[int, int]:
     """A range in ms. Raises InvalidSchedule for what is none."""
-    from_ms, until_ms = to_ms(start, "start", InvalidSchedule), to_ms(end, "end", InvalidSchedule)
-    if from_ms > until_ms:
-        raise InvalidSchedule(f"start {start!r} is after end {end!r}")
-    return from_ms, until_ms
+    start_ms, end_ms = to_ms(start, "start", InvalidSchedule), to_ms(end, "end", InvalidSchedule)
+    if start_ms > end_ms:
+        first, last = from_ms(start_ms).isoformat(), from_ms(end_ms).isoformat()
+        raise InvalidSchedule(f"start {first} is after end {last}")
+    return start_ms, end_ms
 
 
 def stored_tasks(link: Link, ids: list[str]) -> set[str]:

@@ -32,12 +32,12 @@ class UserInfo:
 
     backlog: tasks that wait for a worker; delayed ones are not among them. oldest_wait: for how
     many seconds the longest waiting of its next tasks waits. wait_p50, wait_p95: seconds that the
-    last 20 of its runs which ended in the window had waited. ended: runs that ended in the window,
-    cancelled ones among them. received: their share of all that ended in it. entitled: the share
-    that would have been fair: what ended is shared out by weight among those who want service,
-    which have tasks that wait or run, or had some that ended, and nobody gets more than it wanted.
-    Of more than 1,000 such users some are counted, and it is too large then. Who the others are is
-    as it was up to ten seconds ago.
+    last 20 of its runs which ended in the window had waited. ended: runs that ended in the window;
+    what was cancelled before it ran is none of them. received: their share of all that ended in it.
+    entitled: the share that would have been fair: what ended is shared out by weight among those
+    who want service, which have tasks that wait or run, or had some that ended, and nobody gets
+    more than it wanted. Of more than 1,000 such users some are counted, and it is too large then.
+    Who the others are is as it was up to ten seconds ago.
 
     held: those of the backlog that wait for room in the limits of their names. users_ahead: how
     many users are served before it; None if it may not be served.

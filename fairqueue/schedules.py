@@ -380,8 +380,8 @@ class ScheduleStore:
             )
             if answer[0] == b"exists":
                 raise ScheduleConflict(
-                    f"schedule_id {answer[1].decode()!r} is taken: nothing was stored; pass "
-                    "on_conflict='replace' to replace it, or use update_schedule"
+                    f"schedule_id {answer[1].decode()!r} is taken: nothing was stored; take "
+                    "another id, or update the schedule that has it"
                 )
             if answer[0] == b"quota":
                 raise _over_quota(answer[1])

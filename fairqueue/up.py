@@ -35,6 +35,7 @@ from fairqueue.worker import Worker
 
 OK, INTERRUPTED = 0, 130
 CHECK_S = 2.0  # so long the first question to Redis waits: a wrong address is told soon
+LOOK_S = 0.5  # so often a worker's process looks whether somebody has drained it
 START_S = 30.0  # so long the dashboard gets until it answers
 # What each gets to end by itself, seconds; after that it is killed. The tasks of a worker get
 # DRAIN_S, and what is not done by then is given back in the rest.
@@ -180,7 +181,9 @@ def _schedule(queue: TaskQueue, stop: threading.Event) -> None:
 
 def _work(worker: Worker, stop: threading.Event) -> None:
     worker.start()
-    stop.wait()  # also when somebody has drained it: it is not to be replaced then
+    # One that somebody has drained ends, and its process is replaced: without any, all would wait.
+    while worker.state != "stopped" and not stop.wait(LOOK_S):
+        pass
     worker.stop(DRAIN_S)
 
 

@@ -264,7 +264,11 @@ def _check_history(state: State, ended: set[str]) -> None:
         timed_out = record["state"] == "buried" and record.get("timed_out")
         outcome = "t" if timed_out else OUTCOMES[record["state"]]
         tail = f"\0{record['ended']:013d}{outcome}{task_id}"
-        values = ["o" + outcome, "u" + record["user"], "n" + record["name"]]
+        never_ran = outcome == "c" and "claimed" not in record
+        values = (
+            ["od", "d" + record["user"]] if never_ran else ["o" + outcome, "u" + record["user"]]
+        )
+        values += ["n" + record["name"]]
         values += ["c" + record["schedule"]] if "schedule" in record else []
         values += ["f" + record["fingerprint"]] if "fingerprint" in record else []
         values += ["t" + record["tenant"]] if "tenant" in record else []

@@ -403,13 +403,13 @@ def test_received_is_the_share_of_all_runs_that_ended_in_the_window(
     clock.advance(1)
     found = people.read(["alice", "alice2", "bob", "carol"], clock.now() - HOUR)
     assert [(info.ended, info.received) for info in found] == [
-        (3, 3 / 9),
-        (1, 1 / 9),
-        (5, 5 / 9),
+        (3, 3 / 8),
+        (1, 1 / 8),
+        (4, 4 / 8),  # what was cancelled before it ran has taken nothing of the others
         (0, 0.0),
     ]
     (all_day,) = people.read(["alice"], clock.now() - 3 * HOUR)
-    assert (all_day.ended, all_day.received) == (8, 8 / 14)
+    assert (all_day.ended, all_day.received) == (8, 8 / 13)
 
 
 def test_entitled_is_the_weight_among_those_who_want_service(

@@ -7,8 +7,9 @@
 --
 -- A run is listed from its end until its record is dropped, so that tasks which wait cost nothing
 -- here. Kinds: o outcome, u user, n name, c schedule, f fingerprint, t tenant. Outcomes: s succeeded,
--- f failed, t timed out, c cancelled. A range of one kind and value, read backwards, is a listing,
--- newest first.
+-- f failed, t timed out, c cancelled; one that was cancelled before it ever ran is under od and the
+-- kind d instead of oc and u. A range of one kind and value, read backwards, is a listing, newest
+-- first.
 
 local ATTEMPT_BYTES = 65536  -- of all attempts of a task; the oldest go first
 
@@ -23,8 +24,10 @@ local function add_places(list, id, record)
   local outcome = outcome_of(record)
   local ended = record.ended == now and now_text or text_of(record.ended or 0)
   local tail = '\0' .. string.rep('0', 13 - #ended) .. ended .. outcome .. id
-  list[#list + 1] = 'o' .. outcome .. tail
-  list[#list + 1] = 'u' .. record.user .. tail
+  -- What was cancelled before it ran has taken nothing of what users share.
+  local dropped = outcome == 'c' and not record.claimed
+  list[#list + 1] = 'o' .. (dropped and 'd' or outcome) .. tail
+  list[#list + 1] = (dropped and 'd' or 'u') .. record.user .. tail
   list[#list + 1] = 'n' .. (record.name or '') .. tail
   if record.schedule then list[#list + 1] = 'c' .. record.schedule .. tail end
   if record.fingerprint then list[#list + 1] = 'f' .. record.fingerprint .. tail end
