@@ -18,10 +18,18 @@ import redis
 from commands import Cli, all_commands, parse
 from support import check_consistency, push
 
-from fairqueue.cli import output
+from fairqueue.cli import output, program
 from fairqueue.cli.codes import exit_code
+from fairqueue.cli.fit import GAP, fit
 from fairqueue.cli.frame import Consent, actor
-from fairqueue.cli.text import cell, duration_text, printable, table
+from fairqueue.cli.text import (
+    cell,
+    duration_text,
+    exact_duration,
+    printable,
+    short_cell,
+    table,
+)
 from fairqueue.cli.values import FUTURE, PAST, read_duration, read_object
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
@@ -43,6 +51,7 @@ from fairqueue.errors import (
 from fairqueue.queue import TaskQueue
 
 GUIDE = Path(__file__).parent.parent / "docs" / "cli.md"
+ROOM_FOR_HELP = 62  # characters beside the name of a command, at 80 columns
 COMMANDS = {" ".join(path): command for path, command in all_commands()}
 
 # What cannot be taken back, or is done to many at once.
@@ -54,9 +63,7 @@ DESTRUCTIVE = {
 # Commands that print no records: they do something, or go on until they are stopped.
 NOT_READING = {
     *("up", "demo", "dashboard", "worker", "metrics", "completion", "export", "failed export"),
-    *("schedules add", "schedules copy", "tasks push", "tasks cancel", "tasks reschedule"),
-    *("runs cancel", "runs retry", "users pause", "users resume", "users purge"),
-    *("workers drain", "keys revoke", "prune"),
+    *("tasks cancel", "runs cancel", "workers drain", "keys revoke"),
 }
 
 
@@ -93,6 +100,12 @@ def options_of(command: click.Command) -> set[str]:
 def test_what_cannot_be_taken_back_can_be_tried_and_is_asked_for(path: str) -> None:
     asked = {"--dry-run", "--yes"} & options_of(COMMANDS[path])
     assert asked == ({"--dry-run", "--yes"} if path in DESTRUCTIVE else set())
+
+
+def test_the_first_sentence_about_a_command_fits_into_a_list_of_them() -> None:
+    commands = {**program.commands, **COMMANDS}
+    told = {path: each.get_short_help_str(ROOM_FOR_HELP) for path, each in commands.items()}
+    assert [path for path, text in told.items() if text.endswith("...")] == []
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -219,7 +232,11 @@ ARGUMENTS = {
     **dict.fromkeys(("runs show", "runs logs", "failed show", "tasks show", "tasks explain"), "x"),
     **dict.fromkeys(("schedules show", "schedules history", "schedules changes"), "x"),
     **dict.fromkeys(("schedules moments", "schedules logs", "users show"), "x"),
+    **dict.fromkeys(("schedules copy", "runs retry", "tasks reschedule"), "x"),
+    **dict.fromkeys(("users pause", "users resume"), "x"),
+    "schedules add": "--every 1h --user x",
     "schedules update": "x --name y",
+    "tasks push": "--user x",
     "users weight": "x 2",
     "users limit": "x --rate 3",
     "keys create": "x",
@@ -399,12 +416,22 @@ def test_durations_for_people(seconds: float | None, text: str) -> None:
     assert duration_text(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (12, "12s"), (0.5, "0.5s"), (7_776_000, "90d"), (90_061.5, "1d1h1m1.5s")],
+)
+def test_an_exact_duration_leaves_nothing_out(seconds: float, text: str) -> None:
+    assert exact_duration(seconds) == text
+
+
 def test_values_for_people() -> None:
     moment = datetime(2026, 3, 5, 9, tzinfo=UTC)
     values = [None, "", True, 0, 1.5, moment, timedelta(seconds=90), ["a", None], {"ü": 1}, ()]
     assert [cell(value) for value in values] == [
         *("-", "-", "yes", "0", "1.5", "2026-03-05 09:00:00", "1m30s", "a, -", '{"ü": 1}', "-")
     ]
+    assert cell(7_776_000.0) == "7776000"
+    assert short_cell(datetime(1999, 3, 5, 9, tzinfo=UTC)) == "1999-03-05 09:00:00"
 
 
 def test_a_table_cannot_tell_the_terminal_anything() -> None:
@@ -434,6 +461,42 @@ def test_on_a_terminal_a_table_is_drawn_without_obeying_what_it_shows(
     assert "[bold]a[/bold]" in printed
     assert "\\x1b[2Jb" in printed
     assert "\x1b" not in printed  # no colour: this is no terminal after all
+
+
+WIDTHS = {"ID": 40, "STATUS": 9, "USER": 20, "NAME": 25, "ENDED": 14, "ATTEMPTS": 8, "ERROR": 60}
+
+
+def test_a_wide_terminal_shows_all_of_a_table() -> None:
+    assert fit(WIDTHS, [], 200) == WIDTHS
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 150])
+def test_a_narrow_terminal_gets_whole_ids_and_headings_and_fewer_columns(columns: int) -> None:
+    widths = fit(WIDTHS, [], columns)
+    assert sum(widths.values()) + GAP * (len(widths) - 1) <= columns
+    assert (widths["ID"], widths["STATUS"]) == (40, 9)
+    assert all(width >= len(name) for name, width in widths.items())
+    assert "ATTEMPTS" not in widths or "ERROR" in widths
+
+
+def test_a_column_without_any_value_is_the_first_to_go() -> None:
+    assert list(fit({"ID": 10, "VERSION": 10, "ERROR": 10}, ["ERROR"], 22)) == ["ID", "VERSION"]
+
+
+def test_a_table_on_a_terminal_says_what_it_leaves_out_and_keeps_ids_on_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    moment = datetime.now(UTC).replace(month=3, day=5, hour=9, minute=1, second=2)
+    row = ["i" * 60, "3", moment, "e" * 60]
+    output.print_table(["ID", "ATTEMPTS", "SEEN", "LAST"], [row])
+    output.print_table(["AT", "ERROR"], [[moment, "e" * 60]])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert any("i" * 60 in line for line in lines)
+    assert any("not shown in so narrow a terminal: ATTEMPTS, SEEN" in line for line in lines)
+    assert "03-05 09:01:02  " + "e" * 33 + "…" in lines
+    assert "(times are UTC)" in lines
 
 
 def test_without_rich_a_terminal_gets_plain_text(

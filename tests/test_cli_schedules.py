@@ -79,6 +79,9 @@ def test_an_interval_and_a_moment_are_rules_too(cli: Cli, live: TaskScheduler) -
     at = get(live, "b").at
     assert at is not None
     assert abs(at - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=5)
+    listed = cli.ok("schedules").out
+    assert "every 1m30s " in listed
+    assert f"at {at:%Y-%m-%d %H:%M:%S} " in listed
 
 
 @pytest.mark.parametrize(
@@ -342,6 +345,10 @@ def test_trigger_prints_the_task_of_one_and_counts_many(cli: Cli, live: TaskSche
     assert (claim.task.task_id, claim.task.payload) == (task_id, {"n": 1})
     live.queue.finish(claim)
     assert cli.ok("schedules", "trigger", "a", "--dry-run").out == ""
+    told = cli.json("schedules", "trigger", "a")
+    claim = claim_one(live.queue)
+    assert told == {"schedule_id": "a", "task_id": claim.task.task_id}
+    live.queue.finish(claim)
     cli.ok("schedules", "trigger", "--all", "--yes")
     assert live.queue.size() == 2
     assert cli.run("schedules", "trigger", "--all", "--payload", "n=1", "--yes").code == 2

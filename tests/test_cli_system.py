@@ -101,6 +101,9 @@ def test_top_fills_the_screen_and_no_more(cli: Cli, live: TaskQueue) -> None:
     lines = lines_of(look, columns=60, rows=6)
     assert len(lines) <= 6
     assert max(map(len, lines)) <= 60
+    head = " ".join(lines_of(look, columns=80, rows=30)).split("USER")[0]
+    assert "oldest wait" in head
+    assert "leader -," in head
     text = "\n".join(lines_of(look, columns=200, rows=30))
     assert "alice\\u202e" in text
     assert "pushed/s 1.5" in text
@@ -117,7 +120,9 @@ def test_settings_are_shown_and_changed(cli: Cli, live: TaskQueue) -> None:
     assert (document["settings"]["max_attempts"], document["limits"]["mail"]["slots"]) == (7, 3)
     settings = live.settings()
     assert (settings.max_attempts, settings.keep_dead_for, settings.cost) == (7, 172_800, "time")
-    assert "mail" in cli.ok("settings").out
+    shown = cli.ok("settings")
+    assert "mail" in shown.out
+    assert any(line.split() == ["keep_dead_for", "2d"] for line in shown.lines)
 
 
 @pytest.mark.parametrize("change", ["max_attempts", "=3", "max_attempts=0", "odd=1", "cost=odd"])
@@ -164,7 +169,8 @@ def test_audit_says_who_changed_what(cli: Cli, live: TaskQueue) -> None:
 
 
 def test_workers_are_listed_and_drained(cli: Cli, live: TaskQueue) -> None:
-    assert cli.ok("workers").out.startswith("ID")
+    none = cli.ok("workers")
+    assert (none.out[:2], "no worker is alive" in none.err) == ("ID", True)
     beat(live)
     (worker,) = cli.json("workers")["workers"]
     assert (worker["worker_id"], worker["slots"], worker["names"]) == ("w", 4, ["mail"])
@@ -185,6 +191,7 @@ def test_prune_forgets_old_runs_and_prints_how_many(cli: Cli, live: TaskQueue) -
     assert live.get("a") is not None
     assert cli.ok("prune", "--older-than", "0", "--yes").out == "2\n"
     assert live.get("a") is None
+    assert cli.json("prune", "--older-than", "0") == {"forgotten": 0, "dry_run": False}
     assert cli.run("prune").code == 2
     assert cli.run("prune", "--older-than", "long").code == 2
 
@@ -348,8 +355,7 @@ def test_up_runs_everything_and_its_code_is_the_programs(
     line = f"up --app {module}:make --port 0 --workers 2 --queue mail --seconds 1m --open"
     assert cli.run(*line.split()).code == 6
     (options,) = runs
-    make = options.pop("app")
-    assert make(live, {"concurrency": 3}).concurrency == 3
+    assert options.pop("app")(live, {"concurrency": 8}).concurrency == 2
     assert options == {
         "url": redis_url,
         "embedded_path": None,
@@ -357,7 +363,6 @@ def test_up_runs_everything_and_its_code_is_the_programs(
         "host": "127.0.0.1",
         "port": 0,
         "workers": 2,
-        "concurrency": 8,
         "demo": False,
         "seconds": 60,
         "schedulers": 1,
@@ -365,6 +370,23 @@ def test_up_runs_everything_and_its_code_is_the_programs(
     }
     assert cli.run("up", "--app", "none_at_all:make").code == 2
     assert len(runs) == 1
+
+
+def test_up_gives_an_app_the_concurrency_that_was_asked_for(
+    cli: Cli, live: TaskQueue, module: str, runs: list[dict[str, Any]]
+) -> None:
+    cli.run("up", "--app", f"{module}:make", "--concurrency", "3")
+    (options,) = runs
+    assert options["concurrency"] == 3
+    assert options["app"](live, {}).concurrency == 3
+
+
+def test_up_refuses_a_worker_that_has_a_queue_of_its_own(
+    cli: Cli, module: str, runs: list[dict[str, Any]]
+) -> None:
+    done = cli.run("up", "--app", f"{module}:made")
+    assert (done.code, runs) == (2, [])
+    assert "def make_worker(queue)" in done.err
 
 
 def test_up_in_a_folder_and_demo_without_a_url_need_no_redis(

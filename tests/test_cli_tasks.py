@@ -122,9 +122,10 @@ def test_cancel_needs_consent(cli: Cli, live: TaskQueue, group: str) -> None:
 
 def test_reschedule_moves_a_task_that_waits(cli: Cli, live: TaskQueue) -> None:
     push(live, "a")
-    cli.ok("tasks", "reschedule", "a", "--delay", "2h")
+    assert "task 'a' is due in 2h" in cli.ok("tasks", "reschedule", "a", "--delay", "2h").err
     assert live.inspect().delayed == 1
-    cli.ok("tasks", "reschedule", "a")
+    assert " UTC" in cli.ok("tasks", "reschedule", "a", "--at", "1d").err
+    assert cli.json("tasks", "reschedule", "a") == {"task_id": "a", "rescheduled": True}
     claim = claim_one(live)
     done = cli.run("tasks", "reschedule", "a", "--at", "1d")
     assert (done.code, "runs or has ended" in done.err) == (1, True)
@@ -213,7 +214,7 @@ def test_failed_runs_are_listed_grouped_shown_and_exported(cli: Cli, live: TaskQ
 
 def test_named_failed_runs_are_retried_or_discarded(cli: Cli, live: TaskQueue) -> None:
     bury(live, "a", "b", "c")
-    assert cli.run("failed", "retry", "a").code == 2
+    assert cli.run("failed", "retry", "a", "b").code == 2
     assert "would retry failed run 'a'" in cli.ok("failed", "retry", "a", "--dry-run").err
     assert live.size() == 0
     new_ids = cli.ok("failed", "retry", "a", "b", "--yes").lines
@@ -225,6 +226,13 @@ def test_named_failed_runs_are_retried_or_discarded(cli: Cli, live: TaskQueue) -
     waiting = new_ids[0]
     done = cli.run("failed", "discard", waiting, "--yes")
     assert (done.code, "is not among the failed ones" in done.err) == (1, True)
+
+
+def test_one_failed_run_is_retried_without_being_asked_for(cli: Cli, live: TaskQueue) -> None:
+    bury(live, "a", "b")
+    (new_id,) = cli.ok("failed", "retry", "a").lines
+    assert claim_one(live).task.task_id == new_id
+    assert cli.json("failed", "discard", "b", "--yes") == {"action": "discard", "runs": {"b": True}}
 
 
 @pytest.mark.parametrize(("action", "waiting", "left"), [("retry", 2, 3), ("discard", 0, 1)])
@@ -311,6 +319,8 @@ def test_a_user_is_paused_and_resumed(cli: Cli, live: TaskQueue) -> None:
     assert live.get_user("alice").paused
     cli.ok("users", "resume", "alice")
     assert not live.get_user("alice").paused
+    assert cli.json("users", "pause", "alice") == {"user_id": "alice", "paused": True}
+    assert cli.json("users", "resume", "alice") == {"user_id": "alice", "paused": False}
     assert cli.run("users", "pause", "").code == 2
 
 
@@ -322,6 +332,8 @@ def test_purge_cancels_what_waits_and_prints_how_many(cli: Cli, live: TaskQueue)
     assert live.size() == 4
     assert cli.ok("users", "purge", "alice", "--yes").out == "3\n"
     assert live.size() == 1
+    found = {"user_id": "bob", "cancelled": 1}
+    assert cli.json("users", "purge", "bob", "--dry-run") == {**found, "dry_run": True}
     assert cli.run("users", "purge", "nobody", "--yes").code == 4
 
 

@@ -40,8 +40,18 @@ def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Work
 
 
 def check_app(app: str) -> None:
-    """Raises ConfigurationError if there is no such module, or nothing of the name in it."""
-    _find(app)
+    """See that an app can be given the queue of `up`.
+
+    Raises ConfigurationError if there is no such module or nothing of the name in it, or if it is a
+    Worker that is made already: its tasks would come from its own queue.
+    """
+    _, found = _find(app)
+    if isinstance(found, Worker):
+        raise ConfigurationError(
+            f"--app {app!r} is a Worker that is made already, with a queue of its own: name a "
+            "function that gets the queue of `up` and returns a Worker, such as "
+            "def make_worker(queue): return Worker(queue, modules=['myapp.jobs'])"
+        )
 
 
 def _find(app: str) -> tuple[str, Any]:
@@ -56,7 +66,7 @@ def _import(path: str, app: str) -> ModuleType:
     if here not in sys.path:
         sys.path.insert(0, here)
     if not path or path.startswith("."):
-        raise ConfigurationError(f"--app {app!r} names no module: such as myapp.jobs:worker")
+        raise ConfigurationError(f"--app {app!r} names no module: such as myapp.jobs:make_worker")
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:

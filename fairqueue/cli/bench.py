@@ -42,7 +42,7 @@ class Figure:
 @reading
 @pass_session
 def bench(session: Session, tasks: int) -> None:
-    """Push, claim, finish and schedule in a queue of its own, which is deleted afterwards."""
+    """How fast this Redis is with a queue. It uses one of its own, which is deleted afterwards."""
     session.queue = f"bench-{new_id()[:12]}"
     with session.open() as queue:
         note(f"in queue {queue.name!r}, which is deleted afterwards")

@@ -23,7 +23,7 @@ COLUMNS = {
 @reading
 @pass_session
 def doctor(session: Session, fix: bool, quick: bool, consent: Consent) -> int:
-    """Look at Redis, leader, workers, and whether all records agree; exit code 6 for a problem."""
+    """Look for what is wrong with Redis and the queue. Exit code 6 for a problem."""
     if fix and quick:
         raise click.UsageError("--quick makes no sense with --fix, which compares all entries")
     with session.open(check=False) as queue:

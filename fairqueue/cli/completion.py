@@ -16,7 +16,7 @@ VARIABLE = "_FAIRQUEUE_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 @click.pass_context
 def completion(ctx: click.Context, shell: str | None) -> None:
-    """Print the completion script of a shell; without one, of the shell that runs this."""
+    """Print the completion script of a shell. Default: the shell that runs this."""
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     kind = get_completion_class(name) if name in SHELLS else None
     if kind is None:

@@ -76,7 +76,7 @@ def scheduler(
     max_overruns: int | None,
     exit_on_outage: bool | None,
 ) -> int:
-    """Fire schedules until SIGINT or SIGTERM, or with --once what is due now."""
+    """Fire schedules until SIGINT or SIGTERM. With --once, fire what is due now and end."""
     if not once:
         return _fire_forever(session, interval, lock_timeout, max_overruns, bool(exit_on_outage))
     given = {
@@ -194,7 +194,7 @@ def worker(
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --port.")
 @pass_session
 def metrics(session: Session, port: int | None, host: str) -> int:
-    """Metrics of the queue in the text format of Prometheus: once, or with --port for scrapes."""
+    """Print metrics in the text format of Prometheus. With --port, answer scrapes."""
     with session.open() as queue:
         registry = CollectorRegistry()
         if port is None:

@@ -22,7 +22,7 @@ from fairqueue.inspection.documents import document
 @filtered
 @pass_session
 def export(session: Session, file: str | None, format_: str | None, **filters: Any) -> None:
-    """Write schedules as documents, whole, with their secrets: to a file, or standard output."""
+    """Write schedules to a file or standard output. They are whole, with their secrets."""
     form = format_ or _format_of(file)
     with session.inspector() as inspector, Progress("export") as progress:
         documents = inspector.schedules.export(**filters_of(filters))

@@ -8,7 +8,7 @@ import click
 from fairqueue.cli.bulk import code_of, tell_result
 from fairqueue.cli.codes import FAILED
 from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.listing import Walk, paged, show
+from fairqueue.cli.listing import Walk, answer, paged, show
 from fairqueue.cli.output import Progress, json_text, note, say
 from fairqueue.cli.runs import RUN_COLUMNS, given_filters, run_filters, show_details
 from fairqueue.cli.text import plural
@@ -79,17 +79,13 @@ def show_(session: Session, task_id: str) -> None:
 def retry(
     session: Session, ids: tuple[str, ...], all_: bool, consent: Consent, **filters: Any
 ) -> int:
-    """Run failed runs again, each once: those named (prints the new ids), or all that match."""
+    """Run failed runs again: those named, or all that match. Prints the new ids of those named."""
     wanted = _meant("retry", ids, filters, all_)
     with session.inspector() as inspector:
         if ids:
-            return _each(inspector, ids, consent, "retry", lambda each: _retried(inspector, each))
+            act = inspector.failed.retry
+            return _each(session, inspector, ids, consent, "retry", act, ask=len(ids) > 1)
         return _many(session, inspector.failed.retry_many, "run", wanted, consent, "again")
-
-
-def _retried(inspector: Inspector, task_id: str) -> bool:
-    say(inspector.failed.retry(task_id))
-    return True
 
 
 @failed.command()
@@ -106,7 +102,7 @@ def discard(
     wanted = _meant("discard", ids, filters, all_)
     with session.inspector() as inspector:
         if ids:
-            return _each(inspector, ids, consent, "discard", inspector.failed.discard)
+            return _each(session, inspector, ids, consent, "discard", inspector.failed.discard)
         return _many(session, inspector.failed.discard_many, "forget", wanted, consent, "for good")
 
 
@@ -123,18 +119,29 @@ def _meant(
 
 
 def _each(
+    session: Session,
     inspector: Inspector,
     ids: tuple[str, ...],
     consent: Consent,
     action: str,
-    act: Callable[[str], bool],
+    act: Callable[[str], str | bool],
+    *,
+    ask: bool = True,
 ) -> int:
+    """Act on each; the exit code. `act` returns the id of a new run, or whether it was done."""
     for task_id in ids:
         inspector.failed.get(task_id)
     what = f"run {ids[0]!r}" if len(ids) == 1 else f"{len(ids)} runs"
-    if not consent.to(f"{action} failed {what}"):
+    if (ask or consent.dry_run) and not consent.to(f"{action} failed {what}"):
         return 0
-    missed = [task_id for task_id in ids if not act(task_id)]
+    outcomes: dict[str, str | bool] = {}
+    try:
+        for task_id in ids:
+            outcomes[task_id] = act(task_id)
+    finally:  # those before one that failed are done
+        new_ids = [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
+        answer(session, {"action": action, "runs": outcomes}, "\n".join(new_ids) or None)
+    missed = [task_id for task_id, outcome in outcomes.items() if not outcome]
     for task_id in missed:
         note(f"task {task_id!r} is not among the failed ones")
     return FAILED if missed else 0
@@ -160,7 +167,7 @@ def _many(
 @run_filters
 @pass_session
 def export(session: Session, **filters: Any) -> None:
-    """Failed runs with attempts and payloads, a line of JSON each; secrets are masked."""
+    """Failed runs with attempts, a line of JSON each. Secrets in payloads are masked."""
     with session.inspector() as inspector, Progress("export") as progress:
         found = inspector.failed.export(**given_filters(filters))
         for number, details in enumerate(found, start=1):

@@ -106,6 +106,14 @@ def note_cursor(walk: object) -> None:
         note(f"there are more: raise --limit, give --all, or go on with --cursor {cursor}")
 
 
+def answer(session: Session, value: Mapping[str, object], text: str | None = None) -> None:
+    """Print what a command has done: a small document, or the text if there is one to print."""
+    if not session.is_table:
+        say(json_text(value))
+    elif text is not None:
+        say(text)
+
+
 def show_one(session: Session, value: Any, rows: Mapping[str, object]) -> None:
     """Print one thing: its document, or names and values."""
     if session.is_table:

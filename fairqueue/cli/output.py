@@ -4,11 +4,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 
-from fairqueue.cli.text import cell, pairs, printable, table
+from fairqueue.cli.fit import GAP, WRAPPED, fit
+from fairqueue.cli.text import cell, pairs, printable, short_cell, table
 
 Row = Mapping[str, object]
 
@@ -62,10 +64,10 @@ def print_json(value: object) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Rows below headings: with lines and colours where people look and rich is there."""
-    cells = [[cell(value) for value in row] for row in rows]
-    if on_terminal() and _print_rich(headings, cells):
+    listed = [list(row) for row in rows]
+    if on_terminal() and _print_rich(headings, listed):
         return
-    for line in table([list(headings), *cells]):
+    for line in table([list(headings), *([cell(value) for value in row] for row in listed)]):
         say(line)
 
 
@@ -75,22 +77,48 @@ def print_pairs(values: Row) -> None:
         say(line)
 
 
-def _print_rich(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> bool:
+def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
     """Print by way of rich; False where that is not installed."""
     try:
         from rich import box
+        from rich.cells import cell_len
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
     except ImportError:
         return False
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in headings:
-        shown.add_column(heading, overflow="fold")
-    for row in cells:
-        shown.add_row(*(Text(printable(text), style=_STYLES.get(text, "")) for text in row))
-    Console(highlight=False).print(shown)
+    columns = {
+        heading: [printable(short_cell(row[place])) for row in rows]
+        for place, heading in enumerate(headings)
+    }
+    whole = {name: max(map(cell_len, [name, *column])) for name, column in columns.items()}
+    empty = [name for name, column in columns.items() if set(column) <= {"-"}]
+    console = Console(highlight=False)
+    widths = fit(whole, empty if rows else [], console.width)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
+    for name, width in widths.items():
+        wraps = name in WRAPPED
+        shown.add_column(
+            name, width=width, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis"
+        )
+    for texts in zip(*(columns[name] for name in widths), strict=True):
+        shown.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in texts))
+    # A row that is too wide all the same is for the terminal to break: an id can be copied then.
+    console.width = max(console.width, sum(widths.values()) + GAP * len(widths))
+    console.print(shown)
+    _explain(console, rows, [name for name in headings if name not in widths])
     return True
+
+
+def _explain(console: Any, rows: Sequence[Sequence[object]], left_out: Sequence[str]) -> None:
+    """Say below a table what people cannot see in it."""
+    words = []
+    if any(isinstance(value, datetime) for row in rows for value in row):
+        words.append("times are UTC")
+    if left_out:
+        words.append(f"not shown in so narrow a terminal: {', '.join(left_out)}")
+    if words:
+        console.print(f"({'; '.join(words)})", style="dim")
 
 
 class Progress:

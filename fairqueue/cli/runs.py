@@ -7,7 +7,7 @@ import click
 
 from fairqueue.cli.codes import FAILED
 from fairqueue.cli.frame import Consent, F, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.listing import Columns, Walk, paged, show, show_one
+from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note, say
 from fairqueue.cli.text import duration_text, plural, printable, printable_lines
 from fairqueue.cli.values import PAST, read_object
@@ -72,7 +72,7 @@ def given_filters(filters: dict[str, Any]) -> dict[str, Any]:
 
 @click.group(cls=Group, default="list")
 def runs() -> None:
-    """What became of tasks; alone: list those that run and have ended. Times are UTC."""
+    """What became of tasks; alone: list them. Times are UTC."""
 
 
 @runs.command("list")
@@ -89,7 +89,7 @@ def list_(
     all_: bool,
     **filters: Any,
 ) -> None:
-    """Runs, newest first: those that wait (if asked for), run, and have ended."""
+    """Runs, newest first: those that run or have ended. Those that wait only if asked for."""
     wanted = given_filters(filters)
     with session.inspector() as inspector:
 
@@ -104,7 +104,7 @@ def list_(
 @reading
 @pass_session
 def show_(session: Session, task_id: str) -> None:
-    """One run with its attempts and tracebacks; secrets in the payload are masked."""
+    """One run with its attempts and tracebacks. Secrets in the payload are masked."""
     with session.inspector() as inspector:
         details = inspector.runs.get(task_id)
     show_details(session, details)
@@ -180,12 +180,14 @@ def cancel_all(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
 @click.option(
     "--payload", multiple=True, metavar="JSON|@FILE|K=V", help="Another payload; repeatable."
 )
+@reading
 @pass_session
 def retry(session: Session, task_id: str, payload: tuple[str, ...]) -> None:
     """Run a failed run again, and print the id of the new one."""
     given = read_object(payload, "--payload")
     with session.inspector() as inspector:
         if given is None:
-            say(inspector.runs.retry(task_id))
+            new_id = inspector.runs.retry(task_id)
         else:
-            say(inspector.runs.edit_and_retry(task_id, given))
+            new_id = inspector.runs.edit_and_retry(task_id, given)
+    answer(session, {"task_id": new_id}, new_id)

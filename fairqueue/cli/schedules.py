@@ -8,11 +8,11 @@ import click
 from fairqueue.cli.bulk import act_on_many, filtered, filters_of, is_one, meant
 from fairqueue.cli.codes import FAILED
 from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.listing import Walk, paged, show, show_one
+from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note, say
 from fairqueue.cli.runs import RUN_COLUMNS, log_columns
 from fairqueue.cli.schedule_fields import cleared, fields_of, schedule_options
-from fairqueue.cli.text import cell, plural, printable
+from fairqueue.cli.text import cell, exact_duration, moment_text, plural, printable
 from fairqueue.cli.values import DURATION, FUTURE, PAST, PRIORITY, read_object
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.schedules import Schedules
@@ -22,11 +22,19 @@ from fairqueue.models import ScheduledTask
 AHEAD = timedelta(days=3660)  # moments to come are looked for within ten years
 CRON_FIELDS = (5, 6)
 
+
+def rule_text(task: ScheduledTask) -> str:
+    """When it fires, for people."""
+    if task.every is not None:
+        return f"every {exact_duration(task.every.total_seconds())}"
+    return task.rule if task.at is None else f"at {moment_text(task.at.astimezone(UTC))}"
+
+
 COLUMNS = {
     "ID": lambda view: view.schedule.schedule_id,
     "USER": lambda view: view.schedule.user_id,
     "NAME": lambda view: view.schedule.name,
-    "CRON": lambda view: view.schedule.rule,
+    "CRON": lambda view: rule_text(view.schedule),
     "ZONE": lambda view: view.schedule.timezone,
     "STATE": lambda view: view.state,
     "NEXT RUN": lambda view: view.schedule.next_run,
@@ -54,7 +62,7 @@ def listed_document(view: ScheduleView) -> dict[str, Any]:
 @reading
 @pass_session
 def list_(session: Session, limit: int, cursor: str | None, all_: bool, **filters: Any) -> None:
-    """Schedules, by user and id; with --name, --name-prefix or --contains by name and id."""
+    """Schedules, by user and id. With --name, --name-prefix or --contains by name and id."""
     wanted = filters_of(filters)
     with session.inspector() as inspector:
         walk = Walk(
@@ -83,7 +91,7 @@ def list_(session: Session, limit: int, cursor: str | None, all_: bool, **filter
 @reading
 @pass_session
 def show_(session: Session, schedule_id: str) -> None:
-    """All of one schedule; secrets in payload and metadata are masked."""
+    """All of one schedule. Secrets in payload and metadata are masked."""
     with session.inspector() as inspector:
         view = inspector.schedules.get(schedule_id)
     show_one(session, {**document(view), "etag": view.etag}, _rows(view))
@@ -93,7 +101,7 @@ def _rows(view: ScheduleView) -> dict[str, object]:
     task: ScheduledTask = view.schedule
     rows: dict[str, object] = {
         "id": task.schedule_id,
-        "rule": task.rule,
+        "rule": rule_text(task),
         "in words": view.sentence,
         "zone": task.timezone,
         "state": view.state,
@@ -130,7 +138,7 @@ def next_(
     count: int,
     after: datetime | None,
 ) -> None:
-    """The next runs of a rule, without Redis; or of a schedule, by its id."""
+    """The next runs of a rule, or of a schedule. For a rule, no Redis is needed."""
     if schedule_id is None and rule is not None and not _is_cron(rule):
         rule, schedule_id = None, rule
     if schedule_id is not None:
@@ -256,15 +264,20 @@ def logs(session: Session, schedule_id: str, limit: int) -> None:
 @click.option("--id", "schedule_id", metavar="ID", help="Its id; default: a random one.")
 @click.option("--replace", is_flag=True, help="Overwrite the schedule that has the id.")
 @schedule_options
+@reading
 @pass_session
 def add(session: Session, replace: bool, **given: Any) -> None:
-    """Store a schedule and print its id: five cron fields (six with seconds), --every or --at."""
+    """Store a schedule and print its id.
+
+    Its rule: five cron fields (six with seconds), --every or --at.
+    """
     fields = fields_of(given)
     if "user_id" not in fields:
         raise click.UsageError("--user is missing: whose tasks does the schedule make?")
     with session.inspector() as inspector:
         on_conflict = "replace" if replace else "error"
-        say(inspector.schedules.add(on_conflict=on_conflict, **fields))
+        schedule_id = inspector.schedules.add(on_conflict=on_conflict, **fields)
+    answer(session, {"schedule_id": schedule_id}, schedule_id)
 
 
 @schedules.command()
@@ -272,11 +285,13 @@ def add(session: Session, replace: bool, **given: Any) -> None:
 @click.option("--id", "new_id", metavar="NEW_ID", help="Of the copy; default: a random one.")
 @click.option("--cron", "cron_expr", metavar="CRON", help="Another rule.")
 @schedule_options
+@reading
 @pass_session
 def copy(session: Session, original: str, new_id: str | None, **given: Any) -> None:
-    """Store a schedule like another, with some fields changed, and print its id."""
+    """Store a schedule like another and print its id. Fields that are given are changed."""
     with session.inspector() as inspector:
-        say(inspector.schedules.copy(original, new_id, **fields_of(given)))
+        schedule_id = inspector.schedules.copy(original, new_id, **fields_of(given))
+    answer(session, {"schedule_id": schedule_id}, schedule_id)
 
 
 @schedules.command()
@@ -291,7 +306,7 @@ def copy(session: Session, original: str, new_id: str | None, **given: Any) -> N
 def update(
     session: Session, schedule_id: str, clear: tuple[str, ...], if_match: str | None, **given: Any
 ) -> None:
-    """Change the fields that are given, and no others; a payload is replaced as a whole."""
+    """Change the fields that are given, and no others. A payload is replaced as a whole."""
     patch = fields_of(given) | cleared(clear)
     if not patch:
         raise click.UsageError("nothing to change: give at least one field")
@@ -315,7 +330,7 @@ def pause(
     consent: Consent,
     **filters: Any,
 ) -> int:
-    """Fire no more, until they are resumed: those named, or all that match."""
+    """Fire no more until resumed: those named, or all that match."""
     if until is None:
         return act_on_many(session, "pause", ids, filters, consent, note=note)
     if not is_one(ids, filters):
@@ -355,7 +370,7 @@ def trigger(
     consent: Consent,
     **filters: Any,
 ) -> int:
-    """One run now, whatever the plan; of one schedule, the id of the task is printed."""
+    """One run now, whatever the plan. Of one schedule, the id of the task is printed."""
     given = read_object(payload, "--payload")
     if not is_one(ids, filters):
         if given is not None:
@@ -366,7 +381,8 @@ def trigger(
         if consent.dry_run:
             consent.to(f"trigger schedule {ids[0]!r}")
         else:
-            say(inspector.schedules.trigger(ids[0], payload=given))
+            task_id = inspector.schedules.trigger(ids[0], payload=given)
+            answer(session, {"schedule_id": ids[0], "task_id": task_id}, task_id)
     return 0
 
 

@@ -1,6 +1,5 @@
 """Everything in one command: `up`, `demo` and `dashboard`."""
 
-from functools import partial
 from typing import Any
 
 import click
@@ -26,47 +25,65 @@ def run_options(command: F) -> F:
     command = click.option("--open", "open_browser", is_flag=True, help="In a browser.")(command)
     command = click.option("--seconds", type=DURATION, help="End after so long.")(command)
     command = click.option("--schedulers", type=int, default=1, show_default=True)(command)
-    command = click.option("--concurrency", type=int, default=8, show_default=True)(command)
+    command = click.option(
+        "--concurrency", type=int, help="Tasks at a time; default: the app's, or 8."
+    )(command)
     command = click.option("--workers", type=int, default=1, show_default=True)(command)
     return served(command)
 
 
 @click.command(cls=Command)
-@click.option("-A", "--app", metavar="MODULE[:NAME]", help="Handlers; see `worker`.")
+@click.option(
+    "-A",
+    "--app",
+    metavar="MODULE[:NAME]",
+    help="Where the handlers are: a function that gets the queue and returns a Worker, or a module "
+    "of handler classes.",
+)
 @click.option("--demo", "is_demo", is_flag=True, help="With made-up users and tasks.")
 @run_options
 @pass_session
 def up(session: Session, app: str | None, is_demo: bool, **options: Any) -> int:
-    """Scheduler, workers and dashboard together, with a server of their own if none is named."""
+    """Scheduler, workers and dashboard together.
+
+    Without --url, --embedded and $FAIRQUEUE_URL, a server of their own is started, whose data is
+    gone in the end.
+    """
     session.check()
-    make = None
     if is_demo and app is not None:
         raise ConfigurationError("--demo brings its own handlers: leave --app out")
     if app is not None:
         check_app(app)
-        make = partial(load_worker, app)
     # A demo fills a queue: not that of a Redis which the environment happens to name.
     url = session.url if is_demo else session.named_url
-    return _up(session, url=url, app=make, demo=is_demo, **options)
+    return _up(session, url=url, app=app, demo=is_demo, **options)
 
 
 @click.command(cls=Command)
 @run_options
 @pass_session
 def demo(session: Session, **options: Any) -> int:
-    """The same with made-up users and tasks, to look at; on a Redis only if --url names it."""
+    """The same with made-up users and tasks, to look at.
+
+    Without --url or --embedded a server of its own is started: $FAIRQUEUE_URL is not heeded.
+    """
     session.check()
-    return _up(session, url=session.url, demo=True, **options)
+    return _up(session, url=session.url, app=None, demo=True, **options)
 
 
-def _up(session: Session, url: str | None, **options: Any) -> int:
+def _up(
+    session: Session, url: str | None, app: str | None, concurrency: int | None, **options: Any
+) -> int:
     try:
         from fairqueue.up import run
     except ImportError as error:
         raise _missing(error) from None
     path = session.embedded
     named = None if path is not None else url
-    return run(url=named, embedded_path=path, queue=session.queue, **options)
+    given: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
+    # The app gets what was given here and no default: it may have its own, or take none.
+    make = None if app is None else lambda queue, _: load_worker(app, queue, given)
+    return run(url=named, embedded_path=path, queue=session.queue, app=make, **given, **options)
 
 
 @click.command(cls=Command, usual_level="info")

@@ -7,9 +7,9 @@ import click
 
 from fairqueue.cli.codes import OK, UNHEALTHY
 from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_session, reading
-from fairqueue.cli.listing import Walk, paged, show, show_one
+from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import json_text, print_table, say
-from fairqueue.cli.text import duration_text, in_words, plural, printable
+from fairqueue.cli.text import duration_text, exact_duration, in_words, plural, printable
 from fairqueue.cli.values import DURATION, PAST, json_or_text, read_duration, read_pairs
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
@@ -36,7 +36,7 @@ DURATIONS = ("keep_finished_for", "keep_dead_for", "ageing", "min_interval")
 @reading
 @pass_session
 def status(session: Session) -> int:
-    """How the queue is, and what needs attention; exit code 6 if something is wrong."""
+    """How the queue is, and what needs attention. Exit code 6 if there is an error."""
     with session.inspector() as inspector:
         overview = inspector.system.overview()
         attention = inspector.system.attention()
@@ -78,7 +78,7 @@ def _status_rows(overview: Overview) -> dict[str, object]:
 @reading
 @pass_session
 def stats(session: Session, watch: bool, interval: float, count: int | None) -> None:
-    """Counts and counters of the queue; with --watch, lines of what happens."""
+    """Counts and counters of the queue. With --watch, a line for each look."""
     with session.inspector() as inspector:
         if watch:
             _watch(session, inspector, interval, count)
@@ -136,7 +136,7 @@ def rate(snapshot: QueueSnapshot, before: QueueSnapshot | None, counter: str) ->
 @reading
 @pass_session
 def settings(session: Session, changes: tuple[str, ...]) -> None:
-    """The settings of the queue; with NAME=VALUE, change them for all its processes."""
+    """See or change the settings of the queue. NAME=VALUE holds for all its processes."""
     given = {name: _setting(name, text) for name, text in read_pairs(changes, "setting").items()}
     with session.inspector() as inspector:
         if given:
@@ -145,7 +145,11 @@ def settings(session: Session, changes: tuple[str, ...]) -> None:
     if not session.is_table:
         show_one(session, document(found), {})
         return
-    show_one(session, None, {"queue": found["queue"], **found["settings"]})
+    words = {
+        name: exact_duration(value) if name in DURATIONS else value
+        for name, value in found["settings"].items()
+    }
+    show_one(session, None, {"queue": found["queue"], **words})
     if found["limits"]:
         say("")
         print_table(
@@ -186,12 +190,13 @@ def audit(session: Session, limit: int, cursor: str | None, all_: bool, **filter
 @click.command(cls=Command)
 @click.option("--older-than", type=DURATION, required=True, help="Such as 7d.")
 @destructive
+@reading
 @pass_session
 def prune(session: Session, older_than: float, consent: Consent) -> None:
-    """Forget ended runs that are older, failed ones too, and print how many."""
+    """Forget ended runs before their time. Prints how many; failed ones are among them."""
     with session.inspector() as inspector:
         count = inspector.system.prune(older_than)
         words = duration_text(older_than)
         if count and consent.to(f"forget {plural(count, 'run')} that ended more than {words} ago"):
             count = inspector.system.prune(older_than, dry_run=False)
-    say(str(count))
+    answer(session, {"forgotten": count, "dry_run": consent.dry_run}, str(count))

@@ -1,15 +1,16 @@
 """`fairqueue tasks`: push tasks, and look at those that wait."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from fairqueue.cli.codes import FAILED
 from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.listing import Walk, paged, show, show_one
-from fairqueue.cli.output import note, say
+from fairqueue.cli.listing import Walk, answer, paged, show, show_one
+from fairqueue.cli.output import note
 from fairqueue.cli.runs import cancel_all, show_details
+from fairqueue.cli.text import duration_text, moment_text
 from fairqueue.cli.values import DURATION, FUTURE, PRIORITY, read_object
 from fairqueue.errors import UnknownTask
 from fairqueue.inspection.documents import document
@@ -42,12 +43,14 @@ def tasks() -> None:
 @click.option("--delay", type=DURATION, help="Not before so long.")
 @click.option("--at", type=FUTURE, help="Not before this moment.")
 @click.option("--tenant", help="The group of users that it belongs to.")
+@reading
 @pass_session
 def push(session: Session, payload: tuple[str, ...], **given: Any) -> None:
     """Store a task and print its id."""
     given["payload"] = read_object(payload, "--payload")
     with session.inspector() as inspector:
-        say(inspector.tasks.push(**given))
+        task_id = inspector.tasks.push(**given)
+    answer(session, {"task_id": task_id}, task_id)
 
 
 @tasks.command("list")
@@ -74,7 +77,7 @@ def list_(
 @reading
 @pass_session
 def show_(session: Session, task_id: str) -> None:
-    """One task, whatever its state; secrets in the payload are masked."""
+    """One task, whatever its state. Secrets in the payload are masked."""
     with session.inspector() as inspector:
         details = inspector.tasks.get(task_id)
     show_details(session, details)
@@ -106,11 +109,22 @@ def cancel(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
 @click.argument("task_id", metavar="ID")
 @click.option("--delay", type=DURATION, help="So long from now.")
 @click.option("--at", type=FUTURE, help="At this moment.")
+@reading
 @pass_session
 def reschedule(session: Session, task_id: str, delay: float | None, at: datetime | None) -> int:
-    """Move the time of a task that no worker has; neither --delay nor --at means now."""
+    """Move the time of a task that no worker has. Neither --delay nor --at means now."""
     with session.inspector() as inspector:
-        if inspector.tasks.reschedule(task_id, delay=delay, at=at):
-            return 0
-    note(f"task {task_id!r} runs or has ended: its time stays")
-    return FAILED
+        is_moved = inspector.tasks.reschedule(task_id, delay=delay, at=at)
+    answer(session, {"task_id": task_id, "rescheduled": is_moved})
+    if not is_moved:
+        note(f"task {task_id!r} runs or has ended: its time stays")
+        return FAILED
+    if session.is_table:
+        note(f"task {task_id!r} is due {_when(delay, at)}")
+    return 0
+
+
+def _when(delay: float | None, at: datetime | None) -> str:
+    if at is not None:
+        return f"at {moment_text(at.astimezone(UTC))} UTC"
+    return "now" if delay is None else f"in {duration_text(delay)}"

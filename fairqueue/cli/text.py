@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from fairqueue.validation import Priority
 
@@ -22,6 +22,22 @@ def moment_text(moment: datetime | None) -> str:
     return "-" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
+UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def exact_duration(seconds: float) -> str:
+    """Seconds for people, with nothing left out: 90061 is 1d1h1m1s."""
+    parts = []
+    left = seconds
+    for unit, size in UNITS[:-1]:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count:.0f}{unit}")
+    if left or not parts:
+        parts.append(f"{left:g}s")
+    return "".join(parts)
+
+
 def duration_text(seconds: float | None) -> str:
     """Seconds for people, in the two largest units: 90 is 1m30s."""
     if seconds is None:
@@ -32,7 +48,7 @@ def duration_text(seconds: float | None) -> str:
         return f"{seconds:.3g}s"
     whole = round(seconds)
     parts = []
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+    for unit, size in UNITS:
         if whole >= size:
             parts.append(f"{whole // size}{unit}")
             whole %= size
@@ -54,11 +70,19 @@ def cell(value: object) -> str:
     return _plain(value)
 
 
+def short_cell(value: object) -> str:
+    """The same where room is scarce: a moment of this year has no year."""
+    text = cell(value)
+    if isinstance(value, datetime) and value.year == datetime.now(UTC).year:
+        return text[len("2026-") :]
+    return text
+
+
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.6g}" if abs(value) < 1e6 else f"{value:.0f}"
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,12 +23,13 @@ from fairqueue.people import UserInfo
 from fairqueue.workers import WorkerInfo
 
 MOST_USERS = 50
-BAR = 20  # cells of the bar that shows a share
+BAR, LEAST_BAR = 20, 5  # cells of the bar that shows a share; with less room there is none
+LONGEST_USER = 24  # characters of a name
 SHARES_OF_MINUTES = 15
 ENTER, LEAVE, HOME, CLEAR_BELOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
 CLEAR_LINE = "\x1b[K"
 
-HEADINGS = ("USER", "STATE", "BACKLOG", "RUNNING", "OLDEST", "ENTITLED", "RECEIVED", "")
+HEADINGS = ("USER", "STATE", "BACKLOG", "RUNNING", "OLDEST", "ENTITLED", "RECEIVED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,32 +79,58 @@ def summary(look: Look) -> dict[str, object]:
 def lines_of(look: Look, columns: int, rows: int) -> list[str]:
     """What fills a terminal: the queue, its users by backlog, its workers."""
     numbers = {name: "-" if value is None else value for name, value in summary(look).items()}
-    oldest = duration_text(look.snapshot.oldest_wait)
-    head = [f"fairqueue top  {in_words(numbers)}, oldest wait {oldest}", ""]
-    users = [HEADINGS, *(_row(info) for info in look.users)]
+    numbers["oldest wait"] = duration_text(look.snapshot.oldest_wait)
+    head = [*_head_lines(numbers, columns), ""]
     room = max(1, rows - len(head) - 3)
-    found = [*head, *list(table(users))[:room]]
+    found = [*head, *_user_lines(look.users, columns)[:room]]
     found += ["", _workers_line(look.workers)]
     return [printable(line)[:columns] for line in found[:rows]]
 
 
+def _head_lines(numbers: Mapping[str, object], columns: int) -> list[str]:
+    """The numbers, in as many lines as it takes; a name and its number stay together."""
+    lines = ["fairqueue top "]
+    for name, value in numbers.items():
+        words = in_words({name: value})
+        if len(lines[-1]) + len(words) + 2 > columns:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{words},"
+    lines[-1] = lines[-1].rstrip(",")
+    return lines
+
+
+def _user_lines(users: Sequence[UserInfo], columns: int) -> list[str]:
+    """Headings and users, with a bar of what each received if there is room for it."""
+    lines = list(table([HEADINGS, *(_row(info) for info in users)]))
+    width = max(map(len, lines))
+    cells = min(BAR, columns - width - 2)
+    if cells < LEAST_BAR:
+        return lines
+    bars = ["", *(_bar(info.received, cells) for info in users)]
+    return [f"{line:{width}}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)]
+
+
+def _bar(share: float, cells: int) -> str:
+    filled = round(min(1.0, share) * cells)
+    return "#" * filled + "." * (cells - filled)
+
+
 def _row(info: UserInfo) -> tuple[str, ...]:
-    filled = round(min(1.0, info.received) * BAR)
+    user = info.user_id
     return (
-        info.user_id,
+        user if len(user) <= LONGEST_USER else user[: LONGEST_USER - 1] + "…",
         info.state,
         str(info.backlog),
         str(info.running),
         duration_text(info.oldest_wait),
         f"{info.entitled:.1%}",
         f"{info.received:.1%}",
-        "#" * filled + "." * (BAR - filled),
     )
 
 
 def _workers_line(workers: Sequence[WorkerInfo]) -> str:
     words = [f"{worker.worker_id} {worker.running}/{worker.slots}" for worker in workers]
-    return "workers: " + (", ".join(words) or "none") + "   (q ends)"
+    return "(q ends)  workers: " + (", ".join(words) or "none")
 
 
 @click.command(cls=Command)
@@ -113,7 +140,7 @@ def _workers_line(workers: Sequence[WorkerInfo]) -> str:
 @reading
 @pass_session
 def top(session: Session, interval: float, count: int | None, users: int) -> None:
-    """Users by backlog with their shares, speed, leader and workers, live; q or Ctrl-C ends."""
+    """Users by backlog with their shares, live. Also speed, leader, workers; q or Ctrl-C ends."""
     with session.inspector() as inspector:
         source = looks(inspector, users)
         if session.is_table and on_terminal():

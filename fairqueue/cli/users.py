@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.listing import Columns, Walk, paged, show, show_one
-from fairqueue.cli.output import Progress, say
+from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
+from fairqueue.cli.output import Progress
 from fairqueue.cli.text import duration_text, plural
 from fairqueue.cli.values import Kind
 from fairqueue.inspection.documents import document
@@ -69,7 +69,7 @@ def users() -> None:
 @reading
 @pass_session
 def list_(session: Session, limit: int, cursor: str | None, all_: bool, **wanted: Any) -> None:
-    """Users with what waits, what they are entitled to and what they got."""
+    """Users: what waits, what each is entitled to and got."""
     with session.inspector() as inspector:
 
         def fetch(most: int, at: str | None) -> Any:
@@ -136,28 +136,33 @@ def limit(session: Session, user_id: str, **given: Any) -> None:
 
 @users.command()
 @click.argument("user_id", metavar="USER")
+@reading
 @pass_session
 def pause(session: Session, user_id: str) -> None:
     """Hand out no task of a user until they are resumed."""
     with session.inspector() as inspector:
-        inspector.users.pause(user_id)
+        settings = inspector.users.pause(user_id)
+    answer(session, {"user_id": user_id, "paused": settings.paused})
 
 
 @users.command()
 @click.argument("user_id", metavar="USER")
+@reading
 @pass_session
 def resume(session: Session, user_id: str) -> None:
     """Hand out the tasks of a user again."""
     with session.inspector() as inspector:
-        inspector.users.resume(user_id)
+        settings = inspector.users.resume(user_id)
+    answer(session, {"user_id": user_id, "paused": settings.paused})
 
 
 @users.command()
 @click.argument("user_id", metavar="USER")
 @destructive
+@reading
 @pass_session
 def purge(session: Session, user_id: str, consent: Consent) -> None:
-    """Cancel all tasks of a user that wait for a worker, and print how many."""
+    """Cancel all tasks of a user that wait for a worker. Prints how many."""
     with session.inspector() as inspector:
         count = inspector.users.purge(user_id)
         if not count:
@@ -165,4 +170,5 @@ def purge(session: Session, user_id: str, consent: Consent) -> None:
         elif consent.to(f"cancel {plural(count, 'waiting task')} of user {user_id!r}"):
             with Progress("purge") as progress:
                 count = inspector.users.purge(user_id, dry_run=False, progress=progress)
-    say(str(count))
+    found = {"user_id": user_id, "cancelled": count, "dry_run": consent.dry_run}
+    answer(session, found, str(count))

@@ -4,6 +4,7 @@ import click
 
 from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.listing import show
+from fairqueue.cli.output import note
 from fairqueue.errors import UnknownWorker
 
 COLUMNS = {
@@ -32,6 +33,8 @@ def list_(session: Session) -> None:
     with session.inspector() as inspector:
         found = inspector.workers.list()
     show(session, "workers", iter(found), COLUMNS)
+    if not found:
+        note("no worker is alive")
 
 
 @workers.command()
