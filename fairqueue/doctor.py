@@ -180,7 +180,8 @@ class Doctor:
             text = f"{snapshot.ready} tasks wait and no worker is alive: fairqueue worker"
             return Finding(check="workers", level=PROBLEM, text=text, details=details)
         slots = sum(worker.slots for worker in alive)
-        text = f"{len(alive)} are alive, with {slots} slots"
+        are = "worker is" if len(alive) == 1 else "workers are"
+        text = f"{len(alive)} {are} alive, with {slots} slots"
         return Finding(check="workers", level=OK, text=text, details=details)
 
     def _of_stale_runs(self) -> Finding:

@@ -55,7 +55,7 @@ for i, tenant in ipairs(fields_of(K.tenants, page)) do
   local ended = count_runs('u' .. user, window)
   local waits = ended > 0 and waits_of(newest_runs('u' .. user, window, LAST_RUNS)) or {}
   local is_known = settings[i] or tenant or waiting + runs + schedules > 0
-    or count_runs('u' .. user, 0) > 0
+    or count_runs('u' .. user, 0) > 0 or count_runs('d' .. user, 0) > 0
   local before, parked = false, false
   if waiting > 0 then
     before, parked = redis.call('ZRANK', K.ready, user), redis.call('ZSCORE', K.parked, user)

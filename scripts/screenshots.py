@@ -25,7 +25,7 @@ SCREENS = {
     "overview": "/?window=15m",
     "schedules": "/schedules",
     "schedule": "/schedules {}",
-    "schedule-new": "/schedules/new",
+    "schedule-new": "/new/schedule",
     "users": "/users",
     "user": "/users {}",
     "runs": "/runs",

@@ -64,7 +64,7 @@ def lively(
         "/schedules/nine",
         "/schedules/poll",
         "/schedules/off",
-        "/do/schedules/new",
+        "/new/schedule",
         "/do/schedules/edit?id=nine",
     ],
 )
@@ -85,7 +85,7 @@ def test_nothing_is_wrong_with_an_empty_list(web: Web, open_page: Open) -> None:
 
 
 def test_the_preview_follows_what_is_typed(web: Web, open_page: Open) -> None:
-    page = open_page(web(), "/do/schedules/new")
+    page = open_page(web(), "/new/schedule")
     preview = page.locator("#preview")
     expect(preview).to_contain_text("Type a rule")
     assert preview.get_attribute("aria-live") == "polite"
@@ -108,8 +108,27 @@ def test_the_preview_follows_what_is_typed(web: Web, open_page: Open) -> None:
     check_page(page)
 
 
+def test_marks_follow_what_is_typed(web: Web, open_page: Open) -> None:
+    page = open_page(web(), "/new/schedule")
+    cron, user = (page.get_by_label(name, exact=True).last for name in ("Cron expression", "User"))
+    page.get_by_role("button", name="Add schedule").click()
+    for field in (cron, user):
+        expect(field).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#error-cron_expr")).to_contain_text("is missing")
+
+    user.fill("bob")
+    expect(user).not_to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#error-user_id")).to_be_empty()
+    cron.fill("0 9 * * *")
+    expect(cron).not_to_have_attribute("aria-invalid", "true")
+    zone = page.get_by_label("Time zone")
+    zone.fill("Mars/Base")
+    expect(zone).to_have_attribute("aria-invalid", "true")
+    check_page(page, ignore=("422",))
+
+
 def test_json_is_checked_while_it_is_typed(web: Web, open_page: Open) -> None:
-    page = open_page(web(), "/do/schedules/new")
+    page = open_page(web(), "/new/schedule")
     payload = page.get_by_label("Payload")
     payload.fill('{"to": ')
     payload.blur()

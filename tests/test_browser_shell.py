@@ -258,6 +258,18 @@ def test_a_paused_page_holds_no_stream(web: Web, open_page: Open) -> None:
     check_page(found)
 
 
+def test_a_paused_page_shows_moments_that_do_not_go_on_counting(
+    queue: TaskQueue, web: Web, open_page: Open
+) -> None:
+    Inspector(queue).schedules.add(cron_expr="* * * * *", user_id="alice", schedule_id="minutely")
+    found = open_page(web(), "/")
+    settle(found)
+    fires = found.locator("#upcoming time").first
+    expect(fires).to_have_text(re.compile("^(in|now|due) ?"))
+    found.get_by_role("button", name="Live").click()
+    expect(fires).to_have_text(re.compile(r"\d\d:\d\d:\d\d$"))
+
+
 def test_a_chart_has_its_numbers_in_a_table(
     queue: TaskQueue, clock: ManualClock, web: Web, open_page: Open
 ) -> None:

@@ -112,7 +112,7 @@ def test_schedules_without_a_leader_and_tasks_without_a_worker_are_problems(
     )
     found = by_check(Doctor(queue).examine())
     assert [found[name].level for name in ("leader", "schedules", "workers")] == [OK] * 3
-    assert found["workers"].text == "1 are alive, with 4 slots"
+    assert found["workers"].text == "1 worker is alive, with 4 slots"
     scheduler.stop()
 
 

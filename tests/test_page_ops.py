@@ -139,8 +139,10 @@ def test_schedules_without_a_leader_are_an_alarm(
     over = words(get(site, "/workers"))
 
     assert "No scheduler leads: 1 schedule do not fire" in before
-    assert re.search(r"inspector leads Term number 1; [\d.]+ s are left of it", leads)
-    assert "its term is over" in over
+    assert re.search(
+        r"inspector leads Lease leadership was taken 1 time so far; [\d.]+ s left", leads
+    )
+    assert "its lease is over" in over
 
 
 @pytest.mark.untidy
@@ -161,9 +163,11 @@ def test_a_worker_is_drained(web: Web, queue: TaskQueue, inspector: Inspector) -
     beat(queue)
     site = web()
 
+    before = get(site, "/workers")
     answer = post(site, "/do/workers/drain", id="worker-1")
     text = get(site, "/workers")
 
+    assert "This is the last worker" in before
     assert "takes no more tasks" in said(answer)
     assert "draining" in words(text)
     assert "drain-1" not in text

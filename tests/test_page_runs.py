@@ -70,7 +70,7 @@ def said(answer: httpx.Response) -> str:
 
 def shown(text: str) -> list[str]:
     """The ids of the runs in the table of a page, in order."""
-    body = text[text.find("<tbody>") : text.find("</tbody>")]
+    body = text[text.find("<tbody") : text.find("</tbody>")]
     return [
         html.unescape(each) for each in re.findall(r'class="mono id"><a [^>]*title="([^"]*)"', body)
     ]
@@ -130,12 +130,29 @@ def test_a_row_tells_all_of_a_run(web: Web, queue: TaskQueue, clock: ManualClock
     text = get(web(), "/runs")
 
     assert shown(text) == ["a-run-with-a-rather-long-id"]
-    row = words(text[text.index("<tbody>") : text.index("</tbody>")])
+    row = words(text[text.index("<tbody") : text.index("</tbody>")])
     for told in ("a-run-wi…-long-id", "mails.send", "alice", "north", "succeeded", "worker-1"):
         assert told in row
     assert "2 s" in row
     assert "1 min 5 s" in row
     assert text.count("<time") >= 3
+
+
+def test_the_wait_of_a_second_attempt_is_named_as_such(
+    web: Web, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task("alice", "again"))
+    clock.advance(40)
+    queue.retry(claim_one(queue, lease=60), delay=1)
+    clock.advance(8)
+    claim_one(queue)
+    site = web()
+
+    page, row = words(get(site, "/runs/again")), words(get(site, "/runs"))
+
+    assert "Until first start 40 s" in page
+    assert "Waited 7 s for the last attempt" in page
+    assert "7 s last attempt" in row
 
 
 def test_an_empty_list_says_what_to_do_next(web: Web) -> None:

@@ -562,7 +562,7 @@ def test_a_bad_range_is_told_beside_the_form(
 
 def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector) -> None:
     site = web()
-    fields = fields_of(get(site, "/do/schedules/new"))
+    fields = fields_of(get(site, "/new/schedule"))
     fields |= {
         "schedule_id": "report-7",
         "cron_expr": "0 9 * * 1-5",
@@ -589,7 +589,7 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector
         "max_failures": "4",
     }
 
-    answer = post(site, "/do/schedules/new", **fields)
+    answer = post(site, "/new/schedule", **fields)
 
     assert (answer.headers["location"], said(answer)) == ("/schedules/report-7", "Added report-7.")
     task = inspector.schedules.get("report-7").schedule
@@ -624,10 +624,10 @@ def test_a_rule_is_of_the_chosen_kind(
 ) -> None:
     site = web()
     others = {"cron_expr": "0 1 * * *", "every": "7s", "at": "2027-01-01T00:00"}
-    given = fields_of(get(site, "/do/schedules/new")) | others | fields
+    given = fields_of(get(site, "/new/schedule")) | others | fields
     post(
         site,
-        "/do/schedules/new",
+        "/new/schedule",
         **{**given, "schedule_id": "x", "user_id": "bob", "timezone": "Europe/Berlin"},
     )
     task = inspector.schedules.get("x").schedule
@@ -667,9 +667,9 @@ def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
     add(inspector, "taken")
     site = web()
     usual = {"cron_expr": "0 9 * * *", "user_id": "bob", "name": "keep-this"}
-    given = fields_of(get(site, "/do/schedules/new")) | usual | fields
+    given = fields_of(get(site, "/new/schedule")) | usual | fields
 
-    answer = site.http.post("/do/schedules/new", data=given, headers=HTML)
+    answer = site.http.post("/new/schedule", data=given, headers=HTML)
 
     assert answer.status_code == (409 if field == "schedule_id" else 422)
     assert message in error_of(answer.text, field)
@@ -680,8 +680,8 @@ def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
 
 def test_all_that_cannot_be_read_is_told_at_once(web: Web) -> None:
     site = web()
-    given = fields_of(get(site, "/do/schedules/new")) | {"payload": "{", "retries": "x"}
-    text = post(site, "/do/schedules/new", 422, **given).text
+    given = fields_of(get(site, "/new/schedule")) | {"payload": "{", "retries": "x"}
+    text = post(site, "/new/schedule", 422, **given).text
     wrong = [
         name for name in ("payload", "retries", "user_id", "cron_expr") if error_of(text, name)
     ]
@@ -893,7 +893,7 @@ def test_what_users_wrote_is_shown_as_text(
         get(site, "/do/schedules/copy", id=attack),
         get(site, "/do/schedules/logs", id=attack),
         get(site, "/do/schedules/moments", id=attack),
-        get(site, "/do/schedules/new", cron_expr=attack, payload=attack, name=attack),
+        get(site, "/new/schedule", cron_expr=attack, payload=attack, name=attack),
         get(site, "/do/schedules/preview", cron_expr=attack, timezone=attack, windows=attack),
         get(site, "/do/schedules/count-backfill", id=attack, start=attack, end=attack),
         post(site, "/do/schedules/ask/pause", 200, id=[attack]).text,
@@ -911,19 +911,32 @@ def test_what_users_wrote_is_shown_as_text(
         assert "49" not in re.findall(r"<h1>(.*?)</h1>", text)
 
 
+def test_the_usual_address_leads_to_the_form_unless_a_schedule_has_it(
+    web: Web, inspector: Inspector
+) -> None:
+    site = web()
+    answer = site.http.get("/schedules/new", headers=HTML)
+    assert (answer.status_code, answer.headers["location"]) == (307, "/new/schedule")
+    add(inspector, schedule_id="new")
+    assert "<h1>" in get(site, "/schedules/new")
+
+
 # --- who may --------------------------------------------------------------------------------------
 
 CHANGES = [
-    ("pause", {"id": "nine"}),
-    ("resume", {"id": "nine"}),
-    ("trigger", {"id": "nine"}),
-    ("remove", {"id": "nine"}),
-    ("backfill", {"id": "nine", "start": "2026-03-01T00:00", "end": "2026-03-02T00:00"}),
-    ("bulk/pause", {"id": "nine"}),
-    ("bulk/remove", {"all": "1"}),
-    ("new", {"user_id": "bob", "kind": "every", "every": "1h"}),
-    ("edit", {"id": "nine", "user_id": "bob", "kind": "every", "every": "1h"}),
-    ("copy", {"id": "nine", "user_id": "bob", "kind": "every", "every": "1h"}),
+    ("do/schedules/pause", {"id": "nine"}),
+    ("do/schedules/resume", {"id": "nine"}),
+    ("do/schedules/trigger", {"id": "nine"}),
+    ("do/schedules/remove", {"id": "nine"}),
+    (
+        "do/schedules/backfill",
+        {"id": "nine", "start": "2026-03-01T00:00", "end": "2026-03-02T00:00"},
+    ),
+    ("do/schedules/bulk/pause", {"id": "nine"}),
+    ("do/schedules/bulk/remove", {"all": "1"}),
+    ("new/schedule", {"user_id": "bob", "kind": "every", "every": "1h"}),
+    ("do/schedules/edit", {"id": "nine", "user_id": "bob", "kind": "every", "every": "1h"}),
+    ("do/schedules/copy", {"id": "nine", "user_id": "bob", "kind": "every", "every": "1h"}),
 ]
 
 
@@ -936,7 +949,7 @@ def test_a_viewer_is_refused_whatever_is_sent(
     site = web(auth=True)
     log_in(site, role="viewer")
     headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
-    answer = site.http.post(f"/do/schedules/{path}", data=fields, headers=headers)
+    answer = site.http.post(f"/{path}", data=fields, headers=headers)
     assert answer.status_code == 403, answer.text
     assert inspector.schedules.get("nine") == before
     assert inspector.schedules.count() == 1
@@ -966,8 +979,8 @@ def test_a_read_only_site_has_no_buttons_and_still_previews(web: Web, inspector:
     for text in (get(site, "/schedules"), get(site, "/schedules/nine")):
         assert "data-dialog" not in text
         assert "data-bulk" not in text
-        assert "/do/schedules/new" not in text
-    get(site, "/do/schedules/new", 403)
+        assert "/new/schedule" not in text
+    get(site, "/new/schedule", 403)
     assert "At 09:00" in get(site, "/do/schedules/preview", cron_expr="0 9 * * *")
     assert "Create" not in get(
         site,
@@ -992,9 +1005,9 @@ def test_another_tenants_schedule_is_not_there(web: Web, inspector: Inspector) -
         get(site, f"/do/schedules/{path}", 404, id="theirs")
     headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
     for path, fields in CHANGES:
-        if "id" in fields and not path.startswith("bulk"):
+        if "id" in fields and "/bulk/" not in path:
             sent = {**fields, "id": "theirs"}
-            answer = site.http.post(f"/do/schedules/{path}", data=sent, headers=headers)
+            answer = site.http.post(f"/{path}", data=sent, headers=headers)
             assert answer.status_code == 404, path
     answer = site.http.post("/do/schedules/bulk/remove", data={"id": "theirs"}, headers=headers)
     assert said(answer) == "0 schedules deleted"
@@ -1004,11 +1017,11 @@ def test_another_tenants_schedule_is_not_there(web: Web, inspector: Inspector) -
 def test_what_a_tenant_adds_is_its_own(web: Web, inspector: Inspector) -> None:
     site = web(auth=True)
     log_in(site, role="admin", tenant="acme")
-    text = get(site, "/do/schedules/new")
+    text = get(site, "/new/schedule")
     assert 'name="tenant"' not in text
     fields = fields_of(text) | {"schedule_id": "x", "user_id": "bob", "cron_expr": "0 9 * * *"}
     headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
-    assert site.http.post("/do/schedules/new", data=fields, headers=headers).status_code == 303
+    assert site.http.post("/new/schedule", data=fields, headers=headers).status_code == 303
     assert inspector.schedules.get("x").tenant == "acme"
 
 

@@ -525,14 +525,6 @@ def test_the_inspector_of_a_request_acts_for_its_sender(web: Web) -> None:
     assert site.http.get("/act", headers={"X-API-Key": key}).text == "bot acme"
 
 
-def test_search_finds_what_has_the_id(web: Web, queue: TaskQueue) -> None:
-    site = web()
-    add_named(site, "schedules")
-    text = site.http.get("/search", params={"q": "re<port"}).text
-    assert "Schedules that start with “re&lt;port”" in text
-    assert 'href="/schedules?name_prefix=re%3Cport"' in text
-
-
 # --- health ---------------------------------------------------------------------------------------
 
 

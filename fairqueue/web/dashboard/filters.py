@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 NOTHING = "–"
 
@@ -97,6 +97,11 @@ def _time(at: datetime | None, kind: str, absent: str) -> str:
     )
 
 
+def dotted(text: str) -> str:
+    """A name that may be broken after its dots, and not in the middle of a word."""
+    return Markup("<wbr>").join(escape(part) for part in text.replace(".", ".\0").split("\0"))
+
+
 def plural(count: int, one: str, many: str | None = None) -> str:
     """`1 task`, `1,200 tasks`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
@@ -106,6 +111,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "ago": ago,
     "brief": brief,
     "countdown": countdown,
+    "dotted": dotted,
     "duration": duration,
     "moment": moment,
     "number": number,

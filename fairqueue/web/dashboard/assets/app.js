@@ -106,7 +106,8 @@ function setText(element, text) {
 function showTimes(within = document) {
   for (const element of within.querySelectorAll("time[data-time]")) {
     const ms = Date.parse(element.dateTime);
-    setText(element, TIMES[element.dataset.time](ms));
+    // On a page that is paused, a distance that goes on counting would look like news.
+    setText(element, (live.wanted ? TIMES[element.dataset.time] : momentText)(ms));
     const full = fullText(ms);
     if (element.title !== full) element.title = full;
   }
@@ -240,6 +241,7 @@ function setLive(wanted) {
   live.source = null;
   if (wanted) connect();
   else showState("paused");
+  showTimes();
 }
 
 // --- controls ------------------------------------------------------------------------------------

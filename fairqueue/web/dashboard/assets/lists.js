@@ -75,12 +75,28 @@ function checkJson(area) {
     problem = `This is no JSON yet: ${error.message}`;
   }
   if (place.textContent !== problem) place.textContent = problem;
-  area.setAttribute("aria-invalid", String(problem !== ""));
-  if (!problem) area.removeAttribute("aria-invalid");
+  showMarks(area.form);
+}
+
+// A field is marked as long as a reason stands below it.
+function showMarks(form) {
+  for (const place of form.querySelectorAll(".field-error")) {
+    const field = document.getElementById(place.id.replace("error-", "field-"));
+    if (place.textContent.trim()) field?.setAttribute("aria-invalid", "true");
+    else field?.removeAttribute("aria-invalid");
+  }
+}
+
+// What was wrong with a field is not said of what is typed now.
+function clearMark(form, field) {
+  document.getElementById(`error-${field.name}`)?.replaceChildren();
+  showMarks(form);
 }
 
 for (const form of document.querySelectorAll("form[data-schedule-form]")) {
   showKind(form);
+  form.addEventListener("input", (event) => clearMark(form, event.target));
+  document.addEventListener("htmx:after:swap", () => showMarks(form));
   form.addEventListener("change", () => showKind(form));
   for (const area of form.querySelectorAll("textarea[data-json]")) area.addEventListener("change", () => checkJson(area));
 }

@@ -12,6 +12,7 @@ from fairqueue.web.dashboard.shell import page
 from fairqueue.web.site import link, site_of
 
 WINDOWS = ("15m", "1h", "24h")
+USUAL = "15m"  # in a longer one, the first minutes of a queue are a dot
 FIRES = 10  # schedules that are listed
 
 # Of each chart: its lines (name in the samples, label, tone) and their unit.
@@ -87,8 +88,8 @@ def _path_of(request: Request, attention: Attention) -> str | None:
 
 
 def _window(request: Request) -> str:
-    found = request.query_params.get("window", "1h")
-    return found if found in WINDOWS else "1h"
+    found = request.query_params.get("window", USUAL)
+    return found if found in WINDOWS else USUAL
 
 
 ROUTES: list[BaseRoute] = [

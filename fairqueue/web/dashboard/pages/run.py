@@ -52,6 +52,7 @@ def run(request: Request) -> Response:
         it=it,
         attempts=details.attempts,
         steps=steps(details),
+        first_wait=first_wait(details),
         payload=None if details.task is None else json_text(details.task.payload, 2),
         policy=None if details.task is None else details.task.policy,
         result=None if it.result is None else json_text(it.result, 2),
@@ -69,6 +70,17 @@ def run(request: Request) -> Response:
         command=command,
         **paths(request),
     )
+
+
+def first_wait(details: RunDetails) -> float | None:
+    """Of a run with several attempts: for how many seconds it was queued before the first.
+
+    None where the first is not kept any more.
+    """
+    attempts = details.attempts
+    if details.run.attempts < 2 or not attempts or attempts[0].number != 1:
+        return None
+    return (attempts[0].started_at - details.run.pushed_at).total_seconds()
 
 
 def steps(details: RunDetails) -> list[Step]:

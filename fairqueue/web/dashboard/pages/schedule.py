@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput, UnknownSchedule
@@ -96,6 +96,8 @@ def schedule(request: Request) -> Response:
     """The page of a schedule."""
     schedule_id = request.path_params["id"]
     inspector = inspector_of(request)
+    if schedule_id == "new" and inspector.schedules.find(schedule_id) is None:
+        return RedirectResponse(link(request, "schedule_new"))  # what people type
     view = inspector.schedules.get(schedule_id)
     now = now_of(request)
     zone = view.schedule.timezone

@@ -471,8 +471,9 @@ def _preview(request: Request, texts: Texts) -> tuple[Preview | None, dict[str, 
 
 
 ROUTES: list[BaseRoute] = [
-    Route("/do/schedules/new", new, methods=["GET"], name="schedule_new"),
-    Route("/do/schedules/new", save_new, methods=["POST"]),
+    # Not below /schedules: what follows there is an id.
+    Route("/new/schedule", new, methods=["GET"], name="schedule_new"),
+    Route("/new/schedule", save_new, methods=["POST"]),
     Route("/do/schedules/edit", edit, methods=["GET"], name="schedule_edit"),
     Route("/do/schedules/edit", save_edit, methods=["POST"]),
     Route("/do/schedules/copy", copy, methods=["GET"], name="schedule_copy"),

@@ -1,22 +1,28 @@
-"""Find what has an id: one box for schedules, runs and users."""
+"""Find what has an id or a name: one box for schedules, users and runs."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, NoMatchFound, Route
+from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import Forbidden, InvalidInput
+from fairqueue.history import RunDetails
+from fairqueue.inspection.views import ScheduleView
+from fairqueue.models import Page
+from fairqueue.people import UserInfo
 from fairqueue.web.auth import inspector_of
+from fairqueue.web.dashboard.pages.parts import paths, query_value, segment
 from fairqueue.web.dashboard.shell import page
 from fairqueue.web.site import link
 
 Found = TypeVar("Found")
 
 MAX_QUERY = 200  # characters
+SHOWN = 5  # of a kind
+LOOKED = 50  # of a kind; how many more there are is said up to here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,33 +31,88 @@ class Hit:
 
     label: str
     about: str
-    icon: str
     path: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What was found of a kind; `rest`: how many more there are, in words, and where."""
+
+    title: str
+    icon: str
+    hits: Sequence[Hit]
+    rest: str = ""
+    path: str = ""
+
+
 def search(request: Request) -> Response:
-    """What has this id, and the lists in which to look on."""
+    """The schedules, users and runs that are meant, the first of each."""
     q = request.query_params.get("q", "").strip()[:MAX_QUERY]
-    return page(request, "search.html", q=q, hits=_hits(request, q) if q else [])
+    groups = [_schedules(request, q), _users(request, q), _runs(request, q)] if q else []
+    return page(request, "search.html", q=q, groups=[each for each in groups if each.hits])
 
 
-def _hits(request: Request, q: str) -> list[Hit]:
-    inspector = inspector_of(request)
-    found: list[Hit | None] = []
-    view = _or_none(lambda: inspector.schedules.get(q))
-    if view is not None:
-        about = f"schedule of {view.schedule.user_id}: {view.sentence}"
-        found.append(_hit(request, view.schedule.name, about, "schedules", "schedule", id=q))
-    run = _or_none(lambda: inspector.runs.get(q))
-    if run is not None:
-        about = f"run of {run.run.user_id}: {run.run.status}"
-        found.append(_hit(request, q, about, "runs", "run", id=q))
-    user = _or_none(lambda: inspector.users.get(q))
-    if user is not None:
-        found.append(_hit(request, q, f"user: {user.state}", "users", "user", id=q))
-    found.append(_list(request, f"Schedules that start with “{q}”", "schedules", "name_prefix", q))
-    found.append(_list(request, f"Runs of user {q}", "runs", "user_id", q))
-    return [hit for hit in found if hit is not None]
+def _schedules(request: Request, q: str) -> Group:
+    """Those whose id it is, or whose name or id contains it."""
+    schedules = inspector_of(request).schedules
+    own = _or_none(lambda: schedules.get(q))
+    found = _or_none(lambda: schedules.list(contains=q, limit=LOOKED)) or Page[ScheduleView](
+        [], None
+    )
+    others = [view for view in found if view.schedule.schedule_id != q]
+    listed = ([] if own is None else [own]) + others
+    hits = [
+        Hit(
+            label=view.schedule.name,
+            about=f"{view.schedule.schedule_id}, of {view.schedule.user_id}: {view.sentence}",
+            path=paths(request)["schedule_path"] + segment(view.schedule.schedule_id),
+        )
+        for view in listed[:SHOWN]
+    ]
+    return Group(
+        title="Schedules",
+        icon="schedules",
+        hits=hits,
+        rest=_rest(len(listed), found.cursor),
+        path=f"{link(request, 'schedules')}?text={query_value(q)}",
+    )
+
+
+def _users(request: Request, q: str) -> Group:
+    """Those whose name starts with it."""
+    users = inspector_of(request).users
+    found = _or_none(lambda: users.list(order="name", prefix=q, limit=LOOKED))
+    found = found if found is not None else Page[UserInfo]([], None)
+    start = paths(request)["user_path"]
+    hits = [
+        Hit(label=info.user_id, about=info.state, path=start + segment(info.user_id))
+        for info in found[:SHOWN]
+    ]
+    return Group(
+        title="Users",
+        icon="users",
+        hits=hits,
+        rest=_rest(len(found), found.cursor),
+        path=f"{link(request, 'users')}?order=name&prefix={query_value(q)}",
+    )
+
+
+def _runs(request: Request, q: str) -> Group:
+    """The one whose id it is."""
+    found: RunDetails | None = _or_none(lambda: inspector_of(request).runs.get(q))
+    hits = []
+    if found is not None:
+        about = f"{found.run.name}, of {found.run.user_id}: {found.run.status.replace('_', ' ')}"
+        hits = [Hit(label=q, about=about, path=paths(request)["run_path"] + segment(q))]
+    return Group(title="Runs", icon="runs", hits=hits)
+
+
+def _rest(found: int, cursor: str | None) -> str:
+    """How many are not shown; nothing if all are."""
+    left = max(found - SHOWN, 0)
+    if cursor is not None:
+        return f"{left} more, and others" if left else "There may be more"
+    return f"{left} more" if left else ""
 
 
 def _or_none(find: Callable[[], Found]) -> Found | None:
@@ -60,18 +121,6 @@ def _or_none(find: Callable[[], Found]) -> Found | None:
         return find()
     except (InvalidInput, Forbidden):
         return None
-
-
-def _hit(request: Request, label: str, about: str, icon: str, route: str, **ids: str) -> Hit | None:
-    try:
-        return Hit(label=label, about=about, icon=icon, path=link(request, route, **ids))
-    except NoMatchFound:
-        return None
-
-
-def _list(request: Request, label: str, route: str, field: str, q: str) -> Hit | None:
-    found = _hit(request, label, "a list", route, route)
-    return found and replace(found, path=f"{found.path}?{field}={quote(q, safe='')}")
 
 
 ROUTES: list[BaseRoute] = [Route("/search", search, name="search")]

@@ -50,7 +50,7 @@ def user(request: Request) -> Response:
         runs=inspector.runs.list(STARTED, user_id=user_id, limit=ROWS),
         sees_all=actor_of(request).tenant is None,
         window=window,
-        window_label=label,
+        window_label="hour" if window == "1h" else label,
         windows=windows(),
         query_id=query_value(user_id),
         segment=segment,

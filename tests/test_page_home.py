@@ -1,0 +1,108 @@
+"""The overview and the search, as the server sends them."""
+
+import html
+import re
+from typing import Any
+
+import pytest
+from browser import Site, Web
+from support import claim_one, make_task
+
+from fairqueue.inspection import Inspector
+from fairqueue.queue import TaskQueue
+
+
+@pytest.fixture
+def inspector(queue: TaskQueue) -> Inspector:
+    return Inspector(queue)
+
+
+def get(site: Site, path: str, headers: dict[str, str] | None = None, **params: Any) -> str:
+    answer = site.http.get(path, params=params or None, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def words(text: str) -> str:
+    """What a page says, without its tags."""
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", text[text.index("<main") :]))
+    return re.sub(r"\s+", " ", plain)
+
+
+def add(inspector: Inspector, schedule_id: str, name: str = "report") -> None:
+    inspector.schedules.add(
+        cron_expr="0 9 * * *", user_id="alice", schedule_id=schedule_id, name=name
+    )
+
+
+# --- the overview ---------------------------------------------------------------------------------
+
+
+def test_failures_are_one_number_wherever_they_are_told(web: Web, queue: TaskQueue) -> None:
+    for task_id in ("a", "b"):
+        queue.push(make_task("alice", task_id))
+        queue.bury(claim_one(queue), "OSError: disk full")
+
+    text = get(web(), "/")
+
+    assert "Runs that failed within the last hour: 2" in words(text)
+    assert (
+        len(re.findall(r'data-live="failures_last_hour">2<', text)) == 2
+    )  # the tile, and what needs attention
+    assert re.search(r'aria-current="true">15 min', text)
+
+
+def test_a_tenant_sees_no_tile_of_what_there_is_not(web: Web) -> None:
+    site = web(auth=True)
+    headers = {"Authorization": f"Bearer {site.key(role='viewer', tenant='north')}"}
+
+    text = get(site, "/", headers)
+
+    tiles = re.findall(r"<dt>([^<]+)</dt>", text[text.index('class="stats"') :])
+    assert {"Failures", "Schedules"} <= set(tiles)
+    assert not {"Backlog", "Running", "Workers", "Fairness", "Due"} & set(tiles)
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+def test_the_search_finds_parts_of_names_and_tells_how_many_more(
+    web: Web, inspector: Inspector
+) -> None:
+    for number in range(8):
+        add(inspector, f"daily-{number}", "mails.report")
+
+    text = get(web(), "/search", q="report")
+
+    assert len(re.findall(r'href="/schedules/daily-\d"', text)) == 5
+    assert "3 more: show all schedules that match" in words(text)
+    assert 'href="/schedules?text=report"' in text
+
+
+def test_the_search_finds_users_by_the_start_of_their_name(web: Web, queue: TaskQueue) -> None:
+    for user in ("hillcrest.imports", "hillcrest.mails", "north"):
+        queue.push(make_task(user, f"of-{user}"))
+
+    text = get(web(), "/search", q="hillcrest")
+
+    assert 'href="/users/hillcrest.imports"' in text
+    assert 'href="/users/hillcrest.mails"' in text
+    assert 'href="/users/north"' not in text
+    assert " more" not in words(text)
+
+
+def test_the_search_finds_a_run_by_its_id(web: Web, queue: TaskQueue) -> None:
+    queue.push(make_task("alice", "run/7"))
+
+    text = get(web(), "/search", q="run/7")
+
+    assert 'href="/runs/run%2F7"' in text
+    assert "of alice: pending" in words(text)
+
+
+@pytest.mark.parametrize("q", ["nobody", "<b>", "*", "x" * 300, "\u2603"])
+def test_what_is_not_there_is_not_linked(web: Web, q: str) -> None:
+    text = get(web(), "/search", q=q)
+
+    assert "No schedule, user or run is called so." in words(text)
+    assert 'class="hits"' not in text
