@@ -25,8 +25,8 @@ PATHS = {
     "runs": "/runs",
     "failed": "/failed",
     "audit": "/audit",
-    "REST: a page of 50 jobs": "/api/v1/scheduler/jobs",
-    "REST: a page of 50 runs": "/api/v1/scheduler/runs",
+    "REST: a page of 25 jobs": "/api/v1/scheduler/jobs?limit=25",
+    "REST: a page of 25 runs": "/api/v1/scheduler/runs?limit=25",
 }
 
 App = Callable[..., Awaitable[None]]

@@ -168,7 +168,7 @@ def test_a_month_of_a_school_is_listed(web: Web, queue: TaskQueue) -> None:
 
     text = get(site, "/runs")
 
-    assert len(shown(text)) == 50
+    assert len(shown(text)) == 25
     assert 'rel="next"' in text
     assert words(get(site, f"/runs/{world.failed[0]}")).count("Attempt ") >= 3
 
@@ -255,7 +255,7 @@ def test_an_id_leads_to_its_run(web: Web, queue: TaskQueue) -> None:
 
 
 def test_pages_follow_each_other(web: Web, queue: TaskQueue, clock: ManualClock) -> None:
-    for number in range(55):
+    for number in range(30):
         clock.advance(1)
         end(queue, f"run-{number:02}")
     site = web()
@@ -265,7 +265,7 @@ def test_pages_follow_each_other(web: Web, queue: TaskQueue, clock: ManualClock)
     assert more
     second = get(site, "/runs" + html.unescape(more[1]))
 
-    assert shown(first) + shown(second) == [f"run-{number:02}" for number in reversed(range(55))]
+    assert shown(first) + shown(second) == [f"run-{number:02}" for number in reversed(range(30))]
     assert 'rel="next"' not in second
     assert "First page" in second
 

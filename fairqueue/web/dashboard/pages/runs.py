@@ -23,7 +23,7 @@ from fairqueue.web.dashboard.shell import page
 from fairqueue.web.problems import problem_of
 from fairqueue.web.site import link
 
-PAGE = 50  # runs on one page
+PAGE = 25  # runs on one page
 
 # The counters of the queue that grow with a run of a status.
 COUNTERS = {
