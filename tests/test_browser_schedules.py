@@ -256,7 +256,7 @@ def test_a_backfill_is_counted_and_then_done(
 ) -> None:
     add(inspector, cron_expr="0 * * * *")
     page = open_page(web(), "/schedules/nine")
-    page.get_by_label("From", exact=True).fill("2026-03-05T00:00")
+    page.get_by_label("From (UTC)").fill("2026-03-05T00:00")
     page.get_by_label("Until before").fill("2026-03-05T07:00")
     page.get_by_role("button", name="Count").click()
     answer = page.locator("#backfill-answer")
