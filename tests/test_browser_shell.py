@@ -45,7 +45,7 @@ PARTS = """
   "cancelled", "paused", "disabled", "rate limited"] %}<tr>
 <td><input type="checkbox" name="id" value="x" aria-label="Row {{ loop.index }}"></td>
 <td><a href="#x">report-{{ loop.index }}</a> <small class="faint">of alice</small></td>
-<td>{{ ui.chip(status) }}</td><td>{{ ui.share_bars(loop.index / 20, 0.2) }}</td>
+<td>{{ ui.chip(status) }}</td><td>{{ (loop.index / 20) | share }}</td>
 <td>{{ ui.outcome_dots(outcomes) }}</td><td class="number">{{ (loop.index * 3.7) | duration }}</td>
 <td>{{ now | moment }}</td></tr>{% endfor %}</tbody>
 {% endcall %}

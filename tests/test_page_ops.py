@@ -1,6 +1,5 @@
 """The pages about workers, the audit log and settings over HTTP: what they show, do and refuse."""
 
-import base64
 import html
 import json
 import re
@@ -8,10 +7,10 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
 import pytest
 import redis
-from browser import Site, Web
+from browser import Web
+from pages import HTML, HTMX, get, key, post, said
 from scheduling import tamper
 from support import make_task
 
@@ -25,11 +24,8 @@ from fairqueue.models import QueueSettings
 from fairqueue.queue import TaskQueue
 from fairqueue.web.dashboard.pages.settings import MEANINGS, rows
 from fairqueue.web.dashboard.pages.workers import judge
-from fairqueue.web.dashboard.shell import TOAST_COOKIE
 from fairqueue.workers import WorkerStore
 
-HTML = {"Accept": "text/html"}
-HTMX = {"Accept": "text/html", "HX-Request": "true"}
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 RATE: dict[str, Any] = {"rate": 1000.0, "burst": 1000}
@@ -43,31 +39,6 @@ def clock() -> ManualClock:
 @pytest.fixture
 def inspector(queue: TaskQueue) -> Inspector:
     return Inspector(queue, Actor(name="ann"))
-
-
-def get(site: Site, path: str, status: int = 200, /, **query: Any) -> str:
-    """The text of a page."""
-    answer = site.http.get(path, params=query or None, headers=HTML)
-    assert answer.status_code == status, answer.text
-    return answer.text
-
-
-def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Response:
-    """Send a form as a browser without scripts would."""
-    answer = site.http.post(path, data=fields, headers=HTML)
-    assert answer.status_code == status, answer.text
-    return answer
-
-
-def key(site: Site, **who: Any) -> dict[str, str]:
-    """The headers of somebody with a key."""
-    return {**HTML, "Authorization": f"Bearer {site.key(**who)}"}
-
-
-def said(answer: httpx.Response) -> str:
-    """The toast that the next page shows."""
-    text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
-    return text
 
 
 def words(text: str) -> str:

@@ -1,15 +1,14 @@
 """The pages about runs and failed runs over HTTP: what they show, do and refuse."""
 
-import base64
 import html
 import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
 import pytest
-from browser import Site, Web
+from browser import Web
+from pages import HTML, HTMX, get, key, post, said
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from support import claim_one, make_task
@@ -25,10 +24,7 @@ from fairqueue.web.dashboard.pages import failed as failed_page
 from fairqueue.web.dashboard.pages.parts import segment
 from fairqueue.web.dashboard.pages.run_parts import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
-from fairqueue.web.dashboard.shell import TOAST_COOKIE
 
-HTML = {"Accept": "text/html"}
-HTMX = {"Accept": "text/html", "HX-Request": "true"}
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
@@ -41,31 +37,6 @@ def clock() -> ManualClock:
 @pytest.fixture
 def inspector(queue: TaskQueue) -> Inspector:
     return Inspector(queue)
-
-
-def get(site: Site, path: str, status: int = 200, /, **query: Any) -> str:
-    """The text of a page."""
-    answer = site.http.get(path, params=query or None, headers=HTML)
-    assert answer.status_code == status, answer.text
-    return answer.text
-
-
-def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Response:
-    """Send a form as a browser without scripts would."""
-    answer = site.http.post(path, data=fields, headers=HTML)
-    assert answer.status_code == status, answer.text
-    return answer
-
-
-def key(site: Site, **who: Any) -> dict[str, str]:
-    """The headers of somebody with a key."""
-    return {**HTML, "Authorization": f"Bearer {site.key(**who)}"}
-
-
-def said(answer: httpx.Response) -> str:
-    """The toast that the next page shows."""
-    text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
-    return text
 
 
 def shown(text: str) -> list[str]:

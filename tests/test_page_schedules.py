@@ -1,6 +1,5 @@
 """The pages about schedules over HTTP: what they show, what their forms do, and who may do it."""
 
-import base64
 import html
 import json
 import re
@@ -8,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
 
-import httpx
 import pytest
 import redis
 from browser import Site, Web
+from pages import HTML, HTMX, get, post, said
 from rest import fail
 from scheduling import tamper
 from support import claim_one
@@ -32,10 +31,7 @@ from fairqueue.web.dashboard.pages.parts import (
     wall,
 )
 from fairqueue.web.dashboard.pages.schedule import bars, stretches
-from fairqueue.web.dashboard.shell import TOAST_COOKIE
 
-HTML = {"Accept": "text/html"}
-HTMX = {"Accept": "text/html", "HX-Request": "true"}
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
 
 
@@ -54,26 +50,6 @@ def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
     rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
     given = {**rule, "user_id": "alice", "name": "report", **fields}
     return inspector.schedules.add(schedule_id=schedule_id, **given)
-
-
-def get(site: Site, path: str, status: int = 200, /, **query: Any) -> str:
-    """The text of a page."""
-    answer = site.http.get(path, params=query or None, headers=HTML)
-    assert answer.status_code == status, answer.text
-    return answer.text
-
-
-def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Response:
-    """Send a form as a browser without scripts would."""
-    answer = site.http.post(path, data=fields, headers=HTML)
-    assert answer.status_code == status, answer.text
-    return answer
-
-
-def said(answer: httpx.Response) -> str:
-    """The toast that the next page shows."""
-    text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
-    return text
 
 
 def fields_of(text: str) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""What tests of pages share: ask for one, send a form, read the toast, be somebody with a key."""
+
+import base64
+import json
+from typing import Any
+
+import httpx
+from browser import Site
+
+from fairqueue.web.dashboard.shell import TOAST_COOKIE
+
+HTML = {"Accept": "text/html"}
+HTMX = {"Accept": "text/html", "HX-Request": "true"}
+
+
+def get(site: Site, path: str, status: int = 200, /, **query: Any) -> str:
+    """The text of a page."""
+    answer = site.http.get(path, params=query or None, headers=HTML)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Response:
+    """Send a form as a browser without scripts would."""
+    answer = site.http.post(path, data=fields, headers=HTML)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def key(site: Site, **who: Any) -> dict[str, str]:
+    """The headers of somebody with a key."""
+    return {**HTML, "Authorization": f"Bearer {site.key(**who)}"}
+
+
+def said(answer: httpx.Response) -> str:
+    """The toast that the next page shows."""
+    text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
+    return text
