@@ -12,7 +12,8 @@
 --
 -- Fence: an actor who does not lead changes nothing. Compare: a schedule whose plan is not the one
 -- that was read (fired, saved, removed by others) is left alone. The task's id is made of the
--- schedule and the moment, so that a second fire of a moment is the same task.
+-- schedule and the moment, so that a second fire of a moment is the same task; and no moment is fired
+-- that is not later than the last one, however the clock was set and the plan made anew.
 -- A fire that a limit refuses keeps its plan and is looked at again a little later.
 -- Overlap: while a task of the schedule is unfinished, 'skip' makes none; 'buffer_one' makes one
 -- that begins when the run before it has ended, and no second such; 'cancel_previous' cancels what
@@ -90,6 +91,10 @@ for i, fire in ipairs(fires) do
   local state = read_state(states[i])
   -- It is due, so it is active, whatever has become of its record.
   state.user, state.active = state.user or fire.user, true
+  if fire.moment and fire.moment <= (tonumber(state.last_run) or -1) then
+    -- The clock was set back and the plan made anew since: this moment has had its fire.
+    fire.moment, fire.missed, fire.note = nil, 0, ''
+  end
   if fire.moment and fire.max_runs and (state.runs or 0) >= fire.max_runs then
     -- The limit is lower than it was.
     fire.spent, fire.moment = fire.moment, nil

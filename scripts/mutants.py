@@ -118,6 +118,13 @@ MUTATIONS = (
         "test_a_fire_advances_the_plan_with_the_task",
     ),
     Mutation(
+        "fire: no moment before the last run",
+        "lua/fire.lua",
+        "if fire.moment and fire.moment <= (tonumber(state.last_run) or -1) then",
+        "if false then",
+        "test_a_moment_is_not_fired_again_when_the_clock_was_set_back",
+    ),
+    Mutation(
         "fire: a moment is one task",
         "lua/fire.lua",
         "local is_new = fire.moment and tasks[i] == 'new'",

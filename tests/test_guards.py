@@ -146,10 +146,30 @@ def test_a_moment_that_comes_again_is_the_same_task(
     old.tick()
     queue.finish(claim_one(queue))
     clock.advance(-60)
-    old.update_schedule("s", cron_expr="*/1 * * * *")
+    old.remove_schedule("s")
+    old.add_schedule("* * * * *", "alice", payload={"n": 1}, schedule_id="s")
     clock.advance(60)
     assert old.tick().fired == 1
     assert queue.size() == 0
+
+
+def test_a_moment_is_not_fired_again_when_the_clock_was_set_back(
+    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    queue.configure(keep_finished=0)
+    for _ in range(3):
+        clock.advance(60)
+        assert old.tick().fired == 1
+        queue.finish(claim_one(queue))
+    clock.advance(3600)  # long enough for all to be forgotten
+    queue.set_user("bob", weight=2)
+    clock.advance(3600)
+    queue.set_user("bob", weight=1)
+    clock.advance(-7380)
+    old.update_schedule("s", cron_expr="*/1 * * * *")
+    for fired in (0, 0, 0, 0, 1):
+        assert (old.tick().fired, queue.size()) == (fired, fired)
+        clock.advance(60)
 
 
 def test_a_refused_fire_keeps_its_plan(
