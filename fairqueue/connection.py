@@ -5,30 +5,31 @@ commands that recognise their repetition; ours do, and they carry an operation i
 same each time. So the repeating happens here.
 """
 
+import math
 import os
 import random
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis
-from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, BlockingConnectionPool, ConnectionPool
-from redis.retry import Retry
+from redis.connection import AbstractConnection
 
 from fairqueue.clock import Clock
-from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.dialing import Dialer, disconnect
+from fairqueue.dialing import connection_maker as _connection_maker
+from fairqueue.errors import RedisRefused, RedisUnavailable
 from fairqueue.keys import KEY_TYPES, Keys
 from fairqueue.scripts import Script, load_script, script_names
 
 Argument = str | bytes | int | float
-Maker = Callable[[], AbstractConnection]
 Item = TypeVar("Item")
 
 # Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
@@ -39,9 +40,16 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 # A sample of the server's clock is used for so long; drift of a quartz in that time is under 1 ms.
 CLOCK_SAMPLE_S = 20.0
+# The server answers a listener after so long in any case. If it has not for so much longer, the
+# connection is dead although nobody closed it: a frozen server, or a network that swallows all.
+BLOCK_S = 5.0
+SILENCE_S = 2.0
+# For the rest of an answer that has begun: meanwhile a listener heeds nobody else.
+PARTIAL_S = 0.05
 
 # Errors that say: not done, and it is worth asking again.
-_LATER = ("BUSY ", "UNBLOCKED ")
+_NO_REPLICAS = "NOREPLICAS "
+_LATER = ("BUSY ", "UNBLOCKED ", _NO_REPLICAS)
 _LATER_TYPES = (  # redis-py takes the word away where it has a type for the error
     redis.exceptions.ReadOnlyError,
     redis.exceptions.TryAgainError,
@@ -50,8 +58,13 @@ _LATER_TYPES = (  # redis-py takes the word away where it has a type for the err
     redis.exceptions.NoScriptError,  # flushed between loading it and running it
 )
 
-# Settings of a client's connections that our own must not share, or must decide.
-_NOT_OURS = ("himport_registry", "event_dispatcher", "retry_on_timeout", "retry_on_error")
+# Errors after which other connections to the same address are not worth trying either.
+_BROKEN = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    OSError,
+    redis.exceptions.ReadOnlyError,
+)
 
 
 class Link:
@@ -63,7 +76,7 @@ class Link:
         self.keys = keys
         self.timeout = timeout
         self.clock = clock
-        self._make = _connection_maker(client, timeout)
+        self._dialer = _connection_maker(client, timeout)
         self._free: list[AbstractConnection] = []
         self._starts: dict[str, list[Argument]] = {}  # of commands: what is the same each time
         self._pid = os.getpid()
@@ -77,8 +90,9 @@ class Link:
     def close(self) -> None:
         """Close the connections that are not in use; those in use close when they come back."""
         self._closed = True
-        while self._free:
-            _disconnect(self._free.pop())
+        with suppress(IndexError):
+            while True:
+                disconnect(self._free.pop())
 
     # --- commands ---------------------------------------------------------------------------------
 
@@ -214,21 +228,25 @@ class Link:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                with self._connection() as connection:
-                    if timeout is None:
+                if timeout is None:
+                    with self._connection() as connection:
                         return action(connection)
-                    with _at_most(connection, timeout):
-                        return action(connection)
+                with self._connection(timeout) as connection, _at_most(connection, timeout):
+                    return action(connection)
             except redis.AuthenticationError as error:
                 raise RedisRefused(f"Redis refused to let us in: {error}") from error
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                if _is_untrusted(error):
+                    raise RedisUnavailable(f"Redis cannot be trusted: {error}") from error
                 failure: Exception = error
             except redis.ResponseError as error:
-                if not isinstance(error, _LATER_TYPES) and not str(error).startswith(_LATER):
+                if not _is_for_later(error):
                     raise RedisRefused(self._refusal(error)) from error
                 failure = error
             wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
             if time.monotonic() + wait >= deadline:
+                if str(failure).startswith(_NO_REPLICAS):
+                    raise RedisRefused(f"Redis refused: {failure}") from failure
                 raise RedisUnavailable(f"Redis did not answer: {failure}") from failure
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -270,33 +288,52 @@ class Link:
     # --- connections ------------------------------------------------------------------------------
 
     @contextmanager
-    def _connection(self) -> Iterator[AbstractConnection]:
-        connection = self._take()
+    def _connection(self, within: float = math.inf) -> Iterator[AbstractConnection]:
+        connection = self._take(within)
         try:
             yield connection
-        except BaseException:
+        except BaseException as error:
             # An answer may still be on its way, and must not reach the next user of the connection;
             # or it was READONLY, and this is the wrong server by now.
-            _disconnect(connection)
+            disconnect(connection)
+            if isinstance(error, _BROKEN):
+                self._drop_free(_address(connection))
             raise
         if self._closed:
-            _disconnect(connection)
+            disconnect(connection)
         else:
             self._free.append(connection)
 
-    def _take(self) -> AbstractConnection:
+    def _drop_free(self, address: object) -> None:
+        """Close the free connections to an address: else each would cost somebody a time-out."""
+        self._clock_sample = None  # the next answer may be another server's
+        kept = []
+        with suppress(IndexError):
+            while True:
+                connection = self._free.pop()
+                if _address(connection) == address:
+                    disconnect(connection)
+                else:
+                    kept.append(connection)
+        self._free.extend(kept)
+
+    def _take(self, within: float) -> AbstractConnection:
         if self._pid != os.getpid():
             # After a fork the connections belong to the parent: leave them alone.
             self._free, self._pid, self._closed = [], os.getpid(), False
         if self._closed:
             raise RedisRefused("the queue is closed: make a new TaskQueue")
         with suppress(IndexError):
-            return self._free.pop()
-        return self._make()
+            while True:
+                connection = self._free.pop()
+                if self._dialer.still_leads(connection):
+                    return connection
+                disconnect(connection)
+        return self._dialer.dial(within)
 
     def listener(self, key: str) -> "Listener":
         """Something that waits for a token in a list, on a connection of its own."""
-        return Listener(self._make, self.keys[key])
+        return Listener(self._dialer, self.keys[key])
 
 
 def in_batches(
@@ -317,11 +354,11 @@ class Listener:
     """Waits for a token in a list of Redis, for another thread, or for the time, without polling.
 
     The server's own time-outs are checked ten times a second only; so the timer is ours, and the
-    server is asked to wait for longer.
+    server is asked to wait for longer. Its time-out shows that it still listens.
     """
 
-    def __init__(self, make: Maker, key: bytes) -> None:
-        self._make = make
+    def __init__(self, dialer: Dialer, key: bytes) -> None:
+        self._dialer = dialer
         self._key = key
         self._connection: AbstractConnection | None = None
         self._awake, self._waker = socket.socketpair()
@@ -329,6 +366,7 @@ class Listener:
         self._waker.setblocking(False)
         self._interrupted = threading.Event()
         self._pending = False
+        self._answers_by = 0.0  # a living server has answered what is pending
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most so long; True if a token came or another thread ended the wait.
@@ -338,38 +376,72 @@ class Listener:
         """
         if seconds <= 0 or self._interrupted.is_set():
             return self._interrupted.is_set()
-        sock = self._ask()
-        if sock is None:
-            return self._woken(_readable([self._awake], min(seconds, LONGEST_PAUSE_S / 10)))
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            sock = self._ask()
+            if sock is None:
+                return self._woken(_readable([self._awake], min(left, LONGEST_PAUSE_S / 10)))
+            ready = self._ready(sock, left)
+            if sock in ready:
+                if self._read() is not None:
+                    return True
+            elif ready:
+                return self._woken(ready)
+            elif time.monotonic() >= self._answers_by:
+                self.forget()
+        return False
+
+    def _ready(self, sock: socket.socket, seconds: float) -> list[socket.socket]:
+        """Wait for the server, another thread or the time: which of the first two it was."""
         connection = self._connection
         assert connection is not None  # noqa: S101 - _ask has just made it
         try:
-            if not connection.can_read(timeout=0):
-                ready = _readable([sock, self._awake], seconds)
-                if sock not in ready:
-                    return self._woken(ready)
-            connection.read_response()
+            if connection.can_read(timeout=0):
+                return [sock]
+        except BaseException:
+            self.forget()
+            raise
+        silence = max(0.0, self._answers_by - time.monotonic())
+        return _readable([sock, self._awake], min(seconds, silence))
+
+    def _read(self) -> Any:
+        """The answer: a token, or None if there was none for a while, or is none yet."""
+        connection = self._connection
+        assert connection is not None  # noqa: S101 - _ready has just looked at it
+        try:
+            with _at_most(connection, PARTIAL_S):
+                answer = connection.read_response(disconnect_on_error=False)
+        except redis.TimeoutError:
+            return None  # TLS said something of itself, or the rest is on its way: still pending
+        except redis.ResponseError as error:
+            self.forget()
+            if _is_for_later(error):
+                raise redis.ConnectionError(f"no longer the primary: {error}") from error
+            raise
         except BaseException:
             self.forget()
             raise
         self._pending = False
-        return True
+        return answer
 
     def _ask(self) -> socket.socket | None:
         """See to it that the server knows our wish; the socket, or None where there is none."""
+        if self._connection is not None and not self._dialer.still_leads(self._connection):
+            self.forget()
         if self._connection is None:
-            self._connection = self._make()
+            self._connection = self._dialer.dial()
             self._pending = False
         sock = getattr(self._connection, "_sock", None)
         if not isinstance(sock, socket.socket):
             return None  # fakeredis
         if not self._pending:
             try:
-                self._connection.send_command("BLPOP", self._key, 0)
+                self._connection.send_command("BLPOP", self._key, BLOCK_S)
             except BaseException:
                 self.forget()
                 raise
             self._pending = True
+            self._answers_by = time.monotonic() + BLOCK_S + SILENCE_S
         return sock
 
     def forget(self) -> None:
@@ -377,7 +449,7 @@ class Listener:
         connection, self._connection = self._connection, None
         self._pending = False
         if connection is not None:
-            _disconnect(connection)
+            disconnect(connection)
 
     def _woken(self, ready: list[socket.socket]) -> bool:
         if ready:
@@ -409,6 +481,16 @@ class Listener:
         self._waker.close()
 
 
+def _is_for_later(error: redis.ResponseError) -> bool:
+    """Whether it says: not done, and it is worth asking again."""
+    return isinstance(error, _LATER_TYPES) or str(error).startswith(_LATER)
+
+
+def _address(connection: AbstractConnection) -> tuple[object, ...]:
+    """Where a connection leads: to a host and port, or to a path."""
+    return tuple(getattr(connection, name, None) for name in ("host", "port", "path"))
+
+
 def _send(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> None:
     """Send commands together: each write of its own would wake the server and cost a call."""
     connection.send_packed_command(connection.pack_commands(commands))
@@ -419,6 +501,12 @@ def _answer_or_error(connection: AbstractConnection) -> Any:
         return connection.read_response()
     except redis.ResponseError as error:
         return error
+
+
+def _is_untrusted(error: BaseException) -> bool:
+    """Whether the server's certificate was refused: asking again would get the same one."""
+    causes = (error, error.__cause__, error.__context__)
+    return any(isinstance(each, ssl.SSLCertVerificationError) for each in causes)
 
 
 def _readable(sockets: list[socket.socket], seconds: float) -> list[socket.socket]:
@@ -441,48 +529,8 @@ def _at_most(connection: AbstractConnection, seconds: float) -> Iterator[None]:
         return
     usual = sock.gettimeout()
     sock.settimeout(seconds if usual is None else min(usual, seconds))
-    yield
-    sock.settimeout(usual)
-
-
-def _disconnect(connection: AbstractConnection) -> None:
-    with suppress(Exception):
-        connection.disconnect()
-
-
-def _connection_maker(client: redis.Redis, timeout: float) -> Maker:
-    """How to make connections like the client's, but with time-outs and retries that are ours."""
-    if not isinstance(client, redis.Redis):
-        raise ConfigurationError(f"{client!r} is no redis.Redis client")
-    pool = client.connection_pool
-    if type(pool) not in (ConnectionPool, BlockingConnectionPool):
-        return _connected(cast(Maker, pool.make_connection))
-    options = {
-        name: value
-        for name, value in pool.connection_kwargs.items()
-        if not name.startswith(("maint_notifications", "orig_")) and name not in _NOT_OURS
-    }
-    # Half of the deadline, so that a reply that was lost leaves time for one more try.
-    attempt = timeout / 2
-    options.update(
-        decode_responses=False,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=min(attempt, options.get("socket_timeout") or attempt),
-        socket_connect_timeout=min(attempt, options.get("socket_connect_timeout") or attempt),
-    )
-    connection_class = pool.connection_class
-    return _connected(lambda: connection_class(**options))
-
-
-def _connected(make: Maker) -> Maker:
-    def maker() -> AbstractConnection:
-        connection = make()
-        try:
-            connection.connect()
-        except BaseException:
-            _disconnect(connection)
-            raise
-        return connection
-
-    return maker
+    try:
+        yield
+    finally:
+        if sock.fileno() >= 0:  # it was not closed meanwhile
+            sock.settimeout(usual)

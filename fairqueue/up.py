@@ -9,7 +9,6 @@ ends. Here is only what holds them together: in which order they start and end, 
 
 import logging
 import os
-import re
 import select
 import signal
 import socket
@@ -22,6 +21,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any, Self, TextIO
 
 from fairqueue.access import LOGIN_S, AccessStore, Actor
+from fairqueue.addresses import shown
 from fairqueue.demo import STEP_S, Load, Reader, Terminal, contrast, fill, line, register
 from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.keys import Keys
@@ -77,7 +77,7 @@ def run(
     """
     if url is not None and embedded_path is not None:
         raise ConfigurationError(
-            f"url {_shown(url)!r} and embedded_path {str(embedded_path)!r} are both given: pass "
+            f"url {shown(url)!r} and embedded_path {str(embedded_path)!r} are both given: pass "
             "one of them"
         )
     Keys(queue)
@@ -345,7 +345,7 @@ class Program:
         secret = AccessStore(self._queue.link).create_login(Actor(name="local", via="web"))
         link = f"{base}/login?token={secret}"
         server = self._queue.server
-        redis = server.url if server is not None else _shown(url or "")
+        redis = server.url if server is not None else shown(url or "")
         self.say(f"Dashboard  {base}")
         self.say(f"Log in     {link}  (once, within {LOGIN_S / 60:.0f} minutes)")
         self.say(f"Redis      {redis}")
@@ -399,11 +399,6 @@ class Program:
             )
             if self._last_words:
                 self.say(self._last_words)
-
-
-def _shown(url: str) -> str:
-    """A URL without its password."""
-    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 def _grown(first: QueueSnapshot, last: QueueSnapshot, counter: str) -> int:

@@ -1,12 +1,21 @@
 import resource
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
+import redis
+from scheduling import eventually
+from support import count_commands, in_thread, places, push
 
 from fairqueue import connection
 from fairqueue.connection import in_batches
+from fairqueue.embedded import EmbeddedServer
 from fairqueue.queue import TaskQueue
+from faults.proxy import Proxy
+
+OwnServer = Callable[..., EmbeddedServer]
 
 
 def test_a_wait_ends_when_another_thread_nudges_it(queue: TaskQueue) -> None:
@@ -31,6 +40,51 @@ def test_a_token_that_comes_between_two_waits_is_not_missed(queue: TaskQueue) ->
     queue.link.ask(("LPUSH", queue.keys["wake"], "1"))
     assert listener.wait(60) is True
     listener.close()
+
+
+def test_a_listener_wants_its_token_for_longer_than_the_server_waits(
+    queue: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BLOCK_S", 0.01)
+    listener = queue.link.listener("wake")
+    before = count_commands(redis_client)["blpop"]
+    waiting = in_thread(lambda: listener.wait(60))
+    eventually(lambda: count_commands(redis_client)["blpop"] >= before + 3, "asked again")
+    redis_client.lpush(queue.keys["wake"], "1")
+    assert waiting() is True
+    listener.close()
+
+
+def test_a_listener_whose_connection_is_dead_without_having_been_told_makes_a_new_one(
+    own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BLOCK_S", 0.2)
+    monkeypatch.setattr(connection, "SILENCE_S", 0.2)
+    server = own_server()
+    with Proxy.start(server.socket_path) as proxy, TaskQueue.from_url(proxy.url) as queue:
+        listener = queue.link.listener("wake")
+        assert listener.wait(0.001) is False
+        proxy.half_open()
+        with redis.Redis.from_url(server.url) as client:
+            client.lpush(queue.keys["wake"], "1")
+        assert listener.wait(60) is True
+        listener.close()
+
+
+def test_a_dead_connection_condemns_the_others_to_its_address(own_server: OwnServer) -> None:
+    """Time for two attempts is enough, although more connections are dead than that."""
+    server = own_server()
+    with (
+        Proxy.start(server.socket_path) as proxy,
+        TaskQueue.from_url(proxy.url, timeout=4.0) as queue,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        with ExitStack() as used:
+            for _ in range(5):
+                used.enter_context(queue.link._connection())
+        proxy.half_open()
+        push(queue, "t1")
+        assert places(client) == {"ready": ["t1"]}
 
 
 def test_file_descriptors_beyond_the_reach_of_select_can_be_waited_for(

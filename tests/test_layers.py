@@ -32,8 +32,10 @@ LAYERS = [
         "planning",
         "hooks",
         "processes",
+        "addresses",
+        "dialing",
     },
-    {"connection", "context"},
+    {"connection", "context", "permissions"},
     {
         "queue",
         "schedules",

@@ -137,7 +137,8 @@ def shared_options() -> list[click.Parameter]:
         _shared(
             "--url",
             metavar="URL",
-            help=f"The Redis; default ${URL_VARIABLE} (no password in ps), or {DEFAULT_URL}.",
+            help=f"The Redis, also redis+sentinel://HOST:PORT,.../SERVICE; default ${URL_VARIABLE} "
+            f"(no password in ps), or {DEFAULT_URL}.",
         ),
         _shared(
             "--embedded", metavar="PATH", help="The data folder of an embedded server instead."

@@ -1,0 +1,260 @@
+"""Open connections like a client's, to whoever is the primary now, with time-outs that are ours.
+
+redis-py's own retries are off: see connection.py.
+"""
+
+import math
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import (
+    AbstractConnection,
+    BlockingConnectionPool,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+)
+from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
+
+from fairqueue.errors import ConfigurationError
+
+Maker = Callable[..., AbstractConnection]
+Address = tuple[str, int]
+
+# One sentinel may take so long for each step, seconds: then the next one is asked.
+SENTINEL_S = 0.5
+# So long for each step until a primary has shown that it is one. Sentinels name a primary that is
+# frozen until they agree that it is down; waiting longer for it would eat the caller's deadline.
+HANDSHAKE_S = 1.0
+
+# So long for an answer at most, seconds: a primary that does not answer may be frozen, and another
+# have taken over long before the caller's deadline.
+ANSWER_S = 3.0
+# While connections are in use a sentinel is asked so often, seconds, whether they still lead to the
+# primary. In a planned failover the one that was replaced goes on to acknowledge writes that are
+# lost, for 8 s with the sentinels' own settings; so long as nobody looks, they go there.
+LOOK_S = 1.0
+
+# Settings of a client's connections that our own must not share, or must decide.
+_NOT_OURS = (
+    *("himport_registry", "event_dispatcher", "retry_on_timeout", "retry_on_error"),
+    "connection_pool",  # of Sentinel
+)
+
+
+class Dialer:
+    """Opens connections. May be used by many threads, and after a fork."""
+
+    def __init__(self, make: Maker, options: Mapping[str, Any]) -> None:
+        self._make = make
+        self._options = options
+
+    def dial(self, within: float = math.inf) -> AbstractConnection:
+        """A connection, ready for use; no step takes longer than `within`. Raises redis errors."""
+        connection = self._make(**_limited(self._options, within))
+        try:
+            connection.connect()
+            _wait_for_answers(connection, self._options.get("socket_timeout"))
+        except BaseException:
+            disconnect(connection)
+            raise
+        return connection
+
+    def still_leads(self, connection: AbstractConnection) -> bool:
+        """Whether a connection still leads to where a new one would, as far as is known."""
+        return True
+
+
+def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
+    """What opens connections like the client's, for operations that may take `timeout` seconds.
+
+    Raises ConfigurationError for what is no client, or one of replicas.
+    """
+    if not isinstance(client, redis.Redis):
+        raise ConfigurationError(f"{client!r} is no redis.Redis client")
+    pool = client.connection_pool
+    # Half of the deadline, so that a reply that was lost leaves time for one more try.
+    attempt = timeout / 2
+    if isinstance(pool, SentinelConnectionPool):
+        return _SentinelDialer(pool, min(attempt, ANSWER_S))
+    if type(pool) not in (ConnectionPool, BlockingConnectionPool):
+        return Dialer(lambda **_: cast(AbstractConnection, pool.make_connection()), {})
+    return Dialer(pool.connection_class, _options_like(pool, attempt))
+
+
+class _SentinelDialer(Dialer):
+    """Asks sentinels who the primary is, connects to it and sees that it is one.
+
+    All within the time for one attempt: the caller repeats. It keeps no connection to sentinels,
+    only the order in which they are asked.
+    """
+
+    def __init__(self, pool: SentinelConnectionPool, attempt: float) -> None:
+        if not pool.is_master:
+            raise ConfigurationError(
+                f"this client is for replicas of {pool.service_name!r}: make one for the primary, "
+                f"with master_for({pool.service_name!r})"
+            )
+        self._service = pool.service_name
+        self._attempt = attempt
+        super().__init__(
+            SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection,
+            _options_like(pool, min(attempt, HANDSHAKE_S)),
+        )
+        self._usual: float = _options_like(pool, attempt)["socket_timeout"]
+        manager = pool.sentinel_manager
+        self._force_ip: str | None = getattr(manager, "_force_master_ip", None)
+        self._sentinels = [_Sentinel(each.connection_pool, attempt) for each in manager.sentinels]
+        self._last_named: Address | None = None
+        self._look_at = 0.0  # the moment of the next look
+
+    def dial(self, within: float = math.inf) -> AbstractConnection:
+        """A connection to the primary, ready for use; no step takes longer than `within`.
+
+        Raises redis.ConnectionError or TimeoutError when there is none now; AuthenticationError
+        and ResponseError when somebody said no.
+        """
+        deadline = time.monotonic() + min(self._attempt, within)
+        # The first failure that is told is that of a server: it says more than those of sentinels.
+        failure: Exception | None = None
+        problems: list[Exception] = []
+        tried = set()
+        for sentinel in self._sentinels:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                address = self._primary(sentinel, left)
+            except (redis.RedisError, OSError) as error:
+                problems.append(error)
+                continue
+            if address in tried:
+                continue
+            tried.add(address)
+            try:
+                connection = self._connect(address, within)
+            except redis.AuthenticationError:
+                raise
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+                failure = error  # another sentinel may know better
+                continue
+            # The next one who asks begins with the sentinel that knew.
+            self._sentinels = [sentinel, *(e for e in self._sentinels if e is not sentinel)]
+            self._last_named, self._look_at = address, time.monotonic() + LOOK_S
+            return connection
+        raise failure or _nobody(self._service, problems)
+
+    def still_leads(self, connection: AbstractConnection) -> bool:
+        """Whether the sentinels name the server that this connection leads to; a look ago at most.
+
+        One of them is asked. If it does not answer, what was known stays, and the next look asks
+        another.
+        """
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S  # first, so that other threads go on meanwhile
+            first, *others = self._sentinels
+            try:
+                self._last_named = self._primary(first, self._attempt)
+            except (redis.RedisError, OSError):
+                self._sentinels = [*others, first]
+        own = cast(Connection, connection)
+        return self._last_named in (None, (own.host, own.port))
+
+    def _primary(self, sentinel: "_Sentinel", seconds: float) -> Address:
+        host, port = sentinel.ask(self._service, seconds)
+        return self._force_ip or host, port
+
+    def _connect(self, address: Address, within: float) -> AbstractConnection:
+        host, port = address
+        options = {**_limited(self._options, within), "host": host, "port": port}
+        connection = self._make(**options)
+        try:
+            connection.connect()
+            # One that was replaced may not know it yet, or be a replica by now.
+            connection.send_command("ROLE")
+            role = connection.read_response()[0]
+            if role != b"master":
+                raise redis.ConnectionError(f"{host}:{port} is no primary: {role.decode()}")
+            _wait_for_answers(connection, self._usual)
+        except BaseException:
+            disconnect(connection)
+            raise
+        return connection
+
+
+class _Sentinel:
+    """One sentinel: where it is, and how to log in."""
+
+    def __init__(self, pool: ConnectionPool, attempt: float) -> None:
+        self._class = pool.connection_class
+        self._options = _options_like(pool, min(attempt, SENTINEL_S))
+        self._name = f"{self._options.get('host')}:{self._options.get('port')}"
+
+    def ask(self, service: str, seconds: float) -> Address:
+        """Where the primary of a service is. Raises redis errors that name the sentinel."""
+        connection = self._class(**_limited(self._options, seconds))
+        try:
+            connection.connect()
+            connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+            answer = connection.read_response()
+        except redis.AuthenticationError as error:
+            raise redis.AuthenticationError(f"sentinel {self._name}: {error}") from error
+        except (redis.RedisError, OSError) as error:
+            raise redis.ConnectionError(f"sentinel {self._name}: {error}") from error
+        finally:
+            disconnect(connection)
+        if answer is None:
+            raise redis.ConnectionError(f"sentinel {self._name} knows no service {service!r}")
+        return answer[0].decode(), int(answer[1])
+
+
+def _nobody(service: str, problems: list[Exception]) -> Exception:
+    """Why no sentinel told where the primary is."""
+    text = f"no sentinel named a primary of {service!r}: {'; '.join(map(str, problems))}"
+    refused = any(isinstance(problem, redis.AuthenticationError) for problem in problems)
+    return (redis.AuthenticationError if refused else redis.ConnectionError)(text)
+
+
+def _options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
+    """The settings of a pool's connections, with `seconds` for each step and without retries."""
+    options = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if not name.startswith(("maint_notifications", "orig_")) and name not in _NOT_OURS
+    }
+    options.update(
+        decode_responses=False,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=min(seconds, options.get("socket_timeout") or seconds),
+        socket_connect_timeout=min(seconds, options.get("socket_connect_timeout") or seconds),
+    )
+    return options
+
+
+def _limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The settings of a connection, with no more than `seconds` for each step of making it."""
+    steps = ("socket_timeout", "socket_connect_timeout")
+    return {
+        name: min(seconds, value) if name in steps else value for name, value in options.items()
+    }
+
+
+def _wait_for_answers(connection: AbstractConnection, seconds: float | None) -> None:
+    """From here on wait so long for an answer."""
+    sock: Any = connection._sock
+    if seconds is not None and isinstance(sock, socket.socket):  # and not that of fakeredis
+        sock.settimeout(seconds)
+
+
+def disconnect(connection: AbstractConnection) -> None:
+    """Close a connection, whatever state it is in."""
+    with suppress(Exception):
+        connection.disconnect()

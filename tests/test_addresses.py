@@ -1,0 +1,189 @@
+"""What URLs of a Redis mean, and which are refused."""
+
+from typing import Any
+
+import pytest
+from redis.connection import SSLConnection
+from redis.sentinel import SentinelConnectionPool
+
+from fairqueue.addresses import open_client, shown
+from fairqueue.errors import ConfigurationError
+
+SECRET = "hunter2"
+
+
+def pool_of(url: str) -> SentinelConnectionPool:
+    pool = open_client(url).connection_pool
+    assert isinstance(pool, SentinelConnectionPool)
+    return pool
+
+
+def meaning(url: str) -> tuple[list[str], str, dict[str, Any]]:
+    """Which sentinels are asked for which service, and how to log in at the primary."""
+    pool = pool_of(url)
+    places = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
+    ours = ("db", "username", "password", "socket_timeout")
+    options = {name: value for name, value in pool.connection_kwargs.items() if name in ours}
+    return [f"{each['host']} {each['port']}" for each in places], pool.service_name, options
+
+
+@pytest.mark.parametrize(
+    ("url", "sentinels", "service", "options"),
+    [
+        ("redis+sentinel://a:1,b:2/main/3", ["a 1", "b 2"], "main", {"db": 3}),
+        ("redis+sentinel://a:1/main", ["a 1"], "main", {"db": 0}),
+        ("redis+sentinel://a:1/main/", ["a 1"], "main", {"db": 0}),
+        ("redis+sentinel://a,b:7/m/0/", ["a 26379", "b 7"], "m", {"db": 0}),
+        ("redis+sentinel://[::1]:5,[fe80::2]/m", ["::1 5", "fe80::2 26379"], "m", {"db": 0}),
+        (
+            "redis+sentinel://u:p%40%2F%3A@a:1/m",
+            ["a 1"],
+            "m",
+            {"db": 0, "username": "u", "password": "p@/:"},
+        ),
+        ("redis+sentinel://:p@a:1/m", ["a 1"], "m", {"db": 0, "password": "p"}),
+        (
+            "redis+sentinel://u:p@q@a:1/m",
+            ["a 1"],
+            "m",
+            {"db": 0, "username": "u", "password": "p@q"},
+        ),
+        ("redis+sentinel://a:1/my%20own", ["a 1"], "my own", {"db": 0}),
+        (
+            "redis+sentinel://a:1/m?socket_timeout=2.5",
+            ["a 1"],
+            "m",
+            {"db": 0, "socket_timeout": 2.5},
+        ),
+        ("redis+sentinel://a:1/m/1?db=2", ["a 1"], "m", {"db": 2}),
+    ],
+)
+def test_a_sentinel_url_names_sentinels_service_and_database(
+    url: str, sentinels: list[str], service: str, options: dict[str, Any]
+) -> None:
+    assert meaning(url) == (sentinels, service, options)
+
+
+def test_sentinels_have_a_login_of_their_own() -> None:
+    url = "redis+sentinel://u:p@a:1/m?sentinel_username=guard&sentinel_password=s%26t"
+    pool = pool_of(url)
+    assert (pool.connection_kwargs["username"], pool.connection_kwargs["password"]) == ("u", "p")
+    (sentinel,) = pool.sentinel_manager.sentinels
+    options = sentinel.connection_pool.connection_kwargs
+    assert (options["username"], options["password"]) == ("guard", "s&t")
+
+
+def test_tls_is_for_servers_and_sentinels_alike() -> None:
+    pool = pool_of("rediss+sentinel://a:1/m?ssl_ca_certs=/ca.pem")
+    (sentinel,) = pool.sentinel_manager.sentinels
+    for each in (pool, sentinel.connection_pool):
+        assert issubclass(each.connection_class, SSLConnection)
+        assert each.connection_kwargs["ssl_ca_certs"] == "/ca.pem"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "redis://localhost:6379/0",
+        "redis://:p@localhost/15/",
+        "redis://[::1]:6379",
+        "rediss://u:p@host:6380/0?ssl_cert_reqs=required&ssl_ca_certs=/ca.pem",
+        "unix:///run/redis.sock?db=2&password=p",
+        "redis://localhost?client_name=x&max_connections=5&decode_responses=true",
+    ],
+)
+def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
+    assert not isinstance(open_client(url).connection_pool, SentinelConnectionPool)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://host:0", "port"),
+        ("redis://host:65536", "port"),
+        ("redis://host/zero", "number of a database"),
+        ("redis://host/-1", "number of a database"),
+        ("redis://host/0/1", "number of a database"),
+        ("unix://", "no path"),
+        ("valkey://host", "begins with none of"),
+        ("redis+cluster://host", "begins with none of"),
+        ("redis://host?colour=red", "option 'colour' is unknown"),
+        ("redis://host?redis_connect_func=x", "option 'redis_connect_func' is unknown"),
+        ("redis://host?sentinel_username=x", "option 'sentinel_username' is unknown"),
+        ("redis://host?socket_timeout=soon", "'socket_timeout'"),
+        ("redis://host?ssl_ca_certs=/ca.pem", "ssl_ca_certs"),
+        ("rediss://host?ssl_colour=red", "ssl_colour"),
+        ("rediss://host?ssl_cert_reqs=perhaps", "perhaps"),
+        ("redis+sentinel://", "host:port"),
+        ("redis+sentinel:///main", "host:port"),
+        ("redis+sentinel://a:1,/main", "host:port"),
+        ("redis+sentinel://a:1 ,b:2/main", "host:port"),
+        ("redis+sentinel://a:b/main", "host:port"),
+        ("redis+sentinel://a:0/main", "host:port"),
+        ("redis+sentinel://a:65536/main", "host:port"),
+        ("redis+sentinel://::1:5/main", "host:port"),
+        ("redis+sentinel://a:1", "name of a service"),
+        ("redis+sentinel://a:1/", "name of a service"),
+        ("redis+sentinel://a:1//0", "name of a service"),
+        ("redis+sentinel://a:1/main/zero", "name of a service"),
+        ("redis+sentinel://a:1/main/0/1", "name of a service"),
+        ("redis+sentinel://a:1/main#x", "percent-encoded"),
+        ("redis+sentinel://a:1/main?ssl_ca_certs=/ca.pem", "ssl_ca_certs"),
+        ("redis+sentinel://a:1/main?host=b", "option 'host' is unknown"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        open_client(url)
+    assert str(error.value).startswith(f"{url!r} is no Redis URL (")
+    assert why in str(error.value)
+    example = "redis+sentinel://" if "+sentinel" in url else "redis://localhost"
+    assert f": such as {example}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://u:{SECRET}@host:port/0",
+        f"redis://u:a/{SECRET}@host/0",
+        f"redis://u:a?{SECRET}=1@host/0",
+        f"redis://u?{SECRET}=1@host/0",
+        f"redis://u:[{SECRET}]@host/0",
+        f"redis://u:\N{DOUBLE EXCLAMATION MARK}{SECRET}\uff0f@host/0",
+        f"redis://host/x?password={SECRET}",
+        f"redis://host/x?password=p@{SECRET}",
+        f"redis:u:{SECRET}@host",
+        f"{SECRET}@host",
+        f"redis+sentinel://u:{SECRET}@host:port/main",
+        f"redis+sentinel://u:a/{SECRET}@host:1/main",
+        f"redis+sentinel://u:a#{SECRET}@host:1/main",
+        f"redis+sentinel://u?{SECRET}=@host:1/main",
+        f"redis+sentinel://u:[{SECRET}]@host:port/main",
+        f"redis+sentinel://host:1/?sentinel_password={SECRET}",
+        f"rediss+sentinel://host:1/?sentinel_password=p@{SECRET}&ssl_password={SECRET}",
+    ],
+)
+def test_no_error_repeats_a_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        open_client(url)
+    assert SECRET not in str(error.value)
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://host:1/0", "redis://host:1/0"),
+        ("redis://u:p@host:1/0", "redis://***@host:1/0"),
+        ("redis+sentinel://u:p@a:1,b:2/m", "redis+sentinel://***@a:1,b:2/m"),
+        (
+            "redis+sentinel://a:1/m?sentinel_username=g&sentinel_password=p&db=1",
+            "redis+sentinel://a:1/m?sentinel_username=g&sentinel_password=***&db=1",
+        ),
+        ("unix:///run/redis.sock?password=p", "unix:///run/redis.sock?password=***"),
+    ],
+)
+def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:
+    assert shown(url) == expected
