@@ -6,9 +6,11 @@ READY := $(VENV)/.ready
 # Files that the dashboard's pages load: named by the lock file, never committed.
 STATIC := fairqueue/web/dashboard/static/versions.json
 ARGS ?=
+# Of a soak. The short form looks whether it runs; a quarter of an hour says something.
+MINUTES ?= 0.3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test static browser lint types screenshots mutants build smoke check bench clean
+.PHONY: help run test static browser lint types screenshots mutants faults proof soak acl audit build smoke check bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +46,21 @@ types: $(READY) ## mypy, strict
 mutants: $(READY) ## remove each guard in turn and see the tests fail
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
+faults: $(READY) ## storms of faults, short; ARGS="--form long --publish" for what docs/reliability.md says
+	$(BIN)/python -m faults $(ARGS)
+
+proof: $(READY) ## remove guards and see the storms and the model fail; takes half an hour
+	$(BIN)/python scripts/mutants.py --proof $(ARGS)
+
+soak: $(READY) ## mixed load with faults for MINUTES=n; memory and keys must stay flat
+	$(BIN)/python -m faults.soak --minutes $(MINUTES) $(ARGS)
+
+acl: $(READY) $(STATIC) browser ## all tests, with no more permissions than docs/operations.md says
+	FAIRQUEUE_TEST_ACL=1 $(BIN)/python -m pytest $(ARGS)
+
+audit: $(READY) ## known vulnerabilities of what is installed, by pip-audit
+	$(BIN)/python scripts/audit.py $(ARGS)
+
 build: $(READY) $(STATIC) ## wheel and sdist in dist/
 	rm -rf dist build
 	$(BIN)/python -m build --outdir dist . >/dev/null
@@ -53,7 +70,7 @@ smoke: build ## install the wheel into a fresh environment and use it
 	$(BIN)/python scripts/wheel_smoke.py
 
 check: test ## everything that must pass before a change lands
-	$(MAKE) lint types mutants smoke ARGS=
+	$(MAKE) lint types mutants faults soak smoke ARGS=
 
 screenshots: $(READY) $(STATIC) browser ## pictures of the dashboard's screens for the README
 	$(BIN)/python scripts/screenshots.py $(ARGS)

@@ -20,6 +20,7 @@ from fairqueue.connection import Argument, Link
 from fairqueue.errors import RedisRefused
 from fairqueue.keys import KEY_TYPES
 from fairqueue.models import QueueSnapshot, new_id
+from fairqueue.permissions import needed_commands
 from fairqueue.queue import TaskQueue
 from fairqueue.schedules import ScheduleStore
 from fairqueue.scripts import load_script, script_names
@@ -35,6 +36,7 @@ OVERDUE_S = 60.0  # a schedule that is later than this is stuck
 BATCH = 100  # entries that one script looks at
 MOST_LEASES = 10_000  # as lua/repair.lua has it: more are not counted in one script
 EXAMPLES = 5  # of what is wrong with a structure
+_HELLO = ("TIME",)  # not PING: a server that cannot write to its disk refuses that
 
 Progress = Callable[[int], object]
 
@@ -69,7 +71,7 @@ class Doctor:
         Without `records` the entries are not compared, which takes as long as there are many.
         Raises RedisUnavailable and, where Redis lets nobody in, RedisRefused.
         """
-        self._link.ask(("PING",))
+        self._link.ask(_HELLO)
         info = self._info()
         found = [
             *_of_server(info),
@@ -86,8 +88,15 @@ class Doctor:
         found += [_of_leader(snapshot), *self._of_schedules(snapshot)]
         found += [self._of_workers(snapshot), self._of_stale_runs()]
         if records:
-            found += Records(self._link, fix=fix, progress=progress).compare()
+            found += self._of_records(fix, progress)
         return found
+
+    def _of_records(self, fix: bool, progress: Progress) -> list[Finding]:
+        try:
+            return Records(self._link, fix=fix, progress=progress).compare()
+        except RedisRefused as error:  # it takes no writes now; what else was found has to be told
+            text = f"the entries could not be compared: {error}"
+            return [Finding(check="records", level=PROBLEM, text=text)]
 
     # --- Redis ------------------------------------------------------------------------------------
 
@@ -116,7 +125,7 @@ class Doctor:
         taken = []
         for _ in range(ROUND_TRIPS):
             started = time.perf_counter()
-            self._link.ask(("PING",))
+            self._link.ask(_HELLO)
             taken.append(time.perf_counter() - started)
         middle = statistics.median(taken)
         numbers = {"median": middle, "least": min(taken), "most": max(taken)}
@@ -266,9 +275,6 @@ def _of_leader(snapshot: QueueSnapshot) -> Finding:
 
 # --- what Redis lets us do ------------------------------------------------------------------------
 
-_CALLED = re.compile(r"redis\.p?call\('(\w+)'")
-# What Python sends itself; scripts are the rest.
-_SENT = ("EVALSHA", "SCRIPT|LOAD", "BLPOP", "HGET", "HMGET", "HGETALL", "ZRANGE", "TIME", "UNLINK")
 # May be tried on a field that nobody has: nothing comes of it.
 _HARMLESS: dict[str, tuple[Argument, ...]] = {
     "HGET": ("status",),
@@ -281,7 +287,7 @@ _HARMLESS: dict[str, tuple[Argument, ...]] = {
     "ZREM": ("ready",),
     "LLEN": ("wake",),
 }
-_ALONE = ("HLEN", "ZCARD", "LLEN")
+_ALONE = {"HLEN", "ZCARD", "LLEN"}
 
 
 class _Permissions:
@@ -292,7 +298,7 @@ class _Permissions:
 
     def refused(self) -> tuple[list[str], str]:
         """The commands that are refused, and how that was found out."""
-        commands = sorted({*_SENT, *self._called()})
+        commands = needed_commands()
         try:
             user = self._link.ask(("ACL", "WHOAMI"))[0]
             arities = self._arities(commands)
@@ -303,9 +309,6 @@ class _Permissions:
             ], "by ACL DRYRUN"
         except RedisRefused:
             return self._tried(), "those that can be tried without a change"
-
-    def _called(self) -> set[str]:
-        return {name for each in script_names() for name in _CALLED.findall(load_script(each).text)}
 
     def _arities(self, commands: Sequence[str]) -> dict[str, int]:
         """How many words each has at least, itself included."""

@@ -63,7 +63,7 @@ DESTRUCTIVE = {
 # Commands that print no records: they do something, or go on until they are stopped.
 NOT_READING = {
     *("up", "demo", "dashboard", "worker", "metrics", "completion", "export", "failed export"),
-    *("tasks cancel", "runs cancel", "workers drain", "keys revoke"),
+    *("acl", "tasks cancel", "runs cancel", "workers drain", "keys revoke"),
 }
 
 

@@ -72,6 +72,7 @@ def test_settings_of_redis_that_lose_data_are_told(
     assert (finding.level, words in finding.text) == (level, True), finding
 
 
+@pytest.mark.own_user
 @pytest.mark.parametrize(
     ("rules", "refused", "how"),
     [

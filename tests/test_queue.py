@@ -1601,6 +1601,7 @@ def test_a_read_only_replica_is_asked_again_until_it_is_the_primary(
         assert queue.size() == 1
 
 
+@pytest.mark.own_user
 def test_a_server_that_wants_a_password_is_refused_at_once(own_server: OwnServer) -> None:
     server = own_server()
     with redis.Redis.from_url(server.url) as client:

@@ -1,5 +1,6 @@
 """The command line: what `fairqueue COMMAND` does, prints, and exits with."""
 
+from fairqueue.cli.acl import acl
 from fairqueue.cli.bench import bench
 from fairqueue.cli.checkup import doctor
 from fairqueue.cli.completion import completion
@@ -20,7 +21,7 @@ from fairqueue.cli.workers import workers
 for _command in (
     *(up, demo, dashboard, worker, scheduler),
     *(schedules, tasks, runs, failed, users, workers, keys),
-    *(audit, settings, status, stats, top, doctor, bench),
+    *(audit, settings, status, stats, top, doctor, acl, bench),
     *(export, import_, prune, metrics, completion),
 ):
     program.add_command(_command)

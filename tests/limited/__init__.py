@@ -1,0 +1,1 @@
+"""The suite as a user of Redis with few rights."""
