@@ -77,8 +77,9 @@ class Leadership:
         )
         replied_at = time.monotonic()
         is_leader = answer[0] != b"follower"
-        # Not by the word: if the reply 'elected' was lost, its repetition says 'leader'.
-        elected = is_leader and int(answer[1]) != self._epoch
+        # By the number too: if the reply 'elected' was lost, its repetition says 'leader'. By the
+        # word too: a server that has lost its data counts from the start.
+        elected = is_leader and (answer[0] == b"elected" or int(answer[1]) != self._epoch)
         lost = self._holds and (elected or not is_leader)
         if is_leader:
             self._trusted_until = asked_at + self._trust_s

@@ -385,11 +385,15 @@ class LossyProxy:
                 data = source.recv(65536)
                 if not data:
                     return
+                self._hold()
                 if source is client:
                     script = b"EVALSHA" in data
                 elif script and not data.startswith(b"-") and self._drops():
                     return
                 other.sendall(data)
+
+    def _hold(self) -> None:
+        """Something is on its way: whoever holds it up waits here."""
 
     def _drops(self) -> bool:
         with self._lock:
@@ -398,3 +402,27 @@ class LossyProxy:
             self._to_drop -= 1
             self.dropped += 1
             return True
+
+
+class StallingProxy(LossyProxy):
+    """The same, which can also hold everything up: nothing arrives, and nothing breaks."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._flows = threading.Event()
+        self._flows.set()
+        super().__init__(socket_path)
+
+    def stall(self) -> None:
+        """From now on nothing comes through, either way."""
+        self._flows.clear()
+
+    def resume(self) -> None:
+        """Deliver what was held up, however late, and all that comes."""
+        self._flows.set()
+
+    def close(self) -> None:
+        self.resume()
+        super().close()
+
+    def _hold(self) -> None:
+        self._flows.wait()

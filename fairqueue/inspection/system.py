@@ -5,7 +5,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from fairqueue.errors import InvalidInput, RedisRefused, RedisUnavailable, UnknownWorker
+from fairqueue.errors import InvalidInput, RedisRefused, RedisUnavailable, UnknownWorker, shown
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
@@ -156,7 +156,7 @@ class System:
 
     def _of_scheduler(self, snapshot: QueueSnapshot) -> list[Attention]:
         found = []
-        if snapshot.active_schedules and snapshot.leader is None:
+        if snapshot.active_schedules and not _is_led(snapshot):
             text = "no scheduler leads: schedules do not fire. Start one: fairqueue scheduler"
             found.append(Attention(level="error", kind="leader", target="", text=text))
         elif snapshot.overdue > OVERDUE_S:
@@ -209,7 +209,7 @@ class System:
             snapshot = self._ground.queue.inspect()
         except (RedisUnavailable, RedisRefused) as error:
             return [f"redis: {type(error).__name__}"]
-        if snapshot.active_schedules and snapshot.leader is None:
+        if snapshot.active_schedules and not _is_led(snapshot):
             return ["leader: none"]
         return []
 
@@ -229,7 +229,7 @@ class System:
         known = asdict(QueueSettings())
         for name in changes:
             if name not in known:
-                raise InvalidInput(f"setting {name!r} is none of {', '.join(sorted(known))}")
+                raise InvalidInput(f"setting {shown(name)} is none of {', '.join(sorted(known))}")
         if not changes:
             raise InvalidInput(f"no setting is given: pass some of {', '.join(sorted(known))}")
         with self._guard.change("settings.change", self._ground.queue.name, details=changes):
@@ -262,6 +262,11 @@ class System:
     def _require_admin(self, what: str) -> None:
         self._guard.require("admin", what)
         self._guard.require_all_tenants(what)
+
+
+def _is_led(snapshot: QueueSnapshot) -> bool:
+    """Whether a term runs. The record of one that was not resigned stays for long after its end."""
+    return snapshot.leader_until is not None and snapshot.leader_until > snapshot.at
 
 
 def _leader(snapshot: QueueSnapshot) -> LeaderInfo:
