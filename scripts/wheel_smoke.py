@@ -27,7 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="wheel-smoke-") as folder:
         venv.create(Path(folder) / "venv", with_pip=True)
         python = str(Path(folder) / "venv" / "bin" / "python")
-        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = ["-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check"]
         subprocess.run([python, *install, f"{wheels[0]}[cli,embedded,web]"], check=True, cwd=folder)
         # -I: neither PYTHONPATH nor the folder of this file can lend us the checkout.
         program = [python, "-I", "-W", "error", __file__, "inside"]

@@ -1,0 +1,335 @@
+"""Compare what the actors were told with what is there: set algebra after a final drain.
+
+    lost        acknowledged, and not among the tasks that have ended
+    unexpected  there, and nobody ever meant to push it; or refused, and there all the same
+    duplicated  enqueued more often than there are tasks
+    doubled     completed more than once
+    stale       done by a leader whose term was over, or by a worker without its lease
+    wrong       told to somebody, although it cannot have been so
+
+And the structures of the queue against each other, the counters against what they count, and each
+moment of a schedule against what became of it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from fairqueue.connection import Link
+from fairqueue.doctor import OK, Records
+from fairqueue.models import ScheduledTask
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from faults.journal import read_journals
+from faults.witness import Testimony
+
+EXAMPLES = 5  # of each kind of violation, in a verdict
+SCAN = 1000
+
+_STATE = re.compile(rb'"state":"(\w+)"')
+_FIRE = re.compile(r":\d{12,}$")
+# What the counters of a queue count, by the state that a task then has.
+_COUNTED = {"finished": "finished", "buried": "buried", "cancelled": "cancelled"}
+
+
+@dataclass
+class Told(Testimony):
+    """What the journals say."""
+
+    intended: set[str] = field(default_factory=set)
+    acknowledged: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    runs: Counter[str] = field(default_factory=Counter)
+    completed: Counter[str] = field(default_factory=Counter)
+    added: set[str] = field(default_factory=set)
+    cancelling: set[str] = field(default_factory=set)
+    removing: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Told":
+        """All journals of a folder."""
+        told = cls()
+        for actor, (kind, *fields) in read_journals(folder):
+            getattr(told, f"_{kind}")(actor, *fields)
+        return told
+
+    def _push(self, actor: str, first: int, count: int, outcome: str) -> None:
+        ids = {f"{actor}.{number}" for number in range(first, first + count)}
+        if outcome == "intent":
+            self.intended |= ids
+        elif outcome == "ok":
+            self.acknowledged |= ids
+        elif outcome == "failed":
+            self.refused |= ids
+
+    def _run(self, actor: str, task_id: str, user: str, at: float, late: float | None) -> None:
+        self.runs[task_id] += 1
+
+    def _done(self, actor: str, task_ids: list[str]) -> None:
+        self.completed.update(task_ids)
+
+    def _cancel(self, actor: str, task_id: str) -> None:
+        self.cancelling.add(task_id)
+
+    def _add(self, actor: str, schedule_id: str, outcome: str) -> None:
+        if outcome == "ok":
+            self.added.add(schedule_id)
+
+    def _remove(self, actor: str, schedule_id: str, outcome: str) -> None:
+        (self.removed if outcome == "ok" else self.removing).add(schedule_id)
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What a storm has left."""
+
+    tasks: int = 0
+    fires: int = 0
+    missed: int = 0
+    runs: int = 0
+    repeated_runs: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    unexpected: int = 0
+    duplicated: int = 0
+    doubled: int = 0
+    repeated_completions: int = 0
+    unfinished: int = 0
+    schedules_wrong: int = 0
+    disagreements: int = 0
+    stale: int = 0
+    wrong: int = 0
+    grown: int = 0
+    details: list[str] = field(default_factory=list)
+
+    def violations(self, *, durable: bool) -> int:
+        """How many promises were broken; without durability nothing promises against loss."""
+        always = (
+            self.unexpected
+            + self.duplicated
+            + self.doubled
+            + self.unfinished
+            + self.schedules_wrong
+            + self.disagreements
+            + self.stale
+            + self.wrong
+            + self.grown
+        )
+        return always + (self.lost + self.repeated_completions if durable else 0)
+
+    def __add__(self, other: "Verdict") -> "Verdict":
+        """Of two worlds together."""
+        mine, theirs = vars(self), vars(other)
+        return Verdict(**{name: mine[name] + theirs[name] for name in mine})
+
+    def note(self, what: str, examples: set[str]) -> int:
+        """Keep some examples; how many there are."""
+        if examples:
+            shown = ", ".join(sorted(examples)[:EXAMPLES])
+            self.details.append(f"{len(examples)} {what}: {shown}")
+        return len(examples)
+
+
+def check(
+    queue: TaskQueue,
+    folder: Path,
+    *,
+    durable: bool = True,
+    steady_clock: bool = True,
+    direct: bool = False,
+    calm: bool = False,
+) -> Verdict:
+    """The verdict on a queue that is drained, by the journals of a folder.
+
+    Without durability acknowledged operations may be lost; without a steady clock nobody can say
+    how many moments there were. direct: no command can be on its way for long, so that the actors
+    know when their terms end. calm: no actor was killed or stopped, so that no lease has ended by
+    itself.
+    """
+    told, states = Told.read(folder), dict(_states(queue.link))
+    fired = {task_id for task_id in states if _FIRE.search(task_id)}
+    pushed = states.keys() - fired
+    verdict = Verdict(
+        tasks=len(states),
+        fires=len(fired),
+        runs=told.runs.total(),
+        repeated_runs=told.runs.total() - len(told.runs),
+        acknowledged=len(told.acknowledged),
+    )
+    verdict.lost = verdict.note("lost", told.acknowledged - pushed)
+    never_meant = pushed - told.intended
+    only_refused = told.refused - told.acknowledged
+    verdict.unexpected = verdict.note("unexpected", never_meant | (only_refused & pushed))
+    ended = {task_id for task_id, state in states.items() if state in _COUNTED}
+    verdict.unfinished = verdict.note("not ended", states.keys() - ended)
+    finished = {task_id for task_id, state in states.items() if state == "finished"}
+    verdict.unfinished += verdict.note("finished and never run", finished - told.runs.keys())
+    twice = {task_id for task_id, count in told.completed.items() if count > 1}
+    verdict.repeated_completions = verdict.note("acknowledged as completed twice", twice)
+    if durable:
+        unknown = told.completed.keys() - finished
+        verdict.lost += verdict.note("completions lost", unknown)
+    _check_counters(queue, states, verdict)
+    there = _schedules(queue)
+    if durable:
+        _check_lost_schedules(told, there, verdict)
+        _check_rights(told, folder, verdict, terms=steady_clock, direct=direct)
+        verdict.wrong = verdict.note("wrong answers", told.wrong)
+    if calm:
+        _check_leases(queue, verdict)
+    _check_moments(there, fired, verdict, steady_clock=steady_clock)
+    _check_structures(queue, verdict)
+    return verdict
+
+
+def check_trimmed(queue: TaskQueue, folder: Path) -> Verdict:
+    """The same where retention drops what has ended: what is gone is known by the journals.
+
+    A task that is not there has run, or somebody wished to cancel it. Exactly as many have ended as
+    were enqueued, no more were finished than have run, and no fewer than were acknowledged.
+    """
+    told, states = Told.read(folder), dict(_states(queue.link))
+    counters = Counter(queue.inspect().counters)
+    seen = told.runs.keys() | states.keys()
+    fired = {task_id for task_id in seen if _FIRE.search(task_id)}
+    only_refused = told.refused - told.acknowledged
+    verdict = Verdict(
+        tasks=counters["pushed"],
+        fires=len(fired),
+        runs=told.runs.total(),
+        repeated_runs=told.runs.total() - len(told.runs),
+        acknowledged=len(told.acknowledged),
+    )
+    verdict.lost = verdict.note("lost", told.acknowledged - seen - told.cancelling)
+    unmeant = seen - fired - told.intended
+    verdict.unexpected = verdict.note("unexpected", unmeant | (only_refused & seen))
+    open_ones = {task_id for task_id, state in states.items() if state not in _COUNTED}
+    verdict.unfinished = verdict.note("not ended", open_ones)
+    finished = {task_id for task_id, state in states.items() if state == "finished"}
+    verdict.unfinished += verdict.note("finished and never run", finished - told.runs.keys())
+    twice = {task_id for task_id, count in told.completed.items() if count > 1}
+    verdict.repeated_completions = verdict.note("acknowledged as completed twice", twice)
+    undone = (told.completed.keys() & states.keys()) - finished
+    verdict.lost += verdict.note("completions lost", undone)
+    _check_sums(counters, told, fired, verdict)
+    there = _schedules(queue)
+    _check_lost_schedules(told, there, verdict)
+    _check_rights(told, folder, verdict, terms=True, direct=False)
+    verdict.wrong = verdict.note("wrong answers", told.wrong)
+    _check_moments(there, fired, verdict, steady_clock=True)
+    _check_structures(queue, verdict)
+    return verdict
+
+
+def _check_rights(told: Told, folder: Path, verdict: Verdict, *, terms: bool, direct: bool) -> None:
+    """Nobody has acted who had no right to, by what the actors were told."""
+    verdict.stale = verdict.note("acts without a lease", told.without_lease(folder))
+    if terms:
+        verdict.stale += verdict.note("terms of two leaders", told.two_leaders())
+    if terms and direct:
+        verdict.stale += verdict.note("acts after the end of a term", told.late)
+
+
+def _check_leases(queue: TaskQueue, verdict: Verdict) -> None:
+    """Nobody has lost what was claimed: all that is claimed reaches whoever has claimed it."""
+    expired = queue.inspect().counters.get("expired", 0)
+    if expired:
+        verdict.wrong += expired
+        verdict.details.append(f"{expired} leases ended although all their workers lived")
+
+
+def _check_sums(counters: Counter[str], told: Told, fired: set[str], verdict: Verdict) -> None:
+    ended = sum(counters[counter] for counter in _COUNTED.values())
+    if counters["fired"] != len(fired):
+        verdict.duplicated += abs(counters["fired"] - len(fired))
+        verdict.details.append(f"{counters['fired']} fires were counted, {len(fired)} seen")
+    possible = len(told.intended - (told.refused - told.acknowledged)) + len(fired)
+    if counters["pushed"] > possible:
+        verdict.duplicated += counters["pushed"] - possible
+        verdict.details.append(f"{counters['pushed']} enqueued, of {possible} at most")
+    if counters["pushed"] != ended:
+        verdict.doubled += abs(counters["pushed"] - ended)
+        verdict.details.append(f"{counters['pushed']} enqueued, {ended} ended")
+    if not len(told.completed) <= counters["finished"] <= len(told.runs):
+        verdict.doubled += 1
+        verdict.details.append(
+            f"counted {counters['finished']} finished, {len(told.completed)} were acknowledged "
+            f"and {len(told.runs)} have run"
+        )
+
+
+def _states(link: Link) -> Iterator[tuple[str, str]]:
+    cursor: bytes | str = "0"
+    while True:
+        cursor, found = link.ask(("HSCAN", link.keys["status"], cursor, "COUNT", SCAN))[0]
+        for task_id, record in zip(found[::2], found[1::2], strict=True):
+            match = _STATE.search(record)
+            yield task_id.decode(), match[1].decode() if match else "unreadable"
+        if cursor == b"0":
+            return
+
+
+def _check_counters(queue: TaskQueue, states: dict[str, str], verdict: Verdict) -> None:
+    """The queue's own counters against the tasks that are there: nothing is ever trimmed here."""
+    counters = queue.inspect().counters
+    verdict.duplicated = counters.get("pushed", 0) - len(states)
+    if verdict.duplicated:
+        verdict.details.append(f"{counters.get('pushed', 0)} enqueued, {len(states)} tasks")
+    there = Counter(states.values())
+    for state, counter in _COUNTED.items():
+        if counters.get(counter, 0) != there[state]:
+            verdict.doubled += abs(counters.get(counter, 0) - there[state])
+            verdict.details.append(
+                f"counted {counters.get(counter, 0)} {counter}, {there[state]} are there"
+            )
+
+
+def _schedules(queue: TaskQueue) -> dict[str, ScheduledTask]:
+    scheduler = TaskScheduler(queue, "checker", registry=CollectorRegistry())
+    there, cursor = {}, None
+    while True:
+        page = scheduler.list_schedules(limit=1000, cursor=cursor)
+        there.update({schedule.schedule_id: schedule for schedule in page})
+        cursor = page.cursor
+        if cursor is None:
+            return there
+
+
+def _check_lost_schedules(told: Told, there: dict[str, ScheduledTask], verdict: Verdict) -> None:
+    """What was added is there, unless somebody meant to remove it; what was removed is not."""
+    kept = told.added - told.removing
+    verdict.lost += verdict.note("schedules lost", kept - there.keys())
+    verdict.unexpected += verdict.note("schedules not removed", told.removed & there.keys())
+
+
+def _check_moments(
+    there: dict[str, ScheduledTask], fired: set[str], verdict: Verdict, *, steady_clock: bool
+) -> None:
+    """Each moment was fired once, or is counted as missed."""
+    by_schedule = Counter(_FIRE.sub("", task_id) for task_id in fired)
+    wrong = set()
+    for name, schedule in there.items():
+        runs, missed = schedule.run_count, schedule.missed_count
+        verdict.missed += missed
+        if runs != by_schedule[name]:
+            wrong.add(f"{name} counts {runs} runs, {by_schedule[name]} are there")
+        # Those of the storm itself are never changed: one moment a second, from first to last.
+        if steady_clock and name.startswith("steady-") and schedule.last_run is not None:
+            first = schedule.created_at.replace(microsecond=0) + timedelta(seconds=1)
+            moments = round((schedule.last_run - first).total_seconds()) + 1
+            if runs + missed != moments:
+                wrong.add(f"{name}: {moments} moments, {runs} fired, {missed} missed")
+    verdict.schedules_wrong = verdict.note("schedules whose moments do not add up", wrong)
+
+
+def _check_structures(queue: TaskQueue, verdict: Verdict) -> None:
+    for finding in Records(queue.link, fix=False).compare():
+        if finding.level != OK:
+            verdict.disagreements += 1
+            verdict.details.append(f"{finding.check}: {finding.text}")

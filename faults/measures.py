@@ -1,0 +1,294 @@
+"""What a soak measures: memory and data as they are each second, and what the journals say of time.
+
+Flat means: after a warm-up, the high mark of the last quarter is not above that of the second one
+by more than an allowance. The high mark is what 9 of 10 samples stay below: some of the data comes
+and goes in generations, so that a median would depend on where in a generation a quarter begins.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import redis
+
+from fairqueue.keys import KEY_TYPES, Keys
+from fairqueue.queue import jain_index
+from faults.journal import read_journals
+
+MIB = 1024 * 1024
+# Until retention drops as much as comes in. Answers need two minutes: the first quarter's too.
+WARM_S = 60.0
+# A shorter quarter would hold less than one generation of `ops` (60 s), and say nothing.
+LEAST_QUARTER_S = 60.0
+LEAST_SAMPLES = 20  # in a quarter
+HIGH = 0.9
+# What may be above the second quarter's high mark: a share of it, and so much.
+SHARE = 0.1
+SLACK_MIB, SLACK_ENTRIES, SLACK_ANSWERS = 3.0, 200, 0.3
+# Most of what Redis holds are the answers of two minutes: more, when the machine becomes faster.
+SLACK_REDIS_MIB = 8.0
+# Schedulers and editors keep 20,000 definitions and 65,536 moments, and need long to have so many.
+CACHING, CACHES_MIB, CACHES_MIB_H = ("scheduler", "editor"), 53.0, 6.0
+ANSWERS_S = 120.0  # for which answers are kept at most
+# Backlogged users are compared over so many seconds, if each has had so many turns in them.
+WINDOW_S, LEAST_TURNS = 10.0, 10
+
+_SIZE = {"hash": "HLEN", "zset": "ZCARD", "list": "LLEN", "string": "EXISTS"}
+
+Series = list[tuple[float, float]]  # moment, value
+Marks = tuple[float, float, float]  # of the last three quarters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What Redis holds at a moment. used: MiB. backlogged: users whose tasks wait for a worker.
+
+    finished: tasks, since the beginning.
+    """
+
+    used: float
+    keys: int
+    entries: dict[str, int]
+    finished: int
+    backlogged: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A moment, in seconds since 1970. memory: process -> MiB. data: None if Redis was down."""
+
+    at: float
+    memory: dict[str, float]
+    data: Data | None
+
+
+class Run(NamedTuple):
+    """A task that was begun; late: seconds after the moment of its schedule, if it has one."""
+
+    at: float
+    task_id: str
+    user: str
+    late: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """How even users who all had enough to do were served: of what they were entitled to."""
+
+    at: float
+    jain: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """The high marks of something in three quarters, and up to where the last one is fine."""
+
+    name: str
+    unit: str
+    marks: Marks
+    allowed: float
+
+    @property
+    def is_leak(self) -> bool:
+        """Whether it grew too much, and all the time: what a busy neighbour costs goes away."""
+        second, third, last = self.marks
+        return second < third < last and last > self.allowed
+
+    def __str__(self) -> str:
+        second, _, last = self.marks
+        return f"{self.name}: {second:,.1f} -> {last:,.1f} {self.unit}, {self.allowed:,.1f} allowed"
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+def resident_mib(pid: int) -> float | None:
+    """Memory that only this process has, where the system says so; None if it is gone.
+
+    Pages of files, programs and libraries are not counted: a leak is not there.
+    """
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    return None
+
+
+def look(client: redis.Redis, keys: Keys) -> Data:
+    """What a queue's server holds now. Raises redis.RedisError."""
+    with client.pipeline(transaction=False) as ask:
+        for name, kind in KEY_TYPES.items():
+            ask.execute_command(_SIZE[kind], keys[name])
+        ask.info("memory")
+        ask.dbsize()
+        ask.hget(keys["stats"], "finished")
+        ask.zrange(keys["ready"], 0, -1)
+        ask.zrange(keys["parked"], 0, -1)
+        *sizes, memory, count, finished, ready, parked = ask.execute()
+    return Data(
+        used=memory["used_memory"] / MIB,
+        keys=count,
+        entries=dict(zip(KEY_TYPES, sizes, strict=True)),
+        finished=int(finished or 0),
+        backlogged=frozenset(user.decode() for user in [*ready, *parked]),
+    )
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """What the journals of a folder say was run, in order."""
+    return sorted(
+        Run(at, task_id, user, late)
+        for _, (kind, *fields) in read_journals(folder)
+        if kind == "run"
+        for task_id, user, at, late in [fields]
+    )
+
+
+# --- time and shares ------------------------------------------------------------------------------
+
+
+def lateness(runs: Iterable[Run]) -> Series:
+    """How late each task of a steady schedule was run, by when it was first run."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        if run.late is not None and run.task_id.startswith("steady-"):
+            first.setdefault(run.task_id, run)
+    return [(run.at, run.late) for run in first.values() if run.late is not None]
+
+
+def longest_trouble(late: Series, on_time: float = 1.0) -> float:
+    """The longest time, in seconds, without a single task of a schedule that was run on time."""
+    good = [at for at, seconds in late if seconds <= on_time]
+    return max((later - sooner for sooner, later in pairwise(good)), default=0.0)
+
+
+def shares(
+    runs: Sequence[Run], samples: Sequence[Sample], users: frozenset[str], begin: float, end: float
+) -> list[Share]:
+    """Of users with the same weight, those who were backlogged all through, window by window."""
+    found = []
+    for number in range(int((end - begin) / WINDOW_S)):
+        since = begin + number * WINDOW_S
+        busy = _backlogged(samples, since, since + WINDOW_S) & users
+        first, last = (bisect_left(runs, (at,)) for at in (since, since + WINDOW_S))
+        turns = Counter(run.user for run in runs[first:last])
+        served = [turns[user] for user in busy]
+        if len(served) < 2 or sum(served) < LEAST_TURNS * len(served):
+            continue
+        mean = sum(served) / len(served)
+        found.append(
+            Share(
+                at=since + WINDOW_S / 2,
+                jain=jain_index(served) or 0.0,
+                least=min(served) / mean,
+                most=max(served) / mean,
+            )
+        )
+    return found
+
+
+def _backlogged(samples: Sequence[Sample], since: float, until: float) -> frozenset[str]:
+    seen = [s.data.backlogged for s in samples if s.data and since <= s.at < until]
+    return frozenset.intersection(*seen) if len(seen) >= WINDOW_S / 2 else frozenset()
+
+
+# --- flatness -------------------------------------------------------------------------------------
+
+
+def memory_series(samples: Iterable[Sample]) -> dict[str, Series]:
+    """MiB of each process, and of Redis' data."""
+    series: dict[str, Series] = {}
+    for sample in samples:
+        for name, size in sample.memory.items():
+            series.setdefault(name, []).append((sample.at, size))
+        if sample.data is not None:
+            series.setdefault("Redis", []).append((sample.at, sample.data.used))
+    return series
+
+
+def entry_series(samples: Iterable[Sample]) -> dict[str, Series]:
+    """Entries of each key, and the number of keys; the generations of answers as one."""
+    series: dict[str, Series] = {}
+    for sample in samples:
+        if sample.data is None:
+            continue
+        entries = dict(sample.data.entries)
+        entries["ops"] += entries.pop("ops_before")
+        for name, size in {**entries, "(keys)": sample.data.keys}.items():
+            series.setdefault(name, []).append((sample.at, size))
+    return series
+
+
+def answer_series(samples: Iterable[Sample]) -> Series:
+    """Answers that are kept, for each task that was finished while they are."""
+    seen = [(s.at, s.data.finished, s.data.entries) for s in samples if s.data]
+    moments = [at for at, _, _ in seen]
+    series = []
+    for at, finished, entries in seen:
+        before = bisect_right(moments, at - ANSWERS_S) - 1
+        if before >= 0 and finished > seen[before][1]:
+            answers = entries["ops"] + entries["ops_before"]
+            series.append((at, answers / (finished - seen[before][1])))
+    return series
+
+
+def judge(
+    samples: Sequence[Sample], begin: float, end: float, ceilings: Mapping[str, int]
+) -> list[Growth]:
+    """The growth of all that was there all the time; nothing if that was too short to say.
+
+    ceilings: key -> entries that the data model allows, so that it may grow up to there.
+    """
+    begin += WARM_S
+    if (end - begin) / 4 < LEAST_QUARTER_S:
+        return []
+    found = []
+
+    def add(name: str, unit: str, series: Series, slack: float, ceiling: float = 0.0) -> None:
+        if marks := _high_marks(series, begin, end):
+            allowed = max(marks[0] * (1 + SHARE) + slack, ceiling)
+            found.append(Growth(name=name, unit=unit, marks=marks, allowed=allowed))
+
+    for name, series in memory_series(samples).items():
+        add(name, "MiB", series, _slack(name, (end - begin) / 3600))
+    entries = entry_series(samples)
+    entries.pop("ops", None)  # so many as there were operations lately
+    for name, series in entries.items():
+        add(f"key {name}", "entries", series, SLACK_ENTRIES, ceilings.get(name, 0))
+    add("key ops", "entries for each task", answer_series(samples), SLACK_ANSWERS)
+    return found
+
+
+def _slack(name: str, hours: float) -> float:
+    if name == "Redis":
+        return SLACK_REDIS_MIB
+    if name.startswith(CACHING):
+        return SLACK_MIB + min(CACHES_MIB, CACHES_MIB_H * hours / 2)
+    return SLACK_MIB
+
+
+def _high_marks(series: Series, begin: float, end: float) -> Marks | None:
+    quarter = (end - begin) / 4
+    marks = []
+    if not series or series[0][0] > begin + 1.25 * quarter:
+        return None  # a process that was started later warms up first
+    for number in (1, 2, 3):
+        since = begin + number * quarter
+        values = [value for at, value in series if since <= at < since + quarter]
+        if len(values) < LEAST_SAMPLES:
+            return None
+        marks.append(quantile(values, HIGH))
+    second, third, last = marks
+    return second, third, last
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that so many of these stay below."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,0 +1,360 @@
+"""What the processes of a storm do: producers, workers, schedulers and editors, as users run them.
+
+Each uses the public objects only, and notes in its journal what it meant to do before it does it,
+and what it was told after that. SIGTERM ends it in good order.
+"""
+
+import mmap
+import os
+import random
+import signal
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from fairqueue import Discard, Retry, Task, TaskQueue, TaskScheduler, Worker
+from fairqueue.errors import (
+    FairQueueError,
+    QueueFull,
+    RedisRefused,
+    RedisUnavailable,
+    ScheduleConflict,
+)
+from fairqueue.models import Claim
+from faults.journal import Journal
+from faults.witness import Witness
+
+# Of 1,000 tasks so many take longer than nothing.
+SLOW, SLOW_S = 10, 0.05
+# Of 100 batches so many are pushed again although they were acknowledged; have a task cancelled.
+AGAIN, CANCELLED = 5, 5
+FULL_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What an actor is given.
+
+    patient: a producer pushes what is refused again; else it goes on to another user. pace: seconds
+    that each task takes at least. even: users whose weight nobody changes, from the first on.
+    schedules: that an editor has at most. edits: seconds from one edit to the next. failing,
+    hopeless: of 1,000 tasks so many fail at first, and for good. patience: seconds that a worker
+    which is told to end waits for its tasks.
+    """
+
+    name: str
+    url: str
+    queue: str
+    journal: str
+    seed: int
+    clock: str | None = None
+    timeout: float = 5.0
+    lock_timeout: float = 1.0
+    lease: float = 2.0
+    concurrency: int = 4
+    users: int = 40
+    batch: int = 100
+    patient: bool = True
+    pace: float = 0.0
+    even: int = 0
+    schedules: int = 1_000_000
+    edits: float = 0.02
+    failing: int = 20
+    hopeless: int = 4
+    patience: float = 10.0
+
+
+class SharedClock:
+    """The time of this machine, moved for all processes at once by whoever owns the file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        Path(path).touch()
+        if not Path(path).stat().st_size:
+            Path(path).write_bytes(struct.pack("q", 0))
+        with open(path, "r+b") as file:
+            self._offset = mmap.mmap(file.fileno(), 8)
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970, with the jumps."""
+        return time.time_ns() // 1_000_000 + self.offset_ms
+
+    @property
+    def offset_ms(self) -> int:
+        """How far the time is moved."""
+        return int(struct.unpack("q", self._offset[:8])[0])
+
+    def jump_to(self, offset_ms: int) -> None:
+        """Move the time for everybody."""
+        self._offset[:8] = struct.pack("q", offset_ms)
+
+
+class Actor:
+    """A part that is being played: its queue, its journal and its wish to end."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.random = random.Random(part.seed)
+        self.journal = Journal(part.journal)
+        self.ending = threading.Event()
+        signal.signal(signal.SIGTERM, lambda number, frame: self.ending.set())
+        clock = None if part.clock is None else SharedClock(part.clock)
+        self.queue = TaskQueue.from_url(part.url, part.queue, timeout=part.timeout, clock=clock)
+
+    def insist(self, action: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+        """Do it until Redis says that it is done: "ok". "unknown" or "failed" if we give up before.
+
+        After an answer that was lost nobody knows what was done, whatever is said later: an early
+        command may still be on its way.
+        """
+        outcome = "failed"
+        while True:
+            try:
+                action(*arguments, **settings)
+                return "ok"
+            except RedisUnavailable:
+                outcome = "unknown"
+            except (QueueFull, RedisRefused, ScheduleConflict) as error:
+                self.ending.wait(FULL_PAUSE_S)
+                if isinstance(error, QueueFull) and not self.part.patient:
+                    return outcome
+            if self.ending.is_set():
+                return outcome
+
+
+# --- producers ------------------------------------------------------------------------------------
+
+
+def produce(actor: Actor) -> None:
+    """Push tasks in batches until told to end."""
+    part, dice = actor.part, actor.random
+    first = 0
+    while not actor.ending.is_set():
+        count = dice.choice((1, 1, 10, part.batch, part.batch))
+        # One user at a time, if one who has no room must not hold up the others.
+        user = None if part.patient else dice.randrange(part.users)
+        tasks = [_task(part, dice, n, user) for n in range(first, first + count)]
+        actor.journal.note("push", first, count, "intent")
+        outcome = actor.insist(actor.queue.push_many, tasks)
+        actor.journal.note("push", first, count, outcome)
+        if outcome == "ok" and dice.randrange(100) < AGAIN:
+            actor.insist(actor.queue.push_many, tasks)
+        if outcome == "ok" and dice.randrange(100) < CANCELLED:
+            _cancel(actor, dice.choice(tasks).task_id)
+        first += count
+
+
+def _task(part: Part, dice: random.Random, number: int, user: int | None) -> Task:
+    if user is None:  # some have much more to do than others
+        user = int(part.users * dice.random() ** 2)
+    return Task.create(
+        user_id=f"user-{user}",
+        task_id=f"{part.name}.{number}",
+        priority=dice.choice((1, 2, 3, 3, 3, 4, 5, 6)),
+        payload={"n": number},
+        delay=dice.random() * 2 if dice.randrange(100) < 3 else None,
+    )
+
+
+def _cancel(actor: Actor, task_id: str) -> None:
+    actor.journal.note("cancel", task_id)
+    actor.insist(actor.queue.cancel, task_id)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def work(actor: Actor) -> None:
+    """Run tasks until told to end; note each run, and each completion that was acknowledged."""
+    part = actor.part
+    actor.queue = _Acknowledging.of(actor.queue, actor)
+    Witness.watch(actor.queue.link, actor.journal)
+    worker = Worker(
+        actor.queue,
+        lambda task: _handle(actor, task),
+        concurrency=part.concurrency,
+        lease=part.lease,
+        worker_id=part.name,
+        registry=CollectorRegistry(),
+    )
+    worker.start()
+    actor.ending.wait()
+    worker.stop(part.patience)
+
+
+def _handle(actor: Actor, task: Task) -> None:
+    now = time.time()
+    moment = task.scheduled_for
+    late = None if moment is None else round(now - moment.timestamp(), 3)
+    actor.journal.note("run", task.task_id, task.user_id, round(now, 3), late)
+    actor.ending.wait(actor.part.pace)
+    lot = zlib.crc32(task.task_id.encode()) % 1000
+    if lot < actor.part.hopeless:
+        raise Discard("it was never going to work")
+    lot -= actor.part.hopeless
+    if lot < actor.part.failing and actor.random.random() < 0.5:
+        raise Retry(in_=0.1)
+    lot -= actor.part.failing
+    if 0 <= lot < SLOW:
+        actor.ending.wait(SLOW_S)
+
+
+class _Acknowledging(TaskQueue):
+    """A queue that notes which completions Redis has acknowledged to this process."""
+
+    actor: Actor
+
+    @classmethod
+    def of(cls, queue: TaskQueue, actor: Actor) -> TaskQueue:
+        queue.__class__ = cls
+        assert isinstance(queue, cls)
+        queue.actor = actor
+        return queue
+
+    def finish_and_claim(
+        self, results: Sequence[Any], *arguments: Any, **settings: Any
+    ) -> tuple[list[str], list[Claim], float]:
+        answer = super().finish_and_claim(results, *arguments, **settings)
+        self._note(results, answer[0])
+        return answer
+
+    def finish_many(self, results: Any) -> list[str]:
+        results = list(results)
+        words = super().finish_many(results)
+        self._note(results, words)
+        return words
+
+    def _note(self, results: Sequence[Any], words: list[str]) -> None:
+        done = [
+            result[0].task.task_id
+            for result, word in zip(results, words, strict=True)
+            if word == "finished"
+        ]
+        if done:
+            self.actor.journal.note("done", done)
+
+
+# --- schedulers -----------------------------------------------------------------------------------
+
+
+def schedule(actor: Actor) -> None:
+    """Lead or follow until told to end.
+
+    SIGUSR1: stop yourself right before the next fire, where a pause hurts most. SIGUSR2: before you
+    resign.
+    """
+    part = actor.part
+    link = Witness.watch(actor.queue.link, actor.journal)
+    signal.signal(signal.SIGUSR1, lambda number, frame: link.stop_before["fire"].set())
+    signal.signal(signal.SIGUSR2, lambda number, frame: link.stop_before["resign"].set())
+    scheduler: TaskScheduler | None = None
+    while scheduler is None:
+        try:
+            scheduler = TaskScheduler(
+                actor.queue,
+                part.name,
+                check_interval=0.2,
+                lock_timeout=part.lock_timeout,
+                registry=CollectorRegistry(),
+            )
+        except FairQueueError:
+            if actor.ending.wait(0.1):
+                return
+    scheduler.start()
+    actor.ending.wait()
+    scheduler.stop(10)
+
+
+# --- editors --------------------------------------------------------------------------------------
+
+
+def edit(actor: Actor) -> None:
+    """Add, change, pause and remove schedules, and settings of users, until told to end."""
+    dice = actor.random
+    scheduler: TaskScheduler | None = None
+    mine: list[str] = []
+    number = 0
+    while not actor.ending.wait(actor.part.edits):
+        if scheduler is None:
+            try:
+                scheduler = TaskScheduler(
+                    actor.queue, actor.part.name, registry=CollectorRegistry()
+                )
+            except FairQueueError:
+                continue
+        lot = dice.randrange(100)
+        if not mine or (lot < 40 and len(mine) < actor.part.schedules):
+            mine.append(_add(actor, scheduler, f"{actor.part.name}.{number}"))
+            number += 1
+        elif lot < 60:
+            _remove(actor, scheduler, mine.pop(dice.randrange(len(mine))))
+        elif lot < 80:
+            _change(actor, scheduler, dice.choice(mine))
+        else:
+            user = f"user-{dice.randrange(actor.part.even, actor.part.users)}"
+            actor.insist(actor.queue.set_user, user, weight=dice.choice((0.5, 1, 2)))
+
+
+def _add(actor: Actor, scheduler: TaskScheduler, schedule_id: str) -> str:
+    tries = 0
+
+    def add() -> None:
+        nonlocal tries
+        tries += 1
+        try:
+            scheduler.add_schedule(
+                actor.random.choice(("*/2 * * * * *", "0 0 1 1 *")),
+                f"user-{actor.random.randrange(actor.part.users)}",
+                schedule_id=schedule_id,
+            )
+        except ScheduleConflict:  # ours, of a try whose answer was lost
+            if tries == 1:
+                actor.journal.note("wrong", f"{schedule_id} was there before it was added")
+
+    actor.journal.note("add", schedule_id, "intent")
+    actor.journal.note("add", schedule_id, actor.insist(add))
+    return schedule_id
+
+
+def _remove(actor: Actor, scheduler: TaskScheduler, schedule_id: str) -> None:
+    tries = 0
+
+    def remove() -> None:
+        nonlocal tries
+        tries += 1
+        if not scheduler.remove_schedule(schedule_id) and tries == 1:
+            actor.journal.note("wrong", f"{schedule_id} was gone before it was removed")
+
+    actor.journal.note("remove", schedule_id, "intent")
+    actor.journal.note("remove", schedule_id, actor.insist(remove))
+
+
+def _change(actor: Actor, scheduler: TaskScheduler, schedule_id: str) -> None:
+    lot = actor.random.randrange(3)
+    if lot == 0:
+        actor.insist(scheduler.update_schedule, schedule_id, cron_expr="*/3 * * * * *")
+    elif lot == 1:
+        actor.insist(scheduler.pause_schedule, schedule_id)
+    else:
+        actor.insist(scheduler.resume_schedule, schedule_id)
+
+
+ROLES: dict[str, Callable[[Actor], None]] = {
+    "producer": produce,
+    "worker": work,
+    "scheduler": schedule,
+    "editor": edit,
+}
+
+
+def act(role: str, setting: dict[str, Any]) -> None:
+    """Play a part to its end, in this process."""
+    actor = Actor(Part(**setting))
+    ROLES[role](actor)
+    actor.queue.close()

@@ -1,0 +1,601 @@
+"""A storm: three schedulers, workers, producers and editors as processes, and what befalls them.
+
+A `Profile` says who takes part, which faults strike, how often, and when it is enough. All that is
+left to chance comes from one seed: which fault, whom, for how long. What the machine does with it
+is chance that no seed decides; so a seed finds a kind of trouble again, not an interleaving.
+"""
+
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from prometheus_client import CollectorRegistry
+
+from fairqueue.embedded import EmbeddedServer, Fsync
+from fairqueue.errors import FairQueueError
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from faults.checker import Verdict, check
+from faults.fleet import Fleet
+from faults.nursery import Nursery
+from faults.proxy import Proxy
+from faults.roles import Part, SharedClock
+
+QUEUE = "storm"
+STEADY = 10  # schedules that fire each second from the beginning to the end
+DRAIN_S = 300.0
+LONG_LEASE_S = 8.0  # a worker that lives prolongs its leases in time, however busy the machine
+MEMORY = "/dev/shm"
+HOUR_MS = 3_600_000
+# How long a network is broken, the server does not answer, or memory is short.
+SHORTEST_S, LONGEST_S = 0.1, 1.5
+# Multiples of the leader's term for which it is stopped.
+PAUSES = (0.5, 1.0, 2.0, 5.0)
+
+NETWORK = ("delay", "black_hole", "half_open", "one_byte_chunks", "refuse", "reset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Who takes part in a storm, what strikes, and when it is enough.
+
+    faults: kind -> how likely it is among the others. goals: kind -> how many there must be; with
+    `tasks` and `seconds` all of them must be reached, unless `most_seconds` are over before. gap:
+    seconds between two faults. fleet: a primary with replicas and sentinels. lanes: in so many
+    worlds at once, each with its part of the goals.
+    part: what the actors are given beyond that.
+    """
+
+    name: str
+    faults: dict[str, int] = field(default_factory=dict)
+    goals: dict[str, int] = field(default_factory=dict)
+    tasks: int = 0
+    seconds: float = 0.0
+    most_seconds: float = 3600.0
+    gap: float = 0.3
+    schedulers: int = 3
+    workers: int = 3
+    producers: int = 2
+    editors: int = 1
+    fsync: Fsync = "always"
+    on_disk: bool = False
+    fleet: bool = False
+    concurrency: int = 4
+    proxied: bool = True
+    jumping: bool = False
+    backlog: int = 5_000
+    timeout: float = 5.0
+    lock_timeout: float = 1.0
+    lease: float = 2.0
+    lanes: int = 1
+    part: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def calm(self) -> bool:
+        """Whether all actors live, and nothing keeps them from working for long."""
+        return set(self.faults) <= {"drop_replies", "script_flush"}
+
+    @property
+    def durable(self) -> bool:
+        """Whether Redis keeps what it has acknowledged."""
+        return self.fsync == "always" and not self.fleet
+
+
+@dataclass(kw_only=True)
+class Result:
+    """What a storm was, and what it has left."""
+
+    name: str
+    seed: int
+    seconds: float
+    faults: dict[str, int]
+    verdict: Verdict
+    durable: bool
+    restarts: int = 0
+
+    @property
+    def violations(self) -> int:
+        """How many promises were broken."""
+        return self.verdict.violations(durable=self.durable)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        return {**asdict(self), "violations": self.violations}
+
+
+@dataclass
+class Player:
+    """A part and the process that plays it now."""
+
+    role: str
+    index: int
+    proxy: Proxy | None
+    incarnation: int = -1
+    pid: int = 0
+    resumes_at: float | None = None
+    name: str = ""
+
+
+class Storm:
+    """One storm, from the first process to the verdict."""
+
+    def __init__(self, profile: Profile, seed: int, *, say: Callable[[str], None] = print) -> None:
+        self.profile = profile
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.faults: Counter[str] = Counter()
+        self._say = say
+        self._stack = ExitStack()
+        self._restore: list[tuple[float, Callable[[], None]]] = []
+        self._restarts = 0
+
+    def __enter__(self) -> Self:
+        profile = self.profile
+        with ExitStack() as stack:
+            self.folder = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="storm-", dir=_parent(profile))
+                )
+            )
+            self.nursery = stack.enter_context(Nursery())
+            self.url = self._open_server(stack)
+            clock_path = self.folder / "clock"
+            self.clock = SharedClock(clock_path) if profile.jumping else None
+            self.queue = stack.enter_context(
+                TaskQueue.from_url(self.url, QUEUE, clock=self.clock, timeout=30.0)
+            )
+            self.players = self._cast()
+            self._set_up()
+            for player in self.players:
+                self._begin(player)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _open_server(self, stack: ExitStack) -> str:
+        """Start what the actors talk to, and the ways there; its address."""
+        profile = self.profile
+        self.proxies: list[Proxy] = []
+        if profile.fleet:
+            self.fleet = stack.enter_context(Fleet.start(replicas=2, fsync=profile.fsync))
+            return self.fleet.sentinel_url()
+        self.server = stack.enter_context(
+            EmbeddedServer.start(self.folder / "data", fsync=profile.fsync)
+        )
+        self.client = stack.enter_context(redis.Redis.from_url(self.server.url))
+        for _ in range(3 if profile.proxied else 0):
+            self.proxies.append(stack.enter_context(Proxy.start(self.server.socket_path)))
+        return self.server.url
+
+    def _cast(self) -> list[Player]:
+        profile = self.profile
+        counts = {
+            "scheduler": profile.schedulers,
+            "worker": profile.workers,
+            "producer": profile.producers,
+            "editor": profile.editors,
+        }
+        return [
+            Player(role, index, self.proxies[index % len(self.proxies)] if self.proxies else None)
+            for role, count in counts.items()
+            for index in range(count)
+        ]
+
+    def _set_up(self) -> None:
+        everything = 10**9
+        self.queue.configure(
+            max_attempts=10_000,
+            max_waiting=self.profile.backlog,
+            keep_finished=everything,
+            keep_finished_for=everything,
+            keep_dead=everything,
+            keep_dead_for=everything,
+        )
+        scheduler = TaskScheduler(self.queue, registry=CollectorRegistry())
+        scheduler.add_schedules(
+            {"cron_expr": "* * * * * *", "user_id": f"user-{n}", "schedule_id": f"steady-{n}"}
+            for n in range(STEADY)
+        )
+
+    # --- actors -----------------------------------------------------------------------------------
+
+    def _begin(self, player: Player) -> None:
+        player.incarnation += 1
+        player.name = f"{player.role[0]}{player.index}-{player.incarnation}"
+        player.pid = self.nursery.start(player.role, asdict(self._part(player)))
+        player.resumes_at = None
+
+    def _part(self, player: Player) -> Part:
+        profile = self.profile
+        return Part(
+            name=player.name,
+            url=self.url if player.proxy is None else player.proxy.url,
+            queue=QUEUE,
+            journal=str(self.folder / f"{player.name}.journal"),
+            seed=self.dice.randrange(2**32),
+            clock=None if self.clock is None else str(self.folder / "clock"),
+            timeout=profile.timeout,
+            lock_timeout=profile.lock_timeout,
+            lease=profile.lease,
+            concurrency=profile.concurrency,
+            **profile.part,
+        )
+
+    def _end(self, role: str, timeout: float = 60.0) -> list[str]:
+        """Tell all of a role to end; what went wrong with that."""
+        ending = [player for player in self.players if player.role == role]
+        for player in ending:
+            self.nursery.signal(player.pid, signal.SIGCONT)
+            self.nursery.signal(player.pid, signal.SIGTERM)
+        troubles = []
+        for player in ending:
+            status = self.nursery.wait(player.pid, timeout)
+            if status is None:
+                troubles.append(f"{player.name} does not end")
+            elif status:
+                troubles.append(f"{player.name} ended with status {status}")
+        return troubles
+
+    # --- the storm --------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Strike until it is enough, drain, and compare."""
+        began = time.monotonic()
+        told = began
+        kinds, weights = zip(*sorted(self.profile.faults.items()), strict=True)
+        while not self._is_enough(time.monotonic() - began):
+            self._strike(self.dice.choices(kinds, weights)[0])
+            self._pass_time(self.profile.gap * self.dice.uniform(0.5, 1.5))
+            if time.monotonic() - told > 20:
+                told = time.monotonic()
+                self._say(f"  {told - began:5.0f} s: {self._pushed()} tasks, {dict(self.faults)}")
+        troubles = self._drain()
+        verdict = self._judge()
+        verdict.unfinished += len(troubles)
+        verdict.details += troubles
+        return Result(
+            name=self.profile.name,
+            seed=self.seed,
+            seconds=round(time.monotonic() - began, 1),
+            faults=dict(sorted(self.faults.items())),
+            verdict=verdict,
+            durable=self.profile.durable,
+            restarts=self._restarts,
+        )
+
+    def _strike(self, kind: str) -> bool:
+        """Try a fault; whether it has struck."""
+        strike: Callable[[], bool] = getattr(self, f"_strike_{kind}")
+        struck = strike()
+        self.faults[kind] += struck
+        return struck
+
+    def _judge(self) -> Verdict:
+        return check(
+            self.queue,
+            self.folder,
+            durable=self.profile.durable,
+            steady_clock=self.clock is None,
+            direct=not self.profile.proxied,
+            calm=self.profile.calm and self.profile.lease >= LONG_LEASE_S,
+        )
+
+    def _is_enough(self, seconds: float) -> bool:
+        if "drop_replies" in self.profile.faults:
+            self.faults["dropped_reply"] = sum(proxy.dropped for proxy in self.proxies)
+        if seconds > self.profile.most_seconds:
+            return True
+        return (
+            seconds >= self.profile.seconds
+            and all(self.faults[kind] >= goal for kind, goal in self.profile.goals.items())
+            and self._pushed() >= self.profile.tasks
+        )
+
+    def _pushed(self) -> int:
+        with suppress(FairQueueError):
+            return self.queue.inspect().counters.get("pushed", 0)
+        return 0
+
+    def _pass_time(self, seconds: float) -> None:
+        """Let it be for a while, and put right meanwhile what was broken for so long."""
+        end = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            for moment, restore in [entry for entry in self._restore if entry[0] <= now]:
+                self._restore.remove((moment, restore))
+                restore()
+            if now >= end:
+                return
+            later = min([end, *(moment for moment, _ in self._restore)])
+            time.sleep(max(0.001, later - now))
+
+    def _later(self, seconds: float, restore: Callable[[], None]) -> None:
+        self._restore.append((time.monotonic() + seconds, restore))
+
+    def _for_a_while(self) -> float:
+        return self.dice.uniform(SHORTEST_S, LONGEST_S)
+
+    def _drain(self) -> list[str]:
+        """Make everything healthy, let the work run out, end all; what went wrong with that."""
+        for _, restore in self._restore:
+            restore()
+        self._restore.clear()
+        for proxy in self.proxies:
+            proxy.clear()
+        troubles = self._end("producer") + self._end("editor")
+        # A moment of calm, so that the schedules have caught up: then no fire is on its way.
+        self._pass_time(2 * self.profile.lock_timeout + 1)
+        troubles += self._end("scheduler")
+        if self.clock is not None:
+            self.clock.jump_to(self.clock.offset_ms + 4 * HOUR_MS)
+        deadline = time.monotonic() + DRAIN_S
+        while True:
+            snapshot = self.queue.inspect()
+            left = snapshot.ready + snapshot.delayed + snapshot.running
+            if not left:
+                break
+            if time.monotonic() > deadline:
+                troubles.append(f"{left} tasks are left after {DRAIN_S:.0f} s")
+                break
+            self._replace_the_dead()
+            time.sleep(0.05)
+        return troubles + self._end("worker")
+
+    def _replace_the_dead(self) -> None:
+        """What a supervisor does; an actor that ended by itself is a finding."""
+        for player in self.players:
+            if player.role == "worker" and self.nursery.ended(player.pid):
+                self._restarts += 1
+                self._begin(player)
+
+    # --- faults: each says whether it has struck --------------------------------------------------
+
+    def _running(self, *roles: str) -> list[Player]:
+        return [
+            player
+            for player in self.players
+            if player.resumes_at is None and (not roles or player.role in roles)
+        ]
+
+    def _strike_kill(self) -> bool:
+        """SIGKILL of anybody; a supervisor starts another in its place at once."""
+        player = self.dice.choice(self.players)
+        self._kill(player)
+        return True
+
+    def _kill(self, player: Player) -> None:
+        self.nursery.signal(player.pid, signal.SIGKILL)
+        status = self.nursery.wait(player.pid)
+        if status != -signal.SIGKILL:
+            self._say(f"  {player.name} had ended with status {status}")
+            self._restarts += 1
+        self._begin(player)
+
+    def _strike_stop(self) -> bool:
+        """SIGSTOP of anybody, for longer than leases and terms at times."""
+        candidates = self._running()
+        if not candidates:
+            return False
+        player = self.dice.choice(candidates)
+        self._stop(player, self.dice.choice(PAUSES) * self.profile.lock_timeout)
+        return True
+
+    def _stop(self, player: Player, seconds: float) -> None:
+        pid = player.pid
+        if self.nursery.signal(pid, signal.SIGSTOP):
+            player.resumes_at = time.monotonic() + seconds
+            self._later(seconds, lambda: self._resume(player, pid))
+
+    def _resume(self, player: Player, pid: int) -> None:
+        if player.pid == pid:
+            self.nursery.signal(pid, signal.SIGCONT)
+            player.resumes_at = None
+
+    def _leader(self) -> Player | None:
+        with suppress(FairQueueError):
+            name = self.queue.inspect().leader
+            return next((player for player in self._running() if player.name == name), None)
+        return None
+
+    def _strike_pause_leader(self) -> bool:
+        """SIGSTOP of the leader, wherever it is."""
+        leader = self._leader()
+        if leader is None:
+            return False
+        self._stop(leader, self.dice.choice(PAUSES) * self.profile.lock_timeout)
+        return True
+
+    def _strike_pause_before_fire(self) -> bool:
+        """The leader stops itself between reading what is due and firing it."""
+        leader = self._leader()
+        if leader is None or not self.nursery.signal(leader.pid, signal.SIGUSR1):
+            return False
+        if not self._has_stopped(leader):
+            return False
+        self._stop(leader, self.dice.choice(PAUSES) * self.profile.lock_timeout)
+        return True
+
+    def _has_stopped(self, player: Player) -> bool:
+        """Whether an actor stops itself, as it was told to."""
+        deadline = time.monotonic() + 3
+        while not _is_stopped(player.pid):
+            if time.monotonic() > deadline or self.nursery.ended(player.pid):
+                return False
+            self._pass_time(0.005)
+        return True
+
+    def _strike_pause_before_resign(self) -> bool:
+        """The leader is told to end, and stops before it resigns until another leads."""
+        leader = self._leader()
+        if leader is None or not self.nursery.signal(leader.pid, signal.SIGUSR2):
+            return False
+        self.nursery.signal(leader.pid, signal.SIGTERM)
+        if self._has_stopped(leader):
+            self._end_later(leader, self.dice.choice(PAUSES[1:]) * self.profile.lock_timeout)
+        else:
+            self._kill(leader)
+        return True
+
+    def _strike_stop_worker(self) -> bool:
+        """SIGSTOP of a worker for longer than its leases."""
+        workers = self._running("worker")
+        if not workers:
+            return False
+        self._stop(self.dice.choice(workers), self.dice.uniform(1.1, 2.0) * self.profile.lease)
+        return True
+
+    def _strike_end_worker(self) -> bool:
+        """The same, and when it goes on it is told to end: it gives back what is not its own."""
+        workers = self._running("worker")
+        if not workers:
+            return False
+        self._end_later(self.dice.choice(workers), self.dice.uniform(1.1, 2.0) * self.profile.lease)
+        return True
+
+    def _end_later(self, player: Player, seconds: float) -> None:
+        pid = player.pid
+
+        def end() -> None:
+            if player.pid != pid:
+                return
+            self.nursery.signal(pid, signal.SIGCONT)
+            self.nursery.signal(pid, signal.SIGTERM)
+            self.nursery.wait(pid)
+            self._begin(player)
+
+        if self.nursery.signal(pid, signal.SIGSTOP):
+            player.resumes_at = time.monotonic() + seconds
+            self._later(seconds, end)
+
+    def _strike_network(self) -> bool:
+        """One of the ways to the server is bad for a while."""
+        proxy, kind = self.dice.choice(self.proxies), self.dice.choice(NETWORK)
+        if kind == "delay":
+            proxy.delay(self.dice.uniform(0.005, 0.1), jitter=0.05)
+        else:
+            getattr(proxy, kind)()
+        self.faults[kind] += 1
+        self._later(self._for_a_while(), proxy.clear)
+        return True
+
+    def _strike_drop_replies(self) -> bool:
+        """Commands are applied and their replies never come."""
+        proxy = self.dice.choice(self.proxies)
+        proxy.drop_replies(self.dice.randint(1, 20), every=self.dice.randint(1, 3))
+        return True
+
+    def _strike_kill_server(self) -> bool:
+        """SIGKILL of Redis, and a restart from what is on the disk."""
+        self.server.kill()
+        self._pass_time(self.dice.choice((0.0, 0.0, 0.2, 1.0)))
+        self.server.restart()
+        return True
+
+    def _strike_failover(self) -> bool:
+        """The primary dies, freezes or is told to step down; a replica takes its place."""
+        kind = self.dice.choice(("kill_primary", "pause_primary", "planned_failover"))
+        if kind == "kill_primary":
+            self.fleet.primary.kill()
+        elif kind == "pause_primary":
+            self.fleet.primary.pause()
+        else:
+            self.fleet.failover()
+        self.faults[kind] += 1
+        self.fleet.wait_for_failover(60.0)
+        self._pass_time(self._for_a_while())
+        self.fleet.mend(60.0)
+        return True
+
+    def _strike_client_pause(self) -> bool:
+        """Redis is there, and answers nobody for a while."""
+        self.client.execute_command("CLIENT", "PAUSE", int(self._for_a_while() * 1000), "ALL")
+        return True
+
+    def _strike_script_flush(self) -> bool:
+        """Redis forgets the scripts."""
+        self.client.script_flush()
+        return True
+
+    def _strike_full_memory(self) -> bool:
+        """Redis has no memory left: nothing new is taken, and what is there is drained."""
+        used = int(self.client.info("memory")["used_memory"])
+        self.client.config_set("maxmemory", max(1, used - 1))
+        self._later(self._for_a_while(), lambda: _set_memory(self.client))
+        return True
+
+    def _strike_clock_jump(self) -> bool:
+        """The clock jumps by up to an hour, either way."""
+        assert self.clock is not None
+        self.clock.jump_to(self.dice.randint(-HOUR_MS, HOUR_MS))
+        return True
+
+
+def _parent(profile: Profile) -> str | None:
+    """Where the data is: in memory, where an fsync costs nothing, unless a disk is asked for.
+
+    A SIGKILL takes nothing out of the page cache, so the order of write, fsync and reply is tested
+    either way; a power cut is not tested by either.
+    """
+    return None if profile.on_disk or not Path(MEMORY).is_dir() else MEMORY
+
+
+def _set_memory(client: redis.Redis) -> None:
+    with suppress(redis.RedisError):
+        client.config_set("maxmemory", 0)
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+def run_storm(profile: Profile, seed: int, *, say: Callable[[str], None] = print) -> Result:
+    """One storm in a world of its own."""
+    lanes = profile.lanes
+    part = replace(
+        profile,
+        lanes=1,
+        tasks=-(-profile.tasks // lanes),
+        goals={kind: -(-goal // lanes) for kind, goal in profile.goals.items()},
+    )
+
+    def run_lane(number: int) -> Result:
+        with Storm(part, seed + number, say=say) as storm:
+            return storm.run()
+
+    with ThreadPoolExecutor(lanes) as pool:
+        return _sum(list(pool.map(run_lane, range(lanes))))
+
+
+def _sum(results: list[Result]) -> Result:
+    """Lanes as one storm."""
+    faults: Counter[str] = Counter()
+    verdict = Verdict()
+    for result in results:
+        faults.update(result.faults)
+        verdict += result.verdict
+    return replace(
+        results[0],
+        seconds=max(result.seconds for result in results),
+        faults=dict(sorted(faults.items())),
+        verdict=verdict,
+        restarts=sum(result.restarts for result in results),
+    )

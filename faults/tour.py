@@ -1,0 +1,950 @@
+"""Small programs that together make every call to Redis that the library can make.
+
+Each tour uses the public objects as a user would, notes what it is about to do and what it was
+told, and may be killed at any of its calls. What it noted is all that is known of it then.
+"""
+
+import json
+import logging
+import os
+import random
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+import redis
+from prometheus_client import CollectorRegistry
+
+from fairqueue.access import AccessStore, Actor
+from fairqueue.audit import AuditLog
+from fairqueue.clock import ManualClock
+from fairqueue.doctor import Doctor
+from fairqueue.errors import FairQueueError, QueueFull, RedisRefused
+from fairqueue.handlers import Discard, Retry
+from fairqueue.history import History
+from fairqueue.inspection import Inspector
+from fairqueue.keys import Keys
+from fairqueue.models import Claim, QueueSettings, Task, UserSettings
+from fairqueue.queue import TaskQueue
+from fairqueue.replies import ReplyStore
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.worker import Worker
+from fairqueue.workers import WorkerStore
+
+LEASE_S = 30.0
+TERM_S = 10.0
+START_S = 1_700_000_000.0  # when every tour begins, by its own clock
+SHORT_WAIT_S = 0.02  # for a token that does not come
+TENANT = "north"
+# A user of Redis that may not ask for its rights, while tours are played.
+LIMITED_USER, LIMITED_PASSWORD = "fairqueue-faults-limited", secrets.token_urlsafe(16)
+
+T = TypeVar("T")
+Value = dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tour:
+    """A program to be killed.
+
+    spoils: keys that it spoils on purpose, as a stranger would, and which an operator has to delete
+    after its death. mends: it repairs records that do not agree, so that they need not agree before
+    somebody has done so. asks_sentinels: its server is one that sentinels name. forgets_scripts:
+    after it the server has to be given the scripts again.
+    """
+
+    name: str
+    play: Callable[["Stage"], None]
+    spoils: tuple[str, ...] = ()
+    mends: bool = False
+    asks_sentinels: bool = False
+    forgets_scripts: bool = False
+
+
+class Stage:
+    """What a tour has at hand, and where it notes what it does.
+
+    `raw` is a client that is not watched: the hand of a stranger who spoils something.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        journal: int,
+        client: Callable[..., redis.Redis],
+        raw: redis.Redis,
+    ) -> None:
+        self.rng = random.Random(f"{name} {seed}")
+        self.client = client
+        self.raw = raw
+        self.clock = ManualClock(START_S)
+        self._journal = journal
+        self._count = 0
+        self._values: dict[str, Value] = {}
+        self.user_of: dict[str, str] = {}  # of the tasks that were pushed together
+        self.queue: TaskQueue
+        self.scheduler: TaskScheduler
+
+    def open(self, queue: str) -> None:
+        """Make the objects that all tours use, on connections that are watched."""
+        self.queue = TaskQueue(self.client(), queue, clock=self.clock)
+
+    def lead(self, scheduler_id: str = "first") -> TaskScheduler:
+        """A scheduler, made once: what it says of itself goes to nobody."""
+        if not hasattr(self, "scheduler"):
+            self.scheduler = self.new_scheduler(scheduler_id)
+        return self.scheduler
+
+    def new_scheduler(self, scheduler_id: str) -> TaskScheduler:
+        return TaskScheduler(
+            self.queue, scheduler_id, lock_timeout=TERM_S, registry=CollectorRegistry()
+        )
+
+    @property
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    # --- what is noted ----------------------------------------------------------------------------
+
+    def note(self, *fields: Any) -> None:
+        """A line of the journal. It is with the kernel when this returns."""
+        os.write(self._journal, json.dumps(fields, default=str).encode() + b"\n")
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.note("clock", self.clock.now_ms())
+
+    def op(
+        self,
+        action: Callable[[], T],
+        told: Callable[[T], dict[str, Any]] = lambda _: {},
+        **effects: Any,
+    ) -> T:
+        """Do something of which the journal knows before and after; what `told` adds, after.
+
+        The effects are what `aftermath.Journal` reads.
+        """
+        self._count += 1
+        number = self._count
+        self.note("try", number, effects)
+        try:
+            answer = action()
+        except FairQueueError:
+            self.note("refused", number)
+            raise
+        self.note("ok", number, told(answer))
+        for name, (_, after) in effects.get("sets", {}).items():
+            self._values[name] = after
+        return answer
+
+    def change(self, register: str, change: Value, action: Callable[[], T]) -> T:
+        """Do something that sets values which can be read back: all of them or none."""
+        return self.op(action, sets={register: self._step(register, change)})
+
+    def change_all(self, changes: dict[str, Value], action: Callable[[], T]) -> T:
+        """The same of several registers, each all or nothing by itself."""
+        return self.op(action, sets={name: self._step(name, new) for name, new in changes.items()})
+
+    def value(self, register: str) -> Value:
+        """What a register was last set to."""
+        return self._values.get(register, _default(register))
+
+    def new_id(self, prefix: str) -> str:
+        """An id that this tour has not used."""
+        self._count += 1
+        return f"{prefix}-{self._count}"
+
+    def _step(self, register: str, change: Value) -> tuple[Value, Value]:
+        before = self.value(register)
+        return before, None if change is None else {**(before or {}), **change}
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def specs(self, count: int, prefix: str = "t", **fields: Any) -> list[dict[str, Any]]:
+        """Fields of new tasks, of some users, with all that a task may differ in."""
+        rng = self.rng
+        found = []
+        for _ in range(count):
+            user = f"u{rng.randrange(3)}"
+            spec: dict[str, Any] = {
+                "user_id": user,
+                "task_id": self.new_id(prefix),
+                "payload": {"n": rng.randrange(100)},
+                "priority": rng.randint(1, 5),
+            }
+            if user == "u0":
+                spec["tenant"] = TENANT
+            if rng.random() < 0.2:
+                spec["delay"] = rng.randint(1, 60)
+            found.append(spec | fields)
+        return found
+
+    def push(self, specs: Sequence[dict[str, Any]]) -> list[str]:
+        """Push tasks together, all or none."""
+        self.user_of.update((spec["task_id"], spec["user_id"]) for spec in specs)
+        tasks = [Task.create(**spec) for spec in specs]
+        return self.op(
+            lambda: [self.queue.push(tasks[0])] if len(tasks) == 1 else self.queue.push_many(tasks),
+            tasks=specs,
+        )
+
+    def push_some(self, least: int = 3, most: int = 8, **fields: Any) -> list[str]:
+        return self.push(self.specs(self.rng.randint(least, most), **fields))
+
+    def claim(self, limit: int = 1, worker: str = "w") -> list[Claim]:
+        return self.op(lambda: self.queue.claim(worker, limit, LEASE_S))
+
+    def finish(self, claims: Sequence[Claim]) -> None:
+        """Record tasks as done. What was told to be finished is finished for good."""
+        results = [(claim, {"by": "tour", "n": self.rng.random()}) for claim in claims]
+        self.op(
+            lambda: self.queue.finish_many(results),
+            told=lambda words: {"ended": _ended(results, words)},
+        )
+
+    def bury(self, claim: Claim) -> None:
+        ended = {claim.task.task_id: {"state": "buried"}}
+        self.op(lambda: self.queue.bury(claim, "no use"), told=lambda _: {"ended": ended})
+
+    def shuffled(self, *steps: Callable[[], object]) -> None:
+        """Do all of these, in the order of the seed."""
+        order = list(steps)
+        self.rng.shuffle(order)
+        for step in order:
+            step()
+
+
+def _ended(results: Sequence[tuple[Claim, Any]], words: Sequence[str]) -> dict[str, Any]:
+    return {
+        claim.task.task_id: {"state": word} | ({"result": result} if word == "finished" else {})
+        for (claim, result), word in zip(results, words, strict=True)
+        if word != "lost_lease"
+    }
+
+
+def _default(register: str) -> Value:
+    """What a register is before anybody has set it."""
+    kind = register.partition("/")[0]
+    if kind == "user":
+        return asdict(UserSettings())
+    if kind == "settings":
+        return asdict(QueueSettings())
+    return _DEFAULTS.get(kind)
+
+
+_DEFAULTS: dict[str, Value] = {
+    "key": {"count": 0},
+    "login": {"used": False},
+    "session": {"holds": True},
+    "reply": {"state": "new"},
+}
+
+
+# --- producers and workers ------------------------------------------------------------------------
+
+
+def produce(stage: Stage) -> None:
+    """Push in every way, cancel, move, and look at what waits."""
+    queue, rng = stage.queue, stage.rng
+    worker = Worker(queue, registry=CollectorRegistry())
+    mail = worker.task("mail")(lambda payload: None)
+    ids = stage.push_some()
+
+    def dispatch() -> None:
+        (spec,) = stage.specs(1, name="mail", payload={"to": "x"})
+        delay = spec.pop("delay", None)
+        way = mail.options(
+            priority=spec["priority"], task_id=spec["task_id"], tenant=spec.get("tenant")
+        )
+        way = way if delay is None else way.delay(delay)
+        stage.op(
+            lambda: way.push(spec["user_id"], to="x"),
+            tasks=[spec | ({} if delay is None else {"delay": delay})],
+        )
+
+    def cancel() -> None:
+        task_id = rng.choice(ids)
+        stage.op(
+            lambda: queue.cancel(task_id),
+            told=lambda done: {"ended": {task_id: {"state": "cancelled"}}} if done else {},
+        )
+
+    def move() -> None:
+        task_id = rng.choice(ids)
+        stage.op(lambda: queue.reschedule(task_id, delay=rng.choice([None, 5, 50])))
+
+    def look() -> None:
+        queue.size()
+        queue.size(user_id="u1")
+        queue.get(ids[0])
+        queue.explain(ids[-1])
+
+    stage.shuffled(
+        dispatch,
+        cancel,
+        move,
+        look,
+        lambda: stage.push_some(1, 1),
+        lambda: stage.push_some(2, 5),
+    )
+
+
+def work(stage: Stage) -> None:
+    """Claim tasks and end them in every way; leases run out."""
+    queue, rng = stage.queue, stage.rng
+    stage.push(stage.specs(rng.randint(8, 12), delay=None))
+    held = stage.claim(limit=rng.randint(7, 8))
+
+    def take() -> Claim:
+        if not held:
+            held.extend(stage.claim(limit=1))
+        return held.pop(rng.randrange(len(held)))
+
+    def retry() -> None:
+        claim, delay = take(), rng.choice([0.0, 7.0])
+        stage.op(lambda: queue.retry(claim, "broken", delay))
+
+    def release() -> None:
+        claim = take()
+        stage.op(lambda: queue.release(claim))
+
+    def cancel() -> None:
+        claim = take()
+        task_id = claim.task.task_id
+        ended = {task_id: {"state": "cancelled"}}
+        stage.op(lambda: queue.cancel(task_id), told=lambda _: {"ended": ended})
+        if rng.random() < 0.5:
+            stage.finish([claim])
+
+    def finish_and_claim() -> None:
+        results = [(take(), {"by": "tour", "n": rng.random()})]
+        _, claims, _ = stage.op(
+            lambda: queue.finish_and_claim(results, "w", 1, LEASE_S),
+            told=lambda answer: {"ended": _ended(results, answer[0])},
+        )
+        held.extend(claims)
+
+    def extend() -> None:
+        if held:
+            stage.op(lambda: queue.extend(held, LEASE_S))
+
+    extend()
+    stage.shuffled(
+        retry,
+        release,
+        cancel,
+        extend,
+        finish_and_claim,
+        lambda: stage.bury(take()),
+        lambda: stage.finish([take()]),
+    )
+    stage.advance(LEASE_S + 1)  # what is still held is taken back by the next claim
+    stage.finish(stage.claim(limit=2, worker="w2"))
+
+
+def run_handlers(stage: Stage) -> None:
+    """A worker with handlers that succeed, fail and give up; it is drained and stops."""
+    queue, rng = stage.queue, stage.rng
+    worker = Worker(
+        queue, concurrency=3, lease=LEASE_S, worker_id="hand", registry=CollectorRegistry()
+    )
+    logger = logging.getLogger("faults.tour")
+
+    @worker.task("good", slots=2)
+    def good(payload: dict[str, Any], context: Any) -> dict[str, Any]:
+        context.log("done")
+        return {"by": "handler"}
+
+    @worker.task("bad", retries=1, backoff=[5.0], jitter="none", timeout=60)
+    def bad(payload: dict[str, Any]) -> None:
+        logger.debug("about to fail")
+        raise Retry("again") if payload["n"] % 2 else ValueError("bad")
+
+    @worker.task("ugly")
+    def ugly(payload: dict[str, Any]) -> None:
+        raise Discard("never")
+
+    names = ["good", "bad", "ugly", *rng.choices(["good", "bad", "ugly", "unknown"], k=3)]
+    for name in names:
+        stage.push(stage.specs(1, name=name))
+    stage.op(worker.run_until_empty)
+    stage.advance(61)
+    stage.op(worker.run_once)
+    stage.push(stage.specs(2, name="good"))
+    stage.op(lambda: WorkerStore(queue.link).drain("hand", "an operator"))
+    WorkerStore(queue.link).alive()
+    stage.op(worker.run_once)
+    stage.op(lambda: worker.stop(timeout=5.0))
+
+
+def wait(stage: Stage) -> None:
+    """Wait for tokens: one that is there, and one that does not come."""
+    stage.push_some(1, 3, delay=None)
+    stage.finish(stage.claim(limit=5))
+    stage.op(lambda: stage.queue.claim("w", wait=SHORT_WAIT_S))
+    _add(stage, 1)
+    listener = stage.queue.link.listener("scheduler_wake")
+    listener.wait(SHORT_WAIT_S)
+    listener.wait(SHORT_WAIT_S)
+    listener.close()
+
+
+def overrun(stage: Stage) -> None:
+    """Runs that go on after their time-out are found by a leader; limits hold tasks back."""
+    queue = stage.queue
+    stage.change("limits/slow", {"slots": 2, "timeout": 5.0}, lambda: _slow(queue))
+    stage.push(stage.specs(4, name="slow", delay=None))
+    held = stage.claim(limit=4)
+    for _ in range(2):  # the lease goes on, and the time-out is over by a lease
+        stage.advance(20)
+        stage.op(lambda: queue.extend(held, LEASE_S))
+    stage.op(lambda: WorkerStore(queue.link).find_stale())
+    stage.op(stage.lead().tick)
+    stage.finish(held[:1])
+
+
+def _slow(queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=2, timeout=5.0)
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def _spec(stage: Stage, schedule_id: str) -> dict[str, Any]:
+    """A schedule that has a moment every few seconds."""
+    rng = stage.rng
+    spec: dict[str, Any] = {
+        "schedule_id": schedule_id,
+        "user_id": f"u{rng.randrange(3)}",
+        "name": rng.choice(["report", "mail"]),
+        "payload": {"n": rng.randrange(9)},
+        "priority": rng.randint(1, 5),
+        "every": float(rng.choice([7, 20, 45])),
+        "misfire": rng.choice(["fire_once", "skip", "fire_all"]),
+        "overlap": rng.choice(["allow", "skip", "buffer_one"]),
+    }
+    if rng.random() < 0.3:
+        del spec["every"]
+        spec["cron_expr"] = "* * * * *"
+    if spec["user_id"] == "u0":
+        spec["tenant"] = TENANT
+    return spec
+
+
+READ_BACK = ("user_id", "name", "payload", "priority")
+
+
+def _stored(spec: dict[str, Any]) -> dict[str, Any]:
+    """What of a schedule is read back."""
+    return {name: spec[name] for name in READ_BACK} | {"is_active": True}
+
+
+def _add(stage: Stage, count: int, prefix: str = "s", **fields: Any) -> list[str]:
+    """Add schedules in one call, all or none."""
+    specs = [_spec(stage, stage.new_id(prefix)) | fields for _ in range(count)]
+    stage.op(
+        lambda: stage.lead().add_schedules(specs),
+        sets={f"schedule/{spec['schedule_id']}": (None, _stored(spec)) for spec in specs},
+        together=[f"schedule/{spec['schedule_id']}" for spec in specs],
+    )
+    return [str(spec["schedule_id"]) for spec in specs]
+
+
+def write_schedules(stage: Stage) -> None:
+    """Add, change, pause, resume, copy and remove schedules, one by one."""
+    scheduler, rng = stage.lead(), stage.rng
+    ids = _add(stage, rng.randint(3, 5))
+
+    def update() -> None:
+        each = rng.choice(ids)
+        fields: dict[str, Any] = {"payload": {"n": 77}, "priority": 2}
+        stage.change(f"schedule/{each}", fields, lambda: scheduler.update_schedule(each, **fields))
+
+    def pause() -> None:
+        each = rng.choice(ids)
+        until = rng.choice([None, stage.clock.now_ms() / 1000 + 30])
+        stage.change(
+            f"schedule/{each}",
+            {"is_active": False},
+            lambda: scheduler.pause_schedule(each, until=until, by="ann"),
+        )
+        stage.advance(3)
+        if rng.random() < 0.7:
+            stage.change(
+                f"schedule/{each}", {"is_active": True}, lambda: scheduler.resume_schedule(each)
+            )
+
+    def copy() -> None:
+        each = rng.choice(ids)
+        value = (stage.value(f"schedule/{each}") or {}) | {"is_active": True}
+        stage.change(
+            f"schedule/{each}-copy", value, lambda: scheduler.copy_schedule(each, f"{each}-copy")
+        )
+
+    def trigger() -> None:
+        each = rng.choice(ids)
+        stage.op(
+            lambda: scheduler.trigger(each, triggered_by="ann"),
+            told=lambda task_id: {"stored": [task_id]},
+            triggers=[each],
+        )
+
+    def remove() -> None:
+        (each,) = _add(stage, 1, prefix="gone")
+        stage.change(f"schedule/{each}", None, lambda: scheduler.remove_schedule(each))
+
+    def look() -> None:
+        scheduler.get_schedule(ids[0])
+        scheduler.list_schedules(limit=10)
+        scheduler.list_schedules(name_prefix="re", limit=10)
+        scheduler.list_schedules(contains="s", tenant=TENANT, limit=10)
+        scheduler.changes(ids[0])
+        scheduler.problems()
+
+    stage.shuffled(update, pause, copy, trigger, remove, look)
+
+
+def write_many_schedules(stage: Stage) -> None:
+    """Change many schedules: in bulk, from documents, for other zone data, and in the past."""
+    scheduler, rng = stage.lead(), stage.rng
+    ids = _add(stage, rng.randint(3, 5))
+    registers = [f"schedule/{each}" for each in ids]
+
+    def bulk() -> None:
+        stage.change_all(
+            {name: {"is_active": False} for name in registers},
+            lambda: scheduler.bulk("pause", ids=ids, dry_run=False, by="ann"),
+        )
+        stage.advance(rng.choice([1, 9]))
+        stage.change_all(
+            {name: {"is_active": True} for name in registers},
+            lambda: scheduler.bulk("resume", ids=ids, dry_run=False),
+        )
+        stage.op(
+            lambda: scheduler.bulk("trigger", ids=ids[:2], dry_run=False, by="ann"),
+            triggers=ids[:2],
+        )
+
+    def exchange() -> None:
+        documents = scheduler.export_schedules()
+        chosen = rng.choice(documents)
+        chosen["payload"] = {"n": 55}
+        spec = _spec(stage, stage.new_id("imported"))
+        documents.append(spec)
+        stage.change_all(
+            {
+                f"schedule/{chosen['schedule_id']}": {"payload": {"n": 55}},
+                f"schedule/{spec['schedule_id']}": _stored(spec),
+            },
+            lambda: scheduler.import_schedules(documents, dry_run=False, by="ann"),
+        )
+
+    def backfill() -> None:
+        each, now = rng.choice(ids), stage.clock.now_ms() / 1000
+        fill = lambda: scheduler.backfill(each, now - 100, now - 10, dry_run=False)  # noqa: E731
+        stage.op(fill, fills=[each])
+        scheduler.moments(each, now - 100, now + 100)
+        scheduler.moments(each, now - 100, now + 100, limit=2)
+
+    def replan() -> None:
+        stage.op(scheduler.replan)
+
+    def prune() -> None:
+        (spare,) = _add(stage, 1, prefix="pruned")
+        kept = [each for each in scheduler.export_schedules() if each["schedule_id"] != spare]
+        stage.change(
+            f"schedule/{spare}",
+            None,
+            lambda: scheduler.import_schedules(kept, prune=True, dry_run=False),
+        )
+
+    stage.shuffled(bulk, exchange, backfill, replan, prune)
+
+
+def fire(stage: Stage) -> None:
+    """Lead, fire what is due, let what was paused go on, set aside what is broken, resign."""
+    scheduler, rng = stage.lead(), stage.rng
+    ids = _add(stage, rng.randint(2, 5))
+    (paused,) = _add(stage, 1, prefix="paused")
+    until = stage.clock.now_ms() / 1000 + 8
+    stage.change(
+        f"schedule/{paused}",
+        {"is_active": False},
+        lambda: scheduler.pause_schedule(paused, until=until),
+    )
+    (broken,) = _add(stage, 1, prefix="broken", every=7.0, cron_expr=None)
+    stage.op(lambda: _spoil_schedule(stage, broken), spoiled=[broken])
+    ticks: list[int] = [9, *rng.choices([1, 20, 61], k=2)]
+    for seconds in ticks:
+        stage.advance(seconds)
+        stage.op(scheduler.tick, resumes=[paused])
+        stage.finish(stage.claim(limit=rng.randint(1, 3)))
+    if rng.random() < 0.5:
+        stage.change(f"schedule/{ids[0]}", None, lambda: scheduler.remove_schedule(ids[0]))
+    stage.op(scheduler.stop)
+
+
+def _spoil_schedule(stage: Stage, schedule_id: str) -> None:
+    stage.raw.hset(stage.queue.keys["schedules"].decode(), schedule_id, "{ no JSON")
+
+
+def take_over(stage: Stage) -> None:
+    """One leads, another follows and takes over; the one before finds out."""
+    rng = stage.rng
+    first, second = stage.lead("first"), stage.new_scheduler("second")
+    _add(stage, rng.randint(2, 4))
+    stage.advance(8)
+    stage.op(first.tick)
+    stage.op(second.tick)
+    stage.advance(TERM_S + rng.choice([1, 30]))
+    stage.op(second.tick)
+    stage.advance(8)
+    stage.op(first.tick)
+    stage.op(second.tick)
+    stage.op(second.stop)
+    stage.op(first.tick)
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def settings(stage: Stage) -> None:
+    """Change settings of the queue, of users and of names, and read them back."""
+    queue, rng = stage.queue, stage.rng
+    stage.push_some()
+
+    def configure() -> None:
+        values: dict[str, Any] = {
+            "max_attempts": rng.randint(2, 9),
+            "cost": "time",
+            "critical_share": 0.25,
+        }
+        stage.change("settings/", values, lambda: queue.configure(**values))
+
+    def user() -> None:
+        values: dict[str, Any] = {"weight": 2.5, "max_running": rng.randint(1, 3), "rate": 9.0}
+        values["paused"] = True
+        stage.change("user/u1", values, lambda: queue.set_user("u1", **values))
+        stage.claim(limit=5)
+        stage.change("user/u1", {"paused": False}, lambda: queue.set_user("u1", paused=False))
+
+    def limits() -> None:
+        values: dict[str, Any] = {"slots": rng.randint(1, 4), "rate": 5.0, "timeout": 9.0}
+        stage.change("limits/default", values, lambda: queue.set_limits("default", **values))
+        stage.claim(limit=5)
+
+    def full() -> None:
+        stage.change("user/u2", {"max_waiting": 1}, lambda: queue.set_user("u2", max_waiting=1))
+        with suppress(QueueFull):
+            stage.push(stage.specs(3, user_id="u2", delay=None))
+
+    def look() -> None:
+        queue.get_user("u0")
+        queue.tenant_of("u0")
+        queue.get_limits()
+        queue.settings()
+        queue.inspect()
+
+    stage.shuffled(configure, user, limits, full, look)
+
+
+def _with_history(stage: Stage) -> tuple[list[str], list[str]]:
+    """Tasks that ended well, and dead letters."""
+    stage.push(stage.specs(stage.rng.randint(7, 9), delay=None))
+    claims = stage.claim(limit=5)
+    dead = claims[:3]
+    for claim in dead:
+        stage.bury(claim)
+    stage.finish(claims[3:])
+    return [claim.task.task_id for claim in claims[3:]], [claim.task.task_id for claim in dead]
+
+
+def operate(stage: Stage) -> None:
+    """Run dead letters again, drop them, cancel the backlog of a user."""
+    history, rng = History(stage.queue), stage.rng
+    done, dead = _with_history(stage)
+    inspector = Inspector(stage.queue, Actor(name="ann"))
+
+    def revive() -> None:
+        stage.op(
+            lambda: history.retry(dead[0], triggered_by="ann"),
+            told=lambda task_id: {"stored": [task_id]},
+            revives=[dead[0]],
+        )
+
+    def discard() -> None:
+        stage.op(
+            lambda: history.discard(dead[1]), told=lambda _: {"dropped": [dead[1]]}, drops=[dead[1]]
+        )
+
+    def purge() -> None:
+        waiting = stage.user_of.keys() - {*done, *dead}
+        user = stage.user_of[rng.choice(sorted(waiting))]
+        stage.op(lambda: inspector.users.purge(user, dry_run=False))
+
+    stage.shuffled(revive, discard, purge)
+
+
+def prune(stage: Stage) -> None:
+    """Drop old runs, and keep those that are not as old."""
+    done, dead = _with_history(stage)
+    stage.advance(5)
+    _with_history(stage)
+    old = [*done, *dead]
+    stage.op(
+        lambda: Inspector(stage.queue).system.prune(4, dry_run=False),
+        told=lambda _: {"dropped": old},
+        drops=old,
+    )
+
+
+def inspect(stage: Stage) -> None:
+    """Look at everything that an operator may look at, and change what one may change there."""
+    inspector = Inspector(stage.queue, Actor(name="ann"))
+    done, dead = _with_history(stage)
+    ids = _add(stage, 2, user_id="u0", tenant=TENANT)
+    stage.advance(61)
+    stage.op(stage.lead().tick)
+    stage.finish(stage.claim(limit=20))
+    theirs = inspector.acting_as(Actor(name="bob", role="operator", tenant=TENANT))
+    stage.shuffled(
+        *_runs_seen(inspector, done, dead),
+        *_users_seen(inspector),
+        *_system_seen(inspector),
+        *_schedules_seen(inspector, ids),
+        *_tenant_seen(theirs),
+        *_changed(stage, inspector),
+    )
+
+
+def _runs_seen(inspector: Inspector, done: list[str], dead: list[str]) -> Iterator[Any]:
+    yield lambda: inspector.runs.list()
+    yield lambda: inspector.runs.list("running")
+    yield lambda: inspector.runs.get(done[0])
+    yield lambda: inspector.runs.logs(dead[0])
+    yield lambda: inspector.runs.explain(done[0])
+    yield lambda: inspector.failed.list()
+    yield lambda: inspector.failed.groups()
+    yield lambda: inspector.tasks.list()
+    yield lambda: inspector.tasks.list(user_id="u1")
+
+
+def _users_seen(inspector: Inspector) -> Iterator[Any]:
+    yield lambda: inspector.users.list()
+    yield lambda: inspector.users.list(order="name")
+    yield lambda: inspector.users.overview()
+    yield lambda: inspector.users.shares()
+    yield lambda: inspector.users.next_wait("u1")
+    yield lambda: inspector.users.purge("u1")
+
+
+def _system_seen(inspector: Inspector) -> Iterator[Any]:
+    yield lambda: inspector.system.overview()
+    yield lambda: inspector.system.series()
+    yield lambda: inspector.system.attention()
+    yield lambda: inspector.system.settings()
+    yield lambda: inspector.system.prune(5)
+    yield lambda: inspector.workers.list()
+    yield lambda: inspector.audit.list()
+    yield lambda: inspector.keys.list()
+
+
+def _schedules_seen(inspector: Inspector, ids: list[str]) -> Iterator[Any]:
+    yield lambda: inspector.schedules.list()
+    yield lambda: inspector.schedules.get(ids[0])
+    yield lambda: inspector.schedules.upcoming()
+    yield lambda: inspector.schedules.history_chart(ids[0])
+    yield lambda: inspector.schedules.logs(ids[0])
+
+
+def _tenant_seen(theirs: Inspector) -> Iterator[Any]:
+    yield lambda: theirs.system.overview()
+    yield lambda: theirs.schedules.list()
+    yield lambda: theirs.users.list(order="name")
+    yield lambda: theirs.users.shares()
+    yield lambda: theirs.failed.groups()
+
+
+def _changed(stage: Stage, inspector: Inspector) -> Iterator[Any]:
+    spec = _spec(stage, stage.new_id("inspected"))
+    register = f"schedule/{spec['schedule_id']}"
+    yield lambda: stage.change(register, _stored(spec), lambda: inspector.schedules.add(**spec))
+    yield lambda: stage.change(
+        "user/u9", {"weight": 3.0}, lambda: inspector.users.set("u9", weight=3.0)
+    )
+    (task,) = stage.specs(1, prefix="inspected")
+    as_stored = [task | {"triggered_by": "ann"}]
+    yield lambda: stage.op(lambda: inspector.tasks.push(**task), tasks=as_stored)
+
+
+def keep_door(stage: Stage) -> None:
+    """Keys, logins and sessions, from their making to their end."""
+    access = AccessStore(stage.queue.link)
+    new = stage.change(
+        "key/north", {"count": 1}, lambda: access.create_key("north", "operator", TENANT, by="ann")
+    )
+    stage.note("secret", "key", new.secret)
+    admission = access.admit(new.secret, rate=100, burst=10)
+    assert admission.actor is not None
+    login = stage.op(lambda: access.create_login(admission.actor))  # type: ignore[arg-type]
+    stage.note("secret", "login", login)
+    session = stage.change("login/", {"used": True}, lambda: access.redeem(login))
+    assert session is not None
+    stage.note("secret", "session", session.secret)
+    access.admit(session.secret, rate=100, burst=10)
+    access.holding([new.info.key_id, session.info.key_id])
+    access.keys()
+    again = access.redeem(new.secret)
+    assert again is not None
+    if stage.rng.random() < 0.5:
+        stage.change("session/", {"holds": False}, lambda: access.end(session.secret))
+    else:
+        stage.op(lambda: access.end(again.secret))
+    stage.change_all(
+        {"key/north": {"count": 0}, "session/": {"holds": False}},
+        lambda: access.revoke(new.info.key_id),
+    )
+
+
+def keep_books(stage: Stage) -> None:
+    """Entries of the audit log, and answers to requests that may be sent again."""
+    log, replies = AuditLog(stage.queue.link), ReplyStore(stage.queue.link)
+    actor = Actor(name="ann")
+
+    def audit() -> None:
+        entry = stage.change(
+            "audit/x", {"outcome": "started"}, lambda: log.begin(actor, "test.act", "x")
+        )
+        stage.change("audit/x", {"outcome": "done"}, lambda: log.end(entry, "done"))
+        log.entries(action="test.")
+
+    def answer() -> None:
+        begun = stage.change(
+            "reply/one", {"state": "running"}, lambda: replies.begin("one", "digest")
+        )
+        stage.change(
+            "reply/one",
+            {"state": "done", "status": 201},
+            lambda: replies.done("one", 201, {"a": "b"}, "body", token=begun.token),
+        )
+        replies.begin("one", "digest")
+
+    def give_up() -> None:
+        begun = stage.change(
+            "reply/two", {"state": "running"}, lambda: replies.begin("two", "digest")
+        )
+        stage.change("reply/two", {"state": "new"}, lambda: replies.drop("two", token=begun.token))
+
+    stage.shuffled(audit, answer, give_up)
+
+
+# --- the server's own side ------------------------------------------------------------------------
+
+
+def doctor(stage: Stage) -> None:
+    """Examine a queue whose records do not agree, and put them right."""
+    _with_history(stage)
+    _add(stage, 2)
+    stage.op(lambda: _disagree(stage))
+    stage.op(lambda: Doctor(stage.queue).examine(fix=True))
+
+
+def _disagree(stage: Stage) -> None:
+    """Take away what an index says of a few records, and add what no record says."""
+    keys, rng, raw = stage.queue.keys, stage.rng, stage.raw
+    for name in rng.sample(["waiting", "ended", "dead", "due", "schedule_index", "runs"], k=3):
+        members: Any = raw.zrange(keys[name].decode(), 0, 0)
+        if members:
+            raw.zrem(keys[name].decode(), members[0])
+    raw.zadd(keys["backlog"].decode(), {"u9\0000000000\0nobody\0default": 0})
+    raw.hset(keys["running"].decode(), "u9", "7")
+
+
+def limited_doctor(stage: Stage) -> None:
+    """Examine an empty queue in another database, as a user who may not ask for its rights."""
+    client = stage.client(username=LIMITED_USER, password=LIMITED_PASSWORD, db=1)
+    queue = TaskQueue(client, stage.queue.name, clock=stage.clock)
+    queue.check()
+    Doctor(queue).examine(records=False)
+    queue.close()
+
+
+def destroy(stage: Stage) -> None:
+    """Delete a queue as a whole: another one, which nobody checks afterwards for tasks."""
+    other = TaskQueue(stage.client(), stage.queue.name + ".gone", clock=stage.clock)
+    for n in range(stage.rng.randint(1, 4)):
+        other.push(Task.create(user_id=f"u{n}"))
+    keys = stage.raw.exists(*Keys(other.name).all())
+    stage.op(other.destroy, destroys=[other.name, keys])
+
+
+def refused(stage: Stage) -> None:
+    """A key has a wrong type: the error names it."""
+    stage.push_some()
+    stage.raw.set(stage.queue.keys["audit"].decode(), "text")
+    with suppress(RedisRefused):
+        AuditLog(stage.queue.link).begin(Actor(name="ann"), "test.act", "y")
+    stage.raw.delete(stage.queue.keys["audit"].decode())
+    stage.push_some()
+
+
+def scripts_gone(stage: Stage) -> None:
+    """The server forgets the scripts in the middle of work."""
+    stage.push_some()
+    stage.raw.script_flush()
+    stage.push_some()
+    claims = stage.claim(limit=3)
+    stage.raw.script_flush()
+    results = [(claim, {"by": "tour", "n": 1}) for claim in claims]
+    _, more, _ = stage.op(
+        lambda: stage.queue.finish_and_claim(results, "w", 2, LEASE_S),
+        told=lambda answer: {"ended": _ended(results, answer[0])},
+    )
+    stage.finish(more)
+
+
+def plain_scripts(stage: Stage) -> None:
+    """Scripts sent as text, as to servers that know no first line `#!lua`."""
+    stage.queue.link._plain_scripts = True
+    stage.push_some(2, 4)
+    stage.finish(stage.claim(limit=2))
+
+
+def ask_sentinels(stage: Stage) -> None:
+    """Push and work on a server that sentinels name, on several connections."""
+    stage.push_some(2, 4)
+    stage.op(lambda: stage.queue.claim("w", 3, LEASE_S, wait=SHORT_WAIT_S))
+    stage.push_some(1, 3)
+
+
+TOURS = {
+    tour.name: tour
+    for tour in (
+        Tour(name="produce", play=produce),
+        Tour(name="work", play=work),
+        Tour(name="handlers", play=run_handlers),
+        Tour(name="wait", play=wait),
+        Tour(name="overrun", play=overrun),
+        Tour(name="schedules", play=write_schedules),
+        Tour(name="many schedules", play=write_many_schedules),
+        Tour(name="fire", play=fire),
+        Tour(name="take over", play=take_over),
+        Tour(name="settings", play=settings),
+        Tour(name="operate", play=operate),
+        Tour(name="prune", play=prune),
+        Tour(name="inspect", play=inspect),
+        Tour(name="door", play=keep_door),
+        Tour(name="books", play=keep_books),
+        Tour(name="doctor", play=doctor, mends=True),
+        Tour(name="limited doctor", play=limited_doctor),
+        Tour(name="destroy", play=destroy),
+        Tour(name="refused", play=refused, spoils=("audit",)),
+        Tour(name="scripts gone", play=scripts_gone, forgets_scripts=True),
+        Tour(name="plain scripts", play=plain_scripts),
+        Tour(name="sentinels", play=ask_sentinels, asks_sentinels=True),
+    )
+}

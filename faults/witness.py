@@ -1,0 +1,207 @@
+"""Watch what actors without the right to it are allowed to do: nothing, if the guards hold.
+
+A stale leader or a worker without its lease is refused, and most often nobody could tell from what
+is left afterwards: another guard stands behind each of them. So the actors note when they sent what
+and what they were told; two journals together show who acted without right.
+
+    led    a scheduler was told that it leads: epoch, when by the server, until when
+    acted  a leader's act was accepted: when it was sent, and when the term ended at the latest
+    held   a worker was handed tasks: when it knew, ids and attempts
+    kept   an act upon leases was accepted: when it was sent, ids and attempts
+"""
+
+import signal
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairqueue.connection import Link
+from faults.journal import Journal, read_journals
+
+# What a leader does by the token of its term, and a worker by the token of its lease.
+OF_LEADERS = ("fire", "resume", "set_aside", "resign")
+OF_WORKERS = ("finish", "retry", "bury", "release", "extend")
+REFUSALS = (b"stale", b"lost_lease")
+
+
+def now_ms() -> int:
+    """The time that a server on this machine has too."""
+    return time.time_ns() // 1_000_000
+
+
+class Witness(Link):
+    """A link that notes what its actor was allowed to do, and can stop it right before it acts."""
+
+    journal: Journal
+    stop_before: dict[str, threading.Event]
+    _sent: dict[str, int]
+    _ends_ms: int
+    _attempts: dict[tuple[str, str], int]
+
+    @classmethod
+    def watch(cls, link: Link, journal: Journal) -> "Witness":
+        """Watch a link that is there. `stop_before` names scripts: each stops the actor once."""
+        link.__class__ = cls
+        assert isinstance(link, cls)
+        link.journal = journal
+        link.stop_before = {name: threading.Event() for name in OF_LEADERS}
+        link._sent, link._ends_ms, link._attempts = {}, 0, {}
+        return link
+
+    def run(self, name: str, **arguments: Any) -> Any:
+        sent_ms = now_ms()
+        answer = super().run(name, **arguments)
+        self._saw(name, arguments, answer, sent_ms)
+        return answer
+
+    def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
+        sent: deque[tuple[Mapping[str, Any], int]] = deque()
+
+        def watched() -> Iterator[Mapping[str, Any]]:
+            for call in calls:
+                sent.append((call, now_ms()))
+                yield call
+
+        for answer in super().run_each(name, watched()):
+            call, sent_ms = sent.popleft()
+            self._saw(name, call, answer, sent_ms)
+            yield answer
+
+    def run_together(self, *calls: tuple[str, Mapping[str, Any]]) -> list[Any]:
+        sent_ms = now_ms()
+        answers = super().run_together(*calls)
+        for (name, arguments), answer in zip(calls, answers, strict=True):
+            self._saw(name, arguments, answer, sent_ms)
+        return answers
+
+    def _command(self, script: Any, **arguments: Any) -> Any:
+        made = super()._command(script, **arguments)
+        if script.name in OF_LEADERS:
+            if script.name == "resign":
+                self.journal.note("resigning")
+            if self.stop_before[script.name].is_set():
+                self.stop_before[script.name].clear()
+                # To this thread: one to the process might stop it only after the command is sent.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            # When it was sent first: what is repeated after a lost reply was allowed or not then.
+            self._sent.setdefault(arguments["op"], now_ms())
+        return made
+
+    def _saw(self, name: str, arguments: Mapping[str, Any], answer: Any, sent_ms: int) -> None:
+        if name == "lead" and answer[0] != b"follower":
+            self._ends_ms = int(answer[4])
+            self.journal.note("led", int(answer[1]), int(answer[2]), self._ends_ms)
+        elif name in OF_LEADERS:
+            self._saw_act(name, arguments, answer)
+        elif name == "claim" and len(answer) > 3:
+            tasks = [(answer[i].decode(), answer[i + 2]) for i in range(3, len(answer), 4)]
+            for task_id, attempt in tasks:
+                self._attempts[arguments["op"], task_id] = attempt
+            self.journal.note("held", now_ms(), tasks)
+        elif name in OF_WORKERS:
+            self._saw_end(name, arguments, answer, sent_ms)
+
+    def _saw_act(self, name: str, arguments: Mapping[str, Any], answer: Any) -> None:
+        sent_ms = self._sent.pop(arguments["op"], None)
+        word = answer[0] if isinstance(answer, list) else answer
+        if sent_ms is None or word in REFUSALS:
+            return
+        self.journal.note("acted", name, sent_ms, self._ends_ms)
+        if name == "fire":
+            self._ends_ms = now_ms() + int(arguments["term_ms"])
+
+    def _saw_end(self, name: str, arguments: Mapping[str, Any], answer: Any, sent_ms: int) -> None:
+        if name in ("finish", "extend"):
+            rest, width = arguments["rest"], 5 if name == "finish" else 2
+            leases = [(rest[i + 1], rest[i]) for i in range(0, len(rest), width)]
+            words = list(answer)
+        else:
+            leases, words = [(arguments["token"], arguments["id"])], [answer]
+        known = self._attempts.get if name == "extend" else self._attempts.pop
+        tasks = []
+        for lease, word in zip(leases, words, strict=True):
+            attempt = known(lease, None)
+            if attempt is not None and word not in REFUSALS:
+                tasks.append((lease[1], attempt))
+        if tasks:
+            self.journal.note("kept", name, sent_ms, tasks)
+
+
+@dataclass(kw_only=True)
+class Term:
+    """What the journals say of one term: who was told of it, from when on, and until when."""
+
+    leaders: set[str] = field(default_factory=set)
+    begins_ms: int
+    ends_ms: int
+
+
+@dataclass
+class Testimony:
+    """What all witnesses say together; `faults.checker.Told` calls a method for each line."""
+
+    terms: dict[int, Term] = field(default_factory=dict)
+    resigning: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
+    again: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    wrong: set[str] = field(default_factory=set)
+
+    def _led(self, actor: str, epoch: int, at_ms: int, ends_ms: int) -> None:
+        term = self.terms.setdefault(epoch, Term(begins_ms=at_ms, ends_ms=ends_ms))
+        term.leaders.add(actor)
+        term.begins_ms = min(term.begins_ms, at_ms)
+        term.ends_ms = max(term.ends_ms, ends_ms)
+
+    def _resigning(self, actor: str) -> None:
+        self.resigning.add(actor)
+
+    def _acted(self, actor: str, name: str, sent_ms: int, ends_ms: int) -> None:
+        if sent_ms > ends_ms:
+            self.late.add(f"{name} by {actor}, {sent_ms - ends_ms} ms")
+
+    def _held(self, actor: str, at_ms: int, tasks: list[tuple[str, int]]) -> None:
+        for task_id, attempt in tasks:
+            if attempt > 1:
+                self.again[task_id].append((at_ms, attempt))
+
+    def _kept(self, actor: str, name: str, sent_ms: int, tasks: list[tuple[str, int]]) -> None:
+        """Read later, by `without_lease`: most are of tasks that nobody else ever had."""
+
+    def _wrong(self, actor: str, what: str) -> None:
+        self.wrong.add(f"{actor} was told that {what}")
+
+    def two_leaders(self) -> set[str]:
+        """Terms that began before the one before had ended, or that two were told of."""
+        found = {
+            f"term {epoch} of {' and '.join(sorted(term.leaders))}"
+            for epoch, term in self.terms.items()
+            if len(term.leaders) > 1
+        }
+        for epoch, term in self.terms.items():
+            before = self.terms.get(epoch - 1)
+            if before and term.begins_ms < before.ends_ms and not before.leaders & self.resigning:
+                found.add(f"term {epoch} began before the end of {epoch - 1}")
+        return found
+
+    def without_lease(self, folder: Path) -> set[str]:
+        """Acts upon a task that were accepted although somebody else had been handed it before.
+
+        Attempts are counted up with each claim. A release counts one down, and the claim after it
+        up again: so whoever has a lower attempt has come earlier.
+        """
+        if not self.again:
+            return set()
+        return {
+            f"{fields[0]} of {task_id}"
+            for _, (kind, *fields) in read_journals(folder)
+            if kind == "kept"
+            for task_id, attempt in fields[2]
+            if any(
+                at_ms < fields[1] and later > attempt
+                for at_ms, later in self.again.get(task_id, ())
+            )
+        }
