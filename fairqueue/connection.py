@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
 from typing import Any, TypeVar
 
 import redis
@@ -25,11 +24,12 @@ from redis.connection import AbstractConnection
 from fairqueue.clock import Clock
 from fairqueue.dialing import Dialer, disconnect
 from fairqueue.dialing import connection_maker as _connection_maker
-from fairqueue.errors import RedisRefused, RedisUnavailable
+from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable
 from fairqueue.keys import KEY_TYPES, Keys
 from fairqueue.scripts import Script, load_script, script_names
 
 Argument = str | bytes | int | float
+Action = Callable[[AbstractConnection], Any]
 Item = TypeVar("Item")
 
 # Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
@@ -112,7 +112,7 @@ class Link:
         """
         script = load_script(name)
         command = self._command(script, rest=rest, now_ms=now_ms, **arguments)
-        return self._repeat(lambda connection: self._evaluate(connection, script, command), timeout)
+        return self._repeat(self._evaluation(script, command), timeout)
 
     def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
         """Run a script several times, with the arguments that `run` takes; yields the answers.
@@ -121,12 +121,12 @@ class Link:
         others go one by one, so that each is repeated as `run` repeats it.
         """
         script = load_script(name)
-        waiting: deque[Mapping[str, Any]] = deque()
+        waiting: deque[tuple[Mapping[str, Any], float]] = deque()
         source = iter(calls)
         try:
             with self._connection() as connection:
                 for call in source:
-                    waiting.append(call)
+                    waiting.append((call, time.monotonic()))
                     connection.send_command(*self._command(script, **call))
                     if len(waiting) > 1:
                         answer = connection.read_response()
@@ -136,8 +136,13 @@ class Link:
                     answer = connection.read_response()
                     waiting.popleft()
                     yield answer
-        except redis.RedisError:
-            for call in chain(waiting, source):
+        except redis.RedisError as error:
+            if waiting and isinstance(error, redis.ResponseError):
+                yield self.run(name, **waiting.popleft()[0])  # it was answered: with a refusal
+            for call, sent_at in waiting:
+                action = self._evaluation(script, self._command(script, **call))
+                yield self._repeat(action, None, sent_at=sent_at)
+            for call in source:
                 yield self.run(name, **call)
 
     def run_together(self, *calls: tuple[str, Mapping[str, Any]]) -> list[Any]:
@@ -190,6 +195,9 @@ class Link:
             start = self._starts[script.name] = ["EVALSHA", script.sha, len(keys), *keys]
         return [*start, *(arguments[name] for name in script.arguments), *rest]
 
+    def _evaluation(self, script: Script, command: list[Argument]) -> Action:
+        return lambda connection: self._evaluate(connection, script, command)
+
     def _evaluate(
         self, connection: AbstractConnection, script: Script, command: list[Argument]
     ) -> Any:
@@ -222,34 +230,56 @@ class Link:
         connection.send_command("EVAL", script.plain_text, *command[2:])
         return connection.read_response()
 
-    def _repeat(self, action: Callable[[AbstractConnection], Any], timeout: float | None) -> Any:
-        """Do it, again if need be, until the deadline."""
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+    def _repeat(
+        self,
+        action: Action,
+        timeout: float | None,
+        *,
+        sent_at: float | None = None,
+    ) -> Any:
+        """Do it, again if need be, until the deadline.
+
+        sent_at: when it was sent before, by `time.monotonic`, without an answer. What may have been
+        done is never sent after the deadline: Redis would not know it again.
+        """
+        in_doubt = sent_at is not None
+        deadline = (sent_at or time.monotonic()) + (self.timeout if timeout is None else timeout)
         pause = FIRST_PAUSE_S
         while True:
+            begun = False
             try:
-                if timeout is None:
-                    with self._connection() as connection:
+                with self._connection(math.inf if timeout is None else timeout) as connection:
+                    if in_doubt and time.monotonic() >= deadline:
+                        raise redis.TimeoutError("no time was left to send it again")
+                    begun = True
+                    if timeout is None:
                         return action(connection)
-                with self._connection(timeout) as connection, _at_most(connection, timeout):
-                    return action(connection)
-            except redis.AuthenticationError as error:
-                raise RedisRefused(f"Redis refused to let us in: {error}") from error
-            except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-                if _is_untrusted(error):
-                    raise RedisUnavailable(f"Redis cannot be trusted: {error}") from error
-                failure: Exception = error
-            except redis.ResponseError as error:
-                if not _is_for_later(error):
-                    raise RedisRefused(self._refusal(error)) from error
-                failure = error
+                    with _at_most(connection, timeout):
+                        return action(connection)
+            except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError, OSError) as e:
+                failure = e
+            if not _is_for_later(failure):
+                raise self._refused(failure, in_doubt) from failure
+            in_doubt = in_doubt or (begun and not isinstance(failure, redis.ResponseError))
             wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
             if time.monotonic() + wait >= deadline:
-                if str(failure).startswith(_NO_REPLICAS):
+                if str(failure).startswith(_NO_REPLICAS) and not in_doubt:
                     raise RedisRefused(f"Redis refused: {failure}") from failure
                 raise RedisUnavailable(f"Redis did not answer: {failure}") from failure
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _refused(self, error: Exception, in_doubt: bool) -> FairQueueError:
+        """What the caller is told of a refusal; if an earlier try may have been done, that too."""
+        if _is_untrusted(error):
+            return RedisUnavailable(f"Redis cannot be trusted: {error}")
+        if isinstance(error, redis.ResponseError):
+            text = self._refusal(error)
+        else:
+            text = f"Redis refused to let us in: {error}"
+        if in_doubt:
+            return RedisUnavailable(f"{text}; whether it was done before that is not known")
+        return RedisRefused(text)
 
     def _refusal(self, error: redis.ResponseError) -> str:
         """What Redis said, with the key where it says only that one has a wrong type."""
@@ -299,10 +329,9 @@ class Link:
             if isinstance(error, _BROKEN):
                 self._drop_free(_address(connection))
             raise
+        self._free.append(connection)
         if self._closed:
-            disconnect(connection)
-        else:
-            self._free.append(connection)
+            self.close()
 
     def _drop_free(self, address: object) -> None:
         """Close the free connections to an address: else each would cost somebody a time-out."""
@@ -320,13 +349,13 @@ class Link:
     def _take(self, within: float) -> AbstractConnection:
         if self._pid != os.getpid():
             # After a fork the connections belong to the parent: leave them alone.
-            self._free, self._pid, self._closed = [], os.getpid(), False
+            self._free, self._pid = [], os.getpid()
         if self._closed:
             raise RedisRefused("the queue is closed: make a new TaskQueue")
         with suppress(IndexError):
             while True:
                 connection = self._free.pop()
-                if self._dialer.still_leads(connection):
+                if self._dialer.still_leads(connection, within):
                     return connection
                 disconnect(connection)
         return self._dialer.dial(within)
@@ -385,9 +414,11 @@ class Listener:
             if sock in ready:
                 if self._read() is not None:
                     return True
-            elif ready:
+                # Half an answer may be all that ever comes: the others are heeded too.
+                ready = _readable([self._awake], 0)
+            if ready:
                 return self._woken(ready)
-            elif time.monotonic() >= self._answers_by:
+            if self._pending and time.monotonic() >= self._answers_by:
                 self.forget()
         return False
 
@@ -481,9 +512,11 @@ class Listener:
         self._waker.close()
 
 
-def _is_for_later(error: redis.ResponseError) -> bool:
-    """Whether it says: not done, and it is worth asking again."""
-    return isinstance(error, _LATER_TYPES) or str(error).startswith(_LATER)
+def _is_for_later(error: Exception) -> bool:
+    """Whether it is worth asking again: nobody has said a no that stays."""
+    if isinstance(error, redis.ResponseError):
+        return isinstance(error, _LATER_TYPES) or str(error).startswith(_LATER)
+    return not isinstance(error, redis.AuthenticationError) and not _is_untrusted(error)
 
 
 def _address(connection: AbstractConnection) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ redis-py's own retries are off: see connection.py.
 
 import math
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,7 +15,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.connection import (
     AbstractConnection,
-    BlockingConnectionPool,
     Connection,
     ConnectionPool,
     SSLConnection,
@@ -66,7 +66,7 @@ class Dialer:
             raise
         return connection
 
-    def still_leads(self, connection: AbstractConnection) -> bool:
+    def still_leads(self, connection: AbstractConnection, within: float = math.inf) -> bool:
         """Whether a connection still leads to where a new one would, as far as is known."""
         return True
 
@@ -78,12 +78,12 @@ def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
     """
     if not isinstance(client, redis.Redis):
         raise ConfigurationError(f"{client!r} is no redis.Redis client")
-    pool = client.connection_pool
+    pool: Any = client.connection_pool
     # Half of the deadline, so that a reply that was lost leaves time for one more try.
     attempt = timeout / 2
     if isinstance(pool, SentinelConnectionPool):
         return _SentinelDialer(pool, min(attempt, ANSWER_S))
-    if type(pool) not in (ConnectionPool, BlockingConnectionPool):
+    if not isinstance(pool, ConnectionPool):
         return Dialer(lambda **_: cast(AbstractConnection, pool.make_connection()), {})
     return Dialer(pool.connection_class, _options_like(pool, attempt))
 
@@ -150,7 +150,7 @@ class _SentinelDialer(Dialer):
             return connection
         raise failure or _nobody(self._service, problems)
 
-    def still_leads(self, connection: AbstractConnection) -> bool:
+    def still_leads(self, connection: AbstractConnection, within: float = math.inf) -> bool:
         """Whether the sentinels name the server that this connection leads to; a look ago at most.
 
         One of them is asked. If it does not answer, what was known stays, and the next look asks
@@ -161,7 +161,7 @@ class _SentinelDialer(Dialer):
             self._look_at = now + LOOK_S  # first, so that other threads go on meanwhile
             first, *others = self._sentinels
             try:
-                self._last_named = self._primary(first, self._attempt)
+                self._last_named = self._primary(first, min(self._attempt, within))
             except (redis.RedisError, OSError):
                 self._sentinels = [*others, first]
         own = cast(Connection, connection)
@@ -229,6 +229,10 @@ def _options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
         for name, value in pool.connection_kwargs.items()
         if not name.startswith(("maint_notifications", "orig_")) and name not in _NOT_OURS
     }
+    if issubclass(pool.connection_class, SSLConnection):
+        # Before redis-py 6 a certificate of any host would do.
+        unchecked = options.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE)
+        options.setdefault("ssl_check_hostname", not unchecked)
     options.update(
         decode_responses=False,
         protocol=2,
