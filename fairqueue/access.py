@@ -18,7 +18,7 @@ from typing import Any
 
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
-from fairqueue.errors import Forbidden, InvalidInput, QueueFull
+from fairqueue.errors import Forbidden, InvalidInput, QueueFull, shown
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import (
     check_count,
@@ -62,7 +62,7 @@ class Actor:
         if self.tenant is not None:
             check_tenant(self.tenant, InvalidInput)
         if self.via not in WAYS:
-            raise InvalidInput(f"via {self.via!r:.80} is none of {', '.join(WAYS)}")
+            raise InvalidInput(f"via {shown(self.via):.80} is none of {', '.join(WAYS)}")
 
     def may(self, role: str) -> bool:
         """Whether they may do what takes this role. Raises InvalidInput for none of ROLES."""
@@ -160,7 +160,7 @@ class AccessStore:
         Whether there was one. Raises InvalidInput for what is no id of a key.
         """
         if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
-            raise InvalidInput(f"key_id {key_id!r:.80} is none: 16 hexadecimal digits")
+            raise InvalidInput(f"key_id {shown(key_id):.80} is none: 16 hexadecimal digits")
         found = self._link.run("revoke", op=new_id(), rest=[key_id])
         # They hold no longer as it is; a crash in the middle of tidying up opens no door.
         for ids in self._sessions_of(key_id):
@@ -313,7 +313,7 @@ class AccessStore:
             raise Forbidden(f"the key or session {source!r} that {name!r} came with has ended")
         info = _info(key_id, text)
         if info is None:  # we have just written it
-            raise RuntimeError(f"the record of key {key_id!r} cannot be read")
+            raise RuntimeError(f"the record of key {shown(key_id)} cannot be read")
         return NewKey(secret=secret, info=info)
 
 
@@ -321,7 +321,7 @@ def check_role(role: object) -> str:
     """One of ROLES. Raises InvalidInput naming the value."""
     if isinstance(role, str) and role in ROLES:
         return role
-    raise InvalidInput(f"role {role!r:.80} is none of {', '.join(ROLES)}")
+    raise InvalidInput(f"role {shown(role):.80} is none of {', '.join(ROLES)}")
 
 
 def id_of(secret: object) -> str | None:

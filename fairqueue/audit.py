@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fairqueue.access import Actor
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.connection import Link
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, shown
 from fairqueue.models import UNREADABLE, Page, new_id
 from fairqueue.validation import MAX_ERROR_LENGTH, check_count, check_name, check_tenant
 
@@ -99,9 +99,9 @@ class AuditLog:
             "role": actor.role,
             "via": actor.via,
             "key": actor.key_id,
-            "tenant": actor.tenant if tenant is None else tenant,
+            "tenant": actor.tenant if tenant is None else _named(tenant),
             "action": check_name(action, "action", InvalidInput),
-            "target": _text(target),
+            "target": _named(target),
             "details": _details(details),
         }
         entry: bytes = self._link.run("begin_audit", op=new_id(), head=_encode(head))
@@ -120,7 +120,7 @@ class AuditLog:
         Raises InvalidInput for an id or outcome that is none.
         """
         if outcome not in OUTCOMES:
-            raise InvalidInput(f"outcome {outcome!r:.80} is none of {', '.join(OUTCOMES)}")
+            raise InvalidInput(f"outcome {shown(outcome):.80} is none of {', '.join(OUTCOMES)}")
         tail: dict[str, Any] = {"outcome": outcome}
         if error is not None:
             tail["error"] = _text(error, MAX_ERROR_LENGTH)
@@ -219,7 +219,7 @@ def _check_id(entry_id: object, what: str = "entry_id") -> str:
     if isinstance(entry_id, str) and _ENTRY_ID.fullmatch(entry_id):
         return entry_id
     hint = "the `cursor` of a page" if what == "cursor" else "what `begin` returned"
-    raise InvalidInput(f"{what} {entry_id!r:.80} is none: pass {hint}")
+    raise InvalidInput(f"{what} {shown(entry_id):.80} is none: pass {hint}")
 
 
 def _digits(moment: datetime | float, what: str) -> str:
@@ -253,14 +253,20 @@ def _plain(value: Any, depth: int) -> Any:
             plain[CUT] = f"{len(value) - MOST_ITEMS} more"
         return plain
     if depth <= MAX_DEPTH and isinstance(value, list | tuple):
-        shown = [_plain(inner, depth + 1) for inner in value[:MOST_ITEMS]]
-        return shown if len(value) <= MOST_ITEMS else [*shown, CUT]
+        kept = [_plain(inner, depth + 1) for inner in value[:MOST_ITEMS]]
+        return kept if len(value) <= MOST_ITEMS else [*kept, CUT]
     return _text(value)
+
+
+def _named(value: object) -> str:
+    """What an action is about; nobody may have looked at it before, so it may be anything."""
+    return _text(value if isinstance(value, str) else shown(value))
 
 
 def _text(value: object, most: int = LONGEST_TEXT) -> str:
     """Anything as text that can be stored, with a mark where it was cut."""
-    text = str(value)
+    # What holds others can have more parts than could ever be written.
+    text = shown(value) if isinstance(value, list | tuple | dict | set) else str(value)
     if len(text) > most:
         text = text[:most] + CUT
     return text.encode("utf-8", "replace").decode()

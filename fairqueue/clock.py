@@ -10,7 +10,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, shown
 
 # 9999-12-31: later than this a datetime cannot say.
 LATEST_MS = 253_402_300_799_000
@@ -66,9 +66,13 @@ def to_ms(moment: object, what: str, error: type[InvalidInput] = InvalidInput) -
         delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
         return (delta.days * 86_400 + delta.seconds) * 1000 + delta.microseconds // 1000
     if isinstance(moment, bool) or not isinstance(moment, int | float):
-        raise error(f"{what} {moment!r} is no time: pass an aware datetime or seconds since 1970")
+        raise error(
+            f"{what} {shown(moment)} is no time: pass an aware datetime or seconds since 1970"
+        )
     if not math.isfinite(moment) or not 0 <= moment * 1000 <= LATEST_MS:
-        raise error(f"{what} {moment!r} is no time between 1970 and 9999, in seconds since 1970")
+        raise error(
+            f"{what} {shown(moment)} is no time between 1970 and 9999, in seconds since 1970"
+        )
     return round(moment * 1000)
 
 

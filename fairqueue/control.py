@@ -18,6 +18,7 @@ from fairqueue.errors import (
     InvalidSchedule,
     RedisUnavailable,
     UnknownSchedule,
+    shown,
 )
 from fairqueue.models import Page, ScheduledTask, new_id
 from fairqueue.schedules import (
@@ -68,7 +69,9 @@ class Filter:
         if self.tenant is not None:
             check_tenant(self.tenant, InvalidSchedule)
         if self.is_active not in (None, True, False):
-            raise InvalidSchedule(f"is_active {self.is_active!r} is neither True, False nor None")
+            raise InvalidSchedule(
+                f"is_active {shown(self.is_active)} is neither True, False nor None"
+            )
 
     @property
     def index(self) -> str:
@@ -180,7 +183,7 @@ def walk_ids(link: Link, store: ScheduleStore, filter_: Filter) -> Iterator[list
 def select_ids(store: ScheduleStore, filter_: Filter, ids: Sequence[str]) -> list[str]:
     """Those of the ids whose schedules match, each once. Raises InvalidSchedule for a bad id."""
     if isinstance(ids, str):
-        raise InvalidSchedule(f"ids {ids!r:.80} is one text: pass a list of schedule ids")
+        raise InvalidSchedule(f"ids {shown(ids):.80} is one text: pass a list of schedule ids")
     unique = list(dict.fromkeys(check_id(each) for each in ids))
     found: list[str] = []
     for i in range(0, len(unique), MAX_LISTED):
@@ -199,10 +202,12 @@ def _decode_cursor(cursor: object, filter_: Filter) -> bytes:
             raise TypeError("no string")
         member = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except (ValueError, TypeError):
-        raise InvalidSchedule(f"cursor {cursor!r} is none: pass the `cursor` of a page") from None
+        raise InvalidSchedule(
+            f"cursor {shown(cursor)} is none: pass the `cursor` of a page"
+        ) from None
     first, last = filter_.bounds
     if b"\0" not in member or not (first == b"-" or first[1:] <= member < last[1:]):
-        raise InvalidSchedule(f"cursor {cursor!r} is of a page of another listing")
+        raise InvalidSchedule(f"cursor {shown(cursor)} is of a page of another listing")
     return member
 
 
@@ -231,7 +236,7 @@ class BulkResult:
 def check_action(action: object, changes: Mapping[str, Any]) -> str:
     """A bulk action that is known and goes with the changes. Raises InvalidSchedule."""
     if action not in ACTIONS:
-        raise InvalidSchedule(f"action {action!r} is none of {', '.join(ACTIONS)}")
+        raise InvalidSchedule(f"action {shown(action)} is none of {', '.join(ACTIONS)}")
     if action == "update" and not changes:
         raise InvalidSchedule("update needs at least one field to change")
     if action != "update" and changes:
@@ -292,7 +297,7 @@ def copy_spec(
     """What `add_schedules` takes to make a schedule like another. Raises InvalidSchedule."""
     for name in ("schedule_id", "is_active", "next_run"):
         if name in changes:
-            raise InvalidSchedule(f"{name} {changes[name]!r} cannot be given to a copy")
+            raise InvalidSchedule(f"{name} {shown(changes[name])} cannot be given to a copy")
     fields = fields_of(stored.definition)
     spec = {name: user_form(name, value) for name, value in fields.items()}
     kinds = [kind for kind in KINDS if changes.get(kind) is not None]
@@ -364,7 +369,7 @@ def _decode_change_cursor(cursor: object, own: bytes) -> bytes:
     except ValueError:
         place = b""
     if not place.startswith(own):
-        raise InvalidSchedule(f"cursor {cursor!r} is none of this schedule's changes")
+        raise InvalidSchedule(f"cursor {shown(cursor)} is none of this schedule's changes")
     return place
 
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from croniter import CroniterError, croniter
 
-from fairqueue.errors import InvalidCron
+from fairqueue.errors import InvalidCron, shown
 
 DAY = 86_400
 
@@ -625,5 +625,5 @@ def _month_length(year: int, month: int) -> int:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,5 +1,23 @@
 """The errors of FairQueue: one tree, so that `except FairQueueError` catches all of them."""
 
+import reprlib
+
+# Few objects that are in each other again and again can have a repr that never ends.
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 4
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = 20
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its repr, unless that is very long or cannot be had."""
+    if isinstance(value, str | bytes):
+        return repr(value)
+    try:
+        return _REPR.repr(value)
+    except Exception:  # the value's own code, or a number of thousands of digits
+        return f"a {type(value).__name__} that cannot be shown"
+
 
 class FairQueueError(Exception):
     """Something that FairQueue was asked for could not be done."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairqueue.connection import Link
 from fairqueue.control import Filter, walk_ids
-from fairqueue.errors import ConfigurationError, InvalidCron, InvalidInput, InvalidSchedule
+from fairqueue.errors import ConfigurationError, InvalidCron, InvalidInput, InvalidSchedule, shown
 from fairqueue.schedules import (
     FIELDS,
     MAX_ADDED,
@@ -27,10 +27,12 @@ from fairqueue.schedules import (
     recurrence_of,
     user_form,
 )
+from fairqueue.validation import MAX_PAYLOAD_DEPTH
 
 MAX_DOCUMENTS = 100_000  # of one import
 MAX_PROBLEMS = 20  # that one error names
 FORMATS = ("json", "yaml")
+MAX_YAML_DEPTH = 2 * MAX_PAYLOAD_DEPTH  # of a text; each level makes each token take longer
 
 _MOMENTS = ("anchor", "at", "start", "end")
 _KNOWN = ("schedule_id", *FIELDS, "is_active")
@@ -225,12 +227,14 @@ def _raise_all(problems: Sequence[str]) -> None:
 
 
 def _name(number: int, schedule_id: object) -> str:
-    return f"document {number} ({schedule_id!r:.80})"
+    return f"document {number} ({shown(schedule_id):.80})"
 
 
 def _read(number: int, document: Mapping[str, Any]) -> _Entry:
     if not isinstance(document, Mapping):
-        raise InvalidSchedule(f"document {number} is {document!r:.60}: a dict of a schedule is one")
+        raise InvalidSchedule(
+            f"document {number} is {shown(document):.60}: a dict of a schedule is one"
+        )
     if document.get("schedule_id") is None:
         raise InvalidSchedule(f"document {number}, field 'schedule_id': a document needs one")
     place = _name(number, document["schedule_id"])
@@ -250,13 +254,13 @@ def _read(number: int, document: Mapping[str, Any]) -> _Entry:
 def _read_field(place: str, name: object, value: Any) -> Any:
     """A value as `add_schedule` takes it. Raises InvalidSchedule, which names the field."""
     if name not in _KNOWN:
-        raise InvalidSchedule(f"{place}, field {name!r:.60}: known are {', '.join(_KNOWN)}")
+        raise InvalidSchedule(f"{place}, field {shown(name):.60}: known are {', '.join(_KNOWN)}")
     try:
         value = _spoken(str(name), value)
         if name != "schedule_id":
             ScheduleStore.check_changes({str(name): value})
     except InvalidInput as error:
-        raise InvalidSchedule(f"{place}, field {name!r}: {error}") from None
+        raise InvalidSchedule(f"{place}, field {shown(name)}: {error}") from None
     return value
 
 
@@ -267,7 +271,7 @@ def _spoken(name: str, value: Any) -> Any:
             return datetime.fromisoformat(value)
         except ValueError:
             raise InvalidSchedule(
-                f"{value!r:.60} is no moment: such as '2026-03-05T09:00:00+00:00'"
+                f"{shown(value):.60} is no moment: such as '2026-03-05T09:00:00+00:00'"
             ) from None
     if name == "exclude" and isinstance(value, list):
         return [each.isoformat() if type(each) is date else each for each in value]
@@ -310,13 +314,13 @@ def load_schedules(text: str, format: str = "json") -> list[dict[str, Any]]:
     """
     loaded = _load_json(text) if _check_format(format) == "json" else _load_yaml(text)
     if not isinstance(loaded, list):
-        raise InvalidSchedule(f"the text holds {loaded!r:.60}: a list of schedules is needed")
+        raise InvalidSchedule(f"the text holds {shown(loaded):.60}: a list of schedules is needed")
     return loaded
 
 
 def _check_format(format: object) -> str:
     if format not in FORMATS:
-        raise InvalidSchedule(f"format {format!r} is none of {', '.join(FORMATS)}")
+        raise InvalidSchedule(f"format {shown(format)} is none of {', '.join(FORMATS)}")
     return str(format)
 
 
@@ -330,14 +334,27 @@ def _load_json(text: str) -> Any:
 def _load_yaml(text: str) -> Any:
     yaml = _yaml()
     try:
-        # A few lines of references to references can stand for more than fits into memory.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise InvalidSchedule("the text has a YAML alias (*name): write the value out")
+        _check_tokens(yaml, text)
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidSchedule):
             raise
         raise InvalidSchedule(f"the text is no YAML: {error}") from None
+
+
+def _check_tokens(yaml: ModuleType, text: str) -> None:
+    """Look for what a few lines can bring PyYAML to its knees with, before it reads them."""
+    blocks = (yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken)
+    begins = (*blocks, yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken)
+    ends = (yaml.BlockEndToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
+    depth = 0
+    for token in yaml.scan(text):
+        # References to references can stand for more than fits into memory.
+        if isinstance(token, yaml.AliasToken):
+            raise InvalidSchedule("the text has a YAML alias (*name): write the value out")
+        depth += isinstance(token, begins) - isinstance(token, ends)
+        if depth > MAX_YAML_DEPTH:
+            raise InvalidSchedule(f"the text is nested more than {MAX_YAML_DEPTH} levels deep")
 
 
 def _yaml() -> ModuleType:

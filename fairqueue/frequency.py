@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from fairqueue.cron import DAY, MAX_LENGTH, parse_cron
-from fairqueue.errors import InvalidCron
+from fairqueue.errors import InvalidCron, shown
 from fairqueue.validation import check_count
 
 EVERY_MINUTE = "* * * * *"
@@ -610,5 +610,5 @@ def _days_of(expression: str, first: int, count: int) -> list[int]:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -10,9 +10,18 @@ from datetime import datetime, timedelta
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypedDict, Unpack
 
-from fairqueue.clock import from_ms, to_ms
-from fairqueue.errors import BrokenRecord, InvalidInput, QueueFull, UnknownTask
-from fairqueue.models import UNREADABLE, Page, Task, encode_payload, new_id, task_document
+from fairqueue.clock import LATEST_MS, from_ms, to_ms
+from fairqueue.errors import BrokenRecord, InvalidInput, QueueFull, UnknownTask, shown
+from fairqueue.models import (
+    UNREADABLE,
+    Page,
+    Task,
+    as_text,
+    encode_payload,
+    new_id,
+    task_document,
+    text_or_none,
+)
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import LogLine
 from fairqueue.validation import (
@@ -363,13 +372,15 @@ class History:
         while len(found) < most:
             part = ("BYSCORE", "REV", "LIMIT", skip, most, "WITHSCORES")
             flat = self._link.ask(("ZRANGE", key, start, "-inf", *part))[0]
+            pairs = list(zip(flat[::2], map(float, flat[1::2]), strict=True))
             rows = [
-                (int(float(score)), mark.decode("utf-8", "replace"))
-                for mark, score in zip(flat[::2], flat[1::2], strict=True)
+                (int(score), mark.decode("utf-8", "replace"))
+                for mark, score in pairs
+                if 0 <= score <= LATEST_MS  # others are no times
             ]
             found += [row for row in rows if last is None or row < last]
-            skip += len(rows)
-            if len(rows) < most:
+            skip += len(pairs)
+            if len(pairs) < most:
                 break
         return found[:most]
 
@@ -505,29 +516,29 @@ def read_run(task_id: str, text: bytes) -> Run | None:
         return Run(
             task_id=task_id,
             status=status,
-            user_id=_text(record["user"]),
-            name=_text(record["name"]),
+            user_id=as_text(record["user"]),
+            name=as_text(record["name"]),
             priority=Priority(record["level"]),
-            run_type=record.get("type", "queued"),
-            triggered_by=record.get("by"),
-            schedule_id=record.get("schedule"),
-            retry_of=record.get("retry_of"),
-            retried_as=record.get("retried_as"),
+            run_type=as_text(record.get("type", "queued")),
+            triggered_by=text_or_none(record.get("by")),
+            schedule_id=text_or_none(record.get("schedule")),
+            retry_of=text_or_none(record.get("retry_of")),
+            retried_as=text_or_none(record.get("retried_as")),
             attempts=int(record["attempts"]),
             pushed_at=from_ms(int(record["pushed"])),
             due_at=from_ms(int(record["due"])),
             started_at=_moment(record.get("claimed")),
             ended_at=_moment(record.get("ended")),
             seconds=_seconds(record),
-            worker_id=record.get("worker"),
+            worker_id=text_or_none(record.get("worker")),
             host=host,
             pid=pid,
-            error=record.get("error"),
-            fingerprint=record.get("fingerprint"),
+            error=text_or_none(record.get("error")),
+            fingerprint=text_or_none(record.get("fingerprint")),
             result=json.loads(record["result"]) if "result" in record else None,
             cancel_requested=bool(record.get("cancel")),
             stale_since=_moment(record.get("stale")),
-            tenant=record.get("tenant"),
+            tenant=text_or_none(record.get("tenant")),
         )
     except UNREADABLE:
         return None
@@ -550,12 +561,6 @@ def _seconds(record: dict[str, Any]) -> float | None:
     if "ended" not in record or "claimed" not in record or "token" not in record:
         return None
     return float((record["ended"] - record["claimed"]) / 1000)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
 
 
 def _place(text: str) -> tuple[str | None, int | None]:
@@ -683,9 +688,11 @@ def _check_statuses(status: str | Iterable[str] | None, schedule_id: str | None)
     listed = list(words) if isinstance(words, Iterable) else [status]
     for word in listed:
         if word not in STATUSES:
-            raise InvalidInput(f"status {word!r} is none of {', '.join(STATUSES)}")
+            raise InvalidInput(f"status {shown(word)} is none of {', '.join(STATUSES)}")
     if not listed:
-        raise InvalidInput(f"status {status!r} leaves nothing to list: leave it out, or name some")
+        raise InvalidInput(
+            f"status {shown(status)} leaves nothing to list: leave it out, or name some"
+        )
     return frozenset(listed)
 
 
@@ -779,6 +786,6 @@ def _decode_cursor(cursor: object, sources: Sequence[str]) -> tuple[int, str]:
             raise ValueError("no position")
     except (ValueError, TypeError):
         raise InvalidInput(
-            f"cursor {cursor!r} is none: pass the `cursor` of a page of this listing"
+            f"cursor {shown(cursor)} is none: pass the `cursor` of a page of this listing"
         ) from None
     return number, position

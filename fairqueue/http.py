@@ -110,6 +110,8 @@ SPECIAL_NETWORKS: tuple[tuple[IpNetwork, str], ...] = tuple(
         ("10.0.0.0/8", "private"),
         ("100.64.0.0/10", "shared address space"),
         ("127.0.0.0/8", "loopback"),
+        # Of Azure: each machine reaches its own host there, which hands out its settings.
+        ("168.63.129.16/32", "platform of a cloud"),
         ("169.254.0.0/16", "link-local"),
         ("172.16.0.0/12", "private"),
         ("192.0.0.0/24", "reserved for protocols"),
@@ -139,6 +141,8 @@ SPECIAL_NETWORKS: tuple[tuple[IpNetwork, str], ...] = tuple(
     )
 )
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is given out to be reached
+# The third quarter of an IPv6 address whose last one is an IPv4 address: ISATAP, RFC 5214.
+ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,16 +228,17 @@ def _request_of(payload: object) -> _Request:
 
 
 def _target_of(url: object) -> _Target:
-    # The URL is shown in errors only once it is known to hold no password.
+    # Errors show the beginning of the URL alone: its path and query may hold a token.
     if not isinstance(url, str) or len(url) > MAX_URL_LENGTH:
+        shown = _beginning(url) if isinstance(url, str) else url
         raise InvalidPayload(
-            f"payload.url {url!r:.80} is no URL: a string of at most {MAX_URL_LENGTH} characters"
+            f"payload.url {shown!r:.80} is no URL: a string of at most {MAX_URL_LENGTH} characters"
         )
     begin = _SCHEME.match(url)
     if begin is None:
         raise InvalidPayload(
-            f"payload.url {url.partition('@')[2] or url!r:.80} does not begin with https:// and a "
-            "host (or http://, where the worker allows it)"
+            f"payload.url {_beginning(url)!r:.80} does not begin with https:// and a host (or "
+            "http://, where the worker allows it)"
         )
     if "@" in begin[2]:
         raise InvalidPayload(
@@ -243,18 +248,25 @@ def _target_of(url: object) -> _Target:
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
-        raise InvalidPayload(f"payload.url {url!r:.80} cannot be read: {error}") from None
+        raise InvalidPayload(f"payload.url {begin[0]!r:.80} cannot be read: {error}") from None
     port = parsed.port
     if port is None:
         port = 443 if parsed.scheme == "https" else 80
     if not 1 <= port <= 65535:
-        raise InvalidPayload(f"payload.url {url!r:.80} has the port {port}: 1 to 65535")
+        raise InvalidPayload(f"payload.url {begin[0]!r:.80} has the port {port}: 1 to 65535")
     return _Target(
         scheme=parsed.scheme,
         host=_check_host(parsed.raw_host.decode("ascii"), "payload.url", InvalidPayload),
         port=port,
         path=parsed.raw_path.decode("ascii"),
     )
+
+
+def _beginning(url: str) -> str:
+    """What of a text may be shown that should have been a URL: its scheme and host at most."""
+    scheme, slashes, rest = url.partition("://")
+    place = re.split(r"[/?#]", rest if slashes else scheme)[0].rpartition("@")[2]
+    return f"{scheme}://{place}" if slashes and scheme.isalnum() else place
 
 
 def _check_host(host: str, what: str, error: type[InvalidInput]) -> str:
@@ -274,8 +286,10 @@ def _check_host(host: str, what: str, error: type[InvalidInput]) -> str:
 
 def _headers_of(headers: object) -> dict[str, str]:
     if not isinstance(headers, dict) or len(headers) > MAX_HEADERS:
+        # It is not shown: it may hold a token, and so may a reference that is none, below.
         raise InvalidPayload(
-            f"payload.headers {headers!r:.40} is no object of at most {MAX_HEADERS} headers"
+            f"payload.headers is a {type(headers).__name__} and no object "
+            f"of at most {MAX_HEADERS} headers"
         )
     seen = set()
     for name, value in headers.items():
@@ -304,8 +318,8 @@ def _check_header_value(name: str, value: object) -> None:
     for word in value.split(" "):
         if word.startswith("secret:") and not _REFERENCE.fullmatch(word):
             raise InvalidPayload(
-                f"payload.headers.{name} has a reference {word!r:.80} that is none: secret:NAME, "
-                "of letters, digits and _ . / -"
+                f"payload.headers.{name} has a word that begins with 'secret:' and is no "
+                "reference: secret:NAME, of letters, digits and _ . / -"
             )
 
 
@@ -384,6 +398,8 @@ def forbidding_rule(address: IpAddress) -> str | None:
             return f"{rule} ({network})"
     if address.version == 6 and address not in GLOBAL_UNICAST:
         return f"outside of {GLOBAL_UNICAST}"
+    if address.version == 6 and int(address) >> 32 & 0xFFFFFFFF in ISATAP:
+        return "ISATAP"
     return None if address.is_global else "not globally routable"
 
 
@@ -659,7 +675,10 @@ class HttpTasks:
             raise Retry(f"{request.shown}: the host cannot be looked up: {error}") from None
         if not found:
             raise Retry(f"{request.shown}: the host has no address")
-        return [ipaddress.ip_address(address) for address in found]
+        try:
+            return [ipaddress.ip_address(address) for address in found]
+        except ValueError:
+            raise Retry(f"{request.shown}: what the host was looked up as is no address") from None
 
     def _resolve(self, host: str, deadline: float) -> list[str]:
         """Ask the resolver, in a thread: the system's has no time-out that could be set."""

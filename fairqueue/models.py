@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from typing import Any, Generic, TypeVar
 
 from fairqueue.clock import from_ms, to_ms
-from fairqueue.errors import BrokenRecord, InvalidTask
+from fairqueue.errors import BrokenRecord, InvalidTask, shown
 from fairqueue.validation import (
     MAX_PAYLOAD_BYTES,
     Priority,
@@ -29,6 +29,24 @@ DEFAULT_NAME = "default"
 
 # What reading a damaged record can raise.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def as_text(value: Any) -> str:
+    """A value of a record that has to be text. Raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def text_or_none(value: Any) -> str | None:
+    """A value of a record that has to be text, where there is one. Raises TypeError."""
+    return None if value is None else as_text(value)
+
+
+def _as_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.80} is no object")
+    return value
 
 
 def new_id() -> str:
@@ -123,21 +141,25 @@ class Task:
             scheduled_ms = record.get("scheduled_for")
             return cls(
                 task_id=task_id,
-                user_id=record["user"],
+                user_id=as_text(record["user"]),
                 priority=Priority(record["priority"]),
-                payload=record["payload"],
-                name=record["name"],
-                schedule_id=record.get("schedule"),
+                payload=_as_object(record["payload"]),
+                name=as_text(record["name"]),
+                schedule_id=text_or_none(record.get("schedule")),
                 scheduled_for=None if scheduled_ms is None else from_ms(scheduled_ms),
                 run_type=run_type(record.get("schedule"), scheduled_ms, record.get("retry_of")),
-                triggered_by=record.get("by"),
-                retry_of=record.get("retry_of"),
-                policy=record.get("policy"),
-                tenant=record.get("tenant"),
+                triggered_by=text_or_none(record.get("by")),
+                retry_of=text_or_none(record.get("retry_of")),
+                policy=None if record.get("policy") is None else _as_object(record["policy"]),
+                tenant=text_or_none(record.get("tenant")),
                 document=document if isinstance(document, str) else document.decode(),
             )
         except UNREADABLE as error:
             raise BrokenRecord(f"the document of task {task_id!r} is unreadable: {error}") from None
+
+    def __repr__(self) -> str:
+        """Which task it is; not its payload, which may hold secrets and would end in a log."""
+        return f"Task({self.task_id!r}, user_id={self.user_id!r}, name={self.name!r})"
 
     @property
     def status_head(self) -> str:
@@ -166,7 +188,9 @@ def moment_text(delay_ms: int | None, at_ms: int | None) -> str:
 def check_when(delay: object, at: object) -> tuple[int | None, int | None]:
     """A delay or a moment in ms; at most one is given. Raises InvalidTask naming the value."""
     if delay is not None and at is not None:
-        raise InvalidTask(f"delay {delay!r} and at {at!r} are both given: pass one of them")
+        raise InvalidTask(
+            f"delay {shown(delay)} and at {shown(at)} are both given: pass one of them"
+        )
     if delay is not None:
         return round(check_seconds(delay, "delay", InvalidTask) * 1000), None
     return None, None if at is None else to_ms(at, "at", InvalidTask)
@@ -388,6 +412,10 @@ class ScheduledTask:
     paused_until: datetime | None = None
     tenant: str | None = None
     revision: str = field(default="", compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        """Which schedule it is; not its payload, which may hold secrets and would end in a log."""
+        return f"ScheduledTask({self.schedule_id!r}, {self.rule!r}, user_id={self.user_id!r})"
 
     @property
     def rule(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.connection import Link
 from fairqueue.control import read_stored
-from fairqueue.errors import InvalidSchedule
+from fairqueue.errors import InvalidSchedule, shown
 from fairqueue.models import Page
 from fairqueue.schedules import ScheduleStore, Stored
 from fairqueue.validation import check_count
@@ -235,5 +235,5 @@ def _number(value: Any, otherwise: int) -> int:
 
 def _check_cursor(cursor: object) -> int:
     if not isinstance(cursor, str) or not cursor.isdigit():
-        raise InvalidSchedule(f"cursor {cursor!r} is none: pass the `cursor` of a page")
+        raise InvalidSchedule(f"cursor {shown(cursor)} is none: pass the `cursor` of a page")
     return int(cursor)

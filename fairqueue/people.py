@@ -10,7 +10,7 @@ from typing import Any
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.connection import Link
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, shown
 from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id
 from fairqueue.validation import check_count, check_name, check_tenant
 
@@ -338,7 +338,7 @@ def _decode_cursor(cursor: object) -> bytes:
             raise TypeError("no string")
         return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
     except (ValueError, TypeError):
-        raise InvalidInput(f"cursor {cursor!r} is none: pass the `cursor` of a page") from None
+        raise InvalidInput(f"cursor {shown(cursor)} is none: pass the `cursor` of a page") from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -498,7 +498,7 @@ def _settings(text: bytes, tenant: bytes) -> UserSettings:
             weight=_positive(stored.get("weight")) or 1.0,
             rate=_positive(stored.get("rate")),
             paused=stored.get("paused") is True,
-            tenant=tenant.decode() or None,
+            tenant=tenant.decode("utf-8", "replace") or None,
             **{name: None if value is None else int(value) for name, value in fields.items()},
         )
     except UNREADABLE:

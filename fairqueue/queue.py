@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 import redis
 
+from fairqueue.addresses import open_client
 from fairqueue.clock import Clock, from_ms
 from fairqueue.connection import MAX_TIMEOUT_S, Argument, Link, Listener, in_batches
 from fairqueue.embedded import EmbeddedServer
@@ -25,6 +25,7 @@ from fairqueue.errors import (
     QueueFull,
     RedisRefused,
     UnknownTask,
+    shown,
 )
 from fairqueue.keys import Keys
 from fairqueue.models import (
@@ -40,6 +41,7 @@ from fairqueue.models import (
     check_when,
     moment_text,
     new_id,
+    text_or_none,
 )
 from fairqueue.reports import Failure, Report, fingerprint
 from fairqueue.validation import (
@@ -110,17 +112,12 @@ class TaskQueue:
     def from_url(
         cls, url: str, name: str = "default", *, timeout: float = 5.0, clock: Clock | None = None
     ) -> Self:
-        """A queue at a `redis://`, `rediss://` or `unix://` URL. Raises ConfigurationError."""
-        if not isinstance(url, str):
-            raise ConfigurationError(f"{url!r} is no Redis URL: such as redis://localhost:6379/0")
-        try:
-            client = redis.Redis.from_url(url)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"{_without_password(url)!r} is no Redis URL ({error}): such as "
-                "redis://localhost:6379/0"
-            ) from None
-        return cls(client, name, timeout=timeout, clock=clock)
+        """A queue at a `redis://`, `rediss://`, `unix://` or `redis+sentinel://` URL.
+
+        The last is `redis+sentinel://host:port,host:port/service/0`: the queue is at the primary
+        that the sentinels name, whichever that is. Raises ConfigurationError.
+        """
+        return cls(open_client(url), name, timeout=timeout, clock=clock)
 
     @classmethod
     def embedded(
@@ -212,7 +209,7 @@ class TaskQueue:
         listed = list(tasks)
         for task in listed:
             if not isinstance(task, Task):
-                raise InvalidTask(f"{task!r} is no Task: make one with Task.create(...)")
+                raise InvalidTask(f"{shown(task)} is no Task: make one with Task.create(...)")
         if listed and not self._checked:
             self.check()
         calls = (
@@ -310,11 +307,10 @@ class TaskQueue:
         until = from_ms(int(answer[2]) + lease_ms)
         claims = []
         for i in range(3, len(answer), 4):
-            task_id = answer[i].decode()
             try:
-                task = Task.from_document(task_id, answer[i + 1])
+                task = _claimed(answer[i], answer[i + 1])
             except BrokenRecord as error:
-                self._end("bury", task_id, token, **_failure(str(error), None, "unreadable"))
+                self._end("bury", answer[i], token, **_failure(str(error), None, "unreadable"))
                 continue
             claims.append(
                 Claim(
@@ -431,9 +427,10 @@ class TaskQueue:
         if self._end(script, claim.task.task_id, claim.token, **arguments) == b"lost_lease":
             raise _lost(claim.task.task_id)
 
-    def _end(self, script: str, task_id: str, token: str, **arguments: Argument) -> Any:
+    def _end(self, script: str, task_id: str | bytes, token: str, **arguments: Argument) -> Any:
         # Not a random operation id: a caller who got RedisUnavailable may make the same call again.
-        operation = f"{script}:{token}:{task_id}"
+        name = task_id if isinstance(task_id, str) else task_id.hex()
+        operation = f"{script}:{token}:{name}"
         return self._run(script, op=operation, id=task_id, token=token, **arguments)
 
     def cancel(self, task_id: str) -> bool:
@@ -487,7 +484,10 @@ class TaskQueue:
         """Why a task waits: for what, and how much is served before it; None if unknown."""
         check_name(task_id, "task_id")
         answer = self._run("explain", id=task_id)
-        return _explanation(task_id, answer) if answer else None
+        try:
+            return _explanation(task_id, answer) if answer else None
+        except UNREADABLE as error:
+            raise _broken_status(task_id, error) from None
 
     def inspect(self, timeout: float | None = None) -> QueueSnapshot:
         """Counts and counters of the queue at this moment, in one bounded read."""
@@ -535,7 +535,7 @@ class TaskQueue:
             )
         if paused is not UNSET:
             if not isinstance(paused, bool):
-                raise ConfigurationError(f"paused {paused!r} is neither True nor False")
+                raise ConfigurationError(f"paused {shown(paused)} is neither True nor False")
             change["paused"] = paused
         if tenant is not UNSET:
             change["tenant"] = None if tenant is None else check_tenant(tenant, ConfigurationError)
@@ -548,9 +548,7 @@ class TaskQueue:
         text, tenant = self.link.ask(
             ("HGET", self.keys["users"], user_id), ("HGET", self.keys["tenants"], user_id)
         )
-        return replace(
-            _user_settings(text or b"{}"), tenant=None if tenant is None else tenant.decode()
-        )
+        return replace(_user_settings(text or b"{}"), tenant=_tenant(tenant))
 
     def tenant_of(self, user_id: str) -> str | None:
         """The tenant that a user belongs to, or None.
@@ -560,7 +558,7 @@ class TaskQueue:
         """
         check_name(user_id, "user_id")
         tenant = self.link.ask(("HGET", self.keys["tenants"], user_id))[0]
-        return None if tenant is None else str(tenant.decode())
+        return _tenant(tenant)
 
     def set_limits(
         self,
@@ -585,7 +583,7 @@ class TaskQueue:
         """The limits that hold, by name of the tasks."""
         stored = self.link.ask(("HGETALL", self.keys["limits"]))[0]
         return {
-            name.decode(): _handler_limits(text)
+            name.decode("utf-8", "replace"): _handler_limits(text)
             for name, text in zip(stored[::2], stored[1::2], strict=True)
         }
 
@@ -631,7 +629,7 @@ class TaskQueue:
                 rest += [name + "_ms", round(seconds * 1000)]
         if cost is not UNSET:
             if cost not in ("tasks", "time"):
-                raise ConfigurationError(f"cost {cost!r} is neither 'tasks' nor 'time'")
+                raise ConfigurationError(f"cost {shown(cost)} is neither 'tasks' nor 'time'")
             rest += ["cost", cost]
         if critical_share is not UNSET:
             share = check_number(
@@ -650,7 +648,7 @@ class TaskQueue:
         stored = self.link.ask(("HGETALL", self.keys["settings"]))[0]
         values = asdict(QueueSettings())
         for field, value in zip(stored[::2], stored[1::2], strict=True):
-            name, text = field.decode(), value.decode()
+            name, text = field.decode("utf-8", "replace"), value.decode("utf-8", "replace")
             scale = 1
             if name.endswith("_ms"):
                 plain = name.removesuffix("_ms")
@@ -662,14 +660,9 @@ class TaskQueue:
         return QueueSettings(**values)
 
 
-def _without_password(url: str) -> str:
-    """A URL as it may be shown."""
-    return re.sub(r"//[^/]*@", "//***@", url)
-
-
 def _push_arguments(task: Task) -> tuple[Argument, ...]:
     if not isinstance(task, Task):
-        raise InvalidTask(f"{task!r} is no Task: make one with Task.create(...)")
+        raise InvalidTask(f"{shown(task)} is no Task: make one with Task.create(...)")
     return (
         task.task_id,
         task.user_id,
@@ -706,8 +699,10 @@ def _wanted(names: Iterable[str] | None, avoid: Iterable[str]) -> str:
     if names is None:
         listed = [check_name(name, "avoid") for name in avoid]
         return "-" + "\n".join(listed) if listed else ""
-    unwanted = set(avoid)
-    listed = [check_name(name, "names") for name in names if name not in unwanted]
+    unwanted = {check_name(name, "avoid") for name in avoid}
+    listed = [
+        name for name in (check_name(each, "names") for each in names) if name not in unwanted
+    ]
     if not listed:
         raise InvalidTask("names leave nothing to claim: give names, or None for all")
     return "+" + "\n".join(listed)
@@ -731,6 +726,10 @@ def check_limits(slots: object, rate: object, timeout: object) -> dict[str, floa
     return limits
 
 
+def _tenant(name: bytes | None) -> str | None:
+    return None if name is None else name.decode("utf-8", "replace")
+
+
 def _handler_limits(text: bytes) -> HandlerLimits:
     try:
         stored = json.loads(text)
@@ -743,6 +742,13 @@ def _handler_limits(text: bytes) -> HandlerLimits:
         )
     except UNREADABLE:
         return HandlerLimits()
+
+
+def _claimed(task_id: bytes, document: bytes) -> Task:
+    try:
+        return Task.from_document(task_id.decode(), document)
+    except UnicodeDecodeError:
+        raise BrokenRecord(f"the task id {task_id!r} is no text") from None
 
 
 def _lease_ms(lease: object) -> int:
@@ -907,15 +913,11 @@ def jain_index(service: Sequence[float]) -> float | None:
 
 
 def _snapshot(answer: list[Any]) -> QueueSnapshot:
-    counters = answer[1]
     numbers = [int(value) for value in answer[2:13]]
-    try:
-        leader = json.loads(answer[13]) if answer[13] else {}
-    except ValueError:
-        leader = {}
+    leader, leader_until = _leader(answer[13])
     return QueueSnapshot(
         at=from_ms(int(answer[0])),
-        counters=dict(_pairs(counters)),
+        counters=dict(_pairs(answer[1])),
         ready=numbers[0],
         delayed=numbers[1],
         running=numbers[2],
@@ -927,13 +929,33 @@ def _snapshot(answer: list[Any]) -> QueueSnapshot:
         active_schedules=numbers[8],
         overdue=numbers[9] / 1000,
         set_aside=numbers[10],
-        leader=leader.get("scheduler"),
-        leader_until=_moment(leader.get("ends")),
-        epoch=int(answer[14]),
-        jain_index=jain_index([float(value) for value in answer[15]]),
+        leader=leader,
+        leader_until=leader_until,
+        epoch=int(_number(answer[14])),
+        jain_index=jain_index([_number(value) for value in answer[15]]),
     )
 
 
+def _leader(text: bytes) -> tuple[str | None, datetime | None]:
+    """Who leads, and until when; a record that somebody has spoilt is of nobody."""
+    try:
+        record = json.loads(text)
+        return text_or_none(record["scheduler"]), _moment(record["ends"])
+    except UNREADABLE:
+        return None, None
+
+
+def _number(text: bytes) -> float:
+    """A number of a record; 0 for what somebody has put there that is none."""
+    with suppress(ValueError):
+        value = float(text)
+        if math.isfinite(value):
+            return value
+    return 0.0
+
+
 def _pairs(flat: list[bytes]) -> Iterator[tuple[str, int]]:
+    """Names and counts; what somebody has put there that is no number is left out."""
     for name, value in zip(flat[::2], flat[1::2], strict=True):
-        yield name.decode(), int(value)
+        with suppress(ValueError):
+            yield name.decode(), int(value)

@@ -41,7 +41,7 @@ from fairqueue.describe import (
     once_words,
     overlap_words,
 )
-from fairqueue.errors import InvalidCron, InvalidSchedule
+from fairqueue.errors import InvalidCron, InvalidSchedule, shown
 from fairqueue.validation import check_count
 from fairqueue.windows import NO_CALENDARS, Calendars, Limits, read_limits
 from fairqueue.zones import Zone, find_zone
@@ -452,7 +452,9 @@ def compile_form(
 
 def _kind(form: Mapping[str, Any]) -> str:
     if not isinstance(form, Mapping):
-        raise InvalidSchedule(f"{form!r:.60} is no form: a dict with one of {', '.join(_KINDS)}")
+        raise InvalidSchedule(
+            f"{shown(form):.60} is no form: a dict with one of {', '.join(_KINDS)}"
+        )
     kinds = [kind for kind in _KINDS if kind in form]
     if len(kinds) != 1:
         given = " and ".join(kinds) or "none"
@@ -461,7 +463,8 @@ def _kind(form: Mapping[str, Any]) -> str:
     for key in form:
         if key not in known:
             raise InvalidSchedule(
-                f"unknown {key!r:.60} beside {kinds[0]!r}; known are {', '.join(sorted(known))}"
+                f"unknown {shown(key):.60} beside {kinds[0]!r}; known are "
+                f"{', '.join(sorted(known))}"
             )
     return kinds[0]
 
@@ -487,7 +490,9 @@ def _compile_limited(inner: Recurrence, form: object, calendars: Calendars) -> R
     try:
         text = json.dumps(form, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidSchedule(f"limits {form!r:.60} cannot be written as JSON: {error}") from None
+        raise InvalidSchedule(
+            f"limits {shown(form):.60} cannot be written as JSON: {error}"
+        ) from None
     return _limited(inner, text, calendars)
 
 
@@ -625,7 +630,9 @@ def _words(recurrence: Recurrence, locale: str) -> str:
 def _recurrence(spec: Spec, timezone: str | None) -> Recurrence:
     if isinstance(spec, Recurrence | Mapping):
         if timezone is not None:
-            raise InvalidSchedule(f"timezone {timezone!r:.60}: a form names its own; pass None")
+            raise InvalidSchedule(
+                f"timezone {shown(timezone):.60}: a form names its own; pass None"
+            )
         return spec if isinstance(spec, Recurrence) else compile_form(spec)
     return compile_recurrence(spec, timezone)  # type: ignore[arg-type]  # it says what None lacks
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fairqueue.connection import Link
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, shown
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import check_count, check_name
 
@@ -101,7 +101,8 @@ def _field(key: object) -> str:
     if isinstance(key, str) and 0 < len(key) <= MAX_KEY_LENGTH:
         return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
     raise InvalidInput(
-        f"key of a request {key!r:.80} cannot be used: a string of 1 to {MAX_KEY_LENGTH} characters"
+        f"key of a request {shown(key):.80} cannot be used: a string of 1 to {MAX_KEY_LENGTH} "
+        "characters"
     )
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,12 @@ from fairqueue.errors import (
     ScheduleConflict,
     ScheduleQuota,
     StaleVersion,
+    shown,
 )
 from fairqueue.frequency import as_cron
 from fairqueue.models import (
     DEFAULT_NAME,
+    UNREADABLE,
     Page,
     Problem,
     ScheduledTask,
@@ -61,6 +64,7 @@ MAX_CHANGE_LENGTH = 200  # characters of a value that a change shows
 DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
 
 SET_MARK = "@"  # in a revision, before the next moment that a user has set, ms
+_REVISION = re.compile(r"[!-~]{1,200}")
 
 # Characters of a schedule's id, so that `<schedule_id>:<time in ms>` is an id for TaskQueue.get.
 MAX_ID_LENGTH = MAX_NAME_LENGTH - 16
@@ -324,7 +328,7 @@ def check_change(
         check_name(by, "by", InvalidSchedule)
     if note is not None and (not isinstance(note, str) or len(note) > MAX_NOTE_LENGTH):
         raise InvalidSchedule(
-            f"note {note!r:.60} is no text of at most {MAX_NOTE_LENGTH} characters"
+            f"note {shown(note):.60} is no text of at most {MAX_NOTE_LENGTH} characters"
         )
     until_ms = None if until is None else to_ms(until, "until", InvalidSchedule)
     if until_ms is not None and until_ms <= now_ms:
@@ -354,7 +358,9 @@ class ScheduleStore:
         when `on_conflict` is "error".
         """
         if on_conflict not in ("error", "replace"):
-            raise InvalidSchedule(f"on_conflict {on_conflict!r} is neither 'error' nor 'replace'")
+            raise InvalidSchedule(
+                f"on_conflict {shown(on_conflict)} is neither 'error' nor 'replace'"
+            )
         if len(specs) > MAX_ADDED:
             raise InvalidSchedule(f"{len(specs)} schedules in one call: at most {MAX_ADDED}")
         checked = [_check_spec(spec) for spec in specs]
@@ -404,6 +410,7 @@ class ScheduleStore:
         """
         check_id(schedule_id)
         patch = _check_patch(changes)
+        _check_revision(schedule_id, revision)
         deadline = time.monotonic() + self._link.timeout
         while time.monotonic() < deadline:
             word = self._try_update(schedule_id, patch, by or Change(), revision)
@@ -541,6 +548,7 @@ class ScheduleStore:
         With a `revision`, raises StaleVersion if the schedule has another one.
         """
         check_id(schedule_id)
+        _check_revision(schedule_id, revision)
         word = self._link.run(
             "remove_schedule", op=new_id(), id=schedule_id, revision=revision or ""
         )
@@ -584,10 +592,13 @@ class ScheduleStore:
         if user_id is not None:
             check_name(user_id, "user_id", InvalidSchedule)
         if is_active not in (None, True, False):
-            raise InvalidSchedule(f"is_active {is_active!r} is neither True, False nor None")
-        start, stop = ("-", "+") if user_id is None else (f"[{user_id}\0", f"({user_id}\1")
+            raise InvalidSchedule(f"is_active {shown(is_active)} is neither True, False nor None")
+        # As bytes: somebody may have put a member there that is no text.
+        start, stop = (
+            (b"-", "+") if user_id is None else (f"[{user_id}\0".encode(), f"({user_id}\1")
+        )
         if cursor is not None:
-            start = "(" + _decode_cursor(cursor, user_id)
+            start = b"(" + _decode_cursor(cursor, user_id)
         index = self._link.keys["schedule_index"]
         found: list[ScheduledTask] = []
         walked = 0
@@ -595,7 +606,7 @@ class ScheduleStore:
             want = limit if is_active is None else MAX_LISTED
             members = self._link.ask(("ZRANGE", index, start, stop, "BYLEX", "LIMIT", 0, want))[0]
             for member, task in zip(members, self._read_members(members), strict=True):
-                start = "(" + member.decode()
+                start = b"(" + member
                 if task is not None and is_active in (None, task.is_active):
                     found.append(task)
                     if len(found) == limit:
@@ -603,7 +614,7 @@ class ScheduleStore:
             walked += len(members)
             if len(members) < want:
                 return Page(found, None)
-            if walked >= MAX_WALKED:
+            if walked >= MAX_WALKED and _is_text(start):
                 return Page(found, _encode_cursor(start[1:]))
 
     def problems(self) -> list[Problem]:
@@ -636,7 +647,9 @@ class ScheduleStore:
         for name, text, plan, state in zip(ids, definitions, plans, states, strict=True):
             try:
                 tasks.append(
-                    None if text is None else _scheduled_task(name.decode(), text, plan, state)
+                    None
+                    if text is None
+                    else _scheduled_task(name.decode("utf-8", "replace"), text, plan, state)
                 )
             except BrokenRecord:
                 if not skip_broken:
@@ -663,6 +676,14 @@ def _stored(
     )
 
 
+def _check_revision(schedule_id: str, revision: object) -> None:
+    """Raises StaleVersion for what no schedule has: an empty one would be taken for none given."""
+    if revision is not None and not isinstance(revision, str):
+        raise InvalidSchedule(f"revision {shown(revision):.80} is no text: pass that of a schedule")
+    if revision is not None and not _REVISION.fullmatch(revision):
+        raise _stale(schedule_id)
+
+
 def _revision_after(
     patch: Mapping[str, Any], plan: bytes | None, active: str, next_ms: int | str
 ) -> str:
@@ -687,7 +708,9 @@ def check_id(schedule_id: object) -> str:
 def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The id and the checked fields of a new schedule."""
     if not isinstance(spec, Mapping):
-        raise InvalidSchedule(f"{spec!r} is no schedule: a dict of the fields {', '.join(FIELDS)}")
+        raise InvalidSchedule(
+            f"{shown(spec)} is no schedule: a dict of the fields {', '.join(FIELDS)}"
+        )
     given = {name: value for name, value in spec.items() if name != "schedule_id"}
     if "user_id" not in given:
         raise InvalidSchedule(f"a schedule needs user_id; this one has {sorted(given)}")
@@ -725,7 +748,7 @@ def _check_fields(given: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
     """The fields with their values checked. Raises InvalidSchedule or one of its kin."""
     for name in given:
         if name not in known:
-            raise InvalidSchedule(f"unknown field {name!r}: known are {', '.join(known)}")
+            raise InvalidSchedule(f"unknown field {shown(name)}: known are {', '.join(known)}")
     fields = {name: _CHECKS[name](value) for name, value in given.items() if name in _CHECKS}
     if "timezone" in given:
         find_zone(given["timezone"])
@@ -734,7 +757,7 @@ def _check_fields(given: Mapping[str, Any], known: Sequence[str]) -> dict[str, A
 
 def _check_active(value: object) -> bool:
     if not isinstance(value, bool):
-        raise InvalidSchedule(f"is_active {value!r} is neither True nor False")
+        raise InvalidSchedule(f"is_active {shown(value)} is neither True nor False")
     return value
 
 
@@ -744,7 +767,7 @@ def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _check_choice(value: object, name: str, choices: Sequence[str]) -> str:
     if value not in choices:
-        raise InvalidSchedule(f"{name} {value!r} is none of {', '.join(choices)}")
+        raise InvalidSchedule(f"{name} {shown(value)} is none of {', '.join(choices)}")
     return str(value)
 
 
@@ -780,7 +803,7 @@ def _check_rare(rare: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if given[name] != USUAL[name]:
             check_count(given[name], name, InvalidSchedule, most=LATEST_MS)
     if not isinstance(rare["cron_expr"], str | None):
-        raise InvalidSchedule(f"cron_expr {rare['cron_expr']!r:.60} is no text")
+        raise InvalidSchedule(f"cron_expr {shown(rare['cron_expr']):.60} is no text")
     if sum(rare[kind] is not None for kind in KINDS) != 1:
         raise InvalidSchedule(f"it has not exactly one of {', '.join(KINDS)}")
 
@@ -1092,7 +1115,7 @@ def _problem(name: bytes, text: bytes) -> Problem:
             reason=str(record["reason"]),
             since=from_ms(int(record["since"])),
         )
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except UNREADABLE:
         return Problem(
             schedule_id=schedule_id,
             reason=f"the record of the problem is unreadable: {text[:200]!r}",
@@ -1104,20 +1127,32 @@ def _moment(value: float | None) -> datetime | None:
     return None if value is None else from_ms(int(value))
 
 
-def _encode_cursor(member: str) -> str:
-    return base64.urlsafe_b64encode(member.encode()).decode()
+def _is_text(member: bytes) -> bool:
+    try:
+        member.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
-def _decode_cursor(cursor: object, user_id: str | None) -> str:
+def _encode_cursor(member: bytes) -> str:
+    return base64.urlsafe_b64encode(member).decode()
+
+
+def _decode_cursor(cursor: object, user_id: str | None) -> bytes:
     try:
         if not isinstance(cursor, str):
             raise TypeError("no string")
-        member = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
-        if "\0" not in member:
+        member = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
+        if b"\0" not in member or not _is_text(member):
             raise ValueError("no member")
     except (ValueError, TypeError):
-        raise InvalidSchedule(f"cursor {cursor!r} is none: pass the `cursor` of a page") from None
-    if user_id is not None and not member.startswith(f"{user_id}\0"):
+        raise InvalidSchedule(
+            f"cursor {shown(cursor)} is none: pass the `cursor` of a page"
+        ) from None
+    if user_id is not None and not member.startswith(f"{user_id}\0".encode()):
         # Going on from there would list the schedules of others.
-        raise InvalidSchedule(f"cursor {cursor!r} is of a page of another user than {user_id!r}")
+        raise InvalidSchedule(
+            f"cursor {shown(cursor)} is of a page of another user than {user_id!r}"
+        )
     return member

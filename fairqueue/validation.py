@@ -5,9 +5,10 @@ import math
 import re
 from datetime import timedelta
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
-from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask
+from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, shown
 
 MAX_NAME_LENGTH = 200  # characters of an id, a user or a task name: they are parts of index members
 MAX_PAYLOAD_BYTES = 256 * 1024
@@ -20,6 +21,13 @@ _NAME = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME_LENGTH}}}"
 # Nothing that JSON escapes: scripts find a tenant in the text of a record without reading it.
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIRE_ID = re.compile(r".*:\d{11,}", re.DOTALL)
+# Parts of names; `key` alone only at the end, so that "keyboard" and "monkey" are shown.
+_SECRET = re.compile(
+    r"pass(word|wd|phrase)?$|passw|secret|token|credential|authorization|cookie|private|signature"
+    r"|(^|[_\-. ]|api|access)key$|bearer|session_?id",
+    re.IGNORECASE,
+)
+_CAMEL_KEY = re.compile(r"[a-z]Key$")
 
 
 class Priority(IntEnum):
@@ -46,11 +54,11 @@ def check_name(
     """An id, user or name: 1 to 200 characters, none of them a control character."""
     if isinstance(value, str) and len(value) <= most and _NAME.fullmatch(value):
         return value
-    shown = repr(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
+    text = shown(value)
+    if len(text) > 80:
+        text = text[:77] + "..."
     raise error(
-        f"{what} {shown} cannot be used: a string of 1 to {most} characters "
+        f"{what} {text} cannot be used: a string of 1 to {most} characters "
         "without control characters"
     )
 
@@ -60,7 +68,8 @@ def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
     if isinstance(value, str) and _TENANT.fullmatch(value):
         return value
     raise error(
-        f"tenant {value!r:.80} cannot be used: 1 to 64 letters, digits, '_', '.' or '-', or None"
+        f"tenant {shown(value):.80} cannot be used: 1 to 64 letters, digits, '_', '.' or '-', or "
+        "None"
     )
 
 
@@ -79,7 +88,7 @@ def check_priority(value: object, error: type[InvalidInput] = InvalidTask) -> Pr
     """A Priority, or its number."""
     if isinstance(value, int) and not isinstance(value, bool) and value in _PRIORITIES:
         return _PRIORITIES[value]
-    raise error(f"priority {value!r} is none: a Priority, or its number from 1 to 6")
+    raise error(f"priority {shown(value)} is none: a Priority, or its number from 1 to 6")
 
 
 def check_seconds(
@@ -93,9 +102,9 @@ def check_seconds(
     """A duration in seconds, or a timedelta, within bounds (at most 100 years)."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise error(f"{what} {value!r} is no duration: seconds or a timedelta")
+        raise error(f"{what} {shown(value)} is no duration: seconds or a timedelta")
     if not math.isfinite(seconds) or not least <= seconds <= most:
-        raise error(f"{what} {value!r} is out of range: {least:g} to {most:g} seconds")
+        raise error(f"{what} {shown(value)} is out of range: {least:g} to {most:g} seconds")
     return float(seconds)
 
 
@@ -109,7 +118,7 @@ def check_count(
 ) -> int:
     """A whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise error(f"{what} {value!r} is no whole number from {least} to {most}")
+        raise error(f"{what} {shown(value)} is no whole number from {least} to {most}")
     return value
 
 
@@ -123,8 +132,19 @@ def check_number(
         or not math.isfinite(value)
         or not least <= value <= most
     ):
-        raise error(f"{what} {value!r} is no number from {least:g} to {most:g}")
+        raise error(f"{what} {shown(value)} is no number from {least:g} to {most:g}")
     return float(value)
+
+
+@lru_cache(maxsize=10_000)
+def is_secret(name: str) -> bool:
+    """Whether a value of this name is not to be shown."""
+    return bool(_SECRET.search(name) or _CAMEL_KEY.search(name))
+
+
+def _shown(path: str, value: str) -> str:
+    """A value as an error may show it: not one whose name, or that of what it is in, is secret."""
+    return "***" if any(map(is_secret, re.split(r"[.\[]", path))) else value
 
 
 def check_payload(value: object, what: str = "payload") -> dict[str, Any]:
@@ -133,30 +153,42 @@ def check_payload(value: object, what: str = "payload") -> dict[str, Any]:
     Raises InvalidPayload with the path to the value, such as `payload.items[3].price`.
     """
     if not isinstance(value, dict):
-        raise InvalidPayload(f"{what} {value!r:.80} is no JSON object: pass a dict")
-    _walk(value, what, 1)
+        raise InvalidPayload(f"{what} {shown(value):.80} is no JSON object: pass a dict")
+    _walk(value, what, 1, [MAX_PAYLOAD_BYTES])
     return value
 
 
-def _walk(value: Any, path: str, depth: int) -> None:
-    """Look at everything in a value, so that nothing is silently turned into something else."""
+def _walk(value: Any, path: str, depth: int, left: list[int]) -> None:
+    """Look at everything in a value, so that nothing is silently turned into something else.
+
+    `left` is how many values may still come: each takes a byte at least. A few lists that are in
+    each other again and again can stand for more values than could ever be looked at.
+    """
     if value is None or isinstance(value, str | bool | int):
         return
     if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPayload(f"{path[:200]} is nested more than {MAX_PAYLOAD_DEPTH} levels deep")
+    if isinstance(value, dict | list | tuple):
+        left[0] -= len(value)
+        if left[0] < 0:
+            raise InvalidPayload(f"{path[:200]} holds more values than can be stored")
+        _walk_inside(value, path, depth + 1, left)
+    elif not isinstance(value, float) or not math.isfinite(value):
+        raise InvalidPayload(
+            f"{path} is {_shown(path, shown(value)[:80])}, a {type(value).__name__}, which JSON "
+            "cannot hold: strings, finite numbers, booleans, None, lists and dicts can be"
+        )
+
+
+def _walk_inside(value: Any, path: str, depth: int, left: list[int]) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise InvalidPayload(f"{path} has the key {key!r}: JSON keys are strings")
-            _walk(inner, f"{path}.{key}", depth + 1)
-    elif isinstance(value, list | tuple):
+                raise InvalidPayload(f"{path} has the key {shown(key)}: JSON keys are strings")
+            _walk(inner, f"{path}.{key}", depth, left)
+    else:
         for index, inner in enumerate(value):
-            _walk(inner, f"{path}[{index}]", depth + 1)
-    elif not isinstance(value, float) or not math.isfinite(value):
-        raise InvalidPayload(
-            f"{path} is {value!r:.80}, a {type(value).__name__}, which JSON cannot hold: "
-            "strings, finite numbers, booleans, None, lists and dicts can be"
-        )
+            _walk(inner, f"{path}[{index}]", depth, left)
 
 
 # Kept: making an encoder costs as much as encoding a small payload.
@@ -176,7 +208,7 @@ def encode_json(value: object, what: str, limit: int) -> str:
     except (TypeError, ValueError, RecursionError):
         path, culprit, reason = _find_unwritable(value, what)
         raise InvalidPayload(
-            f"{path} is {culprit:.80}, which cannot be written as JSON: {reason}"
+            f"{path} is {_shown(path, culprit[:80])}, which cannot be written as JSON: {reason}"
         ) from None
     if size > limit:
         raise InvalidPayload(f"{what} has {size} bytes as JSON; at most {limit} can be stored")
@@ -192,15 +224,18 @@ def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str
     if isinstance(value, dict):
         for key in value:
             if isinstance(key, str) and (reason := _unwritable(key)):
-                return path, f"an object with the key {key!r}", reason
+                return path, f"an object with the key {shown(key)}", reason
         parts = [(f"{path}.{key}", inner) for key, inner in value.items()]
     elif isinstance(value, list | tuple):
         parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
     for inner_path, inner in parts:
         if depth <= MAX_PAYLOAD_DEPTH and _unwritable(inner):
             return _find_unwritable(inner, inner_path, depth + 1)
-    shown = "a long number" if isinstance(value, int) else repr(value)
-    return path, shown, _unwritable(value) or "unknown"
+    return (
+        path,
+        "a long number" if isinstance(value, int) else shown(value),
+        _unwritable(value) or "unknown",
+    )
 
 
 def _unwritable(value: object) -> str | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from fairqueue.clock import LATEST_MS
-from fairqueue.errors import InvalidSchedule
+from fairqueue.errors import InvalidSchedule, shown
 from fairqueue.validation import check_count, check_name
 from fairqueue.zones import Zone
 
@@ -283,5 +283,5 @@ def _check_keys(form: Mapping[str, object], known: tuple[str, ...], what: str) -
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -104,9 +104,9 @@ class WorkerStore:
         )
         self._link.learn_time(int(answer[0]))
         return Beat(
-            handled=frozenset(name.decode() for name in answer[1]),
+            handled=frozenset(name.decode("utf-8", "replace") for name in answer[1]),
             stale=read_stale(answer[2]),
-            gone=[each.decode() for each in answer[3]],
+            gone=[each.decode("utf-8", "replace") for each in answer[3]],
             drained_by=answer[4].decode("utf-8", "replace") or None,
         )
 
@@ -145,10 +145,10 @@ def read_stale(flat: Iterable[bytes]) -> list[StaleRun]:
     values = list(flat)
     return [
         StaleRun(
-            task_id=values[i].decode(),
-            user_id=values[i + 1].decode(),
-            name=values[i + 2].decode(),
-            worker_id=values[i + 3].decode(),
+            task_id=values[i].decode("utf-8", "replace"),
+            user_id=values[i + 1].decode("utf-8", "replace"),
+            name=values[i + 2].decode("utf-8", "replace"),
+            worker_id=values[i + 3].decode("utf-8", "replace"),
             seconds=int(values[i + 4]) / 1000,
         )
         for i in range(0, len(values), 5)

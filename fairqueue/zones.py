@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytz
 from pytz.tzinfo import DstTzInfo
 
-from fairqueue.errors import UnknownTimezone
+from fairqueue.errors import UnknownTimezone, shown
 
 # More than the tz database has names, so that each zone is read once.
 _ZONES_KEPT = 1024
@@ -135,7 +135,7 @@ def _seconds(delta: timedelta) -> int:
 
 def _explain(name: object) -> str:
     if not isinstance(name, str):
-        return f"{str(name)[:60]!r} is no time zone: pass a name such as 'Europe/London' or 'UTC'"
+        return f"{shown(name):.60} is no time zone: pass a name such as 'Europe/London' or 'UTC'"
     for known in pytz.all_timezones:
         if known.lower() == name.lower():
             return f"{name!r} is not in the tz database: write {known!r}"

@@ -74,11 +74,11 @@ def test_sentinels_have_a_login_of_their_own() -> None:
 
 
 def test_tls_is_for_servers_and_sentinels_alike() -> None:
-    pool = pool_of("rediss+sentinel://a:1/m?ssl_ca_certs=/ca.pem")
+    pool = pool_of("rediss+sentinel://a:1/m?ssl_ca_certs=/dev/null")
     (sentinel,) = pool.sentinel_manager.sentinels
     for each in (pool, sentinel.connection_pool):
         assert issubclass(each.connection_class, SSLConnection)
-        assert each.connection_kwargs["ssl_ca_certs"] == "/ca.pem"
+        assert each.connection_kwargs["ssl_ca_certs"] == "/dev/null"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_tls_is_for_servers_and_sentinels_alike() -> None:
         "redis://localhost:6379/0",
         "redis://:p@localhost/15/",
         "redis://[::1]:6379",
-        "rediss://u:p@host:6380/0?ssl_cert_reqs=required&ssl_ca_certs=/ca.pem",
+        "rediss://u:p@host:6380/0?ssl_cert_reqs=required&ssl_ca_certs=/dev/null",
         "unix:///run/redis.sock?db=2&password=p",
         "redis://localhost?client_name=x&max_connections=5&decode_responses=true",
     ],
@@ -112,7 +112,7 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
         ("redis://host?redis_connect_func=x", "option 'redis_connect_func' is unknown"),
         ("redis://host?sentinel_username=x", "option 'sentinel_username' is unknown"),
         ("redis://host?socket_timeout=soon", "'socket_timeout'"),
-        ("redis://host?ssl_ca_certs=/ca.pem", "ssl_ca_certs"),
+        ("redis://host?ssl_ca_certs=/dev/null", "ssl_ca_certs"),
         ("rediss://host?ssl_colour=red", "ssl_colour"),
         ("rediss://host?ssl_cert_reqs=perhaps", "perhaps"),
         ("redis+sentinel://", "host:port"),
@@ -129,7 +129,7 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
         ("redis+sentinel://a:1/main/zero", "name of a service"),
         ("redis+sentinel://a:1/main/0/1", "name of a service"),
         ("redis+sentinel://a:1/main#x", "percent-encoded"),
-        ("redis+sentinel://a:1/main?ssl_ca_certs=/ca.pem", "ssl_ca_certs"),
+        ("redis+sentinel://a:1/main?ssl_ca_certs=/dev/null", "ssl_ca_certs"),
         ("redis+sentinel://a:1/main?host=b", "option 'host' is unknown"),
     ],
 )

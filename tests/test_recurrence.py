@@ -521,7 +521,7 @@ def test_next_run_says_when_there_is_none_for_years() -> None:
         ("europe/london", "write 'Europe/London'"),
         ("utc", "write 'UTC'"),
         ("x" * 100_000, "is not in the tz database"),
-        (None, "'None' is no time zone: pass a name such as 'Europe/London' or 'UTC'"),
+        (None, "None is no time zone: pass a name such as 'Europe/London' or 'UTC'"),
         (5, "is no time zone"),
         (b"UTC", "is no time zone"),
         (["UTC"], "is no time zone"),

@@ -10,8 +10,11 @@ import click
 from fairqueue.cli.codes import FAILED, INTERRUPTED, OK, USAGE, exit_code
 from fairqueue.cli.frame import Group
 from fairqueue.cli.output import note
+from fairqueue.cli.text import printable
 from fairqueue.errors import FairQueueError
 from fairqueue.presence import VERSION
+
+MAX_MESSAGE = 2000  # characters of what is wrong with a line; the rest is what was typed
 
 
 class Program(Group):
@@ -35,6 +38,8 @@ class Program(Group):
             run: Callable[..., Any] = super().main
             code = run(*args, **settings, standalone_mode=False)
         except click.ClickException as error:
+            # It repeats what was typed, or pasted.
+            error.message = printable(error.message[:MAX_MESSAGE])  # type: ignore[misc]
             error.show()
             return USAGE if isinstance(error, click.UsageError) else FAILED
         except click.Abort:

@@ -95,8 +95,8 @@ def _windows(given: Sequence[str]) -> list[Any]:
     for text in given:
         try:
             found.append(json.loads(text))
-        except ValueError as error:
-            raise click.UsageError(f"--window {text!r} is no JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise click.UsageError(f"--window {text!r:.60} is no JSON: {error}") from None
     return found
 
 

@@ -153,7 +153,7 @@ def _read_file(path: str, what: str) -> str:
 def _parse_object(text: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise click.UsageError(f"{what} {text!r:.60} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise click.UsageError(f"{what} {text!r:.60} is no JSON object")
@@ -164,7 +164,7 @@ def json_or_text(text: str) -> Any:
     """A value as JSON has it; what is no JSON is text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

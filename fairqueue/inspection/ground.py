@@ -11,7 +11,7 @@ from fairqueue.access import AccessStore, Actor
 from fairqueue.audit import AuditLog
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
-from fairqueue.errors import Forbidden, UnknownUser
+from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, shown
 from fairqueue.glance import Glance
 from fairqueue.history import History
 from fairqueue.inspection.guard import Guard
@@ -74,6 +74,8 @@ class Ground:
 
         Raises Forbidden for another tenant, and UnknownUser for a user of another one.
         """
+        if not isinstance(fields, Mapping):
+            raise InvalidInput(f"{shown(fields):.80} is no object with the fields of a schedule")
         own = self.guard.actor.tenant
         given = dict(fields)
         if own is None:
@@ -81,7 +83,7 @@ class Ground:
         if given.get("tenant", own) != own:
             raise Forbidden(
                 f"{self.guard.actor.name!r} belongs to tenant {own!r} and cannot use tenant "
-                f"{given['tenant']!r}"
+                f"{shown(given['tenant'])}"
             )
         if is_new or "tenant" in given or "schedule_id" in given:
             given["tenant"] = own

@@ -7,7 +7,7 @@ from typing import Any
 
 from fairqueue.access import Actor
 from fairqueue.audit import AuditLog
-from fairqueue.errors import FairQueueError, Forbidden
+from fairqueue.errors import FairQueueError, Forbidden, shown
 from fairqueue.inspection.masking import mask, unmask
 
 logger = logging.getLogger("fairqueue.inspection")
@@ -58,7 +58,7 @@ class Guard:
         if self.actor.tenant is None:
             return tenant
         if tenant not in (None, self.actor.tenant):
-            raise Forbidden(f"{self.actor.name!r} cannot see tenant {tenant!r}")
+            raise Forbidden(f"{self.actor.name!r} cannot see tenant {shown(tenant)}")
         return self.actor.tenant
 
     def unmask(self, new: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:

@@ -1,40 +1,55 @@
 """Keep secrets out of what people are shown: values whose names look like secrets."""
 
 import re
-from functools import lru_cache
+from contextlib import suppress
 from typing import Any
+
+from fairqueue.validation import is_secret
 
 MASK = "***"
 
-# Parts of names; `key` alone only at the end, so that "keyboard" and "monkey" are shown.
-_SECRET = re.compile(
-    r"pass(word|wd|phrase)?$|passw|secret|token|credential|authorization|cookie|private|signature"
-    r"|(^|[_\-. ]|api|access)key$|bearer|session_?id",
-    re.IGNORECASE,
-)
-_CAMEL_KEY = re.compile(r"[a-z]Key$")
 # Begins at what is rare and ends at a slash, so that no text takes long, whatever it is made of.
 _IN_URL = re.compile(r"://[^/\s]*@")
-
-
-@lru_cache(maxsize=10_000)
-def is_secret(name: str) -> bool:
-    """Whether a value of this name is not to be shown."""
-    return bool(_SECRET.search(name) or _CAMEL_KEY.search(name))
+_IN_QUERY = re.compile(r"([?&])([^?&=#\s]{1,100})=[^&#\s]+")
 
 
 def mask(value: Any) -> Any:
-    """The same JSON value with secrets replaced by `***`; passwords in URLs too."""
-    if isinstance(value, dict):
-        return {
-            name: MASK if is_secret(str(name)) and inner not in (None, "", {}, []) else mask(inner)
-            for name, inner in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [mask(inner) for inner in value]
-    if isinstance(value, str) and "://" in value:
-        return _IN_URL.sub(f"://{MASK}@", value)
-    return value
+    """The same JSON value with secrets replaced by `***`; those in URLs too."""
+    return _mask(value, {})
+
+
+def _mask(value: Any, seen: dict[int, Any]) -> Any:
+    """The same; each list and dict once, since what was not checked may be in itself, or deep."""
+    if isinstance(value, str):
+        return _mask_text(value) if "://" in value else value
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if id(value) not in seen:
+        seen[id(value)] = MASK
+        with suppress(RecursionError):
+            seen[id(value)] = _mask_inside(value, seen)
+    return seen[id(value)]
+
+
+def _mask_inside(value: Any, seen: dict[int, Any]) -> Any:
+    if not isinstance(value, dict):
+        return [_mask(inner, seen) for inner in value]
+    return {
+        name: MASK if is_secret(str(name)) and not _is_empty(inner) else _mask(inner, seen)
+        for name, inner in value.items()
+    }
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | dict | list) and not value)
+
+
+def _mask_text(text: str) -> str:
+    return _IN_QUERY.sub(_mask_parameter, _IN_URL.sub(f"://{MASK}@", text))
+
+
+def _mask_parameter(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}={MASK}" if is_secret(match[2]) else match[0]
 
 
 def mask_side(field: str, value: Any) -> Any:

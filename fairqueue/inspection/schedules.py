@@ -16,6 +16,7 @@ from fairqueue.errors import (
     FairQueueError,
     InvalidSchedule,
     UnknownSchedule,
+    shown,
 )
 from fairqueue.exchange import Diff, export, import_documents
 from fairqueue.inspection.ground import Ground
@@ -451,7 +452,7 @@ class Schedules:
         self._guard.read()
         task = self._ground.store.get(schedule_id)
         if task is None or not self._guard.actor.sees(task.tenant):
-            raise UnknownSchedule(f"there is no schedule {schedule_id!r}")
+            raise UnknownSchedule(f"there is no schedule {shown(schedule_id)}")
         return task
 
     def _check_not_anothers(self, schedule_id: str) -> None:
@@ -459,7 +460,7 @@ class Schedules:
             return
         task = self._ground.store.get(schedule_id)
         if task is not None and not self._guard.actor.sees(task.tenant):
-            raise UnknownSchedule(f"schedule id {schedule_id!r} cannot be used")
+            raise UnknownSchedule(f"schedule id {shown(schedule_id)} cannot be used")
 
     def _revision(self, task: ScheduledTask, if_match: str | None) -> str | None:
         """The revision that a change is of; None: any.
@@ -473,7 +474,7 @@ class Schedules:
 
     def _found(self, schedule_id: str, found: bool) -> None:
         if not found:
-            raise UnknownSchedule(f"there is no schedule {schedule_id!r} any more")
+            raise UnknownSchedule(f"there is no schedule {shown(schedule_id)} any more")
 
     def _changing(self, action: str, task: ScheduledTask, details: Mapping[str, Any] = {}) -> Any:
         return self._guard.change(

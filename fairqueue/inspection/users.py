@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from fairqueue.errors import InvalidInput, UnknownUser
+from fairqueue.errors import InvalidInput, UnknownUser, shown
 from fairqueue.inspection.ground import LONG_AGO, Ground
 from fairqueue.models import Explanation, Page, UserSettings
 from fairqueue.people import FairnessView, ShareSeries, UserInfo
@@ -45,7 +45,7 @@ class Users:
         """
         self._guard.read()
         if order not in ORDERS:
-            raise InvalidInput(f"order {order!r} is none of {', '.join(ORDERS)}")
+            raise InvalidInput(f"order {shown(order)} is none of {', '.join(ORDERS)}")
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         since = self._since(minutes)
         scope = self._guard.scope(tenant)
@@ -212,5 +212,5 @@ def _offset(cursor: str | None) -> int:
         or not cursor.isdigit()
         or len(cursor) > 9
     ):
-        raise InvalidInput(f"cursor {cursor!r} is none: pass the `cursor` of a page")
+        raise InvalidInput(f"cursor {shown(cursor)} is none: pass the `cursor` of a page")
     return int(cursor)
