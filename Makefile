@@ -10,7 +10,7 @@ ARGS ?=
 MINUTES ?= 0.3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test static browser lint types screenshots mutants faults proof soak acl audit build smoke check bench clean
+.PHONY: help run test static browser lint types screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,13 +50,17 @@ faults: $(READY) ## storms of faults, short; ARGS="--form long --publish" for wh
 	$(BIN)/python -m faults $(ARGS)
 
 proof: $(READY) ## remove guards and see the storms and the model fail; takes half an hour
-	$(BIN)/python scripts/mutants.py --proof $(ARGS)
+	$(BIN)/python scripts/proof.py $(ARGS)
 
 soak: $(READY) ## mixed load with faults for MINUTES=n; memory and keys must stay flat
 	$(BIN)/python -m faults.soak --minutes $(MINUTES) $(ARGS)
 
 acl: $(READY) $(STATIC) browser ## all tests, with no more permissions than docs/operations.md says
 	FAIRQUEUE_TEST_ACL=1 $(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(READY) ## what a fuzzer makes up, into every parser; ARGS="--seconds 600" for longer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	$(BIN)/python scripts/fuzz.py $(ARGS)
 
 audit: $(READY) ## known vulnerabilities of what is installed, by pip-audit
 	$(BIN)/python scripts/audit.py $(ARGS)

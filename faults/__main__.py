@@ -4,14 +4,20 @@ Ends with status 1 if a promise was broken. With the same seed the same faults s
 """
 
 import argparse
+import json
 import secrets
+import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 from faults.profiles import FORMS
 from faults.report import publish, row_of, table
 from faults.storm import run_storm
+
+FAILPOINTS = "failpoints"
+SEEDS = 20  # with which each failpoint is visited
 
 
 def main() -> None:
@@ -23,30 +29,64 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="write to docs/reliability.md")
     options = parser.parse_args()
     profiles = {profile.name: profile for profile in FORMS[options.form]}
-    unknown = set(options.name) - set(profiles)
+    # Of the short form they are a part of the tests.
+    known = [*profiles, *([FAILPOINTS] if options.form == "long" else [])]
+    unknown = set(options.name) - set(known)
     if unknown:
-        parser.error(
-            f"no such storm: {', '.join(sorted(unknown))}; there are {', '.join(profiles)}"
-        )
+        parser.error(f"no such storm: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     results = []
-    for name in options.name or profiles:
-        profile = profiles[name]
-        if options.most_seconds is not None:
-            profile = replace(profile, most_seconds=options.most_seconds)
+    for name in options.name or known:
         print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-        result = run_storm(profile, seed, say=lambda line: print(line, flush=True))
+        if name == FAILPOINTS:
+            result = run_failpoints(seed)
+        else:
+            profile = profiles[name]
+            if options.most_seconds is not None:
+                profile = replace(profile, most_seconds=options.most_seconds)
+            result = run_storm(profile, seed, say=_say).as_dict()
         results.append(result)
-        for line in result.verdict.details:
+        for line in result["verdict"]["details"]:
             print(f"  {line}")
         if options.publish:
-            publish([result.as_dict()])
+            publish([result])
     print()
-    print(table(row_of(result.as_dict()) for result in results))
-    broken = sum(result.violations for result in results)
+    print(table(map(row_of, results)))
+    broken = sum(result["violations"] for result in results)
     print(f"storms: {len(results)}, violations: {broken}, seed {seed}")
     sys.exit(1 if broken else 0)
+
+
+def run_failpoints(seed: int) -> dict[str, Any]:
+    """Every failpoint with several seeds, in a process of its own, since it forks: as a result."""
+    command = [sys.executable, "-m", "faults.failpoints", "--json"]
+    command += ["--first", str(seed), "--seeds", str(SEEDS)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout:
+        sys.exit(f"the failpoints ended with status {done.returncode}")
+    summary = json.loads(done.stdout)
+    gaps = [text for name in ("unvisited", "unmade", "unknown") for text in summary[name]]
+    return {
+        "name": FAILPOINTS,
+        "seed": f"{seed} to {seed + SEEDS - 1}",
+        "seconds": summary["seconds"],
+        "faults": {"failpoints": summary["killed"], "kill": summary["runs"]},
+        "violations": len(summary["violations"]) + len(gaps),
+        "verdict": {
+            "lost": summary["lost"],
+            "unexpected": summary["unexpected"],
+            "duplicated": summary["duplicated"],
+            "doubled": summary["double_completions"],
+            "disagreements": summary["inconsistent"],
+            "wrong": len(gaps),
+            "details": [*summary["violations"], *gaps],
+        },
+    }
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class Told(Testimony):
     refused: set[str] = field(default_factory=set)
     runs: Counter[str] = field(default_factory=Counter)
     completed: Counter[str] = field(default_factory=Counter)
+    adding: set[str] = field(default_factory=set)
     added: set[str] = field(default_factory=set)
     cancelling: set[str] = field(default_factory=set)
     removing: set[str] = field(default_factory=set)
@@ -58,6 +59,10 @@ class Told(Testimony):
         for actor, (kind, *fields) in read_journals(folder):
             getattr(told, f"_{kind}")(actor, *fields)
         return told
+
+    def may_fire(self, schedule_id: str) -> bool:
+        """Whether it is one of the storm's own, or somebody meant to add it."""
+        return schedule_id.startswith("steady-") or schedule_id in self.adding
 
     def _push(self, actor: str, first: int, count: int, outcome: str) -> None:
         ids = {f"{actor}.{number}" for number in range(first, first + count)}
@@ -78,8 +83,7 @@ class Told(Testimony):
         self.cancelling.add(task_id)
 
     def _add(self, actor: str, schedule_id: str, outcome: str) -> None:
-        if outcome == "ok":
-            self.added.add(schedule_id)
+        (self.added if outcome == "ok" else self.adding).add(schedule_id)
 
     def _remove(self, actor: str, schedule_id: str, outcome: str) -> None:
         (self.removed if outcome == "ok" else self.removing).add(schedule_id)
@@ -183,6 +187,8 @@ def check(
         verdict.wrong = verdict.note("wrong answers", told.wrong)
     if calm:
         _check_leases(queue, verdict)
+    strangers = {task_id for task_id in fired if not told.may_fire(_FIRE.sub("", task_id))}
+    verdict.unexpected += verdict.note("fires of schedules that nobody added", strangers)
     _check_moments(there, fired, verdict, steady_clock=steady_clock)
     _check_structures(queue, verdict)
     return verdict
@@ -278,7 +284,7 @@ def _states(link: Link) -> Iterator[tuple[str, str]]:
 def _check_counters(queue: TaskQueue, states: dict[str, str], verdict: Verdict) -> None:
     """The queue's own counters against the tasks that are there: nothing is ever trimmed here."""
     counters = queue.inspect().counters
-    verdict.duplicated = counters.get("pushed", 0) - len(states)
+    verdict.duplicated = abs(counters.get("pushed", 0) - len(states))
     if verdict.duplicated:
         verdict.details.append(f"{counters.get('pushed', 0)} enqueued, {len(states)} tasks")
     there = Counter(states.values())

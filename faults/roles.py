@@ -42,8 +42,9 @@ FULL_PAUSE_S = 0.05
 class Part:
     """What an actor is given.
 
-    patient: a producer pushes what is refused again; else it goes on to another user. pace: seconds
-    that each task takes at least. even: users whose weight nobody changes, from the first on.
+    largest: a batch of so many is pushed at times, in several commands. patient: a producer pushes
+    what is refused again; else it goes on to another user. pace: seconds that each task takes at
+    least. even: users whose weight nobody changes, from the first on.
     schedules: that an editor has at most. edits: seconds from one edit to the next. failing,
     hopeless: of 1,000 tasks so many fail at first, and for good. patience: seconds that a worker
     which is told to end waits for its tasks.
@@ -61,6 +62,7 @@ class Part:
     concurrency: int = 4
     users: int = 40
     batch: int = 100
+    largest: int = 0
     patient: bool = True
     pace: float = 0.0
     even: int = 0
@@ -136,12 +138,14 @@ def produce(actor: Actor) -> None:
     part, dice = actor.part, actor.random
     first = 0
     while not actor.ending.is_set():
-        count = dice.choice((1, 1, 10, part.batch, part.batch))
+        count = dice.choice((1, 1, 10, part.batch, part.largest or part.batch))
         # One user at a time, if one who has no room must not hold up the others.
         user = None if part.patient else dice.randrange(part.users)
         tasks = [_task(part, dice, n, user) for n in range(first, first + count)]
         actor.journal.note("push", first, count, "intent")
         outcome = actor.insist(actor.queue.push_many, tasks)
+        if outcome == "failed" and count > part.batch:
+            outcome = "unknown"  # of several commands some may have been done
         actor.journal.note("push", first, count, outcome)
         if outcome == "ok" and dice.randrange(100) < AGAIN:
             actor.insist(actor.queue.push_many, tasks)

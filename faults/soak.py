@@ -106,8 +106,7 @@ class Soak(Storm):
 
     def _strike_kill(self) -> bool:
         """SIGKILL of anybody but the first of each role: they live on, so that a leak can show."""
-        self._kill(self.dice.choice([player for player in self.players if player.index]))
-        return True
+        return self._kill(self.dice.choice([player for player in self.players if player.index]))
 
     def _strike(self, kind: str) -> bool:
         at = time.time()

@@ -21,6 +21,7 @@ from typing import Any, Self
 import redis
 from prometheus_client import CollectorRegistry
 
+from fairqueue.clock import from_ms
 from fairqueue.embedded import EmbeddedServer, Fsync
 from fairqueue.errors import FairQueueError
 from fairqueue.queue import TaskQueue
@@ -34,6 +35,7 @@ from faults.roles import Part, SharedClock
 QUEUE = "storm"
 STEADY = 10  # schedules that fire each second from the beginning to the end
 DRAIN_S = 300.0
+CATCH_UP_S = 120.0
 LONG_LEASE_S = 8.0  # a worker that lives prolongs its leases in time, however busy the machine
 MEMORY = "/dev/shm"
 HOUR_MS = 3_600_000
@@ -138,6 +140,7 @@ class Storm:
         self._stack = ExitStack()
         self._restore: list[tuple[float, Callable[[], None]]] = []
         self._restarts = 0
+        self._troubles: list[str] = []
 
     def __enter__(self) -> Self:
         profile = self.profile
@@ -249,7 +252,7 @@ class Storm:
             status = self.nursery.wait(player.pid, timeout)
             if status is None:
                 troubles.append(f"{player.name} does not end")
-            elif status:
+            elif status not in (0, -signal.SIGTERM):  # the second: before it had begun
                 troubles.append(f"{player.name} ended with status {status}")
         return troubles
 
@@ -266,8 +269,10 @@ class Storm:
             if time.monotonic() - told > 20:
                 told = time.monotonic()
                 self._say(f"  {told - began:5.0f} s: {self._pushed()} tasks, {dict(self.faults)}")
-        troubles = self._drain()
+        troubles = self._drain() + self._troubles
         verdict = self._judge()
+        if self.profile.producers and not verdict.acknowledged:
+            troubles.append("no push was acknowledged")
         verdict.unfinished += len(troubles)
         verdict.details += troubles
         return Result(
@@ -340,11 +345,11 @@ class Storm:
         for proxy in self.proxies:
             proxy.clear()
         troubles = self._end("producer") + self._end("editor")
-        # A moment of calm, so that the schedules have caught up: then no fire is on its way.
-        self._pass_time(2 * self.profile.lock_timeout + 1)
-        troubles += self._end("scheduler")
         if self.clock is not None:
-            self.clock.jump_to(self.clock.offset_ms + 4 * HOUR_MS)
+            self.clock.jump_to(2 * HOUR_MS)  # later than it has ever been: no plan is after that
+        troubles += self._catch_up() + self._end("scheduler")
+        if self.clock is not None:
+            self.clock.jump_to(4 * HOUR_MS)  # and no lease
         deadline = time.monotonic() + DRAIN_S
         while True:
             snapshot = self.queue.inspect()
@@ -358,12 +363,39 @@ class Storm:
             time.sleep(0.05)
         return troubles + self._end("worker")
 
+    def _catch_up(self) -> list[str]:
+        """Wait until each steady schedule has fired a moment of now or later: somebody leads."""
+        scheduler = TaskScheduler(self.queue, registry=CollectorRegistry())
+        since = from_ms(self.queue.link.now_ms())
+        deadline = time.monotonic() + CATCH_UP_S
+        while True:
+            found = [scheduler.get_schedule(f"steady-{n}") for n in range(STEADY)]
+            late = [
+                each.schedule_id
+                for each in found
+                if each is not None and (each.last_run is None or each.last_run < since)
+            ]
+            if not late:
+                return []
+            if time.monotonic() > deadline:
+                return [f"{late} have not fired since {since} for {CATCH_UP_S:.0f} s"]
+            time.sleep(0.1)
+
     def _replace_the_dead(self) -> None:
-        """What a supervisor does; an actor that ended by itself is a finding."""
+        """What a supervisor does."""
         for player in self.players:
             if player.role == "worker" and self.nursery.ended(player.pid):
-                self._restarts += 1
+                self._note_end(player)
                 self._begin(player)
+
+    def _note_end(self, player: Player) -> bool:
+        """Whether an actor ended as it was told to; one that ended by itself is a finding."""
+        status = self.nursery.wait(player.pid)
+        if status in (0, -signal.SIGTERM, -signal.SIGKILL):
+            return True
+        self._restarts += 1
+        self._troubles.append(f"{player.name} ended with status {status}")
+        return False
 
     # --- faults: each says whether it has struck --------------------------------------------------
 
@@ -376,32 +408,31 @@ class Storm:
 
     def _strike_kill(self) -> bool:
         """SIGKILL of anybody; a supervisor starts another in its place at once."""
-        player = self.dice.choice(self.players)
-        self._kill(player)
-        return True
+        return self._kill(self.dice.choice(self.players))
 
-    def _kill(self, player: Player) -> None:
-        self.nursery.signal(player.pid, signal.SIGKILL)
-        status = self.nursery.wait(player.pid)
-        if status != -signal.SIGKILL:
-            self._say(f"  {player.name} had ended with status {status}")
-            self._restarts += 1
+    def _kill(self, player: Player) -> bool:
+        killed = self.nursery.signal(player.pid, signal.SIGKILL)
+        as_told = self._note_end(player)
         self._begin(player)
+        return killed and as_told
 
     def _strike_stop(self) -> bool:
         """SIGSTOP of anybody, for longer than leases and terms at times."""
         candidates = self._running()
         if not candidates:
             return False
-        player = self.dice.choice(candidates)
-        self._stop(player, self.dice.choice(PAUSES) * self.profile.lock_timeout)
-        return True
+        return self._stop(self.dice.choice(candidates))
 
-    def _stop(self, player: Player, seconds: float) -> None:
+    def _stop(self, player: Player, seconds: float | None = None) -> bool:
+        """Stop it, for a multiple of the term if nobody says for how long."""
+        if seconds is None:
+            seconds = self.dice.choice(PAUSES) * self.profile.lock_timeout
         pid = player.pid
-        if self.nursery.signal(pid, signal.SIGSTOP):
-            player.resumes_at = time.monotonic() + seconds
-            self._later(seconds, lambda: self._resume(player, pid))
+        if not self.nursery.signal(pid, signal.SIGSTOP):
+            return False
+        player.resumes_at = time.monotonic() + seconds
+        self._later(seconds, lambda: self._resume(player, pid))
+        return True
 
     def _resume(self, player: Player, pid: int) -> None:
         if player.pid == pid:
@@ -417,10 +448,7 @@ class Storm:
     def _strike_pause_leader(self) -> bool:
         """SIGSTOP of the leader, wherever it is."""
         leader = self._leader()
-        if leader is None:
-            return False
-        self._stop(leader, self.dice.choice(PAUSES) * self.profile.lock_timeout)
-        return True
+        return leader is not None and self._stop(leader)
 
     def _strike_pause_before_fire(self) -> bool:
         """The leader stops itself between reading what is due and firing it."""
@@ -428,9 +456,9 @@ class Storm:
         if leader is None or not self.nursery.signal(leader.pid, signal.SIGUSR1):
             return False
         if not self._has_stopped(leader):
+            self._kill(leader)  # it would stop itself later, and nobody would wake it
             return False
-        self._stop(leader, self.dice.choice(PAUSES) * self.profile.lock_timeout)
-        return True
+        return self._stop(leader)
 
     def _has_stopped(self, player: Player) -> bool:
         """Whether an actor stops itself, as it was told to."""
@@ -447,29 +475,28 @@ class Storm:
         if leader is None or not self.nursery.signal(leader.pid, signal.SIGUSR2):
             return False
         self.nursery.signal(leader.pid, signal.SIGTERM)
-        if self._has_stopped(leader):
-            self._end_later(leader, self.dice.choice(PAUSES[1:]) * self.profile.lock_timeout)
-        else:
+        if not self._has_stopped(leader):
             self._kill(leader)
-        return True
+            return False
+        return self._end_later(leader, self.dice.choice(PAUSES[1:]) * self.profile.lock_timeout)
 
     def _strike_stop_worker(self) -> bool:
         """SIGSTOP of a worker for longer than its leases."""
         workers = self._running("worker")
         if not workers:
             return False
-        self._stop(self.dice.choice(workers), self.dice.uniform(1.1, 2.0) * self.profile.lease)
-        return True
+        seconds = self.dice.uniform(1.1, 2.0) * self.profile.lease
+        return self._stop(self.dice.choice(workers), seconds)
 
     def _strike_end_worker(self) -> bool:
         """The same, and when it goes on it is told to end: it gives back what is not its own."""
         workers = self._running("worker")
         if not workers:
             return False
-        self._end_later(self.dice.choice(workers), self.dice.uniform(1.1, 2.0) * self.profile.lease)
-        return True
+        seconds = self.dice.uniform(1.1, 2.0) * self.profile.lease
+        return self._end_later(self.dice.choice(workers), seconds)
 
-    def _end_later(self, player: Player, seconds: float) -> None:
+    def _end_later(self, player: Player, seconds: float) -> bool:
         pid = player.pid
 
         def end() -> None:
@@ -477,12 +504,14 @@ class Storm:
                 return
             self.nursery.signal(pid, signal.SIGCONT)
             self.nursery.signal(pid, signal.SIGTERM)
-            self.nursery.wait(pid)
+            self._note_end(player)
             self._begin(player)
 
-        if self.nursery.signal(pid, signal.SIGSTOP):
-            player.resumes_at = time.monotonic() + seconds
-            self._later(seconds, end)
+        if not self.nursery.signal(pid, signal.SIGSTOP):
+            return False
+        player.resumes_at = time.monotonic() + seconds
+        self._later(seconds, end)
+        return True
 
     def _strike_network(self) -> bool:
         """One of the ways to the server is bad for a while."""

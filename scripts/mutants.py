@@ -18,31 +18,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("fairqueue", "lua", "tests", "setup.cfg", "pyproject.toml")
+COPIED = ("fairqueue", "faults", "lua", "tests", "setup.cfg", "pyproject.toml")
 AT_ONCE = 2
 TIMEOUT_S = 120
 MODEL = "tests/test_model.py"
 
 FAILED = re.compile(r"^FAILED \S*?::(\S+)", re.MULTILINE)
+# The families of guards on which the promises under faults rest.
+FENCE, COMPARE, DUPLICATE = "fence", "comparison", "duplicate check"
+LEASE, OWNER, REPLAY = "lease token", "owner check on release", "replay answers"
+
 # Then the mutation is no longer Lua or no longer runs: a failure that says nothing of the guard.
 BROKEN = re.compile(r"compiling script|user_script:\d+|SyntaxError|NameError|ImportError")
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One guard less: in `file`, `old` becomes `new`, and `test` (of test_guards.py) must fail."""
+    """One guard less: in `file`, `old` becomes `new`, and `test` (of test_guards.py) must fail.
+
+    One with a `family` is of those on which the promises under faults rest: for these
+    `scripts/proof.py` also sees that the storms or the model notice.
+    """
 
     name: str
     file: str
     old: str
     new: str
     test: str
+    family: str = ""
 
 
 MUTATIONS = (
@@ -53,6 +63,7 @@ MUTATIONS = (
         "if leader and leader.token == A.token then return leader end",
         "if leader then return leader end",
         "test_a_leader_whose_place_is_taken_fires_nothing",
+        FENCE,
     ),
     Mutation(
         "fence: that the term is not over",
@@ -60,6 +71,7 @@ MUTATIONS = (
         "and leader.ends > now then return leader end",
         "then return leader end",
         "test_a_leader_whose_term_is_over_fires_nothing",
+        FENCE,
     ),
     Mutation(
         "fence: that fire asks for it",
@@ -67,6 +79,7 @@ MUTATIONS = (
         "local leader = leads()",
         "local leader = leads() or { token = A.token, scheduler = '?', epoch = 0 }",
         "test_a_leader_whose_term_is_over_fires_nothing",
+        FENCE,
     ),
     Mutation(
         "election: only when nobody leads",
@@ -74,6 +87,7 @@ MUTATIONS = (
         "if leader and leader.token ~= A.token then",
         "if false then",
         "test_a_follower_does_not_take_a_term_that_runs",
+        FENCE,
     ),
     Mutation(
         "resign: owner check",
@@ -81,6 +95,7 @@ MUTATIONS = (
         "if not leads() then return remember(A.op, 'stale') end",
         "",
         "test_a_stale_leader_resigns_nobody_elses_term",
+        OWNER,
     ),
     Mutation(
         "fire: comparison of the plan",
@@ -88,6 +103,7 @@ MUTATIONS = (
         "if plans[i] ~= fire.plan or done[fire.id] then",
         "if done[fire.id] then",
         "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
+        COMPARE,
     ),
     Mutation(
         "fire: comparison after a fire",
@@ -102,6 +118,7 @@ MUTATIONS = (
         "A.revision .. ' ' .. nominal",
         "string.match(redis.call('HGET', K.plan, A.id), '^%S+') .. ' ' .. nominal",
         "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
+        COMPARE,
     ),
     Mutation(
         "fire: advance of the plan",
@@ -130,6 +147,7 @@ MUTATIONS = (
         "local is_new = fire.moment and tasks[i] == 'new'",
         "local is_new = fire.moment",
         "test_a_moment_that_comes_again_is_the_same_task",
+        DUPLICATE,
     ),
     Mutation(
         "fire: limits of the queue",
@@ -144,6 +162,7 @@ MUTATIONS = (
         "if text ~= A.expected or revision_of(A.id) ~= A.base then",
         "if revision_of(A.id) ~= A.base then",
         "test_an_update_from_an_old_text_changes_nothing",
+        COMPARE,
     ),
     Mutation(
         "update: comparison of the revision",
@@ -151,6 +170,7 @@ MUTATIONS = (
         "if text ~= A.expected or revision_of(A.id) ~= A.base then",
         "if text ~= A.expected then",
         "test_an_update_from_an_old_revision_changes_nothing",
+        COMPARE,
     ),
     Mutation(
         "add: the client's idea of the time",
@@ -166,6 +186,7 @@ MUTATIONS = (
         "answer[i] = before == documents[i] and 'same' or 'other'",
         "answer[i] = 'new'",
         "test_the_same_task_pushed_again_is_one_task",
+        DUPLICATE,
     ),
     Mutation(
         "graves: of tasks that are trimmed",
@@ -173,6 +194,7 @@ MUTATIONS = (
         "redis.call('HSET', K.ops, unpack(graves))",
         "",
         "test_a_task_that_is_gone_is_still_known",
+        DUPLICATE,
     ),
     Mutation(
         "graves: that a push looks for them",
@@ -180,6 +202,7 @@ MUTATIONS = (
         "elseif ended[i] or ended_before[i] then",
         "elseif false then",
         "test_a_task_that_is_gone_is_still_known",
+        DUPLICATE,
     ),
     Mutation(
         "replay: first answers",
@@ -187,6 +210,7 @@ MUTATIONS = (
         "return found[1] or redis.call('HGET', K.ops_before, op)",
         "return nil",
         "test_a_repeated_operation_gets_its_first_answer",
+        REPLAY,
     ),
     Mutation(
         "replay: the generation before",
@@ -194,6 +218,15 @@ MUTATIONS = (
         "return found[1] or redis.call('HGET', K.ops_before, op)",
         "return found[1]",
         "test_an_answer_outlives_the_turn_of_the_generations",
+        REPLAY,
+    ),
+    Mutation(
+        "replay: of a finish",
+        "lua/finish.lua",
+        "word = ended_before(id, token) or 'lost_lease'",
+        "word = 'lost_lease'",
+        "test_a_task_that_is_gone_is_still_known",
+        REPLAY,
     ),
     Mutation(
         "claim: what a repeated one holds",
@@ -201,6 +234,7 @@ MUTATIONS = (
         "local ids, records = still_held()",
         "local ids, records = {}, {}",
         "test_a_repeated_claim_gets_the_tasks_that_it_holds",
+        REPLAY,
     ),
     # --- leases
     Mutation(
@@ -209,6 +243,7 @@ MUTATIONS = (
         "return record and record.state == 'running' and record.token == token",
         "return record and record.state == 'running'",
         "test_a_worker_that_lost_its_lease_ends_nothing",
+        LEASE,
     ),
     Mutation(
         "lease: token of whoever extends it",
@@ -216,6 +251,39 @@ MUTATIONS = (
         "and record.token == ARGV[i + 1] then",
         "then",
         "test_a_worker_that_lost_its_lease_extends_nothing",
+        LEASE,
+    ),
+    Mutation(
+        "lease: token of a finish",
+        "lua/finish.lua",
+        "if is_held(record, token) then",
+        "if is_held(record, record and record.token) then",
+        "test_a_worker_that_lost_its_lease_ends_nothing",
+        LEASE,
+    ),
+    Mutation(
+        "lease: token of a retry",
+        "lua/retry.lua",
+        "begin(A.op, A.id, A.token)",
+        "begin(A.op, A.id, (read_status(A.id) or {}).token)",
+        "test_a_worker_that_lost_its_lease_ends_nothing",
+        LEASE,
+    ),
+    Mutation(
+        "lease: token of a bury",
+        "lua/bury.lua",
+        "begin(A.op, A.id, A.token)",
+        "begin(A.op, A.id, (read_status(A.id) or {}).token)",
+        "test_a_worker_that_lost_its_lease_ends_nothing",
+        LEASE,
+    ),
+    Mutation(
+        "release: owner check",
+        "lua/release.lua",
+        "begin(A.op, A.id, A.token)",
+        "begin(A.op, A.id, (read_status(A.id) or {}).token)",
+        "test_a_worker_that_lost_its_lease_ends_nothing",
+        OWNER,
     ),
     Mutation(
         "take back: bound on attempts",
@@ -537,6 +605,7 @@ MUTATIONS = (
         "if redis.call('HGET', K.plan, A.id) ~= A.plan or not state['until'] then",
         "if not state['until'] then",
         "test_the_end_of_a_pause_that_was_changed_is_left_alone",
+        COMPARE,
     ),
     Mutation(
         "resume: fence",
@@ -544,6 +613,39 @@ MUTATIONS = (
         "if not leads() then return remember(A.op, 'stale') end",
         "",
         "test_a_leader_whose_term_is_over_resumes_nothing",
+        FENCE,
+    ),
+    Mutation(
+        "set aside: fence",
+        "lua/set_aside.lua",
+        "if not leads() then return remember(A.op, 'stale') end",
+        "",
+        "test_a_leader_whose_term_is_over_sets_nothing_aside",
+        FENCE,
+    ),
+    Mutation(
+        "set aside: comparison of the plan",
+        "lua/set_aside.lua",
+        "or (redis.call('HGET', K.plan, A.id) or '') ~= A.plan then",
+        "then",
+        "test_a_schedule_that_was_saved_anew_is_not_set_aside",
+        COMPARE,
+    ),
+    Mutation(
+        "set aside: comparison of the text",
+        "lua/set_aside.lua",
+        "(redis.call('HGET', K.schedules, A.id) or '') ~= A.definition\n  or ",
+        "",
+        "test_a_schedule_that_was_saved_anew_is_not_set_aside",
+        COMPARE,
+    ),
+    Mutation(
+        "remove: comparison of the revision",
+        "lua/remove_schedule.lua",
+        "if revision ~= A.revision then return remember(A.op, 'stale') end",
+        "",
+        "test_a_schedule_that_was_saved_anew_is_not_removed",
+        COMPARE,
     ),
     Mutation(
         "backfill: a moment is one task",
@@ -551,6 +653,7 @@ MUTATIONS = (
         "if word == 'new' then",
         "if true then",
         "test_a_moment_is_filled_once",
+        DUPLICATE,
     ),
     Mutation(
         "backfill: comparison of the revision",
@@ -558,6 +661,7 @@ MUTATIONS = (
         "if not plan or revision_of(A.id) ~= A.base then",
         "if not plan then",
         "test_a_backfill_from_an_old_plan_changes_nothing",
+        COMPARE,
     ),
     Mutation(
         "quota: of new schedules",
@@ -631,13 +735,16 @@ def copy_tree(folder: Path) -> None:
             shutil.copy(source, folder / name)
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, timeout: float = TIMEOUT_S, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run Python in a copy, with the copy's own package: `-m` puts the folder first."""
     environment = {
         **os.environ,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": str(folder),
         "FAIRQUEUE_MODEL_SHRINK": "0",
+        **variables,
     }
     return subprocess.run(
         [sys.executable, *arguments],
@@ -645,15 +752,23 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout,
         check=False,
     )
 
 
-def run_tests(folder: Path, selection: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def run_tests(
+    folder: Path,
+    selection: Iterable[str],
+    *,
+    traceback: str = "line",
+    timeout: float = TIMEOUT_S,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy until the first failure."""
-    options = ("-x", "-n", "0", "--tb=line", "-p", "no:logging", "-p", "no:hypothesispytest")
-    return run(folder, "-m", "pytest", *options, *selection)
+    options = ["-x", "-n", "0", f"--tb={traceback}", "-p", "no:logging"]
+    options += ["-p", "no:hypothesispytest"]
+    return run(folder, "-m", "pytest", *options, *selection, timeout=timeout, **variables)
 
 
 def select(mutation: Mutation, with_model: bool) -> str:
@@ -676,8 +791,13 @@ def check_copy(folder: Path, selection: set[str]) -> None:
         sys.exit(f"the tests fail without any mutation:\n{result.stdout}{result.stderr}")
 
 
-def try_mutation(pristine: Path, mutation: Mutation, with_model: bool) -> tuple[bool, str]:
-    """Apply one in a copy of its own and run its test: whether it was caught, and by what."""
+class DoesNotApply(Exception):
+    """The text of a mutation is not in its file exactly once."""
+
+
+@contextmanager
+def mutated(pristine: Path, mutation: Mutation) -> Iterator[Path]:
+    """A copy of its own with the guard taken away. Raises DoesNotApply."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name) / "tree"
         shutil.copytree(pristine, folder)
@@ -685,12 +805,25 @@ def try_mutation(pristine: Path, mutation: Mutation, with_model: bool) -> tuple[
         text = file.read_text(encoding="utf-8")
         times = text.count(mutation.old)
         if times != 1:
-            return False, f"DOES NOT APPLY: its text is in {mutation.file} {times} times"
+            raise DoesNotApply(f"DOES NOT APPLY: its text is in {mutation.file} {times} times")
         file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
-        try:
+        yield folder
+
+
+def try_mutation(pristine: Path, mutation: Mutation, with_model: bool) -> tuple[bool, str]:
+    """Apply one in a copy of its own and run its test: whether it was caught, and by what."""
+    try:
+        with mutated(pristine, mutation) as folder:
             result = run_tests(folder, [select(mutation, with_model)])
-        except subprocess.TimeoutExpired:
-            return True, "no end within the time-out"
+    except DoesNotApply as error:
+        return False, str(error)
+    except subprocess.TimeoutExpired:
+        return True, "no end within the time-out"
+    return judge(result)
+
+
+def judge(result: subprocess.CompletedProcess[str]) -> tuple[bool, str]:
+    """Whether tests have failed because of the mutation, and which."""
     failed = FAILED.search(result.stdout)
     if result.returncode == 0:
         return False, "SURVIVED"

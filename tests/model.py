@@ -184,9 +184,15 @@ class ModelQueue:
         limit = self.settings.max_waiting
         return 0 < limit < len(self.in_state("ready", "delayed")) + more
 
-    def hint(self, now: int, avoid: str | None = None) -> int:
-        """Ms until something may be claimed: 0 now, -1 when nothing is known."""
-        if self.ready.keys() - self.passed:
+    def hint(self, now: int, avoid: str | None = None, *, after_all: bool = False) -> int:
+        """Ms until something may be claimed: 0 now, -1 when nothing is known.
+
+        after_all: for one who has looked at all users, also those behind the last that was served.
+        """
+        others = self.ready.keys() - self.passed
+        if after_all:
+            others = {u for u in others if any(t.name != avoid for t in self.backlog(u))}
+        if others:
             return 0
         if any(name != avoid and self.room(name) > 0 for name in self.line):
             return 0
@@ -641,10 +647,13 @@ class ModelQueue:
         if slots is not None:
             self.slots[name] = slots
 
-    def set_tenant(self, user: str, tenant: str | None) -> None:
-        """A user belongs to a tenant from now on, or to none."""
+    def set_tenant(self, user: str, tenant: str | None, now: int) -> None:
+        """A user belongs to a tenant from now on, or to none; as with each setting, its limits are
+        looked at.
+        """
         self.tenants.pop(user, None)
         self.join(user, tenant)
+        self._review(user, now)
 
     def set_user(self, user: str, now: int, **change: float | bool | None) -> None:
         """Change settings; a new weight rescales what the user is ahead of the clock."""
@@ -684,7 +693,10 @@ class Every:
 
 @dataclass(kw_only=True)
 class ModelSchedule:
-    """A schedule: what its user wrote, and how far it has come. `saves` counts its revisions."""
+    """A schedule: what its user wrote, and how far it has come. `saves` counts its revisions.
+
+    One that is paused `until_ms` goes on by itself then.
+    """
 
     schedule_id: str
     cron: Every
@@ -693,6 +705,7 @@ class ModelSchedule:
     payload: int
     tenant: str | None = None
     active: bool = True
+    until_ms: int | None = None
     nominal_ms: int | None = None
     due_ms: int = 0
     saves: int = 0
@@ -769,12 +782,15 @@ class ModelSchedulers:
         if schedule is None:
             return False
         was_active = schedule.active
+        if "active" in change:
+            schedule.until_ms = None
         for name, value in change.items():
             setattr(schedule, name, value)
         if not schedule.active:
             if was_active:
                 self._give_up(schedule, now)
             schedule.nominal_ms = None
+            schedule.due_ms = schedule.until_ms or 0
         elif not was_active or "cron" in change:
             self._give_up(schedule, now)
             self._plan_anew(schedule, now)
@@ -795,14 +811,18 @@ class ModelSchedulers:
         schedule.nominal_ms = schedule.due_ms = schedule.cron.next_after(now)
 
     def _saved(self, schedule: ModelSchedule) -> None:
-        self.saves += 1
-        schedule.saves = self.saves
+        self.change_revision(schedule)
         self.queue.join(schedule.user, schedule.tenant)
 
-    def active(self) -> list[ModelSchedule]:
-        """Those that are planned, soonest first."""
-        planned = [s for s in self.schedules.values() if s.active]
-        return sorted(planned, key=lambda s: (s.due_ms, s.schedule_id))
+    def change_revision(self, schedule: ModelSchedule) -> None:
+        """What others have read of its plan is out of date."""
+        self.saves += 1
+        schedule.saves = self.saves
+
+    def awaited(self) -> list[ModelSchedule]:
+        """Those that a leader has something to do with some time, soonest first."""
+        awaited = [s for s in self.schedules.values() if s.active or s.until_ms is not None]
+        return sorted(awaited, key=lambda s: (s.due_ms, s.schedule_id))
 
     def token(self, name: str) -> tuple[str, int]:
         """The token of a scheduler: it takes another whenever it has lost or resigned."""
@@ -817,6 +837,10 @@ class ModelSchedulers:
         """The term that has not ended yet."""
         return self.term if self.term and self.term.ends_ms > now else None
 
+    def renew(self, name: str, now: int, term_ms: int) -> None:
+        """The term is this scheduler's for so long."""
+        self.term = Term(self.token(name), now + term_ms)
+
     def _lose(self, name: str) -> None:
         self.tokens[name] += 1
         self.trusting.discard(name)
@@ -830,29 +854,45 @@ class ModelSchedulers:
         if term is None:
             self.epoch += 1
             self.queue.counts["terms"] += 1
-        self.term = Term(self.token(name), now + self.term_ms)
+        self.renew(name, now, self.term_ms)
         self.trusting.add(name)
-        due = [replace(schedule) for schedule in self.active() if schedule.due_ms <= now]
+        due = [replace(schedule) for schedule in self.awaited() if schedule.due_ms <= now]
         return ModelReading(now, due)
 
     def fire(self, name: str, reading: ModelReading, now: int) -> ModelTick | None:
-        """Fire what was read, maybe a while ago; None if the scheduler does not lead any more."""
-        if not self.leads(name, now):
-            self._lose(name)
-            return None
-        self.term = Term(self.token(name), now + self.term_ms)
+        """Fire what was read, maybe a while ago; None if it is told not to lead any more.
+
+        Those whose pause was to end go on, if it leads. That it does not, it learns from fires.
+        """
         report = ModelTick(is_leader=True)
-        new: list[ModelTask] = []
+        planned = [read for read in reading.due if read.until_ms is None]
+        if planned:
+            if not self.leads(name, now):
+                self._lose(name)
+                return None
+            self.renew(name, now, self.term_ms)
+            self._fire_all(planned, reading.now_ms, report, now)
         for read in reading.due:
+            schedule = self.schedules.get(read.schedule_id)
+            is_known = schedule is not None and schedule.plan == read.plan
+            if schedule and is_known and read.until_ms is not None and self.leads(name, now):
+                schedule.active, schedule.until_ms = True, None
+                self._plan_anew(schedule, reading.now_ms)
+        return report
+
+    def _fire_all(
+        self, planned: list[ModelSchedule], read_ms: int, report: ModelTick, now: int
+    ) -> None:
+        new: list[ModelTask] = []
+        for read in planned:
             schedule = self.schedules.get(read.schedule_id)
             if schedule is None or schedule.plan != read.plan:
                 report.moved += 1
             else:
-                self._fire(schedule, reading.now_ms, report, new, now)
+                self._fire(schedule, read_ms, report, new, now)
         self.queue.store(new, now)
         self.queue.counts["fired"] += len(new)
         self.queue.counts["missed"] += report.missed
-        return report
 
     def tick(self, name: str, now: int) -> ModelTick:
         """One pass of a scheduler: lead if nobody else does, fire all that is due."""
@@ -862,7 +902,7 @@ class ModelSchedulers:
             return ModelTick(wait_ms=self.term.ends_ms - now)
         report = self.fire(name, reading, now)
         assert report is not None
-        later = [schedule.due_ms - now for schedule in self.active()]
+        later = [schedule.due_ms - now for schedule in self.awaited()]
         report.wait_ms = min(later, default=None)
         return report
 

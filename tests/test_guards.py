@@ -13,7 +13,7 @@ import redis
 from support import claim_one, dump, fill, ids_of, make_task, push, served_users
 
 from fairqueue.clock import ManualClock
-from fairqueue.errors import LeaseLost, QueueFull, RedisRefused, ScheduleQuota
+from fairqueue.errors import LeaseLost, QueueFull, RedisRefused, ScheduleQuota, StaleVersion
 from fairqueue.leadership import Reading
 from fairqueue.models import Claim, status_head, task_document
 from fairqueue.queue import TaskQueue
@@ -307,10 +307,9 @@ def test_a_worker_that_lost_its_lease_ends_nothing(queue: TaskQueue, clock: Manu
     stale = claim_one(queue, lease=1)
     clock.advance(2)
     claim_one(queue, worker="another")
-    with pytest.raises(LeaseLost):
-        queue.finish(stale)
-    with pytest.raises(LeaseLost):
-        queue.release(stale)
+    for end in (queue.finish, queue.release, queue.retry, queue.bury):
+        with pytest.raises(LeaseLost):
+            end(stale)
     info = queue.get("a")
     assert info is not None
     assert (info.state, info.worker_id) == ("running", "another")
@@ -759,6 +758,43 @@ def test_a_leader_whose_term_is_over_resumes_nothing(
     clock.advance(TERM_S)
     fire(old, reading)
     assert not is_active(old)
+
+
+def read_broken(
+    scheduler: TaskScheduler, clock: ManualClock, client: redis.Redis, queue: TaskQueue
+) -> Reading:
+    """Spoil the definition of `s`, as somebody else might, and read that it is due."""
+    client.hset(queue.keys["schedules"], "s", "{")
+    return read_due(scheduler, clock)
+
+
+def test_a_leader_whose_term_is_over_sets_nothing_aside(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+) -> None:
+    reading = read_broken(old, clock, redis_client, queue)
+    clock.advance(TERM_S)
+    fire(old, reading)
+    assert old.problems() == []
+
+
+@pytest.mark.parametrize("changed", ["plan", "schedules"])
+def test_a_schedule_that_was_saved_anew_is_not_set_aside(
+    redis_client: redis.Redis,
+    queue: TaskQueue,
+    clock: ManualClock,
+    old: TaskScheduler,
+    changed: str,
+) -> None:
+    reading = read_broken(old, clock, redis_client, queue)
+    redis_client.hset(queue.keys[changed], "s", "something else")
+    fire(old, reading)
+    assert old.problems() == []
+
+
+def test_a_schedule_that_was_saved_anew_is_not_removed(old: TaskScheduler) -> None:
+    with pytest.raises(StaleVersion):
+        old.remove_schedule("s", if_revision="another")
+    assert old.get_schedule("s") is not None
 
 
 def fill_moment(queue: TaskQueue, client: redis.Redis, op: str, **read: str) -> list[Any]:

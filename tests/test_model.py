@@ -2,7 +2,8 @@
 
 Hypothesis makes up sequences of calls, clock jumps, lost replies and restarts; after every step the
 answers, the contents of every Redis key and what can be recomputed from them are compared with the
-model. `FAIRQUEUE_MODEL_EXAMPLES=2000 pytest tests/test_model.py` looks for longer, at random.
+model. `FAIRQUEUE_MODEL_EXAMPLES=2000 pytest tests/test_model.py` looks for longer, at random;
+with `FAIRQUEUE_MODEL_SAME=1` at the same examples each time.
 """
 
 import json
@@ -41,7 +42,13 @@ from support import check_consistency
 
 from fairqueue.clock import ManualClock
 from fairqueue.connection import Link
-from fairqueue.errors import InvalidTask, LeaseLost, QueueFull, ScheduleConflict
+from fairqueue.errors import (
+    InvalidTask,
+    LeaseLost,
+    QueueFull,
+    ScheduleConflict,
+    StaleVersion,
+)
 from fairqueue.keys import KEY_TYPES
 from fairqueue.leadership import Reading
 from fairqueue.models import Claim, Task
@@ -49,6 +56,7 @@ from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler, TickReport
 
 EXAMPLES = os.environ.get("FAIRQUEUE_MODEL_EXAMPLES")
+SAME = os.environ.get("FAIRQUEUE_MODEL_SAME", "0" if EXAMPLES else "1") != "0"
 # Shrinking takes minutes: without it a failure is longer to read, but said at once.
 SHRINK = os.environ.get("FAIRQUEUE_MODEL_SHRINK", "1" if EXAMPLES else "0") != "0"
 
@@ -59,6 +67,15 @@ SCHEDULERS = ("one", "two")
 SLOW = "slow"  # the name whose slots are limited, and which some workers avoid
 COUNTED = ("claimed", "finished", "cancelled", "buried", "retried", "released", "expired")
 COUNTED_BY_SCHEDULERS = ("fired", "missed", "terms")
+# Scripts that recognise their repetition, and refusals that are no answers: asked again, they may
+# be given another. `lead` and `claim` have their own rules.
+REMEMBERED = {
+    *("push", "finish", "retry", "release", "bury", "extend", "cancel", "reschedule"),
+    *("set_user", "set_limits", "configure"),
+    *("add_schedules", "update_schedule", "remove_schedule"),
+    *("fire", "resume", "set_aside", "resign"),
+}
+FORGOTTEN = (b"full", b"other", b"exists", b"skewed", b"quota")
 REPLAY_MS = 60_000  # what is repeated is recognised for so long, and may be for longer
 TERM_S = 60.0  # long enough that no scheduler loses trust in the real time that an example takes
 CHECK_INTERVAL_S = 7.0
@@ -118,28 +135,43 @@ def tenant_of(task_id: str) -> str | None:
 class EchoingLink(Link):
     """A link that sends its scripts twice while `echo` is set, as after a lost reply.
 
-    The caller gets the second answer, which has to be the first one.
+    The caller gets the second answer, which has to be the first one. What was sent can be sent
+    again later, too: `travelled_ms` is how far the clock has moved since the beginning, in all.
     """
 
     echo = False
+    travelled_ms = 0
     last_answer: Any = None
     last_arguments: dict[str, Any]
+    sent: list["Sent"]
 
     def run(self, name: str, **arguments: Any) -> Any:
         self.last_arguments = arguments
         self.last_answer = self._echoed(name, lambda: Link.run(self, name, **arguments))
+        self._keep(name, arguments, self.last_answer)
         return self.last_answer
 
     def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
-        if not self.echo:
-            yield from super().run_each(name, calls)
-            return
         for call in calls:
-            send = partial(self._run_one, name, call)
-            yield self._echoed(name, send)
+            answer = self._echoed(name, partial(self._run_one, name, call))
+            self._keep(name, call, answer)
+            yield answer
 
     def _run_one(self, name: str, call: Mapping[str, Any]) -> Any:
         return next(super().run_each(name, [call]))
+
+    def _keep(self, name: str, arguments: Mapping[str, Any], answer: Any) -> None:
+        word = answer[0] if isinstance(answer, list) and answer else answer
+        if name in REMEMBERED and word not in FORGOTTEN:
+            self.sent.append(Sent(name, arguments, answer, self.travelled_ms))
+
+    def recent(self) -> list["Sent"]:
+        """What may still come again: after that long the client has given up."""
+        return [s for s in self.sent if self.travelled_ms - s.travelled_ms <= REPLAY_MS / 2]
+
+    def send_again(self, sent: "Sent") -> None:
+        again = Link.run(self, sent.name, **sent.arguments)
+        assert _essence(sent.name, again) == _essence(sent.name, sent.answer), sent.name
 
     def _echoed(self, name: str, send: Callable[[], Any]) -> Any:
         first = send()
@@ -148,6 +180,16 @@ class EchoingLink(Link):
         second = send()
         assert _essence(name, second) == _essence(name, first), f"{name}: {first} then {second}"
         return second
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A command that was answered."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    answer: Any
+    travelled_ms: int
 
 
 def _essence(name: str, answer: Any) -> Any:
@@ -258,10 +300,11 @@ def check_users(raw: Raw) -> None:
 
 
 def check_schedules(raw: Raw) -> None:
-    """Plans are of known schedules, and exactly the active ones are due."""
+    """Plans are of known schedules, and exactly those are due that are active or will be."""
     states = raw.records("schedule_state")
     assert states.keys() == raw.hash("schedules").keys() == raw.hash("plan").keys()
-    assert raw.zset("due").keys() == {name for name, state in states.items() if state["active"]}
+    awaited = {name for name, s in states.items() if s["active"] or "until" in s}
+    assert raw.zset("due").keys() == awaited
     index = {f"{state['user']}\0{name}" for name, state in states.items()}
     assert raw.zset("schedule_index").keys() == index
 
@@ -291,6 +334,7 @@ class Machine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.queue = self.cleanup.enter_context(TaskQueue(self.client, clock=self.clock))
         self.link = EchoingLink(self.client, self.queue.keys, timeout=5.0, clock=self.clock)
+        self.link.sent = []
         self.queue.link.close()
         self.queue.link = self.link
         self.ids = Ids()
@@ -334,6 +378,7 @@ class Machine(RuleBasedStateMachine):
     def jump(self, milliseconds: int) -> None:
         self.clock.advance(milliseconds / 1000)
         self.latest_ms = max(self.latest_ms, self.now)
+        self.link.travelled_ms += abs(milliseconds)
 
     @rule(milliseconds=st.sampled_from((1, 50, 250, 1000, 2000, 5000)))
     def time_passes(self, milliseconds: int) -> None:
@@ -350,6 +395,14 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def the_server_forgets_its_scripts(self) -> None:
         self.client.script_flush()
+
+    @precondition(lambda self: self.link.recent())
+    @rule(pick=picks, late_ms=st.sampled_from((0, 0, 1000, 31_000, 31_000)))
+    def a_command_comes_again_late(self, pick: int, late_ms: int) -> None:
+        """Its sender has had the answer, or has not: it changes nothing, and is answered alike."""
+        self.jump(late_ms)
+        if recent := self.link.recent():
+            self.link.send_again(recent[pick % len(recent)])
 
     # --- pushing ----------------------------------------------------------------------------------
 
@@ -457,7 +510,8 @@ class Machine(RuleBasedStateMachine):
                 self.held.append(Held(claim, limit, self.now))
         hints = {self.model.hint(self.now, avoid)}
         if avoid and len(claims) == limit:
-            hints.add(0)  # it did not look at all users
+            # It may not have looked at all users, or at more than it took something of.
+            hints |= {0, self.model.hint(self.now, avoid, after_all=True)}
         assert self.link.last_answer[0] in hints
 
     @rule(limit=st.integers(1, 5))
@@ -603,7 +657,7 @@ class Machine(RuleBasedStateMachine):
         self.link.echo = lost
         assert self.queue.set_user(user, tenant=tenant).tenant == tenant
         self.link.echo = False
-        self.model.set_tenant(user, tenant)
+        self.model.set_tenant(user, tenant, self.now)
 
     @rule(slots=st.sampled_from((None, 1, 1, 2)), lost=lost_reply)
     def set_slots(self, slots: int | None, lost: bool) -> None:
@@ -683,6 +737,16 @@ class Machine(RuleBasedStateMachine):
         assert self.schedulers["two"].update_schedule(schedule_id, **real) == expected
         self.link.echo = False
 
+    @precondition(lambda self: self.planned.schedules)
+    @rule(pick=picks, seconds=st.sampled_from((1, 50, 61, 4000)), lost=lost_reply)
+    def pause_for_a_while(self, pick: int, seconds: int, lost: bool) -> None:
+        schedule_id = self.pick_schedule(pick).schedule_id
+        until_ms = self.now + seconds * 1000
+        self.link.echo = lost
+        assert self.schedulers["two"].pause_schedule(schedule_id, until=until_ms / 1000)
+        self.link.echo = False
+        self.planned.update(schedule_id, self.now, {"active": False, "until_ms": until_ms})
+
     @rule(schedule_id=st.sampled_from(SCHEDULES), lost=lost_reply)
     def remove_schedule(self, schedule_id: str, lost: bool) -> None:
         self.link.echo = lost
@@ -690,11 +754,14 @@ class Machine(RuleBasedStateMachine):
         self.link.echo = False
         assert answer == self.planned.remove(schedule_id)
 
+    def pick_schedule(self, pick: int) -> ModelSchedule:
+        schedules = self.planned.schedules
+        return schedules[sorted(schedules)[pick % len(schedules)]]
+
     @precondition(lambda self: self.planned.schedules)
     @rule(pick=picks, lost=lost_reply)
     def trigger(self, pick: int, lost: bool) -> None:
-        schedules = self.planned.schedules
-        schedule = schedules[sorted(schedules)[pick % len(schedules)]]
+        schedule = self.pick_schedule(pick)
         task_id: str | None = None
         self.link.echo = lost
         try:
@@ -704,7 +771,11 @@ class Machine(RuleBasedStateMachine):
         finally:
             self.link.echo = False
         task = ModelTask(
-            task_id=task_id or "refused", user=schedule.user, level=schedule.level, document=()
+            task_id=task_id or "refused",
+            user=schedule.user,
+            level=schedule.level,
+            document=(),
+            tenant=schedule.tenant,
         )
         assert self.model.push([task], self.now) == ("pushed" if task_id else "full")
 
@@ -732,16 +803,16 @@ class Machine(RuleBasedStateMachine):
         self.jump(seconds * 1000)
         self.tick(name, lost=False)
 
-    @precondition(lambda self: self.planned.active())
+    @precondition(lambda self: self.planned.awaited())
     @rule(name=st.sampled_from(SCHEDULERS))
     def tick_on_the_moment(self, name: str) -> None:
-        self.jump(max(0, self.planned.active()[0].due_ms - self.now))
+        self.jump(max(0, self.planned.awaited()[0].due_ms - self.now))
         self.tick(name, lost=False)
 
-    @precondition(lambda self: self.planned.active())
+    @precondition(lambda self: self.planned.awaited())
     @rule(name=st.sampled_from(SCHEDULERS), lost=lost_reply)
     def a_leader_stalls_before_it_fires(self, name: str, lost: bool) -> None:
-        self.jump(max(0, self.planned.active()[0].due_ms - self.now))
+        self.jump(max(0, self.planned.awaited()[0].due_ms - self.now))
         self.link.echo = lost
         reading = self.schedulers[name]._leadership.lead(100)
         self.link.echo = False
@@ -778,6 +849,150 @@ class Machine(RuleBasedStateMachine):
         assert self.schedulers[name].stop()
         self.link.echo = False
         self.planned.stop(name, self.now)
+
+    # --- actors without the right -----------------------------------------------------------------
+    #
+    # These send a script what only an actor would who knows less than is so by now. The answer is
+    # a refusal, and nothing changes; where two guards stand behind one another, each is asked.
+
+    def stored(self, schedule: ModelSchedule) -> tuple[bytes, str, str]:
+        """The definition of a schedule, its plan and its revision."""
+        name, keys = schedule.schedule_id, self.queue.keys
+        definition = self.client.hget(keys["schedules"], name)
+        plan = self.client.hget(keys["plan"], name)
+        assert definition is not None
+        assert plan is not None
+        return definition, plan.decode(), plan.decode().split(" ")[0]
+
+    def act_as_leader(
+        self, act: str, schedule: ModelSchedule, token: str, plan: str, text: bytes
+    ) -> Any:
+        """Send one of the acts of a leader upon a schedule, as it was read; the word."""
+        name = schedule.schedule_id
+        call: dict[str, Any] = {"op": self.ids(), "token": token}
+        if act == "resume":
+            call |= {"id": name, "plan": plan, "noted": "", "reason": ""}
+            call |= {"next_ms": self.now + 1000, "due_ms": self.now + 1000}
+        elif act == "set_aside":
+            call |= {"id": name, "definition": text, "plan": plan}
+            call |= {"kind": "cron", "reason": "never"}
+        elif act == "fire":
+            moments = [self.now, self.now + 1000, self.now + 1000, 0, ""]
+            task = [schedule.user, "default", "{}", '{"attempts":0', 3, "allow", "", "", ""]
+            call |= {"term_ms": 1000, "rest": [name, plan, *moments, *task]}
+        answer = self.link.run(act, **call)
+        return answer[-1] if isinstance(answer, list) else answer
+
+    @precondition(lambda self: self.planned.schedules)
+    @rule(
+        pick=picks,
+        act=st.sampled_from(("fire", "resume", "set_aside", "resign")),
+        name=st.sampled_from((*SCHEDULERS, "a stranger")),
+    )
+    def somebody_acts_who_does_not_lead(self, pick: int, act: str, name: str) -> None:
+        if name in SCHEDULERS and self.planned.leads(name, self.now):
+            return
+        leadership = self.schedulers[name]._leadership if name in SCHEDULERS else None
+        schedule = self.pick_schedule(pick)
+        text, plan, _ = self.stored(schedule)
+        token = leadership.token if leadership else "a stranger's"
+        assert self.act_as_leader(act, schedule, token, plan, text) == b"stale"
+
+    @precondition(lambda self: self.planned.schedules)
+    @rule(
+        pick=picks,
+        act=st.sampled_from(("fire", "resume", "set_aside", "set_aside")),
+        name=st.sampled_from(SCHEDULERS),
+        old=st.sampled_from(("plan", "text")),
+    )
+    def a_leader_acts_upon_what_it_read_before(
+        self, pick: int, act: str, name: str, old: str
+    ) -> None:
+        paused = [s for s in self.planned.awaited() if s.until_ms is not None]
+        schedule = self.pick_schedule(pick)
+        if act == "resume" and paused:
+            schedule = paused[pick % len(paused)]
+        if self.planned.present_term(self.now) is None:
+            self.tick(name, lost=False)
+        leader = next(each for each in SCHEDULERS if self.planned.leads(each, self.now))
+        token = self.schedulers[leader]._leadership.token
+        text, plan, _ = self.stored(schedule)
+        if act == "set_aside" and old == "text":
+            text = b"{}"
+        else:
+            plan = "0 " + plan.split(" ")[1]
+        assert self.act_as_leader(act, schedule, token, plan, text) == b"moved"
+        if act == "fire":
+            self.planned.renew(leader, self.now, 1000)
+
+    @precondition(lambda self: self.planned.schedules)
+    @rule(pick=picks, known=st.sampled_from(("text", "revision")))
+    def somebody_saves_what_was_made_from_something_else(self, pick: int, known: str) -> None:
+        """Of what was read either the text or the revision is still the same."""
+        schedule = self.pick_schedule(pick)
+        definition, _, revision = self.stored(schedule)
+        answer = self.link.run(
+            "update_schedule",
+            op=self.ids(),
+            client_now=self.now,
+            id=schedule.schedule_id,
+            expected=definition if known == "text" else b"{}",
+            base=revision if known == "revision" else "0",
+            definition=definition,
+            user=schedule.user,
+            tenant=schedule.tenant or "",
+            revision="1",
+            old_name="default",
+            task_name="default",
+            next_ms="",
+            due_ms="",
+            active="",
+            pause="",
+            noted="",
+            change="",
+        )
+        assert answer == [b"changed"]
+
+    @precondition(lambda self: self.planned.schedules)
+    @rule(pick=picks)
+    def remove_another_revision(self, pick: int) -> None:
+        with pytest.raises(StaleVersion):
+            self.schedulers["one"].remove_schedule(
+                self.pick_schedule(pick).schedule_id, if_revision="0"
+            )
+
+    def backfill(self, schedule: ModelSchedule, base: str, moment_ms: int) -> Any:
+        return self.link.run(
+            "backfill",
+            op=self.ids(),
+            id=schedule.schedule_id,
+            base=base,
+            revision=self.ids(),
+            user=schedule.user,
+            task_name="default",
+            head='{"attempts":0',
+            level=schedule.level,
+            notes="",
+            rest=[moment_ms, "{}"],
+        )
+
+    @precondition(lambda self: self.planned.schedules)
+    @rule(pick=picks)
+    def somebody_fills_moments_of_an_old_plan(self, pick: int) -> None:
+        assert self.backfill(self.pick_schedule(pick), "0", self.now) == [b"changed"]
+
+    @precondition(lambda self: any(s.last_run_ms for s in self.planned.schedules.values()))
+    @rule(pick=picks)
+    def a_moment_that_was_fired_is_filled(self, pick: int) -> None:
+        fired = [s for s in self.planned.schedules.values() if s.last_run_ms is not None]
+        schedule = fired[pick % len(fired)]
+        assert schedule.last_run_ms is not None
+        task_id = f"{schedule.schedule_id}:{schedule.last_run_ms}"
+        if self.is_uncertain(task_id) or not self.model.remembers(task_id):
+            return
+        base = self.stored(schedule)[2]
+        assert self.backfill(schedule, base, schedule.last_run_ms) == [b"filled", 0]
+        self.planned.change_revision(schedule)
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -884,11 +1099,13 @@ class Machine(RuleBasedStateMachine):
         for name, schedule in self.planned.schedules.items():
             revision, nominal = plans[name].split(" ")
             assert nominal == ("-" if schedule.nominal_ms is None else str(schedule.nominal_ms))
-            assert due.get(name) == (schedule.due_ms if schedule.active else None)
+            awaited = schedule.active or schedule.until_ms is not None
+            assert due.get(name) == (schedule.due_ms if awaited else None)
             # Every save writes a new revision, and nothing else does.
             assert self.revisions.setdefault(schedule.saves, revision) == revision
             state, definition = states[name], definitions[name]
             assert state["active"] == schedule.active
+            assert state.get("until") == schedule.until_ms
             assert state["runs"] == schedule.runs
             assert state.get("missed", 0) == schedule.missed
             assert state.get("last_run") == schedule.last_run_ms
@@ -945,16 +1162,15 @@ class MachineThatSharesTime(Machine):
 
 
 def run_machine(machine: type[Machine], url: str, examples: int) -> None:
-    long_run = EXAMPLES is not None
     run_state_machine_as_test(
         lambda: machine(url),  # type: ignore[arg-type]  # any maker of machines will do
         settings=settings(
             max_examples=int(EXAMPLES) if EXAMPLES else examples,
             stateful_step_count=50,
             deadline=None,
-            derandomize=not long_run,
+            derandomize=SAME,
             database=None,
-            print_blob=long_run,
+            print_blob=not SAME,
             phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
             suppress_health_check=list(HealthCheck),
         ),
