@@ -62,9 +62,18 @@ _LATER_TYPES = (  # redis-py takes the word away where it has a type for the err
 _BROKEN = (
     redis.ConnectionError,
     redis.TimeoutError,
+    redis.InvalidResponse,  # who answers is no Redis, or what it said was garbled
     OSError,
     redis.exceptions.ReadOnlyError,
 )
+
+
+class _HalfDone(redis.ResponseError):
+    """Of commands that were sent together one was refused, and another was done."""
+
+    def __init__(self, refusal: redis.ResponseError) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
 
 
 class Link:
@@ -160,8 +169,9 @@ class Link:
             for i, answer in enumerate(answers):
                 if isinstance(answer, redis.exceptions.NoScriptError):
                     answers[i] = self._evaluate(connection, *prepared[i])
-                elif isinstance(answer, redis.ResponseError):
-                    raise answer
+            refusals = [each for each in answers if isinstance(each, redis.ResponseError)]
+            if refusals:
+                raise _HalfDone(refusals[0]) if len(refusals) < len(answers) else refusals[0]
             return answers
 
         answers: list[Any] = self._repeat(talk, None)
@@ -245,19 +255,23 @@ class Link:
         in_doubt = sent_at is not None
         deadline = (sent_at or time.monotonic()) + (self.timeout if timeout is None else timeout)
         pause = FIRST_PAUSE_S
+        # A first try takes as long as a connection waits by itself, which leaves time for another.
+        limit = math.inf if timeout is None else timeout
         while True:
             begun = False
             try:
-                with self._connection(math.inf if timeout is None else timeout) as connection:
+                with self._connection(limit) as connection:
                     if in_doubt and time.monotonic() >= deadline:
                         raise redis.TimeoutError("no time was left to send it again")
                     begun = True
-                    if timeout is None:
+                    if limit == math.inf:
                         return action(connection)
-                    with _at_most(connection, timeout):
+                    with _at_most(connection, limit):
                         return action(connection)
-            except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError, OSError) as e:
-                failure = e
+            except _HalfDone as error:
+                failure, in_doubt = error.refusal, True
+            except (redis.ResponseError, *_BROKEN) as error:
+                failure = error
             if not _is_for_later(failure):
                 raise self._refused(failure, in_doubt) from failure
             in_doubt = in_doubt or (begun and not isinstance(failure, redis.ResponseError))
@@ -268,6 +282,7 @@ class Link:
                 raise RedisUnavailable(f"Redis did not answer: {failure}") from failure
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+            limit = max(deadline - time.monotonic(), FIRST_PAUSE_S)
 
     def _refused(self, error: Exception, in_doubt: bool) -> FairQueueError:
         """What the caller is told of a refusal; if an earlier try may have been done, that too."""

@@ -212,7 +212,11 @@ class _Sentinel:
             disconnect(connection)
         if answer is None:
             raise redis.ConnectionError(f"sentinel {self._name} knows no service {service!r}")
-        return answer[0].decode(), int(answer[1])
+        try:
+            host, port = answer
+            return host.decode(), int(port)
+        except (ValueError, TypeError, AttributeError):
+            raise redis.ConnectionError(f"sentinel {self._name} named no address") from None
 
 
 def _nobody(service: str, problems: list[Exception]) -> Exception:
@@ -235,6 +239,8 @@ def _options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
         options.setdefault("ssl_check_hostname", not unchecked)
     options.update(
         decode_responses=False,
+        encoding="utf-8",  # what scripts and records are written in
+        encoding_errors="strict",
         protocol=2,
         retry=Retry(NoBackoff(), 0),
         socket_timeout=min(seconds, options.get("socket_timeout") or seconds),

@@ -277,7 +277,7 @@ class TaskQueue:
     def _await(self, listener: Listener, seconds: float) -> None:
         try:
             listener.wait(seconds)
-        except (redis.ConnectionError, redis.TimeoutError, OSError):
+        except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             # The claim that follows finds out whether Redis is gone, and goes on if it is not.
             time.sleep(min(seconds, PAUSE_S))
         except redis.ResponseError as error:

@@ -189,7 +189,7 @@ class TaskScheduler:
         """
         self._leadership = Leadership(self._link, self.scheduler_id, self.lock_timeout)
         self._tick_lock = threading.Lock()
-        self._life_lock = threading.Lock()
+        self._life_lock = threading.RLock()  # a signal handler may stop what is being stopped
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._listener: Listener | None = None
@@ -854,8 +854,8 @@ class TaskScheduler:
                     )
                 return
             self._stopping.clear()
-            self._listener = self._link.listener("scheduler_wake")
             self._state = STARTING
+            self._listener = self._link.listener("scheduler_wake")
             self._up_since = time.time()
             self._metrics.started.labels(self.queue.name, self.scheduler_id).set(self._up_since)
             self._thread = threading.Thread(
@@ -873,6 +873,8 @@ class TaskScheduler:
         with self._life_lock:
             thread = self._thread
             if thread is None or not thread.is_alive():
+                if self._state == STARTING:  # by whom this has interrupted
+                    self._stopping.set()
                 if self.is_leader:
                     self._resign(timeout)
                 return True

@@ -54,6 +54,7 @@ from fairqueue.validation import (
 from fairqueue.zones import find_zone
 
 MAX_ADDED = 10_000  # schedules in one call, which is one script: some 0.1 s of the server's time
+CLOCK_TRIES = 5  # to plan new schedules by the clock of Redis, if that jumps meanwhile
 MAX_LISTED = 1000  # schedules on one page
 CHANGES_LISTED = 50  # of one schedule, on one page: as many as lua/lib/changes.lua keeps
 MAX_WALKED = 10_000  # schedules looked at for one page when a filter matches few
@@ -371,7 +372,7 @@ class ScheduleStore:
         if not ids:
             return []
         operation = new_id()
-        while True:
+        for _ in range(CLOCK_TRIES):
             now_ms = self._link.now_ms()
             rest: list[Argument] = []
             for schedule_id, fields in checked:
@@ -382,7 +383,11 @@ class ScheduleStore:
                 rest += [schedule_id, fields["user_id"], fields["name"], text, new_id()]
                 rest += [next_ms, due, fields["tenant"] or ""]
             answer = self._link.run(
-                "add_schedules", op=operation, client_now=now_ms, on_conflict=on_conflict, rest=rest
+                "add_schedules",
+                op=operation,
+                client_now=self._link.now_ms(),  # the planning may have taken a while
+                on_conflict=on_conflict,
+                rest=rest,
             )
             if answer[0] == b"exists":
                 raise ScheduleConflict(
@@ -394,6 +399,7 @@ class ScheduleStore:
             if answer[0] == b"added":
                 return ids
             self._link.learn_time(int(answer[1]))
+        raise ScheduleConflict("the clock of Redis jumps again and again: nothing was stored")
 
     def update(
         self,
@@ -447,7 +453,7 @@ class ScheduleStore:
         answer = self._link.run(
             "update_schedule",
             op=new_id(),
-            client_now=now_ms,
+            client_now=self._link.now_ms(),
             id=schedule_id,
             expected=text,
             base=(plan or b"").partition(b" ")[0],

@@ -34,7 +34,7 @@ from fairqueue.handlers import (
 )
 from fairqueue.hooks import Hookable, Hooks
 from fairqueue.isolation import check_findable, check_isolated, check_not_starting
-from fairqueue.keeper import Keeper, Run
+from fairqueue.keeper import Keeper, Run, fields_of
 from fairqueue.metrics import worker_metrics
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.presence import Facts, Presence
@@ -661,7 +661,14 @@ class _Pool:
             slot = Slot(runner=runner, keeper=self._keeper, capture=self._capture)
             while (run := self._next_run()) is not None:
                 began = time.monotonic()
-                result = self._executor.execute(run, slot)
+                try:
+                    result = self._executor.execute(run, slot)
+                except Exception:
+                    # Whatever it is, the slot goes on, and the lease is no longer kept: the task
+                    # is offered again when that has ended.
+                    result = None
+                    fields = fields_of("slot_failed", run.claim)
+                    logger.exception("slot_failed", extra=fields)
                 seconds = time.monotonic() - began
                 with self._work:
                     self._usual_s += (seconds - self._usual_s) / 8

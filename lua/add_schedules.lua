@@ -3,7 +3,7 @@
 -- @include plans settings moments tenancy
 -- PROBES itself: what it writes without having read it
 -- ARGV op           text  random id of this operation
--- ARGV client_now   int   the moment from which the next runs were computed, ms
+-- ARGV client_now   int   what the caller, who has computed the next runs, takes for now, ms
 -- ARGV on_conflict  text  'error' or 'replace': what to do with an id that is taken
 -- ARGV ...  schedules, eight each: id, user, name of its tasks, definition, revision, next moment in ms,
 --           when to act then, tenant or empty

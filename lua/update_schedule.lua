@@ -2,7 +2,7 @@
 --
 -- @include plans moments changes settings tenancy
 -- ARGV op          text  random id of this operation
--- ARGV client_now  int   the moment from which the next run was computed, ms
+-- ARGV client_now  int   what the caller, who has computed the next run, takes for now, ms
 -- ARGV id          text  the schedule
 -- ARGV expected    text  the definition as it was read
 -- ARGV base        text  the revision of the plan as it was read: a save may leave the text as it is

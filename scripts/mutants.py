@@ -74,6 +74,13 @@ MUTATIONS = (
         FENCE,
     ),
     Mutation(
+        "fence: a term of a clock that was set back",
+        "lua/lib/fence.lua",
+        "and not is_from_later(leader)\n",
+        "",
+        "test_a_term_of_a_clock_that_was_set_back_keeps_nobody_waiting",
+    ),
+    Mutation(
         "fence: that fire asks for it",
         "lua/fire.lua",
         "local leader = leads()",

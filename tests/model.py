@@ -725,6 +725,7 @@ class Term:
 
     token: tuple[str, int]
     ends_ms: int
+    term_ms: int
 
 
 @dataclass
@@ -834,12 +835,15 @@ class ModelSchedulers:
         return term is not None and term.token == self.token(name)
 
     def present_term(self, now: int) -> Term | None:
-        """The term that has not ended yet."""
-        return self.term if self.term and self.term.ends_ms > now else None
+        """The term that has not ended yet; none, if the clock was set back by more than it is."""
+        term = self.term
+        if term is None or term.ends_ms > now + 2 * term.term_ms:
+            return None
+        return term if term.ends_ms > now else None
 
     def renew(self, name: str, now: int, term_ms: int) -> None:
         """The term is this scheduler's for so long."""
-        self.term = Term(self.token(name), now + term_ms)
+        self.term = Term(self.token(name), now + term_ms, term_ms)
 
     def _lose(self, name: str) -> None:
         self.tokens[name] += 1

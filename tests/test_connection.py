@@ -1,17 +1,18 @@
 import resource
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import redis
 from scheduling import eventually
-from support import count_commands, in_thread, places, push
+from support import claim_one, count_commands, in_thread, places, push
 
 from fairqueue import connection
 from fairqueue.connection import in_batches
 from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import RedisUnavailable
 from fairqueue.queue import TaskQueue
 from faults.proxy import Proxy
 
@@ -108,6 +109,89 @@ def test_file_descriptors_beyond_the_reach_of_select_can_be_waited_for(
         for sock in opened:
             sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def answering(answer: bytes, to: bytes = b"") -> Iterator[str]:
+    """The address of one who is no Redis: this is the answer to what contains `to`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    while said := client.recv(65_536):
+                        client.sendall(answer if to in said else b"+OK\r\n" * said.count(b"*"))
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            serving.join()
+
+
+def test_one_who_is_no_redis_is_as_good_as_none() -> None:
+    with (
+        answering(b"HTTP/1.1 502 Bad Gateway\r\n\r\n") as url,
+        TaskQueue.from_url(url, timeout=0.2) as queue,
+    ):
+        with pytest.raises(RedisUnavailable, match="did not answer"):
+            queue.size()
+        with pytest.raises(RedisUnavailable, match="did not answer"):
+            queue.claim("w", wait=0.1)
+
+
+def test_a_sentinel_that_names_no_address_is_passed_over() -> None:
+    with (
+        answering(b"*1\r\n$4\r\nmain\r\n", to=b"SENTINEL") as url,
+        TaskQueue.from_url(url.replace("redis", "redis+sentinel") + "/m", timeout=0.2) as queue,
+        pytest.raises(RedisUnavailable, match="named no address"),
+    ):
+        queue.size()
+
+
+def test_who_tries_again_has_no_more_than_the_time_that_is_left(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+
+    def dial(within: float) -> None:
+        given.append(within)
+        raise redis.ConnectionError("nobody is there")
+
+    monkeypatch.setattr(queue.link, "_free", [])
+    monkeypatch.setattr(queue.link._dialer, "dial", dial)
+    monkeypatch.setattr(queue.link, "timeout", 0.3)
+    with pytest.raises(RedisUnavailable):
+        queue.size()
+    first, *others = given
+    assert first == float("inf")
+    assert others == sorted(others, reverse=True)
+    assert others[0] < 0.3
+
+
+def test_what_was_done_beside_what_was_refused_is_not_said_to_have_changed_nothing(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "a")
+    claim = claim_one(queue)
+    redis_client.set(queue.keys["served_before"], "no hash")
+    with pytest.raises(RedisUnavailable, match="whether it was done before that is not known"):
+        queue.finish_and_claim([(claim, None, None)], "w", 1)
+    info = queue.get("a")
+    assert info is not None
+    assert info.state == "finished"
+    redis_client.delete(queue.keys["served_before"])
+
+
+def test_what_is_written_is_utf_8_whatever_the_url_says() -> None:
+    with TaskQueue.from_url("redis://localhost?encoding=latin-1") as queue:
+        assert queue.link._dialer._options["encoding"] == "utf-8"
 
 
 def test_batches_are_bounded_by_number_and_by_size() -> None:

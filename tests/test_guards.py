@@ -91,6 +91,15 @@ def test_a_follower_does_not_take_a_term_that_runs(
     assert leader(redis_client, queue) == "old"
 
 
+def test_a_term_of_a_clock_that_was_set_back_keeps_nobody_waiting(
+    clock: ManualClock, old: TaskScheduler, new: TaskScheduler
+) -> None:
+    clock.advance(86_400)
+    assert old.tick().is_leader  # and it is never heard of again
+    clock.advance(-86_400)
+    assert new.tick().is_leader
+
+
 def test_a_stale_leader_resigns_nobody_elses_term(
     redis_client: redis.Redis,
     queue: TaskQueue,

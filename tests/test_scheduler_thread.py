@@ -17,6 +17,7 @@ import redis
 from prometheus_client import CollectorRegistry
 from scheduling import eventually
 
+from fairqueue.connection import Listener
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import RedisUnavailable
 from fairqueue.models import Claim
@@ -118,6 +119,40 @@ def test_many_threads_may_start_and_stop_it(queue: TaskQueue, make: Make) -> Non
         thread.join(30)
     assert scheduler.stop()
     assert scheduler_threads() == []
+
+
+def test_a_stop_may_come_in_the_middle_of_a_stop(
+    queue: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from the handler of a second signal."""
+    scheduler = make(queue)
+    scheduler.start()
+    (thread,) = scheduler_threads()
+    join = thread.join
+    inner: list[bool] = []
+
+    def interrupted(timeout: float) -> None:
+        monkeypatch.setattr(thread, "join", join)
+        inner.append(scheduler.stop(30))
+
+    monkeypatch.setattr(thread, "join", interrupted)
+    assert scheduler.stop(30)
+    assert inner == [True]
+
+
+def test_a_stop_may_come_in_the_middle_of_a_start(
+    queue: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = make(queue)
+    listener = queue.link.listener
+
+    def interrupted(key: str) -> Listener:
+        assert scheduler.stop(30)
+        return listener(key)
+
+    monkeypatch.setattr(queue.link, "listener", interrupted)
+    scheduler.start()
+    eventually(lambda: scheduler_threads() == [], "it has ended")
 
 
 def test_a_stop_does_not_wait_for_the_check_interval(queue: TaskQueue, make: Make) -> None:

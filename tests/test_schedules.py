@@ -27,6 +27,7 @@ from scheduling import (
     tamper,
 )
 
+import fairqueue.schedules
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (
     BrokenRecord,
@@ -716,6 +717,31 @@ def test_a_wrong_idea_of_the_time_is_corrected_by_the_server(redis_client: redis
         for moment in (schedule.next_run, schedule.created_at, schedule.updated_at):
             assert abs(moment.timestamp() - seconds) < 3700
         assert schedule.next_run.timestamp() > seconds
+
+
+def test_planning_may_take_a_while(
+    queue: TaskQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = fairqueue.schedules._first_moment
+
+    def slowly(*arguments: Any) -> Any:
+        clock.advance(2)
+        return plan(*arguments)
+
+    monkeypatch.setattr(fairqueue.schedules, "_first_moment", slowly)
+    scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+    add(scheduler, "s", cron_expr="@hourly")
+    assert get(scheduler, "s").is_active
+
+
+def test_a_clock_that_jumps_all_the_time_is_said(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue.link, "now_ms", lambda: clock.now_ms() + 60_000)
+    scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+    with pytest.raises(ScheduleConflict, match="clock of Redis jumps"):
+        add(scheduler, "s", cron_expr="@hourly")
+    assert state_of(redis_client) == {}
 
 
 @pytest.mark.parametrize(("off_ms", "word"), [(1000, b"added"), (-1000, b"added"), (1001, None)])

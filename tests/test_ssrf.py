@@ -352,14 +352,11 @@ _watching: list[list[tuple[str, Any]]] = []
 
 def _stays_here(event: str, where: Any) -> bool:
     """Whether it is no more than this machine; what a broken guard lets through goes nowhere."""
-    host = where[0] if isinstance(where, tuple) else where
-    if event != "socket.getaddrinfo" and not isinstance(where, tuple):
+    if event == "socket.getaddrinfo":
+        return where in (None, "localhost") or _is_address(where)  # which asks nobody
+    if not isinstance(where, tuple):
         return True  # the path of a socket
-    return host in (None, "localhost") or (_is_address(host) and _is_loopback(host))
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
+    return _is_address(where[0]) and ipaddress.ip_address(where[0]).is_loopback
 
 
 @cache

@@ -775,6 +775,26 @@ def test_a_run_that_has_lost_its_lease_is_told_and_not_recorded(
     assert (info(live, "t").result, info(live, "t").attempts) == ("his", 2)
 
 
+def test_a_slot_survives_an_error_that_nobody_thought_of(
+    live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the lease is not kept for ever: the task is offered again."""
+    worker = make(live, concurrency=1, lease=SHORT)
+    worker.task("default")(lambda payload: "done")
+
+    def break_once(*arguments: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(worker._executor, "execute", break_once)
+    push(live, "t")
+    worker.start()
+    eventually(lambda: state(live, "t") == "finished", "it was run again")
+    assert worker.stop(10)
+    assert info(live, "t").attempts == 2
+    assert "slot_failed" in caplog.text
+
+
 # --- time-outs ------------------------------------------------------------------------------------
 
 
