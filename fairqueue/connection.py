@@ -257,6 +257,7 @@ class Link:
         pause = FIRST_PAUSE_S
         # A first try takes as long as a connection waits by itself, which leaves time for another.
         limit = math.inf if timeout is None else timeout
+        failure: Exception
         while True:
             begun = False
             try:

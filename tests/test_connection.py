@@ -1,19 +1,23 @@
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 import redis
+from redis.connection import AbstractConnection
 from scheduling import eventually
-from support import claim_one, count_commands, in_thread, places, push
+from support import claim_one, count_commands, in_thread, make_task, places, push
 
 from fairqueue import connection
-from fairqueue.connection import in_batches
+from fairqueue.connection import Action, in_batches
+from fairqueue.dialing import connection_maker
 from fairqueue.embedded import EmbeddedServer
-from fairqueue.errors import RedisUnavailable
-from fairqueue.queue import TaskQueue
+from fairqueue.errors import RedisRefused, RedisUnavailable
+from fairqueue.queue import TaskQueue, _push_arguments
 from faults.proxy import Proxy
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -112,7 +116,7 @@ def test_file_descriptors_beyond_the_reach_of_select_can_be_waited_for(
 
 
 @contextmanager
-def answering(answer: bytes, to: bytes = b"") -> Iterator[str]:
+def answering(answer: bytes, to: bytes = b"", *, for_ever: bytes = b"") -> Iterator[str]:
     """The address of one who is no Redis: this is the answer to what contains `to`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -122,9 +126,11 @@ def answering(answer: bytes, to: bytes = b"") -> Iterator[str]:
                     client, _ = listener.accept()
                 except OSError:
                     return
-                with client:
+                with client, suppress(OSError):
                     while said := client.recv(65_536):
                         client.sendall(answer if to in said else b"+OK\r\n" * said.count(b"*"))
+                        while for_ever and to in said:
+                            client.sendall(for_ever)
 
         serving = threading.Thread(target=serve)
         serving.start()
@@ -203,3 +209,159 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
     assert sizes([1, 1, 1, 1, 1], 2) == [[1, 1], [1, 1], [1]]
     assert sizes([million, million, 1], 10) == [[million], [million], [1]]
     assert sizes([3 * million], 10) == [[3 * million]], "one that is too large goes alone"
+
+
+# --- what may have been done ----------------------------------------------------------------------
+
+
+def failing(*errors: Exception) -> Callable[[object], str]:
+    """What fails so often, and then is done."""
+    left = list(errors)
+
+    def action(connection: object) -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return action
+
+
+def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_done(
+    queue: TaskQueue,
+) -> None:
+    refusal = redis.ResponseError("OOM command not allowed")
+    with pytest.raises(RedisRefused):
+        queue.link._repeat(failing(refusal), None)
+    with pytest.raises(RedisUnavailable, match=r"OOM.* whether it was done .* is not known"):
+        queue.link._repeat(failing(redis.ConnectionError("lost"), refusal), None)
+
+
+def test_what_may_have_been_done_is_not_sent_again_after_its_deadline(queue: TaskQueue) -> None:
+    long_ago = time.monotonic() - 2 * queue.link.timeout
+    sent: list[object] = []
+    with pytest.raises(RedisUnavailable):
+        queue.link._repeat(sent.append, None, sent_at=long_ago)
+    assert sent == []
+
+
+class Stub:
+    """A connection that answers once, and breaks."""
+
+    def __init__(self) -> None:
+        self._answers: list[Any] = [[b"pushed", 1]]
+
+    def send_command(self, *command: object) -> None:
+        pass
+
+    def read_response(self) -> Any:
+        if not self._answers:
+            raise redis.ConnectionError("lost")
+        return self._answers.pop()
+
+
+def test_batches_on_their_way_keep_the_deadline_that_they_had(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were not sent yet have one of their own."""
+    link, since = queue.link, []
+    repeat, connection = link._repeat, link._connection
+
+    @contextmanager
+    def stub() -> Iterator[Stub]:
+        monkeypatch.setattr(link, "_connection", connection)
+        yield Stub()
+
+    def watched(action: Action, timeout: float | None, *, sent_at: float | None = None) -> Any:
+        since.append(sent_at)
+        return repeat(action, timeout, sent_at=sent_at)
+
+    monkeypatch.setattr(link, "_connection", stub)
+    monkeypatch.setattr(link, "_repeat", watched)
+    calls = ({"rest": _push_arguments(make_task(f"t{n}"))} for n in range(4))
+    before = time.monotonic()
+    assert list(link.run_each("push", calls)) == [[b"pushed", 1]] * 4
+    assert [sent_at is not None for sent_at in since] == [True, True, False]
+    assert all(sent_at >= before for sent_at in since if sent_at is not None)
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+def is_open(connection: AbstractConnection) -> bool:
+    return connection._sock is not None
+
+
+def test_a_connection_comes_back_to_a_closed_queue_and_is_closed(
+    redis_client: redis.Redis,
+) -> None:
+    queue = TaskQueue(redis_client)
+    with queue.link._connection() as used:
+        queue.close()
+        assert is_open(used)
+    assert not is_open(used)
+    assert queue.link._free == []
+
+
+def test_a_queue_that_was_closed_is_closed_after_a_fork_too(redis_client: redis.Redis) -> None:
+    queue = TaskQueue(redis_client)
+    queue.close()
+    queue.link._pid = -1  # of a parent
+    with pytest.raises(RedisRefused, match="closed"):
+        queue.size()
+
+
+def test_the_clock_of_a_server_that_failed_is_forgotten(redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client) as queue:
+        queue.link.learn_time(0)
+        with suppress(redis.ConnectionError), queue.link._connection():
+            raise redis.ConnectionError("gone")
+        assert queue.link.now_ms() > 60_000
+
+
+def test_who_says_something_all_the_time_keeps_no_listener_from_others() -> None:
+    """An answer that goes on for ever, byte by byte."""
+    endless = b"*2\r\n$4\r\nwake\r\n$100000000\r\n"
+    with (
+        answering(endless, to=b"BLPOP", for_ever=b"x" * 100) as url,
+        TaskQueue.from_url(url) as queue,
+    ):
+        listener = queue.link.listener("wake")
+        waiting = in_thread(lambda: listener.wait(60))
+        listener.nudge()
+        assert waiting() is True
+        listener.close()
+
+
+class OwnPool(redis.ConnectionPool):
+    """As of somebody who has changed something in it."""
+
+
+def test_a_pool_class_of_ones_own_changes_neither_deadlines_nor_repeats() -> None:
+    pool = OwnPool(socket_timeout=60)
+    options = connection_maker(redis.Redis(connection_pool=pool), timeout=4.0)._options
+    assert (options["socket_timeout"], options["retry"].get_retries()) == (2.0, 0)
+
+
+@pytest.mark.parametrize(("given", "checked"), [({}, True), ({"ssl_cert_reqs": "none"}, False)])
+def test_the_name_of_a_host_is_checked_with_every_redis_py(
+    given: dict[str, Any], checked: bool
+) -> None:
+    pool = redis.ConnectionPool(connection_class=redis.SSLConnection, **given)
+    options = connection_maker(redis.Redis(connection_pool=pool), timeout=4.0)._options
+    assert options["ssl_check_hostname"] is checked
+
+
+def test_a_look_at_the_sentinels_takes_no_longer_than_the_caller_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+    with TaskQueue.from_url("redis+sentinel://localhost:1/main") as queue:
+        dialer = queue.link._dialer
+
+        def primary(sentinel: object, seconds: float) -> tuple[str, int]:
+            asked.append(seconds)
+            return "h", 1
+
+        monkeypatch.setattr(dialer, "_primary", primary)
+        dialer.still_leads(redis.Connection(host="h", port=1), 0.01)
+    assert asked == [0.01]
