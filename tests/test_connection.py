@@ -116,7 +116,7 @@ def test_file_descriptors_beyond_the_reach_of_select_can_be_waited_for(
 
 
 @contextmanager
-def answering(answer: bytes, to: bytes = b"", *, for_ever: bytes = b"") -> Iterator[str]:
+def answering(answer: bytes, to: bytes = b"") -> Iterator[str]:
     """The address of one who is no Redis: this is the answer to what contains `to`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -129,8 +129,6 @@ def answering(answer: bytes, to: bytes = b"", *, for_ever: bytes = b"") -> Itera
                 with client, suppress(OSError):
                     while said := client.recv(65_536):
                         client.sendall(answer if to in said else b"+OK\r\n" * said.count(b"*"))
-                        while for_ever and to in said:
-                            client.sendall(for_ever)
 
         serving = threading.Thread(target=serve)
         serving.start()
@@ -316,20 +314,6 @@ def test_the_clock_of_a_server_that_failed_is_forgotten(redis_client: redis.Redi
         with suppress(redis.ConnectionError), queue.link._connection():
             raise redis.ConnectionError("gone")
         assert queue.link.now_ms() > 60_000
-
-
-def test_who_says_something_all_the_time_keeps_no_listener_from_others() -> None:
-    """An answer that goes on for ever, byte by byte."""
-    endless = b"*2\r\n$4\r\nwake\r\n$100000000\r\n"
-    with (
-        answering(endless, to=b"BLPOP", for_ever=b"x" * 100) as url,
-        TaskQueue.from_url(url) as queue,
-    ):
-        listener = queue.link.listener("wake")
-        waiting = in_thread(lambda: listener.wait(60))
-        listener.nudge()
-        assert waiting() is True
-        listener.close()
 
 
 class OwnPool(redis.ConnectionPool):

@@ -594,6 +594,18 @@ def test_no_url_that_is_pushed_leads_inside(queue: TaskQueue, inside: Inside) ->
     assert ended(queue, ids) == {}
 
 
+def test_an_answer_of_a_name_server_that_is_no_address_is_told(
+    queue: TaskQueue, inside: Inside
+) -> None:
+    payload = {"url": "http://socket.example/"}
+    task_id = queue.push(make_task(name="http", payload=payload))
+    make_worker(queue).run_until_empty()
+    inside.was_left_alone()
+    info = queue.get(task_id)
+    assert info is not None
+    assert "http://socket.example: what the host was looked up as is no address" in str(info.error)
+
+
 def test_no_url_that_a_schedule_fires_leads_inside(
     queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler, inside: Inside
 ) -> None:

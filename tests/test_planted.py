@@ -1,0 +1,107 @@
+"""Records that somebody else has planted, one kind after the other: what is told of them.
+
+tests/test_fuzz.py plants whatever can be thought of, and looks whether others go on.
+"""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+import redis
+from support import push
+
+from fairqueue import FairQueueError, Task, TaskQueue, TaskScheduler
+from fairqueue.access import Actor
+from fairqueue.errors import BrokenRecord, InvalidInput, InvalidSchedule
+from fairqueue.history import read_run
+from fairqueue.inspection import Inspector
+from fairqueue.people import PeopleStore
+
+pytestmark = pytest.mark.untidy
+
+TASK = {"user": "u", "name": "n", "priority": 3, "payload": {}}
+RUN = {
+    "state": "buried",
+    "user": "u",
+    "name": "n",
+    "level": 3,
+    "attempts": 1,
+    "pushed": 1,
+    "due": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        *({"payload": []}, {"payload": None}, {"user": 7}, {"name": {}}, {"schedule": 1}),
+        *({"by": []}, {"retry_of": {}}, {"policy": "x"}, {"tenant": 5}),
+    ],
+    ids=str,
+)
+def test_a_task_whose_fields_are_of_a_wrong_kind_is_broken(spoilt: dict[str, Any]) -> None:
+    Task.from_document("t", json.dumps(TASK).encode())
+    with pytest.raises(BrokenRecord):
+        Task.from_document("t", json.dumps(TASK | spoilt).encode())
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        *({"user": 7}, {"name": []}, {"type": 1}, {"by": {}}, {"schedule": 1}, {"retry_of": []}),
+        *({"retried_as": 1}, {"worker": {}}, {"error": []}, {"fingerprint": 3}, {"tenant": {}}),
+    ],
+    ids=str,
+)
+def test_a_run_whose_fields_are_of_a_wrong_kind_is_none(spoilt: dict[str, Any]) -> None:
+    assert read_run("t", json.dumps(RUN).encode()) is not None
+    assert read_run("t", json.dumps(RUN | spoilt).encode()) is None
+
+
+@pytest.mark.parametrize("record", ["[1]", "7", "null", '"x"', "{", '{"scheduler": 1, "ends": 2}'])
+def test_a_record_of_the_leader_that_is_none_is_of_nobody(
+    queue: TaskQueue, redis_client: redis.Redis, record: str
+) -> None:
+    redis_client.set(queue.keys["leader"], record)
+    snapshot = queue.inspect()
+    assert (snapshot.leader, snapshot.leader_until) == (None, None)
+
+
+def test_a_tenant_that_is_no_text_hides_no_user(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "a", user_id="alice")
+    redis_client.hset(queue.keys["tenants"], "alice", b"\xff")
+    (info,) = PeopleStore(queue.link).read(["alice"], 0)
+    assert (info.user_id, info.settings.tenant) == ("alice", "\ufffd")
+
+
+def test_an_explanation_of_a_delay_that_is_no_time_says_so(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "a", delay=60)
+    redis_client.zadd(queue.keys["delayed"], {"a": 1e300})
+    with pytest.raises(BrokenRecord, match="'a'"):
+        queue.explain("a")
+
+
+def test_a_cursor_that_is_no_text_is_refused(queue: TaskQueue) -> None:
+    cursor = base64.urlsafe_b64encode(b"\xff\0s").decode()
+    with pytest.raises(InvalidSchedule, match="pass the `cursor` of a page"):
+        TaskScheduler(queue).list_schedules(cursor=cursor)
+
+
+@pytest.mark.parametrize("fields", [7, "text", [1], None])
+def test_fields_of_a_schedule_that_are_no_object_are_refused(queue: TaskQueue, fields: Any) -> None:
+    inspector = Inspector(queue, Actor(name="eve", role="admin", via="rest"))
+    with pytest.raises(InvalidInput, match="no object"):
+        inspector.schedules.import_([fields], dry_run=False)
+
+
+def test_a_payload_that_stands_for_more_than_can_be_looked_at_is_refused() -> None:
+    value: Any = []
+    for _ in range(20):
+        value = [value] * 20
+    with pytest.raises(FairQueueError, match="more values than can be stored"):
+        Task.create(user_id="u", payload={"a": value})
