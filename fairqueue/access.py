@@ -19,7 +19,7 @@ from typing import Any
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
 from fairqueue.errors import Forbidden, InvalidInput, QueueFull, shown
-from fairqueue.models import UNREADABLE, new_id
+from fairqueue.models import UNREADABLE, as_text, new_id
 from fairqueue.validation import (
     check_count,
     check_name,
@@ -260,15 +260,14 @@ class AccessStore:
     def holding(self, key_ids: Collection[str]) -> set[str]:
         """Those of these keys and sessions that have neither ended nor been taken back."""
         found = self._unended(key_ids)
-        parents = self._unended({each["parent"] for each in found.values() if "parent" in each})
-        return {
-            key_id
-            for key_id, record in found.items()
-            if "parent" not in record or record["parent"] in parents
-        }
+        parents = self._unended({parent for parent in found.values() if parent is not None})
+        return {key_id for key_id, parent in found.items() if parent is None or parent in parents}
 
-    def _unended(self, key_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """The records that are there and have not ended, by id."""
+    def _unended(self, key_ids: Collection[str]) -> dict[str, str | None]:
+        """Those that are there and have not ended, each with what it came from, or None.
+
+        As in lua/lib/credentials.lua: a record that somebody has spoilt is none.
+        """
         ids = list(key_ids)
         if not ids:
             return {}
@@ -278,8 +277,9 @@ class AccessStore:
         for key_id, text in zip(ids, texts, strict=True):
             with suppress(*UNREADABLE):
                 record = json.loads(text or b"")
+                parent = _parent(record)
                 if record.get("ends", math.inf) > now_ms:
-                    found[key_id] = record
+                    found[key_id] = parent
         return found
 
     # --- making one -------------------------------------------------------------------------------
@@ -355,6 +355,18 @@ def _actor(key_id: str, text: bytes, digest: str) -> Actor | None:
         )
     except UNREADABLE:
         return None
+
+
+def _parent(record: dict[str, Any]) -> str | None:
+    """The id of what a credential came from, if it came from any. Raises ValueError, TypeError."""
+    as_text(record["hash"])
+    as_text(record["kind"])
+    if "parent" not in record:
+        return None
+    parent = as_text(record["parent"])
+    if not _KEY_ID.fullmatch(parent):
+        raise ValueError(f"{parent!r:.80} is no id of a credential")
+    return parent
 
 
 def _info(key_id: str, text: bytes | None) -> KeyInfo | None:

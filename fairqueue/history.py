@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ _STATES = {"running": "running", "finished": "succeeded", "cancelled": "cancelle
 # Sources whose positions are a time in ms and an id, newest first.
 _BY_TIME = ("delayed", "waiting", "leases")
 _POSITION = re.compile(r"([0-9]{1,16}) (.+)", re.DOTALL)
-_CLAIMED = re.compile(rb'"claimed":([0-9]+)')  # in the text of a status
+_CLAIMED = re.compile(rb'"claimed":([0-9]{1,16})')  # in the text of a status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,11 +557,18 @@ def _status(record: dict[str, Any]) -> str:
 def _seconds(record: dict[str, Any]) -> float | None:
     """How long the last attempt took, once the run has ended."""
     if "took" in record:
-        return float(record["took"] / 1000)
+        return _finite(record["took"] / 1000)
     # Without a token it was cancelled while it waited to be tried again.
     if "ended" not in record or "claimed" not in record or "token" not in record:
         return None
-    return float((record["ended"] - record["claimed"]) / 1000)
+    return _finite((record["ended"] - record["claimed"]) / 1000)
+
+
+def _finite(value: Any) -> float:
+    """A number of a record. Raises TypeError or ValueError for what somebody has put there."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no number of seconds")
+    return float(value)
 
 
 def _place(text: str) -> tuple[str | None, int | None]:
@@ -600,21 +608,26 @@ def _read_attempt(line: bytes) -> Attempt | None:
         host, pid = _place(record["place"])
         return Attempt(
             number=int(record["attempt"]),
-            outcome=record["outcome"],
+            outcome=as_text(record["outcome"]),
             started_at=from_ms(int(record["start"])),
             ended_at=from_ms(int(record["end"])),
-            seconds=report.get("seconds", (record["end"] - record["start"]) / 1000),
-            worker_id=record["worker"] or None,
+            seconds=_finite(report.get("seconds", (record["end"] - record["start"]) / 1000)),
+            worker_id=as_text(record["worker"]) or None,
             host=host,
             pid=pid,
-            error_type=report.get("error_type"),
-            error=report.get("message", record.get("error")),
-            traceback=report.get("traceback"),
-            log=tuple(LogLine(*line) for line in report.get("log", ())),
+            error_type=text_or_none(report.get("error_type")),
+            error=text_or_none(report.get("message", record.get("error"))),
+            traceback=text_or_none(report.get("traceback")),
+            log=tuple(_log_line(*line) for line in report.get("log", ())),
             log_dropped=int(report.get("log_dropped", 0)),
         )
     except UNREADABLE:
         return None
+
+
+def _log_line(at_ms: Any, level: Any, message: Any) -> LogLine:
+    from_ms(at_ms)  # raises for what is no moment
+    return LogLine(at_ms, as_text(level), as_text(message))
 
 
 def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None) -> Task:

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from fairqueue.clock import Clock
 from fairqueue.context import TaskContext
-from fairqueue.errors import ConfigurationError, InvalidInput, InvalidPayload
+from fairqueue.errors import ConfigurationError, InvalidInput, InvalidPayload, shown
 from fairqueue.handlers import Discard, Retry
 from fairqueue.validation import (
     MAX_PAYLOAD_BYTES,
@@ -77,7 +78,8 @@ SECRET_VARIABLE = "FAIRQUEUE_SECRET_"  # noqa: S105 - before the name: no other 
 
 MAX_URL_LENGTH = 8192  # characters; many servers refuse longer ones
 MAX_HEADERS = 50
-MAX_HEADER_LENGTH = 8192  # characters of a value
+MAX_HEADER_LENGTH = 8192  # characters of a value, as it is written and with its secrets
+MAX_REFERENCES = 50  # to secrets, in all headers together: whoever gives them is asked for each
 SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 0.1, 3600.0
 CONNECT_S = 10.0  # for all addresses together: a silent host is given up before the whole time-out
 TRIED_ADDRESSES = 4  # of those that a name has; they share the time to connect
@@ -89,6 +91,9 @@ SHOWN_HEADER = 100  # characters kept of each of these
 SHOWN_BODY = 500  # characters of an answer's body in an error
 RESULT_BODY_BYTES = MAX_RESULT_BYTES - 2048  # as JSON; the rest of a result fits beside it
 MASK = b"***"
+BACKSLASH = "\\"
+# Of one character of a secret: a backslash is doubled, and another one comes before what is next.
+LONGEST_ESCAPE = 3 * len("&#x005c;")
 
 _SCHEME = re.compile(r"(https?)://([^/?#]*)", re.IGNORECASE)
 _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
@@ -96,6 +101,8 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")  # a last label like this: some read
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _HEADER_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 _REFERENCE = re.compile(r"secret:([A-Za-z0-9_./-]{1,100})")
+_PARTS = re.compile(r"(\\*)([A-Za-z0-9]+|[^\\A-Za-z0-9]|$)")  # of a secret
+_HTML_NAMES = (("lt", "<"), ("gt", ">"), ("amp", "&"), ("quot", '"'), ("apos", "'"))
 _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -208,7 +215,7 @@ def _request_of(payload: object) -> _Request:
             raise InvalidPayload(f"payload.{field} is no field of an HTTP task: {_listed(FIELDS)}")
     method = fields.get("method", "GET")
     if method not in METHODS:
-        raise InvalidPayload(f"payload.method {method!r:.80} is none of {_listed(METHODS)}")
+        raise InvalidPayload(f"payload.method {_shown(method):.80} is none of {_listed(METHODS)}")
     headers = _headers_of(fields.get("headers", {}))
     body = None
     if "json" in fields:
@@ -230,9 +237,9 @@ def _request_of(payload: object) -> _Request:
 def _target_of(url: object) -> _Target:
     # Errors show the beginning of the URL alone: its path and query may hold a token.
     if not isinstance(url, str) or len(url) > MAX_URL_LENGTH:
-        shown = _beginning(url) if isinstance(url, str) else url
+        found = _shown(_beginning(url) if isinstance(url, str) else url)
         raise InvalidPayload(
-            f"payload.url {shown!r:.80} is no URL: a string of at most {MAX_URL_LENGTH} characters"
+            f"payload.url {found:.80} is no URL: a string of at most {MAX_URL_LENGTH} characters"
         )
     begin = _SCHEME.match(url)
     if begin is None:
@@ -260,6 +267,12 @@ def _target_of(url: object) -> _Target:
         port=port,
         path=parsed.raw_path.decode("ascii"),
     )
+
+
+def _shown(value: object) -> str:
+    """A value as an error shows it; of a list or an object the kind alone: it may hold a token."""
+    is_nested = isinstance(value, dict | list | tuple)
+    return f"(a {type(value).__name__})" if is_nested else shown(value)
 
 
 def _beginning(url: str) -> str:
@@ -302,6 +315,10 @@ def _headers_of(headers: object) -> dict[str, str]:
             raise InvalidPayload(f"payload.headers.{name} is there twice, in different spellings")
         seen.add(lower)
         _check_header_value(name, value)
+    if (count := len(_names_in(headers))) > MAX_REFERENCES:
+        raise InvalidPayload(
+            f"payload.headers refers to secrets {count} times: at most {MAX_REFERENCES} times"
+        )
     return headers
 
 
@@ -355,7 +372,7 @@ class _AllowList:
 
     def _add(self, entry: object) -> None:
         if not isinstance(entry, str):
-            raise ConfigurationError(f"allow_private has {entry!r}, which is no string")
+            raise ConfigurationError(f"allow_private has {shown(entry)}, which is no string")
         try:
             self._networks.append(ipaddress.ip_network(entry))
             return
@@ -513,10 +530,9 @@ class _Revealed:
 
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
-        spellings = {spelling for value in values.values() for spelling in _spellings(value)}
-        by_length = sorted(spellings, key=len, reverse=True)
-        self.longest = len(by_length[0]) if by_length else 0
-        self._pattern = re.compile(b"|".join(re.escape(each) for each in by_length) or b"(?!)")
+        by_length = sorted(set(values.values()), key=len, reverse=True)
+        self.longest = max((LONGEST_ESCAPE * len(value) for value in by_length), default=0)
+        self._pattern = re.compile(b"|".join(map(_spellings, by_length)) or b"(?!)")
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]
@@ -531,14 +547,43 @@ class _Revealed:
         return self._pattern.sub(MASK, text)
 
 
-def _spellings(secret: str) -> set[bytes]:
-    """A secret as an answer may repeat it: plain, in a JSON string, or in a URL."""
-    escaped = json.dumps(secret)[1:-1]
-    quoted = urllib.parse.quote(secret, safe="")
-    return {text.encode() for text in (secret, escaped, quoted)}
+def _spellings(secret: str) -> bytes:
+    """A pattern of a secret as an answer may repeat it.
+
+    Each character may be plain or have an escape of JSON, of a URL or of HTML: those who write them
+    differ in what they escape, and how. Letters and digits all of them leave alone.
+    """
+    return "".join(_spelling(*part) for part in _PARTS.findall(secret)).encode()
+
+
+def _spelling(backslashes: str, rest: str) -> str:
+    """A pattern of a part of a secret: backslashes, if any, and what comes after them.
+
+    Each backslash may be doubled, and a mark have one more before it. That is one count for all of
+    them: with a choice for each, there would be more ways to read a long row than can be tried.
+    """
+    plain = rest.isalnum() or not rest
+    after = rest if plain else _escaped(rest)
+    count = len(backslashes)
+    if plain and not count:
+        return after
+    return f"{_escaped(BACKSLASH)}{{{count},{2 * count + 1}}}{after}"
+
+
+@cache
+def _escaped(mark: str) -> str:
+    """A pattern of a character that is neither a letter nor a digit."""
+    code = f"{ord(mark):02x}"
+    found = [f"&{name};" for name, meant in _HTML_NAMES if meant == mark]
+    found += [f"&#x0{{0,2}}{code};", f"&#0{{0,2}}{ord(mark)};"]
+    found += [rf"\\u00{code}", rf"\\x{code}", f"%{code}", re.escape(mark)]
+    if mark == " ":
+        found.append(r"\+")
+    return f"(?i:{'|'.join(found)})"
 
 
 def _names_in(headers: dict[str, str]) -> list[str]:
+    """The secrets that headers refer to, as often as they do."""
     words = " ".join(headers.values()).split(" ")
     return [match[1] for word in words if (match := _REFERENCE.fullmatch(word))]
 
@@ -637,7 +682,7 @@ class HttpTasks:
         limit = min(request.timeout or self._timeout, self._timeout)
         deadline = began + limit
         addresses = self._admit(request, context, deadline)
-        revealed = self._reveal(request, context.task.user_id)
+        revealed = self._reveal(request, context.task.user_id, deadline)
         if context.cancelled:
             raise Retry("cancelled before it was sent")  # of a cancelled task that is its end
         answer = self._call(request, context, addresses, revealed, deadline, limit)
@@ -702,14 +747,17 @@ class HttpTasks:
             raise
         return answer.result(max(0.0, deadline - time.monotonic()))
 
-    def _reveal(self, request: _Request, user_id: str) -> _Revealed:
+    def _reveal(self, request: _Request, user_id: str, deadline: float) -> _Revealed:
         names = _names_in(request.headers)
         if self._signing_name is not None:
             names.append(self._signing_name)
         host = request.target.host
-        return _Revealed(
-            {n: self._secret(SecretRequest(name=n, user_id=user_id, host=host)) for n in names}
-        )
+        values = {}
+        for name in dict.fromkeys(names):
+            values[name] = self._secret(SecretRequest(name=name, user_id=user_id, host=host))
+            if time.monotonic() >= deadline:
+                raise Retry(f"{request.shown}: looking up the secrets took too long")
+        return _Revealed(values)
 
     def _secret(self, wanted: SecretRequest) -> str:
         try:
@@ -721,10 +769,10 @@ class HttpTasks:
             ) from None
         if value is None:
             raise Discard(f"secret:{wanted.name} is not known here")
-        if not isinstance(value, str) or not value or not _HEADER_VALUE.fullmatch(value):
+        if not _is_secret(value):
             raise Discard(
-                f"secret:{wanted.name} cannot be used: it is empty, has spaces at an end, or "
-                "characters that are not printable ASCII"
+                f"secret:{wanted.name} cannot be used: it is empty, has spaces at an end, "
+                f"characters that are not printable ASCII, or more than {MAX_HEADER_LENGTH}"
             )
         return value
 
@@ -769,6 +817,12 @@ class HttpTasks:
     ) -> list[tuple[str, str]]:
         own = {name.lower() for name in request.headers}
         headers = [(name, revealed.fill(value)) for name, value in request.headers.items()]
+        for name, value in headers:
+            if len(value) > MAX_HEADER_LENGTH:
+                raise Discard(
+                    f"payload.headers.{name} has {len(value)} characters with its secrets: "
+                    f"at most {MAX_HEADER_LENGTH}"
+                )
         if "user-agent" not in own:
             headers.append(("User-Agent", self._user_agent))
         if request.body is not None and "content-type" not in own:
@@ -832,6 +886,15 @@ class HttpTasks:
     def _now(self) -> float:
         """Seconds since 1970."""
         return time.time() if self._clock is None else self._clock.now_ms() / 1000
+
+
+def _is_secret(value: object) -> bool:
+    """Whether it can be sent in a header, if it stands there alone."""
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= MAX_HEADER_LENGTH
+        and _HEADER_VALUE.fullmatch(value) is not None
+    )
 
 
 def _signing_name(reference: str | None) -> str | None:

@@ -5,11 +5,12 @@ stretch of them; since when the rule is what it is; and the last run. From these
 moment since then, not after the last run and in no stretch, was fired.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.connection import Link
@@ -23,6 +24,9 @@ MAX_MOMENTS = 1000  # on one page
 # As lua/lib/moments.lua has it: with so many notes, older ones may have been dropped.
 NOTES_KEPT = 200
 BACKFILLED = "backfilled"
+
+N = TypeVar("N", int, None)
+_MS = re.compile(r"[0-9]{1,15}")  # what a moment between 1970 and 9999 looks like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +90,19 @@ class Fates:
         # A plan that does not say since when it holds is an old one, of which nothing is noted.
         self._plan_ms = _number(state.get("since"), now_ms)
         self._ruled_ms = stored.definition.ruled_ms if "since" in state else now_ms
-        self._last_run_ms = _number(state.get("last_run"), -1)
+        self._last_run_ms = _number(state.get("last_run"), None)
 
     def moments(self, from_ms: int, until_ms: int, limit: int) -> list[int]:
         """The first so many from one until before another: those of its rule, and the set ones."""
         found = self.stored.definition.recurrence.between(from_ms, until_ms, limit)
-        others = {self._last_run_ms, self.stored.nominal_ms} - {None}
         # Only as far as the list goes, if it ends before the range does.
         end_ms = found[-1] if len(found) == limit else until_ms
-        return sorted({*found, *(ms for ms in others if ms and from_ms <= ms < end_ms)})[:limit]
+        others = {
+            ms
+            for ms in (self._last_run_ms, self.stored.nominal_ms)
+            if ms is not None and from_ms <= ms < end_ms
+        }
+        return sorted({*found, *others})[:limit]
 
     def fate(self, moment_ms: int) -> tuple[str, str | None]:
         """Outcome and reason; see Moment."""
@@ -118,7 +126,7 @@ class Fates:
         set_ms, nominal_ms = self.stored.set_ms, self.stored.nominal_ms
         if set_ms is not None and self._plan_ms < moment_ms < set_ms:
             return "skipped", "put off"
-        if moment_ms < self._last_run_ms:
+        if self._last_run_ms is not None and moment_ms < self._last_run_ms:
             return "fired", None
         if not self.stored.is_active:
             return "skipped", self._inactive_reason()
@@ -224,16 +232,16 @@ def _moment(schedule_id: str, moment_ms: int, outcome: str, reason: str | None) 
 def _read_note(member: bytes) -> Note | None:
     """A note, or None for what somebody else has written there."""
     parts = member.decode(errors="replace").split("\0")
-    if len(parts) != 5 or not parts[1].isdigit() or not parts[2].isdigit():
+    if len(parts) != 5 or not all(_MS.fullmatch(part) for part in parts[1:3]):
         return None
     return Note(first_ms=int(parts[2]), last_ms=int(parts[1]), reason=parts[4])
 
 
-def _number(value: Any, otherwise: int) -> int:
+def _number(value: Any, otherwise: N) -> int | N:
     return int(value) if isinstance(value, int | float) else otherwise
 
 
 def _check_cursor(cursor: object) -> int:
-    if not isinstance(cursor, str) or not cursor.isdigit():
+    if not isinstance(cursor, str) or not _MS.fullmatch(cursor):
         raise InvalidSchedule(f"cursor {shown(cursor)} is none: pass the `cursor` of a page")
     return int(cursor)

@@ -649,15 +649,23 @@ class TaskQueue:
         values = asdict(QueueSettings())
         for field, value in zip(stored[::2], stored[1::2], strict=True):
             name, text = field.decode("utf-8", "replace"), value.decode("utf-8", "replace")
-            scale = 1
-            if name.endswith("_ms"):
+            in_ms = name.endswith("_ms")
+            if in_ms:
                 plain = name.removesuffix("_ms")
                 name = plain + "_for" if plain + "_for" in values else plain
-                scale = 1000
             if name in values:
-                with suppress(ValueError):  # the scripts take the default then
-                    values[name] = type(values[name])(text) if scale == 1 else int(text) / scale
+                with suppress(*UNREADABLE):  # it is told as the default then
+                    values[name] = _setting(text, values[name], in_ms)
         return QueueSettings(**values)
+
+
+def _setting(text: str, default: Any, in_ms: bool) -> Any:
+    if isinstance(default, str):
+        return text
+    value = int(text) / 1000 if in_ms else type(default)(text)
+    if not math.isfinite(value):  # OverflowError for a whole number that is too long
+        raise ValueError(f"{value} is no setting")
+    return value
 
 
 def _push_arguments(task: Task) -> tuple[Argument, ...]:

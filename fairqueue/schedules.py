@@ -66,6 +66,7 @@ DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
 
 SET_MARK = "@"  # in a revision, before the next moment that a user has set, ms
 _REVISION = re.compile(r"[!-~]{1,200}")
+_MS = re.compile(r"[0-9]{1,15}")
 
 # Characters of a schedule's id, so that `<schedule_id>:<time in ms>` is an id for TaskQueue.get.
 MAX_ID_LENGTH = MAX_NAME_LENGTH - 16
@@ -96,6 +97,17 @@ USUAL: dict[str, Any] = {
 KINDS = ("cron_expr", "every", "at")
 _MOMENTS = ("anchor", "at", "start", "end", "next_run")
 _DURATIONS = ("every", "catch_up", "jitter")
+# What the fields of a state are; float stands for a count or a moment in ms.
+_STATE_KINDS: dict[str, type] = {
+    "user": str,
+    "tenant": str,
+    "active": bool,
+    "reason": str,
+    "note": str,
+    "by": str,
+    **dict.fromkeys(("since", "paused", "until", "last_run"), float),
+    **dict.fromkeys(("runs", "missed", "refused", "skipped", "failures"), float),
+}
 LIMITS = ("start", "end", "windows", "exclude")
 FIELDS = ("user_id", "priority", "payload", "timezone", "name", "metadata", *USUAL)
 _FIELD_TYPES = {"timezone": str, "payload": dict, "metadata": dict}
@@ -284,7 +296,7 @@ class Stored:
     def set_ms(self) -> int | None:
         """The next moment that a user has set; the plan before it is not the rule's."""
         mark = self.revision.partition(SET_MARK)[2]
-        return int(mark) if mark.isdigit() else None
+        return _read_ms(mark)
 
 
 def new_revision(before: str = "", set_ms: int | None = None) -> str:
@@ -678,7 +690,7 @@ def _stored(
         definition=definition,
         state=_read_state(state),
         revision=revision,
-        nominal_ms=int(nominal) if nominal.isdigit() else None,
+        nominal_ms=_read_ms(nominal),
     )
 
 
@@ -1034,11 +1046,25 @@ def _definition_text(
 
 
 def _read_state(text: bytes | None) -> dict[str, Any]:
+    """A state without what somebody has put there that cannot be, as lua/lib/states.lua reads it.
+
+    The next fire makes it good; until then the rest of it can be told.
+    """
     try:
         state = json.loads(text or b"{}")
-    except ValueError:
+    except UNREADABLE:
         return {}
-    return state if isinstance(state, dict) else {}
+    if not isinstance(state, dict):
+        return {}
+    return {name: value for name, value in state.items() if _can_be(name, value)}
+
+
+def _can_be(name: str, value: Any) -> bool:
+    kind = _STATE_KINDS.get(name, type(value))
+    if kind is not float:
+        return isinstance(value, kind)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= LATEST_MS
 
 
 def _scheduled_task(
@@ -1047,7 +1073,7 @@ def _scheduled_task(
     definition = read_definition(schedule_id, text)
     rare = definition.rare
     state = _read_state(state_text)
-    nominal = (plan or b"").partition(b" ")[2]
+    revision, _, nominal = (plan or b"").decode(errors="replace").partition(" ")
     active = bool(state.get("active"))
     try:
         return ScheduledTask(
@@ -1065,7 +1091,7 @@ def _scheduled_task(
             created_at=from_ms(definition.created_ms),
             updated_at=from_ms(definition.updated_ms),
             last_run=_moment(state.get("last_run")),
-            next_run=from_ms(int(nominal)) if active and nominal.isdigit() else None,
+            next_run=_moment(_read_ms(nominal)) if active else None,
             run_count=int(state.get("runs", 0)),
             missed_count=int(state.get("missed", 0)),
             overlap=definition.overlap,
@@ -1091,7 +1117,7 @@ def _scheduled_task(
             pause_note=state.get("note"),
             paused_until=_moment(state.get("until")),
             tenant=rare["tenant"],
-            revision=(plan or b"").partition(b" ")[0].decode(errors="replace"),
+            revision=revision,
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise BrokenRecord(
@@ -1127,6 +1153,12 @@ def _problem(name: bytes, text: bytes) -> Problem:
             reason=f"the record of the problem is unreadable: {text[:200]!r}",
             since=from_ms(0),
         )
+
+
+def _read_ms(text: str) -> int | None:
+    """A moment of a plan; None where there is none, or none that could be."""
+    moment_ms = int(text) if _MS.fullmatch(text) else None
+    return moment_ms if moment_ms is not None and moment_ms <= LATEST_MS else None
 
 
 def _moment(value: float | None) -> datetime | None:

@@ -23,6 +23,8 @@ from fairqueue.scripts import lua_folder
 
 HOUR = 3600.0
 SECRET = re.compile(r"fq_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")
+NO_PARENTS: list[Any] = [[], {}, None, True, 7, -1e300, "", "x", "\ud800"]
+NO_ENDS: list[Any] = [[], None, "x", -1e300, 1]
 GARBAGE = ['{"kind":"key"', "", "[]", "1", '"x"', "null", '{"kind":"key","hash":7}', "\udcff"]
 
 
@@ -666,3 +668,26 @@ def test_a_record_with_a_field_that_cannot_be_lets_nobody_in(
     record = json.loads(redis_of("HGET", "credentials", key.info.key_id))
     redis_of("HSET", "credentials", key.info.key_id, json.dumps({**record, field: value}))
     assert admit(store, key.secret) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("parent", value) for value in NO_PARENTS],
+        *[("ends", value) for value in NO_ENDS],
+        ("hash", []),
+        ("kind", None),
+    ],
+)
+def test_a_session_with_a_field_that_cannot_be_holds_no_longer_and_others_do(
+    store: AccessStore, redis_of: Callable[..., Any], field: str, value: Any
+) -> None:
+    key = make_key(store)
+    spoilt, good = store.redeem(key.secret), store.redeem(key.secret)
+    assert spoilt is not None
+    assert good is not None
+    record = json.loads(redis_of("HGET", "credentials", spoilt.info.key_id))
+    redis_of("HSET", "credentials", spoilt.info.key_id, json.dumps({**record, field: value}))
+    asked = {each.info.key_id for each in (key, spoilt, good)}
+    assert store.holding(asked) == {key.info.key_id, good.info.key_id}
+    assert admit(store, spoilt.secret) is None

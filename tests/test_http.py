@@ -1,6 +1,7 @@
 """HTTP tasks against real servers: what is sent, retried, kept, hidden, and never connected to."""
 
 import gzip
+import html
 import ipaddress
 import json
 import logging
@@ -12,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import urllib.parse
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -611,6 +613,44 @@ def test_a_secret_that_is_missing_ends_the_task_and_a_vault_that_is_away_does_no
     assert web.connections == 0
 
 
+def test_a_secret_is_asked_for_once_however_often_it_is_referred_to(web: LocalServer) -> None:
+    asked: list[str] = []
+
+    def secrets(wanted: SecretRequest) -> str:
+        asked.append(wanted.name)
+        return wanted.name.lower()
+
+    http = make(secrets=secrets, signing_secret="secret:B")
+    call(http, web.url, headers={"X": "secret:A secret:B secret:A", "Y": "secret:A"})
+    assert (web.seen[0].headers["x"], web.seen[0].headers["y"]) == ("a b a", "a")
+    assert asked == ["A", "B"]
+
+
+def test_a_vault_that_is_slow_is_asked_no_longer_than_the_time_out(web: LocalServer) -> None:
+    asked: list[str] = []
+
+    def slow(wanted: SecretRequest) -> str:
+        asked.append(wanted.name)
+        web.over.wait(SHORT)
+        return "s"
+
+    headers = {"X": " ".join(f"secret:N{number}" for number in range(50))}
+    with pytest.raises(Retry, match="looking up the secrets took too long"):
+        call(make(secrets=slow), web.url, headers=headers, timeout=SHORT * 1.5)
+    assert len(asked) == 2
+    assert web.connections == 0
+
+
+def test_a_header_that_is_too_long_with_its_secrets_is_not_sent(web: LocalServer) -> None:
+    http = make(secrets=secrets_of(API="s" * 4096))
+    call(http, web.url, headers={"X": "secret:API"})
+    with pytest.raises(Discard, match=r"headers\.X has 8193 characters with its secrets: at most"):
+        call(http, web.url, headers={"X": "secret:API secret:API"})
+    with pytest.raises(Discard, match="secret:API cannot be used"):
+        call(make(secrets=secrets_of(API="s" * 8193)), web.url, headers={"X": "secret:API"})
+    assert web.connections == 1
+
+
 @pytest.mark.parametrize("value", ["", "two\nlines", "grün", "newline\n", " padded"])
 def test_a_secret_that_cannot_be_sent_is_not_shown(web: LocalServer, value: str) -> None:
     with pytest.raises(Discard, match="secret:API cannot be used") as caught:
@@ -654,6 +694,83 @@ def test_a_secret_that_the_server_repeats_shows_nowhere(
     logged = [vars(record) for record in caplog.records]
     for place in (dump(redis_client), caplog.text, logged, http, vars(http)):
         assert "zqYw" not in repr(place)
+
+
+def in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def in_url(text: str) -> str:
+    return urllib.parse.quote(text, safe="")
+
+
+def in_go(text: str) -> str:
+    return re.sub("[<>&]", lambda match: f"\\u{ord(match[0]):04x}", in_json(text))
+
+
+def lower(text: str) -> str:
+    """With the escapes of a URL in lower case."""
+    return re.sub("%..", lambda match: match[0].lower(), text)
+
+
+WRITERS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "JSON": in_json,
+    "JSON of PHP": lambda text: in_json(text).replace("/", "\\/"),
+    "JSON of Go": in_go,
+    "JSON in upper case": lambda text: in_go(text).replace("\\u003c", "\\u003C"),
+    "JavaScript": lambda text: re.sub(r"\W", lambda match: f"\\x{ord(match[0]):02X}", text),
+    "slashes": lambda text: re.sub(r"(['\"\\])", r"\\\1", text),
+    "URL": in_url,
+    "URL in lower case": lambda text: lower(in_url(text)),
+    "URL that keeps slashes": urllib.parse.quote,
+    "form": urllib.parse.quote_plus,
+    "HTML": html.escape,
+    "HTML of PHP": lambda text: html.escape(text).replace("&#x27;", "&#039;"),
+    "HTML with all names": lambda text: html.escape(text).replace("&#x27;", "&apos;"),
+    "HTML of OWASP": lambda text: html.escape(text).replace("/", "&#x2F;"),
+    "JSON in HTML": lambda text: html.escape(in_json(text)),
+    "JSON in a URL": lambda text: in_url(in_json(text)),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "wJalrXUtnFEMI/K7MDENG/bPxRfiCY",
+        "a<b>&c'd\"e",
+        TOKEN,
+        "two words+=%20",
+        "\\\\host\\share\\",
+        "\\/\\/&amp;",
+    ],
+)
+def test_a_secret_is_masked_however_an_answer_writes_it(
+    web: LocalServer, secret: str, write: Callable[[str], str]
+) -> None:
+    web.script = lambda call: call.answer(body=f"<{write(secret)}>-{secret[:-1]}?".encode())
+    result = call(make(secrets=secrets_of(API=secret)), web.url, headers={"X": "secret:API"})
+    assert result["body"] == f"<***>-{secret[:-1]}?"  # and what is not all of it stays
+
+
+@pytest.mark.parametrize("row", ["\\", "\\/", "%", "&", "\\u005c"])
+def test_a_server_cannot_hold_up_the_search_for_a_secret(web: LocalServer, row: str) -> None:
+    body = (row.replace("\\", "\\\\") * 2000).encode()[:8000]
+    web.script = lambda call: call.answer(body=body)
+    http = make(secrets=secrets_of(API=row * 50 + "x"), timeout=30)
+    result = call(http, web.url, headers={"X": "secret:API"})
+    assert result["body"] == body.decode()
+
+
+@pytest.mark.parametrize("kept", range(1, 40))
+def test_an_escaped_secret_across_the_end_of_what_is_kept_does_not_show(
+    web: LocalServer, kept: int
+) -> None:
+    web.script = lambda call: call.answer(body=rb"--&#x003c;\u003cSECRET--%3C<SECRET" * 100)
+    http = make(secrets=secrets_of(API="<<SECRET"), max_body=kept)
+    result = call(http, web.url, headers={"X-Key": "secret:API"})
+    assert re.fullmatch(r"[-*]*", result["body"])
 
 
 @pytest.mark.parametrize("kept", range(1, 40))
@@ -1064,6 +1181,7 @@ GOOD = {"url": "https://hooks.example/"}
         GOOD | {"method": "DELETE", "json": []},
         GOOD | {"timeout": 0.1, "headers": {"A": "", "B": "Bearer secret:X.y/z-1", "C": "a  b"}},
         GOOD | {"timeout": None},
+        GOOD | {"headers": {"A": "secret:A " * 50 + "x"}},
     ],
 )
 def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None:
@@ -1073,9 +1191,10 @@ def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ("https://hooks.example/", "payload 'https://hooks.example/' is no JSON object"),
+        ("https://hooks.example/", "payload .*is .*no JSON object"),
         ({}, "payload.url None is no URL"),
         ({"url": 5}, "payload.url 5 is no URL"),
+        ({"url": 10**5000}, "payload.url .* is no URL"),
         ({"url": "https://h.example/" + "x" * 8192}, "at most 8192 characters"),
         ({"url": "hooks.example"}, "payload.url 'hooks.example' does not begin with https://"),
         ({"url": "ftp://hooks.example/"}, "does not begin with https://"),
@@ -1094,6 +1213,7 @@ def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None
         (GOOD | {"method": "TRACE"}, "payload.method 'TRACE' is none of GET, POST"),
         (GOOD | {"method": "post"}, "payload.method 'post' is none of"),
         (GOOD | {"method": ["GET"]}, "payload.method .* is none of"),
+        (GOOD | {"method": 10**5000}, "payload.method .* is none of"),
         (GOOD | {"body": "x"}, "payload.body is no field of an HTTP task: url, method"),
         (GOOD | {"json": 1}, "payload.json cannot be sent: a GET request has no body"),
         (GOOD | {"method": "HEAD", "json": 1}, "a HEAD request has no body"),
@@ -1101,10 +1221,15 @@ def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None
         (GOOD | {"method": "POST", "json": "x" * 300_000}, "payload.json has 300002 bytes"),
         (GOOD | {"timeout": 0}, "payload.timeout 0 is out of range: 0.1 to 3600 seconds"),
         (GOOD | {"timeout": 3601}, "payload.timeout 3601 is out of range"),
+        (GOOD | {"timeout": 10**400 - 1}, "payload.timeout .* is out of range"),
         (GOOD | {"timeout": "5"}, "payload.timeout '5' is no duration"),
         (GOOD | {"timeout": True}, "payload.timeout True is no duration"),
         (GOOD | {"headers": ["a"]}, "payload.headers is a list and no object"),
         (GOOD | {"headers": {f"H{n}": "" for n in range(51)}}, "of at most 50 headers"),
+        (
+            GOOD | {"headers": {"A": "secret:A " * 30 + "x", "B": "secret:A " * 21 + "x"}},
+            "payload.headers refers to secrets 51 times: at most 50 times",
+        ),
     ],
 )
 def test_a_request_that_cannot_be_sent_is_named(payload: object, message: str) -> None:
@@ -1165,6 +1290,9 @@ def test_a_header_in_two_spellings_is_refused() -> None:
         {"url": "https://bob:hunter2@h.example:x/"},
         GOOD | {"headers": {"Authorization": "Bearer hunter2\n"}},
         GOOD | {"headers": {"Authorization": ["hunter2"]}},
+        {"url": ["https://bob:hunter2@h.example/"]},
+        {"url": {"https://h.example/": "hunter2"}},
+        GOOD | {"method": ["hunter2"]},
     ],
 )
 def test_a_password_in_a_bad_request_is_not_repeated(payload: dict[str, Any]) -> None:

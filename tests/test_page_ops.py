@@ -369,6 +369,19 @@ def test_changed_settings_are_marked(web: Web, queue: TaskQueue) -> None:
     assert "htmx.org 4." in text
 
 
+@pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1e400", "nan", "inf", "[]", "x", ""])
+def test_settings_that_cannot_be_read_are_shown_as_the_defaults(
+    web: Web, queue: TaskQueue, redis_client: redis.Redis, value: str
+) -> None:
+    fields = ("max_attempts", "keep_dead_ms", "ageing_ms", "critical_share")
+    redis_client.hset(queue.keys["settings"], mapping=dict.fromkeys(fields, value))
+    site = web()
+
+    assert queue.settings() == QueueSettings()
+    for path in ("/settings", "/api/v1/settings"):
+        assert get(site, path)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "stored"),
     [

@@ -4,9 +4,10 @@ import html
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import redis
 from browser import Web
 from pages import HTML, HTMX, get, key, post, said
 from starlette.applications import Starlette
@@ -26,6 +27,8 @@ from fairqueue.web.dashboard.pages.run_parts import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
+NO_TEXTS: list[Any] = [[], {}, None, 7, True, -1e300, 10**400]
+NO_MOMENTS: list[Any] = [[], {}, None, "x", -1e300, 10**400]
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
 
@@ -124,6 +127,20 @@ def test_the_wait_of_a_second_attempt_is_named_as_such(
     assert "Until first start 40 s" in page
     assert "Waited 7 s for the last attempt" in page
     assert "7 s last attempt" in row
+
+
+@pytest.mark.untidy
+def test_a_run_that_began_at_no_time_does_not_hide_the_others(
+    web: Web, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    for task_id in ("good", "spoilt"):
+        queue.push(make_task("alice", task_id))
+        claim_one(queue)
+    text = cast(bytes, redis_client.hget(queue.keys["status"], "spoilt"))
+    spoilt = re.sub(rb'"claimed":[0-9]+', b'"claimed":' + b"9" * 5000, text)
+    redis_client.hset(queue.keys["status"], "spoilt", spoilt)
+
+    assert shown(get(web(), "/runs")) == ["good"]
 
 
 def test_an_empty_list_says_what_to_do_next(web: Web) -> None:
@@ -505,6 +522,59 @@ def test_what_is_not_there_is_not_found(web: Web) -> None:
         post(site, f"/do/runs/{act}", 404, id="nobody")
     post(site, "/do/runs/edit", 404, id="nobody", payload="{}")
     post(site, "/do/runs/retry", 422)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("outcome", value) for value in NO_TEXTS],
+        *[("worker", value) for value in NO_TEXTS],
+        *[("start", value) for value in NO_MOMENTS],
+        ("report", {"seconds": float("nan")}),
+        ("report", {"seconds": []}),
+        ("report", {"seconds": 10**400}),
+        ("report", {"message": []}),
+        ("report", {"traceback": {"a": 1}}),
+        ("report", {"log": [[10**400, "info", "x"]]}),
+        ("report", {"log": [[1, [], "x"]]}),
+        ("report", {"log": [[1, "info", "x", "y"]]}),
+        ("report", {"log_dropped": None}),
+    ],
+)
+def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
+    web: Web, queue: TaskQueue, redis_client: redis.Redis, field: str, value: Any
+) -> None:
+    queue.push(make_task("alice", "spoilt"))
+    queue.retry(claim_one(queue), error="the first reason")
+    queue.bury(claim_one(queue), "the second reason")
+    lines = cast(bytes, redis_client.hget(queue.keys["attempts"], "spoilt")).splitlines()
+    assert len(lines) == 2
+    spoilt = json.dumps({**json.loads(lines[0]), field: value}).encode()
+    redis_client.hset(queue.keys["attempts"], "spoilt", spoilt + b"\n" + lines[1])
+    site = web()
+
+    text = words(get(site, "/runs/spoilt"))
+
+    assert "the second reason" in text
+    assert "the first reason" not in text
+    assert site.http.get("/api/v1/scheduler/runs/spoilt").status_code == 200
+
+
+@pytest.mark.untidy
+@pytest.mark.parametrize("field", ["name", "user", "error", "worker", "tenant", "fingerprint"])
+def test_text_of_a_run_that_utf_8_cannot_hold_is_shown_as_far_as_it_can_be(
+    web: Web, queue: TaskQueue, redis_client: redis.Redis, field: str
+) -> None:
+    fail(queue, "spoilt")
+    record = json.loads(redis_client.hget(queue.keys["status"], "spoilt") or b"")
+    redis_client.hset(queue.keys["status"], "spoilt", json.dumps({**record, field: "a\ud800&b"}))
+    site = web()
+
+    for path in ("/runs", "/runs/spoilt", "/failed"):
+        assert get(site, path)
+    assert "a?&b" in words(get(site, "/runs/spoilt"))
+    answer = site.http.get("/api/v1/scheduler/runs/spoilt")
+    assert (answer.status_code, "a?&b" in answer.text) == (200, True)
 
 
 # --- failed runs ----------------------------------------------------------------------------------

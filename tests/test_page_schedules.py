@@ -416,6 +416,23 @@ def test_an_id_may_hold_any_character(web: Web, inspector: Inspector, schedule_i
     assert get(site, answer.headers["location"]).count("Resume it") == 1
 
 
+@pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, float("nan"), 10**400])
+def test_a_schedule_is_shown_whatever_somebody_has_put_into_its_state(
+    web: Web, queue: TaskQueue, inspector: Inspector, redis_client: redis.Redis, value: Any
+) -> None:
+    add(inspector, metadata={"title": "Daily report"})
+    spoilt = dict.fromkeys(("last_run", "missed", "skipped", "failures", "until", "since"), value)
+    texts = dict.fromkeys(("reason", "note", "by"), 7 if value == "x" else value)
+    spoilt |= {**texts, "runs": value, "paused": value}
+    tamper(redis_client, queue, "nine", "schedule_state", **spoilt)
+    site = web()
+
+    assert "nine" in get(site, "/schedules")
+    assert "0 9 * * *" in get(site, "/schedules/nine")
+    answer = site.http.get("/api/v1/scheduler/jobs/nine")
+    assert (answer.status_code, answer.json()["run_count"]) == (200, 0)
+
+
 # --- actions on one -------------------------------------------------------------------------------
 
 

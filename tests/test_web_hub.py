@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ import redis
 from browser import Site, Web
 from support import fill
 
+from fairqueue.access import AccessStore
 from fairqueue.errors import RedisUnavailable
 from fairqueue.inspection import Inspector
 from fairqueue.queue import TaskQueue
@@ -237,6 +238,107 @@ def test_ending_a_session_ends_its_streams_and_no_others() -> None:
         assert hub.viewers == 1
         hub.close()
         assert [message async for message in other] == []
+
+    play(scene)
+
+
+def test_who_holds_what_is_asked_again_and_again_though_it_once_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        spoilt = threading.Event()
+
+        def holding(key_ids: Collection[str]) -> Collection[str]:
+            if spoilt.is_set():
+                spoilt.clear()
+                raise TypeError("a record that nobody expected")
+            return {"good"} & set(key_ids)
+
+        read, _ = counting()
+        hub = Hub(read, holding=holding, poll=0.001, check=0.0)
+        first, local = hub.stream(None, "good"), hub.stream(None, None)
+        await asyncio.gather(numbers_of(first), numbers_of(local))
+        spoilt.set()
+        async for _message in first:
+            pass  # nobody knows whether it may go on: it ends, and its page comes again
+        again, revoked = hub.stream(None, "good"), hub.stream(None, "revoked")
+        async for _message in revoked:
+            pass
+        for stream in (local, again):
+            count = (await numbers_of(stream))["n"]
+            assert (await numbers_of(stream))["n"] > count
+        hub.close()
+        await again.aclose()
+        await local.aclose()
+
+    play(scene)
+    assert [record.message for record in caplog.records] == ["check_failed"]
+
+
+def test_streams_go_on_while_redis_cannot_say_who_may_look() -> None:
+    async def scene() -> None:
+        asked = threading.Event()
+
+        def holding(key_ids: Collection[str]) -> Collection[str]:
+            asked.set()
+            raise RedisUnavailable("gone")
+
+        read, _ = counting()
+        hub = Hub(read, holding=holding, poll=0.001, check=0.0)
+        stream = hub.stream(None, "good")
+        await numbers_of(stream)
+        while not asked.is_set():
+            await asyncio.sleep(0.001)
+        await numbers_of(stream)
+        await numbers_of(stream)
+        hub.close()
+        await stream.aclose()
+
+    play(scene)
+
+
+def test_numbers_that_cannot_be_told_do_not_end_the_poller() -> None:
+    async def scene() -> None:
+        mended = threading.Event()
+
+        def read(tenant: str | None) -> Numbers:
+            return {"n": 1 if mended.is_set() else object()}
+
+        hub = Hub(read, poll=0.001)
+        stream = hub.stream(None, None)
+        assert await numbers_of(stream) == {"unavailable": True}
+        mended.set()
+        assert await numbers_of(stream) == {"n": 1}
+        hub.close()
+        await stream.aclose()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("parent", [[], {}, None, "\ud800"])
+def test_a_credential_that_somebody_has_spoilt_ends_its_own_streams_only(
+    queue: TaskQueue, redis_client: redis.Redis, parent: Any
+) -> None:
+    store = AccessStore(queue.link)
+    good, spoilt = (store.create_key(name, "viewer", by="root") for name in ("good", "spoilt"))
+    credentials = queue.keys["credentials"]
+
+    async def scene() -> None:
+        read, _ = counting()
+        hub = Hub(read, holding=store.holding, poll=0.001, check=0.0)
+        ends, goes_on = (hub.stream(None, key.info.key_id) for key in (spoilt, good))
+        await asyncio.gather(numbers_of(ends), numbers_of(goes_on))
+        record = json.loads(redis_client.hget(credentials, spoilt.info.key_id) or b"")
+        text = json.dumps({**record, "parent": parent})
+        redis_client.hset(credentials, spoilt.info.key_id, text)
+        async for _message in ends:
+            pass
+        await numbers_of(goes_on)
+        store.revoke(good.info.key_id)
+        async for _message in goes_on:
+            pass
+        assert hub.viewers == 0
+        hub.close()
 
     play(scene)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from fairqueue.errors import FairQueueError
+from fairqueue.errors import FairQueueError, RedisUnavailable
 
 logger = logging.getLogger("fairqueue.web")
 
@@ -158,21 +158,34 @@ class Hub:
     async def _check(self) -> None:
         """End the streams of those who would not be let in any more."""
         key_ids = {viewer.key_id for viewer in self._viewers if viewer.key_id is not None}
-        with suppress(FairQueueError):  # without Redis there is no news either
+        held: Collection[str] = ()
+        try:
             held = await run_in_threadpool(self._holding, key_ids)
-            for key_id in key_ids.difference(held):
-                self.end(key_id)
+        except RedisUnavailable:
+            return  # there is no news either
+        except Exception as error:
+            # Nobody knows who may still look: all come again, and are let in or not.
+            _warn("check_failed", error)
+        for key_id in key_ids.difference(held):
+            self.end(key_id)
 
     async def _news_of(self, tenant: str | None) -> bytes:
         try:
-            numbers = await run_in_threadpool(self._read, tenant)
+            text = _encoded(await run_in_threadpool(self._read, tenant))
             self._failing = False
         except Exception as error:
             # The pages say so, and the next round tries again; one line in the log is enough.
             if not self._failing:
-                known = isinstance(error, FairQueueError)
-                fields = {"event": "poll_failed", "error": str(error)}
-                logger.warning("poll_failed", extra=fields, exc_info=not known)
+                _warn("poll_failed", error)
             self._failing = True
-            numbers = {"unavailable": True}
-        return json.dumps(numbers, separators=(",", ":"), sort_keys=True).encode()
+            text = _encoded({"unavailable": True})
+        return text
+
+
+def _encoded(numbers: Numbers) -> bytes:
+    return json.dumps(numbers, separators=(",", ":"), sort_keys=True).encode()
+
+
+def _warn(event: str, error: Exception) -> None:
+    known = isinstance(error, FairQueueError)
+    logger.warning(event, extra={"event": event, "error": str(error)}, exc_info=not known)

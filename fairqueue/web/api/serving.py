@@ -1,6 +1,7 @@
 """Serve the operations: find the one that is meant, check the form of a request, answer it."""
 
 import hashlib
+import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -263,7 +264,7 @@ def _if_match(call: Call[Any, Any], header: str) -> str | None:
 
 def _finished(operation: Operation, reply: Reply, request: Request) -> Answer:
     status = reply.status or operation.status
-    body = b"" if reply.content is None else msgspec.json.encode(reply.content)
+    body = b"" if reply.content is None else _encoded(reply.content)
     headers = dict(reply.headers)
     if body:
         headers["Content-Type"] = JSON
@@ -275,8 +276,17 @@ def _finished(operation: Operation, reply: Reply, request: Request) -> Answer:
             return Answer(status=304, headers=headers, body=b"")
     if isinstance(reply.content, dict) and reply.content.get("cursor"):
         headers["Link"] = f'<{_next(request, reply.content["cursor"])}>; rel="next"'
-    kept = None if reply.kept is None else msgspec.json.encode(reply.kept)
+    kept = None if reply.kept is None else _encoded(reply.kept)
     return Answer(status=status, headers=headers, body=body, kept=kept)
+
+
+def _encoded(content: Any) -> bytes:
+    try:
+        return msgspec.json.encode(content)
+    except UnicodeEncodeError:
+        # Somebody has put text into a record that UTF-8 cannot hold.
+        text = json.dumps(msgspec.to_builtins(content), ensure_ascii=False)
+        return text.encode("utf-8", "replace")
 
 
 def _is_known(tag: str, header: str) -> bool:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -107,6 +108,11 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def urlencode(text: str) -> str:
+    """A value in a query string; unlike Jinja's own, also of text that UTF-8 cannot hold."""
+    return quote(text, safe="", errors="replace")
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "ago": ago,
     "brief": brief,
@@ -118,4 +124,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "plural": plural,
     "share": share,
     "size": size,
+    "urlencode": urlencode,
 }

@@ -172,7 +172,8 @@ def _render(
             }
         )
     )
-    return HTMLResponse(text, status)
+    # Text that somebody has put into a record may be such that UTF-8 cannot hold it.
+    return HTMLResponse(text.encode("utf-8", "replace"), status)
 
 
 def _now(request: Request) -> datetime:

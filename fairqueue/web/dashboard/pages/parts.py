@@ -59,12 +59,12 @@ def paths(request: Request) -> dict[str, Any]:
 
 def segment(text: str) -> str:
     """An id as the end of an address. Slashes too: browsers would resolve `a/../b`."""
-    return quote(text, safe=":@!$'()*+,;=~")
+    return quote(text, safe=":@!$'()*+,;=~", errors="replace")
 
 
 def query_value(text: str) -> str:
     """An id as a value in a query string."""
-    return quote(text, safe="")
+    return quote(text, safe="", errors="replace")
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

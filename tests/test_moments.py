@@ -1,0 +1,73 @@
+"""Moments of schedules that never ran, and of which somebody has spoilt what is known."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import redis
+from scheduling import THURSDAY, add, at, record, tamper
+
+from fairqueue.clock import ManualClock
+from fairqueue.errors import InvalidSchedule
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+
+LONG_AGO = datetime(1000, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(THURSDAY)
+
+
+def told(scheduler: TaskScheduler, start: datetime, end: datetime) -> list[tuple[datetime, str]]:
+    return [(moment.at, moment.outcome) for moment in scheduler.moments("nine", start, end)]
+
+
+def test_a_schedule_that_never_ran_has_no_moment_that_was_fired(scheduler: TaskScheduler) -> None:
+    add(scheduler, start=at(5, 8))
+    assert told(scheduler, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]
+
+
+def test_the_last_run_is_told_though_the_rule_has_no_such_moment_any_more(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, start=at(5, 8))
+    clock.set(at(5, 9))
+    scheduler.tick()
+    scheduler.update_schedule("nine", cron_expr="0 10 * * *")
+    assert told(scheduler, LONG_AGO, at(5, 11)) == [(at(5, 9), "fired"), (at(5, 10), "planned")]
+
+
+@pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, -1, 10**400, float("nan")])
+@pytest.mark.parametrize("field", ["last_run", "since", "until", "runs"])
+def test_a_state_that_somebody_has_spoilt_tells_no_moment_of_its_own(
+    scheduler: TaskScheduler,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    field: str,
+    value: Any,
+) -> None:
+    add(scheduler, start=at(5, 8))
+    tamper(redis_client, queue, "nine", "schedule_state", **{field: value})
+    assert told(scheduler, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]
+
+
+@pytest.mark.untidy
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 15, "9" * 400, "9" * 5000, "-1", "x"])
+def test_a_plan_and_notes_without_a_time_tell_no_moment(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis, number: str
+) -> None:
+    add(scheduler, start=at(5, 8))
+    plan = record(redis_client, queue, "plan", "nine")
+    revision = plan.partition(" ")[0]
+    redis_client.hset(queue.keys["plan"], "nine", f"{revision}@{number} {number}")
+    redis_client.zadd(queue.keys["moments"], {f"nine\0{number}\0{number}\x001\0missed": 0})
+    assert [moment for moment, _ in told(scheduler, LONG_AGO, at(6, 8))] == [at(5, 9)]
+
+
+@pytest.mark.parametrize("cursor", ["\u00b2", "9" * 400, "9" * 5000])
+def test_a_cursor_that_is_no_moment_is_named(scheduler: TaskScheduler, cursor: str) -> None:
+    add(scheduler)
+    with pytest.raises(InvalidSchedule, match="is none: pass the `cursor` of a page"):
+        scheduler.moments("nine", at(5, 8), at(6, 8), cursor=cursor)
