@@ -74,3 +74,12 @@ def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make (\w+)", (ROOT / "README.md").read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_each_row_of_the_bug_ledger_names_a_test_that_exists() -> None:
+    ledger = (ROOT / "docs" / "reliability.md").read_text().partition("## The bug ledger")[2]
+    bugs = [row for row in ledger.splitlines() if row.startswith("|")][2:]
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    for row in bugs:
+        (name,) = re.findall(r"`(test_\w+)` \|$", row)
+        assert f"def {name}(" in tests, row

@@ -810,7 +810,7 @@ def test_a_second_term_has_another_token_than_the_lost_one(
 # --- each script: states before and after, and the same command again -----------------------------
 
 NOW = ms(THURSDAY)
-LEADER = {"token": "T", "scheduler": "one", "epoch": 1, "ends": NOW + 10_000}
+LEADER = {"token": "T", "scheduler": "one", "epoch": 1, "ends": NOW + 10_000, "term": 20_000}
 DEFINITION = '{"n":1,"name":"job"}'
 STORED_DEFINITION = {"n": 1, "name": "job"}
 STATE = {"user": "alice", "active": True, "runs": 0}
@@ -1326,6 +1326,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "leader.scheduler": (None, "one"),
                 "leader.epoch": (None, 1),
                 "leader.ends": (None, NOW + 10_000),
+                "leader.term": (None, 10_000),
                 "epoch": (None, "1"),
                 "stats.terms": (None, "1"),
             },
@@ -1376,6 +1377,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "leader.scheduler": ("one", "two"),
                 "leader.epoch": (1, 2),
                 "leader.ends": (NOW, NOW + 10_000),
+                "leader.term": (20_000, 10_000),
                 "epoch": ("1", "2"),
                 "stats.terms": (None, "1"),
             },
@@ -1712,6 +1714,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "leader.scheduler": ("one", None),
                 "leader.epoch": (1, None),
                 "leader.ends": (NOW + 10_000, None),
+                "leader.term": (20_000, None),
             },
         ),
     ),
