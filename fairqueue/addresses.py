@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -9,7 +10,7 @@ import redis
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, told
 
 SENTINEL_PORT = 26379
 EXAMPLE = "redis://localhost:6379/0"
@@ -29,14 +30,63 @@ _SENTINEL_OPTIONS = frozenset(("sentinel_username", "sentinel_password"))
 _SENTINEL_SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 _DATABASE = re.compile(r"/?|/(\d{1,9})/?")
 _SENTINEL_PATH = re.compile(r"/([^/]+)(?:/|/(\d{1,9})/?)?")
-# Up to the last "@": a password may hold anything, also what should have been percent-encoded.
-_USER_INFO = re.compile(r"^(\w+(?:\+\w+)?://)?.*@", re.DOTALL)
-_SECRET_OPTION = re.compile(r"(password=)[^&#]*")
+# What can be shown: whatever is not certainly this may be a password, or a part of one that holds
+# what should have been percent-encoded.
+_SCHEME = re.compile(r"([A-Za-z]{1,10}(?:\+[A-Za-z]{1,10})?://)(.*)", re.DOTALL)
+_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(?::([1-9]\d{0,4}))?")
+_PLAIN_PATHS = {
+    "unix": re.compile(r"(?:/[A-Za-z0-9_.+-]{1,64}){0,16}/?"),
+    "sentinel": re.compile(r"/?|/[A-Za-z0-9_.-]{1,64}(?:/\d{0,9}/?)?"),
+}
+_PLAIN_NAME = re.compile(r"[A-Za-z_]{1,40}")
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.,:/+-]{0,200}")
+_HARMLESS = (_OPTIONS - {"password"}) | {
+    *("sentinel_username", "ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version"),
+    *("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"),
+}
 
 
 def shown(url: str) -> str:
-    """A URL as it may be shown: without user and passwords."""
-    return _USER_INFO.sub(r"\1***@", _SECRET_OPTION.sub(r"\1***", url))
+    """A URL as it may be shown: as far as it certainly holds no password, else `***`."""
+    found = _SCHEME.fullmatch(url)
+    if found is None:
+        return url if not url or (":" in url and _is_place(url)) else "***"
+    scheme, rest = found.groups()
+    place, mark, query = rest.partition("?")
+    authority, slash, path = place.partition("/")
+    if "@" in path + query or "#" in place:  # all of it may be a password, and the host missing
+        return f"{scheme}***"
+    _, at, hosts = authority.rpartition("@")
+    text = scheme + ("***@" if at else "")
+    if hosts and not all(map(_is_place, hosts.split(","))):
+        return f"{text}***"
+    kind = scheme[:-3].rpartition("+")[2].lower()
+    plain = _PLAIN_PATHS.get(kind, _DATABASE)
+    if not plain.fullmatch(slash + path):
+        return f"{text}{hosts}/***"
+    query, fragment, _ = query.partition("#")
+    options = "&".join(_shown_options(query))
+    return text + hosts + slash + path + mark + options + ("#***" if fragment else "")
+
+
+def _is_place(text: str) -> bool:
+    """Whether a text is a host, or a host and a port. A user and a number may look the same."""
+    found = _PLACE.fullmatch(text)
+    return found is not None and int(found[1] or 1) < 65_536
+
+
+def _shown_options(query: str) -> Iterator[str]:
+    """The options as they may be shown: their names, and the values of harmless ones."""
+    is_certain = True
+    for option in query.split("&") if query else ():
+        raw, equals, value = option.partition("=")
+        name = unquote(raw)
+        if name in _HARMLESS and _PLAIN_VALUE.fullmatch(value):
+            yield f"{name}{equals}{value}"
+            continue
+        is_named = is_certain and equals and _PLAIN_NAME.fullmatch(name)
+        yield f"{name}=***" if is_named or name in _OPTIONS | _SENTINEL_OPTIONS else "***"
+        is_certain = False  # this may be a password with an "&" in it, which then goes on here
 
 
 def open_client(url: str) -> redis.Redis:
@@ -45,7 +95,7 @@ def open_client(url: str) -> redis.Redis:
     Opens no connection. Raises ConfigurationError, which never repeats a password.
     """
     if not isinstance(url, str):
-        raise ConfigurationError(f"{url!r} is no Redis URL: such as {EXAMPLE}")
+        raise ConfigurationError(f"{told(url)} is no Redis URL: such as {EXAMPLE}")
     make = _sentinel_client if url.startswith(_SENTINEL_SCHEMES) else _plain_client
     try:
         client = make(url)
@@ -132,5 +182,8 @@ def _check_options(query: str, known: frozenset[str]) -> None:
     for name in parse_qs(query, keep_blank_values=True):
         if name not in known and not name.startswith("ssl_"):
             # With an "@" this may be the rest of a password that has a "?" in it.
-            which = "" if "@" in query else f" {name[:40]!r}"
+            names = (
+                [] if "@" in query else [each.partition("=")[0] for each in _shown_options(query)]
+            )
+            which = f" {name!r}" if name in names else ""
             raise _Unreadable(f"its option{which} is unknown")

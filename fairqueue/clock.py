@@ -5,7 +5,6 @@ Times inside FairQueue are whole milliseconds since 1970, UTC. Scripts read the 
 `ManualClock` and moves it.
 """
 
-import math
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -69,7 +68,8 @@ def to_ms(moment: object, what: str, error: type[InvalidInput] = InvalidInput) -
         raise error(
             f"{what} {shown(moment)} is no time: pass an aware datetime or seconds since 1970"
         )
-    if not math.isfinite(moment) or not 0 <= moment * 1000 <= LATEST_MS:
+    # False for NaN too; a whole number of any length can be compared, and not made a float.
+    if not 0 <= moment * 1000 <= LATEST_MS:
         raise error(
             f"{what} {shown(moment)} is no time between 1970 and 9999, in seconds since 1970"
         )

@@ -1,6 +1,8 @@
 """The errors of FairQueue: one tree, so that `except FairQueueError` catches all of them."""
 
 import reprlib
+from datetime import date, time, timedelta
+from decimal import Decimal
 
 # Few objects that are in each other again and again can have a repr that never ends.
 _REPR = reprlib.Repr()
@@ -19,6 +21,26 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
+# What says no more than itself, whatever it was passed in as.
+_PLAIN = (type(None), int, float, complex, Decimal, date, time, timedelta)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a number, a bool, None or a time: nothing that has secrets in it."""
+    return isinstance(value, _PLAIN)
+
+
+def kind_of(value: object) -> str:
+    """The type of a value in words: "a dict", "an object"."""
+    name = type(value).__name__
+    return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"
+
+
+def told(value: object) -> str:
+    """A value that may hold secrets, as a message tells of it: itself if plain, else its type."""
+    return shown(value) if is_plain(value) else kind_of(value)
+
+
 class FairQueueError(Exception):
     """Something that FairQueue was asked for could not be done."""
 
@@ -27,7 +49,7 @@ class FairQueueError(Exception):
 
 
 class InvalidInput(FairQueueError, ValueError):
-    """A value that was passed in cannot be used; the message names it and says what would be."""
+    """A value that was passed in cannot be used; the message says what would be."""
 
 
 class ConfigurationError(InvalidInput):

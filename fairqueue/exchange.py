@@ -13,7 +13,14 @@ from typing import Any
 
 from fairqueue.connection import Link
 from fairqueue.control import Filter, walk_ids
-from fairqueue.errors import ConfigurationError, InvalidCron, InvalidInput, InvalidSchedule, shown
+from fairqueue.errors import (
+    ConfigurationError,
+    InvalidCron,
+    InvalidInput,
+    InvalidSchedule,
+    shown,
+    told,
+)
 from fairqueue.schedules import (
     FIELDS,
     MAX_ADDED,
@@ -232,9 +239,7 @@ def _name(number: int, schedule_id: object) -> str:
 
 def _read(number: int, document: Mapping[str, Any]) -> _Entry:
     if not isinstance(document, Mapping):
-        raise InvalidSchedule(
-            f"document {number} is {shown(document):.60}: a dict of a schedule is one"
-        )
+        raise InvalidSchedule(f"document {number} is {told(document)}: a dict of a schedule is one")
     if document.get("schedule_id") is None:
         raise InvalidSchedule(f"document {number}, field 'schedule_id': a document needs one")
     place = _name(number, document["schedule_id"])
@@ -314,7 +319,7 @@ def load_schedules(text: str, format: str = "json") -> list[dict[str, Any]]:
     """
     loaded = _load_json(text) if _check_format(format) == "json" else _load_yaml(text)
     if not isinstance(loaded, list):
-        raise InvalidSchedule(f"the text holds {shown(loaded):.60}: a list of schedules is needed")
+        raise InvalidSchedule(f"the text holds {told(loaded)}: a list of schedules is needed")
     return loaded
 
 

@@ -23,6 +23,7 @@ from fairqueue.errors import (
     ScheduleQuota,
     StaleVersion,
     shown,
+    told,
 )
 from fairqueue.frequency import as_cron
 from fairqueue.models import (
@@ -727,7 +728,7 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The id and the checked fields of a new schedule."""
     if not isinstance(spec, Mapping):
         raise InvalidSchedule(
-            f"{shown(spec)} is no schedule: a dict of the fields {', '.join(FIELDS)}"
+            f"{told(spec)} is no schedule: a dict of the fields {', '.join(FIELDS)}"
         )
     given = {name: value for name, value in spec.items() if name != "schedule_id"}
     if "user_id" not in given:

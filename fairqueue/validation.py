@@ -1,4 +1,8 @@
-"""Check what users pass in, before anything is stored: errors name the value and what is right."""
+"""Check what users pass in, before anything is stored: errors say what is wrong and what is right.
+
+Errors come into logs and the audit log, which others read. So they show a value only if it is meant
+to be read; of one that may hold secrets, such as a payload, they tell the path and the type.
+"""
 
 import json
 import math
@@ -8,7 +12,15 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
-from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, shown
+from fairqueue.errors import (
+    InvalidInput,
+    InvalidPayload,
+    InvalidTask,
+    is_plain,
+    kind_of,
+    shown,
+    told,
+)
 
 MAX_NAME_LENGTH = 200  # characters of an id, a user or a task name: they are parts of index members
 MAX_PAYLOAD_BYTES = 256 * 1024
@@ -21,13 +33,19 @@ _NAME = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME_LENGTH}}}"
 # Nothing that JSON escapes: scripts find a tenant in the text of a record without reading it.
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIRE_ID = re.compile(r".*:\d{11,}", re.DOTALL)
-# Parts of names; `key` alone only at the end, so that "keyboard" and "monkey" are shown.
-_SECRET = re.compile(
-    r"pass(word|wd|phrase)?$|passw|secret|token|credential|authorization|cookie|private|signature"
-    r"|(^|[_\-. ]|api|access)key$|bearer|session_?id",
+# Parts of names that are secret wherever they stand.
+_SECRET_PART = re.compile(
+    r"pass(phrase)?$|passw|passcode|pwd|secret|token|credential|creds$|authorization|cookie|private"
+    r"|signature|bearer|jwt|session[_\-. ]?id|conn(ection)?[_\-. ]?str(ing)?",
     re.IGNORECASE,
 )
-_CAMEL_KEY = re.compile(r"[a-z]Key$")
+# The last words of names, so that "keyboard" and "monkey", "author" and "spin" are shown.
+_SECRET_WORD = re.compile(
+    r"(?<![a-z])(o?auth|pw|sas|sig|(t?otp|pin)(_?code)?)$"
+    r"|((?<![a-z])|api|access|ssh|priv|private|master|signing|(en|de)cryption)keys?$"
+)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_KEPT_NAME = 100  # characters of a name of which it is kept whether it is secret
 
 
 class Priority(IntEnum):
@@ -54,7 +72,7 @@ def check_name(
     """An id, user or name: 1 to 200 characters, none of them a control character."""
     if isinstance(value, str) and len(value) <= most and _NAME.fullmatch(value):
         return value
-    text = shown(value)
+    text = _named(value)
     if len(text) > 80:
         text = text[:77] + "..."
     raise error(
@@ -63,12 +81,19 @@ def check_name(
     )
 
 
+def _named(value: object) -> str:
+    """What was passed in as a name: a payload in its place is not repeated."""
+    if isinstance(value, str) or is_plain(value):
+        return shown(value)
+    return f"of type {type(value).__name__}"
+
+
 def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
     """The name of a tenant: 1 to 64 letters, digits, '_', '.' or '-'."""
     if isinstance(value, str) and _TENANT.fullmatch(value):
         return value
     raise error(
-        f"tenant {shown(value):.80} cannot be used: 1 to 64 letters, digits, '_', '.' or '-', or "
+        f"tenant {_named(value):.80} cannot be used: 1 to 64 letters, digits, '_', '.' or '-', or "
         "None"
     )
 
@@ -103,7 +128,8 @@ def check_seconds(
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise error(f"{what} {shown(value)} is no duration: seconds or a timedelta")
-    if not math.isfinite(seconds) or not least <= seconds <= most:
+    # False for NaN too; a whole number of any length can be compared, and not made a float.
+    if not least <= seconds <= most:
         raise error(f"{what} {shown(value)} is out of range: {least:g} to {most:g} seconds")
     return float(seconds)
 
@@ -126,25 +152,33 @@ def check_number(
     value: object, what: str, error: type[InvalidInput] = InvalidInput, *, least: float, most: float
 ) -> float:
     """A finite number within bounds."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or not least <= value <= most
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise error(f"{what} {shown(value)} is no number from {least:g} to {most:g}")
     return float(value)
 
 
-@lru_cache(maxsize=10_000)
 def is_secret(name: str) -> bool:
     """Whether a value of this name is not to be shown."""
-    return bool(_SECRET.search(name) or _CAMEL_KEY.search(name))
+    # Names come from payloads: long ones would fill the memory, and are hardly seen again.
+    return _is_kept_secret(name) if len(name) <= _KEPT_NAME else _is_secret(name)
 
 
-def _shown(path: str, value: str) -> str:
-    """A value as an error may show it: not one whose name, or that of what it is in, is secret."""
-    return "***" if any(map(is_secret, re.split(r"[.\[]", path))) else value
+def _is_secret(name: str) -> bool:
+    name = name.rstrip("0123456789_-. ")
+    return bool(_SECRET_PART.search(name) or _SECRET_WORD.search(_CAMEL.sub("_", name).lower()))
+
+
+_is_kept_secret = lru_cache(maxsize=10_000)(_is_secret)
+
+
+def _told(path: str, value: object) -> str:
+    """A value in a payload, as an error tells of it; see `told`.
+
+    Nor is a number told whose name, or that of what it is in, is secret.
+    """
+    if is_plain(value) and not any(map(is_secret, re.split(r"[.\[]", path))):
+        return f"{shown(value)[:80]}, {kind_of(value)}"
+    return kind_of(value)
 
 
 def check_payload(value: object, what: str = "payload") -> dict[str, Any]:
@@ -153,7 +187,7 @@ def check_payload(value: object, what: str = "payload") -> dict[str, Any]:
     Raises InvalidPayload with the path to the value, such as `payload.items[3].price`.
     """
     if not isinstance(value, dict):
-        raise InvalidPayload(f"{what} {shown(value):.80} is no JSON object: pass a dict")
+        raise InvalidPayload(f"{what} is {told(value)} and no JSON object: pass a dict")
     _walk(value, what, 1, [MAX_PAYLOAD_BYTES])
     return value
 
@@ -175,8 +209,8 @@ def _walk(value: Any, path: str, depth: int, left: list[int]) -> None:
         _walk_inside(value, path, depth + 1, left)
     elif not isinstance(value, float) or not math.isfinite(value):
         raise InvalidPayload(
-            f"{path} is {_shown(path, shown(value)[:80])}, a {type(value).__name__}, which JSON "
-            "cannot hold: strings, finite numbers, booleans, None, lists and dicts can be"
+            f"{path[:200]} is {_told(path, value)}, which JSON cannot hold: strings, finite "
+            "numbers, booleans, None, lists and dicts can be"
         )
 
 
@@ -184,7 +218,8 @@ def _walk_inside(value: Any, path: str, depth: int, left: list[int]) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise InvalidPayload(f"{path} has the key {shown(key)}: JSON keys are strings")
+                which = f"the key {shown(key)}" if is_plain(key) else f"{kind_of(key)} as a key"
+                raise InvalidPayload(f"{path[:200]} has {which}: JSON keys are strings")
             _walk(inner, f"{path}.{key}", depth, left)
     else:
         for index, inner in enumerate(value):
@@ -208,7 +243,7 @@ def encode_json(value: object, what: str, limit: int) -> str:
     except (TypeError, ValueError, RecursionError):
         path, culprit, reason = _find_unwritable(value, what)
         raise InvalidPayload(
-            f"{path} is {_shown(path, culprit[:80])}, which cannot be written as JSON: {reason}"
+            f"{path[:200]} is {culprit}, which cannot be written as JSON: {reason}"
         ) from None
     if size > limit:
         raise InvalidPayload(f"{what} has {size} bytes as JSON; at most {limit} can be stored")
@@ -216,7 +251,7 @@ def encode_json(value: object, what: str, limit: int) -> str:
 
 
 def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str, str]:
-    """The path to what a value cannot be written for, that part shown, and why.
+    """The path to what a value cannot be written for, what that is, and why.
 
     Only after a failure: looking at each string beforehand would cost every push.
     """
@@ -224,7 +259,7 @@ def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str
     if isinstance(value, dict):
         for key in value:
             if isinstance(key, str) and (reason := _unwritable(key)):
-                return path, f"an object with the key {shown(key)}", reason
+                return path, "a dict with a broken key", reason
         parts = [(f"{path}.{key}", inner) for key, inner in value.items()]
     elif isinstance(value, list | tuple):
         parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
@@ -233,7 +268,7 @@ def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str
             return _find_unwritable(inner, inner_path, depth + 1)
     return (
         path,
-        "a long number" if isinstance(value, int) else shown(value),
+        "a long number" if isinstance(value, int) else _told(path, value),
         _unwritable(value) or "unknown",
     )
 

@@ -106,9 +106,11 @@ LONG = (
         faults={"failover": 1},
         goals={"failover": 30},
         gap=2.0,
-        backlog=2_000,
+        backlog=500,
         fleet=True,
         proxied=False,
+        # Not more than replicas can copy anew each time, in a world where nothing is trimmed.
+        part={"pace": 0.02},
     ),
     Profile(
         name="anything",

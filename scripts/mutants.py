@@ -11,6 +11,7 @@ Ends with status 1 if a mutation survives, breaks the script instead of its guar
 any more because its text is not in its file exactly once.
 """
 
+import compileall
 import os
 import re
 import shutil
@@ -732,7 +733,7 @@ MUTATIONS = (
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy what the tests need, and nothing that was compiled."""
+    """Copy what the tests need, and compile it once for all copies of this one."""
     ignore = shutil.ignore_patterns("__pycache__")
     for name in COPIED:
         source = ROOT / name
@@ -740,6 +741,7 @@ def copy_tree(folder: Path) -> None:
             shutil.copytree(source, folder / name, ignore=ignore)
         else:
             shutil.copy(source, folder / name)
+    compileall.compile_dir(folder, quiet=1)
 
 
 def run(
@@ -750,6 +752,7 @@ def run(
         **os.environ,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": str(folder),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # there are many, and most are for nothing here
         "FAIRQUEUE_MODEL_SHRINK": "0",
         **variables,
     }
@@ -773,8 +776,8 @@ def run_tests(
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy until the first failure."""
-    options = ["-x", "-n", "0", f"--tb={traceback}", "-p", "no:logging"]
-    options += ["-p", "no:hypothesispytest"]
+    options = ["-x", "-p", "xdist", "-n", "0", "-p", "pytest_timeout"]
+    options += [f"--tb={traceback}", "-p", "no:logging"]
     return run(folder, "-m", "pytest", *options, *selection, timeout=timeout, **variables)
 
 

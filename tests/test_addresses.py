@@ -109,6 +109,7 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
         ("valkey://host", "begins with none of"),
         ("redis+cluster://host", "begins with none of"),
         ("redis://host?colour=red", "option 'colour' is unknown"),
+        ("redis://host?db=1&colour=red", "option 'colour' is unknown"),
         ("redis://host?redis_connect_func=x", "option 'redis_connect_func' is unknown"),
         ("redis://host?sentinel_username=x", "option 'sentinel_username' is unknown"),
         ("redis://host?socket_timeout=soon", "'socket_timeout'"),
@@ -136,7 +137,7 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
 def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         open_client(url)
-    assert str(error.value).startswith(f"{url!r} is no Redis URL (")
+    assert str(error.value).startswith(f"{shown(url)!r} is no Redis URL (")
     assert why in str(error.value)
     example = "redis+sentinel://" if "+sentinel" in url else "redis://localhost"
     assert f": such as {example}" in str(error.value)
@@ -162,6 +163,21 @@ def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> No
         f"redis+sentinel://u:[{SECRET}]@host:port/main",
         f"redis+sentinel://host:1/?sentinel_password={SECRET}",
         f"rediss+sentinel://host:1/?sentinel_password=p@{SECRET}&ssl_password={SECRET}",
+        f"redis://:{SECRET}:6379",
+        f"redis://user:{SECRET}",
+        f"redis://user:{SECRET}/0",
+        f"redis://host/{SECRET}",
+        f"redis+sentinel://u:{SECRET}",
+        f"redis+sentinel://u:{SECRET}/main",
+        f"redis://host/0?PASSWORD={SECRET}",
+        f"redis://host/0?passwd={SECRET}",
+        f"redis://host/0?ssl_pass={SECRET}",
+        f"redis://host/0?{SECRET}",
+        f"redis://host/0?pass%77ord={SECRET}&bogus=2",
+        f"redis://host/0?password=a&{SECRET}=1",
+        f"redis://host/0?bogus=1#{SECRET}",
+        f"redis+sentinel://host:1/main/0?sentinel_pass={SECRET}",
+        f"redis+sentinel://host:1/main/0?sentinel_password=a#{SECRET}&bogus=1",
     ],
 )
 def test_no_error_repeats_a_password(url: str) -> None:
@@ -183,6 +199,27 @@ def test_no_error_repeats_a_password(url: str) -> None:
             "redis+sentinel://a:1/m?sentinel_username=g&sentinel_password=***&db=1",
         ),
         ("unix:///run/redis.sock?password=p", "unix:///run/redis.sock?password=***"),
+        ("redis://[::1]:6379/15/?socket_timeout=2.5", "redis://[::1]:6379/15/?socket_timeout=2.5"),
+        ("rediss://h?ssl_ca_certs=/a/b.pem", "rediss://h?ssl_ca_certs=/a/b.pem"),
+        # A port that is none may be a password, and its host a user.
+        ("redis://host:0", "redis://***"),
+        ("redis://host:65536", "redis://***"),
+        ("redis://host:port/0", "redis://***"),
+        ("redis://u:p@host:port/0", "redis://***@***"),
+        ("redis+sentinel://a:1 ,b:2/main", "redis+sentinel://***"),
+        # A path or an option may be the rest of a password.
+        ("redis://host/zero?db=1", "redis://host/***"),
+        ("redis+sentinel://a:1/main/zero", "redis+sentinel://a:1/***"),
+        ("redis+sentinel://a:1/main#x", "redis+sentinel://***"),
+        ("redis://u:a/b@host/0", "redis://***"),
+        ("redis://host?colour=red&db=1", "redis://host?colour=***&db=1"),
+        ("redis://host?db=1&colour=red", "redis://host?db=1&colour=***"),
+        ("redis://host?db=a%20b", "redis://host?db=***"),
+        ("redis://host?password=ab#cd", "redis://host?password=***#***"),
+        ("redis://host?password=a&b=c", "redis://host?password=***&***"),
+        ("redis://host?pass%77ord=a", "redis://host?password=***"),
+        ("host:6379", "host:6379"),
+        ("", ""),
     ],
 )
 def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:

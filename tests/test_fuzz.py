@@ -118,6 +118,7 @@ NUMBERS: list[Any] = [
 ]
 # By name, because not all of them can be shown.
 STRANGE: dict[str, Any] = {
+    "400 digits": 10**400,
     "5000 digits": 10**5000,
     "less than zero by 5000 digits": -(10**5000),
     "unspeakable": Unspeakable(),

@@ -356,6 +356,20 @@ def test_a_bad_document_is_named(admin: Client) -> None:
     assert "document 0 ('x'), field 'cron_expr'" in problem["detail"]
 
 
+@pytest.mark.parametrize(
+    "field",
+    ["every", "timeout", "jitter", "start", "end", "anchor", "backoff", "at", "catch_up"],
+)
+def test_a_number_of_hundreds_of_digits_in_a_document_is_refused(admin: Client, field: str) -> None:
+    """Fields of documents have no type of their own that would refuse it before."""
+    rule = {} if field in ("every", "at") else {"cron_expr": "0 9 * * *"}
+    document = {"schedule_id": "x", "user_id": "bo", **rule, field: int("9" * 400)}
+    for dry_run in (True, False):
+        body = {"documents": [document], "dry_run": dry_run}
+        problem = admin.refused(422, "POST", "/scheduler/jobs/import", json=body)
+        assert f"field '{field}': {field} 9999" in problem["detail"]
+
+
 def test_what_comes_next_is_told(admin: Client) -> None:
     (first,) = admin.get("/scheduler/upcoming")["items"]
     assert first["schedule"]["schedule_id"] == "acme-daily"

@@ -312,7 +312,7 @@ def test_a_supervisor_or_server_that_dies_is_replaced_too(tmp_path: Path) -> Non
             r"url 'redis://\*\*\*@x' and embedded_path 'y' are both given",
         ),
         ({"url": "redis://127.0.0.1:1/0"}, RedisUnavailable, "did not answer"),
-        ({"url": "nonsense"}, ConfigurationError, "'nonsense' is no Redis URL"),
+        ({"url": "nonsense"}, ConfigurationError, "is no Redis URL"),
         ({"workers": -1}, ConfigurationError, "workers -1 is no whole number"),
         ({"schedulers": "two"}, ConfigurationError, "schedulers 'two' is no whole number"),
         ({"seconds": -1}, ConfigurationError, "seconds -1 is out of range"),

@@ -11,7 +11,7 @@ from fairqueue.access import AccessStore, Actor
 from fairqueue.audit import AuditLog
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
-from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, shown
+from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, shown, told
 from fairqueue.glance import Glance
 from fairqueue.history import History
 from fairqueue.inspection.guard import Guard
@@ -75,7 +75,7 @@ class Ground:
         Raises Forbidden for another tenant, and UnknownUser for a user of another one.
         """
         if not isinstance(fields, Mapping):
-            raise InvalidInput(f"{shown(fields):.80} is no object with the fields of a schedule")
+            raise InvalidInput(f"{told(fields)} is no object with the fields of a schedule")
         own = self.guard.actor.tenant
         given = dict(fields)
         if own is None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from fairqueue.access import Actor
 from fairqueue.audit import AuditLog
-from fairqueue.errors import FairQueueError, Forbidden, shown
-from fairqueue.inspection.masking import mask, unmask
+from fairqueue.errors import FairQueueError, Forbidden, shown, told
+from fairqueue.inspection.masking import mask, mask_details, unmask
 
 logger = logging.getLogger("fairqueue.inspection")
 
@@ -77,24 +77,27 @@ class Guard:
     def change(
         self,
         action: str,
-        target: str,
+        target: object,
         *,
-        tenant: str | None = None,
+        tenant: object = None,
         details: Mapping[str, Any] | None = None,
     ) -> Iterator[Noted]:
         """Write a change down before it is made, and how it ended.
 
         If the process dies in between, the entry says that it was started, which is all that is
         known then. The log gets a line, too: who makes many changes could push others' entries out
-        of the audit log, which keeps the newest.
+        of the audit log, which keeps the newest. Nobody has checked what is given here: a payload
+        in place of a name is not written down.
         """
-        tenant = tenant if tenant is not None else self.actor.tenant
+        target = target if isinstance(target, str) else told(target)
+        tenant = self.actor.tenant if tenant is None else tenant
+        tenant = tenant if tenant is None or isinstance(tenant, str) else told(tenant)
         entry_id = self._log.begin(
             actor=self.actor,
             action=action,
             target=target,
             tenant=tenant,
-            details=mask(dict(details or {})),
+            details=mask_details(details or {}),
         )
         fields = {"actor": self.actor.name, "key": self.actor.key_id, "via": self.actor.via}
         fields |= {"action": action, "target": target, "tenant": tenant, "entry": entry_id}

@@ -1,29 +1,43 @@
 """Keep secrets out of what people are shown: values whose names look like secrets."""
 
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
+from fairqueue.errors import is_plain
 from fairqueue.validation import is_secret
 
 MASK = "***"
 
-# Begins at what is rare and ends at a slash, so that no text takes long, whatever it is made of.
-_IN_URL = re.compile(r"://[^/\s]*@")
-_IN_QUERY = re.compile(r"([?&])([^?&=#\s]{1,100})=[^&#\s]+")
+_NAMES = ("schedule_id", "user_id", "name", "tenant")  # fields of schedules that are plain text
+# No pattern goes over a part of a text again that it has gone over from an earlier beginning: none
+# takes long, whatever the text is made of. A user and password end at the last "@" before a slash;
+# if they hold slashes, which they should not, there is a colon that is not that of a port.
+_IN_URL = re.compile(r"//(?:[^/\s]*@|[^/\s:@?#]*:(?!\d{1,5}[/?#])(?:(?!//)\S)*@)")
+# In a URL (`?name=`), or in a text of such pairs (`Server=h; name=`).
+_NAME = re.compile(
+    r"[?&#](?P<option>[^?&=#;\s]{1,100})=|(?:^|;)(?P<pair>[^?&=#;\n]{1,100})=", re.MULTILINE
+)
+_OPTION_VALUE = re.compile(r"[^&#\s]+")
+_PAIR_VALUE = re.compile(r"""(?=[^;\n])[ \t]*(?:"[^"\n]*"|'[^'\n]*')?[^;\n]*""")
 
 
 def mask(value: Any) -> Any:
-    """The same JSON value with secrets replaced by `***`; those in URLs too."""
+    """The same JSON value with secrets replaced by `***`; those in URLs too.
+
+    So is what JSON cannot hold, unless it is a time: nobody can tell what it would say.
+    """
     return _mask(value, {})
 
 
 def _mask(value: Any, seen: dict[int, Any]) -> Any:
     """The same; each list and dict once, since what was not checked may be in itself, or deep."""
     if isinstance(value, str):
-        return _mask_text(value) if "://" in value else value
+        return _mask_text(value)
     if not isinstance(value, dict | list | tuple):
-        return value
+        return value if is_plain(value) else MASK
     if id(value) not in seen:
         seen[id(value)] = MASK
         with suppress(RecursionError):
@@ -34,10 +48,15 @@ def _mask(value: Any, seen: dict[int, Any]) -> Any:
 def _mask_inside(value: Any, seen: dict[int, Any]) -> Any:
     if not isinstance(value, dict):
         return [_mask(inner, seen) for inner in value]
-    return {
-        name: MASK if is_secret(str(name)) and not _is_empty(inner) else _mask(inner, seen)
-        for name, inner in value.items()
-    }
+    found = {}
+    for name, inner in value.items():
+        if not isinstance(name, str) and not is_plain(name):
+            found[MASK] = MASK  # as a part of a name that is none may be a secret
+        elif isinstance(name, str) and is_secret(name) and not _is_empty(inner):
+            found[name] = MASK
+        else:
+            found[name] = _mask(inner, seen)
+    return found
 
 
 def _is_empty(value: Any) -> bool:
@@ -45,11 +64,22 @@ def _is_empty(value: Any) -> bool:
 
 
 def _mask_text(text: str) -> str:
-    return _IN_QUERY.sub(_mask_parameter, _IN_URL.sub(f"://{MASK}@", text))
+    if "//" in text:
+        text = _IN_URL.sub(f"//{MASK}@", text)
+    return "".join(_without_values(text)) if "=" in text else text
 
 
-def _mask_parameter(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}={MASK}" if is_secret(match[2]) else match[0]
+def _without_values(text: str) -> Iterator[str]:
+    """The parts of a text; `***` in place of the values whose names are secret."""
+    done = 0
+    for name in _NAME.finditer(text):
+        if name.start() < done or not is_secret(unquote(name["option"] or name["pair"]).strip()):
+            continue
+        value = (_OPTION_VALUE if name["option"] else _PAIR_VALUE).match(text, name.end())
+        if value is not None:
+            yield text[done : name.end()] + MASK
+            done = value.end()
+    yield text[done:]
 
 
 def mask_side(field: str, value: Any) -> Any:
@@ -57,8 +87,28 @@ def mask_side(field: str, value: Any) -> Any:
 
     Of a long payload only the beginning of its text is kept, in which nobody can tell secrets.
     """
-    hides = field in ("payload", "metadata") and isinstance(value, str)
-    return MASK if hides else mask(value)
+    return MASK if _hides(field, value) else mask(value)
+
+
+def mask_details(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What somebody gave for a change, before it was checked, as it may be shown.
+
+    Nobody can tell secrets in a payload that is no object, such as the text of one, or in one that
+    was given as a name.
+    """
+    shown: dict[str, Any] = mask(
+        {name: MASK if _hides(name, value) else value for name, value in details.items()}
+    )
+    if isinstance(details.get("changes"), dict):
+        shown["changes"] = mask_details(details["changes"])
+    return shown
+
+
+def _hides(field: str, value: Any) -> bool:
+    """Whether a field has what does not belong there, which may be a payload in another form."""
+    if field in ("payload", "metadata"):
+        return value is not None and not isinstance(value, dict)
+    return field in _NAMES and not isinstance(value, str) and not is_plain(value)
 
 
 def unmask(new: Any, stored: Any) -> Any:

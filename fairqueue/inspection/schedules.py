@@ -233,7 +233,7 @@ class Schedules:
         given = spec.get("schedule_id")
         if on_conflict == "replace" and given is not None:
             self._check_not_anothers(given)
-        target = str(given or "(new)")
+        target = given or "(new)"
         with self._guard.change(
             "schedule.add", target, tenant=spec.get("tenant"), details=spec
         ) as n:
