@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 import redis
@@ -135,6 +136,9 @@ class Link:
         try:
             with self._connection() as connection:
                 for call in source:
+                    if not self._dialer.still_leads(connection):
+                        source = chain([call], source)
+                        raise redis.ConnectionError("another server leads by now")
                     waiting.append((call, time.monotonic()))
                     connection.send_command(*self._command(script, **call))
                     if len(waiting) > 1:

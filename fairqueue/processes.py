@@ -47,6 +47,8 @@ ANSWER_S = 10.0
 START_S = 60.0
 # Seconds between two looks at who our parent is, where the kernel cannot tell of its end.
 PARENT_CHECK_S = 1.0
+# So often a main thread that waits looks whether another thread was given a signal.
+LOOK_UP_S = 1.0
 # Seconds of the longest wait, eleven days: poll() cannot take more than twice that. A stop that was
 # given more time kills after this.
 LONGEST_WAIT_S = 1_000_000.0
@@ -543,6 +545,16 @@ class _Supervisor:
             daemon=True,
         ).start()
         return RETIRED if self._plan.serve(stop, index) else 0
+
+
+def wait_for(stop: threading.Event) -> None:
+    """Wait in the main thread until an event is set, and look up once in a while.
+
+    Handlers of signals run in the main thread, and only a signal that this thread itself is given
+    ends its wait. After a process was frozen, as by SIGSTOP, it may be another one.
+    """
+    while not stop.wait(LOOK_UP_S):
+        pass
 
 
 def _catch_sigterm() -> int:

@@ -26,7 +26,7 @@ from fairqueue.demo import STEP_S, Load, Reader, Terminal, contrast, fill, line,
 from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.keys import Keys
 from fairqueue.models import QueueSnapshot
-from fairqueue.processes import ProcessGroup
+from fairqueue.processes import ProcessGroup, wait_for
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.validation import check_count, check_seconds
@@ -169,13 +169,13 @@ def _worker(
 
 def _serve(web: WebServer, stop: threading.Event) -> None:
     with web:
-        stop.wait()
+        wait_for(stop)
 
 
 def _schedule(queue: TaskQueue, stop: threading.Event) -> None:
     scheduler = TaskScheduler(queue)
     scheduler.start()
-    stop.wait()
+    wait_for(stop)
     scheduler.stop(GRACE_S)
 
 

@@ -38,7 +38,7 @@ from fairqueue.keeper import Keeper, Run, fields_of
 from fairqueue.metrics import worker_metrics
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.presence import Facts, Presence
-from fairqueue.processes import ProcessGroup
+from fairqueue.processes import ProcessGroup, wait_for
 from fairqueue.queue import FINISH_CHUNK, LONGEST_WAIT_S, TaskQueue, check_limits
 from fairqueue.running import Done, Executor, Slot
 from fairqueue.validation import check_count, check_name, check_seconds
@@ -408,7 +408,7 @@ class Worker(Hookable):
         if self._given_id is not None:
             self.worker_id = f"{self._given_id}:{index}"
         self._start_pool(math.inf if self._max_tasks is None else self._max_tasks, stop.set)
-        stop.wait()
+        wait_for(stop)
         pool = self._pool
         if not self._stop_pool(time.monotonic() + DRAIN_S) and self._deadline() < math.inf:
             self._ending[-1] = True

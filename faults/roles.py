@@ -28,6 +28,7 @@ from fairqueue.errors import (
     ScheduleConflict,
 )
 from fairqueue.models import Claim
+from fairqueue.processes import wait_for
 from faults.journal import Journal
 from faults.witness import Witness
 
@@ -105,9 +106,16 @@ class Actor:
         self.random = random.Random(part.seed)
         self.journal = Journal(part.journal)
         self.ending = threading.Event()
-        signal.signal(signal.SIGTERM, lambda number, frame: self.ending.set())
+        # Not by the handler itself: the wait that it interrupts may hold the lock of the event.
+        asked, ask = os.pipe()
+        signal.signal(signal.SIGTERM, lambda number, frame: os.write(ask, b"x"))
+        threading.Thread(target=self._end, args=(asked,), daemon=True).start()
         clock = None if part.clock is None else SharedClock(part.clock)
         self.queue = TaskQueue.from_url(part.url, part.queue, timeout=part.timeout, clock=clock)
+
+    def _end(self, asked: int) -> None:
+        os.read(asked, 1)
+        self.ending.set()
 
     def insist(self, action: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
         """Do it until Redis says that it is done: "ok". "unknown" or "failed" if we give up before.
@@ -188,7 +196,7 @@ def work(actor: Actor) -> None:
         registry=CollectorRegistry(),
     )
     worker.start()
-    actor.ending.wait()
+    wait_for(actor.ending)
     worker.stop(part.patience)
 
 
@@ -271,7 +279,7 @@ def schedule(actor: Actor) -> None:
             if actor.ending.wait(0.1):
                 return
     scheduler.start()
-    actor.ending.wait()
+    wait_for(actor.ending)
     scheduler.stop(10)
 
 

@@ -282,6 +282,26 @@ def test_batches_on_their_way_keep_the_deadline_that_they_had(
     assert all(sent_at >= before for sent_at in since if sent_at is not None)
 
 
+def test_a_long_push_leaves_a_server_that_leads_no_more(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leads = iter([True, True, True, False])
+    dials: list[float] = []
+    dial = queue.link._dialer.dial
+
+    def watched(within: float) -> AbstractConnection:
+        dials.append(within)
+        return dial(within)
+
+    monkeypatch.setattr(queue.link, "_free", [])
+    monkeypatch.setattr(queue.link._dialer, "dial", watched)
+    monkeypatch.setattr(queue.link._dialer, "still_leads", lambda *_: next(leads, True))
+    calls = [{"rest": _push_arguments(make_task(f"u{n}"))} for n in range(6)]
+    assert [answer[0] for answer in queue.link.run_each("push", calls)] == [b"pushed"] * 6
+    assert len(dials) > 1
+    assert queue.size() == 6
+
+
 # --- connections ----------------------------------------------------------------------------------
 
 

@@ -4,7 +4,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 from scheduling import eventually
 
 from fairqueue import processes
+from fairqueue.cli.frame import until_signalled
 from fairqueue.errors import ConfigurationError
-from fairqueue.processes import ProcessGroup
+from fairqueue.processes import ProcessGroup, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -790,3 +793,49 @@ def test_a_memory_limit_where_memory_cannot_be_read_is_refused(
 def test_a_time_to_stop_that_is_none_is_refused_by_name(timeout: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"timeout {timeout!r}"):
         ProcessGroup(lambda stop, index: None, 1).stop(timeout)
+
+
+def signal_this_thread_when_main_is_in(name: str) -> None:
+    """As the kernel does to a process that is woken: whoever is awake first is given the signal."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def is_there() -> bool:
+        frame = sys._current_frames()[main]
+        while frame.f_back is not None and frame.f_code.co_name != name:
+            frame = frame.f_back
+        return frame.f_code.co_name == name
+
+    eventually(is_there, f"the main thread is in {name}")
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+def test_a_signal_that_another_thread_was_given_ends_a_wait() -> None:
+    stop, (asked, ask) = threading.Event(), os.pipe()
+
+    def set_when_asked() -> None:
+        os.read(asked, 1)
+        stop.set()
+
+    before = signal.signal(signal.SIGTERM, lambda *_: os.write(ask, b"x"))
+    threads = [
+        threading.Thread(target=set_when_asked),
+        threading.Thread(target=signal_this_thread_when_main_is_in, args=("wait_for",)),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        wait_for(stop)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for thread in threads:
+            thread.join()
+        os.close(asked)
+        os.close(ask)
+
+
+def test_a_signal_that_another_thread_was_given_ends_a_command() -> None:
+    thread = threading.Thread(target=signal_this_thread_when_main_is_in, args=("until_signalled",))
+    thread.start()
+    until_signalled()
+    thread.join()

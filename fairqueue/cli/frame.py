@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import click
@@ -18,6 +18,7 @@ from fairqueue.cli.logs import FORMATS, LEVELS, configure_logging
 from fairqueue.cli.output import note
 from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.inspection import Inspector
+from fairqueue.processes import LOOK_UP_S
 from fairqueue.queue import TaskQueue
 
 URL_VARIABLE = "FAIRQUEUE_URL"
@@ -288,4 +289,9 @@ def until_signalled() -> None:
     awake, waker = socket.socketpair()
     # No Event: its lock may be held by the wait that the handler interrupts.
     with awake, waker, ended_by_signals(lambda: waker.send(b"x")):
-        awake.recv(1)
+        # Handlers run in this thread, and a signal that another thread was given does not wake it.
+        awake.settimeout(LOOK_UP_S)
+        said = b""
+        while not said:
+            with suppress(TimeoutError):
+                said = awake.recv(1)
