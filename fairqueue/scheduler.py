@@ -769,7 +769,7 @@ class TaskScheduler:
         lateness = metrics.lateness_seconds.labels(labels)
         debug = logger.isEnabledFor(logging.DEBUG)
         for fire, word in zip(fires, words, strict=True):
-            if fire.is_last and word in (b"fired", b"skipped", b"passed"):
+            if fire.is_last and word in (b"fired", b"skipped", b"passed", b"past"):
                 self._alerts.schedule_set_aside(fire.due.schedule_id, "it has no next moment")
             if word == b"fired":
                 fired += 1
@@ -782,6 +782,8 @@ class TaskScheduler:
                     _log("schedule_fired", schedule=fire.due.schedule_id, late_ms=late_ms)
             elif word == b"passed":
                 missed += fire.missed
+                stopped += fire.is_last
+            elif word == b"past":  # what was missed before it was counted then
                 stopped += fire.is_last
             elif word == b"skipped":
                 report.skipped += 1

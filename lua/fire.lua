@@ -20,7 +20,7 @@
 -- is unfinished.
 --
 -- Returns { 'stale' }, or 'fired' and a word for each: 'fired', 'skipped', 'passed' (nothing was to be
--- fired), 'moved' or 'refused'.
+-- fired), 'past' (it is not later than the last one), 'moved' or 'refused'.
 
 local REFUSED_MS = 5000
 
@@ -93,7 +93,7 @@ for i, fire in ipairs(fires) do
   state.user, state.active = state.user or fire.user, true
   if fire.moment and fire.moment <= (tonumber(state.last_run) or -1) then
     -- The clock was set back and the plan made anew since: this moment has had its fire.
-    fire.moment, fire.missed, fire.note = nil, 0, ''
+    fire.moment, fire.missed, fire.note, fire.is_past = nil, 0, '', true
   end
   if fire.moment and fire.max_runs and (state.runs or 0) >= fire.max_runs then
     -- The limit is lower than it was.
@@ -122,7 +122,7 @@ for i, fire in ipairs(fires) do
     words[i] = overlap == 'skip' and 'skipped' or 'fired'
     done[fire.id] = true
     if not fire.moment then
-      words[i] = 'passed'
+      words[i] = fire.is_past and 'past' or 'passed'
       if fire.spent then alone[#alone + 1] = { fire.id, fire.spent, 'completed' } end
     elseif overlap == 'skip' then
       alone[#alone + 1] = { fire.id, fire.moment, 'overlap' }

@@ -922,6 +922,10 @@ class ModelSchedulers:
         nominal = schedule.nominal_ms
         assert nominal is not None
         moment = max(nominal, schedule.cron.latest_at(read_ms))
+        if schedule.last_run_ms is not None and moment <= schedule.last_run_ms:
+            # The clock was set back and the plan made anew since: this moment has had its fire.
+            schedule.nominal_ms = schedule.due_ms = schedule.cron.next_after(moment)
+            return
         task_id = f"{schedule.schedule_id}:{moment}"
         if not self.queue.remembers(task_id):
             if self.queue.is_full(len(new) + 1):

@@ -568,6 +568,16 @@ class Machine(RuleBasedStateMachine):
         assert answer == words
 
     @precondition(lambda self: self.held)
+    @rule(pick=picks)
+    def what_was_finished_and_trimmed_is_pushed_again(self, pick: int) -> None:
+        self.configure({"keep_finished": 0}, lost=False)
+        self.finish([pick], lost=False)
+        gone = sorted(self.model.graves.keys() & self.pushed.keys())
+        for task_id in [each for each in gone if not self.is_uncertain(each)][:3]:
+            owner, level = self.pushed[task_id]
+            self.push_pairs([self.task(task_id, owner, level, None)], lost=False)
+
+    @precondition(lambda self: self.held)
     @rule(pick=picks, delay=st.sampled_from((0, 0, 1000, 40_000)), lost=lost_reply)
     def retry(self, pick: int, delay: int, lost: bool) -> None:
         if chosen := self.pick_claim(pick):
@@ -808,6 +818,24 @@ class Machine(RuleBasedStateMachine):
     def tick_on_the_moment(self, name: str) -> None:
         self.jump(max(0, self.planned.awaited()[0].due_ms - self.now))
         self.tick(name, lost=False)
+
+    @precondition(lambda self: self.planned.awaited())
+    @rule()
+    def a_schedule_is_made_anew_before_a_moment_that_it_has_fired(self) -> None:
+        """Its state is gone, and with it the last run: the name of the task is what is left."""
+        schedule = self.planned.awaited()[0]
+        schedule_id = schedule.schedule_id
+        self.tick_on_the_moment("one")
+        self.tick("two", lost=False)
+        if not schedule.last_run_ms or not 0 <= self.now - schedule.last_run_ms < 4000:
+            return
+        self.jump(schedule.last_run_ms - self.now - 1)
+        self.remove_schedule(schedule_id, lost=False)
+        cron = next(text for text, every in CRONS.items() if every == schedule.cron)
+        who = (schedule.user, schedule.level, schedule.tenant)
+        self.add_schedule(schedule_id, cron, *who, replacing=False, lost=False)
+        self.tick_later("one", 1)
+        self.tick("two", lost=False)
 
     @precondition(lambda self: self.planned.awaited())
     @rule(name=st.sampled_from(SCHEDULERS), lost=lost_reply)
