@@ -764,6 +764,18 @@ class Machine(RuleBasedStateMachine):
         self.link.echo = False
         assert answer == self.planned.remove(schedule_id)
 
+    @rule(user=users, cron=st.sampled_from(sorted(CRONS)))
+    def an_answer_outlives_the_turn_of_the_generations(self, user: str, cron: str) -> None:
+        """Answers are kept in two generations, of a minute each."""
+        self.set_user(user, {"weight": 1.0}, lost=False)
+        self.jump(31_000)
+        self.add_schedule("s1", cron, user, 3, None, replacing=True, lost=False)
+        self.remove_schedule("s1", lost=False)
+        removal = self.link.sent[-1]
+        self.jump(31_000)
+        self.set_user(user, {"weight": 2.0}, lost=False)
+        self.link.send_again(removal)
+
     def pick_schedule(self, pick: int) -> ModelSchedule:
         schedules = self.planned.schedules
         return schedules[sorted(schedules)[pick % len(schedules)]]
@@ -936,10 +948,9 @@ class Machine(RuleBasedStateMachine):
     def a_leader_acts_upon_what_it_read_before(
         self, pick: int, act: str, name: str, old: str
     ) -> None:
-        paused = [s for s in self.planned.awaited() if s.until_ms is not None]
         schedule = self.pick_schedule(pick)
-        if act == "resume" and paused:
-            schedule = paused[pick % len(paused)]
+        if act == "resume" and schedule.until_ms is None:
+            self.pause_for_a_while(pick, 4000, lost=False)
         if self.planned.present_term(self.now) is None:
             self.tick(name, lost=False)
         leader = next(each for each in SCHEDULERS if self.planned.leads(each, self.now))
