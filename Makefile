@@ -49,7 +49,7 @@ mutants: $(READY) ## remove each guard in turn and see the tests fail
 faults: $(READY) ## storms of faults, short; ARGS="--form long --publish" for what docs/reliability.md says
 	$(BIN)/python -m faults $(ARGS)
 
-proof: $(READY) ## remove guards and see the storms and the model fail; takes half an hour
+proof: $(READY) ## remove guards and see the storms or the model fail; a quarter of an hour
 	$(BIN)/python scripts/proof.py $(ARGS)
 
 soak: $(READY) ## mixed load with faults for MINUTES=n; memory and keys must stay flat
