@@ -182,6 +182,22 @@ def test_a_moment_is_not_fired_again_when_the_clock_was_set_back(
         clock.advance(60)
 
 
+def test_moments_before_one_that_was_fired_are_not_missed_when_the_clock_was_set_back(
+    clock: ManualClock, old: TaskScheduler
+) -> None:
+    for _ in range(3):
+        clock.advance(60)
+        assert old.tick().fired == 1
+    clock.advance(-180)
+    old.update_schedule("s", cron_expr="*/1 * * * *")
+    clock.advance(120)
+    report = old.tick()
+    assert (report.fired, report.missed) == (0, 0)
+    schedule = old.get_schedule("s")
+    assert schedule is not None
+    assert schedule.missed_count == 0
+
+
 def test_a_refused_fire_keeps_its_plan(
     redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
 ) -> None:
