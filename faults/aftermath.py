@@ -317,12 +317,12 @@ class _Judge:
 
     def _lift_limits(self) -> None:
         link = self._queue.link
-        users, names = link.ask(("HKEYS", link.keys["users"]), ("HKEYS", link.keys["limits"]))
-        for user in users:
+        users, names = link.ask(("HGETALL", link.keys["users"]), ("HGETALL", link.keys["limits"]))
+        for user in users[::2]:
             self._queue.set_user(
                 user.decode(), max_running=None, max_waiting=None, rate=None, paused=False
             )
-        for name in names:
+        for name in names[::2]:
             self._queue.set_limits(name.decode())
 
     def _drain(self) -> None:

@@ -37,6 +37,10 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# What is still being faded in has less contrast than it will have.
+FINISH = """() => document.getAnimations()
+    .filter((each) => each.effect.getComputedTiming().endTime !== Infinity)
+    .forEach((each) => each.finish())"""
 # What WCAG 2.2 AA asks for, and what axe calls best practice.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 PATIENCE_MS = 30_000
@@ -191,6 +195,7 @@ def check_page(page: Page, ignore: tuple[str, ...] = ()) -> None:
     """
     errors = [e for e in NOTES[id(page)].errors if not any(text in e for text in ignore)]
     assert not errors, errors
+    page.evaluate(FINISH)
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate(
         "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", RULES
