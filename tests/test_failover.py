@@ -244,7 +244,6 @@ def test_a_planned_failover_under_load(fleet: Fleet) -> None:
     assert not set(after) & set(lost)
 
 
-@pytest.mark.own_user  # as the default one, whom all servers of a fleet know
 def test_a_replica_is_promoted_by_hand_without_loss_when_writes_are_paused_and_it_is_in_sync() -> (
     None
 ):

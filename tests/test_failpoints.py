@@ -44,7 +44,6 @@ CHANGING = [name for name in script_names() if "no-writes" not in parts_of(name)
 
 
 @pytest.mark.processes
-@pytest.mark.own_user  # as the default one, whom the sentinels' servers among its own know
 @pytest.mark.timeout(RUN_S + 50)
 def test_a_process_that_dies_at_any_change_loses_nothing_and_doubles_nothing() -> None:
     """Also: the tours make every call of the catalogue, and no other."""

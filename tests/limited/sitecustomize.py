@@ -85,9 +85,23 @@ def _patch_embedded(embedded: Any) -> None:
     embedded.EmbeddedServer._configuration = with_user
 
 
+def _patch_fleet(fleet: Any) -> None:
+    """Each server with replicas and sentinels does, too."""
+    start = fleet.Fleet._start_servers
+
+    def with_user(self: Any, replicas: int, fsync: str, config: Any) -> None:
+        from fairqueue.permissions import rules
+
+        user = {f"user {NAME}": " ".join(["on", f">{PASSWORD}", *rules(None)])}
+        start(self, replicas, fsync, {**config, **user})
+
+    fleet.Fleet._start_servers = with_user
+
+
 PATCHES: dict[str, Callable[[Any], None]] = {
     "fairqueue.connection": _patch_connection,
     "fairqueue.embedded": _patch_embedded,
+    "faults.fleet": _patch_fleet,
 }
 
 
