@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# With the oldest versions that setup.cfg allows.
+OLDEST := .venv-oldest
 # Files that the dashboard's pages load: named by the lock file, never committed.
 STATIC := fairqueue/web/dashboard/static/versions.json
 ARGS ?=
@@ -10,7 +12,7 @@ ARGS ?=
 MINUTES ?= 0.3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test static browser lint types screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
+.PHONY: help run test test-oldest static browser lint types screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,15 @@ run: $(READY) $(STATIC) ## the demo with its dashboard; ARGS="--seconds 15" ends
 test: $(READY) $(STATIC) browser ## all tests, on a real server that the tests start themselves
 	$(BIN)/python -m pytest $(ARGS)
 
+$(OLDEST)/.ready: setup.cfg pyproject.toml scripts/oldest.py
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python scripts/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt --editable '.[dev]'
+	@touch $@
+
+test-oldest: $(OLDEST)/.ready $(STATIC) browser ## all tests, with the oldest versions that setup.cfg allows
+	$(OLDEST)/bin/python -m pytest $(ARGS)
+
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,7 +54,7 @@ lint: $(READY) ## ruff: rules and format
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
-mutants: $(READY) ## remove each guard in turn and see the tests fail
+mutants: $(READY) $(STATIC) ## remove each guard in turn and see the tests fail; ARGS="--random 100 --seed 7" for random changes
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
 faults: $(READY) ## storms of faults, short; ARGS="--form long --publish" for what docs/reliability.md says
@@ -83,4 +94,4 @@ bench: $(READY) $(STATIC) ## speed, memory, fairness and lateness, as ratios
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) node_modules $(dir $(STATIC)) dist build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) node_modules $(dir $(STATIC)) dist build *.egg-info .mypy_cache .ruff_cache .hypothesis .mutants

@@ -7,11 +7,13 @@ from benchmarks import (
     fairness,
     lateness,
     million,
+    mixed_fleet,
     page_speed,
     queue_speed,
     scaling,
     schedule_speed,
     worker_speed,
+    worst_scripts,
 )
 from benchmarks.common import bench, format_line
 
@@ -19,11 +21,13 @@ SECTIONS = {
     "queue": queue_speed.run,
     "schedules": schedule_speed.run,
     "workers": worker_speed.run,
+    "mixed": mixed_fleet.run,
     "fairness": fairness.run,
     "lateness": lateness.run,
     "scaling": scaling.run,
     "million": million.run,
     "pages": page_speed.run,
+    "worst": worst_scripts.run,
 }
 
 

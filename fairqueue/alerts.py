@@ -39,10 +39,17 @@ from prometheus_client import CollectorRegistry, Counter
 
 from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput
 from fairqueue.handlers import TimedOut
+from fairqueue.logs import log_event
 from fairqueue.metrics import made_once
 from fairqueue.models import QueueSnapshot, Task, new_id
-from fairqueue.validation import check_count, check_name, check_number, check_seconds
-from fairqueue.workers import StaleRun
+from fairqueue.validation import (
+    check_count,
+    check_items,
+    check_name,
+    check_number,
+    check_seconds,
+)
+from fairqueue.workers import Notice, StaleRun
 
 logger = logging.getLogger("fairqueue.alerts")
 
@@ -769,10 +776,11 @@ class EmailRecipient:
             least=1,
             most=65535,
         )
-        if isinstance(to, str) or not to:
-            raise ConfigurationError(f"to {to!r:.80} is no list of addresses: give at least one")
+        addresses = check_items(to, "to", "addresses", ConfigurationError)
+        if not addresses:
+            raise ConfigurationError("to must be a list of addresses, not an empty one")
         self._sender = _check_address(sender, "sender")
-        self._to = [_check_address(address, "to") for address in to]
+        self._to = [_check_address(address, "to") for address in addresses]
         self._login = _check_login(username, password, tls)
         self._context = _check_context(context)
         self.name = f"e-mail by {self._host}:{self._port}"
@@ -971,7 +979,8 @@ class Alerts:
 
         Raises ConfigurationError naming the argument. Starts no thread, opens no connection.
         """
-        self._recipients = [_check_recipient(recipient) for recipient in recipients]
+        listed = check_items(recipients, "recipients", "recipients", ConfigurationError)
+        self._recipients = [_check_recipient(recipient) for recipient in listed]
         if limits is not None and not isinstance(limits, AlertLimits):
             raise ConfigurationError(f"limits {limits!r:.80} is no AlertLimits")
         self._limits = AlertLimits() if limits is None else limits
@@ -1069,12 +1078,12 @@ class Alerts:
 
     @_harmless
     def stale_run(self, run: StaleRun) -> None:
-        """A run goes on after the time-out of its handler. The same news: same name."""
+        """A run did not end when it had to, and was ended without it. The same news: same name."""
         self.raise_(
             Alert(
                 kind="stale_run",
                 key=run.name,
-                summary=f"{run.name} runs for {run.seconds:g} s now, beyond its time-out",
+                summary=f"{run.name} ran for {run.seconds:g} s and did not end; it may still go on",
                 details={
                     "task": run.task_id,
                     "name": run.name,
@@ -1083,6 +1092,29 @@ class Alerts:
                     "seconds": run.seconds,
                 },
                 severity="warning",
+            )
+        )
+
+    @_harmless
+    def task_given_up(self, notice: Notice) -> None:
+        """A task ended for good without a word of its worker. The same news: name and outcome."""
+        details = {
+            "task": notice.task_id,
+            "name": notice.name,
+            "user": notice.user_id,
+            "attempt": notice.attempt,
+            "worker": notice.worker_id,
+            "error": notice.error,
+        }
+        if notice.schedule_id is not None:
+            details["schedule"] = notice.schedule_id
+        self.raise_(
+            Alert(
+                kind="task_failed",
+                key=f"{notice.name}:{notice.outcome}",
+                summary=f"{notice.name} failed for good on attempt {notice.attempt}: "
+                f"{notice.error}",
+                details=details,
             )
         )
 
@@ -1317,8 +1349,7 @@ def _check_recipient(recipient: Any) -> Recipient:
 def _log(event: str, **fields: object) -> None:
     """A warning; a handler of the application that raises is not our caller's problem."""
     with suppress(Exception):
-        shown = " ".join(f"{name}={value}" for name, value in fields.items())
-        logger.warning("%s %s", event, shown, extra={"event": event, **fields})
+        log_event(logger, event, logging.WARNING, **fields)
 
 
 # Weak: one that nobody uses any more is not kept for this.

@@ -14,6 +14,7 @@ from fairqueue.errors import InvalidSchedule, QueueFull, ScheduleConflict
 from fairqueue.models import encode_payload, new_id, origin_fields, status_head, task_document
 from fairqueue.moments import BACKFILLED, Fates, check_range, read_fates, stored_tasks, task_id_of
 from fairqueue.planning import stretch
+from fairqueue.policy import encode_policy, status_fields
 from fairqueue.schedules import Definition, ScheduleStore, new_revision, policy_of
 from fairqueue.validation import Priority, check_count, check_name, check_priority
 
@@ -208,7 +209,7 @@ def _document(definition: Definition, request: Request) -> tuple[str, str]:
         definition.schedule_id,
         0,
         origin={"by": request.by, "tenant": definition.rare["tenant"]},
-        policy=policy_of(definition.rare),
+        policy=encode_policy(policy_of(definition.rare)),
     ).partition('"scheduled_for":0')
     return head + mark[:-1], tail
 
@@ -219,4 +220,5 @@ def _status_head(definition: Definition, request: Request) -> str:
         status_head(definition.user_id, definition.name, request.priority)
         + f',"schedule":{encode_basestring(definition.schedule_id)},"type":"scheduled"'
         + origin_fields({"by": request.by, "tenant": definition.rare["tenant"]})
+        + status_fields(policy_of(definition.rare))
     )

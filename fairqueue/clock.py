@@ -76,6 +76,22 @@ def to_ms(moment: object, what: str, error: type[InvalidInput] = InvalidInput) -
     return round(moment * 1000)
 
 
+def read_ms(moment: object, what: str, error: type[InvalidInput] = InvalidInput) -> int:
+    """As `to_ms`; takes a text in ISO 8601 with an offset, too, such as 2026-03-05T09:00:00Z."""
+    if not isinstance(moment, str):
+        return to_ms(moment, what, error)
+    try:
+        read = datetime.fromisoformat(moment)
+    except ValueError:
+        read = None
+    if read is None or read.utcoffset() is None:
+        raise error(
+            f"{what} {shown(moment)} is not a moment: write it as 2026-03-05T09:00:00+01:00, with "
+            "the offset from UTC"
+        )
+    return to_ms(read, what, error)
+
+
 def from_ms(moment_ms: int) -> datetime:
     """Milliseconds since 1970 as an aware datetime in UTC, exact to the millisecond."""
     return _EPOCH + timedelta(milliseconds=moment_ms)

@@ -23,7 +23,7 @@ import redis
 from redis.connection import AbstractConnection
 
 from fairqueue.clock import Clock
-from fairqueue.dialing import Dialer, disconnect
+from fairqueue.dialing import Dialer, NobodyThere, disconnect
 from fairqueue.dialing import connection_maker as _connection_maker
 from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable
 from fairqueue.keys import KEY_TYPES, Keys
@@ -91,6 +91,7 @@ class Link:
         self._starts: dict[str, list[Argument]] = {}  # of commands: what is the same each time
         self._pid = os.getpid()
         self._closed = False
+        self._was_there = False  # whether a connection was ever made
         self._plain_scripts = False
         self._clock_sample: tuple[int, float] | None = None
         # All of them now: a process must not mix the scripts of two versions of the library.
@@ -251,7 +252,7 @@ class Link:
         *,
         sent_at: float | None = None,
     ) -> Any:
-        """Do it, again if need be, until the deadline.
+        """Do it, again if need be, until the deadline; once if there has never been anybody.
 
         sent_at: when it was sent before, by `time.monotonic`, without an answer. What may have been
         done is never sent after the deadline: Redis would not know it again.
@@ -279,6 +280,9 @@ class Link:
                 failure = error
             if not _is_for_later(failure):
                 raise self._refused(failure, in_doubt) from failure
+            if isinstance(failure, NobodyThere) and not self._was_there:
+                # A wrong address, most likely. One that was right before is that of a restart.
+                raise RedisUnavailable(f"Redis did not answer: {failure}") from failure
             in_doubt = in_doubt or (begun and not isinstance(failure, redis.ResponseError))
             wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
             if time.monotonic() + wait >= deadline:
@@ -349,6 +353,24 @@ class Link:
             if isinstance(error, _BROKEN):
                 self._drop_free(_address(connection))
             raise
+        self.take_back(connection)
+
+    def lend(self) -> AbstractConnection:
+        """A connection to wait on: a free one whose other end is still there, or a new one.
+
+        Whoever has read all answers to what it has sent gives it back by `take_back`; others close
+        it. Raises redis errors, and RedisRefused after `close`.
+        """
+        while (connection := self._take_free(math.inf)) is not None:
+            sock = getattr(connection, "_sock", None)
+            # Nothing was asked: what can be read is the end.
+            if not isinstance(sock, socket.socket) or not _readable([sock], 0):
+                return connection
+            disconnect(connection)
+        return self._dial(math.inf)
+
+    def take_back(self, connection: AbstractConnection) -> None:
+        """Keep a connection for the next who needs one."""
         self._free.append(connection)
         if self._closed:
             self.close()
@@ -367,6 +389,11 @@ class Link:
         self._free.extend(kept)
 
     def _take(self, within: float) -> AbstractConnection:
+        connection = self._take_free(within)
+        return self._dial(within) if connection is None else connection
+
+    def _take_free(self, within: float) -> AbstractConnection | None:
+        """A connection that is free and leads to where a new one would; None if there is none."""
         if self._pid != os.getpid():
             # After a fork the connections belong to the parent: leave them alone.
             self._free, self._pid = [], os.getpid()
@@ -378,20 +405,28 @@ class Link:
                 if self._dialer.still_leads(connection, within):
                     return connection
                 disconnect(connection)
-        return self._dialer.dial(within)
+        return None
+
+    def _dial(self, within: float) -> AbstractConnection:
+        connection = self._dialer.dial(within)
+        self._was_there = True
+        return connection
 
     def listener(self, key: str) -> "Listener":
-        """Something that waits for a token in a list, on a connection of its own."""
-        return Listener(self._dialer, self.keys[key])
+        """Something that waits for a token in a list, on a connection of its own meanwhile."""
+        return Listener(self, self._dialer, self.keys[key])
 
 
 def in_batches(
-    items: Sequence[Item], most: int, size_of: Callable[[Item], int]
+    items: Sequence[Item],
+    most: int,
+    size_of: Callable[[Item], int],
+    most_bytes: int = BATCH_BYTES,
 ) -> Iterator[Sequence[Item]]:
     """Cut a list into parts of at most so many items, and fewer where they are large."""
     start = size = 0
     for i, item in enumerate(items):
-        if i > start and (i - start == most or size + size_of(item) > BATCH_BYTES):
+        if i > start and (i - start == most or size + size_of(item) > most_bytes):
             yield items[start:i]
             start, size = i, 0
         size += size_of(item)
@@ -406,8 +441,10 @@ class Listener:
     server is asked to wait for longer. Its time-out shows that it still listens.
     """
 
-    def __init__(self, dialer: Dialer, key: bytes) -> None:
+    def __init__(self, link: Link, dialer: Dialer, key: bytes) -> None:
+        self._link = link
         self._dialer = dialer
+        self._pid = os.getpid()
         self._key = key
         self._connection: AbstractConnection | None = None
         self._awake, self._waker = socket.socketpair()
@@ -416,6 +453,12 @@ class Listener:
         self._interrupted = threading.Event()
         self._pending = False
         self._answers_by = 0.0  # a living server has answered what is pending
+
+    def listen_to(self, key: bytes) -> None:
+        """Wait for tokens in this list from now on."""
+        if key != self._key:
+            self.forget()
+            self._key = key
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most so long; True if a token came or another thread ended the wait.
@@ -480,7 +523,7 @@ class Listener:
         if self._connection is not None and not self._dialer.still_leads(self._connection):
             self.forget()
         if self._connection is None:
-            self._connection = self._dialer.dial()
+            self._connection = self._link.lend()
             self._pending = False
         sock = getattr(self._connection, "_sock", None)
         if not isinstance(sock, socket.socket):
@@ -502,6 +545,15 @@ class Listener:
         if connection is not None:
             disconnect(connection)
 
+    def _release(self) -> None:
+        """Let go of the connection: it is of use to others if nothing is asked on it any more."""
+        connection = self._connection
+        if connection is None or self._pending or self._pid != os.getpid():
+            self.forget()
+        else:
+            self._connection = None
+            self._link.take_back(connection)
+
     def _woken(self, ready: list[socket.socket]) -> bool:
         if ready:
             with suppress(BlockingIOError):
@@ -510,7 +562,7 @@ class Listener:
 
     def wait_for_nudge(self, seconds: float) -> bool:
         """Wait for another thread only: a token goes to somebody else meanwhile."""
-        self.forget()
+        self._release()
         if seconds <= 0 or self._interrupted.is_set():
             return self._interrupted.is_set()
         return self._woken(_readable([self._awake], seconds))
@@ -527,7 +579,7 @@ class Listener:
 
     def close(self) -> None:
         """Give everything back."""
-        self.forget()
+        self._release()
         self._awake.close()
         self._waker.close()
 

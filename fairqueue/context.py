@@ -2,13 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Protocol
 
+from fairqueue.logs import USUAL_ATTRIBUTES, fields_of
 from fairqueue.models import Task
 from fairqueue.reports import LogLines
+from fairqueue.stage import Leftovers
 
 logger = logging.getLogger("fairqueue.task")
 
@@ -16,37 +18,43 @@ logger = logging.getLogger("fairqueue.task")
 class Lines(Protocol):
     """Where the log lines of a run are kept."""
 
-    def keep(self, level: int, message: str) -> None:
-        """Add one."""
+    def keep(self, level: int, message: str, context: Mapping[str, Any]) -> None:
+        """Add one, with its fields."""
 
 
 class TaskLog(logging.LoggerAdapter[logging.Logger]):
     """A logger of one run: each line names the task, and is kept for its history.
 
     Lines of all levels are kept, also those that the logging module is set to drop. May be called
-    itself: `context.log("half done")`, `context.log("slow", level="warning")`.
+    itself: `context.log("half done")`, `context.log("slow", level="warning", page=7)`. Fields that
+    are given so, or as `extra`, are kept with the line.
     """
 
     def __init__(self, task: Task, lines: Lines) -> None:
         super().__init__(logger, {"task": task.task_id, "user": task.user_id})
         self._lines = lines
 
-    def __call__(self, message: object, level: str = "info") -> None:
-        """Log a line. A level that is none counts as "info"."""
+    def __call__(self, message: object, /, level: str = "info", **fields: object) -> None:
+        """Log a line with fields. A level that is none counts as "info"."""
         number = logging.getLevelNamesMapping().get(str(level).upper(), logging.INFO)
-        self.log(number, "%s", message, stacklevel=2)
+        self.log(number, "%s", message, extra=fields, stacklevel=2)
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a line as the logging module does, and keep it."""
-        self._lines.keep(level, _formatted(msg, args))
+        self._lines.keep(level, _formatted(msg, args), kwargs.get("extra") or {})
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's place, not this one
         super().log(level, msg, *args, **kwargs)
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the task to the fields that were given, and not in place of them."""
-        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        """Add the task to the fields that were given, and not in place of them.
+
+        Fields with a name that each record of the logging module has are only kept: it would raise.
+        """
+        given = kwargs.get("extra") or {}
+        usable = {name: value for name, value in given.items() if name not in USUAL_ATTRIBUTES}
+        kwargs["extra"] = {**usable, **(self.extra or {})}
         return msg, kwargs
 
 
@@ -71,6 +79,7 @@ class TaskContext:
         self.cancelled = False
         self.lease_lost = False
         self.on_stop: Callable[[], None] | None = None  # of a run that can be ended from outside
+        self.left: Leftovers | None = None  # what a run in a process of its own left running
         self._beat = beat
         self._lines = lines
         self._log: TaskLog | None = None
@@ -166,6 +175,11 @@ class LogCapture(logging.Handler):
         """None is needed, and a time-out that is raised in a handler could leave it locked."""
         self.lock = None
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Keep a record. Python 3.13 takes the lock without a look whether there is one."""
+        self.emit(record)
+        return True
+
     def attach(self) -> None:
         """Listen from now on."""
         logging.getLogger().addHandler(self)
@@ -186,8 +200,13 @@ class LogCapture(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record if a run is going on here; those of `context.log` are kept already."""
         context: TaskContext | None = getattr(self._here, "context", None)
-        if context is not None and record.name != logger.name:
-            context.lines.keep(record.levelno, _formatted(record.msg, record.args or ()))
+        if context is None or record.name == logger.name:
+            return
+        try:
+            text = _formatted(record.msg, record.args or ())
+            context.lines.keep(record.levelno, text, fields_of(record))
+        except OSError:  # the worker is gone: no matter of whoever logs
+            self.handleError(record)
 
 
 def _formatted(message: object, arguments: Any) -> str:

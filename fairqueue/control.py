@@ -20,6 +20,7 @@ from fairqueue.errors import (
     UnknownSchedule,
     shown,
 )
+from fairqueue.logs import log_event
 from fairqueue.models import Page, ScheduledTask, new_id
 from fairqueue.schedules import (
     CHANGES_LISTED,
@@ -33,11 +34,12 @@ from fairqueue.schedules import (
     fields_of,
     user_form,
 )
-from fairqueue.validation import check_count, check_name, check_tenant
+from fairqueue.validation import check_count, check_items, check_name, check_tenant
 
 logger = logging.getLogger("fairqueue.control")
 
 ACTIONS = ("pause", "resume", "remove", "update", "trigger")
+LEAST_READ = 100  # schedules that are read in full at a time, where more than a page may match
 MAX_ERRORS = 100  # that a bulk operation tells; the others are counted
 # A moment as close as this is left to be fired as it was planned: replanning must not lose one.
 REPLAN_MARGIN_MS = 30_000
@@ -50,8 +52,8 @@ REPLAN_MARGIN_MS = 30_000
 class Filter:
     """Which schedules are meant; None: whatever it is. All that is given must match.
 
-    name: of their tasks, exactly; name_prefix: its beginning. contains: a part of the name or of
-    the id, in upper or lower case.
+    name: of their tasks, exactly; name_prefix: its beginning. contains: a part of the name, of
+    the id or of the title, in upper or lower case.
     """
 
     user_id: str | None = None
@@ -112,11 +114,15 @@ class Filter:
         both = self.user_id is not None or bool(self.name and self.name_prefix)
         return self.index == "schedule_names" and both
 
-    def may_match(self, member: bytes) -> bool:
-        """False if an entry of the index is already enough to see that it does not match."""
-        if self.contains is None or self.index != "schedule_names":
-            return True
-        return self.contains.casefold() in member.decode(errors="replace").casefold()
+    @property
+    def is_of_words(self) -> bool:
+        """Whether an entry of the index and the title are enough to see which may match."""
+        return self.contains is not None and self.index == "schedule_names"
+
+    def may_match(self, member: bytes, title: str) -> bool:
+        """Whether a part of the name, of the id or of the title is what is looked for."""
+        part = (self.contains or "").casefold()
+        return part in member.decode(errors="replace").casefold() or part in title.casefold()
 
     def matches(self, task: ScheduledTask) -> bool:
         """Whether a schedule is meant."""
@@ -129,7 +135,9 @@ class Filter:
         if self.contains is None:
             return True
         part = self.contains.casefold()
-        return part in task.name.casefold() or part in task.schedule_id.casefold()
+        return any(
+            part in text.casefold() for text in (task.name, task.schedule_id, task.title or "")
+        )
 
 
 def _members(link: Link, filter_: Filter, start: bytes, want: int) -> list[bytes]:
@@ -140,6 +148,29 @@ def _members(link: Link, filter_: Filter, start: bytes, want: int) -> list[bytes
 
 def _ids(members: Sequence[bytes]) -> list[str]:
     return [member.rpartition(b"\0")[2].decode(errors="replace") for member in members]
+
+
+def _likely(store: ScheduleStore, filter_: Filter, members: Sequence[bytes]) -> list[bytes]:
+    """The entries of an index that are worth reading in full.
+
+    Whether schedules are active is asked first, where it matters: that is a small part of each, and
+    the filter may match none of ten thousand.
+    """
+    found = list(members)
+    if filter_.is_active is not None:
+        flags = store.are_active(_ids(found))
+        both = zip(found, flags, strict=True)
+        found = [member for member, is_active in both if is_active == filter_.is_active]
+    if filter_.is_of_words:
+        named = zip(found, store.titles(_ids(found)), strict=True)
+        found = [member for member, title in named if filter_.may_match(member, title)]
+    return found
+
+
+def _parts(members: Sequence[bytes], limit: int) -> Iterator[Sequence[bytes]]:
+    """As many at a time as a page may have, and some at least."""
+    step = max(limit, LEAST_READ)
+    return (members[i : i + step] for i in range(0, len(members), step))
 
 
 def search(
@@ -156,12 +187,12 @@ def search(
     found: list[ScheduledTask] = []
     for _ in range(MAX_WALKED // want):
         members = _members(link, filter_, start, want)
-        likely = [member for member in members if filter_.may_match(member)]
-        for member, task in zip(likely, store.read(_ids(likely)), strict=True):
-            if task is not None and filter_.matches(task):
-                found.append(task)
-                if len(found) == limit:
-                    return Page(found, _encode_cursor(member))
+        for likely in _parts(_likely(store, filter_, members), limit):
+            for member, task in zip(likely, store.read(_ids(likely)), strict=True):
+                if task is not None and filter_.matches(task):
+                    found.append(task)
+                    if len(found) == limit:
+                        return Page(found, _encode_cursor(member))
         if len(members) < want:
             return Page(found, None)
         start = b"(" + members[-1]
@@ -172,7 +203,7 @@ def walk_ids(link: Link, store: ScheduleStore, filter_: Filter) -> Iterator[list
     """The ids of all schedules that match, page by page; some pages may be empty."""
     start = filter_.bounds[0]
     while members := _members(link, filter_, start, MAX_LISTED):
-        ids = _ids([member for member in members if filter_.may_match(member)])
+        ids = _ids(_likely(store, filter_, members))
         if filter_.needs_reading:
             tasks = [task for task in store.read(ids) if task is not None]
             ids = [task.schedule_id for task in tasks if filter_.matches(task)]
@@ -182,9 +213,8 @@ def walk_ids(link: Link, store: ScheduleStore, filter_: Filter) -> Iterator[list
 
 def select_ids(store: ScheduleStore, filter_: Filter, ids: Sequence[str]) -> list[str]:
     """Those of the ids whose schedules match, each once. Raises InvalidSchedule for a bad id."""
-    if isinstance(ids, str):
-        raise InvalidSchedule(f"ids {shown(ids):.80} is one text: pass a list of schedule ids")
-    unique = list(dict.fromkeys(check_id(each) for each in ids))
+    listed = check_items(ids, "ids", "ids of schedules", InvalidSchedule)
+    unique = list(dict.fromkeys(check_id(each) for each in listed))
     found: list[str] = []
     for i in range(0, len(unique), MAX_LISTED):
         tasks = [task for task in store.read(unique[i : i + MAX_LISTED]) if task is not None]
@@ -294,7 +324,10 @@ def read_stored(store: ScheduleStore, schedule_id: str) -> Stored:
 def copy_spec(
     stored: Stored, schedule_id: str | None, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `add_schedules` takes to make a schedule like another. Raises InvalidSchedule."""
+    """What `add_schedules` takes to make a schedule like another. Raises InvalidSchedule.
+
+    Who made the other one is not who makes this one.
+    """
     for name in ("schedule_id", "is_active", "next_run"):
         if name in changes:
             raise InvalidSchedule(f"{name} {shown(changes[name])} cannot be given to a copy")
@@ -314,13 +347,15 @@ def copy_spec(
 class ScheduleChange:
     """One change of a schedule: when, by whom, why, and each field's old and new value.
 
-    Durations are in seconds. A value that is long is shown by the beginning of its JSON text.
+    made: it is the making of the schedule, and the fields are those that it was given. Durations
+    are in seconds. A value that is long is shown by the beginning of its JSON text.
     """
 
     at: datetime
     by: str | None
     note: str | None
     fields: dict[str, tuple[Any, Any]]
+    made: bool = False
 
 
 def list_changes(
@@ -351,7 +386,11 @@ def _read_change(member: bytes) -> ScheduleChange:
             for name, (old, new) in record["fields"].items()
         }
         return ScheduleChange(
-            at=from_ms(int(when)), by=record["by"], note=record["note"], fields=fields
+            at=from_ms(int(when)),
+            by=record["by"],
+            note=record["note"],
+            fields=fields,
+            made=bool(record.get("made")),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BrokenRecord(
@@ -445,5 +484,10 @@ class Replanner:
         except FairQueueError as error:
             # It has no moment any more, or nobody knows its zone: its old plan stands.
             self.report.failed += 1
-            fields = {"event": "replan_failed", "schedule": definition.schedule_id}
-            logger.warning("replan_failed", extra={**fields, "error": str(error)})
+            log_event(
+                logger,
+                "replan_failed",
+                logging.WARNING,
+                schedule=definition.schedule_id,
+                error=str(error),
+            )

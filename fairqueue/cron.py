@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from croniter import CroniterError, croniter
 
-from fairqueue.errors import InvalidCron, shown
+from fairqueue.errors import InvalidCron, plural, shown
 
 DAY = 86_400
 
@@ -385,8 +385,8 @@ def _split(cron_expr: str) -> list[str]:
         return fields
     years = " (years are not supported)" if len(fields) == 7 else ""
     raise InvalidCron(
-        f"{cron_expr!r} has {len(fields)} fields{years}: write 5 (minute, hour, day of month, "
-        "month, day of week), or 6 with the seconds first"
+        f"{cron_expr!r} has {plural(len(fields), 'field')}{years}: write 5 (minute, hour, day of "
+        "month, month, day of week), or 6 with the seconds first"
     )
 
 

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 import redis
 
 from fairqueue.connection import Listener
 from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
+from fairqueue.logs import log_event
 from fairqueue.scheduler import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -22,6 +24,7 @@ from fairqueue.scheduler import (
 from fairqueue.validation import check_count, check_seconds
 
 logger = logging.getLogger("fairqueue.daemon")
+_log = partial(log_event, logger)
 
 SECOND = 1_000_000_000  # in the unit of pacing, nanoseconds
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.01, 1200.0  # a term of the leader is an hour at most
@@ -233,7 +236,7 @@ class Daemon:
         if isinstance(error, FairQueueError):
             _log("pass_failed", logging.WARNING, error=str(error))
         else:
-            logger.exception("pass_failed", extra={"event": "pass_failed"})
+            _log("pass_failed", logging.ERROR, exc_info=True, error=repr(error))
 
     def _rest(self, listener: Listener, report: TickReport | None) -> None:
         """Wait for the next due moment, the next planned tick, a wake-up or the end."""
@@ -264,7 +267,3 @@ class Daemon:
             "errors": self.errors,
             **self.totals.as_dict(),
         }
-
-
-def _log(event: str, level: int = logging.INFO, **values: object) -> None:
-    logger.log(level, event, extra={"event": event, **values})

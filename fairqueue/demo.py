@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, Self, TextIO
 
 from fairqueue.context import TaskContext
+from fairqueue.errors import plural
 from fairqueue.inspection import Inspector
 from fairqueue.models import QueueSnapshot, Task
 from fairqueue.people import UserInfo
@@ -250,7 +251,7 @@ def contrast(shot: Snapshot) -> str:
     backlog = next((user.backlog for user in shot.users if user.user_id == NOISY), 0)
     waits = [u.wait_p95 for u in shot.users if u.user_id != NOISY and u.state not in LIMITED]
     known = [wait for wait in waits if wait is not None]
-    text = f"{NOISY} has {backlog:,} tasks waiting"
+    text = f"{NOISY} has {plural(backlog, 'task')} waiting"
     if backlog and shot.rate:
         wait = backlog / shot.rate
         text += f": first in, first out, the next task of anybody would wait {wait:.0f} s"
@@ -263,8 +264,8 @@ def frame(shot: Snapshot, columns: int, rows: int = 100, blocks: str = "█░")
     state = shot.state
     jain = "-" if shot.jain is None else f"{shot.jain:.2f}"
     lines = [
-        f"FairQueue demo, {shot.seconds:.0f} s: {shot.rate:.0f} tasks a second, "
-        f"{shot.fired} schedules fired",
+        f"FairQueue demo, {shot.seconds:.0f} s: {plural(round(shot.rate), 'task')} a second, "
+        f"{plural(shot.fired, 'schedule')} fired",
         f"  waiting {state.ready:,}   running {state.running}   failed {state.dead}   "
         f"fairness (Jain) {jain}",
         "",
@@ -301,7 +302,7 @@ def line(shot: Snapshot) -> str:
     shares = [] if noisy is None else [f"{NOISY} {noisy:.0%}"]
     if known:
         least, most = min(known.values()), max(known.values())
-        shares.append(f"{len(known)} others {least:.0%} to {most:.0%}")
+        shares.append(f"{plural(len(known), 'other')} {least:.0%} to {most:.0%}")
     return (
         f"{shot.seconds:3.0f} s | {shot.rate:.0f} tasks/s | fired {shot.fired} | waiting "
         f"{shot.state.ready:,} | running {shot.state.running} | received of what is fair: "

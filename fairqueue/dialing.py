@@ -48,6 +48,10 @@ _NOT_OURS = (
 )
 
 
+class NobodyThere(redis.ConnectionError):
+    """The address does not exist or nobody listens there, which was said at once."""
+
+
 class Dialer:
     """Opens connections. May be used by many threads, and after a fork."""
 
@@ -56,13 +60,18 @@ class Dialer:
         self._options = options
 
     def dial(self, within: float = math.inf) -> AbstractConnection:
-        """A connection, ready for use; no step takes longer than `within`. Raises redis errors."""
+        """A connection, ready for use; no step takes longer than `within`. Raises redis errors.
+
+        NobodyThere is one of them.
+        """
         connection = self._make(**_limited(self._options, within))
         try:
             connection.connect()
             _wait_for_answers(connection, self._options.get("socket_timeout"))
-        except BaseException:
+        except BaseException as error:
             disconnect(connection)
+            if isinstance(error, redis.ConnectionError) and _is_nobody(error):
+                raise NobodyThere(str(error)) from error
             raise
         return connection
 
@@ -117,8 +126,8 @@ class _SentinelDialer(Dialer):
     def dial(self, within: float = math.inf) -> AbstractConnection:
         """A connection to the primary, ready for use; no step takes longer than `within`.
 
-        Raises redis.ConnectionError or TimeoutError when there is none now; AuthenticationError
-        and ResponseError when somebody said no.
+        Raises redis.ConnectionError or TimeoutError when there is none now (NobodyThere when there
+        are no sentinels either); AuthenticationError and ResponseError when somebody said no.
         """
         deadline = time.monotonic() + min(self._attempt, within)
         # The first failure that is told is that of a server: it says more than those of sentinels.
@@ -222,8 +231,19 @@ class _Sentinel:
 def _nobody(service: str, problems: list[Exception]) -> Exception:
     """Why no sentinel told where the primary is."""
     text = f"no sentinel named a primary of {service!r}: {'; '.join(map(str, problems))}"
-    refused = any(isinstance(problem, redis.AuthenticationError) for problem in problems)
-    return (redis.AuthenticationError if refused else redis.ConnectionError)(text)
+    if any(isinstance(problem, redis.AuthenticationError) for problem in problems):
+        return redis.AuthenticationError(text)
+    return (NobodyThere if all(map(_is_nobody, problems)) else redis.ConnectionError)(text)
+
+
+def _is_nobody(error: BaseException) -> bool:
+    """Whether a connection failed because nobody listens: refused, no such socket, no such host."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError | FileNotFoundError | socket.gaierror):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from fairqueue.handlers import Handler
 from fairqueue.hooks import Hookable
 from fairqueue.models import Task
+from fairqueue.policy import TaskPolicy, check_policy
 from fairqueue.queue import UNSET, TaskQueue
 
 P = ParamSpec("P")
@@ -46,9 +47,19 @@ class Dispatch:
         priority: int = UNSET,
         task_id: str | None = UNSET,
         tenant: str | None = UNSET,
+        **policy: Unpack[TaskPolicy],
     ) -> "Dispatch":
-        """The same with another priority, for a tenant, or with a task id: twice is one task."""
-        given = {"priority": priority, "task_id": task_id, "tenant": tenant}
+        """The same with another priority, for a tenant, or with a task id: twice is one task.
+
+        The others are the task's own policy, which wins over the handler's; see `Task.create`.
+        """
+        given = {
+            "priority": priority,
+            "task_id": task_id,
+            "tenant": tenant,
+            **policy,
+        }
+        check_policy({name: given[name] for name in policy})
         return self._with(**{name: value for name, value in given.items() if value is not UNSET})
 
     def _with(self, **fields: Any) -> "Dispatch":
@@ -99,9 +110,18 @@ class RegisteredTask(Hookable, Generic[P, R]):
         priority: int = UNSET,
         task_id: str | None = UNSET,
         tenant: str | None = UNSET,
+        **policy: Unpack[TaskPolicy],
     ) -> Dispatch:
-        """To be pushed with a priority, for a tenant, or with a task id: twice is one task."""
-        return self._dispatch.options(priority=priority, task_id=task_id, tenant=tenant)
+        """To be pushed with a priority, for a tenant, or with a task id: twice is one task.
+
+        The others are the task's own policy, which wins over the handler's; see `Task.create`.
+        """
+        return self._dispatch.options(
+            priority=priority,
+            task_id=task_id,
+            tenant=tenant,
+            **policy,
+        )
 
 
 def unwrapped(target: Any) -> Any:

@@ -17,7 +17,8 @@ from typing import Any
 import redis
 
 from fairqueue.connection import Argument, Link
-from fairqueue.errors import RedisRefused
+from fairqueue.delays import index_delayed
+from fairqueue.errors import RedisRefused, plural
 from fairqueue.keys import KEY_TYPES
 from fairqueue.models import QueueSnapshot, new_id
 from fairqueue.permissions import needed_commands
@@ -34,6 +35,10 @@ SKEW_S = 2.0  # clocks that differ by more confuse people; the queue goes by tha
 FULL_SHARE, FULLER_SHARE = 0.8, 0.95  # of maxmemory: soon, and now, Redis refuses new tasks
 OVERDUE_S = 60.0  # a schedule that is later than this is stuck
 BATCH = 100  # entries that one script looks at
+HISTORY_BYTES = 2**30  # of ended runs: with more of them, they are told to be many
+HISTORY_SHARE = 0.5  # of maxmemory, where that is less
+HISTORY_SAMPLE = 100  # runs whose sizes are looked at
+RUN_BYTES = 450  # of a run besides its texts: its places in the indexes
 MOST_LEASES = 10_000  # as lua/repair.lua has it: more are not counted in one script
 EXAMPLES = 5  # of what is wrong with a structure
 _HELLO = ("TIME",)  # not PING: a server that cannot write to its disk refuses that
@@ -87,6 +92,7 @@ class Doctor:
             return [*found, Finding(check="queue", level=PROBLEM, text=str(error))]
         found += [_of_leader(snapshot), *self._of_schedules(snapshot)]
         found += [self._of_workers(snapshot), self._of_stale_runs()]
+        found += [self._of_history(int(info.get("maxmemory", 0)))]
         if records:
             found += self._of_records(fix, progress)
         return found
@@ -170,7 +176,8 @@ class Doctor:
         problems = ScheduleStore(self._link).problems() if snapshot.set_aside else []
         if problems:
             told = [f"{each.schedule_id}: {each.reason}" for each in problems]
-            text = f"{snapshot.set_aside} schedules were set aside, such as {told[0]}"
+            aside = plural(snapshot.set_aside, "schedule was", "schedules were")
+            text = f"{aside} set aside, such as {told[0]}"
             details: dict[str, Any] = {"set_aside": told[:100]}
             found.append(Finding(check="schedules", level=WARNING, text=text, details=details))
         if snapshot.overdue > OVERDUE_S:
@@ -183,30 +190,70 @@ class Doctor:
         return found
 
     def _of_workers(self, snapshot: QueueSnapshot) -> Finding:
-        alive = WorkerStore(self._link).alive()
+        store = WorkerStore(self._link)
+        alive = store.alive()
         details = {"workers": len(alive), "waiting": snapshot.ready}
-        if not alive and snapshot.ready:
-            text = f"{snapshot.ready} tasks wait and no worker is alive: fairqueue worker"
+        if snapshot.ready and not store.is_anybody_there():
+            waits = plural(snapshot.ready, "task waits", "tasks wait")
+            text = f"{waits} and no worker is alive: fairqueue worker --app tasks"
             return Finding(check="workers", level=PROBLEM, text=text, details=details)
         slots = sum(worker.slots for worker in alive)
-        are = "worker is" if len(alive) == 1 else "workers are"
-        text = f"{len(alive)} {are} alive, with {slots} slots"
+        are = plural(len(alive), "worker is", "workers are")
+        text = f"{are} alive, with {plural(slots, 'slot')}"
         return Finding(check="workers", level=OK, text=text, details=details)
 
     def _of_stale_runs(self) -> Finding:
-        stale = [task_id for task_id, text in self._leased() if b'"stale":' in text]
+        """Runs whose tasks were ended because they did not end, and that workers still have."""
+        current = [
+            task_id.encode()
+            for worker in WorkerStore(self._link).alive()
+            for task_id in worker.current
+        ]
+        stale = [
+            task_id.decode(errors="replace")
+            for ids in _batches(current, BATCH)
+            for task_id, text in zip(ids, self._statuses(ids), strict=True)
+            if b'"stale":' in (text or b"")
+        ]
         if stale:
-            text = f"{len(stale)} runs go on after their time-out, such as {stale[0]}"
+            many = plural(len(stale), "slot is", "slots are")
+            text = f"{many} taken by runs that do not end, such as {stale[0]}"
             details = {"stale": stale[:100]}
             return Finding(check="stale runs", level=WARNING, text=text, details=details)
-        return Finding(check="stale runs", level=OK, text="no run goes on after its time-out")
+        return Finding(check="stale runs", level=OK, text="no run goes on after it had to end")
 
-    def _leased(self) -> Iterator[tuple[str, bytes]]:
-        for ids in _batches(_zscan(self._link, "leases"), BATCH):
-            texts = self._link.ask(("HMGET", self._link.keys["status"], *ids))[0]
-            for task_id, text in zip(ids, texts, strict=True):
-                if text is not None:
-                    yield task_id.decode(errors="replace"), text
+    def _statuses(self, ids: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = self._link.ask(("HMGET", self._link.keys["status"], *ids))[0]
+        return found
+
+    def _of_history(self, maxmemory: int) -> Finding:
+        """How much memory the ended runs take, told from some of them."""
+        keys = self._link.keys
+        kept = self._link.ask(("ZCARD", keys["ended"]), ("ZCARD", keys["dead"]))
+        used = sum(
+            count * self._bytes_of_one(name)
+            for name, count in zip(("ended", "dead"), kept, strict=True)
+            if count
+        )
+        most = min(HISTORY_BYTES, maxmemory * HISTORY_SHARE) if maxmemory else HISTORY_BYTES
+        details = {"runs": sum(kept), "bytes": round(used)}
+        text = f"{sum(kept):,} ended runs are kept, some {used / 2**20:,.0f} MiB"
+        if used <= most:
+            return Finding(check="history", level=OK, text=text, details=details)
+        text += (
+            f", more than {most / 2**20:,.0f} MiB: lower keep_finished, keep_dead or their times"
+        )
+        return Finding(check="history", level=WARNING, text=text, details=details)
+
+    def _bytes_of_one(self, name: str) -> float:
+        """What a kept run takes in the middle, by a sample."""
+        keys = self._link.keys
+        ids = self._link.ask(("ZRANDMEMBER", keys[name], HISTORY_SAMPLE))[0]
+        if not ids:
+            return 0.0
+        places = ("tasks", "status", "attempts")
+        sizes = self._link.ask(*(("HSTRLEN", keys[place], i) for place in places for i in ids))
+        return RUN_BYTES + sum(map(int, sizes)) / len(ids)
 
 
 def _of_server(info: dict[str, str]) -> list[Finding]:
@@ -226,9 +273,6 @@ def _of_policy(info: dict[str, str]) -> Finding:
     if policy.startswith("allkeys"):
         text = f"maxmemory-policy {policy} throws tasks and schedules away: set it to noeviction"
         return Finding(check="eviction", level=PROBLEM, text=text)
-    if policy.startswith("volatile"):
-        text = f"maxmemory-policy {policy} may throw the leader's term away: set it to noeviction"
-        return Finding(check="eviction", level=WARNING, text=text)
     return Finding(check="eviction", level=OK, text=f"maxmemory-policy {policy}")
 
 
@@ -346,8 +390,8 @@ class _Permissions:
 # Structures in the order in which they are put right: what is in no record goes first, then each
 # task is brought to where its record says, then counts, then the turns of users.
 _OF_TASKS = (
-    *("tasks", "attempts", "waiting", "delayed", "leases", "ended", "dead", "backlog", "held"),
-    *("slot_line", "slots", "deadlines", "open", "runs", "failures"),
+    *("tasks", "attempts", "waiting", "delayed", "delayed_index", "leases", "ended", "dead"),
+    *("backlog", "held", "slot_line", "slots", "deadlines", "open", "runs", "failures"),
 )
 _OF_RECORDS = (
     *("due", "plan", "schedule_state", "schedule_index", "schedule_names", "tenant_schedules"),
@@ -369,6 +413,8 @@ class Records:
     def compare(self) -> list[Finding]:
         """A finding for each structure with something wrong, or one that says that all agree."""
         found: list[Finding] = []
+        if self._fix and not self._link.ask(("ZCARD", self._link.keys["delayed_index"]))[0]:
+            index_delayed(self._link)  # an older version made none: that is nothing wrong
         for name in _OF_TASKS:
             found += self._check("repair", name, self._entries(name), name)
         found += self._check("repair", "task", self._entries("status"), "status")
@@ -377,7 +423,7 @@ class Records:
         for name in _OF_RECORDS:
             found += self._check("repair_records", name, self._entries(name), name)
         if not found:
-            text = f"{self._looked} entries agree with each other"
+            text = f"{plural(self._looked, 'entry agrees', 'entries agree')} with each other"
             return [Finding(check="records", level=OK, text=text)]
         return found
 
@@ -450,7 +496,8 @@ def _number(text: bytes) -> int:
 
 def _disagreement(name: str, count: int, repairable: int, wrong: list[str], fix: bool) -> Finding:
     done = repairable if fix else 0
-    text = f"{count} entries do not agree, such as: {wrong[0]}"
+    many = plural(count, "entry does", "entries do")
+    text = f"{many} not agree, such as: {wrong[0]}"
     if done:
         text = f"{done} of {text}; repaired"
     return Finding(

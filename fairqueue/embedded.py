@@ -36,7 +36,7 @@ from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import quote
 
-from fairqueue.errors import ConfigurationError, EmbeddedServerError
+from fairqueue.errors import ConfigurationError, EmbeddedServerError, shown
 
 _log = logging.getLogger("fairqueue.embedded")
 
@@ -350,14 +350,18 @@ def find_binary() -> Path:
 
 def _check_arguments(fsync: str, config: Mapping[str, str], port: int | None) -> None:
     if fsync not in ("always", "everysec"):
-        raise ConfigurationError(f"fsync {fsync!r} is neither 'always' nor 'everysec'")
+        raise ConfigurationError(f"fsync {shown(fsync)} is neither 'always' nor 'everysec'")
     if port is not None and not 1 <= port <= 65_535:
-        raise ConfigurationError(f"port {port!r} is not between 1 and 65535")
+        raise ConfigurationError(f"port {shown(port)} is not between 1 and 65535")
     for name in config:
         if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-            raise ConfigurationError(f"config has {name!r}, which is no name of a setting")
+            raise ConfigurationError(
+                f"config has {shown(name)}, which is not the name of a setting"
+            )
         if name.lower() in _RESERVED:
-            raise ConfigurationError(f"config has {name!r}, which the embedded server sets itself")
+            raise ConfigurationError(
+                f"config has {shown(name)}, which the embedded server sets itself"
+            )
 
 
 def _data_folder(path: str | os.PathLike[str]) -> Path:

@@ -9,16 +9,25 @@ _REPR = reprlib.Repr()
 _REPR.maxlevel = 4
 _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = 20
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
+LONGEST_SHOWN = 200  # characters of a text that a message shows
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: its repr, unless that is very long or cannot be had."""
+    """A value as a message shows it: its repr; of a long text the beginning, and how long it is."""
     if isinstance(value, str | bytes):
-        return repr(value)
+        if len(value) <= LONGEST_SHOWN:
+            return repr(value)
+        what = "characters" if isinstance(value, str) else "bytes"
+        return f"{value[:LONGEST_SHOWN]!r}... ({len(value)} {what})"
     try:
         return _REPR.repr(value)
     except Exception:  # the value's own code, or a number of thousands of digits
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def cut(text: str, most: int) -> str:
+    """A text that may hold anything, at most so long."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 # What says no more than itself, whatever it was passed in as.
@@ -31,7 +40,9 @@ def is_plain(value: object) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """The type of a value in words: "a dict", "an object"."""
+    """The type of a value in words: "a dict", "an object"; None is "None"."""
+    if value is None:
+        return "None"
     name = type(value).__name__
     return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"
 
@@ -39,6 +50,11 @@ def kind_of(value: object) -> str:
 def told(value: object) -> str:
     """A value that may hold secrets, as a message tells of it: itself if plain, else its type."""
     return shown(value) if is_plain(value) else kind_of(value)
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun: `1 task`, `1,200 tasks`; `many` where an s is not enough."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 class FairQueueError(Exception):

@@ -30,7 +30,9 @@ from fairqueue.schedules import (
     Change,
     ScheduleStore,
     Stored,
+    check_list,
     fields_of,
+    past_moment,
     recurrence_of,
     user_form,
 )
@@ -124,7 +126,7 @@ def import_documents(
     change: Change,
 ) -> Diff:
     """Make what is stored as the documents say; see TaskScheduler.import_schedules."""
-    entries = _read_all(list(documents))
+    entries = _read_all(check_list(documents, "documents"))
     if prune is not None and not entries:
         raise InvalidSchedule(
             "prune without any document would remove every schedule: use bulk('remove') if that "
@@ -155,10 +157,7 @@ def _apply(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff, change: 
     for i in range(0, len(diff.added), MAX_ADDED):
         added = [by_id[schedule_id] for schedule_id in diff.added[i : i + MAX_ADDED]]
         # What is there all the same is unreadable, or was made a moment ago: the document wins.
-        store.add([entry.spec for entry in added], "replace")
-        for entry in added:
-            if entry.is_active is False:
-                store.update(entry.schedule_id, {"is_active": False}, change)
+        store.add([_made_by(entry, change) for entry in added], "replace")
     for schedule_id, changes in diff.changed.items():
         entry = by_id[schedule_id]
         patch = {
@@ -168,6 +167,11 @@ def _apply(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff, change: 
         store.update(schedule_id, patch, change)
     for schedule_id in diff.removed:
         store.remove(schedule_id)
+
+
+def _made_by(entry: _Entry, change: Change) -> dict[str, Any]:
+    paused = {"is_active": False} if entry.is_active is False else {}
+    return {**entry.spec, **paused, "created_by": change.by}
 
 
 def _stored_by_id(store: ScheduleStore, ids: Sequence[str]) -> dict[str, Stored]:
@@ -199,7 +203,8 @@ def _check_moments(entries: Sequence[_Entry], diff: Diff, now_ms: int) -> None:
         if any(name in PLANNING for name in changes) or changes.get("is_active") == (False, True):
             new.add(schedule_id)
     problems = [
-        f"{_name(entry.number, entry.schedule_id)}: it has no moment to come"
+        f"{_name(entry.number, entry.schedule_id)}: "
+        + (past_moment(entry.fields, now_ms) or "it has no moment to come")
         for entry in entries
         if entry.schedule_id in new
         and recurrence_of(entry.schedule_id, entry.fields["timezone"], entry.fields).next_ms(now_ms)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from fairqueue.cron import DAY, MAX_LENGTH, parse_cron
+from fairqueue.cron import DAY, MAX_LENGTH, parse_cron, resolve_hashed
 from fairqueue.errors import InvalidCron, shown
 from fairqueue.validation import check_count
 
@@ -43,6 +43,7 @@ _FIELDS = {
     "mon": _MONTHS,
     "wday": _WEEKDAYS,
 }
+FIELD_NAMES = frozenset((*_FIELDS, "day", "year"))
 # Fields that may be there as '*' and say nothing, with what to do instead of restricting them.
 _IDLE_FIELDS = {
     "day": "write the day of the month as mday, or the day of the week as wday",
@@ -510,8 +511,8 @@ def _read_time(time: object) -> tuple[int, int, int]:
 def as_cron(value: object) -> str:
     """The cron expression of an expression, a name, a `Frequency` or a dictionary of fields.
 
-    An expression is returned as it is: whoever compiles it finds what is wrong with it. Raises
-    InvalidCron for what is none of these, or cannot be said in cron.
+    An expression is checked and returned as it is, with each `H`. Raises InvalidCron for what is
+    none of these, or cannot be said in cron.
     """
     if isinstance(value, Frequency):
         return value.cron
@@ -522,7 +523,10 @@ def as_cron(value: object) -> str:
             f"{_short(value)} is no cron expression: pass a string such as '0 9 * * 1-5', "
             "every().day.at('09:00'), or a dict such as {'minutes': 0, 'hours': 9}"
         )
-    return symbolic(value) if value.upper().startswith("EVERY_") else value
+    if value.upper().startswith("EVERY_"):
+        return symbolic(value)
+    resolve_hashed(value, "")
+    return value
 
 
 def _numbers(what: str, place: int, *values: object) -> frozenset[int]:

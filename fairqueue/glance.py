@@ -106,7 +106,7 @@ class Glance:
                 for v in values
             )
         )
-        found = [(flat[i], flat[i + 2]) for flat in answers for i in range(0, len(flat), 3)]
+        found = [(flat[i], flat[i + 2]) for flat in answers for i in range(1, len(flat), 3)]
         found.sort(reverse=True)  # by their ends, which places begin with
         waits, took = [], []
         for _, text in found[:limit]:

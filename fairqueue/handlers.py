@@ -6,20 +6,21 @@ import functools
 import importlib
 import inspect
 import logging
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.context import RunningTask, TaskContext
 from fairqueue.errors import ConfigurationError
 from fairqueue.hooks import KINDS, Callables, Filter, Hooks, filters, is_async, needed
+from fairqueue.logs import log_event
 from fairqueue.models import Task
+from fairqueue.policy import RetryPolicy, check_timeout
+from fairqueue.stage import Stage
 from fairqueue.validation import check_count, check_name, check_number, check_seconds
 
 logger = logging.getLogger("fairqueue.worker")
 
-MAX_DOUBLINGS = 60  # 2 ** 60 seconds is beyond any cap; more would overflow
 LEAST_RATE, MOST_RATE = 0.001, 1e6  # runs of a handler per second
 
 
@@ -39,54 +40,13 @@ class TimedOut(Exception):
     """Raised inside a handler that has run for longer than its time-out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How often and when a task that failed is offered again.
-
-    retries: how many times after the first attempt. backoff: seconds before the first retry, which
-    double each time up to `cap`; or a list, one delay for each retry, the last one repeated.
-    jitter: "full" draws a delay between 0 and that, "none" takes it as it is.
-    """
-
-    retries: int = 5
-    backoff: float | tuple[float, ...] = 2.0
-    cap: float = 60.0
-    jitter: str = "full"
-
-    @classmethod
-    def create(
-        cls, retries: int, backoff: float | Sequence[float], cap: float, jitter: str
-    ) -> "RetryPolicy":
-        """A policy, checked. Raises ConfigurationError naming the value."""
-        check_count(retries, "retries", ConfigurationError)
-        cap = check_seconds(cap, "backoff_cap", ConfigurationError)
-        if jitter not in ("full", "none"):
-            raise ConfigurationError(f"jitter {jitter!r} is neither 'full' nor 'none'")
-        if isinstance(backoff, list | tuple):
-            if not backoff:
-                raise ConfigurationError("backoff [] has no delay: give one for each retry")
-            delays = tuple(check_seconds(each, "backoff", ConfigurationError) for each in backoff)
-            return cls(retries=retries, backoff=delays, cap=cap, jitter=jitter)
-        seconds = check_seconds(backoff, "backoff", ConfigurationError)
-        return cls(retries=retries, backoff=seconds, cap=cap, jitter=jitter)
-
-    def delay(self, attempt: int) -> float | None:
-        """Seconds until the next attempt after this one failed, or None: there is no other."""
-        if attempt > self.retries:
-            return None
-        if isinstance(self.backoff, tuple):
-            delay = self.backoff[min(attempt, len(self.backoff)) - 1]
-        else:
-            delay = min(self.cap, self.backoff * 2 ** min(attempt - 1, MAX_DOUBLINGS))
-        return delay if self.jitter == "none" else random.uniform(0, delay)  # noqa: S311 - jitter
-
-
 class HandlerOptions(TypedDict, total=False):
     """What may be said of a handler when it is registered; `Worker.task` explains each."""
 
     retries: int
     backoff: float | Sequence[float]
     backoff_cap: float
+    backoff_multiplier: float
     jitter: str
     timeout: float | None
     slots: int
@@ -105,6 +65,7 @@ CLASS_OPTIONS = (
     "retries",
     "backoff",
     "backoff_cap",
+    "backoff_multiplier",
     "jitter",
     "timeout",
     "slots",
@@ -117,7 +78,7 @@ CLASS_OPTIONS = (
 class HandlerSettings:
     """The options of a handler, checked."""
 
-    policy: RetryPolicy = RetryPolicy()
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float | None = None
     slots: int = 0
     rate: float | None = None
@@ -137,18 +98,21 @@ class HandlerSettings:
         if isolation not in ("thread", "process"):
             raise ConfigurationError(f"isolation {isolation!r} is neither 'thread' nor 'process'")
         if timeout is not None:
-            timeout = check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
+            timeout = check_timeout(timeout, ConfigurationError)
         if rate is not None:
             rate = check_number(rate, "rate", ConfigurationError, least=LEAST_RATE, most=MOST_RATE)
+        backoff = options.get("backoff", 2.0)
+        usual_jitter = "none" if isinstance(backoff, list | tuple) else "full"
         hooks = tuple((kind, options[kind]) for kind in KINDS if kind in options)  # type: ignore[literal-required]
         for kind, calls in hooks:
             Hooks().add(kind, calls)  # so that a bad one is named here
         return cls(
             policy=RetryPolicy.create(
                 options.get("retries", 5),
-                options.get("backoff", 2.0),
+                backoff,
                 options.get("backoff_cap", 60.0),
-                options.get("jitter", "full"),
+                options.get("jitter", usual_jitter),
+                options.get("backoff_multiplier", 2.0),
             ),
             timeout=timeout,
             slots=check_count(options.get("slots", 0), "slots", ConfigurationError),
@@ -193,32 +157,26 @@ class Handler:
         self._takes_context = _takes_context(call, what, takes_task=takes_task)
         self.is_async = is_async(call)
 
-    def run(self, context: TaskContext, runner: asyncio.Runner) -> Any:
+    def run(self, context: TaskContext, stage: Stage) -> Any:
         """Call it for a task; its result. Raises whatever it raises, TimedOut if it is async."""
         target = self.target
         if self._is_class:
-            target = target().handle
+            target = stage.call(target).handle
         first: Task | dict[str, Any]
         first = RunningTask.of(context) if self._takes_task else context.task.payload
         arguments = (first, context) if self._takes_context else (first,)
-        if not self.is_async:
-            return target(*arguments)
-        return runner.run(self._await(target(*arguments)))
+        answer = stage.call(target, *arguments)
+        return stage.wait(self._await(answer)) if self.is_async else answer
 
     def under(self, policy: Mapping[str, Any]) -> "Handler":
-        """The same, with retries, backoff and timeout as a task wants them.
+        """The same, with retries, delays and time-out as a task wants them.
 
         Raises ConfigurationError for what was stored and cannot be used.
         """
-        own = self.policy
-        backoff = policy.get("backoff", own.backoff)
-        settings = replace(
-            self.settings,
-            policy=RetryPolicy.create(
-                policy.get("retries", own.retries), backoff, own.cap, own.jitter
-            ),
-            timeout=policy.get("timeout", self.timeout),
-        )
+        timeout = self.timeout
+        if "timeout" in policy:
+            timeout = check_timeout(policy["timeout"], ConfigurationError)
+        settings = replace(self.settings, policy=self.policy.under(policy), timeout=timeout)
         changed = copy.copy(self)
         changed.settings, changed.policy, changed.timeout = (
             settings,
@@ -263,15 +221,21 @@ class Handlers:
         return "unknown" if self._default is None else "default"
 
     def find(self, task: Task) -> Handler | None:
-        """The handler of a task, the default one, or None; as the task's schedule wants it."""
+        """The handler of a task, the default one, or None; with the task's own policy."""
         handler = self._by_name.get(task.name, self._default)
         if handler is None or not task.policy:
             return handler
         try:
             return handler.under(task.policy)
         except (ConfigurationError, AttributeError, TypeError) as error:
-            fields = {"event": "policy_unusable", "task": task.task_id, "user": task.user_id}
-            logger.warning("policy_unusable: %s", error, extra=fields)
+            log_event(
+                logger,
+                "policy_unusable",
+                logging.WARNING,
+                task=task.task_id,
+                user=task.user_id,
+                error=str(error),
+            )
             return handler
 
     @property

@@ -12,7 +12,9 @@ from itertools import chain, islice
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
+from fairqueue.delays import index_delayed
 from fairqueue.errors import BrokenRecord, InvalidInput, QueueFull, UnknownTask, shown
+from fairqueue.logs import log_event
 from fairqueue.models import (
     UNREADABLE,
     Page,
@@ -23,17 +25,17 @@ from fairqueue.models import (
     task_document,
     text_or_none,
 )
+from fairqueue.policy import encode_policy
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import LogLine
 from fairqueue.validation import (
-    MAX_PAYLOAD_BYTES,
     Priority,
     check_count,
+    check_items,
     check_name,
     check_payload,
     check_seconds,
     check_tenant,
-    encode_json,
 )
 
 logger = logging.getLogger("fairqueue.history")
@@ -44,10 +46,11 @@ STATUSES = (*UNFINISHED, *ENDED)
 MAX_LISTED = 1000  # runs on one page
 READ_AT_ONCE = 500  # runs that one script reads: some 2 ms of the server's time
 MAX_WALKED = 10_000  # runs looked at for one page when a filter matches few
+MAX_SKIMMED = 2000  # of those that wait, where a listing of all is filtered by what no index has
 MAX_RUNNING = 10_000  # running ones that are listed: they are read together, to put them in order
 SAMPLES = 5  # runs of a group that are looked at for one that can be read
-PRUNE_CHUNK = 500
-DISCARD_CHUNK = 250
+PRUNE_CHUNK = 100  # records that one script drops, and fewer large ones: some 2 ms
+DISCARD_CHUNK = 100
 LAST_MS = 9_999_999_999_999  # in 2286: the index has 13 digits for the end of a run
 
 # What the index of ended runs writes for an outcome; see lua/lib/history.lua.
@@ -56,6 +59,7 @@ _STATES = {"running": "running", "finished": "succeeded", "cancelled": "cancelle
 
 # Sources whose positions are a time in ms and an id, newest first.
 _BY_TIME = ("delayed", "waiting", "leases")
+_SKIMMED = ("delayed", "waiting")
 _POSITION = re.compile(r"([0-9]{1,16}) (.+)", re.DOTALL)
 _CLAIMED = re.compile(rb'"claimed":([0-9]{1,16})')  # in the text of a status
 
@@ -155,6 +159,7 @@ class _Filter(NamedTuple):
     """What a listing is of."""
 
     statuses: frozenset[str]
+    skims: bool = False  # not all that wait are looked at for those that match
     user_id: str | None = None
     schedule_id: str | None = None
     name: str | None = None
@@ -222,10 +227,12 @@ class History:
         in that of their ids. A run that goes on while the pages are read comes again later on, and
         none is missed that stays where it is.
 
-        Without `status`, those that run and those that have ended; of one schedule, all. `since`
-        (with it) and `until` (without it) compare the end of a run, or else its last start, or its
-        push. A page may be short although its cursor says that there is more: the walk for filters
-        that match few is bounded. Of more than 10,000 that run, so many are listed.
+        Without `status`, all; with a `fingerprint`, those that have failed. `since` (with it) and
+        `until` (without it) compare the end of a run, or else its last start, or its push. A page
+        may be short although its cursor says that there is more: the walk for filters that match
+        few is bounded. Of more than 10,000 that run, so many are listed. Without `status` and with
+        filters by name, tenant or time, which no index of waiting tasks has, 2,000 each of those
+        that wait and of those that are delayed are looked at: name a status to see all of them.
         Raises InvalidInput naming what cannot be used.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
@@ -233,6 +240,8 @@ class History:
             status, user_id, schedule_id, name, fingerprint, tenant, since=since, until=until
         )
         sources = _sources(wanted)
+        if "delayed_index" in sources:
+            index_delayed(self._link)
         number, position = _decode_cursor(cursor, sources)
         return self._page(wanted, sources[number:], position, limit)
 
@@ -244,8 +253,9 @@ class History:
         walked = 0
         for source in sources:
             more = True
+            skimmed = 0
             size = min(limit + 1, READ_AT_ONCE)  # enough where the index is of just this filter
-            while more:
+            while more and not (wanted.skims and source in _SKIMMED and skimmed >= MAX_SKIMMED):
                 if walked >= MAX_WALKED:
                     return Page(found, _encode_cursor(source, position))
                 rows, more = self._read(source, position, wanted, size)
@@ -260,6 +270,7 @@ class History:
                                 found, None if is_last else _encode_cursor(source, position)
                             )
                 walked += len(rows)
+                skimmed += len(rows)
                 size = READ_AT_ONCE
             position = ""
         return Page(found, None)
@@ -277,15 +288,18 @@ class History:
                 _range(source, *_bounds(value, source, position, wanted), size)
                 for value in _values(source, wanted)
             ]
-        found = [
-            each
-            for flat in self._link.run_together(*(("runs", call) for call in calls))
-            for each in _triples(flat)
-        ]
+        answers = self._link.run_together(*(("runs", call) for call in calls))
+        parts = [list(_triples(answer)) for answer in answers]
+        found = [each for part in parts for each in part]
+        # Those that were cut short because of their bytes end at different places: what another one
+        # has behind the first of these comes with the next reading.
+        ends = [part[-1] for part, answer in zip(parts, answers, strict=True) if answer[0]]
         if len(calls) > 1:
             found.sort(reverse=True)  # ranges of several outcomes: put together by their end
+            if ends:
+                found = [each for each in found if each >= max(ends)]
         rows = [_Row(at, read_run(task_id, text)) for at, task_id, text in found[:size]]
-        return rows, len(found) >= size
+        return rows, bool(ends) or len(found) >= size
 
     def _read_running(self, position: str, size: int) -> tuple[list[_Row], bool]:
         """The next of those that run, by when they began.
@@ -313,6 +327,21 @@ class History:
             has_ended = run is not None and run.status != "running"  # just now: it comes later on
             rows.append(_Row(f"{started_ms} {task_id}", None if has_ended else run))
         return rows, len(found) > size
+
+    def find(self, task_ids: Sequence[str]) -> list[Run]:
+        """The runs of these ids that are kept and can be read, in order.
+
+        Raises InvalidInput for what is not a list of ids.
+        """
+        task_ids = check_items(task_ids, "task_ids", "ids of tasks")
+        if not task_ids:
+            return []
+        for task_id in task_ids:
+            check_name(task_id, "task_id")
+        texts = self._link.ask(("HMGET", self._link.keys["status"], *task_ids))[0]
+        found = zip(task_ids, texts, strict=True)
+        runs = (read_run(task_id, text) for task_id, text in found if text is not None)
+        return [run for run in runs if run is not None]
 
     def get(self, task_id: str) -> RunDetails | None:
         """All that is kept of a run, or None. Raises BrokenRecord if that cannot be read."""
@@ -455,14 +484,13 @@ class History:
             try:
                 retried.append(self.retry(run.task_id, triggered_by=triggered_by))
             except (BrokenRecord, UnknownTask) as error:  # the latter: dropped meanwhile
-                logger.warning(
+                log_event(
+                    logger,
                     "run_not_retried",
-                    extra={
-                        "event": "run_not_retried",
-                        "task": run.task_id,
-                        "user": run.user_id,
-                        "error": str(error),
-                    },
+                    logging.WARNING,
+                    task=run.task_id,
+                    user=run.user_id,
+                    error=str(error),
                 )
             if len(retried) == limit:
                 break
@@ -471,7 +499,7 @@ class History:
     def discard(self, task_id: str) -> bool:
         """Forget a failed run for good; False if it is not among the failed ones."""
         check_name(task_id, "task_id")
-        return bool(self._link.run("discard", op=new_id(), rest=[task_id]))
+        return self._discard([task_id]) == 1
 
     def discard_matching(self, *, limit: int = MAX_LISTED, **filters: Unpack[Filters]) -> int:
         """Forget failed runs that match, the latest first, at most `limit`; how many.
@@ -481,7 +509,15 @@ class History:
         check_count(limit, "limit", least=1)
         ids = [run.task_id for run in islice(self._matching(filters), limit)]
         chunks = (ids[i : i + DISCARD_CHUNK] for i in range(0, len(ids), DISCARD_CHUNK))
-        return sum(int(self._link.run("discard", op=new_id(), rest=chunk)) for chunk in chunks)
+        return sum(self._discard(chunk) for chunk in chunks)
+
+    def _discard(self, ids: list[str]) -> int:
+        """Forget failed runs; one script drops as many as do not take it too long."""
+        dropped, left = 0, 1
+        while left:
+            count, left = self._link.run("discard", op=new_id(), rest=ids)
+            dropped += int(count)
+        return dropped
 
     def _matching(self, filters: Filters) -> Iterator[Run]:
         cursor: str | None = None
@@ -618,23 +654,28 @@ def _read_attempt(line: bytes) -> Attempt | None:
             error_type=text_or_none(report.get("error_type")),
             error=text_or_none(report.get("message", record.get("error"))),
             traceback=text_or_none(report.get("traceback")),
-            log=tuple(_log_line(*line) for line in report.get("log", ())),
+            log=_log_lines(report.get("log", ()), report.get("log_context", {})),
             log_dropped=int(report.get("log_dropped", 0)),
         )
     except UNREADABLE:
         return None
 
 
-def _log_line(at_ms: Any, level: Any, message: Any) -> LogLine:
+def _log_lines(lines: Any, contexts: Any) -> tuple[LogLine, ...]:
+    return tuple(
+        _log_line(contexts.get(str(number), {}), *line) for number, line in enumerate(lines)
+    )
+
+
+def _log_line(context: Any, at_ms: Any, level: Any, message: Any) -> LogLine:
     from_ms(at_ms)  # raises for what is no moment
-    return LogLine(at_ms, as_text(level), as_text(message))
+    return LogLine(at_ms, as_text(level), as_text(message), dict(context))
 
 
 def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None) -> Task:
     """A task with the content of another, which it is a retry of, or with another payload."""
     payload = task.payload if payload is None else payload
-    # What its schedule says of retries and time-outs holds for this run as for the others.
-    policy = None if task.policy is None else encode_json(task.policy, "policy", MAX_PAYLOAD_BYTES)
+    # What it, or its schedule, says of retries and time-outs holds for this run too.
     scheduled_ms = None if task.scheduled_for is None else to_ms(task.scheduled_for, "moment")
     return Task(
         task_id=new_id(),
@@ -657,7 +698,7 @@ def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None)
             task.schedule_id,
             scheduled_ms,
             origin={"by": triggered_by, "retry_of": task.task_id, "tenant": task.tenant},
-            policy=policy,
+            policy=encode_policy(task.policy),
         ),
     )
 
@@ -683,7 +724,8 @@ def _check_filter(
     if tenant is not None:
         check_tenant(tenant, InvalidInput)
     return _Filter(
-        statuses=_check_statuses(status, schedule_id),
+        statuses=_check_statuses(status, fingerprint),
+        skims=status is None and (name, tenant, since, until) != (None, None, None, None),
         user_id=user_id,
         schedule_id=schedule_id,
         name=name,
@@ -694,9 +736,9 @@ def _check_filter(
     )
 
 
-def _check_statuses(status: str | Iterable[str] | None, schedule_id: str | None) -> frozenset[str]:
+def _check_statuses(status: str | Iterable[str] | None, fingerprint: str | None) -> frozenset[str]:
     if status is None:
-        return frozenset(STATUSES if schedule_id is not None else ("running", *ENDED))
+        return frozenset(STATUSES if fingerprint is None else ENDED)
     words = (status,) if isinstance(status, str) else status
     listed = list(words) if isinstance(words, Iterable) else [status]
     for word in listed:
@@ -723,7 +765,7 @@ def _sources(wanted: _Filter) -> list[str]:
         if unfinished != {"running"}:
             sources = ["delayed", "waiting"]
             if wanted.user_id is not None:
-                sources = ["delayed", "held", "backlog"]
+                sources = ["delayed_index", "held", "backlog"]
         if "running" in unfinished:
             sources.append("leases")
     return sources + (["runs"] if wanted.statuses.intersection(ENDED) else [])
@@ -733,7 +775,7 @@ def _values(source: str, wanted: _Filter) -> list[str]:
     """What the members of a source begin with, of all the runs that a listing may be of."""
     if source == "open":
         return [wanted.schedule_id or ""]
-    if source in ("backlog", "held"):
+    if source in ("delayed_index", "backlog", "held"):
         return [wanted.user_id or ""]
     # Those that were cancelled before they ran are listed by themselves.
     dropped = "d" if "cancelled" in wanted.statuses else ""
@@ -766,8 +808,9 @@ def _range(source: str, first: str, last: str, limit: int) -> dict[str, Any]:
     return {"source": source, "from": first, "to": last, "limit": limit}
 
 
-def _triples(flat: Sequence[bytes]) -> Iterator[tuple[str, str, bytes]]:
-    for i in range(0, len(flat), 3):
+def _triples(flat: Sequence[Any]) -> Iterator[tuple[str, str, bytes]]:
+    """Position, id and record of each run that the script `runs` has found."""
+    for i in range(1, len(flat), 3):
         position, task_id = (
             flat[i].decode("utf-8", "replace"),
             flat[i + 1].decode("utf-8", "replace"),

@@ -1,6 +1,5 @@
 """What is called around a handler: filters before a run, hooks before and after it."""
 
-import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairqueue.errors import ConfigurationError
+from fairqueue.stage import Stage
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Callables = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -42,10 +42,10 @@ class Hook:
         count = _count(call, f"{kind} {name!r}", arguments)
         return cls(call, count, is_async(call), name)
 
-    def __call__(self, runner: asyncio.Runner, *arguments: Any) -> Any:
-        """Call it with as many of these as it takes; a coroutine runs in the runner's loop."""
-        answer = self.call(*arguments[: self.count])
-        return runner.run(answer) if self.is_async else answer
+    def __call__(self, stage: Stage, *arguments: Any) -> Any:
+        """Call it with as many of these as it takes; a coroutine runs in the stage's loop."""
+        answer = stage.call(self.call, *arguments[: self.count])
+        return stage.wait(answer) if self.is_async else answer
 
 
 class Hooks:
@@ -71,7 +71,8 @@ class Hookable:
     went well the handler's `then`, the worker's `then`; when it failed the handler's `catch`, the
     worker's `catch`; in the end always the handler's `finally_` and the worker's `finally_`. Hooks
     run in the thread of the run, are `async` or not, are not bounded by the handler's time-out,
-    and take all their arguments or only the first of them.
+    and take all their arguments or only the first of them. The handler, its hooks and its filters
+    share one copy of the context variables, which ends with the run.
     """
 
     _hooks: Hooks
@@ -113,9 +114,9 @@ class Filter:
     hook: Hook
     wanted: bool
 
-    def refuses(self, runner: asyncio.Runner, payload: Any, context: Any) -> bool:
+    def refuses(self, stage: Stage, payload: Any, context: Any) -> bool:
         """Whether the task is to be skipped. Raises what the filter raises."""
-        return bool(self.hook(runner, payload, context)) is not self.wanted
+        return bool(self.hook(stage, payload, context)) is not self.wanted
 
 
 def filters(when: Callables, skip: Callables) -> tuple[Filter, ...]:

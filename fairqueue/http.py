@@ -29,10 +29,12 @@ from fairqueue.clock import Clock
 from fairqueue.context import TaskContext
 from fairqueue.errors import ConfigurationError, InvalidInput, InvalidPayload, shown
 from fairqueue.handlers import Discard, Retry
+from fairqueue.logs import log_event
 from fairqueue.validation import (
     MAX_PAYLOAD_BYTES,
     MAX_RESULT_BYTES,
     check_count,
+    check_items,
     check_payload,
     check_seconds,
     encode_json,
@@ -83,6 +85,7 @@ MAX_REFERENCES = 50  # to secrets, in all headers together: whoever gives them i
 SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 0.1, 3600.0
 CONNECT_S = 10.0  # for all addresses together: a silent host is given up before the whole time-out
 TRIED_ADDRESSES = 4  # of those that a name has; they share the time to connect
+ANNOUNCED = 200  # entries of allow_private; where there are more, only workers look at addresses
 LOOKUPS = 64  # name lookups at a time: one cannot be ended, and a slow name server holds its thread
 LONGEST_RETRY_AFTER_S = 3600.0  # a server that asks for more is asked again after this
 RETRIED = frozenset({408, 425, 429})  # and all from 500
@@ -202,8 +205,9 @@ class _Request:
 def check_request(payload: object) -> None:
     """Check the payload of an HTTP task before it is pushed or scheduled.
 
-    Raises InvalidPayload that names the value. Whether the target may be reached is known only to
-    the worker, when it runs the task.
+    Raises InvalidPayload that names the value. Whether the target may be reached is known to the
+    worker that runs the task; what is made through a schedule, a command, REST or the dashboard is
+    checked for that as well.
     """
     _request_of(payload)
 
@@ -363,12 +367,13 @@ class _AllowList:
     """Which targets may be reached although they are not on the public Internet."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        if isinstance(entries, str):
-            raise ConfigurationError(f"allow_private {entries!r} is a string: pass a list")
         self._networks: list[IpNetwork] = []
         self._hosts: set[tuple[str, int | None]] = set()
-        for entry in entries:
+        self.entries: list[str] = []  # as they were given
+        wanted = "networks and hosts"
+        for entry in check_items(entries, "allow_private", wanted, ConfigurationError):
             self._add(entry)
+            self.entries.append(entry)
 
     def _add(self, entry: object) -> None:
         if not isinstance(entry, str):
@@ -418,6 +423,84 @@ def forbidding_rule(address: IpAddress) -> str | None:
     if address.version == 6 and int(address) >> 32 & 0xFFFFFFFF in ISATAP:
         return "ISATAP"
     return None if address.is_global else "not globally routable"
+
+
+def check_made(
+    payload: object,
+    policies: Sequence[Mapping[str, Any]],
+    addresses_of: Callable[[str], Sequence[str] | None],
+) -> None:
+    """Check the payload of an HTTP task when it is made.
+
+    policies: of the workers that run such tasks (`HttpTasks.http_policy`), one of which must let it
+    pass; none: what `HttpTasks()` lets pass. addresses_of: None for a host that cannot be looked up
+    now; it is let through, and looked up again when the task runs. Raises InvalidPayload.
+    """
+    request = _request_of(payload)
+    for policy in policies or ({},):
+        try:
+            _check_policy(request.target, policy, addresses_of)
+        except _Blocked as error:
+            reason = str(error)
+        else:
+            return
+    who = "no living worker allows it" if policies else "HttpTasks(allow_private=) can allow it"
+    raise InvalidPayload(f"payload.url: {request.shown} is blocked: {reason}; {who}")
+
+
+def _check_policy(
+    target: _Target,
+    policy: Mapping[str, Any],
+    addresses_of: Callable[[str], Sequence[str] | None],
+) -> None:
+    if target.scheme == "http" and policy.get("allow_http") is not True:
+        raise _Blocked("http:// is not allowed here: use https://")
+    if policy.get("allow_any") is True:
+        return
+    try:
+        allowed = _AllowList(policy.get("allow_private", ()))
+    except (ConfigurationError, TypeError):  # somebody has planted it
+        allowed = _AllowList(())
+    addresses: Sequence[str] | None
+    try:
+        addresses = [str(ipaddress.ip_address(target.host))]
+    except ValueError:
+        addresses = addresses_of(target.host)
+    with contextlib.suppress(ValueError):  # what it was looked up as is not an address
+        allowed.check(target, [ipaddress.ip_address(each) for each in addresses or ()])
+
+
+def look_up_by(host: str, deadline: float) -> list[str]:
+    """The addresses of a host. Raises OSError, TimeoutError when the monotonic clock passes."""
+    return _resolve_by(_look_up, _lookups, host, deadline)
+
+
+def _resolve_by(
+    resolver: Resolver, lookups: threading.BoundedSemaphore, host: str, deadline: float
+) -> list[str]:
+    """Ask a resolver, in a thread: the system's has no time-out that could be set."""
+    if not lookups.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        raise TimeoutError
+    answer: Future[list[str]] = Future()
+
+    def look_up() -> None:
+        try:
+            answer.set_result(list(resolver(host)))
+        except BaseException as error:
+            answer.set_exception(error)
+        finally:
+            lookups.release()
+
+    thread = threading.Thread(target=look_up, name="fairqueue-lookup", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads can be had
+        lookups.release()
+        raise
+    return answer.result(max(0.0, deadline - time.monotonic()))
+
+
+_lookups = threading.BoundedSemaphore(LOOKUPS)
 
 
 def _look_up(host: str) -> list[str]:
@@ -668,6 +751,14 @@ class HttpTasks:
         self._user_agent = f"fairqueue/{version('fairqueue')}"
         self._lookups = threading.BoundedSemaphore(LOOKUPS)
 
+    @property
+    def http_policy(self) -> dict[str, Any]:
+        """Where its tasks may go, as its worker says it to those who make tasks."""
+        entries = self._allowed.entries
+        if len(entries) > ANNOUNCED:
+            return {"allow_http": self._allow_http, "allow_any": True}
+        return {"allow_http": self._allow_http, "allow_private": entries}
+
     def register(self, worker: Worker, name: str = "http", **options: Any) -> None:
         """Make it the worker's handler for tasks of a name; options as for `Worker.task`."""
         worker.task(name, **options)(self.handle)
@@ -713,7 +804,7 @@ class HttpTasks:
         with contextlib.suppress(ValueError):
             return [ipaddress.ip_address(host)]
         try:
-            found = self._resolve(host, deadline)
+            found = _resolve_by(self._resolver, self._lookups, host, deadline)
         except TimeoutError:
             raise Retry(f"{request.shown}: looking up the host took too long") from None
         except OSError as error:
@@ -724,28 +815,6 @@ class HttpTasks:
             return [ipaddress.ip_address(address) for address in found]
         except ValueError:
             raise Retry(f"{request.shown}: what the host was looked up as is no address") from None
-
-    def _resolve(self, host: str, deadline: float) -> list[str]:
-        """Ask the resolver, in a thread: the system's has no time-out that could be set."""
-        if not self._lookups.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TimeoutError
-        answer: Future[list[str]] = Future()
-
-        def look_up() -> None:
-            try:
-                answer.set_result(list(self._resolver(host)))
-            except BaseException as error:
-                answer.set_exception(error)
-            finally:
-                self._lookups.release()
-
-        thread = threading.Thread(target=look_up, name="fairqueue-lookup", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads can be had
-            self._lookups.release()
-            raise
-        return answer.result(max(0.0, deadline - time.monotonic()))
 
     def _reveal(self, request: _Request, user_id: str, deadline: float) -> _Revealed:
         names = _names_in(request.headers)
@@ -939,5 +1008,4 @@ def _retry_after(value: str | None, now: float) -> float | None:
 
 
 def _log(level: int, event: str, context: TaskContext, fields: Mapping[str, object]) -> None:
-    who = {"task": context.task_id, "user": context.task.user_id}
-    logger.log(level, event, extra={"event": event, **who, **fields})
+    log_event(logger, event, level, task=context.task_id, user=context.task.user_id, **fields)

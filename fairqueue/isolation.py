@@ -11,7 +11,6 @@ environment and the working directory are those of the moment when the first suc
 started. A handler there cannot use `multiprocessing` to start processes itself; `subprocess` works.
 """
 
-import asyncio
 import fcntl
 import importlib
 import inspect
@@ -24,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -33,7 +33,8 @@ from fairqueue.dispatch import unwrapped
 from fairqueue.errors import ConfigurationError
 from fairqueue.handlers import Discard, Handler, HandlerSettings, Retry, TimedOut
 from fairqueue.models import Task
-from fairqueue.reports import MAX_LINE_LENGTH, Failure, clean, storable
+from fairqueue.reports import MAX_LINE_LENGTH, Failure, bounded, clean, storable
+from fairqueue.stage import Leftovers, Stage
 
 START_S = 60.0  # a process whose handler has not begun after this long is given up
 EXIT_S = 1.0  # so long a process may take to end after it has said how its handler went
@@ -223,16 +224,20 @@ class _Child:
         ((word, value),) = message.items()
         if word == "log":
             self._log(*value)
+        elif word == "left":
+            names, count, ended = value
+            self._context.left = Leftovers(tuple(map(str, names)), int(count), bool(ended))
         elif word == "error":
             value = _rebuilt(**value)
         return word, value
 
-    def _log(self, level: int, message: str, own: bool) -> None:
+    def _log(self, level: int, message: str, own: bool, context: Any) -> None:
         """Log what was said to `context.log` there; keep what was said to other loggers."""
+        fields = dict(context)
         if own:
-            self._context.log.log(int(level), "%s", message)
+            self._context.log.log(int(level), "%s", message, extra=fields)
         else:
-            self._context.lines.keep(int(level), str(message))
+            self._context.lines.keep(int(level), str(message), fields)
 
     def _overdue(self, timeout: float | None) -> Exception:
         if timeout is not None:
@@ -314,8 +319,8 @@ class _ToldLines:
         self._voice = voice
         self._own = own
 
-    def keep(self, level: int, message: str) -> None:
-        line = [level, clean(message, MAX_LINE_LENGTH), self._own]
+    def keep(self, level: int, message: str, context: Mapping[str, Any]) -> None:
+        line = [level, clean(message, MAX_LINE_LENGTH), self._own, bounded(context)]
         self._voice.say({"log": line})
 
 
@@ -341,8 +346,14 @@ def _run(request: dict[str, Any], voice: _Voice) -> Any:
         capture.attach()
     others = TaskContext(task, request["attempt"], lines=_ToldLines(voice, own=False))
     voice.say({"begun": True})
-    with asyncio.Runner() as runner, capture.of(others) if capture else nullcontext():
-        return handler.run(context, runner)
+    with Stage() as stage, capture.of(others) if capture else nullcontext():
+        stage.begin()
+        try:
+            return handler.run(context, stage)
+        finally:
+            left = stage.clear()
+            if left is not None:
+                voice.say({"left": [left.names, left.count, left.ended]})
 
 
 def _facts(error: BaseException) -> dict[str, Any]:

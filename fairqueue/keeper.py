@@ -7,18 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import Gauge
 
 from fairqueue.context import TaskContext
 from fairqueue.handlers import Handler, TimedOut
+from fairqueue.logs import log_event
 from fairqueue.models import Claim
 from fairqueue.presence import Presence
 from fairqueue.queue import TaskQueue
+from fairqueue.threads import keep_going
 from fairqueue.workers import BEAT_S
 
 logger = logging.getLogger("fairqueue.worker")
+_log = partial(log_event, logger)
 
 KEEP_PART = 1 / 3  # of a lease: so often are all held leases extended, in one call
 
@@ -96,7 +100,7 @@ class Keeper:
     """A thread that extends all held leases in one call, and ends runs that are over their time.
 
     `stuck_gauge` says where a run is counted that goes on after it was ended. It also says for its
-    worker that it is alive.
+    worker that it is alive. `on_death` is called if it ends without having been told to.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Keeper:
         lease: float,
         stuck_gauge: Callable[[Run], Gauge],
         presence: Presence,
+        on_death: Callable[[str], None],
     ) -> None:
         self._queue = queue
         self._lease = lease
@@ -115,7 +120,8 @@ class Keeper:
         self._ending = False
         self._wakes = 0.0  # when the thread looks again by itself
         self._beat_failed = -math.inf  # when a heartbeat last failed
-        self._thread = threading.Thread(target=self._keep, name="fairqueue-leases", daemon=True)
+        self._on_death = on_death
+        self._thread = threading.Thread(target=self._run, name="fairqueue-leases", daemon=True)
         self._thread.start()
 
     def add(self, runs: Sequence[Run]) -> None:
@@ -141,12 +147,20 @@ class Keeper:
         with self._changed:
             self._ending = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def beat(self, claim: Claim, context: TaskContext) -> None:
         """Extend one lease now, and tell its run. Raises RedisUnavailable."""
         (word,) = self._queue.extend([claim], self._lease)
         _tell(context, word)
+
+    def _run(self) -> None:
+        try:
+            keep_going(self._keep, lambda: self._ending)
+        finally:
+            if not self._ending:
+                self._on_death(f"{self._thread.name} has ended")
 
     def _keep(self) -> None:
         next_extension = time.monotonic() + self._lease * KEEP_PART
@@ -163,10 +177,13 @@ class Keeper:
             now = time.monotonic()
             for run in runs:
                 self._look_after(run, now)
+            lost = False
             if now >= next_extension:
-                self._extend(runs)
+                lost = self._extend(runs)
                 next_extension = time.monotonic() + self._lease * KEEP_PART
-            if now >= self._next_beat():
+            # A run beyond its deadline loses its lease. The heartbeat sees to it that its task is
+            # ended, also where nobody claims because all slots are stuck.
+            if lost or now >= self._next_beat():
                 self._say_alive(runs)
 
     def _deadlines(self) -> list[float]:
@@ -188,8 +205,7 @@ class Keeper:
             self._presence.beat(run.claim.task.task_id for run in runs)
         except Exception as error:  # whatever it is: the leases have to be kept
             self._beat_failed = time.monotonic()
-            fields = {"event": "heartbeat_failed", "error": str(error)}
-            logger.warning("heartbeat_failed", extra=fields)
+            _log("heartbeat_failed", logging.WARNING, queue=self._queue.name, error=str(error))
 
     def _look_after(self, run: Run, now: float) -> None:
         """End a run that is over its time, and say once per lease that it still goes on."""
@@ -198,24 +214,26 @@ class Keeper:
             return
         if not run.overdue:
             if run.end_overdue(now):
-                logger.warning("task_overdue", extra=fields_of("task_overdue", run.claim))
+                _log("task_overdue", logging.WARNING, **about(run.claim))
         elif now >= run.said + self._lease and run.count_stuck(self._stuck_gauge(run), now):
             seconds = round(now - deadline, 3)
-            fields = fields_of("task_stuck", run.claim, seconds=seconds)
-            logger.warning("task_stuck", extra=fields)
+            _log("task_stuck", logging.WARNING, **about(run.claim), seconds=seconds)
 
-    def _extend(self, runs: list[Run]) -> None:
+    def _extend(self, runs: list[Run]) -> bool:
+        """Extend the leases of runs, and tell them; whether one has lost its lease."""
         runs = [run for run in runs if not run.context.lease_lost]
         try:
             words = self._queue.extend([run.claim for run in runs], self._lease)
         except Exception as error:  # whatever it is: the next time may go well
-            fields = {"event": "extend_failed", "error": str(error)}
-            logger.warning("extend_failed", extra=fields)
-            return
+            _log("extend_failed", logging.WARNING, queue=self._queue.name, error=str(error))
+            return False
+        lost = False
         for run, word in zip(runs, words, strict=True):
             # One that has ended in the meantime has lost nothing.
             if word != "lost_lease" or run in self._runs:
                 _tell(run.context, word)
+                lost = lost or word == "lost_lease"
+        return lost
 
 
 def _tell(context: TaskContext, word: str) -> None:
@@ -226,6 +244,12 @@ def _tell(context: TaskContext, word: str) -> None:
         context.stop(lease_lost=True)
 
 
-def fields_of(event: str, claim: Claim, **more: Any) -> dict[str, object]:
-    """The fields of a log event about a task."""
-    return {"event": event, "task": claim.task.task_id, "user": claim.task.user_id, **more}
+def about(claim: Claim) -> dict[str, Any]:
+    """What a log event says of a task; never its payload, which may hold personal data."""
+    task = claim.task
+    return {
+        "task": task.task_id,
+        "task_name": task.name,
+        "user": task.user_id,
+        "attempt": claim.attempt,
+    }

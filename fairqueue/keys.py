@@ -6,7 +6,7 @@ cluster and can be looked at, measured and deleted as a whole.
 
 import re
 
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, shown
 
 # name -> Redis type; docs/data-model.md says what each holds.
 KEY_TYPES = {
@@ -16,10 +16,15 @@ KEY_TYPES = {
     "backlog": "zset",
     "waiting": "zset",
     "delayed": "zset",
+    "delayed_index": "zset",
+    "delayed_users": "zset",
     "leases": "zset",
     "ended": "zset",
     "dead": "zset",
     "wake": "list",
+    # for workers that take only some names; see lua/lib/kinds.lua
+    "kinds": "hash",
+    **{f"wake_{place}": "list" for place in range(1, 9)},
     # limits of handlers, and the workers that run them
     "limits": "hash",
     "slots": "zset",
@@ -33,6 +38,7 @@ KEY_TYPES = {
     "attempts": "hash",
     "runs": "zset",
     "failures": "zset",
+    "notices": "zset",
     # fairness between users
     "fair": "hash",
     "ready": "zset",
@@ -89,7 +95,8 @@ class Keys:
     def __init__(self, queue: str) -> None:
         if not isinstance(queue, str) or not _QUEUE_NAME.fullmatch(queue):
             raise ConfigurationError(
-                f"queue name {queue!r} cannot be used: 1 to 64 letters, digits, '_', '.' or '-'"
+                f"queue name {shown(queue)} cannot be used: 1 to 64 letters, digits, '_', '.' "
+                "or '-'"
             )
         self.queue = queue
         self.prefix = f"{{fairqueue:{queue}}}:"

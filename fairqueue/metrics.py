@@ -5,8 +5,12 @@ Counts that must add up over processes and restarts are kept in Redis by the scr
 has a label for users: there may be a million of them.
 """
 
+import io
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -26,6 +30,7 @@ from prometheus_client.registry import Collector
 from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue import TaskQueue
+from fairqueue.tally import Merged
 from fairqueue.validation import check_count
 
 ERROR_TYPES = ("redis", "lock_timeout", "deserialization", "push", "cron", "internal")
@@ -70,7 +75,7 @@ _COUNTERS = {
     "fired": "Tasks that schedules have enqueued.",
     "missed": "Moments of schedules that passed without a fire.",
     "skipped": "Moments of schedules at which their overlap allowed no task.",
-    "stale_runs": "Runs found to go on after their time-out.",
+    "stale_runs": "Runs that went on for a lease after they had to end.",
     "revived": "Dead letters that were run again.",
     "discarded": "Dead letters that were dropped by hand.",
     "auto_paused": "Schedules paused because they failed too often in a row.",
@@ -270,19 +275,7 @@ def _leads(snapshot: QueueSnapshot) -> float:
     return float(until is not None and until > snapshot.at)
 
 
-class _Chain(Collector):
-    """All metrics of another registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterable[Metric]:
-        return self._registry.collect()
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-
+REQUEST_S = 10.0  # so long a client gets to send its request, and to read the answer
 _HEED_CLOSE_S = 0.1  # how often the server looks whether it is to close, which takes so long
 
 
@@ -290,7 +283,35 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
+class _TimedReader(socket.SocketIO):
+    """What a client sends, until a moment: a byte now and then buys no more time."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        super().__init__(connection, "r")
+        self._connection = connection
+        self._deadline = deadline
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Raises TimeoutError after the moment."""
+        self._connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            return super().readinto(buffer)
+        finally:
+            self._connection.settimeout(REQUEST_S)
+
+
 class _QuietHandler(WSGIRequestHandler):
+    def setup(self) -> None:
+        """Each connection has a thread, which clients that send half a request must not keep."""
+        super().setup()
+        self.connection.settimeout(REQUEST_S)
+        self.rfile = io.BufferedReader(_TimedReader(self.connection, time.monotonic() + REQUEST_S))
+
+    def handle(self) -> None:
+        """Answer one request; a client that is too slow or leaves is no news."""
+        with suppress(TimeoutError, ConnectionError):
+            super().handle()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are no news."""
 
@@ -315,9 +336,14 @@ class MetricsServer:
         )
         self._thread.start()
 
+    def is_alive(self) -> bool:
+        """Whether it answers."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Stop answering and free the port."""
-        self._server.shutdown()
+        if self.is_alive():  # otherwise it would wait for a thread that is gone
+            self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
@@ -336,12 +362,30 @@ def serve_metrics(
 ) -> MetricsServer:
     """Answer scrapes with the queue's metrics and those of this process.
 
-    `registry` is the one that was passed to the schedulers (Prometheus' own one if None). Port 0
-    takes a free one; the answer's `port` says which. Raises ConfigurationError when the port is
-    taken.
+    `registry` is the one that was passed to the schedulers and workers (Prometheus' own one if
+    None); what the processes of a worker count is added up. Port 0 takes a free one; the answer's
+    `port` says which. Raises ConfigurationError naming the argument, also when the port is taken.
+    """
+    if not isinstance(queue, TaskQueue):
+        raise ConfigurationError(f"queue must be a TaskQueue, not {type(queue).__name__}")
+    registry = REGISTRY if registry is None else registry
+    if not isinstance(registry, CollectorRegistry):
+        raise ConfigurationError(
+            f"registry must be a CollectorRegistry, not {type(registry).__name__}"
+        )
+    return serve_registries(port, host, registry, queue=queue)
+
+
+def serve_registries(
+    port: int, host: str, *registries: CollectorRegistry, queue: TaskQueue | None = None
+) -> MetricsServer:
+    """Answer scrapes with the metrics of this process and its children; see serve_metrics.
+
+    Those of the queue are told only where it is given: one exporter is enough for a queue.
     """
     check_count(port, "port", ConfigurationError, most=65_535)
     everything = CollectorRegistry()
-    everything.register(QueueCollector(queue))
-    everything.register(_Chain(REGISTRY if registry is None else registry))
+    if queue is not None:
+        everything.register(QueueCollector(queue))
+    everything.register(Merged(*registries))
     return MetricsServer(everything, port, host)

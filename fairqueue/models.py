@@ -1,8 +1,9 @@
 """The plain data of FairQueue: what goes in, what comes out, and how it is written down."""
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -11,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import BrokenRecord, InvalidTask, shown
+from fairqueue.policy import check_policy, encode_policy, status_fields
+from fairqueue.reasons import Reason
 from fairqueue.validation import (
     MAX_PAYLOAD_BYTES,
     Priority,
@@ -26,6 +29,7 @@ from fairqueue.validation import (
 T = TypeVar("T")
 
 DEFAULT_NAME = "default"
+DIGESTED_BYTES = 1024  # as in lua/lib/enqueue.lua: the digest of a longer document is kept
 
 # What reading a damaged record can raise.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -67,9 +71,9 @@ class Task:
 
     `delay_ms` and `at_ms` say when it becomes ready; `schedule_id` and `scheduled_for` are set on
     those that a schedule has fired. `run_type` is "queued", "scheduled", "manual" (a schedule that
-    was triggered) or "retry" (of the dead letter `retry_of`). `policy` has retries, backoff and
-    timeout that its schedule sets. `tenant` is the group of users that it is done for, if any.
-    `document` is what is stored: the task as it was when created.
+    was triggered) or "retry" (of the dead letter `retry_of`). `policy` is what it, or its schedule,
+    says of retries and time-out; it wins over the handler's. `tenant` is the group of users that it
+    is done for, if any. `document` is what is stored: the task as it was when created.
     """
 
     task_id: str
@@ -101,6 +105,13 @@ class Task:
         at: datetime | float | None = None,
         triggered_by: str | None = None,
         tenant: str | None = None,
+        retries: int | None = None,
+        max_attempts: int | None = None,
+        backoff: float | Sequence[float] | None = None,
+        backoff_cap: float | None = None,
+        backoff_multiplier: float | None = None,
+        jitter: str | None = None,
+        timeout: float | None = None,
     ) -> "Task":
         """A task for a user, checked.
 
@@ -108,7 +119,15 @@ class Task:
         the past means at once). Without `task_id` a random one is made; giving one makes repeated
         pushes one task, whose time is that of the first. `triggered_by` says who or what asked for
         it, for the history. `tenant` is the group of users that it is done for; a user without one
-        belongs to it from then on. Raises InvalidTask or InvalidPayload, naming the value.
+        belongs to it from then on.
+
+        What follows wins over its handler's. `retries` after it has failed; or `max_attempts`,
+        which is one more, and counts attempts whose worker died too. `backoff`: seconds before the
+        first retry, which double each time up to a day, without jitter; `backoff_multiplier`,
+        `backoff_cap` and jitter="full" change that. Or a list of delays. `timeout`: how many
+        seconds a run may take.
+
+        Raises InvalidTask or InvalidPayload, naming the value.
         """
         delay_ms, at_ms = check_when(delay, at)
         priority = check_priority(priority)
@@ -119,6 +138,17 @@ class Task:
             check_name(triggered_by, "triggered_by")
         if tenant is not None:
             check_tenant(tenant)
+        policy = check_policy(
+            {
+                "retries": retries,
+                "max_attempts": max_attempts,
+                "backoff": backoff,
+                "backoff_cap": backoff_cap,
+                "backoff_multiplier": backoff_multiplier,
+                "jitter": jitter,
+                "timeout": timeout,
+            }
+        )
         origin = {"by": triggered_by, "tenant": tenant}
         return cls(
             task_id=new_id() if task_id is None else check_task_id(task_id),
@@ -129,8 +159,16 @@ class Task:
             delay_ms=delay_ms,
             at_ms=at_ms,
             triggered_by=triggered_by,
+            policy=policy,
             tenant=tenant,
-            document=task_document(user_id, name, priority, encode_payload(checked), origin=origin),
+            document=task_document(
+                user_id,
+                name,
+                priority,
+                encode_payload(checked),
+                origin=origin,
+                policy=encode_policy(policy),
+            ),
         )
 
     @classmethod
@@ -170,7 +208,12 @@ class Task:
         if self.run_type != "queued":
             head += f',"type":"{self.run_type}"'
         origin = {"by": self.triggered_by, "retry_of": self.retry_of, "tenant": self.tenant}
-        return head + origin_fields(origin)
+        head += origin_fields(origin) + status_fields(self.policy)
+        document = self.document.encode()
+        if len(document) > DIGESTED_BYTES:
+            digest = hashlib.sha1(document, usedforsecurity=False).hexdigest()
+            head += f',"digest":"{digest}"'
+        return head
 
     @property
     def when(self) -> str:
@@ -295,8 +338,8 @@ class HandlerLimits:
     """What holds for all tasks of a name, over all workers; None: no such limit.
 
     slots: how many run at a time. rate: how many begin in a second. timeout: how many seconds a run
-    may take; one that goes on for a lease longer is reported as stale. What ends a run at its
-    time-out is the worker, by the option of its handler.
+    may take, unless its task says so itself; one that goes on for a lease longer is ended without
+    it. What ends a run at its time-out is the worker, by the option of its handler.
     """
 
     slots: int | None = None
@@ -306,11 +349,15 @@ class HandlerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a task waits: a sentence, and the facts it is made of."""
+    """Why a task waits: the reasons, the one that binds first; `summary` has them in sentences.
+
+    The other fields are some of the values of the reasons.
+    """
 
     task_id: str
     state: str
     summary: str
+    reasons: tuple[Reason, ...] = ()
     delayed_until: datetime | None = None
     own_tasks_ahead: int | None = None
     users_ahead: int | None = None
@@ -322,7 +369,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSettings:
-    """The limits, the weight and the tenant of one user."""
+    """The limits, the weight and the tenant of one user.
+
+    While it is paused: since when, by whom, why, and until when, as far as that was said. A pause
+    that is over is none.
+    """
 
     weight: float = 1.0
     max_running: int | None = None
@@ -330,6 +381,10 @@ class UserSettings:
     rate: float | None = None
     paused: bool = False
     tenant: str | None = None
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    pause_note: str | None = None
+    paused_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,8 +409,8 @@ class QueueSettings:
 
     max_attempts: int = 5
     max_waiting: int = 0
-    keep_finished: int = 1000
-    keep_finished_for: float = 86_400.0
+    keep_finished: int = 100_000
+    keep_finished_for: float = 604_800.0
     keep_dead: int = 10_000
     keep_dead_for: float = 2_592_000.0
     cost: str = "tasks"
@@ -403,6 +458,9 @@ class ScheduledTask:
     jitter: float = 0.0
     retries: int | None = None
     backoff: float | list[float] | None = None
+    backoff_cap: float | None = None
+    backoff_multiplier: float | None = None
+    backoff_jitter: str | None = None
     timeout: float | None = None
     max_failures: int | None = None
     failures_in_a_row: int = 0
@@ -411,11 +469,19 @@ class ScheduledTask:
     pause_note: str | None = None
     paused_until: datetime | None = None
     tenant: str | None = None
+    title: str | None = None
+    description: str | None = None
+    created_by: str | None = None
     revision: str = field(default="", compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Which schedule it is; not its payload, which may hold secrets and would end in a log."""
         return f"ScheduledTask({self.schedule_id!r}, {self.rule!r}, user_id={self.user_id!r})"
+
+    @property
+    def label(self) -> str:
+        """What people call it: its title, or else the name of its tasks."""
+        return self.title or self.name
 
     @property
     def rule(self) -> str:

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from fairqueue.clock import from_ms, to_ms
+from fairqueue.clock import LATEST_MS, from_ms, to_ms
 from fairqueue.connection import Link
+from fairqueue.delays import index_delayed
 from fairqueue.errors import InvalidInput, shown
-from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id
+from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id, text_or_none
+from fairqueue.queue import jain_index, without_past_pause
+from fairqueue.reasons import when
 from fairqueue.validation import check_count, check_name, check_tenant
+from fairqueue.workers import WorkerStore
 
 MAX_LISTED = 1000  # users in one answer
 MAX_READ = 100  # users that `read` takes
@@ -23,14 +27,17 @@ SUMMED_CHUNK = 50  # users that one call looks at for that: half a ms of the ser
 DEMAND_MS = 10_000  # for so long it is known who wants service; a user's own row is always new
 MAX_DEMANDS = 32  # windows for which that is kept
 MAX_BUCKETS, MAX_SHARED = 60, 10  # of `shares`: each bucket of each user is a look-up
-PURGE_CHUNK = 250  # tasks that one call cancels: some 10 ms of the server's time
+AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the run before it ends": lua/lib/enqueue.lua
+MAX_LOOKS = 100  # at delayed tasks that are not in the index, each at some thousand of them
+PURGE_CHUNK = 100  # tasks that one call cancels: some 5 ms of the server's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserInfo:
     """How a user fares.
 
-    backlog: tasks that wait for a worker; delayed ones are not among them. oldest_wait: for how
+    backlog: tasks that wait for a worker; delayed ones are not among them, of which there are
+    `delayed`, retries included; the first becomes ready at `delayed_until`. oldest_wait: for how
     many seconds the longest waiting of its next tasks waits. wait_p50, wait_p95: seconds that the
     last 20 of its runs which ended in the window had waited. ended: runs that ended in the window;
     what was cancelled before it ran is none of them. received: their share of all that ended in it.
@@ -65,15 +72,20 @@ class UserInfo:
     parked_until: datetime | None
     window_start: datetime
     is_known: bool
+    delayed: int = 0
+    delayed_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessView:
     """How evenly users are served.
 
-    jain: 1 if all who are backlogged got the same for their weights, 1/n if one had all; None if
-    nobody is. users: how many want service in the window, 1,000 at most. backlogged: how many have
-    waiting tasks. ended: runs that ended in the window. window_start: as in UserInfo.
+    jain: Jain's index over what users received in the window, each against what it was entitled to:
+    1 if everybody got the share that is theirs, 1/n if one had all. Users that are paused or have a
+    max_running or a rate are left out: what they get is not for the queue to decide. None if
+    nothing ended. users: how many want service in the window; with `has_more` there are more than
+    so many. backlogged: how many have waiting tasks. ended: runs that ended in the window.
+    window_start: as in UserInfo.
     """
 
     jain: float | None
@@ -81,6 +93,7 @@ class FairnessView:
     backlogged: int
     ended: int
     window_start: datetime
+    has_more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +146,13 @@ class PeopleStore:
     ) -> Page[str]:
         """A page of all users that the queue knows, in the order of their names' bytes.
 
-        These are the users with waiting tasks, schedules, ended runs that are kept, or settings;
-        of a tenant, all that it ever had. One that has nothing but running or delayed tasks comes
-        when the first of them has ended. A page may be short although its cursor says that there is
-        more. Raises InvalidInput for a bad value.
+        These are the users with waiting, delayed or running tasks, schedules, ended runs that are
+        kept, or settings; of a tenant, all that it ever had. While more than 1,000 users have
+        running tasks, one that has nothing else is left out. A page may be short although its
+        cursor says that there is more. Raises InvalidInput for a bad value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
+        index_delayed(self._link)
         more, found = self._link.run(
             "names",
             after=_decode_cursor(cursor),
@@ -159,29 +173,46 @@ class PeopleStore:
             raise InvalidInput(f"{len(user_ids)} users are too many: {MAX_READ} at most")
         users = [check_name(user, "user_id") for user in user_ids]
         since_ms = to_ms(since, "since")
+        index_delayed(self._link)
+        takers = self._has_takers()
         facts: list[_Facts] = []
         window_ms = ended = 0
         for part in in_parts(users, READ_CHUNK):
             now_ms, window_ms, ended, rows = self._people(part, since_ms)
-            facts += [_Facts.read(user, row, now_ms) for user, row in zip(part, rows, strict=True)]
+            facts += [
+                _Facts.read(user, row, now_ms, takers=takers)
+                for user, row in zip(part, rows, strict=True)
+            ]
         if not facts:
             return []
         # Before anything has ended: what each would be entitled to of the first.
         level = self._demand(since_ms).level_with(facts, ended or 1)
         return [each.info(window_ms, ended, level) for each in facts]
 
+    def _has_takers(self) -> bool:
+        """Whether a worker takes tasks; one without heartbeats is there while it holds a lease."""
+        alive = WorkerStore(self._link).alive()
+        if alive:
+            return not all(worker.draining for worker in alive)
+        after = f"({self._link.now_ms()}"
+        return bool(self._link.ask(("ZCOUNT", self._link.keys["leases"], after, "+inf"))[0])
+
     def knows(self, user_id: str) -> bool:
         """Whether the queue has anything of a user. Raises InvalidInput for a bad name."""
-        *_, (row,) = self._people([check_name(user_id, "user_id")], 0)
+        check_name(user_id, "user_id")
+        index_delayed(self._link)
+        *_, (row,) = self._people([user_id], 0)
         return int(row[-1]) > 0
 
     def overview(self, snapshot: QueueSnapshot, since: datetime | float) -> FairnessView:
         """How evenly users are served: `TaskQueue.inspect()` and what ended since a moment."""
         since_ms = to_ms(since, "since")
         _, window_ms, ended, _ = self._people([], since_ms)
+        demand = self._demand(since_ms)
         return FairnessView(
-            jain=snapshot.jain_index,
-            users=len(self._demand(since_ms).weights),
+            jain=demand.jain(ended),
+            users=len(demand.weights),
+            has_more=demand.is_cut,
             backlogged=snapshot.active_users,
             ended=ended,
             window_start=from_ms(window_ms),
@@ -211,11 +242,12 @@ class PeopleStore:
                 tenant=tenant,
                 after=after,
                 limit=min(SUMMED_CHUNK, MAX_SUMMED),
-                most=MAX_SUMMED,
+                most=MAX_SUMMED + 1,  # one more, to know that there are more
             )
             found.add(flat)
-            if not after or len(found.weights) >= MAX_SUMMED:
+            if not after or found.is_cut:
                 break
+        found.is_cut = found.is_cut or bool(after)
         for part in in_parts(list(found.weights), COUNTED_CHUNK):
             counts = [int(count) for count in self._link.run("backlogs", rest=part)]
             found.open |= {
@@ -237,14 +269,19 @@ class PeopleStore:
         return sorted(ended, key=lambda user: (-ended[user], user))[:limit]
 
     def next_task(self, user_id: str) -> str | None:
-        """The id of the task of a user that is handed out next; None if nothing waits."""
+        """The id of the task of a user that is handed out next, or else becomes ready next.
+
+        None if nothing waits and nothing is delayed.
+        """
         check_name(user_id, "user_id")
         part = f"[{user_id}\0", f"({user_id}\1", "LIMIT", 0, 1
         keys = self._link.keys
-        waiting, held = self._link.ask(
-            *(("ZRANGEBYLEX", keys[key], *part) for key in ("backlog", "held"))
+        index_delayed(self._link)
+        waiting, held, delayed = self._link.ask(
+            *(("ZRANGEBYLEX", keys[key], *part) for key in ("backlog", "held", "delayed_index"))
         )
-        first = [(member, 2) for member in waiting] + [(member, 3) for member in held]
+        first = [(member, 2) for member in (*waiting, *delayed)]
+        first[len(waiting) : len(waiting)] = [(member, 3) for member in held]
         for member, place in first:
             parts = member.decode("utf-8", "replace").split("\0")
             if len(parts) > place:  # else it is no entry: the next claim drops it
@@ -291,21 +328,27 @@ class PeopleStore:
         )
 
     def waiting(self, user_id: str) -> int:
-        """How many tasks of a user wait for a worker: as many as `purge` would cancel."""
+        """How many tasks of a user wait or are delayed: as many as `purge` would cancel."""
         check_name(user_id, "user_id")
+        index_delayed(self._link)
         range_ = f"[{user_id}\0", f"({user_id}\1"
         keys = self._link.keys
-        counts = self._link.ask(*(("ZLEXCOUNT", keys[key], *range_) for key in ("backlog", "held")))
+        places = ("backlog", "held", "delayed_index")
+        counts = self._link.ask(*(("ZLEXCOUNT", keys[key], *range_) for key in places))
         return sum(map(int, counts))
 
     def purge(self, user_id: str, limit: int = PURGE_CHUNK) -> int:
-        """Cancel waiting tasks of a user, at most `limit` (250); how many do not wait any more.
+        """Cancel tasks of a user that wait, at most `limit` (100); how many do not any more.
 
-        History has them as cancelled. Call it until it returns 0. Running tasks go on, and so do
-        delayed ones: no index has those by user. Raises InvalidInput for a bad value.
+        Delayed ones, those that wait to be retried, and those that wait for room in the limits of
+        their names are among them; running tasks go on. History has them as cancelled. Call it
+        until it returns 0. Raises InvalidInput for a bad value.
         """
         check_name(user_id, "user_id")
         check_count(limit, "limit", least=1, most=PURGE_CHUNK)
+        for _ in range(MAX_LOOKS):  # none that an older version delayed may be left to run
+            if index_delayed(self._link):
+                break
         return int(self._link.run("purge", op=new_id(), user=user_id, limit=limit))
 
 
@@ -349,14 +392,33 @@ class _Demand:
     weights: dict[str, float] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
+    limited: set[str] = field(default_factory=set)  # those whose own settings hold them back
+    is_cut: bool = False  # there are more users than these
+
+    def jain(self, ended: int) -> float | None:
+        """How evenly users got what they were entitled to, of so many runs that ended."""
+        level = self.level_with((), ended) if ended else 0.0
+        parts = []
+        for user, weight in self.weights.items():
+            got = self.ended.get(user, 0)
+            wanted = got + self.open.get(user, 0)
+            if user not in self.limited and wanted:
+                parts.append(got / min(wanted, level * weight) if level else 0.0)
+        return jain_index(parts)
 
     def add(self, flat: list[Any]) -> None:
         """Take up what a script found, as long as there is room."""
         for name, ended, settings in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
             user = _user(name)
-            if user is None or (len(self.weights) >= MAX_SUMMED and user not in self.weights):
+            if user is None:
                 continue
-            self.weights[user] = _settings(settings, b"").weight
+            if len(self.weights) >= MAX_SUMMED and user not in self.weights:
+                self.is_cut = True
+                continue
+            read = _settings(settings, b"", self.at_ms)
+            self.weights[user] = read.weight
+            if read.paused or read.max_running is not None or read.rate is not None:
+                self.limited.add(user)
             if int(ended):
                 self.ended[user] = int(ended)
 
@@ -388,6 +450,8 @@ class _Facts:
     backlog: int
     held: int
     running: int
+    delayed: int
+    delayed_until: datetime | None
     before: int
     schedules: int
     oldest_ms: int
@@ -396,18 +460,24 @@ class _Facts:
     p95_ms: int
     is_known: bool
     limited_until: datetime | None
+    now: datetime
+    takers: bool
 
     @classmethod
-    def read(cls, user: str, row: list[Any], now_ms: int) -> "_Facts":
-        """The answer of a script."""
+    def read(cls, user: str, row: list[Any], now_ms: int, *, takers: bool) -> "_Facts":
+        """The answer of a script; `takers`: whether any worker takes tasks."""
         backlog, held, running, before = (int(value) for value in row[2:6])
-        schedules, oldest_ms, ended, p50_ms, p95_ms, known = (int(value) for value in row[7:])
+        schedules, oldest_ms, ended, p50_ms, p95_ms, delayed, next_due, known = (
+            int(value) for value in row[7:]
+        )
         return cls(
             user=user,
-            settings=_settings(row[0], row[1]),
+            settings=_settings(row[0], row[1], now_ms),
             backlog=backlog,
             held=held,
             running=running,
+            delayed=delayed,
+            delayed_until=from_ms(next_due) if 0 <= next_due < AFTER_THE_LAST_MS else None,
             before=before,
             schedules=schedules,
             oldest_ms=oldest_ms,
@@ -416,6 +486,8 @@ class _Facts:
             p95_ms=p95_ms,
             is_known=bool(known),
             limited_until=_parked_until(row[6], now_ms),
+            now=from_ms(now_ms),
+            takers=takers,
         )
 
     @property
@@ -433,6 +505,8 @@ class _Facts:
             held=self.held,
             users_ahead=None if self.before < 0 else self.before,
             running=self.running,
+            delayed=self.delayed,
+            delayed_until=self.delayed_until,
             schedules=self.schedules,
             oldest_wait=_seconds(self.oldest_ms),
             wait_p50=_seconds(self.p50_ms),
@@ -452,21 +526,40 @@ class _Facts:
         most, rate = self.settings.max_running, self.settings.rate
         waits = f"{self.backlog} {'task waits' if self.backlog == 1 else 'tasks wait'}"
         if self.settings.paused:
-            return "paused", "paused by an operator" + (f"; {waits}" if self.backlog else "")
+            return "paused", self._pause() + (f"; {waits}" if self.backlog else "")
         if not self.backlog:
             if not self.running:
-                return "idle", "nothing waits"
-            return "served", f"has {self.running} running; nothing waits"
+                return "idle", self._later() or "nothing waits"
+            return "served", f"has {self.running} running; {self._later() or 'nothing waits'}"
         if most is not None and self.running >= most:
             return "capped", f"has {self.running} of {most} running (max_running); {waits}"
         if rate is not None and self.limited_until is not None:
-            at = self.limited_until.isoformat(timespec="milliseconds")
+            at = when(self.limited_until, self.now)
             return "rate limited", f"rate of {rate:g}/s reached, next at {at}; {waits}"
         if self.running:
             return "served", f"has {self.running} running; {waits}"
         return "waiting", f"{waits}{self._for_what()}"
 
+    def _pause(self) -> str:
+        """Who has paused it, since when, until when and why."""
+        settings, text = self.settings, f"paused by {self.settings.paused_by or 'an operator'}"
+        if settings.paused_at is not None:
+            text += f" since {when(settings.paused_at, self.now)}"
+        if settings.paused_until is not None:
+            text += f" until {when(settings.paused_until, self.now)}"
+        return text + (f": {settings.pause_note}" if settings.pause_note else "")
+
+    def _later(self) -> str:
+        """What is delayed, if anything."""
+        if not self.delayed:
+            return ""
+        are = "1 task is" if self.delayed == 1 else f"{self.delayed} tasks are"
+        first = self.delayed_until
+        return f"{are} delayed" + (f", the first until {when(first, self.now)}" if first else "")
+
     def _for_what(self) -> str:
+        if not self.takers:
+            return "; no worker is alive"
         if self.held == self.backlog:
             return " for room in the limits of the names"
         if self.before < 0:
@@ -489,20 +582,30 @@ def _parked_until(score: bytes, now_ms: int) -> datetime | None:
         return None
 
 
-def _settings(text: bytes, tenant: bytes) -> UserSettings:
+def _settings(text: bytes, tenant: bytes, now_ms: int) -> UserSettings:
     """The settings of a user; what cannot be read counts as the default, as it does for claims."""
     try:
         stored = json.loads(text or b"{}")
         fields = {name: _positive(stored.get(name)) for name in ("max_running", "max_waiting")}
-        return UserSettings(
+        settings = UserSettings(
             weight=_positive(stored.get("weight")) or 1.0,
             rate=_positive(stored.get("rate")),
             paused=stored.get("paused") is True,
             tenant=tenant.decode("utf-8", "replace") or None,
+            paused_at=_moment(stored.get("paused_at")),
+            paused_by=text_or_none(stored.get("paused_by")),
+            pause_note=text_or_none(stored.get("pause_note")),
+            paused_until=_moment(stored.get("paused_until")),
             **{name: None if value is None else int(value) for name, value in fields.items()},
         )
+        return without_past_pause(settings, now_ms)
     except UNREADABLE:
         return UserSettings()
+
+
+def _moment(value: object) -> datetime | None:
+    ms = _positive(value)
+    return None if ms is None or ms > LATEST_MS else from_ms(int(ms))
 
 
 def _positive(value: object) -> float | None:

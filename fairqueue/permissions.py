@@ -7,7 +7,7 @@ they are read from the scripts themselves.
 import re
 from functools import cache
 
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, shown
 from fairqueue.keys import Keys
 from fairqueue.scripts import load_script, script_names
 
@@ -15,9 +15,9 @@ from fairqueue.scripts import load_script, script_names
 # servers that are too old for FairQueue need it.
 SENT = (
     *("EVALSHA", "SCRIPT|LOAD", "PING", "INFO", "TIME", "TYPE", "BLPOP", "UNLINK"),
-    *("HEXISTS", "HGET", "HGETALL", "HMGET", "HSCAN"),
-    *("ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYLEX", "ZREVRANGEBYLEX"),
-    *("ZSCAN", "ZSCORE"),
+    *("HEXISTS", "HGET", "HGETALL", "HMGET", "HSCAN", "HSTRLEN"),
+    *("ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE", "ZRANDMEMBER", "ZRANGE", "ZRANGEBYLEX"),
+    *("ZREVRANGEBYLEX", "ZSCAN", "ZSCORE"),
     "ROLE",  # only where sentinels name the server
     # Only `fairqueue doctor`, to find out what is not allowed.
     *("ACL|DRYRUN", "ACL|WHOAMI", "COMMAND|INFO"),
@@ -76,7 +76,7 @@ def acl_line(user: str, queue: str | None = "default", *, read_only: bool = Fals
     """
     if not isinstance(user, str) or not _USER_NAME.fullmatch(user) or user == "default":
         raise ConfigurationError(
-            f"user {user!r} cannot be used: 1 to 64 letters, digits, '_', '.', '@' or '-', "
+            f"user {shown(user)} cannot be used: 1 to 64 letters, digits, '_', '.', '@' or '-', "
             "and not 'default', which is Redis's own"
         )
     # `reset` first: what an earlier version of the line allowed is taken back.

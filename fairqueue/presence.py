@@ -7,15 +7,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fairqueue.alerts import Alerts
+from fairqueue.delays import index_delayed
 from fairqueue.errors import RedisUnavailable
+from fairqueue.logs import log_event
 from fairqueue.queue import TaskQueue
-from fairqueue.workers import BEAT_S, MAX_CURRENT, Beat, StaleRun, WorkerStore
+from fairqueue.workers import ANY, BEAT_S, MAX_CURRENT, Beat, Notice, WorkerStore
 
 logger = logging.getLogger("fairqueue.worker")
+_log = partial(log_event, logger)
 
 
 def _version() -> str:
@@ -26,17 +30,20 @@ def _version() -> str:
 
 
 VERSION = _version()
-ANY = "*"  # stands for all names, where a worker takes what has no handler of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a worker says of itself; `names` of its handlers, with their limits."""
+    """What a worker says of itself; `names` of its handlers, with their limits.
+
+    http: where its HTTP tasks may go, by name; see HttpTasks.http_policy.
+    """
 
     worker_id: str
     slots: int
     limits: Mapping[str, Mapping[str, float]]
     takes_any: bool
+    http: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,7 @@ class Presence:
         self._left = False
         self._started_ms = 0
         self._next = 0.0  # monotonic seconds
+        self._heard: list[bytes] = []  # notices that were passed on, and are to be told no more
         self.choice = Choice()
         self.is_draining = False
 
@@ -97,15 +105,18 @@ class Presence:
                 if self._left:
                     return
                 facts = self._facts()
+                heard = len(self._heard)
                 beat = self._say(facts, list(current))
                 self._said = facts
+                del self._heard[:heard]
                 self._next = time.monotonic() + BEAT_S
         except RedisUnavailable:
             # A worker whose slots are all taken talks to Redis in no other way.
             self._alerts.redis_failed()
             raise
         self._alerts.redis_ok()
-        self._learn(beat, facts)
+        self._learn(beat, facts)  # first: some of it is told only once
+        index_delayed(self._queue.link)
         if self._alerts.has_recipients:
             self._alerts.watch(self._queue.inspect())
 
@@ -122,22 +133,26 @@ class Presence:
                 "current": current[:MAX_CURRENT],
                 "running": len(current),
                 "started": self._started_ms,
+                **({"http": facts.http} if facts.http else {}),
             },
             facts.worker_id,
             facts.limits if facts != self._said else None,
+            can_alert=self._alerts.has_recipients,
+            heard=self._heard,
         )
 
     def _learn(self, beat: Beat, facts: Facts) -> None:
         self.choice = _choose(beat.handled, facts)
-        for run in beat.stale:
-            report_stale(run, self._alerts)
+        for notice in beat.notices:
+            report(notice, self._alerts)
+        if self._alerts.has_recipients:
+            with self._lock:
+                self._heard += [notice.text for notice in beat.notices]
         for worker_id in beat.gone:
-            fields = {"event": "worker_gone", "worker": worker_id}
-            logger.warning("worker_gone", extra=fields)
+            _log("worker_gone", logging.WARNING, worker=worker_id, queue=self._queue.name)
         if beat.drained_by is not None and not self.is_draining:
             self.is_draining = True
-            fields = {"event": "worker_draining", "worker": facts.worker_id, "by": beat.drained_by}
-            logger.info("worker_draining", extra=fields)
+            _log("worker_draining", worker=facts.worker_id, by=beat.drained_by)
             self._on_drain()
 
     def leave(self) -> None:
@@ -145,7 +160,7 @@ class Presence:
         with self._lock:
             self._left, self._next = True, math.inf
             if self._said is not None:
-                self._store.leave(self._said.worker_id)
+                self._store.leave(self._said.worker_id, self._heard)
                 self._said = None
 
 
@@ -159,8 +174,13 @@ def _choose(handled: frozenset[str], facts: Facts) -> Choice:
     return Choice(avoid=tuple(sorted(handled - own - {ANY})))
 
 
-def report_stale(run: StaleRun, alerts: Alerts) -> None:
-    """Say that a run goes on after its time-out, to the log and to people."""
-    fields = {"event": "stale_run", "task": run.task_id, "user": run.user_id}
-    logger.warning("stale_run", extra=fields | {"worker": run.worker_id, "seconds": run.seconds})
-    alerts.stale_run(run)
+def report(notice: Notice, alerts: Alerts) -> None:
+    """Say that a task has ended without a word of its worker, to the log and to people."""
+    fields = {"task": notice.task_id, "user": notice.user_id, "worker": notice.worker_id}
+    run = notice.stale_run
+    if run is not None:
+        _log("stale_run", logging.WARNING, **fields, seconds=run.seconds, outcome=notice.outcome)
+        alerts.stale_run(run)
+    if notice.outcome != "cancelled":
+        _log("task_given_up", logging.WARNING, **fields, error=notice.error)
+        alerts.task_given_up(notice)

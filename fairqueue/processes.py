@@ -31,6 +31,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 from fairqueue.errors import ConfigurationError, FairQueueError
+from fairqueue.logs import log_event
 from fairqueue.validation import check_count, check_name, check_seconds
 
 logger = logging.getLogger("fairqueue.processes")
@@ -56,6 +57,7 @@ LONGEST_WAIT_S = 1_000_000.0
 # for each child: its pid, or 0.
 RESTARTS, OUTCOME = -2, -1
 # How it ended: each child by itself, or some killed. 0, neither: the supervisor died, or runs.
+# So an end that it was not told to is never taken for one that it was.
 STOPPED, KILLED = 1, 2
 
 # The status of a child that is not to be replaced.
@@ -177,6 +179,11 @@ class ProcessGroup:
         run = self._own_run()
         return run is not None and run.is_alive()
 
+    def has_died(self) -> bool:
+        """Whether the supervisor as last started was killed, or failed, before it was to end."""
+        run = self._own_run()
+        return run is not None and run.has_died()
+
     def alive(self) -> list[int]:
         """The process ids of the children that live, by index."""
         run = self._own_run()
@@ -283,6 +290,10 @@ class _Run:
         """Whether the supervisor runs."""
         self._reap(os.WNOHANG)
         return not self._reaped
+
+    def has_died(self) -> bool:
+        """Whether the supervisor is gone without having said how its children ended."""
+        return not self.is_alive() and not self.table[OUTCOME]
 
     def pids(self) -> list[int]:
         """The children as the supervisor saw them last; none after `finish`."""
@@ -621,9 +632,9 @@ def _work_and_exit(work: Callable[[], int | None]) -> NoReturn:
     status = 1
     try:
         status = work() or 0
-    except BaseException:
-        fields = {"event": "process_failed", "pid": os.getpid()}
-        logger.exception("process_failed", extra=fields)
+    except BaseException as error:
+        fields = {"pid": os.getpid(), "error": repr(error)}
+        log_event(logger, "process_failed", logging.ERROR, exc_info=True, **fields)
     finally:
         with contextlib.suppress(Exception):
             _flush()
@@ -674,4 +685,4 @@ def _memory_of(pid: int) -> int | None:
 def _log(level: int, event: str, **fields: object) -> None:
     # A handler that raises must not end the supervisor, nor keep a child from killing itself.
     with contextlib.suppress(Exception):
-        logger.log(level, event, extra={"event": event, **fields})
+        log_event(logger, event, level, **fields)

@@ -9,22 +9,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import redis
 
 from fairqueue.addresses import open_client
-from fairqueue.clock import Clock, from_ms
+from fairqueue.clock import Clock, from_ms, read_ms
 from fairqueue.connection import MAX_TIMEOUT_S, Argument, Link, Listener, in_batches
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
+    FairQueueError,
+    InvalidInput,
     InvalidTask,
     LeaseLost,
     QueueFull,
     RedisRefused,
     UnknownTask,
+    kind_of,
     shown,
 )
 from fairqueue.keys import Keys
@@ -43,28 +46,37 @@ from fairqueue.models import (
     new_id,
     text_or_none,
 )
+from fairqueue.reasons import reason
 from fairqueue.reports import Failure, Report, fingerprint
 from fairqueue.validation import (
     MAX_ERROR_LENGTH,
+    MAX_NOTE_LENGTH,
     MAX_RESULT_BYTES,
     Priority,
     check_count,
+    check_items,
     check_name,
     check_number,
     check_seconds,
     check_tenant,
     encode_json,
 )
+from fairqueue.workers import ANY, WorkerInfo, WorkerStore
 
 PUSH_CHUNK = 250  # tasks in one script: some 3 ms of the server's time
-FINISH_CHUNK = 250
-EXTEND_CHUNK = 1000  # unpack() in Lua has room for a few thousand values
+CLAIM_HEAD = 4  # values in the answer of the script `claim` before its tasks, four values each
+FINISH_CHUNK = 250  # results that one call of finish_and_claim takes
+FINISHED_AT_ONCE = 100  # of them in one script, and fewer with long results: some 4 ms
+FINISHED_BYTES = 256 * 1024
+EXTEND_CHUNK = 250  # leases in one script: some 3 ms
 CLAIM_LIMIT = 1000  # tasks in one claim at most
+CLAIM_CHUNK = 250  # of them in one script: some 5 ms of the server's time
 # A token that a dying worker took is lost: others look for themselves after this long.
 LONGEST_WAIT_S = 5.0
 PAUSE_S = 0.1  # after a connection broke while it waited
 MAX_LEASE_S = 86_400.0
 JAIN_SAMPLE = 1000  # backlogged users whose service is compared
+MAX_BRIEF = 200  # characters of an error in a sentence
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
 MOST_SLOTS = 1000  # so many leases are looked at when all slots of a name seem taken
 
@@ -80,6 +92,14 @@ class _Unset:
 
 
 UNSET: Any = _Unset()
+
+
+class Answer(NamedTuple):
+    """What a claim was told: the tasks, seconds until there may be more, and where to wait."""
+
+    claims: list[Claim]
+    hint: float
+    wake: str  # the key of the list that has a token when there is something for this worker
 
 
 class TaskQueue:
@@ -98,12 +118,17 @@ class TaskQueue:
         timeout: float = 5.0,
         clock: Clock | None = None,
     ) -> None:
-        """Raises ConfigurationError for an unusable client, name or time-out."""
+        """Raises ConfigurationError for an unusable client, name, time-out or clock."""
         self.name = name
         self.keys = Keys(name)
         timeout = check_seconds(
             timeout, "timeout", ConfigurationError, least=0.1, most=MAX_TIMEOUT_S
         )
+        if clock is not None and not callable(getattr(clock, "now_ms", None)):
+            raise ConfigurationError(
+                "clock must be None, or have a method now_ms as ManualClock has, which "
+                f"{kind_of(clock)} has not"
+            )
         self.link = Link(redis_client, self.keys, timeout=timeout, clock=clock)
         self._server: EmbeddedServer | None = None
         self._checked = False
@@ -133,7 +158,11 @@ class TaskQueue:
         it is gone at the end. Raises EmbeddedServerError, saying what is missing.
         """
         server = EmbeddedServer.start(path)
-        queue = cls.from_url(server.url, name, clock=clock)
+        try:
+            queue = cls.from_url(server.url, name, clock=clock)
+        except BaseException:
+            server.stop()
+            raise
         queue._server = server
         return queue
 
@@ -206,7 +235,7 @@ class TaskQueue:
         than one batch, others may have been stored then. The call can be repeated with the same
         tasks: those that are stored already are not doubled.
         """
-        listed = list(tasks)
+        listed = check_items(tasks, "tasks", "tasks", InvalidTask)
         for task in listed:
             if not isinstance(task, Task):
                 raise InvalidTask(f"{shown(task)} is no Task: make one with Task.create(...)")
@@ -251,27 +280,44 @@ class TaskQueue:
         """Take up to `limit` tasks, fairly between users, each for `lease` seconds.
 
         Returns [] when nothing is ready; with `wait`, blocks up to so many seconds for the first.
-        With `names`, only tasks of these names; with `avoid`, none of those: the others stay where
-        they are, and of a user's tasks the first hundred are looked at.
+        No more are taken once their documents come to 1 MiB, or their names to 64 KiB: the next
+        claim gets the others. With
+        `names`, only tasks of these names; with `avoid`, none of those: the others stay where they
+        are, and of a user's tasks the first hundred are looked at.
         """
         check_name(worker_id, "worker_id")
         check_count(limit, "limit", least=1, most=CLAIM_LIMIT)
         lease_ms = _lease_ms(lease)
         wanted = _wanted(names, avoid)
         deadline = time.monotonic() + check_seconds(wait, "wait")
-        claims, hint = self._claim_once(worker_id, limit, lease_ms, wanted)
+        claims, hint, wake = self._claim_once(worker_id, limit, lease_ms, wanted)
         if claims or wait == 0:
-            return claims
-        listener = self.link.listener("wake")
+            return self._claim_rest(claims, worker_id, limit, lease_ms, wanted)
+        listener = self.link.listener(wake)
         try:
             while not claims:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     break
+                listener.listen_to(self.keys[wake])
                 self._await(listener, min(remaining, hint, LONGEST_WAIT_S))
-                claims, hint = self._claim_once(worker_id, limit, lease_ms, wanted)
+                claims, hint, wake = self._claim_once(worker_id, limit, lease_ms, wanted)
         finally:
             listener.close()
+        return self._claim_rest(claims, worker_id, limit, lease_ms, wanted)
+
+    def _claim_rest(
+        self, claims: list[Claim], worker_id: str, limit: int, lease_ms: int, wanted: str
+    ) -> list[Claim]:
+        """Go on to the limit while scripts find as many as they take at most."""
+        got = len(claims)
+        while got == CLAIM_CHUNK and len(claims) < limit:
+            try:
+                more = self._claim_once(worker_id, limit - len(claims), lease_ms, wanted).claims
+            except FairQueueError:
+                break  # those that are held already must reach the caller
+            got = len(more)
+            claims += more
         return claims
 
     def _await(self, listener: Listener, seconds: float) -> None:
@@ -283,30 +329,26 @@ class TaskQueue:
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
-    def _claim_once(
-        self, worker_id: str, limit: int, lease_ms: int, wanted: str
-    ) -> tuple[list[Claim], float]:
-        """One round trip: the claims, and how many seconds until there may be more."""
+    def _claim_once(self, worker_id: str, limit: int, lease_ms: int, wanted: str) -> "Answer":
+        """One round trip."""
         token = new_id()
         answer = self._run(
             "claim",
             op=token,
             worker=worker_id,
-            limit=limit,
+            limit=min(limit, CLAIM_CHUNK),
             lease_ms=lease_ms,
             place=this_place(),
             names=wanted,
         )
         return self._claims(answer, token, worker_id, lease_ms)
 
-    def _claims(
-        self, answer: list[Any], token: str, worker_id: str, lease_ms: int
-    ) -> tuple[list[Claim], float]:
+    def _claims(self, answer: list[Any], token: str, worker_id: str, lease_ms: int) -> "Answer":
         self.link.learn_time(int(answer[1]))
         # From the claim and not from the answer, which may be one to a repetition.
         until = from_ms(int(answer[2]) + lease_ms)
         claims = []
-        for i in range(3, len(answer), 4):
+        for i in range(CLAIM_HEAD, len(answer), 4):
             try:
                 task = _claimed(answer[i], answer[i + 1])
             except BrokenRecord as error:
@@ -323,18 +365,23 @@ class TaskQueue:
                 )
             )
         hint = int(answer[0])
-        return claims, math.inf if hint < 0 else hint / 1000
+        wake = f"wake_{answer[3]}" if answer[3] else "wake"
+        return Answer(claims, math.inf if hint < 0 else hint / 1000, wake)
 
     def extend(self, claims: Sequence[Claim], lease: float = 30.0) -> list[str]:
         """Prolong many leases in one call, to `lease` seconds from now.
 
-        A word for each claim: "extended", "cancel" (extended; its cancelling was asked for), or
-        "lost_lease" (another worker may own it: stop).
+        None beyond the deadline of its run: a lease after its time-out, or after the "cancel".
+
+        A word for each claim: "extended", "cancel" (extended; its cancelling was asked for),
+        "ended" (it was finished, retried, released or buried with this claim already), or
+        "lost_lease" (another worker may own it, or it is beyond its deadline: stop).
         """
         lease_ms = _lease_ms(lease)
+        listed = [_check_claim(claim) for claim in check_items(claims, "claims", "claims")]
         words: list[str] = []
-        for i in range(0, len(claims), EXTEND_CHUNK):
-            chunk = claims[i : i + EXTEND_CHUNK]
+        for i in range(0, len(listed), EXTEND_CHUNK):
+            chunk = listed[i : i + EXTEND_CHUNK]
             rest = [argument for c in chunk for argument in (c.task.task_id, c.token)]
             answer = self._run("extend", op=new_id(), lease_ms=lease_ms, rest=rest)
             words += [word.decode() for word in answer]
@@ -347,7 +394,7 @@ class TaskQueue:
 
         Raises LeaseLost if another may own it now, InvalidPayload for an unusable result.
         """
-        if self.finish_many([(claim, result)])[0] == "lost_lease":
+        if self.finish_many([(_check_claim(claim), result)])[0] == "lost_lease":
             raise _lost(claim.task.task_id)
 
     def finish_many(self, results: Iterable[Result]) -> list[str]:
@@ -356,13 +403,9 @@ class TaskQueue:
         One word for each:
         "finished", "cancelled" (its cancelling was asked for), or "lost_lease" (nothing changed).
         """
-        rows = [_finish_row(*result) for result in results]
+        rows = _finish_rows(results)
         words: list[str] = []
-        calls = (
-            {"rest": [field for row in rows[i : i + FINISH_CHUNK] for field in row]}
-            for i in range(0, len(rows), FINISH_CHUNK)
-        )
-        for answer in self.link.run_each("finish", calls):
+        for answer in self.link.run_each("finish", _finish_calls(rows)):
             words += [word.decode() for word in answer]
         return words
 
@@ -378,57 +421,74 @@ class TaskQueue:
     ) -> tuple[list[str], list[Claim], float]:
         """Record what is done and take the next tasks, in one round trip.
 
-        At most 250 results. The words of `finish_many`, the claims of `claim`, and how many seconds
-        until there may be more (infinite: nothing is known to come).
+        At most 250 results, and 250 tasks whatever the limit. The words of `finish_many`, the
+        claims of `claim`, and how many seconds until there may be more (infinite: nothing is known
+        to come).
         """
+        words, answer = self.exchange(results, worker_id, limit, lease, names=names, avoid=avoid)
+        return words, answer.claims, answer.hint
+
+    def exchange(
+        self,
+        results: Sequence[Result],
+        worker_id: str,
+        limit: int,
+        lease: float = 30.0,
+        *,
+        names: Iterable[str] | None = None,
+        avoid: Iterable[str] = (),
+    ) -> tuple[list[str], "Answer"]:
+        """The same as `finish_and_claim`, with the list at which one who finds nothing waits."""
         check_name(worker_id, "worker_id")
-        check_count(len(results), "results", most=FINISH_CHUNK)
+        rows = _finish_rows(results)
+        check_count(len(rows), "results", most=FINISH_CHUNK)
         check_count(limit, "limit", most=CLAIM_LIMIT)
         lease_ms, token = _lease_ms(lease), new_id()
         if not self._checked:
             self.check()
-        rest = [field for result in results for field in _finish_row(*result)]
-        calls: list[tuple[str, dict[str, Any]]] = []
-        if results:
-            calls.append(("finish", {"rest": rest}))
+        calls: list[tuple[str, dict[str, Any]]] = [("finish", call) for call in _finish_calls(rows)]
+        finishes = len(calls)
         if limit:
             claim = {
                 "op": token,
                 "worker": worker_id,
-                "limit": limit,
+                "limit": min(limit, CLAIM_CHUNK),
                 "lease_ms": lease_ms,
                 "place": this_place(),
                 "names": _wanted(names, avoid),
             }
             calls.append(("claim", claim))
         answers = self.link.run_together(*calls)
-        words = [word.decode() for word in answers.pop(0)] if results else []
-        claims, hint = self._claims(answers[0], token, worker_id, lease_ms) if limit else ([], 0.0)
-        return words, claims, hint
+        words = [word.decode() for answer in answers[:finishes] for word in answer]
+        if not limit:
+            return words, Answer([], 0.0, "wake")
+        return words, self._claims(answers[-1], token, worker_id, lease_ms)
 
     def retry(
         self, claim: Claim, error: str = "", delay: float = 0.0, *, report: Report | None = None
     ) -> None:
         """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost."""
         delay_ms = round(check_seconds(delay, "delay") * 1000)
-        failure = _failure(error, report, claim.task.name)
+        failure = _failure(error, report, _check_claim(claim).task.name)
         del failure["fingerprint"]
         self._end_claim("retry", claim, delay_ms=delay_ms, **failure)
 
     def release(self, claim: Claim) -> None:
         """Give the task back as if it had not been claimed. Raises LeaseLost."""
-        self._end_claim("release", claim)
+        self._end_claim("release", _check_claim(claim))
 
     def bury(self, claim: Claim, error: str = "", *, report: Report | None = None) -> None:
         """Put the task among the dead letters. Raises LeaseLost."""
-        self._end_claim("bury", claim, **_failure(error, report, claim.task.name))
+        failure = _failure(error, report, _check_claim(claim).task.name)
+        self._end_claim("bury", claim, **failure)
 
     def _end_claim(self, script: str, claim: Claim, **arguments: Argument) -> None:
         if self._end(script, claim.task.task_id, claim.token, **arguments) == b"lost_lease":
             raise _lost(claim.task.task_id)
 
     def _end(self, script: str, task_id: str | bytes, token: str, **arguments: Argument) -> Any:
-        # Not a random operation id: a caller who got RedisUnavailable may make the same call again.
+        # Not a random operation id: a caller who got RedisUnavailable may make the same call again,
+        # and lua/extend.lua can tell a claim that was given back from one that was lost.
         name = task_id if isinstance(task_id, str) else task_id.hex()
         operation = f"{script}:{token}:{name}"
         return self._run(script, op=operation, id=task_id, token=token, **arguments)
@@ -437,8 +497,9 @@ class TaskQueue:
         """See to it that a task does not run (any more).
 
         True if it will not run, or, when it runs now, if the request is recorded: its worker sees
-        it with the next `extend`, and however the run ends, the task ends as cancelled. False if it
-        has ended otherwise or is not known.
+        it with the next `extend`, and however the run ends, the task ends as cancelled. One that
+        goes on for a lease after that is ended without it. False if it has ended otherwise or is
+        not known.
         """
         check_name(task_id, "task_id")
         return bool(self._run("cancel", op=new_id(), id=task_id) != b"over")
@@ -481,11 +542,17 @@ class TaskQueue:
         return None if status is None else _task_info(task_id, status, document, lease_end)
 
     def explain(self, task_id: str) -> Explanation | None:
-        """Why a task waits: for what, and how much is served before it; None if unknown."""
+        """Why a task waits: the reasons, with the one that binds first; None if it is not known.
+
+        Its sentences have the times of this process's zone. A worker that does not send heartbeats
+        (one that calls `claim` itself) counts as alive while it holds a lease. Raises BrokenRecord.
+        """
         check_name(task_id, "task_id")
         answer = self._run("explain", id=task_id)
+        if not answer:
+            return None
         try:
-            return _explanation(task_id, answer) if answer else None
+            return _Waiting(task_id, answer, WorkerStore(self.link).alive()).explanation()
         except UNREADABLE as error:
             raise _broken_status(task_id, error) from None
 
@@ -505,14 +572,19 @@ class TaskQueue:
         rate: float | None = UNSET,
         paused: bool = UNSET,
         tenant: str | None = UNSET,
+        note: str | None = None,
+        by: str | None = None,
+        until: datetime | float | None = None,
     ) -> UserSettings:
         """Change what is given of a user's settings, at once and for what already waits.
 
         weight: share of service, 0.01 to 1000. max_running: tasks at a time. max_waiting: tasks
         that may wait for a worker, delayed ones not counted. rate: tasks per second. None takes a
-        limit away. paused: no task is handed out. tenant: the group that the user belongs to from
-        now on, None for none; what is stored of its tasks and schedules stays as it is. Raises
-        InvalidTask for a bad user id and ConfigurationError for a bad value.
+        limit away. paused: no task is handed out; with True, `note` says why, `by` who wants it,
+        and `until` (an aware datetime or seconds since 1970) when the pause ends by itself. tenant:
+        the group that the user belongs to from now on, None for none; what is stored of its tasks
+        and schedules stays as it is. Raises InvalidTask for a bad user id and ConfigurationError
+        for a bad value.
         """
         check_name(user_id, "user_id")
         change: dict[str, object] = {}
@@ -537,10 +609,43 @@ class TaskQueue:
             if not isinstance(paused, bool):
                 raise ConfigurationError(f"paused {shown(paused)} is neither True nor False")
             change["paused"] = paused
+        change |= self._pause(paused, note, by, until)
         if tenant is not UNSET:
             change["tenant"] = None if tenant is None else check_tenant(tenant, ConfigurationError)
         text = self._run("set_user", op=new_id(), user=user_id, change=json.dumps(change))
-        return _user_settings(text)
+        return _user_settings(text, self.link.now_ms())
+
+    def _pause(self, paused: Any, note: Any, by: Any, until: Any) -> dict[str, object]:
+        """What is said of a pause, as it is stored. Raises ConfigurationError."""
+        if paused is not True:
+            if (note, by, until) != (None, None, None):
+                raise ConfigurationError("note, by and until are for a pause: pass paused=True")
+            return {}
+        if by is not None:
+            check_name(by, "by", ConfigurationError)
+        if note is not None and (not isinstance(note, str) or len(note) > MAX_NOTE_LENGTH):
+            raise ConfigurationError(
+                f"note {shown(note)} must be a text of at most {MAX_NOTE_LENGTH} characters"
+            )
+        until_ms = None if until is None else read_ms(until, "until", ConfigurationError)
+        if until_ms is not None and until_ms <= self.link.now_ms():
+            raise ConfigurationError(f"until {from_ms(until_ms).isoformat()} is in the past")
+        return {"pause_note": note, "paused_by": by, "paused_until": until_ms}
+
+    def pause_user(
+        self,
+        user_id: str,
+        *,
+        note: str | None = None,
+        by: str | None = None,
+        until: datetime | float | None = None,
+    ) -> UserSettings:
+        """Hand out no task of a user until it is resumed, or until a moment; see `set_user`."""
+        return self.set_user(user_id, paused=True, note=note, by=by, until=until)
+
+    def resume_user(self, user_id: str) -> UserSettings:
+        """Hand out the tasks of a user again; see `set_user`."""
+        return self.set_user(user_id, paused=False)
 
     def get_user(self, user_id: str) -> UserSettings:
         """The settings of a user; the defaults for one that has none."""
@@ -548,7 +653,8 @@ class TaskQueue:
         text, tenant = self.link.ask(
             ("HGET", self.keys["users"], user_id), ("HGET", self.keys["tenants"], user_id)
         )
-        return replace(_user_settings(text or b"{}"), tenant=_tenant(tenant))
+        settings = _user_settings(text or b"{}", self.link.now_ms())
+        return replace(settings, tenant=_tenant(tenant))
 
     def tenant_of(self, user_id: str) -> str | None:
         """The tenant that a user belongs to, or None.
@@ -683,12 +789,40 @@ def _push_arguments(task: Task) -> tuple[Argument, ...]:
     )
 
 
+def _check_claim(claim: object) -> Claim:
+    if isinstance(claim, Claim):
+        return claim
+    raise InvalidInput(
+        f"claim must be a Claim, not {kind_of(claim)}: pass one of those that claim() returned"
+    )
+
+
+def _finish_rows(results: object) -> list[tuple[str, ...]]:
+    """What is sent of results, given as (claim, result) or (claim, result, report)."""
+    rows = []
+    for result in check_items(results, "results", "(claim, result)"):
+        if not isinstance(result, tuple | list) or not 2 <= len(result) <= 3:
+            raise InvalidInput(
+                f"results must be pairs of a claim and its result, not {kind_of(result)}"
+            )
+        _check_claim(result[0])
+        rows.append(_finish_row(*result))
+    return rows
+
+
 def _finish_row(claim: Claim, result: Any, report: Report | None = None) -> tuple[str, ...]:
     text = "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES)
     if report is None:
         return claim.task.task_id, claim.token, text, "", ""
     took_ms = f"{report.seconds * 1000:.3f}"
     return claim.task.task_id, claim.token, text, took_ms, report.document
+
+
+def _finish_calls(rows: Sequence[tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+    """The arguments of the scripts that finish tasks: each takes a bounded number and size."""
+    batches = in_batches(rows, FINISHED_AT_ONCE, lambda row: sum(map(len, row)), FINISHED_BYTES)
+    for batch in batches:
+        yield {"rest": [field for row in batch for field in row]}
 
 
 def _failure(error: object, report: Report | None, name: str) -> dict[str, Argument]:
@@ -704,12 +838,14 @@ def _failure(error: object, report: Report | None, name: str) -> dict[str, Argum
 
 def _wanted(names: Iterable[str] | None, avoid: Iterable[str]) -> str:
     """Which names a claim wants, as the script takes it."""
+    avoided = check_items(avoid, "avoid", "task names", InvalidTask)
+    unwanted = [check_name(name, "avoid") for name in avoided]
     if names is None:
-        listed = [check_name(name, "avoid") for name in avoid]
-        return "-" + "\n".join(listed) if listed else ""
-    unwanted = {check_name(name, "avoid") for name in avoid}
+        return "-" + "\n".join(unwanted) if unwanted else ""
+    given = check_items(names, "names", "task names, or None for all", InvalidTask)
+    left_out = set(unwanted)
     listed = [
-        name for name in (check_name(each, "names") for each in names) if name not in unwanted
+        name for name in (check_name(each, "names") for each in given) if name not in left_out
     ]
     if not listed:
         raise InvalidTask("names leave nothing to claim: give names, or None for all")
@@ -829,89 +965,214 @@ def _task_info(
         raise _broken_status(task_id, error) from None
 
 
-def _user_settings(text: bytes) -> UserSettings:
+def _user_settings(text: bytes, now_ms: int) -> UserSettings:
     try:
         stored = json.loads(text)
         for field in ("max_running", "max_waiting"):
             if stored.get(field) is not None:
                 stored[field] = int(stored[field])
         stored["weight"] = float(stored.get("weight", 1.0))
-        return UserSettings(**stored)
+        for field in ("paused_at", "paused_until"):
+            stored[field] = _moment(stored.get(field))
+        return without_past_pause(UserSettings(**stored), now_ms)
     except UNREADABLE as error:
         raise BrokenRecord(
             f"the settings of a user, {text!r:.80}, are unreadable: {error!r}"
         ) from None
 
 
-def _explanation(task_id: str, answer: list[Any]) -> Explanation:
-    status = _read_status(task_id, answer[0])
-    state, user = status["state"], status["user"]
-    if status.get("buffered"):
-        return Explanation(
-            task_id=task_id,
-            state=state,
-            summary=f"begins when the run of schedule {status.get('schedule')!r} before it ends",
-        )
-    if state == "delayed":
-        until = _moment(answer[3])
-        return Explanation(
-            task_id=task_id,
-            state=state,
-            delayed_until=until,
-            summary=(
-                f"delayed until {until.isoformat()}"
-                if until is not None and until > from_ms(int(answer[1]))
-                else "its delay is over: the next claim of any worker takes it up"
-            ),
-        )
-    if state != "ready":
-        summary = {
-            "running": f"running on {status.get('worker')}, leased until {_moment(answer[2])}",
-            "buried": f"in the dead letters: {status.get('error')}",
-        }.get(state, state)
-        return Explanation(task_id=task_id, state=state, summary=summary)
-    own, users = int(answer[4]), int(answer[5])
-    settings = _user_settings(answer[7] or b"{}")
-    running = int(answer[8])
-    if answer[9]:
-        limits = _handler_limits(answer[10] or b"{}")
-        return Explanation(
-            task_id=task_id,
-            state=state,
-            summary=f"waits for {_limit_words(limits)} of tasks {status['name']!r}",
-            waits_for_slot=True,
-        )
-    parked = answer[6] != b""
-    capped = settings.max_running is not None and running >= settings.max_running
-    limited = None
-    if not parked:
-        summary = f"waits for its turn: {users} users and {own} tasks of {user!r} are served first"
-    elif settings.paused:
-        summary = f"user {user!r} is paused"
-    elif capped:
-        summary = f"user {user!r} has {running} tasks running, as many as max_running allows"
-    else:
-        limited = _moment(answer[6])
-        summary = f"user {user!r} has used up its rate of {settings.rate:g} tasks per second"
-    if parked:
-        summary += f"; {own} of its tasks are before this one"
-    return Explanation(
-        task_id=task_id,
-        state=state,
-        summary=summary,
-        own_tasks_ahead=own,
-        users_ahead=None if parked else users,
-        user_paused=settings.paused,
-        user_capped=capped,
-        user_rate_limited_until=limited,
-    )
+def without_past_pause(settings: UserSettings, now_ms: int) -> UserSettings:
+    """Settings as they hold now: a pause that is over is none."""
+    until = settings.paused_until
+    if settings.paused and (until is None or until > from_ms(now_ms)):
+        return settings
+    none = {"paused_at": None, "paused_by": None, "pause_note": None, "paused_until": None}
+    return replace(settings, paused=False, **none)  # type: ignore[arg-type]
 
 
-def _limit_words(limits: HandlerLimits) -> str:
-    words = [f"one of the {limits.slots} slots"] if limits.slots else []
-    if limits.rate:
-        words.append(f"the rate of {limits.rate:g} per second")
-    return " and ".join(words) or "its turn among the set-aside ones"
+class _Waiting:
+    """What `explain` reads of a task, and the reasons that follow from it."""
+
+    def __init__(self, task_id: str, answer: list[Any], workers: Sequence[WorkerInfo]) -> None:
+        self.task_id = task_id
+        self.status = _read_status(task_id, answer[0])
+        self.state = str(self.status["state"])
+        self.user, self.name = str(self.status["user"]), str(self.status["name"])
+        self.now = from_ms(int(answer[1]))
+        self.lease_until, self.due = _moment(answer[2]), _moment(answer[3])
+        self.own, users = int(answer[4]), int(answer[5])
+        self.users = None if users < 0 else users
+        self.parked = answer[6] != b""
+        self.parked_until = None if answer[6] in (b"", b"inf") else _moment(answer[6])
+        self.settings = _user_settings(answer[7] or b"{}", int(answer[1]))
+        self.running = int(answer[8])
+        self.held = bool(answer[9])
+        self.limits = _handler_limits(answer[10] or b"{}")
+        self.document = answer[11]
+        self.critical, self.taken = int(answer[12]), int(answer[13])
+        self.name_free = _moment(answer[14])
+        self.leases = int(answer[15])
+        self.workers = workers
+
+    def explanation(self) -> Explanation:
+        reasons = tuple(reason(code, self.now, **values) for code, values in self._reasons())
+        waits = self.state == "ready" and not self.held
+        return Explanation(
+            task_id=self.task_id,
+            state=self.state,
+            summary=" ".join(each.text for each in reasons),
+            reasons=reasons,
+            delayed_until=self.due if self.state == "delayed" and not self._is_buffered else None,
+            own_tasks_ahead=self.own if waits else None,
+            users_ahead=self.users if waits and not self.parked else None,
+            user_paused=waits and self.settings.paused,
+            user_capped=waits and self._is_capped,
+            user_rate_limited_until=self._rate_until if waits else None,
+            waits_for_slot=self.held,
+        )
+
+    @property
+    def _is_buffered(self) -> bool:
+        return bool(self.status.get("buffered"))
+
+    @property
+    def _is_capped(self) -> bool:
+        most = self.settings.max_running
+        return most is not None and self.running >= most
+
+    @property
+    def _rate_until(self) -> datetime | None:
+        """When the rate of the user lets the next task begin, if that is what it waits for."""
+        if self.settings.rate is None or self.settings.paused or self._is_capped:
+            return None
+        until = self.parked_until
+        return until if until is not None and until > self.now else None
+
+    def _reasons(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self.state == "running":
+            yield from self._of_run()
+        elif self.state == "delayed":
+            yield from self._of_delay()
+            yield from self._of_pause()
+            yield from self._of_workers()
+        elif self.state == "ready":
+            blocks = [*self._of_workers(), *self._of_user(), *self._of_name()]
+            yield from blocks
+            yield from self._of_turn(is_blocked=bool(blocks))
+            if self.status.get("error") and self.status["attempts"]:
+                yield "retry", self._attempt()
+        else:
+            at = {"at": _moment(self.status.get("ended")) or self.now}
+            if self.state == "buried":
+                yield "failed", at | {"error": _brief(self.status.get("error"))}
+            else:
+                yield "cancelled" if self.state == "cancelled" else "succeeded", at
+
+    def _of_run(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield (
+            "running",
+            {
+                "worker": self.status.get("worker"),
+                "since": _moment(self.status.get("claimed")),
+                "until": self.lease_until,
+                "attempt": self.status["attempts"],
+            },
+        )
+        if self.status.get("cancel"):
+            yield "cancelling", {}
+
+    def _of_delay(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        is_due = self.due is None or self.due <= self.now
+        until = None if is_due else self.due
+        if self._is_buffered:
+            yield "buffered", {"schedule": self.status.get("schedule")}
+        elif self.status["attempts"]:
+            yield "retry", {**self._attempt(), "until": until}
+        elif not is_due:
+            yield "delayed", {"until": until}
+        if is_due:
+            yield "due", {"since": self.due or self.now}
+
+    def _attempt(self) -> dict[str, Any]:
+        """What the last attempt was, and out of how many, where the task itself says so."""
+        return {
+            "attempt": self.status["attempts"],
+            "attempts": _most_attempts(self.document),
+            "error": _brief(self.status.get("error")),
+        }
+
+    def _of_workers(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        takers = [worker for worker in self.workers if not worker.draining]
+        if not takers:
+            # Whoever claims without heartbeats counts as there while it holds a lease.
+            if self.workers or not self.leases:
+                yield "no_worker", {"draining": len(self.workers)}
+        elif not any({self.name, ANY}.intersection(worker.names) for worker in takers):
+            yield "no_handler", {"name": self.name, "workers": len(takers)}
+
+    def _of_pause(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        settings = self.settings
+        if settings.paused:
+            yield (
+                "user_paused",
+                {
+                    "user": self.user,
+                    "by": settings.paused_by,
+                    "since": settings.paused_at,
+                    "until": settings.paused_until,
+                    "note": settings.pause_note,
+                },
+            )
+
+    def _of_user(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        settings = self.settings
+        yield from self._of_pause()
+        if self._is_capped:
+            most = {"running": self.running, "max_running": settings.max_running}
+            yield "user_capped", {"user": self.user, **most}
+        if (until := self._rate_until) is not None:
+            yield "user_rate", {"user": self.user, "rate": settings.rate, "until": until}
+
+    def _of_name(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        slots, rate = self.limits.slots, self.limits.rate
+        is_full = slots is not None and self.taken >= slots
+        is_late = rate is not None and self.name_free is not None and self.name_free > self.now
+        if is_full:
+            yield "name_slots", {"name": self.name, "slots": slots, "taken": self.taken}
+        if is_late:
+            yield "name_rate", {"name": self.name, "rate": rate, "until": self.name_free}
+        if self.held and not is_full and not is_late:
+            yield "set_aside", {"name": self.name}
+
+    def _of_turn(self, *, is_blocked: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        if self.held:
+            return
+        own = {"tasks": self.own, "user": self.user}
+        if is_blocked or self.users is None:
+            if self.own:
+                yield "own_tasks", own
+            return
+        if self.critical and self.status.get("level") != Priority.CRITICAL:
+            yield "critical", {"users": self.critical}
+        yield "turn", {"users": self.users, **own}
+
+
+def _brief(error: object) -> str | None:
+    """The first line of an error, as a part of a sentence."""
+    lines = error.split("\n", 1) if isinstance(error, str) else [""]
+    return lines[0][:MAX_BRIEF].rstrip(" .") or None
+
+
+def _most_attempts(document: bytes) -> int | None:
+    """How many attempts a task asks for itself; None if it leaves that to its handler."""
+    try:
+        policy = json.loads(document)["policy"]
+        most, retries = policy.get("max_attempts"), policy.get("retries")
+    except UNREADABLE:
+        return None
+    if isinstance(most, int):
+        return most
+    return retries + 1 if isinstance(retries, int) else None
 
 
 def jain_index(service: Sequence[float]) -> float | None:

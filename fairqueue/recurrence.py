@@ -30,7 +30,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
-from fairqueue.clock import LATEST_MS, from_ms, to_ms
+from fairqueue.clock import LATEST_MS, from_ms, read_ms, to_ms
 from fairqueue.cron import HORIZON_YEARS, Cron, parse_cron, resolve_hashed
 from fairqueue.describe import (
     cron_words,
@@ -42,8 +42,9 @@ from fairqueue.describe import (
     overlap_words,
 )
 from fairqueue.errors import InvalidCron, InvalidSchedule, shown
+from fairqueue.frequency import FIELD_NAMES, Frequency, as_cron
 from fairqueue.validation import check_count
-from fairqueue.windows import NO_CALENDARS, Calendars, Limits, read_limits
+from fairqueue.windows import NO_CALENDARS, Calendars, Limits, check_windows, read_limits
 from fairqueue.zones import Zone, find_zone
 
 # Entries kept. A full house (hundreds of expressions in dozens of zones, due at one moment) is some
@@ -514,8 +515,9 @@ def _limited(inner: Recurrence, text: str, calendars: Calendars) -> LimitedRecur
 
 # --- datetimes in, datetimes out ------------------------------------------------------------------
 
-# A cron expression, a form, or what one of them was compiled to.
-Spec = str | Mapping[str, Any] | Recurrence
+# A rule as add_schedule takes it (an expression, a name such as EVERY_DAY, a builder, a dictionary
+# of fields), a form, or what one of them was compiled to.
+Spec = str | Frequency | Mapping[str, Any] | Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,20 +541,35 @@ class PreviewedRun:
 def next_run(spec: Spec, timezone: str | None, after: datetime) -> datetime:
     """The first moment strictly after an aware datetime, as an aware datetime in the zone.
 
-    `spec` is a cron expression, or a form or a recurrence, whose zone is its own: `timezone` is
-    None then. Raises InvalidCron (also when there is no such moment within nine years),
-    InvalidSchedule for a form (likewise), UnknownTimezone, and InvalidInput for a naive datetime.
+    `spec` is what `add_schedule` takes as a rule (a cron expression, EVERY_DAY, `every().day`, a
+    dictionary of fields), or a form or a recurrence, whose zone is its own: `timezone` is None
+    then. In a form `at` and `anchor` may be aware datetimes or ISO 8601. Raises InvalidCron (also
+    when there is no such moment within nine years), InvalidSchedule for a form (likewise),
+    UnknownTimezone, and InvalidInput for a naive datetime.
     """
     recurrence = _recurrence(spec, timezone)
     moment_ms = recurrence.next_ms(to_ms(after, "after"))
     if moment_ms is not None:
         return _in_zone(recurrence, moment_ms)
-    if isinstance(spec, str):
+    if _is_expression(spec):
         raise InvalidCron(
-            f"{spec!r} has no moment within {HORIZON_YEARS} years after {after}, or none "
-            "before the year 10000: choose days that come more often"
+            f"{_expression(spec)!r} has no moment within {HORIZON_YEARS} years after {after}, or "
+            "none before the year 10000: choose days that come more often"
         )
-    raise InvalidSchedule(f"{spec!r:.200} has no moment after {after}: none, or none for years")
+    raise InvalidSchedule(
+        f"{shown(spec):.200} has no moment after {after}: none, or none for years"
+    )
+
+
+def matches(spec: Spec, moment: datetime, timezone: str | None = None) -> bool:
+    """Whether a rule has a moment in the second of an aware datetime.
+
+    An expression without a zone is in UTC; one of five fields has its moments at second 0. Raises
+    as `next_run`, but has no moments where there are none.
+    """
+    recurrence = _recurrence(spec, _zone_or_utc(spec, timezone))
+    second = to_ms(moment, "moment") // 1000 * 1000
+    return recurrence.next_ms(second - 1) in range(second, second + 1000)
 
 
 def previous_run(spec: Spec, timezone: str | None, at: datetime) -> datetime | None:
@@ -586,9 +603,7 @@ def preview(
     At most 10,000; fewer if there are no more. An expression without a zone is in UTC. Raises as
     `next_run`.
     """
-    if isinstance(spec, str) and timezone is None:
-        timezone = "UTC"
-    recurrence = _recurrence(spec, timezone)
+    recurrence = _recurrence(spec, _zone_or_utc(spec, timezone))
     check_count(n, "n", least=1, most=MAX_RUNS)
     after_ms = to_ms(after, "after")
     moments = recurrence.between(after_ms + 1, LATEST_MS + 1, n)
@@ -603,14 +618,14 @@ def preview(
 
 
 def describe(spec: Spec, timezone: str | None = None, *, locale: str = "en_US") -> str:
-    """What a cron expression or a form says, in plain words, with the zone if it is given.
+    """What a rule or a form says, in plain words, with the zone if it is given.
 
     The words of an expression are in the language of `locale`, all others English. Raises as
     `next_run`, InvalidInput for an unknown locale, and ConfigurationError where the package
     cron-descriptor, of the extra `cli`, is not installed.
     """
-    if isinstance(spec, str) and timezone is None:
-        return cron_words(spec, locale)
+    if _is_expression(spec) and timezone is None:
+        return cron_words(_expression(spec), locale)
     return _words(_recurrence(spec, timezone), locale)
 
 
@@ -627,14 +642,43 @@ def _words(recurrence: Recurrence, locale: str) -> str:
     raise InvalidSchedule(f"there are no words for {recurrence!r:.60}")
 
 
+def _is_expression(spec: Spec) -> bool:
+    """Whether it says when, and not where: its zone is given beside it."""
+    if isinstance(spec, Mapping):
+        return not FIELD_NAMES.isdisjoint(spec)
+    return not isinstance(spec, Recurrence)
+
+
+def _expression(spec: Any) -> str:
+    is_plain = isinstance(spec, str) and not spec.upper().startswith("EVERY_")
+    return spec if is_plain else as_cron(spec)
+
+
+def _zone_or_utc(spec: Spec, timezone: str | None) -> str | None:
+    return "UTC" if timezone is None and _is_expression(spec) else timezone
+
+
 def _recurrence(spec: Spec, timezone: str | None) -> Recurrence:
-    if isinstance(spec, Recurrence | Mapping):
-        if timezone is not None:
-            raise InvalidSchedule(
-                f"timezone {shown(timezone):.60}: a form names its own; pass None"
-            )
-        return spec if isinstance(spec, Recurrence) else compile_form(spec)
-    return compile_recurrence(spec, timezone)  # type: ignore[arg-type]  # it says what None lacks
+    if _is_expression(spec):
+        return compile_recurrence(_expression(spec), timezone)  # type: ignore[arg-type]  # it says what None lacks
+    if timezone is not None:
+        raise InvalidSchedule(f"timezone {shown(timezone):.60}: a form names its own; pass None")
+    return spec if isinstance(spec, Recurrence) else compile_form(_spoken(spec))
+
+
+def _spoken(form: Any) -> Any:
+    """A form as it is stored, where somebody has written it: moments may be dates or texts."""
+    if not isinstance(form, Mapping):
+        return form
+    limits = form.get("limits")
+    if isinstance(limits, Mapping):
+        check_windows(limits.get("windows"))
+    moments = {
+        name: read_ms(form[name], name, InvalidSchedule)
+        for name in ("at", "anchor")
+        if isinstance(form.get(name), str | datetime)
+    }
+    return {**form, **moments}
 
 
 def _previewed(recurrence: Recurrence, moment_ms: int, offset_before: int | None) -> PreviewedRun:

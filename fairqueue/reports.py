@@ -4,14 +4,18 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import re
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fairqueue.logs import log_event
 from fairqueue.validation import MAX_ERROR_LENGTH, MAX_RESULT_BYTES, encode_json
 
 logger = logging.getLogger("fairqueue.worker")
@@ -20,6 +24,10 @@ MAX_TRACEBACK_BYTES = 8 * 1024  # the end is kept: it says where
 MAX_FRAMES = 100  # innermost ones that are written down, of each exception in a chain
 MAX_LINES = 200  # of the log of one attempt; the last ones are kept
 MAX_LINE_LENGTH = 500  # characters
+# Of the context of one line: bytes of JSON in all, characters of a text or a name in it, values in
+# lists and objects in all, and how deep these may be in each other.
+MAX_CONTEXT_BYTES = 2000
+MAX_CONTEXT_TEXT, MAX_CONTEXT_VALUES, MAX_CONTEXT_DEPTH = 500, 100, 4
 MAX_DOCUMENT_BYTES = 32 * 1024
 MAX_TYPE_LENGTH = 200  # characters
 SHOWN_RESULT = 1000  # characters kept of a result that is no JSON
@@ -35,12 +43,16 @@ _VARYING = [
 ]
 
 
+NO_CONTEXT: Mapping[str, Any] = MappingProxyType({})
+
+
 class LogLine(NamedTuple):
     """One line that a handler has logged."""
 
     at_ms: int
     level: str
     message: str
+    context: Mapping[str, Any] = NO_CONTEXT  # the fields that were given with it
 
 
 class LogLines:
@@ -54,10 +66,11 @@ class LogLines:
         self._numbers = itertools.count(1)
         self._lines: deque[tuple[int, LogLine]] = deque(maxlen=MAX_LINES)
 
-    def keep(self, level: int, message: str) -> None:
-        """Add a line; what is too long is cut."""
+    def keep(self, level: int, message: str, context: Mapping[str, Any] = NO_CONTEXT) -> None:
+        """Add a line with its fields; what is too long is cut."""
         name = clean(logging.getLevelName(level).lower(), 20)
-        line = LogLine(round(time.time() * 1000), name, clean(message, MAX_LINE_LENGTH))
+        text = clean(message, MAX_LINE_LENGTH)
+        line = LogLine(round(time.time() * 1000), name, text, bounded(context))
         self._lines.append((next(self._numbers), line))
 
     def kept(self) -> tuple[tuple[LogLine, ...], int]:
@@ -159,7 +172,11 @@ class Report:
             if value := getattr(self, name):
                 fields[name] = value
         if self.log:
-            fields["log"] = self.log
+            fields["log"] = [line[:3] for line in self.log]
+            # Apart, by the number of the line: older versions read lines of three values.
+            contexts = {str(n): line.context for n, line in enumerate(self.log) if line.context}
+            if contexts:
+                fields["log_context"] = contexts
         if self.log_dropped:
             fields["log_dropped"] = self.log_dropped
         return json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -183,6 +200,54 @@ def clean(text: str, most: int) -> str:
     return text[:most].encode("utf-8", "replace").decode()
 
 
+def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The context of a log line as it can be kept: a JSON object of some MAX_CONTEXT_BYTES.
+
+    What JSON cannot hold is kept as the beginning of its text. Fields that have no room are left
+    out, and `more_fields` says how many they are. A copy: its values may change. Raises nothing.
+    """
+    found: dict[str, Any] = {}
+    room = MAX_CONTEXT_BYTES
+    budget = itertools.repeat(None, MAX_CONTEXT_VALUES)
+    for number, (name, value) in enumerate(list(fields.items())):
+        name, value = _text(name), _plain(value, budget, MAX_CONTEXT_DEPTH)
+        room -= len(json.dumps({name: value}, ensure_ascii=False).encode("utf-8", "replace"))
+        if room < 0:
+            found["more_fields"] = len(fields) - number
+            break
+        found[name] = value
+    return found
+
+
+def _plain(value: Any, budget: Iterator[None], depth: int) -> Any:
+    """A value as JSON can hold it, cut to size; "..." where too much was seen already."""
+    if value is None or isinstance(value, bool):
+        return value
+    if (type(value) is int and value.bit_length() <= 64) or (
+        type(value) is float and math.isfinite(value)
+    ):
+        return value
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return _text(value)
+    if not depth:
+        return "..."
+    try:
+        if isinstance(value, Mapping):
+            items = zip(value.items(), budget, strict=False)
+            return {_text(name): _plain(each, budget, depth - 1) for (name, each), _ in items}
+        return [_plain(each, budget, depth - 1) for each, _ in zip(value, budget, strict=False)]
+    except Exception:  # one of the application's own kind, or another thread changes it
+        return _text(value)
+
+
+def _text(value: Any) -> str:
+    """The beginning of what a value says of itself."""
+    try:
+        return clean(str(value), MAX_CONTEXT_TEXT)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
 def error_text(error: BaseException) -> str:
     """What an error says; also of one that cannot say it."""
     try:
@@ -201,7 +266,7 @@ def storable(result: Any) -> Any:
     try:
         return json.loads(encode_json(result, "result", MAX_RESULT_BYTES))
     except Exception:  # also what methods of the result raise
-        logger.debug("a result is kept as text", exc_info=True)
+        log_event(logger, "result_kept_as_text", logging.DEBUG, exc_info=True)
     try:
         return clean(repr(result), SHOWN_RESULT)
     except Exception:

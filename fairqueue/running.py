@@ -1,11 +1,11 @@
 """Run one claimed task: filters, hooks, its handler, and what is recorded in the end."""
 
-import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -13,16 +13,20 @@ from prometheus_client import Counter, Gauge, Histogram
 from fairqueue.alerts import Alerts
 from fairqueue.context import LogCapture
 from fairqueue.errors import FairQueueError, LeaseLost
-from fairqueue.handlers import Discard, Handler, Handlers, Retry, RetryPolicy, TimedOut
+from fairqueue.handlers import Discard, Handler, Handlers, Retry, TimedOut
 from fairqueue.hooks import Hook, Hooks
 from fairqueue.isolation import run_isolated
-from fairqueue.keeper import Keeper, Run, fields_of
+from fairqueue.keeper import Keeper, Run, about
+from fairqueue.logs import log_event
 from fairqueue.metrics import WorkerMetrics
 from fairqueue.models import Claim
+from fairqueue.policy import RetryPolicy
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import Failure, Report, storable
+from fairqueue.stage import Stage
 
 logger = logging.getLogger("fairqueue.worker")
+_log = partial(log_event, logger)
 
 # How a call that ends a claim is counted.
 OUTCOMES = {"retry": "retried", "release": "released", "bury": "buried"}
@@ -38,7 +42,7 @@ Done = tuple[Claim, Any, Report]
 class Slot:
     """What a thread that runs tasks has at hand."""
 
-    runner: asyncio.Runner
+    stage: Stage
     keeper: Keeper
     capture: LogCapture | None
 
@@ -81,13 +85,15 @@ class Executor:
 
     def _execute(self, run: Run, handler: Handler, slot: Slot) -> Done | None:
         claim, context = run.claim, run.context
+        slot.stage.begin()
         try:
             for each in handler.filters:
-                if each.refuses(slot.runner, claim.task.payload, context):
+                if each.refuses(slot.stage, claim.task.payload, context):
                     run.skipped = True
+                    self._clear(run, slot)
                     return claim, {"skipped": each.hook.name}, Report(seconds=0.0)
             for hook in self._hooks.before + handler.hooks.before:
-                hook(slot.runner, claim.task.payload, context)
+                hook(slot.stage, claim.task.payload, context)
             result = self._call(run, handler, slot)
         except BaseException as error:  # also SystemExit: it is the handler's, not ours
             run.settle()  # again: TimedOut may have hit the first one
@@ -95,6 +101,7 @@ class Executor:
             return None
         self._tell(handler.hooks.then + self._hooks.then, run, slot, result, context)
         self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, context)
+        self._clear(run, slot)
         lines = context.logged
         if lines is None:
             return claim, storable(result), Report(seconds=run.seconds)
@@ -117,12 +124,12 @@ class Executor:
         if handler.settings.isolated:
             return run_isolated(handler, run.context, capture=slot.capture is not None)
         if handler.timeout is None:
-            return handler.run(run.context, slot.runner)
+            return handler.run(run.context, slot.stage)
         try:
             deadline = time.monotonic() + handler.timeout
             slot.keeper.expect(deadline)
             run.begin(deadline)
-            return handler.run(run.context, slot.runner)
+            return handler.run(run.context, slot.stage)
         finally:
             run.settle()
 
@@ -138,10 +145,11 @@ class Executor:
             text = f"ran for more than {handler.timeout or 0:g} s"
             failure = Failure(type=failure.type, message=text, traceback=failure.traceback)
         elif not isinstance(error, Retry | Discard | TimedOut):
-            fields = fields_of("task_failed", run.claim)
-            logger.warning("task_failed", exc_info=error, extra=fields)
+            said = about(run.claim) | {"error": f"{failure.type}: {failure.message}"}
+            _log("task_failed", logging.WARNING, exc_info=error, **said)
         self._tell(handler.hooks.catch + self._hooks.catch, run, slot, error, run.context)
         self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
+        self._clear(run, slot)  # before it is offered to others, who would work beside it
         timed_out = run.overdue or isinstance(error, TimedOut)
         if timed_out:
             self._alerts.task_timed_out(run.claim.task, run.claim.attempt, handler.timeout or 0)
@@ -176,12 +184,19 @@ class Executor:
         """Call hooks whose failure changes nothing any more."""
         for hook in hooks:
             try:
-                hook(slot.runner, *arguments)
+                hook(slot.stage, *arguments)
             except BaseException as error:
                 if _is_interrupt(error):
                     raise
-                fields = fields_of("hook_failed", run.claim, hook=hook.name)
-                logger.warning("hook_failed: %s", hook.name, exc_info=True, extra=fields)
+                said = about(run.claim) | {"hook": hook.name, "error": repr(error)}
+                _log("hook_failed", logging.WARNING, exc_info=True, **said)
+
+    def _clear(self, run: Run, slot: Slot) -> None:
+        """End what the run has left in the event loop of its slot, and say so."""
+        left = slot.stage.clear() or run.context.left
+        if left is not None:
+            said = about(run.claim) | {"left": ", ".join(left.names), "count": left.count}
+            _log("left_running", logging.WARNING, **said, ended=left.ended)
 
     # --- recording --------------------------------------------------------------------------------
 
@@ -211,11 +226,11 @@ class Executor:
             action(claim, *arguments, **named)
         except LeaseLost:
             outcome = "lost_lease"
-            logger.warning("lease_lost", extra=fields_of("lease_lost", claim))
+            _log("lease_lost", logging.WARNING, **about(claim))
         except FairQueueError as error:
             # The lease ends by itself, and the task is offered again.
             outcome = "not_recorded"
-            logger.warning("not_recorded: %s", error, extra=fields_of("not_recorded", claim))
+            _log("not_recorded", logging.WARNING, **about(claim), error=str(error))
         self._count(claim, outcome)
         return outcome
 
@@ -224,7 +239,7 @@ class Executor:
         for run, word in zip(runs, words, strict=True):
             self._count(run.claim, "skipped" if run.skipped and word == "finished" else word)
             if word == "lost_lease":
-                logger.warning("lease_lost", extra=fields_of("lease_lost", run.claim))
+                _log("lease_lost", logging.WARNING, **about(run.claim))
 
     def _count(self, claim: Claim, outcome: str) -> None:
         if outcome in ENDINGS:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, shown
 from fairqueue.models import UNREADABLE
 
 FINE_MS, COARSE_MS = 15_000, 300_000  # the steps that lua/sample.lua keeps
@@ -65,7 +65,7 @@ class SampleStore:
         InvalidInput for another window.
         """
         if not isinstance(window, str) or window not in _WINDOWS:
-            raise InvalidInput(f"window {window!r} is none: one of {', '.join(_WINDOWS)}")
+            raise InvalidInput(f"window {shown(window)} must be one of {', '.join(_WINDOWS)}")
         mark, step_ms, count = _WINDOWS[window]
         last = self._link.now_ms() // step_ms
         samples = self._samples(mark, step_ms, last - count - MOST_STEPS_APART, last)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Unpack
 
 import redis
@@ -20,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from fairqueue.alerts import Alerts
 from fairqueue.backfill import Backfill, Request, backfill
 from fairqueue.clock import from_ms, to_ms
-from fairqueue.connection import Argument, Listener, in_batches
+from fairqueue.connection import BATCH_BYTES, Argument, Listener, in_batches
 from fairqueue.control import (
     BulkResult,
     Filter,
@@ -49,6 +50,7 @@ from fairqueue.errors import (
 from fairqueue.exchange import Diff, export, import_documents
 from fairqueue.frequency import Frequency
 from fairqueue.leadership import DueSchedule, Leadership, Reading
+from fairqueue.logs import log_event
 from fairqueue.metrics import scheduler_metrics
 from fairqueue.models import (
     DEFAULT_NAME,
@@ -61,8 +63,10 @@ from fairqueue.models import (
     task_document,
 )
 from fairqueue.moments import Moment, list_moments
+from fairqueue.outgoing import Outgoing
 from fairqueue.planning import due_ms, plan
-from fairqueue.presence import report_stale
+from fairqueue.policy import encode_policy
+from fairqueue.presence import report
 from fairqueue.queue import TaskQueue
 from fairqueue.samples import SampleStore
 from fairqueue.schedules import (
@@ -77,12 +81,14 @@ from fairqueue.validation import Priority, check_name, check_payload, check_seco
 from fairqueue.workers import WorkerStore
 
 logger = logging.getLogger("fairqueue.scheduler")
+_log = partial(log_event, logger)
 
 READ_LIMIT = 2000  # due schedules read in one round trip
-FIRE_CHUNK = 250  # fires in one script: some 5 ms of the server's time
+FIRE_CHUNK = 80  # fires in one script: some 2 ms of the server's time, 7 with unfinished runs
+CANCEL_CHUNK = 12  # of those that cancel what is unfinished of their schedules
 ROUNDS = 200  # readings in one tick at most, so that stop() is heard within a long catch-up
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
-LOOK_OVER_MS = 10_000  # so often a leader looks for runs that do not end, and at the backlog
+LOOK_OVER_MS = 10_000  # so often a leader ends runs that do not answer, and looks at the backlog
 CHECK_TIMEOUT_S = 0.5  # how long the constructor and health() ask for Redis
 REPLAN_S, REPLAN_PAUSE_S = 0.1, 0.05  # after a tick, so long a leader replans; then it looks again
 RENEW_PART = 1 / 3  # of lock_timeout: a leader with nothing to do renews its term so often
@@ -135,7 +141,15 @@ class _Fire:
     due_ms: int  # when it was to be fired
     missed: int
     is_last: bool
+    user_id: str
+    moment_ms: int | None  # None: no moment is fired, only the plan moves on
     arguments: list[Argument] = field(default_factory=list)
+
+    def said(self) -> dict[str, Any]:
+        """What a log event says of it."""
+        schedule_id = self.due.schedule_id
+        task_id = None if self.moment_ms is None else f"{schedule_id}:{self.moment_ms}"
+        return {"schedule": schedule_id, "task": task_id, "user": self.user_id}
 
 
 class TaskScheduler:
@@ -177,7 +191,8 @@ class TaskScheduler:
         self._metrics = scheduler_metrics(registry)
         queue.check(timeout=CHECK_TIMEOUT_S)
         self._link = queue.link
-        self._store = ScheduleStore(self._link)
+        self._outgoing = Outgoing(self._link)
+        self._store = ScheduleStore(self._link, self._outgoing.check)
         self._metrics.prepare(queue.name, self.scheduler_id)
         self._begin_life()
         _schedulers.add(self)
@@ -198,6 +213,7 @@ class TaskScheduler:
         self._last_cycle: float | None = None
         self._last_error: str | None = None
         self._looked_ms: int | None = None  # when the queue was last looked over
+        self._heard: list[bytes] = []  # notices that were passed on then
         self._replanner: Replanner | None = None  # from when it was elected until all is replanned
 
     # --- schedules --------------------------------------------------------------------------------
@@ -243,7 +259,7 @@ class TaskScheduler:
         self, schedules: Iterable[Mapping[str, Any]], *, on_conflict: str = "error"
     ) -> list[str]:
         """Store many schedules, given as dicts of add_schedule's arguments; all or none of them."""
-        ids = self._store.add(list(schedules), on_conflict)
+        ids = self._store.add(schedules, on_conflict)
         _log("schedules_added", count=len(ids))
         return ids
 
@@ -292,10 +308,10 @@ class TaskScheduler:
     ) -> Page[ScheduledTask]:
         """A page of schedules, ordered by user and id; pass its `cursor` to get the next one.
 
-        `name_prefix` is how the name of their tasks begins; `contains` is a part of that name or of
-        the id, in upper or lower case. With one of these they are ordered by name and id, or, with
-        `contains` and a user, by id; those of a `tenant` always by user and id. A page may be short
-        although there is a cursor: one call looks at 10,000 schedules at most. Raises
+        `name_prefix` is how the name of their tasks begins; `contains` is a part of that name, of
+        the id or of the title, in upper or lower case. With one of these they are ordered by name
+        and id, or, with `contains` and a user, by id; those of a `tenant` always by user and id. A
+        page may be short although there is a cursor: one call looks at 10,000 at most. Raises
         InvalidSchedule for a bad value.
         """
         if name_prefix is None and contains is None and tenant is None:
@@ -359,7 +375,10 @@ class TaskScheduler:
         schedule = self._store.get(schedule_id)
         if schedule is None:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r} to trigger")
-        payload = schedule.payload if payload is None else check_payload(payload)
+        if payload is not None:
+            self._outgoing.check(schedule.name, check_payload(payload))
+        payload = schedule.payload if payload is None else payload
+        policy = policy_of(asdict(schedule))
         task = Task(
             task_id=new_id(),
             user_id=schedule.user_id,
@@ -369,6 +388,7 @@ class TaskScheduler:
             schedule_id=schedule_id,
             run_type="manual",
             triggered_by=triggered_by,
+            policy=policy,
             tenant=schedule.tenant,
             document=task_document(
                 schedule.user_id,
@@ -377,7 +397,7 @@ class TaskScheduler:
                 encode_payload(payload),
                 schedule_id,
                 origin={"by": triggered_by, "tenant": schedule.tenant},
-                policy=policy_of(asdict(schedule)),
+                policy=encode_policy(policy),
             ),
         )
         task_id = self.queue.push(task)
@@ -619,28 +639,33 @@ class TaskScheduler:
         return report
 
     def _look_over(self, at_ms: int, now_ms: int | None) -> None:
-        """Find runs that do not end, compare the queue with the limits of the alerts, sample it."""
+        """End runs that do not answer, compare the queue with the alerts' limits, sample it."""
         if self._looked_ms is not None and abs(at_ms - self._looked_ms) < LOOK_OVER_MS:
             return
         self._looked_ms = at_ms
-        for run in WorkerStore(self._link).find_stale(now_ms):
-            report_stale(run, self._alerts)
-        if self._alerts.has_recipients:
+        can_alert = self._alerts.has_recipients
+        notices = WorkerStore(self._link).look_over(now_ms, can_alert=can_alert, heard=self._heard)
+        for notice in notices:
+            report(notice, self._alerts)
+        self._heard = [notice.text for notice in notices] if can_alert else []
+        if can_alert:
             self._alerts.watch(self.queue.inspect())
         try:
             SampleStore(self._link).take(now_ms)
         except FairQueueError as error:  # schedules are fired whether or not there are charts
             self._count_failure(error)
-            _log("sample_failed", logging.WARNING, error=str(error))
+            _log("sample_failed", logging.WARNING, queue=self.queue.name, error=str(error))
 
     def _read(self, now_ms: int | None) -> Reading:
         reading = self._leadership.lead(READ_LIMIT, now_ms)
         if reading.elected:
             self._count_lock("acquired")
-            _log("lock_acquired", scheduler=self.scheduler_id, epoch=reading.epoch)
+            _log("lock_acquired", **self._who(), epoch=reading.epoch)
             self._replanner = Replanner(self._link, self._store)
         elif not reading.is_leader:
             self._count_lock("contended")
+            left_ms = reading.ends_ms - reading.now_ms
+            _log("lock_contended", logging.DEBUG, **self._who(), term_left_ms=left_ms)
         if reading.lost:
             self._lost_lock()
         return reading
@@ -655,7 +680,7 @@ class TaskScheduler:
 
         def calls() -> Iterator[dict[str, Any]]:
             # Planned while the server works on the batch before.
-            for batch in in_batches(planned, FIRE_CHUNK, lambda due: len(due.definition)):
+            for batch in in_batches(planned, FIRE_CHUNK, _weight):
                 fires = self._plan_all(batch, reading.now_ms, unusable)
                 if fires:
                     sent.append(fires)
@@ -693,7 +718,7 @@ class TaskScheduler:
             try:
                 fires.append(self._plan(due, now_ms))
             except Exception as error:  # one schedule must never stop the others
-                unusable.append((due, *_what_is_wrong(error)))
+                unusable.append((due, *_what_is_wrong(due, error)))
         return fires
 
     def _resume_or_note(
@@ -708,7 +733,7 @@ class TaskScheduler:
         except (RedisUnavailable, RedisRefused):
             raise
         except Exception as error:
-            unusable.append((due, *_what_is_wrong(error)))
+            unusable.append((due, *_what_is_wrong(due, error)))
 
     def _resume(self, due: DueSchedule, at_ms: int, now_ms: int | None) -> None:
         """A schedule that was paused until now goes on, or has had its last moment meanwhile."""
@@ -759,7 +784,15 @@ class TaskScheduler:
         ]
         acted_ms = now_ms if step.moment_ms is None else due_ms(rules, step.moment_ms)
         is_last = step.next_ms is None and not completed
-        return _Fire(due, acted_ms, step.missed, is_last, arguments)
+        return _Fire(
+            due=due,
+            due_ms=acted_ms,
+            missed=step.missed,
+            is_last=is_last,
+            user_id=definition.user_id,
+            moment_ms=step.moment_ms,
+            arguments=arguments,
+        )
 
     def _count_fires(
         self, fires: list[_Fire], words: list[bytes], clock_ms: int, report: TickReport
@@ -779,7 +812,7 @@ class TaskScheduler:
                 lateness.observe(late_ms / 1000)
                 latest_ms = max(latest_ms, late_ms)
                 if debug:
-                    _log("schedule_fired", schedule=fire.due.schedule_id, late_ms=late_ms)
+                    _log("schedule_fired", logging.DEBUG, **fire.said(), late_ms=late_ms)
             elif word == b"passed":
                 missed += fire.missed
                 stopped += fire.is_last
@@ -789,12 +822,12 @@ class TaskScheduler:
                 report.skipped += 1
                 missed += fire.missed
                 stopped += fire.is_last
-                _log("fire_skipped", schedule=fire.due.schedule_id)
+                _log("fire_skipped", **fire.said(), reason="overlap")
             elif word == b"refused":
                 report.refused += 1
-                _log("fire_refused", logging.WARNING, schedule=fire.due.schedule_id)
-            else:
-                report.moved += 1
+                _log("fire_refused", logging.WARNING, **fire.said(), reason="queue limit")
+            else:  # or "later": it is still due, and the next round of the pass goes on with it
+                report.moved += word == b"moved"
         if fired:
             self._alerts.late(latest_ms / 1000)
         report.fired += fired
@@ -864,7 +897,7 @@ class TaskScheduler:
                 target=self._run, name=f"fairqueue-scheduler-{self.queue.name}", daemon=True
             )
             self._thread.start()
-        _log("scheduler_started", scheduler=self.scheduler_id)
+        _log("scheduler_started", **self._who())
 
     def stop(self, timeout: float = 10.0) -> bool:
         """Finish the pass, give up leadership and end; True when it ended within `timeout` seconds.
@@ -886,7 +919,8 @@ class TaskScheduler:
                 self._listener.interrupt()
             thread.join(timeout)
             ended = not thread.is_alive()
-        _log("scheduler_stopped", logging.INFO if ended else logging.WARNING, in_time=ended)
+        level = logging.INFO if ended else logging.WARNING
+        _log("scheduler_stopped", level, **self._who(), in_time=ended)
         return ended
 
     def _run(self) -> None:
@@ -946,22 +980,26 @@ class TaskScheduler:
         self._metrics.is_leader.labels(self.queue.name, self.scheduler_id).set(0)
         try:
             if self._leadership.resign(timeout):
-                _log("lock_released", scheduler=self.scheduler_id)
+                _log("lock_released", **self._who())
         except FairQueueError as error:
             # The term ends by itself.
-            _log("resign_failed", logging.WARNING, error=str(error))
+            _log("resign_failed", logging.WARNING, **self._who(), error=str(error))
 
     def _note_failure(self, error: Exception) -> None:
         self._leadership.doubt()
         self._last_error = str(error)
         if isinstance(error, FairQueueError):
-            _log("cycle_failed", logging.WARNING, error=str(error))
+            _log("cycle_failed", logging.WARNING, **self._who(), error=str(error))
         elif isinstance(error, redis.RedisError | OSError):
             self._count_failure(RedisUnavailable(str(error)))
-            _log("wait_failed", logging.WARNING, error=str(error))
+            _log("wait_failed", logging.WARNING, **self._who(), error=str(error))
         else:
             self._metrics.errors.labels(self.queue.name, "internal").inc()
-            logger.exception("cycle failed", extra={"event": "cycle_failed"})
+            _log("cycle_failed", logging.ERROR, exc_info=True, **self._who(), error=repr(error))
+
+    def _who(self) -> dict[str, Any]:
+        """Which scheduler a log event is about."""
+        return {"scheduler": self.scheduler_id, "queue": self.queue.name}
 
     # --- counting ---------------------------------------------------------------------------------
 
@@ -971,7 +1009,7 @@ class TaskScheduler:
     def _lost_lock(self) -> None:
         self._count_lock("lost")
         self._metrics.is_leader.labels(self.queue.name, self.scheduler_id).set(0)
-        _log("lock_lost", logging.WARNING, scheduler=self.scheduler_id)
+        _log("lock_lost", logging.WARNING, **self._who())
         self._alerts.lock_failed()
 
     def _count_failure(self, error: FairQueueError) -> None:
@@ -1012,6 +1050,12 @@ class TaskScheduler:
         )
 
 
+def _weight(due: DueSchedule) -> int:
+    """What a fire counts for in a batch: its bytes, or more if it may have to cancel others."""
+    least = BATCH_BYTES // CANCEL_CHUNK if b'"cancel_previous"' in due.definition else 0
+    return max(len(due.definition), least)
+
+
 def _definition(due: DueSchedule) -> Definition:
     try:
         due.member.decode()
@@ -1022,13 +1066,13 @@ def _definition(due: DueSchedule) -> Definition:
     return read_definition(due.schedule_id, due.definition)
 
 
-def _what_is_wrong(error: Exception) -> tuple[str, str]:
+def _what_is_wrong(due: DueSchedule, error: Exception) -> tuple[str, str]:
     """Why a schedule cannot be planned: the kind and the reason with which it is set aside."""
     if isinstance(error, BrokenRecord):
         return "broken", str(error)
     if isinstance(error, InvalidSchedule):
         return "cron", str(error)
-    logger.error("cannot plan", exc_info=error, extra={"event": "plan_failed"})
+    _log("plan_failed", logging.ERROR, exc_info=error, schedule=due.schedule_id, error=repr(error))
     return "cron", f"the next moment cannot be computed: {error!r}"
 
 
@@ -1049,10 +1093,6 @@ def _nominal(due: DueSchedule, now_ms: int) -> int:
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else from_ms(round(seconds * 1000))
-
-
-def _log(event: str, level: int = logging.INFO, **fields: object) -> None:
-    logger.log(level, event, extra={"event": event, **fields})
 
 
 # Weak: a scheduler that nobody uses any more is not kept for this.

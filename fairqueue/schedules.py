@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -13,7 +13,7 @@ from itertools import pairwise
 from json.encoder import encode_basestring
 from typing import Any, TypedDict
 
-from fairqueue.clock import LATEST_MS, from_ms, to_ms
+from fairqueue.clock import LATEST_MS, from_ms, read_ms
 from fairqueue.connection import Argument, Link
 from fairqueue.errors import (
     BrokenRecord,
@@ -22,6 +22,7 @@ from fairqueue.errors import (
     ScheduleConflict,
     ScheduleQuota,
     StaleVersion,
+    kind_of,
     shown,
     told,
 )
@@ -37,11 +38,21 @@ from fairqueue.models import (
     origin_fields,
     status_head,
     task_document,
+    text_or_none,
 )
 from fairqueue.planning import MISFIRES, MISSED_CAP, Rules, due_ms, stretch
+from fairqueue.policy import (
+    check_backoff,
+    check_jitter,
+    check_multiplier,
+    check_timeout,
+    encode_policy,
+    status_fields,
+)
 from fairqueue.recurrence import Recurrence, compile_form, compile_recurrence
 from fairqueue.validation import (
     MAX_NAME_LENGTH,
+    MAX_NOTE_LENGTH,
     MAX_PAYLOAD_BYTES,
     Priority,
     check_count,
@@ -50,8 +61,10 @@ from fairqueue.validation import (
     check_priority,
     check_seconds,
     check_tenant,
+    check_text,
     encode_json,
 )
+from fairqueue.windows import check_windows
 from fairqueue.zones import find_zone
 
 MAX_ADDED = 10_000  # schedules in one call, which is one script: some 0.1 s of the server's time
@@ -61,13 +74,14 @@ CHANGES_LISTED = 50  # of one schedule, on one page: as many as lua/lib/changes.
 MAX_WALKED = 10_000  # schedules looked at for one page when a filter matches few
 MAX_PROBLEMS = 1000
 MAX_METADATA_BYTES = 16 * 1024
-MAX_NOTE_LENGTH = 1000  # characters
+MAX_DESCRIPTION_LENGTH = 4000  # characters
 MAX_CHANGE_LENGTH = 200  # characters of a value that a change shows
 DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
 
 SET_MARK = "@"  # in a revision, before the next moment that a user has set, ms
 _REVISION = re.compile(r"[!-~]{1,200}")
 _MS = re.compile(r"[0-9]{1,15}")
+_TITLE = re.compile(rb'(?<=[{,])"title":("(?:[^"\\]|\\.)*")')
 
 # Characters of a schedule's id, so that `<schedule_id>:<time in ms>` is an id for TaskQueue.get.
 MAX_ID_LENGTH = MAX_NAME_LENGTH - 16
@@ -91,9 +105,14 @@ USUAL: dict[str, Any] = {
     "overlap": "allow",
     "retries": None,
     "backoff": None,
+    "backoff_cap": None,
+    "backoff_multiplier": None,
+    "backoff_jitter": None,
     "timeout": None,
     "max_failures": None,
     "tenant": None,
+    "title": None,
+    "description": None,
 }
 KINDS = ("cron_expr", "every", "at")
 _MOMENTS = ("anchor", "at", "start", "end", "next_run")
@@ -102,6 +121,7 @@ _DURATIONS = ("every", "catch_up", "jitter")
 _STATE_KINDS: dict[str, type] = {
     "user": str,
     "tenant": str,
+    "title": str,
     "active": bool,
     "reason": str,
     "note": str,
@@ -110,10 +130,21 @@ _STATE_KINDS: dict[str, type] = {
     **dict.fromkeys(("runs", "missed", "refused", "skipped", "failures"), float),
 }
 LIMITS = ("start", "end", "windows", "exclude")
+DEFAULTS: dict[str, Any] = {
+    "user_id": None,
+    "priority": Priority.NORMAL,
+    "payload": {},
+    "timezone": "UTC",
+    "name": DEFAULT_NAME,
+    "metadata": {},
+    **USUAL,
+    "created_by": None,
+    "is_active": True,
+}
 FIELDS = ("user_id", "priority", "payload", "timezone", "name", "metadata", *USUAL)
 _FIELD_TYPES = {"timezone": str, "payload": dict, "metadata": dict}
-ADDABLE = FIELDS
-PATCHABLE = (*ADDABLE, "is_active", "next_run")
+ADDABLE = (*FIELDS, "created_by", "is_active")
+PATCHABLE = (*FIELDS, "is_active", "next_run")
 # What plans anew from now when it is changed.
 PLANNING = (*KINDS, *LIMITS, "anchor", "timezone", "jitter")
 MOST_JITTER_S = 86_400
@@ -127,6 +158,7 @@ ENGINE = 1  # of the rules by which moments are found: stored with each schedule
 class ScheduleOptions(TypedDict, total=False):
     """What can be said of a schedule besides its rule, its user and its task.
 
+    Moments are aware datetimes, seconds since 1970, or ISO 8601 with an offset.
     every: a timedelta or seconds, counted from `anchor`, `start` or now. at: once, at that moment.
     start, end: no moments before and from then on. windows: days and hours in the schedule's zone,
         such as {"days": [1, 2, 3, 4, 5], "from": "09:00", "to": "17:30"}. exclude: dates in that
@@ -137,16 +169,20 @@ class ScheduleOptions(TypedDict, total=False):
     jitter: each moment is fired up to so many seconds later, never past the next one.
     overlap: while a task of it is unfinished, "allow" pushes another, "skip" none, "buffer_one" one
         that begins when the run before it has ended, "cancel_previous" cancels what is unfinished.
-    retries, backoff, timeout: for its tasks, instead of the handler's.
+    retries, timeout: for its tasks, instead of the handler's. backoff: seconds before the first
+        retry, which double each time up to a day, without jitter; `backoff_multiplier`,
+        `backoff_cap` and backoff_jitter="full" change that. Or a list of delays, taken as it is.
     max_failures: it is paused after so many dead letters in a row.
     tenant: the group of users that its tasks are done for; see docs/tenants.md.
+    title: what people call it, one line. description: what it is for, in several.
+    created_by: who makes it, kept for good. is_active: False makes it paused.
     """
 
     every: timedelta | float | None
-    anchor: datetime | float | None
-    at: datetime | float | None
-    start: datetime | float | None
-    end: datetime | float | None
+    anchor: datetime | float | str | None
+    at: datetime | float | str | None
+    start: datetime | float | str | None
+    end: datetime | float | str | None
     windows: list[dict[str, Any]] | None
     exclude: list[str] | None
     max_runs: int | None
@@ -157,9 +193,16 @@ class ScheduleOptions(TypedDict, total=False):
     overlap: str
     retries: int | None
     backoff: float | list[float] | None
+    backoff_cap: float | None
+    backoff_multiplier: float | None
+    backoff_jitter: str | None
     timeout: float | None
     max_failures: int | None
     tenant: str | None
+    title: str | None
+    description: str | None
+    created_by: str | None
+    is_active: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +217,7 @@ class Definition:
     name: str
     metadata: dict[str, Any]
     rare: dict[str, Any]  # the fields of USUAL
+    created_by: str | None
     created_ms: int
     updated_ms: int
     ruled_ms: int  # since when its moments are what they are, and all that became of them is known
@@ -240,7 +284,7 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
             schedule_id,
             0,
             origin={"tenant": rare["tenant"]},
-            policy=policy_of(rare),
+            policy=encode_policy(policy_of(rare)),
         ).partition('"scheduled_for":0')
         return Definition(
             schedule_id=schedule_id,
@@ -251,12 +295,14 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
             name=name,
             metadata=metadata,
             rare=rare,
+            created_by=text_or_none(record.get("created_by")),
             created_ms=int(record["created"]),
             updated_ms=int(record["updated"]),
             ruled_ms=int(record.get("ruled", record["created"])),
             status_head=status_head(user_id, name, priority)
             + f',"schedule":{encode_basestring(schedule_id)},"type":"scheduled"'
             + origin_fields({"tenant": rare["tenant"]})
+            + status_fields(policy_of(rare))
             + _fail_limit(rare),
             document_head=head + mark[:-1],
             document_tail=tail,
@@ -319,6 +365,16 @@ class Change:
         pause = {"by": self.by, "note": self.note, "until": self.until_ms}
         return json.dumps({name: value for name, value in pause.items() if value is not None})
 
+    def made_text(self, fields: Mapping[str, Any]) -> str:
+        """That a schedule was made, and with which values, JSON; none that is its default."""
+        given = {
+            name: [None, _short(fields[name])]
+            for name in (*FIELDS, "is_active")
+            if fields[name] != DEFAULTS[name]
+        }
+        record = {"by": self.by, "note": self.note, "fields": given, "made": True}
+        return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+
     def text(self, before: Mapping[str, Any], after: Mapping[str, Any], active: str) -> str:
         """What has changed, JSON; nothing if nothing has."""
         changed = {
@@ -344,7 +400,7 @@ def check_change(
         raise InvalidSchedule(
             f"note {shown(note):.60} is no text of at most {MAX_NOTE_LENGTH} characters"
         )
-    until_ms = None if until is None else to_ms(until, "until", InvalidSchedule)
+    until_ms = None if until is None else read_ms(until, "until", InvalidSchedule)
     if until_ms is not None and until_ms <= now_ms:
         raise InvalidSchedule(f"until {from_ms(until_ms).isoformat()} is in the past")
     return Change(by=by, note=note, until_ms=until_ms)  # type: ignore[arg-type]
@@ -359,13 +415,17 @@ def _short(value: Any) -> Any:
 class ScheduleStore:
     """The schedules of one queue."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(
+        self, link: Link, look_at: Callable[[str, Mapping[str, Any]], None] | None = None
+    ) -> None:
+        """`look_at` is called with the name and the payload of tasks to come, and may refuse."""
         self._link = link
+        self._look_at = look_at or (lambda name, payload: None)
         self._min_interval = (-SETTINGS_MS, 0)  # when it was read, and how many ms it is
 
     # --- changing ---------------------------------------------------------------------------------
 
-    def add(self, specs: Sequence[Mapping[str, Any]], on_conflict: str) -> list[str]:
+    def add(self, given: Iterable[Mapping[str, Any]], on_conflict: str) -> list[str]:
         """Store new schedules, all or none; their ids.
 
         Raises InvalidSchedule and its kin for bad input, ScheduleConflict for an id that is taken
@@ -375,6 +435,7 @@ class ScheduleStore:
             raise InvalidSchedule(
                 f"on_conflict {shown(on_conflict)} is neither 'error' nor 'replace'"
             )
+        specs = check_list(given, "schedules")
         if len(specs) > MAX_ADDED:
             raise InvalidSchedule(f"{len(specs)} schedules in one call: at most {MAX_ADDED}")
         checked = [_check_spec(spec) for spec in specs]
@@ -384,23 +445,17 @@ class ScheduleStore:
             raise InvalidSchedule(f"schedule_id {twice!r} is given twice in one call")
         if not ids:
             return []
+        for _, fields in checked:
+            self._look_at(fields["name"], fields["payload"])
         operation = new_id()
         for _ in range(CLOCK_TRIES):
             now_ms = self._link.now_ms()
-            rest: list[Argument] = []
-            for schedule_id, fields in checked:
-                fields = _anchored(fields, now_ms)
-                text = _definition_text(fields, created_ms=now_ms, updated_ms=now_ms)
-                next_ms, due = _first_moment(schedule_id, fields, now_ms)
-                self._check_interval(schedule_id, fields, now_ms)
-                rest += [schedule_id, fields["user_id"], fields["name"], text, new_id()]
-                rest += [next_ms, due, fields["tenant"] or ""]
             answer = self._link.run(
                 "add_schedules",
                 op=operation,
-                client_now=self._link.now_ms(),  # the planning may have taken a while
                 on_conflict=on_conflict,
-                rest=rest,
+                rest=[each for spec in checked for each in self._planned(*spec, now_ms)],
+                client_now=self._link.now_ms(),  # the planning may have taken a while
             )
             if answer[0] == b"exists":
                 raise ScheduleConflict(
@@ -413,6 +468,16 @@ class ScheduleStore:
                 return ids
             self._link.learn_time(int(answer[1]))
         raise ScheduleConflict("the clock of Redis jumps again and again: nothing was stored")
+
+    def _planned(self, schedule_id: str, fields: dict[str, Any], now_ms: int) -> Iterator[Argument]:
+        """What the script takes of a new schedule."""
+        fields, by = _anchored(fields, now_ms), fields["created_by"]
+        text = _definition_text(fields, created_by=by, created_ms=now_ms, updated_ms=now_ms)
+        next_ms, due = _first_moment(schedule_id, fields, now_ms)
+        self._check_interval(schedule_id, fields, now_ms)
+        yield from (schedule_id, fields["user_id"], fields["name"], text, new_id())
+        yield from (next_ms, due) if fields["is_active"] else ("", "")
+        yield from (fields["tenant"] or "", fields["title"] or "", Change(by=by).made_text(fields))
 
     def update(
         self,
@@ -430,6 +495,8 @@ class ScheduleStore:
         check_id(schedule_id)
         patch = _check_patch(changes)
         _check_revision(schedule_id, revision)
+        if "payload" in patch or "name" in patch:
+            self._look_at_update(schedule_id, patch)
         deadline = time.monotonic() + self._link.timeout
         while time.monotonic() < deadline:
             word = self._try_update(schedule_id, patch, by or Change(), revision)
@@ -438,6 +505,13 @@ class ScheduleStore:
         raise ScheduleConflict(
             f"schedule {schedule_id!r} was changed by others again and again: nothing was stored"
         )
+
+    def _look_at_update(self, schedule_id: str, patch: Mapping[str, Any]) -> None:
+        """Before the deadline runs, as it may take a while."""
+        stored = self.stored([schedule_id])[0]
+        if stored is not None:
+            after = {**fields_of(stored.definition), **patch}
+            self._look_at(after["name"], after["payload"])
 
     def _try_update(
         self, schedule_id: str, patch: dict[str, Any], by: Change, revision: str | None
@@ -472,6 +546,7 @@ class ScheduleStore:
             base=(plan or b"").partition(b" ")[0],
             definition=_definition_text(
                 fields,
+                created_by=old.created_by,
                 created_ms=old.created_ms,
                 updated_ms=now_ms,
                 ruled_ms=old.ruled_ms
@@ -480,6 +555,7 @@ class ScheduleStore:
             ),
             user=fields["user_id"],
             tenant=fields["tenant"] or "",
+            title=fields["title"] or "",
             revision=_revision_after(patch, plan, active, next_ms),
             old_name=old.name,
             task_name=fields["name"],
@@ -587,6 +663,20 @@ class ScheduleStore:
         names = [schedule_id.encode() for schedule_id in ids]
         return list(self._read(names, skip_broken=True)) if ids else []
 
+    def are_active(self, ids: Sequence[str | bytes]) -> list[bool]:
+        """Whether each of these is active; False also for those that are gone."""
+        if not ids:
+            return []
+        states = self._link.ask(("HMGET", self._link.keys["schedule_state"], *ids))[0]
+        return _are_active(states)
+
+    def titles(self, ids: Sequence[str | bytes]) -> list[str]:
+        """What people call each of these; empty for those that have no title, or are gone."""
+        if not ids:
+            return []
+        states = self._link.ask(("HMGET", self._link.keys["schedule_state"], *ids))[0]
+        return [_title_in(state or b"") for state in states]
+
     def stored(self, ids: Sequence[str]) -> list[Stored | None]:
         """As `read`, with definition, state and plan as they are stored."""
         if not ids:
@@ -624,15 +714,16 @@ class ScheduleStore:
         while True:
             want = limit if is_active is None else MAX_LISTED
             members = self._link.ask(("ZRANGE", index, start, stop, "BYLEX", "LIMIT", 0, want))[0]
-            for member, task in zip(members, self._read_members(members), strict=True):
-                start = b"(" + member
+            likely = self._likely(members, is_active)
+            for member, task in zip(likely, self._read_members(likely), strict=True):
                 if task is not None and is_active in (None, task.is_active):
                     found.append(task)
                     if len(found) == limit:
-                        return Page(found, _encode_cursor(start[1:]))
+                        return Page(found, _encode_cursor(member))
             walked += len(members)
             if len(members) < want:
                 return Page(found, None)
+            start = b"(" + members[-1]
             if walked >= MAX_WALKED and _is_text(start):
                 return Page(found, _encode_cursor(start[1:]))
 
@@ -649,8 +740,15 @@ class ScheduleStore:
         ordered = sorted(found.values(), key=lambda problem: (problem.since, problem.schedule_id))
         return ordered[:MAX_PROBLEMS]
 
+    def _likely(self, members: Sequence[bytes], is_active: bool | None) -> Sequence[bytes]:
+        """The entries of the index that are worth reading in full."""
+        if is_active is None:
+            return members
+        flags = self.are_active(_ids(members))
+        return [member for member, flag in zip(members, flags, strict=True) if flag == is_active]
+
     def _read_members(self, members: Sequence[bytes]) -> Sequence[ScheduledTask | None]:
-        ids = [member.partition(b"\0")[2] for member in members]
+        ids = _ids(members)
         return self._read(ids, skip_broken=True) if ids else []
 
     def _read(
@@ -675,6 +773,10 @@ class ScheduleStore:
                     raise
                 tasks.append(None)
         return tasks
+
+
+def _ids(members: Sequence[bytes]) -> list[bytes]:
+    return [member.partition(b"\0")[2] for member in members]
 
 
 def _stored(
@@ -719,6 +821,13 @@ def _over_quota(user: bytes) -> ScheduleQuota:
     )
 
 
+def check_list(given: object, what: str) -> list[Mapping[str, Any]]:
+    """Several schedules, each a dict. Raises InvalidSchedule for what does not hold any."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise InvalidSchedule(f"{what} must be a list of dicts, one for each, not {kind_of(given)}")
+    return list(given)
+
+
 def check_id(schedule_id: object) -> str:
     """An id that a schedule may have. Raises InvalidSchedule."""
     return check_name(schedule_id, "schedule_id", InvalidSchedule, most=MAX_ID_LENGTH)
@@ -737,15 +846,7 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if len(kinds) != 1:
         has = " and ".join(kinds) or "none of them"
         raise InvalidSchedule(f"a schedule needs one of {', '.join(KINDS)}; this one has {has}")
-    defaults = {
-        "priority": Priority.NORMAL,
-        "payload": {},
-        "timezone": "UTC",
-        "name": DEFAULT_NAME,
-        "metadata": {},
-        **USUAL,
-    }
-    fields = defaults | _check_fields(given, ADDABLE)
+    fields = DEFAULTS | _check_fields(given, ADDABLE)
     schedule_id = spec.get("schedule_id")
     checked_id = new_id() if schedule_id is None else check_id(schedule_id)
     recurrence_of(checked_id, fields["timezone"], fields)
@@ -794,12 +895,13 @@ def _ms(value: object, name: str, **bounds: float) -> int:
     return round(check_seconds(value, name, InvalidSchedule, **bounds) * 1000)
 
 
-def _check_backoff(value: object) -> list[float] | float:
-    if isinstance(value, list | tuple):
-        if not value:
-            raise InvalidSchedule("backoff [] has no delay: give one for each retry")
-        return [check_seconds(each, "backoff", InvalidSchedule) for each in value]
-    return check_seconds(value, "backoff", InvalidSchedule)
+def _check_description(value: object) -> str:
+    return check_text(value, "description", InvalidSchedule, most=MAX_DESCRIPTION_LENGTH)
+
+
+def _check_windows(value: Any) -> Any:
+    check_windows(value)
+    return value
 
 
 _IN_MS = {"catch_up", "jitter", "every", "anchor", "at", "start", "end"}
@@ -811,6 +913,8 @@ _AS_GIVEN = {
     "retries",
     "max_catch_up",
     "tenant",
+    "title",
+    "description",
 }
 
 
@@ -830,10 +934,11 @@ def _check_rare(rare: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "cron_expr": _or_none(as_cron),
     "every": _or_none(lambda value: _ms(value, "every", least=1.0)),
-    "anchor": _or_none(lambda value: to_ms(value, "anchor", InvalidSchedule)),
-    "at": _or_none(lambda value: to_ms(value, "at", InvalidSchedule)),
-    "start": _or_none(lambda value: to_ms(value, "start", InvalidSchedule)),
-    "end": _or_none(lambda value: to_ms(value, "end", InvalidSchedule)),
+    "anchor": _or_none(lambda value: read_ms(value, "anchor", InvalidSchedule)),
+    "at": _or_none(lambda value: read_ms(value, "at", InvalidSchedule)),
+    "start": _or_none(lambda value: read_ms(value, "start", InvalidSchedule)),
+    "end": _or_none(lambda value: read_ms(value, "end", InvalidSchedule)),
+    "windows": _or_none(_check_windows),
     "max_runs": _or_none(lambda value: check_count(value, "max_runs", InvalidSchedule, least=1)),
     "misfire": lambda value: _check_choice(value, "misfire", MISFIRES),
     "catch_up": lambda value: _ms(value, "catch_up"),
@@ -842,14 +947,20 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     ),
     "jitter": lambda value: _ms(value, "jitter", most=MOST_JITTER_S),
     "retries": _or_none(lambda value: check_count(value, "retries", InvalidSchedule)),
-    "backoff": _or_none(_check_backoff),
-    "timeout": _or_none(
-        lambda value: check_seconds(value, "timeout", InvalidSchedule, least=0.001)
+    "backoff": _or_none(lambda value: check_backoff(value, InvalidSchedule)),
+    "backoff_cap": _or_none(lambda value: check_seconds(value, "backoff_cap", InvalidSchedule)),
+    "backoff_multiplier": _or_none(lambda value: check_multiplier(value, InvalidSchedule)),
+    "backoff_jitter": _or_none(
+        lambda value: check_jitter(value, InvalidSchedule, "backoff_jitter")
     ),
+    "timeout": _or_none(lambda value: check_timeout(value, InvalidSchedule)),
     "max_failures": _or_none(
         lambda value: check_count(value, "max_failures", InvalidSchedule, least=1)
     ),
     "tenant": _or_none(lambda value: check_tenant(value, InvalidSchedule)),
+    "title": lambda value: check_name(value, "title", InvalidSchedule) if value else None,
+    "description": lambda value: _check_description(value) if value else None,
+    "created_by": _or_none(lambda value: check_name(value, "created_by", InvalidSchedule)),
     "user_id": lambda value: check_name(value, "user_id", InvalidSchedule),
     "name": lambda value: check_name(value, "name", InvalidSchedule),
     "priority": lambda value: check_priority(value, InvalidSchedule),
@@ -857,7 +968,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "metadata": lambda value: check_payload({} if value is None else value, "metadata"),
     "overlap": lambda value: _check_choice(value, "overlap", OVERLAPS),
     "is_active": _check_active,
-    "next_run": lambda value: to_ms(value, "next_run", InvalidSchedule),
+    "next_run": lambda value: read_ms(value, "next_run", InvalidSchedule),
 }
 
 
@@ -927,11 +1038,21 @@ def recurrence_of(schedule_id: str, timezone: str, rare: Mapping[str, Any]) -> R
     return compile_form(form, seed=schedule_id)
 
 
-def policy_of(rare: Mapping[str, Any]) -> str | None:
-    """What a schedule says about retries of its tasks, JSON; it wins over the handler's."""
-    names = ("retries", "backoff", "timeout")
-    policy = {name: rare[name] for name in names if rare[name] is not None}
-    return encode_json(policy, "policy", MAX_METADATA_BYTES) if policy else None
+# Fields of a schedule that are its tasks' policy. Its `jitter` is that of its moments.
+_POLICY = {
+    "retries": "retries",
+    "backoff": "backoff",
+    "backoff_cap": "backoff_cap",
+    "backoff_multiplier": "backoff_multiplier",
+    "backoff_jitter": "jitter",
+    "timeout": "timeout",
+}
+
+
+def policy_of(rare: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a schedule says about retries and time-out of its tasks; None if it says nothing."""
+    policy = {inner: rare[name] for name, inner in _POLICY.items() if rare[name] is not None}
+    return policy or None
 
 
 def _fail_limit(rare: Mapping[str, Any]) -> str:
@@ -981,6 +1102,8 @@ def _first_moment(schedule_id: str, fields: Mapping[str, Any], now_ms: int) -> t
     moment = recurrence.next_ms(now_ms)
     if moment is None:
         kind = next(kind for kind in KINDS if fields[kind] is not None)
+        if past := past_moment(fields, now_ms):
+            raise InvalidSchedule(f"{past}: it would never run")
         error = InvalidCron if kind == "cron_expr" else InvalidSchedule
         raise error(
             f"{kind} {_shown(kind, fields[kind])!r} has no moment in the years to come in "
@@ -988,6 +1111,14 @@ def _first_moment(schedule_id: str, fields: Mapping[str, Any], now_ms: int) -> t
         )
     rules = Rules(schedule_id=schedule_id, recurrence=recurrence, jitter_ms=fields["jitter"])
     return moment, due_ms(rules, moment)
+
+
+def past_moment(fields: Mapping[str, Any], now_ms: int) -> str | None:
+    """Which of its moments is why a rule has none to come, in words; None if it is none of them."""
+    for name in ("at", "end"):
+        if fields[name] is not None and fields[name] <= now_ms:
+            return f"{name} {from_ms(fields[name]).isoformat()} is in the past"
+    return None
 
 
 def _shown(kind: str, value: Any) -> str:
@@ -1027,7 +1158,12 @@ def _stays_known(
 
 
 def _definition_text(
-    fields: Mapping[str, Any], *, created_ms: int, updated_ms: int, ruled_ms: int | None = None
+    fields: Mapping[str, Any],
+    *,
+    created_by: str | None,
+    created_ms: int,
+    updated_ms: int,
+    ruled_ms: int | None = None,
 ) -> str:
     """What is stored. Raises InvalidPayload when payload or metadata are too large."""
     record = {
@@ -1037,6 +1173,8 @@ def _definition_text(
     }
     record |= {"priority": int(fields["priority"]), "created": created_ms, "updated": updated_ms}
     record["engine"] = ENGINE
+    if created_by is not None:
+        record["created_by"] = created_by
     if ruled_ms not in (None, created_ms):
         record["ruled"] = ruled_ms
     metadata = encode_json(fields["metadata"], "metadata", MAX_METADATA_BYTES)
@@ -1058,6 +1196,32 @@ def _read_state(text: bytes | None) -> dict[str, Any]:
     if not isinstance(state, dict):
         return {}
     return {name: value for name, value in state.items() if _can_be(name, value)}
+
+
+def _are_active(texts: Sequence[bytes | None]) -> list[bool]:
+    """Whether states are of active schedules, as `_read_state` says it, without all the rest."""
+    whole = [text or b"{}" for text in texts]
+    try:
+        states = json.loads(b"[" + b",".join(whole) + b"]")  # a fourth of the time of one by one
+    except UNREADABLE:
+        states = []
+    if len(states) != len(whole):  # somebody has spoilt one
+        states = [_read_state(text) for text in whole]
+    return [isinstance(state, dict) and state.get("active") is True for state in states]
+
+
+def _title_in(state: bytes) -> str:
+    """The title in the text of a state: to read all of it takes ten times as long.
+
+    In JSON a quote inside a value has a backslash before it: nothing else can be taken for it.
+    """
+    found = _TITLE.search(state)
+    if found is None:
+        return ""
+    try:
+        return str(json.loads(found[1])) if b"\\" in found[1] else found[1][1:-1].decode()
+    except ValueError:
+        return ""  # somebody has spoilt it
 
 
 def _can_be(name: str, value: Any) -> bool:
@@ -1109,7 +1273,10 @@ def _scheduled_task(
             max_catch_up=rare["max_catch_up"],
             jitter=rare["jitter"] / 1000,
             retries=rare["retries"],
-            backoff=rare["backoff"],
+            backoff=_copied(rare["backoff"]),
+            backoff_cap=rare["backoff_cap"],
+            backoff_multiplier=rare["backoff_multiplier"],
+            backoff_jitter=rare["backoff_jitter"],
             timeout=rare["timeout"],
             max_failures=rare["max_failures"],
             failures_in_a_row=int(state.get("failures", 0)),
@@ -1118,6 +1285,9 @@ def _scheduled_task(
             pause_note=state.get("note"),
             paused_until=_moment(state.get("until")),
             tenant=rare["tenant"],
+            title=rare["title"],
+            description=rare["description"],
+            created_by=definition.created_by,
             revision=revision,
         )
     except (ValueError, TypeError, OverflowError) as error:

@@ -30,6 +30,8 @@ _FUNCTION = re.compile(
     r"(?:^--[^\n]*\n)*^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.M | re.S
 )
 _WORD = re.compile(r"\w+")
+# A constant that is a number, at the margin.
+_CONSTANT = re.compile(r"^local ([A-Z][A-Z0-9_]*) = (-?[0-9][0-9.]*)[ \t]*(?:--[^\n]*)?\n", re.M)
 
 
 class ScriptError(Exception):
@@ -138,6 +140,19 @@ def without_unused(text: str) -> str:
             text = text.replace(function, "", 1)
 
 
+def with_numbers(text: str) -> str:
+    """A script with its constants put in where they are used: each would be a local variable, too.
+
+    Raises ScriptError for a constant whose name also stands in quotes, as words of Redis do.
+    """
+    numbers = dict(_CONSTANT.findall(text))
+    for name in numbers:
+        if f"'{name}'" in text:
+            raise ScriptError(f"constant {name} has the name of a word in quotes")
+    text = _CONSTANT.sub("", text)
+    return _WORD.sub(lambda word: numbers.get(word[0], word[0]), text)
+
+
 def _is_used(function: re.Match[str], counts: Counter[str]) -> bool:
     """Whether a function is named elsewhere than in itself."""
     name = function["name"]
@@ -165,7 +180,8 @@ def load_script(name: str) -> Script:
         ]
         if not main.probes_itself:
             lines.append("probe_all()")
-    body = "\n".join([*lines, without_unused("\n".join(part.text for part in parts))])
+    whole = without_unused("\n".join(part.text for part in parts))
+    body = "\n".join([*lines, with_numbers(whole)])
     flags = f" flags={main.flags}" if main.flags else ""
     text = f"#!lua{flags}\n{body}"
     return Script(

@@ -7,6 +7,7 @@ The groups are those of `fairqueue.processes`, so that nothing outlives this pro
 ends. Here is only what holds them together: in which order they start and end, and what is said.
 """
 
+import errno
 import logging
 import os
 import select
@@ -20,29 +21,37 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from typing import Any, Self, TextIO
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from fairqueue.access import LOGIN_S, AccessStore, Actor
 from fairqueue.addresses import shown
+from fairqueue.alerts import Alerts
 from fairqueue.demo import STEP_S, Load, Reader, Terminal, contrast, fill, line, register
-from fairqueue.errors import ConfigurationError, FairQueueError
+from fairqueue.errors import ConfigurationError, FairQueueError, plural
 from fairqueue.keys import Keys
+from fairqueue.metrics import MetricsServer, serve_registries
 from fairqueue.models import QueueSnapshot
-from fairqueue.processes import ProcessGroup, wait_for
+from fairqueue.processes import ProcessGroup
 from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.scheduler import STOPPED, TaskScheduler
+from fairqueue.tally import Tally
 from fairqueue.validation import check_count, check_seconds
 from fairqueue.web import WebServer, create_app
 from fairqueue.worker import Worker
 
 OK, INTERRUPTED = 0, 130
 CHECK_S = 2.0  # so long the first question to Redis waits: a wrong address is told soon
-LOOK_S = 0.5  # so often a worker's process looks whether somebody has drained it
+MORE_PORTS = 20  # that a demo tries when its own is taken
+LAST_PORT = 65_535
+LOOK_S = 0.5  # so often a process looks whether its threads live, or somebody has drained it
 START_S = 30.0  # so long the dashboard gets until it answers
 # What each gets to end by itself, seconds; after that it is killed. The tasks of a worker get
-# DRAIN_S, and what is not done by then is given back in the rest.
-GRACE_S, DRAIN_S, WORKER_GRACE_S = 10.0, 30.0, 35.0
+# DRAIN_S, and what is not done by then is given back in the rest; last alerts get LAST_ALERTS_S.
+GRACE_S, DRAIN_S, WORKER_GRACE_S, LAST_ALERTS_S = 10.0, 30.0, 35.0, 2.0
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - addresses that cannot be opened in a browser
 
-# Makes the worker of an app, given the queue and the setting `concurrency`.
+# Makes the worker of an app, given the queue and the settings `concurrency` and, if there are any,
+# `alerts`.
 MakeWorker = Callable[[TaskQueue, Mapping[str, Any]], Worker]
 
 
@@ -59,14 +68,20 @@ def run(
     seconds: float | None = None,
     schedulers: int = 1,
     open_browser: bool = False,
+    alerts: Alerts | None = None,
+    metrics_port: int | None = None,
+    metrics_host: str = "127.0.0.1",
 ) -> int:
     """Run everything until SIGINT or SIGTERM, or for so many seconds; the exit code.
 
     url: of a Redis; without it a server is started, whose data is kept in `embedded_path` if that
     is given. app: what makes the worker; without one, and without `demo`, no tasks are run.
-    workers: how many processes run tasks, `concurrency` at a time each. port: 0 takes a free one.
+    workers: how many processes run tasks, `concurrency` at a time each. port: 0 takes a free one;
+    that of a demo may be a later one, if it is taken.
     demo: fill the queue, which must be empty or that of an earlier demo, and keep it busy; at a
-    `url` it is emptied in the end.
+    `url` it is emptied in the end. alerts: whom schedulers and workers tell what goes wrong;
+    without them, those of the app's worker. metrics_port: answer scrapes there, with the metrics
+    of the queue and of all processes, added up; 0 takes a free one.
 
     A part that dies is started again. The first signal ends the dashboard, the schedulers, the
     workers when their tasks are done, then the server; the second ends all at once (130).
@@ -90,25 +105,33 @@ def run(
         Signals() as signals,
         _logging_for(demo),
         _open(url, embedded_path, queue) as opened,
-        closing(_dashboard(opened, host, port)) as web,
+        closing(_dashboard(opened, host, port, MORE_PORTS if demo else 0)) as web,
         ExitStack() as afterwards,
     ):
-        worker = _worker(opened, app, demo, concurrency)
+        worker = _worker(opened, app, demo, concurrency, alerts)
+        told = alerts or (Alerts() if worker is None else worker.alerts)
         if demo:
             fill(opened)
             if url is not None:
                 afterwards.callback(opened.destroy)
-        tree = Tree(opened)
+        tree = Tree(opened, adding_up=metrics_port is not None)
         # Not before nobody serves it any more, and not later: who comes then must not wait.
         tree.add("dashboard", lambda stop: _serve(web, stop), at_end=web.close)
-        tree.add("scheduler", lambda stop: _schedule(opened, stop), schedulers)
+        tree.add("scheduler", lambda stop: _schedule(opened, told, stop), schedulers)
         if worker is not None:
-            tree.add("worker", lambda stop: _work(worker, stop), workers, WORKER_GRACE_S)
+            tree.add(
+                "worker",
+                lambda stop: _work(worker, stop),
+                workers,
+                WORKER_GRACE_S,
+                registry=worker.registry,
+            )
         signals.second = tree.kill
-        with tree:
+        # Not before all are forked: no thread of ours may hold a lock then.
+        with tree, _metrics(opened, worker, metrics_host, metrics_port) as metrics:
             program = Program(tree, opened, signals, out, seconds)
             try:
-                program.welcome(web, url, open_browser)
+                program.welcome(web, url, port, open_browser, metrics)
                 program.go(Load(opened) if demo else None)
             except BrokenPipeError:
                 # Nobody reads any more. Python would complain when it flushes stdout at the end.
@@ -143,12 +166,15 @@ class Dashboard(WebServer):
         self._socket.close()
 
 
-def _dashboard(queue: TaskQueue, host: str, port: int) -> Dashboard:
+def _dashboard(queue: TaskQueue, host: str, port: int, more: int = 0) -> Dashboard:
+    """The dashboard at a port; if that is taken, at one of so many after it."""
     try:
         return Dashboard(create_app(queue), host, port)
     except ConfigurationError as error:
         if not isinstance(error.__cause__, OSError):
             raise
+        if more and 0 < port < LAST_PORT and error.__cause__.errno == errno.EADDRINUSE:
+            return _dashboard(queue, host, port + 1, more - 1)
         raise ConfigurationError(
             f"the dashboard cannot have port {port} of {host} ({error.__cause__.strerror}): end "
             "what has it, or choose another port; 0 takes a free one"
@@ -156,42 +182,72 @@ def _dashboard(queue: TaskQueue, host: str, port: int) -> Dashboard:
 
 
 def _worker(
-    queue: TaskQueue, app: MakeWorker | None, demo: bool, concurrency: int
+    queue: TaskQueue,
+    app: MakeWorker | None,
+    demo: bool,
+    concurrency: int,
+    alerts: Alerts | None,
 ) -> Worker | None:
     if app is not None:
-        return app(queue, {"concurrency": concurrency})
+        given = {} if alerts is None else {"alerts": alerts}
+        return app(queue, {"concurrency": concurrency, **given})
     if not demo:
         return None
-    worker = Worker(queue, concurrency=concurrency)
+    worker = Worker(queue, concurrency=concurrency, alerts=alerts)
     register(worker)
     return worker
 
 
+@contextmanager
+def _metrics(
+    queue: TaskQueue, worker: Worker | None, host: str, port: int | None
+) -> Iterator[MetricsServer | None]:
+    """Answers scrapes, if there is a port for it."""
+    if port is None:
+        yield None
+        return
+    registries = [REGISTRY] if worker is None else [REGISTRY, worker.registry]
+    with serve_registries(port, host, *registries, queue=queue) as server:
+        yield server
+
+
 def _serve(web: WebServer, stop: threading.Event) -> None:
     with web:
-        wait_for(stop)
+        while web.is_alive() and not stop.wait(LOOK_S):
+            pass
+    if not stop.is_set():
+        raise FairQueueError("the thread of the dashboard has ended")
 
 
-def _schedule(queue: TaskQueue, stop: threading.Event) -> None:
-    scheduler = TaskScheduler(queue)
+def _schedule(queue: TaskQueue, alerts: Alerts, stop: threading.Event) -> None:
+    scheduler = TaskScheduler(queue, alerts=alerts)
     scheduler.start()
-    wait_for(stop)
-    scheduler.stop(GRACE_S)
+    while scheduler.state != STOPPED and not stop.wait(LOOK_S):
+        pass
+    scheduler.stop(GRACE_S - LAST_ALERTS_S)
+    alerts.close(LAST_ALERTS_S)
+    if not stop.is_set():
+        raise FairQueueError("the thread of the scheduler has ended")
 
 
 def _work(worker: Worker, stop: threading.Event) -> None:
     worker.start()
     # One that somebody has drained ends, and its process is replaced: without any, all would wait.
-    while worker.state != "stopped" and not stop.wait(LOOK_S):
+    while worker.state in ("running", "draining") and not stop.wait(LOOK_S):
         pass
+    has_failed = worker.state == "failed"
     worker.stop(DRAIN_S)
+    worker.alerts.close(LAST_ALERTS_S)
+    if has_failed:
+        raise FairQueueError("the worker has failed")
 
 
 class Tree:
     """The groups of processes, from their start to their end."""
 
-    def __init__(self, queue: TaskQueue) -> None:
+    def __init__(self, queue: TaskQueue, *, adding_up: bool = False) -> None:
         self._queue = queue
+        self._adding_up = adding_up
         self._groups: dict[str, ProcessGroup] = {}
         self._ends: dict[str, tuple[float, Callable[[], None]]] = {}
         self._told: dict[str, int] = {}
@@ -204,17 +260,22 @@ class Tree:
         count: int = 1,
         grace: float = GRACE_S,
         at_end: Callable[[], None] = lambda: None,
+        registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """So many processes that serve until the event is set; 0 are none.
 
         `grace`: seconds they get at `stop`, after which `at_end` is called. If this process is
         killed they get GRACE_S: a server of our own is gone then, and nothing that they do would be
-        recorded.
+        recorded. `registry`: where their metrics are, which are added up if that is wanted.
         """
         if count:
-            self._groups[name] = ProcessGroup(
-                lambda stop, _: serve(stop), count, name=name, grace=GRACE_S
-            )
+            tally = Tally(count, registry) if self._adding_up else None
+
+            def be(stop: threading.Event, index: int) -> None:
+                with nullcontext() if tally is None else tally.reporting(index):
+                    serve(stop)
+
+            self._groups[name] = ProcessGroup(be, count, name=name, grace=GRACE_S)
             self._ends[name] = grace, at_end
             self._told[name] = 0
 
@@ -249,7 +310,8 @@ class Tree:
         news = []
         for name, group in self._groups.items():
             if group.restarts > self._told[name]:
-                news.append(f"A {name} ended and was started again; so far {group.restarts} times.")
+                times = plural(group.restarts, "time")
+                news.append(f"A {name} ended and was started again; so far {times}.")
             if not group.is_alive():
                 group.start()
                 news.append(f"The processes of the {name} were gone and are started again.")
@@ -334,8 +396,15 @@ class Program:
         self._out.write(text + "\n")
         self._out.flush()
 
-    def welcome(self, web: WebServer, url: str | None, open_browser: bool) -> None:
-        """Say where everything is, once the dashboard answers."""
+    def welcome(
+        self,
+        web: WebServer,
+        url: str | None,
+        port: int,
+        open_browser: bool,
+        metrics: MetricsServer | None,
+    ) -> None:
+        """Say where everything is, once the dashboard answers. `port`: what was asked for."""
         host = "127.0.0.1" if web.host in EVERYWHERE else web.host
         base = web.url.replace(web.host, host, 1) if web.host else web.url
         deadline = time.monotonic() + START_S
@@ -346,10 +415,14 @@ class Program:
         link = f"{base}/login?token={secret}"
         server = self._queue.server
         redis = server.url if server is not None else shown(url or "")
+        if port not in (0, web.port):
+            self.say(f"Port {port} is in use, so the dashboard has port {web.port}.")
         self.say(f"Dashboard  {base}")
         self.say(f"Log in     {link}  (once, within {LOGIN_S / 60:.0f} minutes)")
         self.say(f"Redis      {redis}")
         self.say(f"Queue      {self._queue.name}")
+        if metrics is not None:
+            self.say(f"Metrics    {metrics.url}")
         if open_browser:
             webbrowser.open(link)
 
@@ -393,8 +466,9 @@ class Program:
         with suppress(FairQueueError, BrokenPipeError):
             last = self._queue.inspect()
             self.say(
-                f"Ran {seconds:.0f} s: {_grown(self._first, last, 'fired')} schedules fired, "
-                f"{_grown(self._first, last, 'finished')} tasks done, "
+                f"Ran {seconds:.0f} s: "
+                f"{plural(_grown(self._first, last, 'fired'), 'schedule')} fired, "
+                f"{plural(_grown(self._first, last, 'finished'), 'task')} done, "
                 f"{_grown(self._first, last, 'buried')} failed, {last.ready:,} still waiting."
             )
             if self._last_words:

@@ -7,6 +7,7 @@ to be read; of one that may hold secrets, such as a payload, they tell the path 
 import json
 import math
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
@@ -26,10 +27,12 @@ MAX_NAME_LENGTH = 200  # characters of an id, a user or a task name: they are pa
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_PAYLOAD_DEPTH = 32
 MAX_RESULT_BYTES = 16 * 1024
+MAX_NOTE_LENGTH = 1000  # characters
 MAX_ERROR_LENGTH = 2000  # characters of an error that are kept
 
 # Control characters separate the parts of index members; lone surrogates are no UTF-8.
 _NAME = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME_LENGTH}}}")
+_TEXT = re.compile(r"(?:[^\x00-\x1f\x7f-\x9f\ud800-\udfff]|[\n\t])*")
 # Nothing that JSON escapes: scripts find a tenant in the text of a record without reading it.
 _TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FIRE_ID = re.compile(r".*:\d{11,}", re.DOTALL)
@@ -88,6 +91,32 @@ def _named(value: object) -> str:
     return f"of type {type(value).__name__}"
 
 
+def check_items(
+    value: object, what: str, of: str, error: type[InvalidInput] = InvalidInput
+) -> list[Any]:
+    """The items of a list or another iterable, such as a list `of` "task names".
+
+    A string has items too, its letters, which nobody means.
+    """
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return list(value)
+    raise error(f"{what} must be a list of {of}, not {kind_of(value)}")
+
+
+def check_text(
+    value: object, what: str, error: type[InvalidInput] = InvalidInput, *, most: int
+) -> str:
+    """A text for people: of several lines, without other control characters, not too long."""
+    if isinstance(value, str):
+        text = value.replace("\r\n", "\n")
+        if len(text) <= most and _TEXT.fullmatch(text):
+            return text
+    raise error(
+        f"{what} {_named(value):.80} cannot be used: a string of at most {most} characters, "
+        "without control characters other than line ends and tabs"
+    )
+
+
 def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
     """The name of a tenant: 1 to 64 letters, digits, '_', '.' or '-'."""
     if isinstance(value, str) and _TENANT.fullmatch(value):
@@ -96,6 +125,15 @@ def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
         f"tenant {_named(value):.80} cannot be used: 1 to 64 letters, digits, '_', '.' or '-', or "
         "None"
     )
+
+
+def own_id(tenant: str, given: str) -> str:
+    """An id as one tenant's: `<tenant>~<id>`, which no other tenant can name; see docs/tenants.md.
+
+    No name of a tenant has a `~`, and an id with one in this place has not the form of a fire.
+    """
+    prefix = f"{tenant}~"
+    return given if given.startswith(prefix) else prefix + given
 
 
 def check_task_id(value: object) -> str:

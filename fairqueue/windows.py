@@ -187,6 +187,16 @@ def read_limits(
     )
 
 
+def check_windows(windows: object) -> None:
+    """Raises InvalidSchedule for a window that says nothing. One that was stored is always open."""
+    if isinstance(windows, Collection) and not isinstance(windows, str | Mapping):
+        for number, window in enumerate(windows):
+            if isinstance(window, Mapping) and not window:
+                raise InvalidSchedule(
+                    f"windows[{number}] {{}} limits nothing: give it days, from or to"
+                )
+
+
 def _read_opening(form: Mapping[str, object], zone: Zone, calendars: Calendars) -> Opening | None:
     stretches = [(0, WEEK)]
     if "windows" in form:

@@ -1,6 +1,5 @@
 """Take tasks from a queue and run them, in this thread or in threads of a worker's own."""
 
-import asyncio
 import functools
 import logging
 import math
@@ -16,9 +15,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from fairqueue.alerts import Alerts
 from fairqueue.connection import Listener
@@ -34,16 +34,21 @@ from fairqueue.handlers import (
 )
 from fairqueue.hooks import Hookable, Hooks
 from fairqueue.isolation import check_findable, check_isolated, check_not_starting
-from fairqueue.keeper import Keeper, Run, fields_of
+from fairqueue.keeper import Keeper, Run, about
+from fairqueue.logs import log_event
 from fairqueue.metrics import worker_metrics
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.presence import Facts, Presence
 from fairqueue.processes import ProcessGroup, wait_for
-from fairqueue.queue import FINISH_CHUNK, LONGEST_WAIT_S, TaskQueue, check_limits
+from fairqueue.queue import FINISH_CHUNK, LONGEST_WAIT_S, Answer, TaskQueue, check_limits
 from fairqueue.running import Done, Executor, Slot
-from fairqueue.validation import check_count, check_name, check_seconds
+from fairqueue.stage import Stage
+from fairqueue.tally import Tally
+from fairqueue.threads import keep_going
+from fairqueue.validation import check_count, check_items, check_name, check_seconds
 
 logger = logging.getLogger("fairqueue.worker")
+_log = partial(log_event, logger)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +58,9 @@ QUIET_S = 1.0  # how long a worker that gives up waits for the answer to its las
 QUICK_S = 0.005  # tasks that usually take less than this are claimed ahead of free slots
 AHEAD = 240  # so many: some are run while Redis is asked for the others
 LOOK_S = 0.2  # so often one that stops looks whether it has less time by now
-UNBEGUN_S = 0.5  # one that waits for a slot for longer goes back to the others
+# One that waits for a slot for longer goes back to the others; so does one that has waited for so
+# much of its lease, since the time until its task is ended as overdue counts from the claim.
+UNBEGUN_S, UNBEGUN_PART = 0.5, 0.5
 MOST_PROCESSES = 10_000
 MEMORY_LOOK_S = 5.0  # so often the memory of the processes is looked at
 # How long a process that is replaced, or whose parent died, may go on with what it runs; and one
@@ -82,7 +89,8 @@ class Worker(Hookable):
     parent that replaces one that ends. A process is replaced after `max_tasks` tasks, or when it
     has taken more than `max_memory` bytes; before that it finishes what it runs, for up to ten
     minutes or half a minute. They are copies of this process, so start them before other threads;
-    their metrics are their own, and so is their `worker_id`: with ":0", ":1" and so on at its end.
+    what they count is added up in the metrics that this process serves (`serve_metrics`), and each
+    has a `worker_id` of its own: with ":0", ":1" and so on at its end.
     """
 
     def __init__(
@@ -120,10 +128,13 @@ class Worker(Hookable):
         if alerts is not None and not isinstance(alerts, Alerts):
             raise ConfigurationError(f"alerts {alerts!r} is no Alerts")
         self._alerts = alerts or Alerts()
+        self.registry = REGISTRY if registry is None else registry
         self._executor = Executor(
             queue, self._handlers, self._hooks, worker_metrics(registry), self._alerts
         )
         self._group: ProcessGroup | None = None
+        self._processes = processes or 0
+        self._tally: Tally | None = None
         if processes is not None:
             self._ending = mmap.mmap(-1, _ENDING.size)
             self._set_ending(math.inf)
@@ -135,9 +146,7 @@ class Worker(Hookable):
                 grace=DRAIN_S + GIVE_BACK_S,
                 memory_interval=MEMORY_LOOK_S,
             )
-        if isinstance(modules, str):
-            raise ConfigurationError(f"modules {modules!r} is a string: pass a list of names")
-        for module in modules:
+        for module in check_items(modules, "modules", "names of modules", ConfigurationError):
             self.register_module(module)
         self._begin_life()
         _workers.add(self)
@@ -152,6 +161,7 @@ class Worker(Hookable):
         # until all has ended: whoever starts or stops it meanwhile waits for that.
         self._life = threading.RLock()
         self._pool: _Pool | None = None
+        self._last_failure: str | None = None  # of a pool that is gone
         self._presence = self._new_presence()  # of `run_once`; threads have one of their own
 
     # --- handlers ---------------------------------------------------------------------------------
@@ -165,10 +175,11 @@ class Worker(Hookable):
         decorated name can be called as before, and has `push`, `delay`, `at`, `options` to enqueue
         tasks, and `before`, `then`, `catch`, `finally_` to attach hooks.
 
-        retries, backoff, backoff_cap, jitter: when it raises, the task is offered again up to
-            `retries` times (5), after `backoff` seconds (2) that double each time up to
-            `backoff_cap` (60), or a list of delays, with jitter "full" or "none"; then it goes to
-            the dead letters. `Retry` and `Discard` decide themselves.
+        retries, backoff, backoff_cap, backoff_multiplier, jitter: when it raises, the task is
+            offered again up to `retries` times (5), after `backoff` seconds (2) that are multiplied
+            by `backoff_multiplier` (2) each time, up to `backoff_cap` (60), with jitter "full" or
+            "none"; or after a list of delays, which are exact unless jitter is "full". Then it goes
+            to the dead letters. `Retry` and `Discard` decide themselves. A task's own policy wins.
         timeout: after so many seconds `TimedOut` is raised inside it. Code that does not return to
             Python, or catches it, goes on in its slot: see `isolation`.
         slots, rate: how many run at a time (0: any number), and begin per second, over all workers.
@@ -201,8 +212,9 @@ class Worker(Hookable):
 
         Each class that is defined there and has a method `handle` handles the tasks of its dotted
         path, such as `myapp.jobs.SendReport`; not abstract ones and those whose name begins with an
-        underscore. Its attributes retries, backoff, backoff_cap, jitter, timeout, slots, rate and
-        isolation are options, where it has them. Nothing is ever imported because a task names it.
+        underscore. Its attributes retries, backoff, backoff_cap, backoff_multiplier, jitter,
+        timeout, slots, rate and isolation are options, where it has them. Nothing is ever imported
+        because a task names it.
         Raises ConfigurationError if the module cannot be imported, has no such class, or one has an
         attribute that is no such option.
         """
@@ -241,6 +253,11 @@ class Worker(Hookable):
                 for handler in self._handlers.named()
             },
             takes_any=self._handlers.takes_any,
+            http={
+                handler.name: policy
+                for handler in self._handlers.named()
+                if (policy := _http_policy(handler.target)) is not None
+            },
         )
 
     # --- without threads of its own ---------------------------------------------------------------
@@ -284,12 +301,17 @@ class Worker(Hookable):
         capture = self._new_capture()
         keeper = self._new_keeper(self._presence)
         try:
-            with asyncio.Runner() as runner:
-                yield Slot(runner=runner, keeper=keeper, capture=capture)
+            with Stage() as stage:
+                yield Slot(stage=stage, keeper=keeper, capture=capture)
         finally:
             keeper.stop()
             if capture is not None:
                 capture.detach()
+
+    @property
+    def alerts(self) -> Alerts:
+        """Whom it tells what goes wrong; an Alerts without recipients if none was given."""
+        return self._alerts
 
     # --- with threads -----------------------------------------------------------------------------
 
@@ -300,6 +322,8 @@ class Worker(Hookable):
         """
         self._check_isolation()
         if self._group is not None:
+            if self._tally is None or not self._tally.is_ours:
+                self._tally = Tally(self._processes, self.registry)
             self._group.start()
         else:
             self._start_pool(math.inf)
@@ -308,21 +332,25 @@ class Worker(Hookable):
     def stop(self, timeout: float = 30.0) -> bool:
         """Take no more tasks, wait for those that run, and end; True if all ended in time.
 
-        What has not ended within `timeout` seconds is given back for others to run; its handler
-        sees `context.cancelled`, and what it does afterwards is not recorded. If another thread
-        stops it already, this waits for that.
+        False also if the worker had failed before: see `state`. What has not ended within `timeout`
+        seconds is given back for others to run; its handler sees `context.cancelled`, and what it
+        does afterwards is not recorded. If another thread stops it already, this waits for that.
         """
         timeout = check_seconds(timeout, "timeout", ConfigurationError)
         deadline = time.monotonic() + timeout
+        failure = self._failure()
+        if self._group is not None and failure is not None:
+            _log("worker_broken", logging.ERROR, worker=self.worker_id, reason=failure)
         ended = self._group is None or self._stop_group(self._group, timeout)
         ended = self._stop_pool(deadline) and ended
         _log("worker_stopped", worker=self.worker_id, in_time=ended)
-        return ended
+        return ended and failure is None
 
     def forever(self, timeout: float = 30.0) -> bool:
         """Start, and go on until SIGINT, SIGTERM or `stop`; then stop, as `stop(timeout)` does.
 
-        It also returns when the worker has ended because it was asked to drain.
+        It also returns when the worker has ended because it was asked to drain, and False when it
+        has failed: when one of its threads, or the supervisor of its processes, is gone.
         In the main thread only: it takes these two signals over until it returns. Raises
         ConfigurationError elsewhere.
         """
@@ -354,16 +382,27 @@ class Worker(Hookable):
 
     @property
     def state(self) -> str:
-        """What became of `start`: "running", "draining" or "stopped".
+        """What became of `start`: "running", "draining", "stopped" or "failed".
 
         It drains after somebody has asked it to (`WorkerStore.drain`): it takes no more tasks, and
         ends when it has finished those that run. A worker with processes is "running" until the
-        last of them has ended.
+        last of them has ended. One that has
+        failed has lost a thread that it cannot do without, or the supervisor of its processes, and
+        ends by itself; it can be started again.
         """
+        if self._failure() is not None:
+            return "failed"
         if not self._is_alive():
             return "stopped"
         pool = self._pool
         return "draining" if pool is not None and pool.is_draining() else "running"
+
+    def _failure(self) -> str | None:
+        """Why the worker has ended although nobody asked it to."""
+        if self._group is not None and self._group.has_died():
+            return "the supervisor of its processes has died"
+        pool = self._pool
+        return self._last_failure if pool is None else pool.failure
 
     def _is_alive(self) -> bool:
         if self._group is not None:
@@ -374,6 +413,7 @@ class Worker(Hookable):
     def _start_pool(self, most: float, ended: Callable[[], None] = lambda: None) -> None:
         with self._life:
             if self._pool is None or not self._pool.is_alive():
+                self._last_failure = None
                 self._pool = _Pool(self, most, ended)
                 self._pool.start()
 
@@ -381,6 +421,7 @@ class Worker(Hookable):
         with self._life:
             pool, self._pool = self._pool, None
             in_time = True if pool is None else pool.stop(lambda: min(deadline, self._deadline()))
+            self._last_failure = self._last_failure if pool is None else pool.failure
             presence, self._presence = self._presence, self._new_presence()
             _leave(presence)
             return in_time
@@ -405,6 +446,12 @@ class Worker(Hookable):
 
     def _serve(self, stop: threading.Event, index: int) -> bool:
         """Be one of the processes, until it is to end; True if it is not to be replaced then."""
+        if self._tally is None:
+            return self._serve_tasks(stop, index)
+        with self._tally.reporting(index):
+            return self._serve_tasks(stop, index)
+
+    def _serve_tasks(self, stop: threading.Event, index: int) -> bool:
         if self._given_id is not None:
             self.worker_id = f"{self._given_id}:{index}"
         self._start_pool(math.inf if self._max_tasks is None else self._max_tasks, stop.set)
@@ -413,6 +460,8 @@ class Worker(Hookable):
         if not self._stop_pool(time.monotonic() + DRAIN_S) and self._deadline() < math.inf:
             self._ending[-1] = True
         self._alerts.close(LAST_ALERTS_S)
+        if self._last_failure is not None:
+            raise FairQueueError(self._last_failure)  # replaced as one that has crashed
         return pool is not None and pool.is_draining()
 
     # --- what both need ---------------------------------------------------------------------------
@@ -427,8 +476,10 @@ class Worker(Hookable):
     def _new_presence(self, on_drain: Callable[[], None] = lambda: None) -> Presence:
         return Presence(self.queue, self._facts, self._alerts, on_drain)
 
-    def _new_keeper(self, presence: Presence) -> Keeper:
-        return Keeper(self.queue, self.lease, self._executor.stuck_gauge, presence)
+    def _new_keeper(
+        self, presence: Presence, on_death: Callable[[str], None] = lambda reason: None
+    ) -> Keeper:
+        return Keeper(self.queue, self.lease, self._executor.stuck_gauge, presence, on_death)
 
     def _new_capture(self) -> LogCapture | None:
         if not self.capture_logs:
@@ -457,7 +508,6 @@ class _Pool:
         self._listener: Listener = worker.queue.link.listener("wake")
         self._alerts = worker._alerts
         self._presence = worker._new_presence(self._listener.nudge)
-        self._keeper = worker._new_keeper(self._presence)
         self._capture = worker._new_capture()
         self._talking = threading.Lock()  # while a claim is on its way
         self._work = threading.Condition()
@@ -469,6 +519,8 @@ class _Pool:
         self._stopping = False
         self._over = False
         self._left = most  # so many more runs may end here
+        self.failure: str | None = None  # why it has ended, or will soon, although nobody asked
+        self._unbegun_s = min(UNBEGUN_S, UNBEGUN_PART * worker.lease)
         self._patience = math.inf  # when what still runs is not waited for any more
         self._threads = [
             threading.Thread(target=self._slot, name=f"fairqueue-slot-{i}", daemon=True)
@@ -477,6 +529,7 @@ class _Pool:
         self._dispatcher = threading.Thread(
             target=self._dispatch, name="fairqueue-worker", daemon=True
         )
+        self._keeper = worker._new_keeper(self._presence, self._fail)  # last: it begins at once
 
     def start(self) -> None:
         for thread in (*self._threads, self._dispatcher):
@@ -506,6 +559,22 @@ class _Pool:
             unbegun = list(self._waiting)
             self._waiting.clear()
         self._give_back(unbegun)
+
+    def _fail(self, reason: str) -> None:
+        """One of the threads is gone: end the worker, which would only look alive without it.
+
+        What runs may end; not for longer than its leases hold, since nobody may be left to extend
+        them.
+        """
+        if self.failure is not None:
+            return
+        self.failure = reason
+        _log("worker_broken", logging.ERROR, worker=self._worker.worker_id, reason=reason)
+        with self._work:
+            self._patience = time.monotonic() + min(DRAIN_S, self._worker.lease)
+        self._take_no_more()
+        _leave(self._presence)
+        self._listener.nudge()
 
     def _end(self) -> None:
         """End the threads, and say that the worker is gone. May be called again."""
@@ -553,23 +622,36 @@ class _Pool:
     # --- the dispatcher ---------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        backoff = FIRST_BACKOFF_S
         try:
-            while not self._is_drained():
-                try:
-                    self._turn()
-                    backoff = FIRST_BACKOFF_S
-                except Exception as error:  # Redis is away, or worse: go on when it is back
-                    if isinstance(error, RedisUnavailable):
-                        self._alerts.redis_failed()
-                    _log("worker_failed", logging.WARNING, error=repr(error))
-                    time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-                    backoff = min(2 * backoff, LONGEST_BACKOFF_S)
+            keep_going(self._take_turns, self._is_drained)
         finally:
+            if not self._is_drained():
+                self._fail(f"{threading.current_thread().name} has ended")
             self._listener.close()
-            if self.is_draining():
+            if self.failure is not None:
+                self._give_back_held()
+            if self.failure is not None or self.is_draining():
                 self._end()  # nobody may ever call `stop`
             self._ended()
+
+    def _take_turns(self) -> None:
+        backoff = FIRST_BACKOFF_S
+        while not self._is_drained():
+            try:
+                self._turn()
+                backoff = FIRST_BACKOFF_S
+            except Exception as error:  # Redis is away, or worse: go on when it is back
+                if isinstance(error, RedisUnavailable):
+                    self._alerts.redis_failed()
+                _log(
+                    "worker_failed",
+                    logging.WARNING,
+                    worker=self._worker.worker_id,
+                    queue=self._worker.queue.name,
+                    error=repr(error),
+                )
+                time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+                backoff = min(2 * backoff, LONGEST_BACKOFF_S)
 
     def _is_drained(self) -> bool:
         with self._work:
@@ -589,15 +671,16 @@ class _Pool:
                 done = list(self._done)[:FINISH_CHUNK]
                 room = 0 if self._stopping else self._room(len(done))
             if done or room:
-                claims, hint = self._talk(done, room)
+                claims, hint, wake = self._talk(done, room)
         if not done and not room:
             self._listener.wait_for_nudge(self._return_unbegun())
         elif not done and not claims:
+            self._listener.listen_to(self._worker.queue.keys[wake])
             self._listener.wait(min(hint, self._return_unbegun()))
 
-    def _talk(self, done: list[tuple[Run, Done]], room: int) -> tuple[list[Claim], float]:
+    def _talk(self, done: list[tuple[Run, Done]], room: int) -> Answer:
         choice = self._presence.choice
-        words, claims, hint = self._worker.queue.finish_and_claim(
+        words, answer = self._worker.queue.exchange(
             [each for _, each in done],
             self._worker.worker_id,
             room,
@@ -607,9 +690,9 @@ class _Pool:
         )
         self._alerts.redis_ok()
         self._recorded([run for run, _ in done], words)
-        if claims:
-            self._hand_out([self._worker._new_run(claim, self._keeper) for claim in claims])
-        return claims, hint
+        if answer.claims:
+            self._hand_out([self._worker._new_run(claim, self._keeper) for claim in answer.claims])
+        return answer
 
     def _room(self, done: int) -> int:
         """How many may be claimed while so many are recorded as done.
@@ -626,7 +709,7 @@ class _Pool:
         with self._work:
             if not self._waiting:
                 return LONGEST_WAIT_S
-            wait = self._waiting[0].since + UNBEGUN_S - time.monotonic()
+            wait = self._waiting[0].since + self._unbegun_s - time.monotonic()
             late = list(self._waiting) if wait <= 0 else []
             if late:
                 self._waiting.clear()
@@ -657,27 +740,38 @@ class _Pool:
     # --- the slots --------------------------------------------------------------------------------
 
     def _slot(self) -> None:
-        with asyncio.Runner() as runner:
-            slot = Slot(runner=runner, keeper=self._keeper, capture=self._capture)
+        try:
+            keep_going(self._run_tasks, lambda: self._over)
+        finally:
+            if not self._over:
+                self._fail(f"{threading.current_thread().name} has ended")
+
+    def _run_tasks(self) -> None:
+        with Stage() as stage:
+            slot = Slot(stage=stage, keeper=self._keeper, capture=self._capture)
             while (run := self._next_run()) is not None:
-                began = time.monotonic()
-                try:
-                    result = self._executor.execute(run, slot)
-                except Exception:
-                    # Whatever it is, the slot goes on, and the lease is no longer kept: the task
-                    # is offered again when that has ended.
-                    result = None
-                    fields = fields_of("slot_failed", run.claim)
-                    logger.exception("slot_failed", extra=fields)
-                seconds = time.monotonic() - began
-                with self._work:
-                    self._usual_s += (seconds - self._usual_s) / 8
-                    recordable = result is not None and run in self._held
-                    if result is not None and recordable:
-                        self._done.append((run, result))
-                if not recordable:
-                    self._forget(run, has_run=True)
-                self._listener.nudge()
+                self._run_task(run, slot)
+
+    def _run_task(self, run: Run, slot: Slot) -> None:
+        began = time.monotonic()
+        result = None
+        try:
+            result = self._executor.execute(run, slot)
+        except Exception as error:
+            said = about(run.claim) | {"error": repr(error)}
+            _log("slot_failed", logging.ERROR, exc_info=True, **said)
+        finally:
+            # Whatever was raised: then the lease is no longer kept, and the task is offered again
+            # when that has ended.
+            seconds = time.monotonic() - began
+            with self._work:
+                self._usual_s += (seconds - self._usual_s) / 8
+                recordable = result is not None and run in self._held
+                if result is not None and recordable:
+                    self._done.append((run, result))
+            if not recordable:
+                self._forget(run, has_run=True)
+            self._listener.nudge()
 
     def _next_run(self) -> Run | None:
         with self._work:
@@ -690,6 +784,12 @@ class _Pool:
                 # That was the last one to begin here.
                 self._stopping, self._patience = True, time.monotonic() + WORN_OUT_S
             return run
+
+
+def _http_policy(target: object) -> dict[str, object] | None:
+    """Where the tasks of a handler may go, if it is one of an `HttpTasks`."""
+    policy = getattr(getattr(target, "__self__", None), "http_policy", None)
+    return policy if isinstance(policy, dict) else None
 
 
 def _new_worker_id() -> str:
@@ -720,10 +820,6 @@ def _check_restarts(processes: object, max_tasks: object, max_memory: object) ->
     if max_tasks is None:
         return None
     return check_count(max_tasks, "max_tasks", ConfigurationError, least=1)
-
-
-def _log(event: str, level: int = logging.INFO, **fields: object) -> None:
-    logger.log(level, event, extra={"event": event, **fields})
 
 
 # Weak: a worker that nobody uses any more is not kept for this.

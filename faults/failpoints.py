@@ -63,6 +63,7 @@ _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
     ("connection", "run_each"): (),  # scripts
     ("connection", "_evaluate_by_sha"): (),  # scripts
     ("dialing", "_primary"): (),  # asks a sentinel, by a method of that name
+    ("delays", "_agree"): ("ZCARD",),
     ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
     ("doctor", "_tried"): (
         *("HGET", "HLEN", "HEXISTS", "HDEL", "HMGET", "ZCARD", "ZSCORE", "ZREM", "LLEN"),

@@ -107,7 +107,8 @@ class Node:
 
     def client(self) -> redis.Redis:
         """A client that does not wait long for an answer, and decodes."""
-        return redis.Redis(HOST, self.port, decode_responses=True, socket_timeout=2.0)
+        # Protocol 3: what sentinels answer is a dictionary with every redis-py.
+        return redis.Redis(HOST, self.port, protocol=3, decode_responses=True, socket_timeout=2.0)
 
     def ask(self, *command: str | int) -> Any:
         """The answer to one command."""

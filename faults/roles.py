@@ -27,8 +27,8 @@ from fairqueue.errors import (
     RedisUnavailable,
     ScheduleConflict,
 )
-from fairqueue.models import Claim
 from fairqueue.processes import wait_for
+from fairqueue.queue import Answer
 from faults.journal import Journal
 from faults.witness import Witness
 
@@ -229,10 +229,10 @@ class _Acknowledging(TaskQueue):
         queue.actor = actor
         return queue
 
-    def finish_and_claim(
+    def exchange(
         self, results: Sequence[Any], *arguments: Any, **settings: Any
-    ) -> tuple[list[str], list[Claim], float]:
-        answer = super().finish_and_claim(results, *arguments, **settings)
+    ) -> tuple[list[str], Answer]:
+        answer = super().exchange(results, *arguments, **settings)
         self._note(results, answer[0])
         return answer
 

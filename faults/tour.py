@@ -846,9 +846,15 @@ def keep_books(stage: Stage) -> None:
 
 
 def doctor(stage: Stage) -> None:
-    """Examine a queue whose records do not agree, and put them right."""
+    """Examine a queue whose records do not agree, and put them right.
+
+    Also: look for a user whose delayed tasks an older version has stored.
+    """
     _with_history(stage)
     _add(stage, 2)
+    stage.push(stage.specs(stage.rng.randint(1, 4), delay=60))
+    stage.raw.delete(stage.queue.keys["delayed_index"].decode())
+    stage.op(lambda: Inspector(stage.queue).users.list(order="name"))
     stage.op(lambda: _disagree(stage))
     stage.op(lambda: Doctor(stage.queue).examine(fix=True))
 

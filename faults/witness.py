@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairqueue.connection import Link
+from fairqueue.queue import CLAIM_HEAD
 from faults.journal import Journal, read_journals
 
 # What a leader does by the token of its term, and a worker by the token of its lease.
@@ -97,8 +98,8 @@ class Witness(Link):
             self.journal.note("led", int(answer[1]), int(answer[2]), self._ends_ms)
         elif name in OF_LEADERS:
             self._saw_act(name, arguments, answer)
-        elif name == "claim" and len(answer) > 3:
-            tasks = [(answer[i].decode(), answer[i + 2]) for i in range(3, len(answer), 4)]
+        elif name == "claim" and len(answer) > CLAIM_HEAD:
+            tasks = [(answer[i].decode(), answer[i + 2]) for i in range(CLAIM_HEAD, len(answer), 4)]
             for task_id, attempt in tasks:
                 self._attempts[arguments["op"], task_id] = attempt
             self.journal.note("held", now_ms(), tasks)

@@ -3,19 +3,24 @@
 -- @include stale
 -- FLAGS allow-oom
 -- KEYS workers      hash  worker id -> JSON: host, pid, version, slots, names, current tasks, times,
---                         drain: who asked it to end; '' -> the names that any of them runs, in lines
+--                         drain: who asked it to end, http: where its HTTP tasks may go; '' -> the
+--                         names that any of them runs, in lines
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms; by: who set them
 -- ARGV worker  text  its id
 -- ARGV record  text  JSON without its closing brace
 -- ARGV ttl_ms  int   it counts as gone after so long without another beat; 0: it goes now
 -- ARGV limits  text  JSON: name -> limits, for all its handlers; empty: as said before
+-- ARGV ...  notices that were told before and have been passed on: they are not told again
 --
--- Limits that an operator has set stand over what workers declare. Repeated, it says the same again.
+-- Limits that an operator has set stand over what workers declare. Repeated, it says the same
+-- again, but for notices: those come again later.
 --
--- Returns { ms of the clock, { names that workers which are alive run }, { stale runs, five values
--- each }, { workers that are gone without a word }, who asked this one to drain or '' }; the lists
--- are empty for one that leaves.
+-- It also ends what does not answer: also when all slots of all workers are stuck, and nobody claims.
+--
+-- Returns { ms of the clock, { names that workers which are alive run }, { notices, see lib/notices },
+-- { workers that are gone without a word }, who asked this one to drain or '' }; the lists are empty
+-- for one that leaves.
 
 local GONE_READ = 100    -- the next beat finds those that are left over
 local ALIVE_READ = 1000  -- workers whose names are known
@@ -46,12 +51,29 @@ local function drained_by(before, record)
   return is_same and type(before.drain) == 'string' and before.drain or nil
 end
 
+-- The list of names in the text of a record, as a worker writes it; nil if it is not found. In JSON a
+-- quote inside a value has a backslash before it, so that neither end is found inside a name.
+local function names_text(text)
+  local _, before = string.find(text, '"names":', 1, true)
+  local behind = before and string.find(text, ',"current":[', before, true)
+  return behind and string.sub(text, before + 1, behind - 1)
+end
+
+-- Most workers run the same names: each list is decoded once, and nothing else of the records.
 local function names_of_all()
   local alive = redis.call('ZRANGE', K.worker_ends, '+inf', string.format('(%.0f', now), 'BYSCORE', 'REV',
     'LIMIT', 0, ALIVE_READ)
-  local texts = redis.call('HMGET', K.workers, unpack(alive))
-  for i, text in ipairs(texts) do texts[i] = names_of(decode(text) or {}) end
-  return table.concat(texts, '\n')
+  local lines, seen = {}, {}
+  for _, text in ipairs(redis.call('HMGET', K.workers, unpack(alive))) do
+    local list = text and names_text(text)
+    if not list then
+      lines[#lines + 1] = names_of(decode(text) or {})
+    elseif not seen[list] then
+      seen[list] = true
+      lines[#lines + 1] = names_of({ names = decode(list) })
+    end
+  end
+  return table.concat(lines, '\n')
 end
 
 -- Each name of some lines once.
@@ -64,6 +86,7 @@ local function distinct(lines)
   return names
 end
 
+notices.forget({ unpack(ARGV, FIRST) })
 -- One that leaves looks for nothing: nobody would hear of what it finds.
 if tonumber(A.ttl_ms) == 0 then
   redis.call('HDEL', K.workers, A.worker, '')

@@ -11,30 +11,44 @@
 -- ARGV names     text  empty: tasks of any name; '+' and names in lines: only these; '-': not these
 --
 -- First does what time has made due. The cost does not depend on how many users wait, are capped or
--- are paused: the first `limit` users of ready are looked at, and no more than LOOKED others of whom
--- nothing can be taken here; those who may not be served are not in it. They are served in memory,
--- and what has become of them is written together: calls of commands are what a script spends its
--- time on.
+-- are paused: the first `limit` users of ready are looked at, and of others only as many as WORK
+-- allows; those who may not be served are not in it. They are served in memory, and what has become
+-- of them is written together: calls of commands are what a script spends its time on.
 -- Tasks of names that are not wanted are passed over where they are, LOOK of a user at most. Tasks
 -- of names whose limits are reached are set aside, and come back in turn when there is room.
+-- A claim of some names looks at the head of ready, then goes on where the last claim of its sort
+-- stopped, then at users of whom its sort was told. When that has found nothing anywhere, claims of
+-- the sort do not look again for a while, unless they are told of something.
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), ms of the clock, ms at
--- which the tasks were claimed, then for each task: id, document, attempt, ms at which it became
--- ready }.
+-- which the tasks were claimed, the number of the wake list at which to wait (0: `wake`), then for
+-- each task: id, document, attempt, ms at which it became ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
 local TRIMMED = 200          -- so often, twice as many old records are dropped at most
 local CRITICAL_CREDIT = 10   -- so many CRITICAL tasks may go first in a row before the share binds
+local CLAIM_BYTES = 1048576  -- documents of one answer: no more are taken when they come to that
+local CLAIM_NAMES = 65536    -- and none when their users, ids and names do: long ones take longer
+local LARGEST = 300000       -- bytes of a document, roughly: so many tasks need not be measured
 local LONGEST_WAIT_MS = 5000 -- nobody waits longer than this, whatever the hint
-local LOOKED = 200           -- users looked at beyond `limit`, past those of whom nothing can be taken
-local ROUND = 20             -- of them in one reading
-local LOOK_AGAIN_MS = 250    -- when there are more users than were looked at
+local WORK = 1000            -- tasks looked at in vain in one claim, roughly: some ms
+local WORK_OF_USER = 4       -- a user of whom nothing can be taken counts for so many
+local ROUND = 20             -- users in one reading, after the first
+local MOST_ROUND = 100       -- and in the first, where some may have nothing for the worker
+local ROUNDS = 60            -- readings at most
+local LOOK_ON_MS = 100       -- when there are more users than were looked at
+local LOOK_AGAIN_MS = 250    -- when nothing was found anywhere; doubled each time up to the longest wait
 local LOOK = 100             -- so many tasks of a user are looked at for one of a name that is wanted
 local ASIDE = 1000           -- so many tasks are set aside in one claim
 local PASSES = 16            -- so many workers in a row are told of what they do not want
 
 local limit, lease_end = tonumber(A.limit), now + tonumber(A.lease_ms)
 local share = SETTINGS.critical_share
+-- What an ordinary serve adds to the credit of the CRITICAL lane, and the most that can be saved up:
+-- with less than one refill and what was left over, a large share could not be reached.
+local refill = share < 1 and share / (1 - share) or 0
+local most_credit = math.max(CRITICAL_CREDIT, refill + 1)
+fair.credit = fair.credit and math.min(fair.credit, most_credit)
 
 -- --- a repeated claim ---
 
@@ -67,6 +81,8 @@ local only_listed, filtered = string.sub(A.names, 1, 1) == '+', A.names ~= ''
 -- Users at the head of ready and of the CRITICAL lane of whom nothing can be taken in this claim.
 local passed, lane_passed = 0, 0
 local for_others = false  -- something is there that this worker does not want
+local vain = 0            -- what was looked at and not taken, in tasks
+local in_lane = true      -- the CRITICAL lane is looked at, too
 local asides, aside, held_aside = 0, {}, {}
 
 local function is_wanted(name)
@@ -113,14 +129,18 @@ local function first_runnable(user, chunk)
   if not filtered and not has_limits then return 0, member(user, 0, chunk) end
   local offset = user.from or 0  -- those before it were looked at when the user was served before
   while offset < LOOK do
-    local found = member(user, offset, math.max(chunk, 20))
+    -- Few at first: mostly it is the first one, and for some workers none of all.
+    local found = member(user, offset, math.max(chunk, math.min(LOOK / 2, 2 * offset + 4)))
     if not found then return offset, nil end
-    local name = name_of(found)
-    if filtered and not is_wanted(name) then
-      offset = offset + 1
-    elseif not is_limited(name) then
+    local name, is_other = name_of(found), false
+    if filtered then is_other = not is_wanted(name) end
+    if not is_other and not is_limited(name) then
       user.from = offset
       return offset, found
+    end
+    vain = vain + 1 + math.floor(#found / 300)  -- long names take longer
+    if is_other then
+      offset = offset + 1
     elseif asides < ASIDE then
       user.in_critical = user.in_critical or is_critical(user.name, found)
       set_aside(user, found, name)
@@ -143,7 +163,7 @@ local function read_users(want)
     names[#names + 1] = user.name
     ready.sorted[#ready.sorted + 1] = { tag = user.tag, user = user }
   end
-  if share > 0 and redis.call('ZCARD', K.critical) > 0 then
+  if in_lane and share > 0 and redis.call('ZCARD', K.critical) > 0 then
     flat = redis.call('ZRANGE', K.critical, lane_passed, lane_passed + want - 1, 'WITHSCORES')
     for i = 1, #flat, 2 do
       local user = users[flat[i]]
@@ -204,7 +224,7 @@ local function charge(user, jumps, cost)
   else
     fair.clock = math.max(fair.clock, user.tag)
     if share < 1 and fair.credit then
-      fair.credit = math.min(CRITICAL_CREDIT, fair.credit + share / (1 - share))
+      fair.credit = math.min(most_credit, fair.credit + refill)
     end
   end
   user.tag = user.tag + stride
@@ -220,6 +240,7 @@ end
 
 -- Nothing of the user's can be taken in this claim.
 local function pass_over(user, chunk)
+  vain = vain + WORK_OF_USER
   if not look_ahead(user, chunk) then
     user.state = 'gone'
     return
@@ -234,6 +255,16 @@ local function leave_lane(user, chunk)
   look_ahead(user, chunk)
   if user.is_critical then lane_passed = lane_passed + 1 end
   user.left_lane = true
+end
+
+-- Count the bytes of a task that is taken. A few tasks cannot be too large together.
+local bytes, long = 0, 0
+local function weigh(member)
+  long = long + #member
+  if long > CLAIM_NAMES then bytes = CLAIM_BYTES end
+  if limit * LARGEST > CLAIM_BYTES then
+    bytes = bytes + redis.call('HSTRLEN', K.tasks, id_of(member))
+  end
 end
 
 -- Take the user's first task that may run; its member, or nil if there is none.
@@ -253,6 +284,7 @@ local function serve(user, jumps, chunk)
   change_running(user.name, 1)
   spend_rate(user.name)
   if has_limits then begin_limited(name_of(first)) end
+  weigh(first)
   take_off(user, offset)
   local following = look_ahead(user, chunk)
   if not following then
@@ -265,9 +297,9 @@ local function serve(user, jumps, chunk)
 end
 
 -- Serve users in memory, up to `want` times; the members taken.
-local function serve_in_turn(want, ready, critical, chunk)
+local function serve_in_turn(want, ready, critical, chunk, work)
   local members = {}
-  while #members < want do
+  while #members < want and bytes < CLAIM_BYTES and vain < work do
     local user, jumps = next_user(ready, critical)
     if not user then break end
     members[#members + 1] = serve(user, jumps, chunk)
@@ -349,7 +381,8 @@ local claimed_by  -- the end of the text of a record that is claimed for the fir
 -- writes it: almost all are, and to read JSON takes longer. Nil for others.
 local function untouched(text, member)
   local from, to = string.find(text, ',"state":"ready","rank":"', 1, true)
-  if not from or not string.find(text, '"attempts":0,', 1, true) then return nil end
+  if not from or not string.find(text, '"attempts":0,', 1, true)
+    or string.find(text, ',"timeout_ms":', 1, true) then return nil end
   local rank, due = string.match(text, '^(%d+)","pushed":%d+,"due":(%d+)}$', to + 1)
   if not rank then return nil end
   return { user = string.match(member, '^%Z*'), name = name_of(member), rank = rank,
@@ -396,7 +429,7 @@ local function take_out(members)
   return ids, records, texts
 end
 
--- Enter what the tasks take of the limits of their names.
+-- Enter what the tasks take of the limits of their names, and how long they may run.
 local function enter_limits(ids, records)
   local slots, deadlines = {}, {}
   for _, id in ipairs(ids) do
@@ -404,8 +437,9 @@ local function enter_limits(ids, records)
     local limits = limits_of(record.name) or {}
     record.slot = limits.slots and true
     if limits.slots then add(slots, '0', record.name .. '\0' .. id) end
-    -- The worker ends it at its time-out: one that still runs a lease later does not end.
-    record.deadline = limits.timeout_ms and now + limits.timeout_ms + tonumber(A.lease_ms)
+    -- The worker ends it at its time-out: one that still runs a lease later does not answer.
+    local timeout_ms = record.timeout_ms or limits.timeout_ms
+    record.deadline = timeout_ms and now + timeout_ms + tonumber(A.lease_ms)
     if record.deadline then add(deadlines, record.deadline, id) end
   end
   call_with('ZADD', K.slots, slots)
@@ -413,55 +447,112 @@ local function enter_limits(ids, records)
 end
 
 local function lease(ids, records, texts)
-  local ends, at = {}, text_of(lease_end)
-  for _, id in ipairs(ids) do add(ends, at, id) end
+  local ends, at, has_timeouts = {}, text_of(lease_end), false
+  for _, id in ipairs(ids) do
+    add(ends, at, id)
+    has_timeouts = has_timeouts or records[id].timeout_ms
+  end
   redis.call('ZADD', K.leases, unpack(ends))
-  if has_limits then enter_limits(ids, records) end
+  if has_limits or has_timeouts then enter_limits(ids, records) end
   write_statuses(ids, records, texts)
 end
 
--- Where to look on behind the head of ready: claims that find nothing there take turns at the rest.
-local function look_on()
-  passed = math.max(passed, tonumber(redis.call('HGET', K.fair, 'look_from') or nil) or 0)
+-- --- whom to look at ---
+
+local taken = { ids = {}, records = {} }
+
+local function has_room()
+  return #taken.ids < limit and bytes < CLAIM_BYTES
 end
 
-local function look_on_from(place)
-  if place then
-    redis.call('HSET', K.fair, 'look_from', place)
-  else
-    redis.call('HDEL', K.fair, 'look_from')
+-- Serve users who were read, and write what has become of them.
+local function serve_round(users, names, ready, critical, work)
+  local want = limit - #taken.ids
+  prefetch_users(names)
+  local members = serve_in_turn(want, ready, critical, math.ceil(want / #names) + 1, work)
+  write_users(users, names)
+  write_aside()
+  if #members == 0 then return end
+  local got, records, texts = take_out(members)
+  if #got > 0 then lease(got, records, texts) end
+  for _, id in ipairs(got) do
+    taken.ids[#taken.ids + 1] = id
+    taken.records[id] = records[id]
   end
 end
 
--- Serve until the limit is reached or nobody is left.
-local function serve_all()
-  local ids, records, looked, round = {}, {}, 0, limit
-  local head, is_behind, is_over = limit + LOOKED / 2, false, false
-  while #ids < limit and looked < limit + LOOKED do
-    if looked >= head and not is_behind then
-      look_on()
-      is_behind = true
-    end
-    local want = limit - #ids
-    local users, names, ready, critical = read_users(math.max(want, round))
-    is_over = #names == 0
-    if is_over then break end
-    looked, round = looked + #names, ROUND
-    prefetch_users(names)
-    local members = serve_in_turn(want, ready, critical, math.ceil(want / #names) + 1)
-    write_users(users, names)
-    write_aside()
-    if #members > 0 then
-      local got, got_records, texts = take_out(members)
-      if #got > 0 then lease(got, got_records, texts) end
-      for _, id in ipairs(got) do
-        ids[#ids + 1] = id
-        records[id] = got_records[id]
-      end
+-- Serve those in ready behind the ones who were passed over, first so many of them. True: all.
+local function serve_on(round, work)
+  for _ = 1, ROUNDS do
+    if not has_room() or vain >= work then return false end
+    local want = math.max(limit - #taken.ids, round)
+    local users, names, ready, critical = read_users(filtered and math.min(want, MOST_ROUND) or want)
+    if #names == 0 then return true end
+    serve_round(users, names, ready, critical, work)
+    round = ROUND
+  end
+  return false
+end
+
+-- Serve users of whom the sort of this worker was told. Those who may have more are kept in mind.
+local function serve_told(kind)
+  local users, names, ready, left = {}, {}, new_line(), ''
+  for name in string.gmatch(kind.news, '[^\n]+') do
+    local tag = tonumber(redis.call('ZSCORE', K.ready, name) or nil)
+    if tag then
+      users[name] = new_user(name, tag)
+      names[#names + 1] = name
+      ready.sorted[#ready.sorted + 1] = { tag = tag, user = users[name] }
     end
   end
-  if is_behind then look_on_from(not is_over and passed or nil) end
-  return ids, records
+  table.sort(ready.sorted, before)
+  if #names > 0 then serve_round(users, names, ready, new_line(), WORK) end
+  for _, name in ipairs(names) do
+    if users[name].state == 'ready' then left = left .. name .. '\n' end
+  end
+  kind.news = left == '' and '' or '\n' .. left
+end
+
+-- What claims of this sort do next: look on, or, when nothing was found since they began at the head,
+-- not for a while.
+local function rest(kind, is_over, was_clean)
+  kind.till = 0
+  if #taken.ids > 0 then
+    kind.pause, kind.clean = 0, false
+    return
+  end
+  kind.clean = was_clean or is_over
+  if redis.call('ZCARD', K.ready) == 0 then
+    kind.pause = 0
+  elseif is_over and was_clean then
+    kind.pause = math.min(math.max(LOOK_AGAIN_MS, 2 * kind.pause), LONGEST_WAIT_MS)
+    kind.till = now + kind.pause
+  end
+end
+
+-- Serve a worker that takes only some names. True: all users were looked at.
+local function serve_kind(kind)
+  local told = kind.news
+  -- Told of more users than there is room for: they are somewhere.
+  local was_clean = kind.clean and not string.find(told, '\n*\n', 1, true)
+  if told ~= '' then kind.pause = 0 end
+  if told == '' and kind.till > now and kind.till <= now + LONGEST_WAIT_MS then
+    for_others = true
+    return false
+  end
+  local is_all = serve_on(limit, WORK / 4)
+  local is_over = is_all
+  if is_all then
+    kind.from, kind.news, was_clean = 0, '', true
+  elseif has_room() then
+    passed, in_lane = math.max(passed, kind.from), false
+    is_over = serve_on(ROUND, 3 * WORK / 4)
+    kind.from = is_over and 0 or passed
+    if told ~= '' and has_room() then serve_told(kind) end
+  end
+  if kind.news ~= told then redis.call('HSET', K.kinds, kind.place .. '.news', kind.news) end
+  rest(kind, is_over, was_clean)
+  return is_all
 end
 
 -- --- keeping house ---
@@ -486,15 +577,18 @@ local function reap_idle(served)
 end
 
 -- How long until something becomes claimable; what was passed over is for others.
-local function wait_hint(found)
+local function wait_hint(kind, is_all)
   if asides >= ASIDE then return 0 end
   local soonest = redis.call('ZCARD', K.held) > 0 and room_after(is_wanted) or -1
-  if redis.call('ZCARD', K.ready) > passed then
-    if found > 0 or asides > 0 or passed == 0 then return 0 end
-    soonest = soonest < 0 and LOOK_AGAIN_MS or math.min(soonest, LOOK_AGAIN_MS)
+  local moments = { kind and kind.till > now and kind.till }
+  if redis.call('ZCARD', K.ready) > (is_all and passed or 0) then
+    if #taken.ids > 0 or asides > 0 or not filtered then return 0 end
+    moments[1] = moments[1] or now + (kind.place > 0 and LOOK_ON_MS or LOOK_AGAIN_MS)
   end
   for _, key in ipairs({ K.delayed, K.leases, K.parked }) do
-    local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
+    moments[#moments + 1] = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
+  end
+  for _, at in ipairs(moments) do
     if at and at < math.huge then
       local ms = math.max(0, math.ceil(at - now))
       if soonest < 0 or ms < soonest then soonest = ms end
@@ -508,48 +602,67 @@ local function pass_on()
   local passes = tonumber(redis.call('HGET', K.fair, 'passes') or nil) or 0
   if passes >= PASSES then return end
   redis.call('HSET', K.fair, 'passes', passes + 1)
-  leave_token()
+  leave_token(K.wake)
 end
 
-load_limits()
-local ids, records = still_held()
-if #ids == 0 then
-  upkeep()
-  turn_window()
-  if redis.call('ZCARD', K.held) > 0 then for_others = return_held(limit, is_wanted) end
-  ids, records = serve_all()
+-- A function: its local variables would be too many for the script.
+local function claim()
+  load_limits()
+  local kind = filtered and kinds.enter(A.names)
+  local is_all = false
+  taken.ids, taken.records = still_held()
+  if #taken.ids == 0 then
+    upkeep()
+    turn_window()
+    if redis.call('ZCARD', K.held) > 0 then for_others = return_held(limit, is_wanted) end
+    if kind then
+      is_all = serve_kind(kind)
+    else
+      is_all = serve_on(limit, WORK)
+    end
+    if #taken.ids > 0 then
+      count('claimed', #taken.ids)
+      remember(A.op, table.concat(taken.ids, '\n'))
+    else
+      settle()
+    end
+    reap_idle(#taken.ids)
+    save_fair()
+    if kind then kinds.save(kind) end
+  end
+
+  local ids, records = taken.ids, taken.records
+  local hint = wait_hint(kind, is_all)
+  local list = kind and kinds.list_of(kind) or K.wake
+  -- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
+  -- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker of each sort
+  -- hear of it.
+  local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
   if #ids > 0 then
-    count('claimed', #ids)
-    remember(A.op, table.concat(ids, '\n'))
+    if hint == 0 then
+      if list == K.wake then wake_worker() else leave_token(list) end
+    elseif hint > 0 and hint < LONGEST_WAIT_MS and (alarm < now or alarm > now + hint) then
+      wake_worker()
+      kinds.wake()
+    end
   else
-    settle()
+    if for_others and list == K.wake then pass_on() end
+    if hint > 0 and (alarm < now or alarm > now + hint) then
+      redis.call('HSET', K.fair, 'alarm', now + hint)
+    end
   end
-  reap_idle(#ids)
-  save_fair()
+  local answer = { hint, now, ids[1] and records[ids[1]].claimed or now,
+    kind and list ~= K.wake and kind.place or 0 }
+  if #ids > 0 then
+    local documents = redis.call('HMGET', K.tasks, unpack(ids))
+    for i, id in ipairs(ids) do
+      answer[#answer + 1] = id
+      answer[#answer + 1] = documents[i] or ''
+      answer[#answer + 1] = records[id].attempts
+      answer[#answer + 1] = tonumber(records[id].due) or now
+    end
+  end
+  return answer
 end
 
-local hint = wait_hint(#ids)
--- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
--- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker hear of it.
-local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
-if #ids > 0 then
-  if hint == 0 or (hint > 0 and hint < LONGEST_WAIT_MS and (alarm < now or alarm > now + hint)) then
-    wake_worker()
-  end
-else
-  if for_others then pass_on() end
-  if hint > 0 and (alarm < now or alarm > now + hint) then
-    redis.call('HSET', K.fair, 'alarm', now + hint)
-  end
-end
-local answer = { hint, now, ids[1] and records[ids[1]].claimed or now }
-if #ids > 0 then
-  local documents = redis.call('HMGET', K.tasks, unpack(ids))
-  for i, id in ipairs(ids) do
-    answer[#answer + 1] = id
-    answer[#answer + 1] = documents[i] or ''
-    answer[#answer + 1] = records[id].attempts
-    answer[#answer + 1] = tonumber(records[id].due) or now
-  end
-end
-return answer
+return claim()

@@ -7,18 +7,23 @@
 --
 -- What is no dead letter is left alone.
 --
--- Returns how many were dropped.
+-- Returns { how many were dropped, how many are left because they were too much for one call }.
 
 local before = first_answer(A.op)
-if before then return tonumber(before) end
+if before then
+  local dropped, left = string.match(before, '^(%d+) (%d+)$')
+  return { tonumber(dropped), tonumber(left) }
+end
 local dead, seen = {}, {}
 for i = FIRST, #ARGV do
   local id = ARGV[i]
   if not seen[id] and redis.call('ZSCORE', K.dead, id) then dead[#dead + 1] = id end
   seen[id] = true
 end
+local dropped = 0
 if #dead > 0 then
-  drop(K.dead, dead)
-  count('discarded', #dead)
+  dropped = drop(K.dead, dead)
+  count('discarded', dropped)
 end
-return tonumber(remember(A.op, #dead))
+remember(A.op, dropped .. ' ' .. #dead - dropped)
+return { dropped, #dead - dropped }

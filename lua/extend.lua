@@ -2,13 +2,33 @@
 --
 -- @include replay records stats
 -- FLAGS allow-oom
--- KEYS leases  zset  task id -> end of lease, ms
+-- KEYS leases     zset  task id -> end of lease, ms
+-- KEYS deadlines  zset  leased task id -> when it is ended if it has not answered, ms
 -- ARGV op        text  random id of this operation
 -- ARGV lease_ms  int   how long from now
 -- ARGV ...  leases, two each: task id, token
 --
--- Returns a word for each: 'extended', 'cancel' (extended, and its cancelling was asked for), or
--- 'lost_lease' (nothing was changed).
+-- No lease goes beyond the deadline of its run, which is a lease after its time-out; and a lease after
+-- its worker has heard that it is to be cancelled. From then on its lease is lost.
+--
+-- Returns a word for each: 'extended', 'cancel' (extended, and its cancelling was asked for), 'ended'
+-- (whoever holds the token has ended it; nothing was changed), or 'lost_lease' (nothing was changed).
+
+-- Whether the holder of the token has ended the lease itself. A worker extends many leases in one
+-- call while its slots end some of them: that loses nothing. What TaskQueue calls the operations
+-- that give a task back is known here.
+local function has_ended(id, record, token)
+  if record and record.ended and record.token == token then return true end
+  if not record then
+    local _, by = read_grave(first_answer('t:' .. id) or '')
+    if by == token then return true end
+  end
+  for _, operation in ipairs({ 'retry:', 'release:' }) do
+    local word = first_answer(operation .. token .. ':' .. id)
+    if word and word ~= 'lost_lease' then return true end
+  end
+  return false
+end
 
 local answer = {}
 local before = first_answer(A.op)
@@ -17,12 +37,32 @@ if before then
   return answer
 end
 local lost, ends = 0, {}
+local lease_ms = tonumber(A.lease_ms)
+
+-- When the lease of a run ends that is extended now.
+local function new_end(id, record)
+  local longest = now + lease_ms
+  if record.cancel and not record.heard then
+    record.heard, record.deadline = true, math.min(longest, record.deadline or longest)
+    write_status(id, record)
+    redis.call('ZADD', K.deadlines, record.deadline, id)
+  end
+  return math.min(longest, record.deadline or longest)
+end
+
+local function is_held(record, token)
+  return record and record.state == 'running' and record.token == token
+    and not (record.deadline and record.deadline <= now)
+end
+
 for i = FIRST, #ARGV, 2 do
   local record = read_status(ARGV[i])
-  if record and record.state == 'running' and record.token == ARGV[i + 1] then
-    ends[#ends + 1] = now + tonumber(A.lease_ms)
+  if is_held(record, ARGV[i + 1]) then
+    ends[#ends + 1] = new_end(ARGV[i], record)
     ends[#ends + 1] = ARGV[i]
     answer[#answer + 1] = record.cancel and 'cancel' or 'extended'
+  elseif has_ended(ARGV[i], record, ARGV[i + 1]) then
+    answer[#answer + 1] = 'ended'
   else
     answer[#answer + 1] = 'lost_lease'
     lost = lost + 1

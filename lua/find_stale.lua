@@ -1,10 +1,10 @@
--- Find runs that go on after their handler's time-out, and mark them.
+-- End runs that do not answer, take back expired leases, and tell of what people should hear of.
 --
 -- @include stale
 -- FLAGS allow-oom
+-- ARGV ...  notices that were told before and have been passed on: they are not told again
 --
--- Each is reported once; if the answer is lost, its record and the counter still say so.
---
--- Returns for each run: task id, user, name, worker, ms since its claim.
+-- Returns notices, see lib/notices.
 
+notices.forget({ unpack(ARGV, FIRST) })
 return find_stale()

@@ -73,10 +73,8 @@ if #closed > 0 then
   write_statuses(closed, records, texts)
   redis.call('ZADD', K.ended, unpack(ended))
   list_runs(closed, records)
-  for _, id in ipairs(closed) do
-    end_open(id, records[id])
-    end_streak(records[id], records[id].state)
-  end
+  end_open_runs(closed, records)
+  for _, id in ipairs(closed) do end_streak(records[id], records[id].state) end
   trim_all(#closed)
   save_fair()
 end

@@ -17,12 +17,14 @@
 -- A fire that a limit refuses keeps its plan and is looked at again a little later.
 -- Overlap: while a task of the schedule is unfinished, 'skip' makes none; 'buffer_one' makes one
 -- that begins when the run before it has ended, and no second such; 'cancel_previous' cancels what
--- is unfinished.
+-- is unfinished. Where that is too much for one call, some are left for the next one, as they are due.
 --
 -- Returns { 'stale' }, or 'fired' and a word for each: 'fired', 'skipped', 'passed' (nothing was to be
--- fired), 'past' (it is not later than the last one), 'moved' or 'refused'.
+-- fired), 'past' (it is not later than the last one), 'moved', 'refused' or 'later'.
 
 local REFUSED_MS = 5000
+local OPEN_READS = 300  -- unfinished tasks of schedules that are looked at in one call, roughly
+local CANCELS = 30      -- of them that are cancelled in one call, roughly: some 2 ms
 
 local before = first_answer(A.op)
 if before then
@@ -33,31 +35,95 @@ end
 local leader = leads()
 if not leader then return { remember(A.op, 'stale') } end
 
--- What the schedule's unfinished tasks mean for a new one: 'fire', 'buffer' or 'skip'.
-local function overlap_of(fire)
-  if fire.overlap == 'allow' or fire.overlap == 'cancel_previous' then return 'fire' end
-  local open, records = open_runs(fire.id)
-  if #open == 0 then return 'fire' end
-  local waits = fire.overlap == 'skip'
-  for _, id in ipairs(open) do
-    if records[id].state ~= 'running' then waits = true end
-  end
-  if not waits then return 'buffer' end
-  let_buffered_begin(fire.id)  -- the run before it may have vanished without an end
-  return 'skip'
+-- Unfinished tasks that may still be looked at, and cancelled, in this call.
+local reads_left, cancels_left = OPEN_READS, CANCELS
+
+-- The texts of records of a schedule's tasks. They tell enough of most: to decode them takes ten times
+-- as long.
+local function open_texts(schedule, members)
+  local ids = {}
+  for i, member in ipairs(members) do ids[i] = string.sub(member, #schedule + 2) end
+  reads_left = reads_left - #ids
+  return redis.call('HMGET', K.status, unpack(ids))
 end
 
-local function cancel_previous(schedule)
-  local open, records = open_runs(schedule)
-  for _, id in ipairs(open) do
+local function runs(text)
+  return text and string.find(text, '"state":"running"', 1, true)
+end
+
+-- Whether all unfinished tasks of a schedule run, and there are any: 'all', 'some', 'none', or nil: too
+-- many were looked at before.
+local function open_that_run(schedule)
+  local found, after, looked, most = 'none', nil, 0, 2  -- mostly a run, and one that is buffered
+  while looked < OPEN_READ do
+    if reads_left <= 0 then return nil end
+    local members = open_members(schedule, after, most)
+    if #members == 0 then break end
+    for i, text in ipairs(open_texts(schedule, members)) do
+      -- One of the first is looked at closely: a record that cannot be read is of no task that runs.
+      if looked > 0 and runs(text) then
+        found = 'all'
+      else
+        local ids, records = open_runs(schedule, { members[i] })
+        if ids[1] and records[ids[1]].state ~= 'running' then return 'some' end
+        if ids[1] then found = 'all' end
+      end
+    end
+    after, looked, most = members[#members], looked + #members, OPEN_READ
+  end
+  return found
+end
+
+-- What the schedule's unfinished tasks mean for a new one: 'fire', 'buffer', 'skip', or 'later': too
+-- many were looked at before.
+local function overlap_of(fire)
+  if fire.overlap == 'allow' or fire.overlap == 'cancel_previous' then return 'fire' end
+  if fire.overlap ~= 'skip' then
+    local running = open_that_run(fire.id)
+    if not running then return 'later' end
+    if running == 'none' then return 'fire' end
+    if running == 'all' then return 'buffer' end
+  end
+  -- The run before one that is buffered may have vanished without an end.
+  return let_buffered_begin(fire.id) and 'skip' or 'fire'
+end
+
+-- Cancel some unfinished tasks of a schedule, and ask those that run to end.
+local function cancel_open(schedule, members)
+  local unasked = {}
+  for i, text in ipairs(open_texts(schedule, members)) do
+    local is_asked = runs(text) and string.find(text, '"cancel":true', 1, true)
+    if not is_asked then unasked[#unasked + 1] = members[i] end
+  end
+  if #unasked == 0 then return end
+  local ids, records = open_runs(schedule, unasked)
+  for _, id in ipairs(ids) do
     local record = records[id]
-    if record.state == 'running' then
+    if record.state ~= 'running' then
+      cancel_waiting(id, record)
+    else
       record.cancel = true
       write_status(id, record)
-    else
-      cancel_waiting(id, record)
     end
+    cancels_left = cancels_left - 1
   end
+end
+
+-- Cancel what is unfinished of a schedule; false if that is too much for one call. Then its state says
+-- how far it is, and the next call goes on there: it is fired when all have been cancelled.
+local function cancel_previous(fire, state)
+  local after = state.cancelled_to
+  while reads_left > 0 and cancels_left > 0 do
+    local members = open_members(fire.id, after, math.min(OPEN_READ, cancels_left))
+    if #members == 0 then
+      state.cancelled_to = nil
+      return true
+    end
+    cancel_open(fire.id, members)
+    after = members[#members]
+  end
+  state.cancelled_to = after
+  return false
 end
 
 -- It has had all the runs that it may have.
@@ -110,14 +176,16 @@ for i, fire in ipairs(fires) do
   elseif not fire.moment then
     overlap = 'skip'
   end
-  if overlap == 'moved' then
-    words[i] = 'moved'
+  if overlap == 'moved' or overlap == 'later' then
+    words[i] = overlap
   elseif is_new and overlap ~= 'skip' and is_full(fire.user, #new + 1, own) then
     words[i] = 'refused'
     refused = refused + 1
     state.refused = (state.refused or 0) + 1
     new_due[#new_due + 1] = now + REFUSED_MS
     new_due[#new_due + 1] = fire.id
+  elseif is_new and fire.overlap == 'cancel_previous' and not cancel_previous(fire, state) then
+    words[i] = 'later'
   else
     words[i] = overlap == 'skip' and 'skipped' or 'fired'
     done[fire.id] = true
@@ -130,7 +198,6 @@ for i, fire in ipairs(fires) do
       state.skipped = (state.skipped or 0) + 1
     else
       if is_new then
-        if fire.overlap == 'cancel_previous' then cancel_previous(fire.id) end
         fired = fired + 1
         of_user[fire.user] = own
         new[#new + 1] = { id = fire.task_id, user = fire.user, name = fire.name,

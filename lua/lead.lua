@@ -15,7 +15,7 @@
 -- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, µs beyond those, end of the
 -- term in ms, next moment in ms or -1, then for each due schedule: id, definition, plan }.
 
-local GROUP, MAX_BYTES = 100, 4194304
+local GROUP, MAX_BYTES = 20, 1048576
 
 local leader = read_leader()
 local word = 'leader'

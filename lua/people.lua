@@ -6,6 +6,7 @@
 -- KEYS tenants         hash  user -> tenant
 -- KEYS waiting         zset  task id -> since when it waits, ms
 -- KEYS schedule_index  zset  user NUL schedule id
+-- KEYS delayed_index   zset  user NUL when NUL task id: tasks that become ready later
 -- ARGV since_ms  int  the begin of the window in which runs are counted
 -- ARGV ...  users, some dozens
 --
@@ -14,7 +15,8 @@
 -- Returns { ms of the clock, begin of the window, runs that ended in it; for each user a list: settings
 -- or '', tenant or '', waiting tasks, those of them that wait for a slot, running ones, users before it
 -- or -1, parked until or '', schedules, ms that the oldest of its first tasks waits or -1, runs that
--- ended in the window, median of their last waits or -1, 95th percentile, 1 if anything is known }.
+-- ended in the window, median of their last waits or -1, 95th percentile, delayed tasks, when the
+-- first of these becomes ready, ms, or -1, 1 if anything is known }.
 
 local FIRST_TASKS = 10  -- of a user, whose waits are compared
 local LAST_RUNS = 20    -- of a user, whose waits are compared
@@ -42,6 +44,14 @@ local function oldest_wait(user, waiting, held)
   return now - oldest
 end
 
+-- How many tasks of a user are delayed, and when the first becomes ready, ms; -1 without any.
+local function delayed_of(user)
+  local from, to = '[' .. user .. '\0', '(' .. user .. '\1'
+  local first = redis.call('ZRANGEBYLEX', K.delayed_index, from, to, 'LIMIT', 0, 1)[1]
+  if not first then return 0, -1 end
+  return redis.call('ZLEXCOUNT', K.delayed_index, from, to), tonumber(string.match(first, '%z(%d+)')) or -1
+end
+
 local page = {}
 for i = FIRST, #ARGV do page[#page + 1] = ARGV[i] end
 
@@ -54,7 +64,8 @@ for i, tenant in ipairs(fields_of(K.tenants, page)) do
   local schedules = redis.call('ZLEXCOUNT', K.schedule_index, '[' .. user .. '\0', '(' .. user .. '\1')
   local ended = count_runs('u' .. user, window)
   local waits = ended > 0 and waits_of(newest_runs('u' .. user, window, LAST_RUNS)) or {}
-  local is_known = settings[i] or tenant or waiting + runs + schedules > 0
+  local later, next_due = delayed_of(user)
+  local is_known = settings[i] or tenant or waiting + runs + schedules + later > 0
     or count_runs('u' .. user, 0) > 0 or count_runs('d' .. user, 0) > 0
   local before, parked = false, false
   if waiting > 0 then
@@ -62,7 +73,7 @@ for i, tenant in ipairs(fields_of(K.tenants, page)) do
   end
   rows[i] = { settings[i] or '', tenant or '', waiting, held, runs, before or -1, parked or '', schedules,
     oldest_wait(user, waiting, held), ended, percentile(waits, 0.5) or -1, percentile(waits, 0.95) or -1,
-    is_known and 1 or 0 }
+    later, next_due, is_known and 1 or 0 }
 end
 
 local total = 0

@@ -12,8 +12,7 @@
 
 local function prune(key)
   local ids = redis.call('ZRANGE', key, '-inf', '(' .. A.before_ms, 'BYSCORE', 'LIMIT', 0, A.limit)
-  if #ids > 0 then drop(key, ids) end
-  return #ids
+  return #ids > 0 and drop(key, ids) or 0
 end
 
 local before = first_answer(A.op)

@@ -1,4 +1,4 @@
--- Cancel waiting tasks of a user: they do not run, and history has them as cancelled.
+-- Cancel tasks of a user that wait, are delayed or set aside; history has them as cancelled.
 --
 -- @include ending
 -- FLAGS allow-oom
@@ -6,7 +6,7 @@
 -- ARGV user   text  whose
 -- ARGV limit  int   how many at most, a few hundred
 --
--- Delayed tasks stay: no index has them by user. The caller calls it until nothing is left.
+-- The caller calls it until nothing is left.
 --
 -- Returns how many do not wait any more.
 
@@ -28,13 +28,13 @@ local function drop_entry(key, id, member)
   count('broken_tasks', 1)
 end
 
-local function purge(key, pattern, most, place_of)
+local function purge(key, pattern, most, state, place_of)
   local ids, places = ids_in(key, pattern, most)
   if #ids == 0 then return 0 end
   local records = read_statuses(ids)
   for i, id in ipairs(ids) do
     local record = records[id]
-    if record and record.state == 'ready' and place_of(id, record) == places[i] then
+    if record and record.state == state and place_of(id, record) == places[i] then
       cancel_waiting(id, record)
     else
       drop_entry(key, id, places[i])
@@ -43,13 +43,22 @@ local function purge(key, pattern, most, place_of)
   return #ids
 end
 
+-- Where the index has a task that is delayed; nil if it is not.
+local function delayed_place(id, record)
+  local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
+  return due and delays.member(record.user, due, id)
+end
+
 local before = first_answer(A.op)
 if before then return tonumber(before) end
 local limit = tonumber(A.limit)
-local purged = purge(K.backlog, '^%Z*%z%Z*%z(%Z*)', limit, member_of)
+local purged = purge(K.backlog, '^%Z*%z%Z*%z(%Z*)', limit, 'ready', member_of)
 if not first_waiting(A.user, 1)[1] then leave(A.user) end  -- the last one may have been none
 if purged < limit then
-  purged = purged + purge(K.held, '%z(%Z*)$', limit - purged, held_member_of)
+  purged = purged + purge(K.held, '%z(%Z*)$', limit - purged, 'ready', held_member_of)
+end
+if purged < limit then
+  purged = purged + purge(K.delayed_index, '%z(%Z*)$', limit - purged, 'delayed', delayed_place)
 end
 if purged > 0 then trim_all(purged) end
 save_fair()

@@ -1,7 +1,8 @@
 -- Store new tasks, all or none of them.
 --
 -- @include enqueue
--- PROBES itself: a lone task of a user who is being served touches few keys, and is the hot path
+-- PROBES itself: a lone task of a user who is being served touches few keys, and is the hot path,
+--   where no worker waits for some names only
 -- ARGV ...  tasks, eight each: id, user, name, document, head of the status, level, when, schedule
 --           (when: empty now, +ms after so long, ms at that moment; schedule: mostly empty)
 --
@@ -36,7 +37,7 @@ for i, task in ipairs(new) do
   end
 end
 local lone = #new == 1 and new[1].when == '' and new[1].level < CRITICAL and not new[1].schedule
-if lone and redis.call('ZSCORE', K.ready, new[1].user) then
+if lone and redis.call('ZSCORE', K.ready, new[1].user) and #kinds.all() == 0 then
   for _, name in ipairs({ 'status', 'backlog', 'waiting', 'wake', 'stats' }) do probe(name) end
 else
   probe_all()

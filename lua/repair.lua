@@ -49,12 +49,17 @@ local function bring_home(id, record, key)
   elseif record.state == 'delayed' and type(record.due) == 'number' then
     at = record.due
   end
-  redis.call('ZADD', key, at, id)
+  if record.state == 'delayed' then
+    delays.add({ at, id, record.user })
+  else
+    redis.call('ZADD', key, at, id)
+  end
   if at == AFTER_THE_LAST then
     redis.call('ZADD', K.open, 0, record.schedule .. '\0' .. id)
     let_buffered_begin(record.schedule)  -- if there is nothing that it waits for
   end
   wake_worker()
+  kinds.wake()
 end
 
 local function check_homes(id, record)
@@ -67,9 +72,20 @@ local function check_homes(id, record)
         function() bring_home(id, record, key) end)
     elseif name ~= home and is_there then
       wrong(id, 'is ' .. record.state .. ' and in ' .. name,
-        function() redis.call('ZREM', key, id) end)
+        function()
+          if name == 'delayed' then delays.remove(id, record.user) else redis.call('ZREM', key, id) end
+        end)
     end
   end
+end
+
+-- A delayed task is found by its user too.
+local function check_delay(id, record)
+  local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
+  local member = due and delays.member(record.user, due, id)
+  if not due or redis.call('ZSCORE', K.delayed_index, member) then return end
+  wrong(id, 'is delayed and not in delayed_index',
+    function() delays.enter({ due, id, record.user }) end)
 end
 
 local function drop_from_backlog(user, member)
@@ -154,6 +170,7 @@ local function check_task(id)
   end
   check_homes(id, record)
   check_line(id, record)
+  if record.state == 'delayed' then check_delay(id, record) end
   if record.state == 'running' then check_running(id, record) end
   if is_ended(record) then check_history(id, record) end
   if record.schedule and not is_ended(record)
@@ -184,6 +201,16 @@ local function check_home(name)
     wrong(id, 'is in ' .. name .. (record and ' and ' .. record.state or ' without a status'),
       function() redis.call('ZREM', KEY_OF[name], id) end)
   end
+end
+
+local function check_delayed_index(member)
+  local user, due, id = string.match(member, '^(%Z*)%z(%d+)%z(%Z*)$')
+  local record = id and known(id)
+  if record == false or not redis.call('ZSCORE', K.delayed_index, member) then return end
+  local score = id and tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
+  if score and record and record.user == user and score == tonumber(due) then return end
+  wrong(member, 'is in delayed_index and not delayed so',
+    function() redis.call('ZREM', K.delayed_index, member) end)
 end
 
 local function is_of(record, user, rank, name)
@@ -245,6 +272,7 @@ local function check_slots(member)
   wrong(member, 'holds a slot and does not run', function()
     redis.call('ZREM', K.slots, member)
     wake_worker()
+    kinds.wake(name)
   end)
 end
 
@@ -317,6 +345,7 @@ local function check_waiting_user(user, head, in_ready, parked)
   elseif not in_ready and not parked then
     wrong(user, 'has waiting tasks and no turn', function()
       place(user, false)
+      tell_of(user)
       wake_worker()
     end)
   elseif parked and not blocked_until(user) and tonumber(parked) > now then
@@ -379,7 +408,8 @@ local function check_count(user)
 end
 
 local CHECKS = { task = check_task, tasks = check_document, attempts = check_attempts,
-  waiting = check_home('waiting'), delayed = check_home('delayed'), leases = check_home('leases'),
+  waiting = check_home('waiting'), delayed = check_home('delayed'),
+  delayed_index = check_delayed_index, leases = check_home('leases'),
   ended = check_home('ended'), dead = check_home('dead'), backlog = check_backlog,
   held = check_held, slot_line = check_slot_line, slots = check_slots,
   deadlines = check_deadlines, open = check_open, runs = check_runs, failures = check_failures,

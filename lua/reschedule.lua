@@ -17,7 +17,7 @@ if record.state == 'running' then return remember(A.op, 'running') end
 if record.state ~= 'ready' and record.state ~= 'delayed' then return remember(A.op, 'over') end
 
 if record.state == 'delayed' then
-  redis.call('ZREM', K.delayed, A.id)
+  delays.remove(A.id, record.user)
 else
   remove_waiting(A.id, record)
 end
@@ -25,10 +25,11 @@ record.due, record.buffered = math.max(due_at(A.when), now), nil
 record.state = record.due > now and 'delayed' or 'ready'
 write_status(A.id, record)
 if record.state == 'delayed' then
-  redis.call('ZADD', K.delayed, record.due, A.id)
+  delays.add({ record.due, A.id, record.user })
 else
   add_waiting({ { id = A.id, user = record.user, rank = record.rank, name = record.name } })
 end
 wake_worker()
+kinds.wake(record.name)
 save_fair()
 return remember(A.op, 'moved')

@@ -33,8 +33,9 @@ record.state = delay > 0 and 'delayed' or 'ready'
 write_status(A.id, record)
 count('retried', 1)
 if delay > 0 then
-  redis.call('ZADD', K.delayed, record.due, A.id)
+  delays.add({ record.due, A.id, record.user })
   wake_worker()
+  kinds.wake(record.name)
 elseif add_waiting({ { id = A.id, user = record.user, rank = record.rank, name = record.name } }, true) then
   wake_worker()
 end

@@ -8,6 +8,7 @@
 -- KEYS held      zset  user NUL name NUL rank NUL task id: tasks that wait for a slot
 -- KEYS waiting   zset  task id -> since when it waits for a worker, ms
 -- KEYS delayed   zset  task id -> when it becomes ready, ms
+-- KEYS delayed_index  zset  user NUL when NUL task id: delayed tasks, by user
 -- ARGV source  text  the key to look in
 -- ARGV from    text  waiting, delayed: the position before, or empty; else the last member, as
 --                    ZREVRANGEBYLEX takes it
@@ -17,12 +18,17 @@
 -- A position says where to go on, also when the run that it is of has left the source: score and
 -- task id, or what follows the first NUL of a member.
 --
--- Returns for each run: its position, task id, status (or '' if it is gone).
+-- Returns { 1 if it was cut short because there are many bytes, or 0; for each run: its position, task
+-- id, status (or '' if it is gone) }.
 
-local BY_NAME = { runs = K.runs, open = K.open, backlog = K.backlog, held = K.held }
+local GROUP = 50         -- runs read together
+local MAX_BYTES = 524288 -- of their records in one answer, roughly
+
+local BY_NAME = { runs = K.runs, open = K.open, backlog = K.backlog, held = K.held,
+  delayed_index = K.delayed_index }
 local BY_TIME = { waiting = K.waiting, delayed = K.delayed }
 local ID_IN_POSITION = { runs = '^%d+%a(.*)$', open = '^(.*)$', backlog = '^%Z*%z(%Z*)',
-  held = '%z(%Z*)$' }
+  held = '%z(%Z*)$', delayed_index = '%z(%Z*)$' }
 
 -- How many come before a position and at it, the latest first.
 local function rank_after(key, position)
@@ -57,11 +63,18 @@ else
     positions[#ids] = flat[i + 1] .. ' ' .. flat[i]
   end
 end
-if #ids == 0 then return {} end
-local answer = {}
-for i, text in ipairs(redis.call('HMGET', K.status, unpack(ids))) do
-  answer[#answer + 1] = positions[i]
-  answer[#answer + 1] = ids[i]
-  answer[#answer + 1] = text or ''
+local answer, bytes = { 0 }, 0
+for from = 1, #ids, GROUP do
+  local last = math.min(from + GROUP - 1, #ids)
+  for i, text in ipairs(redis.call('HMGET', K.status, unpack(ids, from, last))) do
+    answer[#answer + 1] = positions[from + i - 1]
+    answer[#answer + 1] = ids[from + i - 1]
+    answer[#answer + 1] = text or ''
+    bytes = bytes + #(text or '')
+  end
+  if bytes > MAX_BYTES and last < #ids then
+    answer[1] = 1
+    break
+  end
 end
 return answer

@@ -16,6 +16,10 @@ if A.limits == '' then
   redis.call('HDEL', K.paced, A.task_name)
 else
   redis.call('HSET', K.limits, A.task_name, A.limits)
+  -- What is owed from a lower rate is cut down now, and not when a worker next comes to it.
+  local rate = parse_limits(A.limits).rate
+  if rate then free_at(K.paced, A.task_name, rate) end
 end
 wake_worker()
+kinds.wake(A.task_name)
 return remember(A.op, 'set')

@@ -1,15 +1,49 @@
 -- Change limits, weight and tenant of a user, and let the change act on what already waits.
 --
--- @include waiting replay tenants
+-- @include limits replay tenants
 -- KEYS user_names  zset  user, all scores 0: those with settings, in order
 -- ARGV op      text  random id of this operation
 -- ARGV user    text  whose
 -- ARGV change  text  JSON: the fields to change; null takes a limit, or the tenant, away
 --
--- A new weight rescales what the user is ahead of the clock: otherwise somebody raised from 0.01 to
--- 10 would still wait out the old debt.
+-- With `paused` go paused_by, pause_note and paused_until (ms; the pause ends by itself then), or null.
+-- A pause of somebody who is paused already has begun when it did.
+--
+-- A new weight rescales what the user is ahead of the clock, and of whose turn it is in the lines for
+-- slots and rates of names: otherwise somebody raised from 0.01 to 10 would still wait out the old debt.
 --
 -- Returns the settings with the tenant, JSON.
+
+local LINES = 20        -- names for which the user's tasks wait that are looked at,
+local LINE_READ = 2000  -- and turns in the lines of all of them together
+
+-- Move the user's turn in the line of a name by the ratio of two weights.
+local function rescale_turn(name, turns, ratio)
+  local first = turns[1] and tag_of_turn(turns[1])
+  for _, turn in ipairs(turns) do
+    if string.match(turn, '%z(%Z*)$') == A.user then
+      local tag = tag_of_turn(turn)
+      if not first or not tag then return end
+      redis.call('ZREM', K.slot_line, turn)
+      redis.call('ZADD', K.slot_line, 0,
+        string.format('%s\0%014.0f\0%s', name, first + math.floor((tag - first) * ratio), A.user))
+      return
+    end
+  end
+end
+
+local function rescale_turns(ratio)
+  local from, left = '[' .. A.user .. '\0', LINE_READ
+  for _ = 1, LINES do
+    local held = redis.call('ZRANGEBYLEX', K.held, from, '(' .. A.user .. '\1', 'LIMIT', 0, 1)[1]
+    if not held or left <= 0 then return end
+    local name = string.match(held, '^%Z*%z(%Z*)')
+    local turns = redis.call('ZRANGEBYLEX', K.slot_line, '[' .. name .. '\0', '(' .. name .. '\1',
+      'LIMIT', 0, left)
+    rescale_turn(name, turns, ratio)
+    from, left = '[' .. A.user .. '\0' .. name .. '\1', left - #turns
+  end
+end
 
 local before = first_answer(A.op)
 if before then return before end
@@ -25,9 +59,15 @@ end
 change.tenant = nil
 local settings = parse_settings(redis.call('HGET', K.users, A.user))
 local old_weight = settings.weight or 1
+local paused_at = settings.paused and settings.paused_at
 for field, value in pairs(change) do
   if value == cjson.null then value = nil end
   settings[field] = value
+end
+if change.paused then
+  settings.paused_at = paused_at or now
+elseif change.paused == false then
+  for field in pairs(PAUSE_TYPES) do settings[field] = nil end
 end
 local weight = settings.weight or 1
 if next(settings) == nil then
@@ -48,6 +88,7 @@ if weight ~= old_weight then
   rescale(K.ready, fair.clock)
   rescale(K.idle, fair.clock)
   rescale(K.critical, fair.critical_clock)
+  rescale_turns(old_weight / weight)
 end
 if review(A.user) then wake_worker() end
 save_fair()

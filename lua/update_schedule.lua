@@ -9,6 +9,7 @@
 -- ARGV definition  text  the new one
 -- ARGV user        text  whose it is now
 -- ARGV tenant      text  of which tenant it is now, or empty
+-- ARGV title       text  what people call it now, or empty
 -- ARGV revision    text  random, new with every save
 -- ARGV old_name    text  of its tasks, as it was read
 -- ARGV task_name   text  of its tasks from now on
@@ -46,6 +47,7 @@ if state.user ~= A.user then
 end
 state.tenant = A.tenant ~= '' and A.tenant or nil
 enter_tenant(A.id, state)
+state.title = A.title ~= '' and A.title or nil
 local set_aside = state.reason and not state.paused
 if A.active == '1' or (A.active == '' and set_aside and A.next_ms ~= '') then
   -- The second: it was set aside while the change was on its way, and the change plans it anew.

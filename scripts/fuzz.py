@@ -246,7 +246,7 @@ def _records(data: bytes) -> None:
         lambda: read_run("t", data),
         lambda: read_definition("s", data).recurrence,
         lambda: _task_info("t", data, data, None),
-        lambda: _user_settings(data),
+        lambda: _user_settings(data, 0),
         lambda: _handler_limits(data),
         lambda: _problem(b"s", data),
         lambda: _read_state(data),

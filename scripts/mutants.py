@@ -6,6 +6,7 @@ and the quickest test that has to fail then; the working tree is never touched.
     python scripts/mutants.py                all of them, with the tests that they name
     python scripts/mutants.py fence lease    those whose names contain one of the words
     python scripts/mutants.py --model        with the state machine instead: what it finds by itself
+    python scripts/mutants.py --random 100     changes at random places; see random_mutants.py
 
 Ends with status 1 if a mutation survives, breaks the script instead of its guard, or does not apply
 any more because its text is not in its file exactly once.
@@ -239,8 +240,8 @@ MUTATIONS = (
     Mutation(
         "claim: what a repeated one holds",
         "lua/claim.lua",
-        "local ids, records = still_held()",
-        "local ids, records = {}, {}",
+        "taken.ids, taken.records = still_held()",
+        "taken.ids, taken.records = {}, {}",
         "test_a_repeated_claim_gets_the_tasks_that_it_holds",
         REPLAY,
     ),
@@ -256,8 +257,8 @@ MUTATIONS = (
     Mutation(
         "lease: token of whoever extends it",
         "lua/extend.lua",
-        "and record.token == ARGV[i + 1] then",
-        "then",
+        "return record and record.state == 'running' and record.token == token",
+        "return record and record.state == 'running'",
         "test_a_worker_that_lost_its_lease_extends_nothing",
         LEASE,
     ),
@@ -294,11 +295,89 @@ MUTATIONS = (
         OWNER,
     ),
     Mutation(
+        "take back: the token goes with the lease",
+        "lua/lib/upkeep.lua",
+        "record.timed_out, record.token = fate.outcome == 'timed_out' or nil, nil",
+        "record.timed_out = fate.outcome == 'timed_out' or nil",
+        "test_a_lease_that_was_taken_back_is_lost_however_the_task_ended",
+    ),
+    Mutation(
         "take back: bound on attempts",
         "lua/lib/upkeep.lua",
-        "elseif record.attempts >= SETTINGS.max_attempts then",
-        "elseif false then",
+        "or record.attempts >= (record.max_attempts or SETTINGS.max_attempts) then",
+        "then",
         "test_a_task_whose_leases_expire_is_not_offered_for_ever",
+    ),
+    # --- runs that do not answer
+    Mutation(
+        "overdue: a time-out of the task's own",
+        "lua/claim.lua",
+        "local timeout_ms = record.timeout_ms or limits.timeout_ms",
+        "local timeout_ms = limits.timeout_ms",
+        "test_a_run_that_does_not_answer_is_ended_and_not_offered_again",
+    ),
+    Mutation(
+        "overdue: it is not offered again",
+        "lua/lib/upkeep.lua",
+        "elseif fate.is_stale or record.attempts >=",
+        "elseif record.attempts >=",
+        "test_a_run_that_does_not_answer_is_ended_and_not_offered_again",
+    ),
+    Mutation(
+        "overdue: whoever does not claim ends it too",
+        "lua/lib/stale.lua",
+        "  lost.end_overdue()\n  lost.take_back()\n",
+        "",
+        "test_a_run_that_does_not_answer_is_ended_and_not_offered_again",
+    ),
+    Mutation(
+        "overdue: not one whose worker died",
+        "lua/lib/upkeep.lua",
+        "or record.deadline > now or ends < record.deadline then",
+        "or record.deadline > now then",
+        "test_a_run_whose_worker_died_before_its_deadline_is_offered_again",
+    ),
+    Mutation(
+        "extend: no lease beyond the deadline",
+        "lua/extend.lua",
+        "return math.min(longest, record.deadline or longest)",
+        "return longest",
+        "test_no_lease_is_kept_beyond_the_deadline_of_its_run",
+    ),
+    Mutation(
+        "extend: a run beyond its deadline has lost its lease",
+        "lua/extend.lua",
+        "    and not (record.deadline and record.deadline <= now)\n",
+        "",
+        "test_no_lease_is_kept_beyond_the_deadline_of_its_run",
+    ),
+    Mutation(
+        "extend: how long a run may go on that is to be cancelled",
+        "lua/extend.lua",
+        "if record.cancel and not record.heard then",
+        "if false then",
+        "test_a_run_that_is_to_be_cancelled_does_not_go_on_for_ever",
+    ),
+    Mutation(
+        "notices: of what ended without a word",
+        "lua/lib/upkeep.lua",
+        "if record.state == 'buried' or fate.is_stale then notices.leave",
+        "if false then notices.leave",
+        "test_what_ended_without_a_word_is_told_until_somebody_has_heard",
+    ),
+    Mutation(
+        "notices: kept until they were heard",
+        "lua/lib/notices.lua",
+        "if #again > 0 then redis.call('ZADD', K.notices, unpack(again)) end",
+        "if #told > 0 then redis.call('ZREM', K.notices, unpack(told)) end",
+        "test_what_ended_without_a_word_is_told_until_somebody_has_heard",
+    ),
+    Mutation(
+        "notices: told no more when they were heard",
+        "lua/find_stale.lua",
+        "notices.forget({ unpack(ARGV, FIRST) })",
+        "notices.forget({})",
+        "test_what_ended_without_a_word_is_told_until_somebody_has_heard",
     ),
     Mutation(
         "retry: not what is to be cancelled",
@@ -328,6 +407,13 @@ MUTATIONS = (
         "if weight ~= old_weight then",
         "if false then",
         "test_a_raised_weight_acts_on_what_is_owed_already",
+    ),
+    Mutation(
+        "fairness: new weight and the turn for a slot",
+        "lua/set_user.lua",
+        "  rescale_turns(old_weight / weight)\n",
+        "",
+        "test_a_raised_weight_acts_on_the_turn_for_a_slot",
     ),
     Mutation(
         "fairness: charge of a release",
@@ -372,9 +458,37 @@ MUTATIONS = (
         "test_a_capped_user_gets_no_more_until_one_has_ended",
     ),
     Mutation(
+        "parking: that a pause is over",
+        "lua/lib/fair.lua",
+        "if usable.paused_until and usable.paused_until <= now then",
+        "if false then",
+        "test_a_pause_with_an_end_is_over_then",
+    ),
+    Mutation(
+        "parking: when a pause ends",
+        "lua/lib/fair.lua",
+        "if s.paused then return s.paused_until or '+inf' end",
+        "if s.paused then return '+inf' end",
+        "test_a_pause_with_an_end_is_over_then",
+    ),
+    Mutation(
+        "delays: that what is taken out leaves the index",
+        "lua/lib/delays.lua",
+        "  redis.call('ZREM', K.delayed_index, delays.member(user, due, id))\n",
+        "",
+        "test_a_purge_takes_delayed_tasks_and_leaves_nothing_of_them",
+    ),
+    Mutation(
+        "purge: delayed tasks",
+        "lua/purge.lua",
+        "purged = purged + purge(K.delayed_index,",
+        "purged = purged + 0 * purge(K.held,",
+        "test_a_purge_takes_delayed_tasks_and_leaves_nothing_of_them",
+    ),
+    Mutation(
         "parking: pause",
         "lua/lib/fair.lua",
-        "if s.paused then return '+inf' end",
+        "if s.paused then return s.paused_until or '+inf' end",
         "",
         "test_a_paused_user_gets_nothing",
     ),
@@ -384,6 +498,27 @@ MUTATIONS = (
         "if free > now then return math.ceil(free) end",
         "",
         "test_a_rate_limit_limits_and_passes",
+    ),
+    Mutation(
+        "parking: debt of a lower rate",
+        "lua/lib/fair.lua",
+        "if debt_until > most + 0.001 then",
+        "if false then",
+        "test_what_is_owed_from_a_lower_rate_is_cut_down",
+    ),
+    Mutation(
+        "parking: a clock that was set back",
+        "lua/lib/upkeep.lua",
+        "if fair.seen and now < fair.seen then skip = 0 end",
+        "",
+        "test_a_clock_that_is_set_back_lets_a_rate_go_on",
+    ),
+    Mutation(
+        "claim: bytes of an answer",
+        "lua/claim.lua",
+        "while #members < want and bytes < CLAIM_BYTES and vain < work do",
+        "while #members < want and vain < work do",
+        "test_an_answer_has_no_more_than_a_megabyte",
     ),
     Mutation(
         "parking: looking again",
@@ -443,6 +578,13 @@ MUTATIONS = (
         "test_tasks_that_wait_for_a_slot_get_it",
     ),
     Mutation(
+        "slots: weights of users",
+        "lua/lib/limits.lua",
+        "math.floor(TURN * cost_of(user) / settings_of(user).weight)",
+        "TURN",
+        "test_weights_act_on_turns_for_a_slot",
+    ),
+    Mutation(
         "slots: one turn for a user",
         "lua/lib/limits.lua",
         "if redis.call('ZADD', K.slot_line, 0, turn_mark(name, user)) == 1 then "
@@ -453,7 +595,7 @@ MUTATIONS = (
     Mutation(
         "rates of names",
         "lua/lib/limits.lua",
-        "return limits.rate and (paced_until(name, limits.rate)) > now",
+        "return limits.rate and (free_at(K.paced, name, limits.rate)) > now",
         "return false",
         "test_a_rate_of_a_name_limits_and_passes",
     ),
@@ -472,9 +614,37 @@ MUTATIONS = (
         "test_a_claim_looks_behind_users_who_have_nothing_for_it",
     ),
     Mutation(
+        "names: users far behind the head",
+        "lua/claim.lua",
+        "passed, in_lane = math.max(passed, kind.from), false",
+        "in_lane = false",
+        "test_repeated_claims_come_to_users_far_behind",
+    ),
+    Mutation(
+        "names: users of whom a sort was told",
+        "lua/claim.lua",
+        "if told ~= '' and has_room() then serve_told(kind) end",
+        "",
+        "test_a_claim_looks_at_users_of_whom_its_sort_was_told",
+    ),
+    Mutation(
+        "names: a sort hears of a user again",
+        "lua/lib/fair.lua",
+        "  tell_of(user)\n    return true",
+        "  return true",
+        "test_a_sort_hears_of_a_user_who_may_be_served_again",
+    ),
+    Mutation(
+        "names: work in vain",
+        "lua/claim.lua",
+        "  vain = vain + WORK_OF_USER\n",
+        "",
+        "test_a_claim_in_vain_does_not_look_at_everybody",
+    ),
+    Mutation(
         "names: a token for another is passed on",
         "lua/claim.lua",
-        "if for_others then pass_on() end",
+        "if for_others and list == K.wake then pass_on() end",
         "",
         "test_a_token_is_passed_on_some_times_and_no_more",
     ),
@@ -503,8 +673,8 @@ MUTATIONS = (
     Mutation(
         "overlap: skip",
         "lua/fire.lua",
-        "local waits = fire.overlap == 'skip'",
-        "local waits = false",
+        "return let_buffered_begin(fire.id) and 'skip' or 'fire'",
+        "return 'fire'",
         "test_a_run_that_goes_on_is_not_overlapped",
     ),
     Mutation(
@@ -517,22 +687,22 @@ MUTATIONS = (
     Mutation(
         "overlap: that a buffered run waits for all",
         "lua/lib/ending.lua",
-        "if not records[id].buffered then return end",
-        "",
+        "if not records[id].buffered then",
+        "if false then",
         "test_a_buffered_run_waits_for_the_end_of_all_others",
     ),
     Mutation(
         "overlap: that a buffered run begins",
         "lua/lib/ending.lua",
-        "  let_buffered_begin(record.schedule)\n",
+        "  for schedule in pairs(schedules) do let_buffered_begin(schedule) end\n",
         "",
         "test_a_buffered_run_waits_for_the_end_of_the_one_before",
     ),
     Mutation(
         "overlap: what is cancelled",
         "lua/fire.lua",
-        "if fire.overlap == 'cancel_previous' then cancel_previous(fire.id) end",
-        "",
+        "fire.overlap == 'cancel_previous' and not cancel_previous(fire, state) then",
+        "false then",
         "test_a_run_that_is_replaced_is_cancelled",
     ),
     # --- tenants
@@ -703,7 +873,7 @@ MUTATIONS = (
     Mutation(
         "history: what is dropped",
         "lua/lib/ending.lua",
-        "  unlist_runs(ids, records)\n",
+        "  unlist_runs(dropped, records)\n",
         "",
         "test_runs_are_listed_from_their_end_until_they_are_dropped",
     ),
@@ -728,6 +898,86 @@ MUTATIONS = (
         "else\n  probe_all()\nend",
         "end",
         "test_a_push_looks_at_its_keys_before_its_first_write",
+    ),
+    # --- schedules: who made them, and how
+    Mutation(
+        "making: it is noted",
+        "lua/add_schedules.lua",
+        "if #made > 0 then redis.call('ZADD', K.changes, unpack(made)) end",
+        "",
+        "test_the_making_of_a_schedule_is_its_first_change",
+    ),
+    Mutation(
+        "making: one that is paused is not due",
+        "lua/add_schedules.lua",
+        "elseif old then\n      redis.call('ZREM', K.due, id)\n    end",
+        "end",
+        "test_a_schedule_that_is_replaced_by_a_paused_one_is_not_due",
+    ),
+    Mutation(
+        "making: an HTTP task is looked at",
+        "fairqueue/outgoing.py",
+        "check_made(payload, policies or (), self._addresses)",
+        "pass",
+        "test_an_http_task_to_the_inside_is_not_stored",
+    ),
+    Mutation(
+        "making: a schedule of HTTP tasks is looked at",
+        "fairqueue/schedules.py",
+        'self._look_at(fields["name"], fields["payload"])',
+        "pass",
+        "test_an_http_task_to_the_inside_is_not_stored",
+    ),
+    # --- tenants: what one learns of others
+    Mutation(
+        "tenants: runs that are asked for by id",
+        "fairqueue/inspection/runs.py",
+        "for run in found if self._guard.actor.sees(run.tenant)]",
+        "for run in found]",
+        "test_runs_that_are_asked_for_by_id_are_those_of_the_own_tenant",
+    ),
+    Mutation(
+        "tenants: an id that one gives is its own",
+        "fairqueue/inspection/ground.py",
+        "return given if sees(check(given)) else own_id(tenant, given)",
+        "return given",
+        "test_an_id_that_a_tenant_gives_is_not_compared_with_those_of_others",
+    ),
+    # --- connections and processes
+    Mutation(
+        "connection: a server that was there may come back",
+        "fairqueue/connection.py",
+        "if isinstance(failure, NobodyThere) and not self._was_there:",
+        "if isinstance(failure, NobodyThere):",
+        "test_a_server_that_was_there_before_is_given_time_to_come_back",
+    ),
+    Mutation(
+        "metrics: what a process before had counted",
+        "fairqueue/tally.py",
+        "self._place.write(pid, _added(families, self._before))",
+        "self._place.write(pid, families)",
+        "test_counters_go_on_when_a_process_is_replaced",
+    ),
+    Mutation(
+        "web: the time of a request that is half sent",
+        "fairqueue/web/server.py",
+        "            self._look_in(self._allowed())",
+        "            pass",
+        "test_a_half_sent_request_has_its_time",
+    ),
+    Mutation(
+        "web: streams end with the server",
+        "fairqueue/web/hub.py",
+        "            if self._is_ending():\n                for viewer",
+        "            if False:\n                for viewer",
+        "test_streams_end_when_the_server_wants_to_end",
+    ),
+    Mutation(
+        "web: a session alone, from nobody knows where",
+        "fairqueue/web/auth.py",
+        "return has_key or SESSION_COOKIE not in request.cookies",
+        "return True",
+        "test_a_session_alone_changes_nothing_for_who_does_not_say_where_it_comes_from",
     ),
 )
 
@@ -844,6 +1094,10 @@ def judge(result: subprocess.CompletedProcess[str]) -> tuple[bool, str]:
 
 def main() -> None:
     """Try the mutations, two at a time, and print what became of each."""
+    if "--random" in sys.argv:
+        from random_mutants import try_at_random  # it needs more than the listed ones do
+
+        sys.exit(try_at_random(sys.argv[1:]))
     with_model = "--model" in sys.argv
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     chosen = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]

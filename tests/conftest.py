@@ -1,6 +1,7 @@
 """A real server for the tests: one for all of them, and more for those that break theirs."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -49,6 +50,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode(errors="replace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C act, here and in what tests start: a job in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 class Server(Protocol):
@@ -120,6 +129,14 @@ def queue(
         yield queue
     if request.node.get_closest_marker("untidy") is None:
         check_consistency(redis_client)
+
+
+@pytest.fixture
+def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """A queue on the server's clock, whose counts and indexes must agree at the end."""
+    with TaskQueue(redis_client) as queue:
+        yield queue
+    check_consistency(redis_client)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ BURST_S = 0.1  # a rate limit lets through so many seconds' worth at once, at le
 UPKEEP = 100  # delays and leases that one claim looks after
 WINDOW_MS = 10_000  # so often, a claim forgets old records too
 TRIMMED = 200
+CATCH_UP = 10
 MISSED_CAP = 1000
 NEVER = math.inf
 
@@ -34,6 +35,7 @@ class ModelTask:
     document: Document
     name: str = "default"
     tenant: str | None = None
+    timeout_ms: int | None = None
     due_ms: int = 0
     arrival: int = 0
     state: str = "new"
@@ -45,6 +47,8 @@ class ModelTask:
     lease_end_ms: int = 0
     ended_ms: int = 0
     cancel_asked: bool = False
+    cancel_heard: bool = False
+    deadline_ms: int | None = None  # when it is ended if its lease was kept until then
     has_slot: bool = False
     is_held: bool = False  # set aside until its name has a slot free
 
@@ -70,8 +74,8 @@ class ModelSettings:
 
     max_attempts: int = 5
     max_waiting: int = 0
-    keep_finished: int = 1000
-    keep_finished_ms: int = 86_400_000
+    keep_finished: int = 100_000
+    keep_finished_ms: int = 604_800_000
     keep_dead: int = 10_000
     keep_dead_ms: int = 2_592_000_000
     critical_share: float = 0.5
@@ -102,6 +106,7 @@ class ModelQueue:
         self.counts: Counter[str] = Counter()
         self.arrivals = 0
         self.window_ms: int | None = None
+        self.behind = False  # there are records to forget
         # Start-time fair queueing.
         self.clock = 0.0
         self.ready: dict[str, float] = {}
@@ -116,7 +121,8 @@ class ModelQueue:
         self.credit = CRITICAL_CREDIT
         # Slots of names, and for each name whose held task is next.
         self.slots: dict[str, int] = {}
-        self.line: dict[str, list[str]] = {}
+        self.line: dict[str, dict[str, int]] = {}
+        self.last_turn = 0
         # Users of whom the claim that is made now can take nothing, at all or by the lane.
         self.passed: set[str] = set()
         self.lane_left: set[str] = set()
@@ -173,11 +179,19 @@ class ModelQueue:
         if settings.max_running is not None and self.running()[user] >= settings.max_running:
             return NEVER
         if settings.rate is not None:
-            burst = max(1, math.floor(settings.rate * BURST_S))
-            free = self.throttle.get(user, 0.0) - (burst - 1) * 1000 / settings.rate
+            burst, interval = max(1, math.floor(settings.rate * BURST_S)), 1000 / settings.rate
+            if self.throttle.get(user, 0.0) > now + burst * interval + 0.001:
+                # The clock was set back, or the rate was lower: no debt is larger than this.
+                self.throttle[user] = now + burst * interval
+            free = self.throttle.get(user, 0.0) - (burst - 1) * interval
             if free > now:
                 return math.ceil(free)
         return None
+
+    def most_credit(self) -> float:
+        """The credit that the CRITICAL lane can save up: at least what one refill brings."""
+        share = self.settings.critical_share
+        return max(CRITICAL_CREDIT, 1 + (share / (1 - share) if share < 1 else 0))
 
     def is_full(self, more: int) -> bool:
         """Whether so many more tasks would pass the limit of the queue."""
@@ -310,6 +324,7 @@ class ModelQueue:
     ) -> list[str]:
         """Hand out tasks, fairly; a repeated claim gets what it still holds, if that is any."""
         self.passed, self.lane_left = set(), set()
+        self.credit = min(self.credit, self.most_credit())
         held = [task_id for task_id in self.claims.get(token, []) if self.holds(task_id, token)]
         if held:
             return held
@@ -321,6 +336,8 @@ class ModelQueue:
             task.has_slot = task.name in self.slots
             task.state, task.token, task.attempts = "running", token, task.attempts + 1
             task.claimed_ms, task.lease_end_ms = now, now + lease_ms
+            if task.timeout_ms is not None:
+                task.deadline_ms = now + task.timeout_ms + lease_ms
             self._move_on(task.user, now)
             served.append(task.task_id)
         if served:
@@ -363,7 +380,7 @@ class ModelQueue:
                 continue
             self.clock = max(self.clock, self.ready[user])
             if share < 1:
-                self.credit = min(CRITICAL_CREDIT, self.credit + share / (1 - share))
+                self.credit = min(self.most_credit(), self.credit + share / (1 - share))
             return self._charge(task, now)
         return None
 
@@ -377,9 +394,8 @@ class ModelQueue:
                 found = task
                 break
             task.is_held = True
-            line = self.line.setdefault(task.name, [])
-            if user not in line:
-                line.append(user)
+            if user not in self.line.get(task.name, {}):
+                self._take_turn(task.name, user, None)
         if not self.backlog(user):
             self._leave(user)
         self._keep_lane(user)
@@ -407,12 +423,21 @@ class ModelQueue:
                     room -= 1
         self._wait(back, now, returning=True)
 
+    def _take_turn(self, name: str, user: str, tag: int | None) -> None:
+        """A user's turn for a name comes one stride after a tag, or after the first in the line."""
+        line = self.line.setdefault(name, {})
+        if tag is None:
+            tag = min(line.values(), default=self.last_turn)
+        line[user] = tag + max(1, math.floor(1000 * self.cost(user) / self.user(user).weight))
+        self.last_turn = max(self.last_turn, line[user])
+
     def _next_held(self, name: str, back: list[ModelTask]) -> ModelTask | None:
         while line := self.line.get(name):
-            user = line.pop(0)
+            user = min(line, key=lambda user: (line[user], user))
+            tag = line.pop(user)
             held = [task for task in self.held(user, name) if task not in back]
             if len(held) > 1:
-                line.append(user)
+                self._take_turn(name, user, tag)
             if not line:
                 del self.line[name]
             if held:
@@ -442,23 +467,45 @@ class ModelQueue:
         due.sort(key=lambda task: (task.due_ms, task.task_id))
         self._wait(due[:UPKEEP], now)
         self._take_back(now)
-        for user in [user for user, until in self.parked.items() if until <= now]:
+        if self.behind:
+            self._trim(CATCH_UP, now)
+        # Those who wait for a moment: it has come, or is too far since the clock was set back.
+        for user in [user for user, until in self.parked.items() if until < NEVER]:
             self._review(user, now)
 
     def _take_back(self, now: int) -> None:
         expired = [task for task in self.in_state("running") if task.lease_end_ms <= now]
         expired.sort(key=lambda task: (task.lease_end_ms, task.task_id))
-        again, closed = [], 0
-        for task in expired[:UPKEEP]:
+        self._end_unanswered(expired[:UPKEEP], now)
+
+    def look_over(self, now: int) -> None:
+        """What is done without a claim: runs beyond their deadline and expired leases are ended."""
+        late = [t for t in self.in_state("running") if t.deadline_ms and t.deadline_ms <= now]
+        late.sort(key=lambda task: (task.deadline_ms, task.task_id))
+        self._end_unanswered(late[:UPKEEP], now)
+        self._take_back(now)
+
+    def _end_unanswered(self, tasks: list[ModelTask], now: int) -> None:
+        """End leases without a word of their workers.
+
+        A run whose lease was kept until its deadline goes on, and is not offered again.
+        """
+        again = []
+        for task in tasks:
+            deadline = task.deadline_ms
+            stale = deadline is not None and deadline <= now and task.lease_end_ms >= deadline
             self._end_lease(task, now)
-            self.counts["expired"] += 1
-            if task.cancel_asked or task.attempts >= self.settings.max_attempts:
-                self._close(task, "cancelled" if task.cancel_asked else "buried", now)
-                closed += 1
+            self.counts["stale_runs" if stale else "expired"] += 1
+            task.token = None
+            if task.cancel_asked:
+                self._close(task, "cancelled", now)
+            elif stale or task.attempts >= self.settings.max_attempts:
+                self._close(task, "buried", now)
+                self.counts["timed_out"] += stale
             else:
-                task.token = None
                 again.append(task)
         self._wait(again, now, returning=True)
+        closed = len(tasks) - len(again)
         if closed:
             self._trim(closed, now)
 
@@ -466,7 +513,7 @@ class ModelQueue:
 
     def _end_lease(self, task: ModelTask, now: int) -> None:
         """The lease is over: its user has one running task less, and pays for the time."""
-        task.state, task.has_slot = "between", False
+        task.state, task.has_slot, task.deadline_ms = "between", False, None
         if self.settings.cost == "time":
             seconds = max(now - task.claimed_ms, 1) / 1000
             self._adjust(task.user, (seconds - task.charge) / self.user(task.user).weight)
@@ -491,12 +538,14 @@ class ModelQueue:
     def _trim(self, added: int, now: int) -> None:
         """Forget the oldest ended tasks beyond what is kept, a bounded number at a time."""
         s = self.settings
-        self._trim_some(("finished", "cancelled"), s.keep_finished, s.keep_finished_ms, added, now)
-        self._trim_some(("buried",), s.keep_dead, s.keep_dead_ms, added, now)
+        ended = ("finished", "cancelled")
+        more = self._trim_some(ended, s.keep_finished, s.keep_finished_ms, added, now)
+        more_dead = self._trim_some(("buried",), s.keep_dead, s.keep_dead_ms, added, now)
+        self.behind = more or more_dead
 
     def _trim_some(
         self, states: tuple[str, ...], keep: int, keep_ms: int, added: int, now: int
-    ) -> None:
+    ) -> bool:
         bound = 2 * added + 10
         ended = sorted(self.in_state(*states), key=lambda task: (task.ended_ms, task.task_id))
         over = ended[: max(0, len(ended) - keep)][:bound]
@@ -506,6 +555,7 @@ class ModelQueue:
             self.graves[task.task_id] = Grave(
                 at_ms=now, document=task.document, word=task.state, token=task.token
             )
+        return len(over or old) == bound
 
     def finish(self, pairs: list[tuple[str, str]], now: int) -> list[str]:
         """For each task and token 'finished', 'cancelled' or 'lost_lease'; repeated, the same."""
@@ -582,7 +632,7 @@ class ModelQueue:
         return "retried"
 
     def _release(self, task: ModelTask, now: int) -> str:
-        task.state, task.has_slot = "between", False
+        task.state, task.has_slot, task.deadline_ms = "between", False, None
         self._adjust(task.user, -task.charge / self.user(task.user).weight)
         if self._cancelled(task, now):
             word = "cancelled"
@@ -595,12 +645,28 @@ class ModelQueue:
         return word
 
     def extend(self, task_id: str, token: str, lease_ms: int, now: int) -> str:
-        """'extended', 'cancel' (extended; its cancelling was asked for) or 'lost_lease'."""
+        """'extended', 'cancel' (extended; its cancelling was asked for), 'ended' or 'lost_lease'.
+
+        It is 'ended' where the holder of the token has ended the lease itself.
+        """
         if not self.holds(task_id, token):
-            return "lost_lease"
+            return "ended" if self._ended_by(task_id, token) else "lost_lease"
         task = self.tasks[task_id]
-        task.lease_end_ms = now + lease_ms
+        if task.deadline_ms is not None and task.deadline_ms <= now:
+            return "lost_lease"
+        longest = now + lease_ms
+        if task.cancel_asked and not task.cancel_heard:
+            task.cancel_heard, task.deadline_ms = True, min(longest, task.deadline_ms or longest)
+        task.lease_end_ms = min(longest, task.deadline_ms or longest)
         return "cancel" if task.cancel_asked else "extended"
+
+    def _ended_by(self, task_id: str, token: str) -> bool:
+        task, grave = self.tasks.get(task_id), self.graves.get(task_id)
+        last = task or grave
+        if last is not None and last.token == token:
+            return True
+        given_back = (self.answers.get((name, task_id, token)) for name in ("retry", "release"))
+        return any(answer and answer[1] != "lost_lease" for answer in given_back)
 
     def cancel(self, task_id: str, now: int) -> bool:
         """Whether the task will not run, or is asked to end as cancelled."""

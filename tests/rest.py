@@ -173,7 +173,7 @@ def fail(queue: TaskQueue, message: str = "no such mailbox") -> str:
     """Take the next task, and fail; its id."""
     claim = claim_one(queue)
     lines = LogLines()
-    lines.keep(20, "looking for the mailbox")
+    lines.keep(20, "looking for the mailbox", {"box": 7, "password": "hunter2"})
     failure = Failure(type="ValueError", message=message)
     report = Report.of_failure(claim.task.name, failure, seconds=0.1, lines=lines)
     queue.bury(claim, message, report=report)

@@ -6,16 +6,18 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Self, cast
 
 import redis
+from redis.client import Pipeline
 
 from fairqueue.keys import KEY_TYPES, Keys
 from fairqueue.models import Claim, Task
 from fairqueue.queue import TaskQueue
+from fairqueue.workers import WorkerStore
 
 State = dict[str, Any]
 
@@ -75,14 +77,26 @@ def until_blocked(client: redis.Redis, count: int = 1) -> None:
         assert time.monotonic() < deadline
 
 
+def is_closed_after(sock: socket.socket, more: bytes) -> bool:
+    """Send more; True if the other side has closed the connection."""
+    try:
+        sock.sendall(more)
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
 # --- the whole state ------------------------------------------------------------------------------
 
 
-_READS: dict[str, tuple[str, tuple[object, ...]]] = {
-    "hash": ("HGETALL", ()),
-    "zset": ("ZRANGE", (0, -1, "WITHSCORES")),
-    "list": ("LRANGE", (0, -1)),
-    "string": ("GET", ()),
+# By methods of the client, whose answers are the same with either protocol of Redis.
+READS: dict[str, Callable[[Pipeline, bytes], object]] = {
+    "hash": lambda pipe, key: pipe.hgetall(key),
+    "zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    "list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    "string": lambda pipe, key: pipe.get(key),
 }
 
 
@@ -100,8 +114,7 @@ def dump(client: redis.Redis, name: str = "default") -> State:
             if kind != b"none"
         }
         for key, kind in kinds.items():
-            command, arguments = _READS[kind]
-            pipe.execute_command(command, keys[key], *arguments)
+            READS[kind](pipe, keys[key])
         contents = pipe.execute()
     state: State = {}
     for (key, kind), content in zip(kinds.items(), contents, strict=True):
@@ -157,6 +170,13 @@ def places(client: redis.Redis, name: str = "default") -> dict[str, list[str]]:
     return {state: sorted(ids) for state, ids in found.items()}
 
 
+def status_of(client: redis.Redis, task_id: str, name: str = "default") -> dict[str, Any]:
+    """What the scripts know of a task."""
+    text = cast(bytes, client.hget(Keys(name)["status"], task_id))
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def stats(client: redis.Redis, name: str = "default") -> dict[str, int]:
     """The counters of a queue; how many were pushed is what the ranks have counted to."""
     state = dump(client, name)
@@ -164,8 +184,11 @@ def stats(client: redis.Redis, name: str = "default") -> dict[str, int]:
     return {"pushed": int(state.get("fair", {}).get("seq", 0)), **counted}
 
 
-def check_consistency(client: redis.Redis, name: str = "default") -> None:
-    """Compare every count and index of a queue with what can be worked out from the others."""
+def check_consistency(client: redis.Redis, name: str = "default", *, is_old: bool = False) -> None:
+    """Compare every count and index of a queue with what can be worked out from the others.
+
+    is_old: an older version has written it, which made no index of delayed tasks by user.
+    """
     state = dump(client, name)
     assert "keys that keys.py does not know" not in state, state
     status = state.get("status", {})
@@ -180,6 +203,14 @@ def check_consistency(client: redis.Redis, name: str = "default") -> None:
     assert not in_backlog & in_held
     assert state.get("waiting", {}).keys() == by_state["ready"]
     assert state.get("delayed", {}).keys() == by_state["delayed"]
+    by_user = {
+        f"{status[task_id]['user']}\0{due:015.0f}\0{task_id}"
+        for task_id, due in state.get("delayed", {}).items()
+    }
+    indexed = state.get("delayed_index", {}).keys()
+    assert indexed <= by_user if is_old else indexed == by_user
+    moments = state.get("delayed_users", {}).keys()
+    assert is_old or {member.split("\0")[0] for member in indexed} <= moments
     assert state.get("leases", {}).keys() == by_state["running"]
     assert state.get("ended", {}).keys() == by_state["finished"] | by_state["cancelled"]
     assert state.get("dead", {}).keys() == by_state["buried"]
@@ -426,3 +457,10 @@ class StallingProxy(LossyProxy):
 
     def _hold(self) -> None:
         self._flows.wait()
+
+
+def beat(queue: TaskQueue, worker_id: str = "w", names: Sequence[str] = ("*",)) -> None:
+    """Let a worker say that it is alive, and that it has handlers for these names."""
+    record = {"host": "h", "pid": 7, "version": "1.0", "slots": 4, "names": [*names]}
+    record |= {"current": [], "running": 0, "started": 0}
+    WorkerStore(queue.link).beat(record, worker_id)

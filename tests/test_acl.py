@@ -189,6 +189,8 @@ LOOKING = [
     ["audit"],
     ["settings"],
     ["doctor", "--quick"],
+    ["users", "list", "--order", "name"],
+    ["runs", "--user", "alice", "--status", "pending"],
 ]
 
 
@@ -200,6 +202,8 @@ def test_a_user_that_may_only_look_sees_all_and_changes_nothing(
         queue.finish(claim_one(queue))
         scheduler = TaskScheduler(queue, registry=CollectorRegistry())
         add(scheduler)
+        push(queue, "late", user_id="of an older version", delay=60)
+        redis_client.delete(KEYS["delayed_index"])  # what looking would put right if it might
     granted(acl_line(USER, read_only=True))
     parts = urlsplit(redis_url)
     address = parts.netloc.rpartition("@")[2]

@@ -9,16 +9,25 @@ import pytest
 import redis
 from support import claim_one, dump, make_task, push
 
+from fairqueue.alerts import Alerts, EmailRecipient, LogRecipient
 from fairqueue.clock import ManualClock
+from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     ConfigurationError,
     FairQueueError,
     InvalidInput,
     InvalidPayload,
+    InvalidSchedule,
     InvalidTask,
 )
+from fairqueue.history import History
+from fairqueue.http import HttpTasks
+from fairqueue.inspection import Inspector
+from fairqueue.metrics import serve_metrics
 from fairqueue.models import Task
 from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.worker import Worker
 
 NAN, INF = float("nan"), float("inf")
 NAIVE = datetime(2030, 1, 2, 3, 4, 5)
@@ -425,3 +434,160 @@ def test_an_error_does_not_show_the_password_of_a_url() -> None:
 
     assert "hunter2" not in str(error.value)
     assert "redis://***@***" in str(error.value)
+
+
+# --- what is no list, and what is no claim --------------------------------------------------------
+
+NO_LISTS = [5, None, "mail", b"mail", Task.create(user_id="alice")]
+
+
+@pytest.mark.parametrize("value", NO_LISTS)
+def test_what_is_no_list_of_tasks_is_refused(queue: TaskQueue, value: Any) -> None:
+    refused(lambda: queue.push_many(value), InvalidTask, "tasks must be a list of tasks, not ")
+
+
+@pytest.mark.parametrize("value", [each for each in NO_LISTS if each is not None])
+def test_what_is_no_list_of_names_is_refused(queue: TaskQueue, value: Any) -> None:
+    refused(
+        lambda: queue.claim("w", names=value),
+        InvalidTask,
+        "names must be a list of task names, or None for all, not a",
+    )
+
+
+@pytest.mark.parametrize("value", NO_LISTS)
+def test_what_is_no_list_of_names_to_avoid_is_refused(queue: TaskQueue, value: Any) -> None:
+    said = "avoid must be a list of task names"
+    refused(lambda: queue.claim("w", avoid=value), InvalidTask, said)
+    refused(lambda: queue.claim("w", names=["a"], avoid=value), InvalidTask, said)
+
+
+@pytest.mark.parametrize("value", [[], ["claim"], None, "t", 5, Task.create(user_id="alice")])
+@pytest.mark.parametrize("end", ["finish", "retry", "release", "bury"])
+def test_what_is_no_claim_cannot_be_ended(queue: TaskQueue, end: str, value: Any) -> None:
+    refused(
+        lambda: getattr(queue, end)(value),
+        InvalidInput,
+        "claim must be a Claim, not ",
+        "claim() returned",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (5, "claims must be a list of claims, not an int"),
+        (None, "claims must be a list of claims, not None"),
+        ("abc", "claims must be a list of claims, not a str"),
+        ([5], "claim must be a Claim, not an int"),
+        ([[]], "claim must be a Claim, not a list"),
+    ],
+)
+def test_what_is_no_list_of_claims_cannot_be_extended(
+    queue: TaskQueue, value: Any, said: str
+) -> None:
+    refused(lambda: queue.extend(value), InvalidInput, said)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (5, "results must be a list of (claim, result), not an int"),
+        ("ab", "results must be a list of (claim, result), not a str"),
+        ([5], "results must be pairs of a claim and its result, not an int"),
+        (["ab"], "results must be pairs of a claim and its result, not a str"),
+        ([(1,)], "results must be pairs of a claim and its result, not a tuple"),
+        ([(1, 2, 3, 4)], "results must be pairs of a claim and its result, not a tuple"),
+        ([(5, None)], "claim must be a Claim, not an int"),
+    ],
+)
+def test_what_is_no_list_of_results_cannot_be_finished(
+    queue: TaskQueue, value: Any, said: str
+) -> None:
+    refused(lambda: queue.finish_many(value), InvalidInput, said)
+    refused(lambda: queue.finish_and_claim(value, "w", 1), InvalidInput, said)
+
+
+def test_a_single_claim_is_no_list_of_them(redis_client: redis.Redis) -> None:
+    with TaskQueue(redis_client, clock=ManualClock()) as queue:
+        push(queue, "t")
+        claim: Any = claim_one(queue)
+        with pytest.raises(InvalidInput, match="claims must be a list of claims, not a Claim"):
+            queue.extend(claim)
+        with pytest.raises(InvalidInput, match=r"results must be a list of .*, not a Claim"):
+            queue.finish_many(claim)
+        assert queue.extend((claim,)) == ["extended"]
+        assert queue.finish_many([(claim, None)]) == ["finished"]
+
+
+@pytest.mark.parametrize("value", [5, "x", "ops@example.org", None])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda queue, value: Alerts(value), "recipients"),
+        (lambda queue, value: HttpTasks(allow_private=value), "allow_private"),
+        (
+            lambda queue, value: EmailRecipient(host="h", sender="a@example.org", to=value),
+            "to",
+        ),
+        (lambda queue, value: Worker(queue, modules=value), "modules"),
+    ],
+)
+def test_what_is_no_list_is_refused_by_name(
+    queue: TaskQueue, make: Callable[[TaskQueue, Any], object], name: str, value: Any
+) -> None:
+    refused(lambda: make(queue, value), ConfigurationError, f"{name} must be a list of")
+
+
+def test_a_recipient_that_is_not_in_a_list_is_refused() -> None:
+    alone: Any = LogRecipient()
+    refused(lambda: Alerts(alone), ConfigurationError, "not a LogRecipient")
+
+
+@pytest.mark.parametrize("value", [None, "default", 5])
+def test_metrics_of_what_is_no_queue_are_not_served(value: Any) -> None:
+    refused(lambda: serve_metrics(value, port=0), ConfigurationError, "queue must be a TaskQueue")
+
+
+def test_metrics_of_what_is_no_registry_are_not_served(queue: TaskQueue) -> None:
+    bad: Any = "x"
+    refused(
+        lambda: serve_metrics(queue, 0, registry=bad),
+        ConfigurationError,
+        "registry must be a CollectorRegistry, not str",
+    )
+
+
+@pytest.mark.parametrize("value", ["x", 5, datetime.now, object()])
+def test_what_tells_no_time_is_no_clock(redis_client: redis.Redis, value: Any) -> None:
+    said = "clock must be None, or have a method now_ms"
+    refused(lambda: TaskQueue(redis_client, clock=value), ConfigurationError, said)
+    refused(lambda: TaskQueue.from_url("redis://h", clock=value), ConfigurationError, said)
+
+
+def test_a_server_that_was_started_for_a_bad_queue_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped: list[EmbeddedServer] = []
+    stop = EmbeddedServer.stop
+
+    def note(self: EmbeddedServer, *args: Any) -> None:
+        stopped.append(self)
+        stop(self, *args)
+
+    monkeypatch.setattr(EmbeddedServer, "stop", note)
+    bad: Any = "x"
+    refused(lambda: TaskQueue.embedded(clock=bad), ConfigurationError, "clock")
+    assert len(stopped) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("abc", "a str"), (5, "an int"), (make_task("ann"), "a Task")]
+)
+def test_what_is_no_list_of_ids_is_refused(queue: TaskQueue, value: Any, kind: str) -> None:
+    said = f"task_ids must be a list of ids of tasks, not {kind}"
+    refused(lambda: History(queue).find(value), InvalidInput, said)
+    refused(lambda: Inspector(queue).runs.find(value), InvalidInput, said)
+    scheduler = TaskScheduler(queue)
+    said = f"ids must be a list of ids of schedules, not {kind}"
+    refused(lambda: scheduler.bulk("pause", ids=value), InvalidSchedule, said)

@@ -103,7 +103,7 @@ def test_a_run_is_edited_and_run_again_by_keyboard(
 
     expect(page.locator(".toast").first).to_contain_text("It runs again")
     expect(page.get_by_text("Retry of")).to_be_visible()
-    expect(page.get_by_text("Why does it wait?")).to_be_visible()
+    expect(page.get_by_text("Why is it waiting?")).to_be_visible()
     assert claim_one(queue).task.payload == {"api_key": "k-123", "to": "eve"}
     check_page(page, ignore=("422",))
 
@@ -116,7 +116,7 @@ def test_a_dialog_is_left_by_escape_and_nothing_happens(
 
     page.get_by_role("button", name="Cancel", exact=True).press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
-    expect(page.get_by_role("button", name="Keep as is")).to_be_focused()
+    expect(page.get_by_role("button", name="Keep the run")).to_be_focused()
     page.keyboard.press("Escape")
 
     expect(page.get_by_role("dialog")).to_be_hidden()
@@ -135,7 +135,7 @@ def test_many_failed_runs_are_run_again_with_progress(
     page = open_page(web(), "/failed")
 
     page.get_by_role("button", name="Retry all…").click()
-    page.get_by_role("button", name="Run 10 runs again").press("Enter")
+    page.get_by_role("button", name="Retry 10 runs").press("Enter")
 
     expect(page.get_by_role("heading", name="Done")).to_be_visible()
     expect(page.get_by_role("status").filter(has_text="10 runs were run again")).to_be_visible()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jinja2
 import pytest
 from browser import Open, Site, Web, check_page, settle
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -201,17 +201,81 @@ def test_one_can_log_in_without_scripts(web: Web, open_page: Open) -> None:
     expect(found.get_by_role("heading", level=1)).to_have_text("Overview")
 
 
-def test_a_page_says_that_its_session_has_ended(web: Web, open_page: Open) -> None:
+def end_session(site: Site, found: Page) -> str:
+    """Let the session of a page be over; the id that its streams go by."""
+    session = next(each for each in found.context.cookies() if each["name"] == "fairqueue_session")
+    access = site.app.state.site.access
+    key_id: str = access.admit(session["value"], rate=100, burst=100).actor.key_id
+    access.end(session["value"])
+    return key_id
+
+
+def test_a_page_says_that_its_session_has_expired_and_one_logs_in_there(
+    web: Web, open_page: Open
+) -> None:
     site = web(auth=True)
     found = open_page(site, site.login())
     settle(found)
-    session = next(each for each in found.context.cookies() if each["name"] == "fairqueue_session")
-    access = site.app.state.site.access
-    key_id = access.admit(session["value"], rate=100, burst=100).actor.key_id
-    access.end(session["value"])
-    site.app.state.site.hub.end(key_id)
+    site.app.state.site.hub.end(end_session(site, found))
     expect(found.locator("#live")).to_have_attribute("data-state", "out")
-    expect(found.locator(".toast")).to_contain_text("session has ended")
+    expect(found.locator(".toast")).to_contain_text("Your session has expired")
+    check_page(found, ignore=("401",))
+    found.get_by_role("button", name="Log in", exact=True).click()
+    check_page(found, ignore=("401",))
+    found.get_by_label("API key").fill("fq_wrong")
+    found.keyboard.press("Enter")
+    expect(found.locator("#session-error")).to_contain_text("unknown")
+    found.get_by_label("API key").fill(site.key())
+    found.keyboard.press("Enter")
+    expect(found.locator("#session")).to_be_hidden()
+    expect(found.locator("#live")).to_have_text("Live")
+    expect(found.locator(".toast")).to_have_text(re.compile("You are logged in again"))
+
+
+def test_a_form_that_is_sent_after_the_session_expired_keeps_what_was_typed_and_goes_on(
+    queue: TaskQueue, web: Web, open_page: Open
+) -> None:
+    site = web(auth=True)
+    found = open_page(site, site.login())
+    settle(found)
+    found.goto(f"{site.url}/new/schedule")
+    found.get_by_label("Cron expression", exact=True).last.fill("0 9 * * *")
+    found.get_by_label("User", exact=True).fill("alice")
+    found.get_by_label("Id", exact=True).fill("nine")
+    end_session(site, found)
+    found.get_by_role("button", name="Add schedule").click()
+    dialog = found.get_by_role("dialog", name="Your session has expired")
+    expect(dialog).to_contain_text("What you have typed is kept")
+    check_page(found, ignore=("401",))
+    expect(found.get_by_label("User", exact=True)).to_have_value("alice")
+    assert Inspector(queue).schedules.find("nine") is None
+    dialog.get_by_label("API key").fill(site.key())
+    dialog.get_by_role("button", name="Go on").click()
+    expect(found.locator(".toast")).to_contain_text("nine")
+    assert Inspector(queue).schedules.get("nine").schedule.user_id == "alice"
+    check_page(found, ignore=("401",))
+
+
+def test_a_dialog_that_is_sent_after_the_session_expired_goes_on_too(
+    queue: TaskQueue, web: Web, open_page: Open
+) -> None:
+    Inspector(queue).schedules.add(schedule_id="nine", cron_expr="0 9 * * *", user_id="alice")
+    site = web(auth=True)
+    found = open_page(site, site.login())
+    settle(found)
+    found.goto(f"{site.url}/schedules/nine")
+    found.get_by_role("button", name="Pause", exact=True).click()
+    found.get_by_label("Note").fill("too many mails")
+    end_session(site, found)
+    found.get_by_role("button", name="Pause it").click()
+    dialog = found.get_by_role("dialog", name="Your session has expired")
+    expect(dialog).to_be_visible()
+    # As somebody who has logged in in another tab, and has no key.
+    other = found.context.new_page()
+    other.goto(site.url + site.login())
+    expect(other.get_by_role("heading", level=1)).to_have_text("Overview")
+    dialog.get_by_role("button", name="Go on").click()
+    expect(found.locator("#schedule-notice")).to_contain_text("too many mails")
 
 
 # --- live -----------------------------------------------------------------------------------------
@@ -305,12 +369,12 @@ def test_what_destroys_asks_first(parts: Callable[..., Site], open_page: Open) -
     found = open_page(site, "/parts")
     opener = found.get_by_role("button", name="Drop", exact=True)
     opener.click()
-    expect(found.get_by_role("button", name="Keep as is")).to_be_focused()
+    expect(found.get_by_role("button", name="Cancel")).to_be_focused()
     found.keyboard.press("Escape")
     expect(found.get_by_role("dialog")).to_have_count(0)
     expect(opener).to_be_focused()
     opener.click()
-    found.get_by_role("button", name="Keep as is").click()
+    found.get_by_role("button", name="Cancel").click()
     assert site.app.state.acts == []
     opener.click()
     found.get_by_role("button", name="Drop 37").click()

@@ -140,9 +140,13 @@ def test_a_user_is_paused_by_keyboard(queue: TaskQueue, web: Web, open_page: Ope
     settle(page)
     page.get_by_role("button", name="Pause").focus()
     page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Pause alice?")).to_be_visible()
+    check_page(page)
+    page.keyboard.type("too many mails")
+    page.keyboard.press("Enter")
     expect(page.locator(".toast")).to_contain_text("Paused alice")
     expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    expect(page.locator("#why")).to_contain_text("An operator has paused them")
+    expect(page.locator("#why")).to_contain_text("too many mails")
     check_page(page)
 
 

@@ -6,7 +6,8 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ import click
 import pytest
 import redis
 from commands import Cli, all_commands, parse
-from support import check_consistency, push
+from support import push
 
 from fairqueue.cli import output, program
 from fairqueue.cli.codes import exit_code
@@ -70,14 +71,6 @@ NOT_READING = {
 @pytest.fixture
 def cli(redis_url: str, redis_client: redis.Redis) -> Cli:
     return Cli(redis_url)
-
-
-@pytest.fixture
-def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
-    """The queue that the commands see, in real time; it must agree with itself at the end."""
-    with TaskQueue(redis_client) as queue:
-        yield queue
-    check_consistency(redis_client)
 
 
 # --- all commands ---------------------------------------------------------------------------------
@@ -249,7 +242,10 @@ ARGUMENTS = {
 def test_a_redis_out_of_reach_is_told_by_each_command(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairqueue.cli.frame.CHECK_S", 0.05)  # the address is known to be wrong
+    def no_sleep(seconds: float) -> None:
+        raise AssertionError("it does not try again where nobody has ever answered")
+
+    monkeypatch.setattr(time, "sleep", no_sleep)
     with closing(socket.socket()) as nobody:  # bound, so that nobody else listens there
         nobody.bind(("127.0.0.1", 0))
         away = Cli(f"redis://127.0.0.1:{nobody.getsockname()[1]}/0")
@@ -263,8 +259,17 @@ def test_an_embedded_folder_is_opened(tmp_path: Path) -> None:
         push(queue, "kept")
     nowhere = Cli("redis://127.0.0.1:1/0")
     assert "kept" in nowhere.ok("tasks", "--embedded", str(tmp_path)).out
-    done = nowhere.run("tasks", "--embedded", str(tmp_path / "none"))
-    assert (done.code, "is no folder" in done.err) == (2, True)
+
+
+def test_an_embedded_folder_is_made_and_that_is_said(tmp_path: Path) -> None:
+    nowhere, path = Cli("redis://127.0.0.1:1/0"), tmp_path / "none"
+    done = nowhere.ok("tasks", "--embedded", str(path))
+    assert "is a new folder, with an empty queue" in done.err
+    assert path.is_dir()
+    assert "new folder" not in nowhere.ok("tasks", "--embedded", str(path)).err
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    done = nowhere.run("tasks", "--embedded", str(tmp_path / "file"))
+    assert (done.code, "must be a folder, not a file" in done.err) == (2, True)
 
 
 def test_a_password_that_is_wrong_is_a_matter_of_configuration(

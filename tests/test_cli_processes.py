@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import redis
 from scheduling import eventually
-from support import check_consistency, fill, push
+from support import fill, places, push
 
 from fairqueue.history import History
 from fairqueue.queue import TaskQueue
@@ -29,14 +29,6 @@ PROGRAM = (sys.executable, "-W", "error", "-m", "fairqueue")
 DEADLINE = 60  # seconds until a process must have done what it was asked for
 
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
-    """The queue that the commands see, in real time; it must agree with itself at the end."""
-    with TaskQueue(redis_client) as queue:
-        yield queue
-    check_consistency(redis_client)
 
 
 @pytest.fixture
@@ -119,14 +111,21 @@ def test_exit_codes_reach_the_shell(start: Start, live: TaskQueue) -> None:
 
 JOBS = textwrap.dedent(
     """
+    import os, time
     from fairqueue import TaskQueue, Worker
 
-    def make(queue, concurrency=2, lease=30.0):
-        worker = Worker(queue, concurrency=concurrency, lease=lease, worker_id="made")
+    def make(queue, concurrency=2, lease=30.0, processes=None):
+        given = {"concurrency": concurrency, "lease": lease, "processes": processes}
+        worker = Worker(queue, **given, worker_id="made")
 
         @worker.task("double")
         def double(payload):
             return {"doubled": 2 * payload["n"]}
+
+        @worker.task("wait")
+        def wait(payload):
+            while not os.path.exists("gate"):
+                time.sleep(0.01)
 
         return worker
 
@@ -174,6 +173,50 @@ def test_a_burst_runs_what_is_ready_and_ends(start: Start, live: TaskQueue) -> N
     details = History(live).get("a")
     assert details is not None
     assert details.run.result == {"hello": "ann"}
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that live."""
+    rows = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    return [int(row.split()[0]) for row in rows if int(row.split()[1]) == pid]
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_worker_whose_supervisor_is_killed_finishes_what_runs_and_fails(
+    start: Start, live: TaskQueue, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    process = start("worker", "--app", "jobs:make", "--processes", "2", "--log-format", "json")
+    push(live, "a", name="wait")
+    eventually(lambda: places(redis_client) == {"running": ["a"]}, "it runs", within=DEADLINE)
+    (supervisor,) = children(process.pid)
+    assert len(children(supervisor)) == 2
+    os.kill(supervisor, signal.SIGKILL)
+    line_of(process, "worker_broken", err=True)
+    (tmp_path / "gate").touch()
+    code, _, err = result_of(process)
+    assert code == 1
+    assert "worker_stopped" in err
+    assert places(redis_client) == {"finished": ["a"]}  # nothing is lost, nothing outlives it
+    assert WorkerStore(live.link).alive() == []
+
+
+@pytest.mark.usefixtures("jobs")
+def test_what_is_up_replaces_each_supervisor_that_is_killed(
+    start: Start, live: TaskQueue, redis_client: redis.Redis
+) -> None:
+    process = start("up", "--app", "jobs:make", "--port", "0")
+    line_of(process, "Queue")
+    parts = ("dashboard", "scheduler", "worker")
+    in_order = sorted(children(process.pid))  # of their start
+    for part, supervisor in zip(parts, in_order, strict=True):
+        os.kill(supervisor, signal.SIGKILL)
+        line_of(process, f"The processes of the {part} were gone and are started again")
+    push(live, "a", name="double", payload={"n": 1})
+    eventually(lambda: places(redis_client) == {"finished": ["a"]}, "it is run", within=DEADLINE)
+    process.send_signal(signal.SIGTERM)
+    assert result_of(process)[0] == 0
 
 
 # --- metrics and dashboard ------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def test_add_takes_all_that_the_library_takes(cli: Cli, live: TaskScheduler) -> 
         *("--metadata", '{"team": "x"}', "--overlap", "skip", "--misfire", "fire_all"),
         *("--catch-up", "2h", "--max-catch-up", "5", "--jitter", "30s", "--retries", "2"),
         *("--backoff", "2s,10s", "--timeout", "1m", "--max-failures", "3", "--max-runs", "9"),
+        *("--backoff-cap", "1h", "--backoff-multiplier", "1.5", "--backoff-jitter", "full"),
         *("--window", '{"days": [1], "from": "08:00", "to": "10:00"}', "--exclude", "2030-01-07"),
         *("--start", "2026-01-01", "--end", "2031-01-01T00:00:00Z"),
     )
@@ -68,6 +69,8 @@ def test_add_takes_all_that_the_library_takes(cli: Cli, live: TaskScheduler) -> 
     assert (task.metadata, task.overlap, task.misfire) == ({"team": "x"}, "skip", "fire_all")
     assert (task.catch_up, task.max_catch_up, task.jitter) == (7200, 5, 30)
     assert (task.retries, task.backoff, task.timeout) == (2, [2, 10], 60)
+    assert (task.backoff_cap, task.backoff_multiplier) == (3600, 1.5)
+    assert task.backoff_jitter == "full"
     assert (task.max_failures, task.max_runs, task.tenant) == (3, 9, "north")
     assert (task.exclude, len(task.windows or [])) == (["2030-01-07"], 1)
 
@@ -170,6 +173,11 @@ def test_next_needs_no_redis_for_a_rule() -> None:
     assert "2026-03-29" in nowhere.ok(*clock_change, "--after", "2026-03-27").err
     assert len(nowhere.ok("schedules", "next", "--every", "90s").lines) == 5
     assert len(nowhere.ok("schedules", "next", "--at", "2h").lines) == 1
+    for text in ("EVERY_DAY", '{"minutes": 10, "hours": 2}'):
+        after = ("--after", "2026-03-05", "--count", "1")
+        (run,) = nowhere.ok("schedules", "next", text, *after).lines
+        assert run == "2026-03-05 02:10:00+00:00  2026-03-05 02:10:00 UTC"
+    assert "no run after" in nowhere.ok("schedules", "next", "--at", "-1d").err
     assert nowhere.run("schedules", "next").code == 2
     assert nowhere.run("schedules", "next", "99 9 * * *").code == 2
     assert nowhere.run("schedules", "next", "some-id").code == 3
@@ -185,6 +193,16 @@ def test_next_of_a_schedule_is_what_it_will_do(cli: Cli, live: TaskScheduler) ->
     assert by_id[0]["task_id"].startswith("0 9 * * *:")
     assert cli.run("schedules", "next", "none").code == 4
     assert cli.run("schedules", "next", "0 9 * * *", "--id", "a").code == 2
+
+
+def test_a_moment_in_the_past_is_said_to_be_one(cli: Cli) -> None:
+    refused = cli.run("schedules", "add", "--at", "-1d", "--user", "ann")
+    assert refused.code == 2
+    assert "is in the past" in refused.err
+    assert "EVERY_" not in cli.ok("schedules", "add", "EVERY_DAY", "--user", "ann", "--id", "a").err
+    assert cli.json("schedules", "show", "a")["cron_expr"] == "10 2 * * *"
+    cli.ok("schedules", "add", '{"minutes": 5}', "--user", "ann", "--id", "b")
+    assert cli.json("schedules", "show", "b")["cron_expr"] == "5 * * * *"
 
 
 def test_history_has_the_runs_of_a_schedule(cli: Cli, live: TaskScheduler) -> None:
@@ -210,19 +228,36 @@ def test_moments_say_what_became_of_each(cli: Cli, live: TaskScheduler) -> None:
 
 
 def test_changes_say_who_changed_what(cli: Cli, live: TaskScheduler) -> None:
-    add(live, "a")
+    cli.ok("schedules", "add", "0 9 * * *", "--id", "a", "--user", "ann", "--name", "report")
     cli.ok("schedules", "update", "a", "--name", "mail")
-    (change,) = cli.json("schedules", "changes", "a")["changes"]
+    change, making = cli.json("schedules", "changes", "a")["changes"]
+    assert (making["made"], making["fields"]["user_id"]) == (True, [None, "ann"])
+    assert making["by"] == change["by"] == cli.json("schedules", "show", "a")["created_by"]
     assert change["fields"] == {"name": ["report", "mail"]}
     assert "@" in change["by"]
     assert "name: report -> mail" in cli.ok("schedules", "changes", "a").out
     assert cli.run("schedules", "changes", "none").code == 4
 
 
+def test_a_title_is_listed_and_shown(cli: Cli) -> None:
+    titled = ("--title", "Daily report", "--description", "For the board")
+    cli.ok("schedules", "add", "0 9 * * *", "--id", "a", "--user", "ann", *titled)
+    cli.ok("schedules", "add", "0 9 * * *", "--id", "b", "--user", "ann", "--name", "mail")
+    listed = cli.ok("schedules", "list").lines
+    assert "TITLE" in listed[0]
+    assert "Daily report" in listed[1]
+    assert "mail" in listed[2]
+    assert len(cli.ok("schedules", "list", "--contains", "daily rep").lines) == 2
+    assert "For the board" in cli.ok("schedules", "show", "a").out
+    cli.ok("schedules", "update", "a", "--clear", "title", "--description", "Nobody reads it")
+    found = cli.json("schedules", "show", "a")
+    assert (found["title"], found["description"]) == (None, "Nobody reads it")
+
+
 def test_logs_are_those_of_its_runs(cli: Cli, live: TaskScheduler) -> None:
     add(live, "a")
     assert cli.json("schedules", "logs", "a")["lines"] == []
-    assert cli.ok("schedules", "logs", "a").out == "TASK  AT  LEVEL  MESSAGE\n"
+    assert cli.ok("schedules", "logs", "a").out == "TASK  AT  LEVEL  MESSAGE  CONTEXT\n"
     assert cli.run("schedules", "logs", "none").code == 4
 
 

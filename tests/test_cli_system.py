@@ -9,22 +9,16 @@ import pytest
 import redis
 from commands import Cli
 from prometheus_client import CollectorRegistry
-from support import check_consistency, claim_one, dump, fill, push
+from support import claim_one, dump, fill, push
 
+import fairqueue.metrics
+import fairqueue.web.server
 from fairqueue.cli.apps import load_worker
 from fairqueue.cli.top import Look, lines_of
 from fairqueue.models import new_id
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.workers import WorkerStore
-
-
-@pytest.fixture
-def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
-    """The queue that the commands see, in real time; it must agree with itself at the end."""
-    with TaskQueue(redis_client) as queue:
-        yield queue
-    check_consistency(redis_client)
 
 
 @pytest.fixture
@@ -47,7 +41,7 @@ def test_status_is_healthy_or_says_what_is_wrong(cli: Cli, live: TaskQueue) -> N
     assert "waiting" in done.out
     push(live, "a")
     sick = cli.run("status")
-    assert (sick.code, "error: 1 tasks wait and no worker is alive" in sick.out) == (6, True)
+    assert (sick.code, "error: no worker is alive: 1 task waits" in sick.out) == (6, True)
     document = cli.run("status", "--json").json
     assert document["overview"]["ready"] == 1
     assert "workers" in [each["kind"] for each in document["attention"]]
@@ -116,6 +110,8 @@ def test_top_fills_the_screen_and_no_more(cli: Cli, live: TaskQueue) -> None:
 def test_settings_are_shown_and_changed(cli: Cli, live: TaskQueue) -> None:
     live.set_limits("mail", slots=3)
     assert any(line.split() == ["max_attempts", "5"] for line in cli.ok("settings").lines)
+    done = cli.run("settings", "keep_dead_for=7")
+    assert (done.code, "keep_dead_for '7' has no unit" in done.err) == (2, True)
     document = cli.json("settings", "max_attempts=7", "keep_dead_for=2d", "cost=time")
     assert (document["settings"]["max_attempts"], document["limits"]["mail"]["slots"]) == (7, 3)
     settings = live.settings()
@@ -194,6 +190,8 @@ def test_prune_forgets_old_runs_and_prints_how_many(cli: Cli, live: TaskQueue) -
     assert cli.json("prune", "--older-than", "0") == {"forgotten": 0, "dry_run": False}
     assert cli.run("prune").code == 2
     assert cli.run("prune", "--older-than", "long").code == 2
+    done = cli.run("prune", "--older-than", "7", "--yes")
+    assert (done.code, "'7' has no unit: such as 7d, 7h or 7s" in done.err) == (2, True)
 
 
 # --- doctor, bench, metrics -----------------------------------------------------------------------
@@ -205,7 +203,7 @@ def test_doctor_finds_and_repairs(cli: Cli, live: TaskQueue, redis_client: redis
     assert cli.ok("doctor").out.startswith("CHECK")
     redis_client.delete(live.keys["waiting"])
     sick = cli.run("doctor")
-    assert (sick.code, "1 entries can be repaired" in sick.err) == (6, True)
+    assert (sick.code, "1 entry can be repaired" in sick.err) == (6, True)
     document = cli.run("doctor", "-o", "json").json
     levels = {each["check"]: each["level"] for each in document["findings"]}
     assert levels["records: status"] == "problem"
@@ -228,6 +226,22 @@ def test_bench_measures_in_a_queue_of_its_own(
     assert {key.split(b"}")[0] for key in redis_client.scan_iter()} == {b"{fairqueue:default"}
     assert "push_many" in cli.ok("bench", "--tasks", "10").out
     assert cli.run("bench", "--tasks", "1").code == 2
+
+
+def test_metrics_whose_thread_has_died_end_with_an_error(
+    cli: Cli, live: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fairqueue.metrics._Server, "serve_forever", lambda *_: None)
+    done = cli.run("metrics", "--port", "0")
+    assert (done.code, "has ended" in done.err) == (1, True)
+
+
+def test_a_dashboard_whose_thread_has_died_ends_with_an_error(
+    cli: Cli, live: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fairqueue.web.server._Server, "run", lambda _, sockets: sockets[0].close())
+    done = cli.run("dashboard", "--port", "0")
+    assert (done.code, "has ended" in done.err) == (1, True)
 
 
 def test_metrics_are_printed_once_without_a_port(cli: Cli, live: TaskQueue) -> None:
@@ -317,6 +331,8 @@ def test_an_app_is_a_worker_a_function_or_a_module(
         ("{}_broken:make", "", "no_such_module_at_all"),
         ("{}_wrong:make", "", "ZeroDivisionError"),
         (":make", "", "names no module"),
+        ("tasks.py", "", "'tasks.py' is a file: name its module, 'tasks'"),
+        ("./jobs/mail.py:make", "", "is a file: name its module, 'jobs.mail'"),
         ("{}:make", "--processes 2", "takes no processes"),
         ("{}:made", "--concurrency 2", "made already"),
         ("{}:make", "--concurrency 0", "concurrency 0"),
@@ -367,6 +383,8 @@ def test_up_runs_everything_and_its_code_is_the_programs(
         "seconds": 60,
         "schedulers": 1,
         "open_browser": True,
+        "metrics_host": "127.0.0.1",
+        "metrics_port": None,
     }
     assert cli.run("up", "--app", "none_at_all:make").code == 2
     assert len(runs) == 1

@@ -1,25 +1,16 @@
 """`fairqueue tasks`, `runs`, `failed` and `users`: each command, its JSON, and how it fails."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
-import redis
 from commands import Cli
-from support import check_consistency, claim_one, fill, push
+from support import claim_one, fill, push
 
 from fairqueue.history import History
+from fairqueue.inspection.documents import document
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import Report
 from fairqueue.worker import Worker
-
-
-@pytest.fixture
-def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
-    """The queue that the commands see, in real time; it must agree with itself at the end."""
-    with TaskQueue(redis_client) as queue:
-        yield queue
-    check_consistency(redis_client)
 
 
 @pytest.fixture
@@ -50,6 +41,24 @@ def test_push_stores_a_task_and_prints_its_id(cli: Cli, live: TaskQueue) -> None
     live.finish(claim)
 
 
+def test_pushed_tasks_may_have_a_policy_of_their_own(cli: Cli, live: TaskQueue) -> None:
+    cli.ok(
+        *("tasks", "push", "--user", "alice", "--max-attempts", "3", "--backoff", "1m"),
+        *("--backoff-cap", "1h", "--backoff-multiplier", "3", "--jitter", "full"),
+        *("--timeout", "5m"),
+    )
+    claim = claim_one(live)
+    assert claim.task.policy == {
+        "max_attempts": 3,
+        "backoff": 60.0,
+        "backoff_cap": 3600.0,
+        "backoff_multiplier": 3.0,
+        "jitter": "full",
+        "timeout": 300.0,
+    }
+    live.finish(claim)
+
+
 def test_pushed_tasks_may_wait(cli: Cli, live: TaskQueue) -> None:
     later = cli.ok("tasks", "push", "--user", "u", "--delay", "2h").out.strip()
     at = cli.ok("tasks", "push", "--user", "u", "--at", "1d").out.strip()
@@ -67,6 +76,8 @@ def test_pushed_tasks_may_wait(cli: Cli, live: TaskQueue) -> None:
         (("--user", "u", "--delay", "2h", "--at", "2h"), 2),
         (("--user", "u", "--delay", "soon"), 2),
         (("--user", "u", "--id", "taken"), 2),
+        (("--user", "u", "--retries", "1", "--max-attempts", "2"), 2),
+        (("--user", "u", "--backoff", "1m,soon"), 2),
     ],
 )
 def test_a_task_that_cannot_be_pushed_is_not_stored(
@@ -99,9 +110,14 @@ def test_tasks_are_listed_and_shown(cli: Cli, live: TaskQueue) -> None:
 def test_explain_says_why_a_task_waits(cli: Cli, live: TaskQueue) -> None:
     push(live, "a", "b")
     live.set_user("alice", paused=True)
-    assert "user 'alice' is paused" in cli.ok("tasks", "explain", "b").out
-    document = cli.json("tasks", "explain", "b")
-    assert (document["own_tasks_ahead"], document["user_paused"]) == (1, True)
+    said = cli.ok("tasks", "explain", "b").out
+    assert "No worker is alive" in said
+    assert "User 'alice' is paused" in said
+    told = cli.json("tasks", "explain", "b")
+    assert [each["code"] for each in told["reasons"]] == [
+        *("no_worker", "user_paused", "own_tasks")
+    ]
+    assert (told["own_tasks_ahead"], told["user_paused"]) == (1, True)
     assert cli.run("tasks", "explain", "none").code == 4
 
 
@@ -145,12 +161,12 @@ def test_runs_are_filtered_by_status_user_name_and_time(cli: Cli, live: TaskQueu
     def ids(*arguments: str) -> list[str]:
         return [each["task_id"] for each in cli.json("runs", *arguments)["runs"]]
 
-    assert ids() == ["good", "bad"]
+    assert ids() == ["waits", "good", "bad"]
     assert ids("--status", "failed") == ["bad"]
     assert ids("--status", "failed", "--status", "pending") == ["waits", "bad"]
     assert ids("--user", "bob") == ["good"]
     assert ids("--name", "mail") == ["good"]
-    assert ids("--since", "1h") == ["good", "bad"]
+    assert ids("--since", "1h") == ["waits", "good", "bad"]
     assert ids("--until", "1h") == []
     assert "succeeded" in cli.ok("runs").out
     assert cli.run("runs", "--status", "odd").code == 2
@@ -299,6 +315,8 @@ def test_weight_and_limits_are_set_and_taken_away(cli: Cli, live: TaskQueue) -> 
     "arguments",
     [
         ("weight", "alice", "0"),
+        ("weight", "alice", "--", "-2.5"),
+        ("limit", "alice", "--rate", "-0.5"),
         ("weight", "alice", "much"),
         ("weight", "alice"),
         ("limit", "alice"),
@@ -319,7 +337,19 @@ def test_a_user_is_paused_and_resumed(cli: Cli, live: TaskQueue) -> None:
     assert live.get_user("alice").paused
     cli.ok("users", "resume", "alice")
     assert not live.get_user("alice").paused
-    assert cli.json("users", "pause", "alice") == {"user_id": "alice", "paused": True}
+    paused = cli.json("users", "pause", "alice", "--note", "unpaid", "--until", "1h")
+    settings = live.get_user("alice")
+    assert paused == {
+        "user_id": "alice",
+        "paused": True,
+        "paused_by": settings.paused_by,
+        "pause_note": "unpaid",
+        "paused_until": document(settings)["paused_until"],
+    }
+    assert settings.paused_by
+    push(live, "waits", user_id="alice")
+    assert "unpaid" in cli.ok("users", "show", "alice").out
+    live.cancel("waits")
     assert cli.json("users", "resume", "alice") == {"user_id": "alice", "paused": False}
     assert cli.run("users", "pause", "").code == 2
 
@@ -335,6 +365,22 @@ def test_purge_cancels_what_waits_and_prints_how_many(cli: Cli, live: TaskQueue)
     found = {"user_id": "bob", "cancelled": 1}
     assert cli.json("users", "purge", "bob", "--dry-run") == {**found, "dry_run": True}
     assert cli.run("users", "purge", "nobody", "--yes").code == 4
+
+
+def test_a_user_with_only_delayed_tasks_is_there_for_every_command(
+    cli: Cli, live: TaskQueue
+) -> None:
+    push(live, "later", user_id="dora", delay=3600)
+    push(live, "again", user_id="dora")
+    live.retry(claim_one(live), "broken", delay=3600)
+    shown = cli.json("users", "show", "dora")
+    assert (shown["user_id"], shown["delayed"], shown["backlog"]) == ("dora", 2, 0)
+    assert [each["user_id"] for each in cli.json("users", "--order", "name")["users"]] == ["dora"]
+    listed = cli.json("runs", "--user", "dora", "--status", "retrying")["runs"]
+    assert [each["task_id"] for each in listed] == ["again"]
+    assert cli.ok("users", "purge", "dora", "--dry-run").out == "2\n"
+    assert cli.ok("users", "purge", "dora", "--yes").out == "2\n"
+    assert live.inspect().delayed == 0
 
 
 def test_a_report_of_a_run_is_no_part_of_a_listing(cli: Cli, live: TaskQueue) -> None:

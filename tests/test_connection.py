@@ -1,23 +1,36 @@
+import math
 import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
+from prometheus_client import CollectorRegistry
 from redis.connection import AbstractConnection
+from redis.sentinel import Sentinel
 from scheduling import eventually
-from support import claim_one, count_commands, in_thread, make_task, places, push
+from support import (
+    claim_one,
+    count_commands,
+    in_thread,
+    make_task,
+    places,
+    push,
+    until_blocked,
+)
 
-from fairqueue import connection
-from fairqueue.connection import Action, in_batches
+import fairqueue.worker
+from fairqueue import Worker, connection, dialing
+from fairqueue.connection import Action, Listener, in_batches
 from fairqueue.dialing import connection_maker
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import RedisRefused, RedisUnavailable
 from fairqueue.queue import TaskQueue, _push_arguments
+from fairqueue.scheduler import TaskScheduler
 from faults.proxy import Proxy
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -209,6 +222,16 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
     assert sizes([3 * million], 10) == [[3 * million]], "one that is too large goes alone"
 
 
+@pytest.mark.parametrize(("timeout", "step"), [(10.0, 1.0), (1.0, 0.5)])
+def test_no_step_of_connecting_to_a_primary_takes_longer_than_a_second(
+    timeout: float, step: float
+) -> None:
+    client = Sentinel([("127.0.0.1", 1)]).master_for("main")
+    with TaskQueue(client, timeout=timeout) as queue:
+        options = queue.link._dialer._options
+    assert options["socket_timeout"] == options["socket_connect_timeout"] == step
+
+
 # --- what may have been done ----------------------------------------------------------------------
 
 
@@ -344,7 +367,7 @@ class OwnPool(redis.ConnectionPool):
 def test_a_pool_class_of_ones_own_changes_neither_deadlines_nor_repeats() -> None:
     pool = OwnPool(socket_timeout=60)
     options = connection_maker(redis.Redis(connection_pool=pool), timeout=4.0)._options
-    assert (options["socket_timeout"], options["retry"].get_retries()) == (2.0, 0)
+    assert (options["socket_timeout"], options["retry"]._retries) == (2.0, 0)
 
 
 @pytest.mark.parametrize(("given", "checked"), [({}, True), ({"ssl_cert_reqs": "none"}, False)])
@@ -370,3 +393,172 @@ def test_a_look_at_the_sentinels_takes_no_longer_than_the_caller_has(
         monkeypatch.setattr(dialer, "_primary", primary)
         dialer.still_leads(redis.Connection(host="h", port=1), 0.01)
     assert asked == [0.01]
+
+
+# --- nobody is there ------------------------------------------------------------------------------
+
+
+def closed_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def dials(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Each attempt to connect; nothing is waited for."""
+    made: list[float] = []
+    dial = dialing.Dialer.dial
+
+    def counted(self: dialing.Dialer, within: float = math.inf) -> AbstractConnection:
+        made.append(within)
+        return dial(self, within)
+
+    monkeypatch.setattr(dialing.Dialer, "dial", counted)
+    return made
+
+
+def no_sleep(seconds: float) -> None:
+    """Instead of `time.sleep`."""
+    raise AssertionError(f"slept for {seconds} s")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://127.0.0.1:{port}", "unix:///nowhere/redis.sock", "redis://nowhere.invalid:{port}"],
+)
+def test_who_was_never_there_is_asked_once(
+    dials: list[float], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setattr(time, "sleep", no_sleep)
+    with TaskQueue.from_url(url.format(port=closed_port())) as queue:
+        with pytest.raises(RedisUnavailable, match="Redis did not answer"):
+            queue.push(make_task())
+        assert len(dials) == 1
+        with pytest.raises(RedisUnavailable, match="Redis did not answer"):
+            TaskScheduler(queue, registry=CollectorRegistry())
+        assert len(dials) == 2
+
+
+def test_who_was_there_may_come_back_and_is_asked_until_the_deadline(
+    queue: TaskQueue, dials: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(queue, "before")
+    free, dial = queue.link._free, queue.link._dialer.dial
+    while free:
+        free.pop().disconnect()
+    dials.clear()
+
+    def refused_twice(within: float = math.inf) -> AbstractConnection:
+        if len(dials) < 2:
+            dials.append(within)
+            raise dialing.NobodyThere("Connection refused")
+        return dial(within)
+
+    monkeypatch.setattr(queue.link._dialer, "dial", refused_twice)
+    push(queue, "after")
+    assert len(dials) == 3
+
+
+def test_sentinels_that_were_never_there_are_asked_once(
+    dials: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", no_sleep)
+    hosts = ",".join(f"127.0.0.1:{closed_port()}" for _ in range(2))
+    with (
+        TaskQueue.from_url(f"redis+sentinel://{hosts}/primary") as queue,
+        pytest.raises(RedisUnavailable, match="no sentinel named a primary"),
+    ):
+        queue.push(make_task())
+
+
+def test_a_primary_that_is_down_is_waited_for_while_sentinels_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They name another one soon."""
+    monkeypatch.setattr(dialing._Sentinel, "ask", lambda *_: ("127.0.0.1", closed_port()))
+    with TaskQueue.from_url("redis+sentinel://127.0.0.1:1/primary") as queue:
+        with pytest.raises(redis.ConnectionError, match="refused") as caught:
+            queue.link._dialer.dial()
+        assert not isinstance(caught.value, dialing.NobodyThere)
+
+
+# --- connections to wait on -----------------------------------------------------------------------
+
+
+def connections_made(client: redis.Redis) -> int:
+    """How many connections the server has accepted so far."""
+    return int(cast(dict[str, int], client.info("stats"))["total_connections_received"])
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_worker_makes_no_new_connection_for_each_task(
+    own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    monkeypatch.setattr(fairqueue.worker, "QUICK_S", 0.0)  # nothing is claimed ahead
+    full = threading.Semaphore(0)
+    first = Listener.wait_for_nudge
+
+    def wait_for_nudge(listener: Listener, seconds: float) -> bool:
+        full.release()
+        return first(listener, seconds)
+
+    monkeypatch.setattr(Listener, "wait_for_nudge", wait_for_nudge)
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client, TaskQueue.from_url(server.url) as queue:
+        go_on = threading.Semaphore(0)
+        worker = Worker(queue, lambda task: go_on.acquire(timeout=30), concurrency=concurrency)
+        worker.start()
+        try:
+            until_blocked(client)
+            before = connections_made(client)
+            for number in range(20):
+                for slot in range(concurrency):
+                    push(queue, f"t{number}-{slot}")
+                assert full.acquire(timeout=30)  # all slots are taken, and no token is wanted
+                for _ in range(concurrency):
+                    go_on.release()
+                until_blocked(client)
+            assert connections_made(client) - before < 5
+        finally:
+            assert worker.stop(10)
+
+
+def test_a_claim_that_waits_makes_no_new_connection_each_time(own_server: OwnServer) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client, TaskQueue.from_url(server.url) as queue:
+        before = connections_made(client)
+        for number in range(20):
+            claim = in_thread(lambda: queue.claim("w", wait=30))
+            until_blocked(client)
+            push(queue, f"t{number}")
+            (found,) = claim()
+            queue.finish(found)
+        assert connections_made(client) - before < 10
+
+
+def test_a_free_connection_that_the_server_has_closed_is_not_waited_on(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    listener = queue.link.listener("wake")
+    queue.size()
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    waiting = in_thread(lambda: listener.wait(30))
+    until_blocked(redis_client)
+    listener.nudge()
+    assert waiting()
+    listener.close()
+
+
+def test_a_connection_on_which_a_token_is_still_wanted_is_not_given_to_others(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    listener = queue.link.listener("wake")
+    waiting = in_thread(lambda: listener.wait(30))
+    until_blocked(redis_client)
+    listener.nudge()
+    assert waiting()
+    listener.close()
+    assert queue.size() == 0
+    assert cast(dict[str, int], redis_client.info("clients"))["blocked_clients"] == 0

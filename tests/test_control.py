@@ -1,5 +1,6 @@
 """What became of moments, and what operators do with schedules: fill, change, copy, compare."""
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -638,7 +639,7 @@ def test_a_schedule_whose_next_run_would_cancel_what_is_filled_cannot_be_filled(
 def test_changes_say_who_when_and_what_newest_first(
     scheduler: TaskScheduler, clock: ManualClock
 ) -> None:
-    add(scheduler, cron_expr=None, every=60)
+    add(scheduler, cron_expr=None, every=60, created_by="ann", title="Reports")
     scheduler.update_schedule("nine", every=90, start=at(6, 9), changed_by="carol")
     clock.advance(10)
     scheduler.pause_schedule("nine", by="dave", note="incident 7")
@@ -646,7 +647,7 @@ def test_changes_say_who_when_and_what_newest_first(
     scheduler.update_schedule("nine", payload={"long": "x" * 1000})
     scheduler.update_schedule("nine", payload={"long": "x" * 1000})  # as it was
 
-    newest, middle, oldest = scheduler.changes("nine")
+    newest, middle, oldest, making = scheduler.changes("nine")
 
     assert (newest.at, newest.by) == (THURSDAY + timedelta(seconds=20), None)
     assert newest.fields["payload"][0] == {}
@@ -659,6 +660,14 @@ def test_changes_say_who_when_and_what_newest_first(
     assert middle.fields == {"is_active": (True, False)}
     assert (oldest.by, oldest.fields["every"]) == ("carol", (60.0, 90.0))
     assert oldest.fields["start"] == (None, at(6, 9))
+    assert (making.at, making.by, making.made) == (THURSDAY, "ann", True)
+    assert making.fields == {
+        "user_id": (None, "alice"),
+        "every": (None, 60.0),
+        "anchor": (None, THURSDAY),
+        "title": (None, "Reports"),
+    }
+    assert not any(each.made for each in (newest, middle, oldest))
 
 
 def test_a_listing_of_changes_goes_on_where_its_page_ended(
@@ -673,10 +682,10 @@ def test_a_listing_of_changes_goes_on_where_its_page_ended(
     seen, cursor = [], None
     while True:
         page = scheduler.changes("nine", limit=2, cursor=cursor)
-        seen.append([change.fields["payload"][1]["n"] for change in page])
+        seen.append([change.made or change.fields["payload"][1]["n"] for change in page])
         if (cursor := page.cursor) is None:
             break
-    assert seen == [[4, 3], [2, 1], [0]]
+    assert seen == [[4, 3], [2, 1], [0, True]]
 
 
 def test_bad_arguments_of_the_changes_are_named(scheduler: TaskScheduler) -> None:
@@ -748,6 +757,37 @@ def test_a_bulk_operation_reaches_those_that_match(
     assert (result.matched, result.done) == (len(expected), len(expected))
 
 
+@pytest.mark.parametrize("by", [{}, {"contains": "a"}, {"user_id": "alice"}], ids=str)
+def test_schedules_that_the_state_rules_out_are_not_read(
+    scheduler: TaskScheduler, redis_client: redis.Redis, by: dict[str, Any]
+) -> None:
+    add_some(scheduler)
+
+    def asked() -> int:
+        return int(redis_client.info("commandstats")["cmdstat_hmget"]["calls"])
+
+    before = asked()
+    assert scheduler.list_schedules(is_active=False, **by) == []
+    assert asked() - before == 1  # the states, and no definition or plan
+
+
+@pytest.mark.parametrize("spoilt", ["", "[", "1,2", '{"active":true', '"x"'])
+def test_a_spoilt_state_misleads_no_search(
+    scheduler: TaskScheduler, redis_client: redis.Redis, spoilt: str
+) -> None:
+    add_some(scheduler)
+    scheduler.pause_schedule("b1")
+    redis_client.hset(scheduler.queue.keys["schedule_state"], "a2", spoilt)
+    filters: list[dict[str, Any]] = [{}, {"name_prefix": "m"}]
+    for more in filters:
+        listed = [s.schedule_id for s in scheduler.list_schedules(**more)]
+        paused = ids_where(scheduler, is_active=False, **more)
+        active = ids_where(scheduler, is_active=True, **more)
+        assert "b1" in paused
+        assert "a1" in active
+        assert sorted(paused + active) == sorted(listed)
+
+
 def test_each_bulk_action_does_what_the_single_one_does(
     scheduler: TaskScheduler, queue: TaskQueue
 ) -> None:
@@ -784,7 +824,7 @@ def test_one_that_fails_does_not_stop_the_others(
     result = scheduler.bulk("resume", dry_run=False, progress=somebody_removes_another)
 
     assert (result.matched, result.done, result.gone, result.failed) == (4, 2, 1, 1)
-    assert "no moment" in result.errors["once"]
+    assert "is in the past" in result.errors["once"]
 
 
 def test_one_that_is_gone_before_it_is_triggered_is_counted(
@@ -874,6 +914,9 @@ FULL: dict[str, Any] = {
     "overlap": "skip",
     "retries": 2,
     "backoff": [1, 2.5],
+    "backoff_cap": 90,
+    "backoff_multiplier": 1.5,
+    "backoff_jitter": "full",
     "timeout": 60,
     "max_failures": 3,
     "tenant": "acme",
@@ -1084,7 +1127,7 @@ BAD_DOCUMENTS: list[tuple[Any, str]] = [
     (document("x", every=60), "document 1.*one of cron_expr, every, at"),
     (document("x\n"), "document 1.*schedule_id"),
     (document("good"), r"document 1 \('good'\): as document 0"),
-    (document("x", cron_expr=None, at=0), r"document 1 \('x'\): it has no moment to come"),
+    (document("x", cron_expr=None, at=0), r"document 1 \('x'\): at 1970.* is in the past"),
 ]
 
 
@@ -1134,8 +1177,10 @@ BAD_TEXTS = [
     ("{", "json", "no JSON"),
     ("{}", "json", "a list of schedules"),
     ("a: [", "yaml", "no YAML"),
-    ("- &a [1]\n- *a", "yaml", "alias"),
+    ("- &a [1]\n- *a", "yaml", "^the text has a YAML alias"),
     ("- !!python/object/apply:os.getcwd []", "yaml", "no YAML"),
+    ("- 2026-13-45", "yaml", "no YAML"),
+    ("- {[]: 1}", "yaml", "no YAML"),
     ("[]", "toml", "format 'toml'"),
     (None, "json", "no JSON"),
     (None, "yaml", "no YAML"),
@@ -1440,3 +1485,100 @@ def test_a_leader_with_the_same_zone_data_leaves_all_as_it_is(
     scheduler.tick()
     assert scheduler._replan_some() is False
     assert get(scheduler, "nine").next_run == at(5, 15)
+
+
+# --- titles ---------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_found_by_a_part_of_its_title(scheduler: TaskScheduler) -> None:
+    add(scheduler, "a", title="Täglicher Bericht")
+    add(scheduler, "b", title="Backup", user_id="bob")
+    add(scheduler, "c", name="bericht.senden")
+    add(scheduler, "d")
+    assert found_ids(scheduler, contains="BERICHT") == ["a", "c"]
+    assert found_ids(scheduler, contains="backup", user_id="bob") == ["b"]
+    scheduler.update_schedule("a", title="Mails")
+    scheduler.update_schedule("b", title=None)
+    assert found_ids(scheduler, contains="bericht") == ["c"]
+    assert found_ids(scheduler, contains="mail") == ["a"]
+    assert found_ids(scheduler, contains="backup") == []
+
+
+@pytest.mark.parametrize("title", ['say "hi"', "a/b", "back\\slash", "Ünï", ',"title":"x"', "%"])
+def test_a_title_is_found_whatever_it_holds(scheduler: TaskScheduler, title: str) -> None:
+    add(scheduler, "a", title=title)
+    add(scheduler, "b", title="other")
+    assert found_ids(scheduler, contains=title) == ["a"]
+    scheduler.pause_schedule("a", note='"title":"other"')
+    assert found_ids(scheduler, contains="OTHER") == ["b"]
+
+
+def found_ids(scheduler: TaskScheduler, **filters: Any) -> list[str]:
+    return sorted(each.schedule_id for each in scheduler.list_schedules(**filters))
+
+
+def test_a_schedule_from_before_titles_is_read_and_changed(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    add(scheduler, title="T", description="D", created_by="ann")
+    stored = record(redis_client, queue, "schedules", "nine")
+    for name in ("title", "description", "created_by"):
+        del stored[name]
+    redis_client.hset(queue.keys["schedules"], "nine", json.dumps(stored))
+    redis_client.delete(queue.keys["changes"])
+
+    schedule = get(scheduler, "nine")
+    assert (schedule.title, schedule.description, schedule.created_by) == (None, None, None)
+    assert schedule.label == "default"
+    assert scheduler.changes("nine") == []
+    assert scheduler.update_schedule("nine", title="New", changed_by="bo")
+    schedule = get(scheduler, "nine")
+    assert (schedule.label, schedule.created_by) == ("New", None)
+    (change,) = scheduler.changes("nine")
+    assert (change.made, change.fields) == (False, {"title": (None, "New")})
+
+
+def test_who_made_a_schedule_cannot_be_changed(scheduler: TaskScheduler) -> None:
+    add(scheduler, created_by="ann")
+    with pytest.raises(InvalidSchedule, match="unknown field 'created_by'"):
+        scheduler.update_schedule("nine", created_by="bo")
+    scheduler.update_schedule("nine", priority=5)
+    assert get(scheduler, "nine").created_by == "ann"
+    copied = scheduler.copy_schedule("nine", "ten")
+    assert get(scheduler, copied).created_by is None
+    add(scheduler, on_conflict="replace", created_by="carol")
+    assert get(scheduler, "nine").created_by == "carol"
+    assert [change.by for change in scheduler.changes("nine") if change.made] == ["carol", "ann"]
+
+
+def test_a_schedule_that_is_made_paused_does_not_fire(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    add(scheduler, is_active=False)
+    clock.set(at(6, 9))
+    assert scheduler.tick().fired == 0
+    assert get(scheduler, "nine").paused_at == THURSDAY
+    scheduler.resume_schedule("nine")
+    assert get(scheduler, "nine").next_run == at(7, 9)
+    passed = scheduler.moments("nine", at(5, 0), at(7, 0))
+    assert [(each.outcome, each.reason) for each in passed] == [("skipped", "paused")] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"title": "x" * 201}, "title 'xxx"),
+        ({"title": "a\nb"}, r"title 'a\\nb'"),
+        ({"title": 7}, "title 7"),
+        ({"description": "x" * 4001}, "description 'xxx"),
+        ({"description": "a\0b"}, "description 'a"),
+        ({"created_by": "a\nb"}, "created_by"),
+        ({"is_active": 1}, "is_active 1"),
+    ],
+)
+def test_a_bad_title_or_description_is_named(
+    scheduler: TaskScheduler, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidSchedule, match=said):
+        add(scheduler, **fields)
+    assert scheduler.list_schedules() == []

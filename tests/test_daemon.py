@@ -41,6 +41,7 @@ from fairqueue.daemon import (
 )
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.logs import JsonFormatter
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler, TickReport
 
@@ -526,7 +527,9 @@ def test_a_fire_that_a_limit_refuses_is_told(
     done = run("scheduler", "--once")
     assert done.returncode == 1
     assert re.match(r"fired 1, .*refused 1,", done.stdout)
-    assert re.search(r"WARNING fairqueue.scheduler fire_refused schedule=[ab]\n", done.stderr)
+    assert re.search(
+        r"WARNING fairqueue.scheduler fire_refused schedule=[ab] task=\S+ user=alice", done.stderr
+    )
 
 
 @pytest.mark.processes
@@ -773,24 +776,21 @@ def test_schedules_are_shown_as_a_table(
     text = show()[0].replace(" 2026-", " ")
     lines = [re.split(r"  +", line) for line in text.splitlines()]
     assert lines == [
-        ["ID", "USER", "NAME", "CRON", "ZONE", "STATE", "NEXT RUN", "LAST RUN"],
-        ["nine", "alice", "report", "0 9 * * *", "Europe/Berlin", "active", "03-06 08:00:00", "-"],
+        ["ID", "USER", "TITLE", "NAME", "CRON", "ZONE", "STATE", "NEXT RUN", "LAST RUN"],
         [
-            "each",
-            "bob",
-            "default",
-            "* * * * *",
-            "UTC",
-            "active",
-            "03-05 09:01:00",
-            "03-05 09:00:00",
+            *("nine", "alice", "report", "report", "0 9 * * *", "Europe/Berlin", "active"),
+            *("03-06 08:00:00", "-"),
         ],
-        ["off", "bob", "default", "0 9 * * *", "UTC", "paused", "-", "-"],
+        [
+            *("each", "bob", "default", "default", "* * * * *", "UTC", "active"),
+            *("03-05 09:01:00", "03-05 09:00:00"),
+        ],
+        ["off", "bob", "default", "default", "0 9 * * *", "UTC", "paused", "-", "-"],
     ]
     of_alice = show("--user", "alice")[0]
     assert [line.split()[0] for line in of_alice.splitlines()] == ["ID", "nine"]
     assert show("--user", "nobody") == (
-        "ID  USER  NAME  CRON  ZONE  STATE  NEXT RUN  LAST RUN\n",
+        "ID  USER  TITLE  NAME  CRON  ZONE  STATE  NEXT RUN  LAST RUN\n",
         "",
     )
 
@@ -883,7 +883,7 @@ def test_a_line_of_json_has_the_fields_of_the_event() -> None:
         raise ValueError("wrong")
     except ValueError:
         failed = record("failed", event="e", at=datetime(2026, 3, 5), exc_info=sys.exc_info())
-    line = logs.JsonFormatter().format(failed)
+    line = JsonFormatter().format(failed)
     assert "\n" not in line
     document = json.loads(line)
     assert document.pop("exception").endswith("ValueError: wrong")

@@ -9,7 +9,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 from scheduling import add
-from support import LossyProxy, changes, check_consistency, claim_one, dump, fill, in_thread, push
+from support import LossyProxy, changes, check_consistency, dump, fill, in_thread, push
 
 from fairqueue.clock import ManualClock
 from fairqueue.connection import Link
@@ -54,7 +54,7 @@ def test_an_empty_queue_has_nothing_wrong(queue: TaskQueue) -> None:
     ("settings", "check", "level", "words"),
     [
         ({"maxmemory-policy": "allkeys-lru"}, "eviction", PROBLEM, "set it to noeviction"),
-        ({"maxmemory-policy": "volatile-lru"}, "eviction", WARNING, "set it to noeviction"),
+        ({"maxmemory-policy": "volatile-lru"}, "eviction", OK, "maxmemory-policy volatile-lru"),
         ({"appendonly": "no", "save": ""}, "persistence", WARNING, "everything would be lost"),
         ({"maxmemory": "1500000000"}, "memory", OK, "of maxmemory"),
     ],
@@ -120,14 +120,20 @@ def test_schedules_without_a_leader_and_tasks_without_a_worker_are_problems(
 def test_runs_that_go_on_after_their_time_out_are_told(
     queue: TaskQueue, clock: ManualClock
 ) -> None:
-    queue.set_limits("slow", timeout=1)
-    push(queue, "a", name="slow")
-    claim_one(queue, lease=300)
-    clock.advance(302)
-    WorkerStore(queue.link).find_stale()
+    push(queue, "a", "b", timeout=1)
+    claims = queue.claim("w", limit=2, lease=10)
+    queue.extend(claims, lease=300)
+    queue.finish(claims[1])
+    clock.advance(11)
+    workers = WorkerStore(queue.link)
+    assert len(workers.find_stale()) == 1
+    info = {"host": "h", "pid": 1, "version": "1", "slots": 4, "names": ["*"], "started": 0}
+    workers.beat(info | {"current": ["a", "b", "c"], "running": 3}, "w")
     finding = by_check(Doctor(queue).examine())["stale runs"]
     assert (finding.level, finding.details) == (WARNING, {"stale": ["a"]})
-    queue.claim("other")
+    assert finding.text == "1 slot is taken by runs that do not end, such as a"
+    workers.beat(info | {"current": ["b"], "running": 1}, "w")  # it has ended at last
+    assert by_check(Doctor(queue).examine())["stale runs"].level == OK
 
 
 # --- records that have to agree -------------------------------------------------------------------
@@ -216,6 +222,7 @@ def unwritten(key: str) -> Damage:
 DAMAGES: list[tuple[Damage, str]] = [
     (without_first("waiting"), "status"),
     (without_first("delayed"), "status"),
+    (without_first("delayed_index"), "status"),
     (without_first("leases"), "status"),
     (without_first("ended"), "status"),
     (without_first("dead"), "status"),
@@ -236,6 +243,8 @@ DAMAGES: list[tuple[Damage, str]] = [
     (with_extra("waiting", "bob-0"), "waiting"),
     (with_extra("waiting", "nobody"), "waiting"),
     (with_extra("delayed", "nobody", 1e13), "delayed"),
+    (with_extra("delayed_index", "bob\x00000000000000001\x00late"), "delayed_index"),
+    (with_extra("delayed_index", "bob\x00000000000000001\x00nobody"), "delayed_index"),
     (with_extra("leases", "nobody", 1e13), "leases"),
     (with_extra("ended", "capped-1"), "ended"),
     (with_extra("dead", "nobody"), "dead"),

@@ -360,9 +360,10 @@ def test_a_client_of_ones_own_sentinels_will_do(fleet: Fleet) -> None:
         # With time-outs and retries that are ours.
         own = queue.link._dialer.dial()
         assert cast(socket.socket, own._sock).gettimeout() == TIMEOUT_S / 2
-        assert own.retry.get_retries() == 0
+        assert own.retry._retries == 0
         own.disconnect()
-    sentinels.close()
+    for each in sentinels.sentinels:
+        each.close()
 
 
 def test_a_client_for_replicas_is_refused() -> None:

@@ -21,6 +21,7 @@ from support import (
 
 from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
+from fairqueue.models import Task
 from fairqueue.queue import TaskQueue, jain_index
 from fairqueue.validation import Priority
 
@@ -333,6 +334,44 @@ def test_a_rate_is_kept(queue: TaskQueue, clock: ManualClock, rate: float, at_on
     assert served == pytest.approx(20, abs=1)
 
 
+def served_in(queue: TaskQueue, clock: ManualClock, seconds: float) -> int:
+    """How many tasks are claimed in so many seconds, by a hundred claims."""
+    served = 0
+    for _ in range(100):
+        clock.advance(seconds / 100)
+        served += len(queue.claim("w", limit=250))
+    return served
+
+
+def test_a_raised_rate_acts_at_once(queue: TaskQueue, clock: ManualClock) -> None:
+    queue.set_user("alice", rate=0.001)
+    fill(queue, "alice", 400)
+    assert len(queue.claim("w", limit=40)) == 1
+    assert queue.claim("w", limit=40) == []
+    queue.set_user("alice", rate=10.0)
+    assert served_in(queue, clock, 10) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("back", [3.0, 3600.0])
+def test_a_clock_that_is_set_back_does_not_hold_up_a_rate(
+    queue: TaskQueue, clock: ManualClock, back: float
+) -> None:
+    """Nobody waits for longer than the rate itself makes them, whoever else waits for longer."""
+    queue.set_user("slow", rate=0.002)
+    fill(queue, "slow", 2)
+    for n in range(120):
+        queue.set_user(f"u{n}", rate=10.0)
+        fill(queue, f"u{n}", 50)
+    queue.claim("w", limit=200)
+    assert queue.claim("w") == []
+    clock.advance(-back)
+    for _ in range(3):
+        queue.claim("w", limit=1000)
+    clock.advance(0.1)
+    assert len([*queue.claim("w", limit=200), *queue.claim("w", limit=200)]) == 120
+    assert served_in(queue, clock, 2) == pytest.approx(2400, rel=0.02)
+
+
 def test_a_user_within_the_rate_is_not_held_back(queue: TaskQueue, clock: ManualClock) -> None:
     queue.set_user("alice", rate=1.0)
     for n in range(5):
@@ -419,6 +458,21 @@ def test_an_expired_lease_pays_for_the_time_that_it_held(
             queue.finish(claim)
     assert used["crashing"] <= used["working"] * 1.5
     assert "usage" in dump(redis_client)
+
+
+def test_what_a_users_tasks_take_is_forgotten_with_the_users_tag(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    queue.configure(cost="time")
+    push(queue, "once", user_id="visitor")
+    fill(queue, "regular", 20)
+    for _ in range(20):
+        claim = claim_one(queue)
+        clock.advance(1)
+        queue.finish(claim)
+    state = dump(redis_client)
+    assert "visitor" not in state.get("idle", {})
+    assert state["usage"].keys() == {"regular"}
 
 
 # --- priorities of a user's own tasks -------------------------------------------------------------
@@ -512,11 +566,56 @@ def test_the_critical_lane_is_bounded_by_its_share(queue: TaskQueue, share: floa
     assert pushy >= share * 300 - 5
 
 
+@pytest.mark.parametrize("share", [0.9, 0.95, 0.99])
+def test_a_large_share_of_the_lane_is_reached(queue: TaskQueue, share: float) -> None:
+    """Both lanes are backlogged; the ordinary turns are not taken by those in the lane."""
+    queue.configure(critical_share=share)
+    backlog = [("pushy", Priority.CRITICAL)] * 2500 + [("other", Priority.NORMAL)] * 400
+    queue.push_many(Task.create(user_id=user, priority=level) for user, level in backlog)
+    served = [c.task.user_id for _ in range(20) for c in queue.claim("w", limit=120)]
+    assert served.count("pushy") / len(served) == pytest.approx(share, abs=0.005)
+    assert longest_run(served[200:]) <= share / (1 - share) + 1
+
+
+def test_a_lowered_share_takes_the_credit_away(queue: TaskQueue) -> None:
+    queue.configure(critical_share=0.99)
+    fill(queue, "other", 200)
+    served_users(queue, 20)
+    fill(queue, "pushy", 100, priority=Priority.CRITICAL)
+    served_users(queue, 12)  # that the credit is counted
+    queue.finish_many((claim, None) for claim in queue.claim("w", limit=1))
+    queue.configure(critical_share=0.5)
+    assert served_users(queue, 40).count("pushy") <= 26
+
+
 def test_without_a_share_there_is_no_lane(queue: TaskQueue) -> None:
     queue.configure(critical_share=0.0)
     fill(queue, "pushy", 20, priority=Priority.CRITICAL)
     fill(queue, "other", 20)
     assert Counter(served_users(queue, 20)) == {"pushy": 10, "other": 10}
+
+
+def test_a_new_weight_acts_on_the_place_in_the_critical_lane(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    queue.configure(critical_share=1.0)
+    queue.set_user("heavy", weight=0.1)
+    fill(queue, "heavy", 9, priority=Priority.CRITICAL)
+    served_users(queue, 2)
+    clock, tag = lane_of(redis_client, "heavy")
+    assert tag - clock == pytest.approx(10)
+    queue.set_user("heavy", weight=2.0)
+    assert lane_of(redis_client, "heavy") == pytest.approx((clock, clock + 0.5))
+    # Whoever is not ahead of the clock has no debt that a new weight could change.
+    redis_client.zadd(queue.keys["critical"], {"heavy": clock - 3})
+    queue.set_user("heavy", weight=1.0)
+    assert lane_of(redis_client, "heavy") == (clock, clock - 3)
+
+
+def lane_of(client: redis.Redis, user: str) -> tuple[float, float]:
+    """The clock of the CRITICAL lane, and the user's tag there."""
+    state = dump(client)
+    return float(state["fair"]["critical_clock"]), state["critical"][user]
 
 
 def test_critical_serves_are_charged_to_the_ordinary_turn(queue: TaskQueue) -> None:

@@ -241,6 +241,7 @@ def test_a_word_may_be_written_as_a_call() -> None:
         ("every().hours(9, 17)", "0 9,17 * * *"),
         ("every().hours(9, 17).weekends", "0 9,17 * * 0,6"),
         ("every().days(15)", "0 0 15 * *"),
+        ("every().days(1, 15).months(3)", "0 0 1,15 3 *"),
         ("every().months(3)", "0 0 1 3 *"),
         ("every().mondays.months(3)", "0 0 * 3 1"),
         ("every().at('09:30')", "30 9 * * *"),
@@ -342,7 +343,6 @@ def test_a_frequency_shows_what_it_says_even_before_it_says_enough() -> None:
         ("every().day.at(9)", "9 is no time of day"),
         ("every().day.at('09:00', '17:30')", "is more than one cron expression"),
         # days that cron would make an "or" of, and days that never come
-        ("every().mondays.days(15)", "day of month '15' and day of week '1' cannot both"),
         ("every().monthly.fridays", "day of month '1' and day of week '5' cannot both"),
         ("every().days(range(1, 9)).mondays", "day of month '1-8' and day of week '1' cannot both"),
         ("every().last_day_of_month.fridays", "day of month 'L' and day of week '5' cannot both"),

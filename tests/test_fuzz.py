@@ -208,7 +208,7 @@ SCHEDULE_FIELDS = (
     *("cron_expr", "user_id", "priority", "payload", "timezone", "name", "metadata", "every"),
     *("anchor", "at", "start", "end", "windows", "exclude", "max_runs", "misfire", "catch_up"),
     *("max_catch_up", "jitter", "overlap", "retries", "backoff", "timeout", "max_failures"),
-    *("tenant", "schedule_id"),
+    *("backoff_cap", "backoff_multiplier", "backoff_jitter", "tenant", "schedule_id"),
 )
 
 

@@ -3,22 +3,46 @@
 `scripts/mutants.py` takes each away in turn, in a copy, and sees to it that these tests notice.
 """
 
+import asyncio
 import json
+import math
+import socket
 from collections import Counter
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
 import redis
-from support import claim_one, dump, fill, ids_of, make_task, push, served_users
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as Metric
+from redis.connection import AbstractConnection
+from starlette.applications import Starlette
+from starlette.requests import Request
+from support import claim_one, dump, fill, ids_of, make_task, push, served_users, stats
 
+from fairqueue.access import Actor
 from fairqueue.clock import ManualClock
-from fairqueue.errors import LeaseLost, QueueFull, RedisRefused, ScheduleQuota, StaleVersion
+from fairqueue.dialing import NobodyThere
+from fairqueue.errors import (
+    InvalidPayload,
+    LeaseLost,
+    QueueFull,
+    RedisRefused,
+    ScheduleQuota,
+    StaleVersion,
+)
+from fairqueue.inspection import Inspector
 from fairqueue.leadership import Reading
 from fairqueue.models import Claim, status_head, task_document
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler, TickReport
+from fairqueue.tally import Tally
 from fairqueue.validation import Priority
+from fairqueue.web import WebServer
+from fairqueue.web.auth import SESSION_COOKIE, _is_same_origin
+from fairqueue.web.hub import Hub
+from fairqueue.web.server import Limits
+from fairqueue.workers import WorkerStore
 
 TERM_S = 10.0
 
@@ -225,6 +249,7 @@ def update_from(
         "definition": '{"spoilt":true}',
         "user": "alice",
         "tenant": "",
+        "title": "",
         "revision": "r",
         "old_name": "default",
         "task_name": "default",
@@ -263,6 +288,7 @@ def test_a_moment_computed_from_a_wrong_clock_is_not_stored(
     wrong_ms = clock.now_ms() - 5000
     moment_ms = wrong_ms + 1000
     fields: list[str | int] = ["t", "alice", "default", "{}", "r", moment_ms, moment_ms]
+    fields += ["", "", ""]
     answer = queue.link.run(
         "add_schedules", op="op", client_now=wrong_ms, on_conflict="error", rest=fields
     )
@@ -341,6 +367,25 @@ def test_a_worker_that_lost_its_lease_ends_nothing(queue: TaskQueue, clock: Manu
     assert (info.state, info.worker_id) == ("running", "another")
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_lease_that_was_taken_back_is_lost_however_the_task_ended(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, cancelled: bool
+) -> None:
+    queue.configure(max_attempts=1)
+    push(queue, "t1")
+    claim = claim_one(queue, lease=1)
+    if cancelled:
+        queue.cancel("t1")
+    clock.advance(1)
+    assert queue.claim("other") == []
+    info = queue.get("t1")
+    assert info is not None
+    assert info.state == ("cancelled" if cancelled else "buried")
+    assert queue.extend([claim]) == ["lost_lease"]
+    assert queue.finish_many([(claim, None)]) == ["lost_lease"]
+    assert stats(redis_client)["lost_leases"] == 2
+
+
 def test_a_worker_that_lost_its_lease_extends_nothing(queue: TaskQueue, clock: ManualClock) -> None:
     push(queue, "a")
     stale = claim_one(queue, lease=1)
@@ -364,6 +409,76 @@ def test_a_task_whose_leases_expire_is_not_offered_for_ever(
     info = queue.get("a")
     assert info is not None
     assert (info.state, info.attempts) == ("buried", 2)
+
+
+def test_a_run_that_does_not_answer_is_ended_and_not_offered_again(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    push(queue, "a", timeout=10)
+    claim = claim_one(queue, lease=5)
+    for _ in range(5):
+        clock.advance(3)
+        queue.extend([claim], lease=5)
+    WorkerStore(queue.link).find_stale()
+    info = queue.get("a")
+    assert info is not None
+    assert (info.state, info.attempts) == ("buried", 1)
+    with pytest.raises(LeaseLost):
+        queue.finish(claim)
+
+
+def test_a_run_whose_worker_died_before_its_deadline_is_offered_again(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    push(queue, "a", timeout=10)
+    claim_one(queue, lease=5)
+    clock.advance(100)
+    WorkerStore(queue.link).find_stale()
+    assert claim_one(queue).attempt == 2
+
+
+def test_no_lease_is_kept_beyond_the_deadline_of_its_run(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    push(queue, "a", timeout=10)
+    claim = claim_one(queue, lease=5)
+    deadline = clock.now() + timedelta(seconds=15)
+    assert queue.extend([claim], lease=3600) == ["extended"]
+    info = queue.get("a")
+    assert info is not None
+    assert info.lease_until == deadline
+    clock.advance(15)
+    assert queue.extend([claim], lease=3600) == ["lost_lease"]
+
+
+def test_a_run_that_is_to_be_cancelled_does_not_go_on_for_ever(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    push(queue, "a")
+    claim = claim_one(queue, lease=5)
+    queue.cancel("a")
+    for _ in range(4):
+        clock.advance(3)
+        queue.extend([claim], lease=5)
+    WorkerStore(queue.link).find_stale()
+    info = queue.get("a")
+    assert info is not None
+    assert info.state == "cancelled"
+
+
+def test_what_ended_without_a_word_is_told_until_somebody_has_heard(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    workers = WorkerStore(queue.link)
+    push(queue, "a", max_attempts=1)
+    claim_one(queue, lease=1)
+    clock.advance(1)
+    (notice,) = workers.look_over(can_alert=True)
+    assert notice.task_id == "a"
+    clock.advance(60)
+    assert workers.look_over(can_alert=True) == [notice]
+    clock.advance(60)
+    assert workers.look_over(can_alert=True, heard=[notice.text]) == []
 
 
 def test_a_task_that_is_to_be_cancelled_is_not_offered_again(queue: TaskQueue) -> None:
@@ -405,6 +520,21 @@ def test_a_raised_weight_acts_on_what_is_owed_already(queue: TaskQueue) -> None:
     assert "alice" in served_users(queue, 3)
 
 
+def test_a_raised_weight_acts_on_the_turn_for_a_slot(queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=1)
+    queue.set_user("alice", weight=0.01)
+    for user in ("alice", "bob"):
+        queue.push_many(make_task(user_id=user, name="slow") for _ in range(30))
+    users = []
+    for turn in range(15):
+        if turn == 10:
+            queue.set_user("alice", weight=10)
+        (claim,) = queue.claim("w", limit=5)
+        users.append(claim.task.user_id)
+        queue.finish(claim)
+    assert users[10:].count("alice") > users[:10].count("alice")
+
+
 def test_a_release_gives_the_charge_back(queue: TaskQueue) -> None:
     fill(queue, "alice", 5)
     fill(queue, "bob", 5)
@@ -433,6 +563,23 @@ def test_a_paused_user_gets_nothing(queue: TaskQueue) -> None:
     assert ids_of(queue.claim("w")) == ["alice-0"]
 
 
+def test_a_pause_with_an_end_is_over_then(queue: TaskQueue, clock: ManualClock) -> None:
+    fill(queue, "alice", 2)
+    queue.pause_user("alice", until=clock.now() + timedelta(seconds=60))
+    clock.advance(59)
+    assert queue.claim("w") == []
+    clock.advance(1)
+    assert ids_of(queue.claim("w")) == ["alice-0"]
+
+
+def test_a_purge_takes_delayed_tasks_and_leaves_nothing_of_them(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "later", user_id="alice", delay=60)
+    assert Inspector(queue).users.purge("alice", dry_run=False) == 1
+    assert not {"delayed", "delayed_index"} & dump(redis_client).keys()
+
+
 def test_a_rate_limit_limits_and_passes(queue: TaskQueue, clock: ManualClock) -> None:
     queue.set_user("alice", rate=1)
     fill(queue, "alice", 5)
@@ -441,6 +588,31 @@ def test_a_rate_limit_limits_and_passes(queue: TaskQueue, clock: ManualClock) ->
     assert queue.claim("w", limit=5) == []
     clock.advance(0.1)
     assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+
+
+def test_what_is_owed_from_a_lower_rate_is_cut_down(queue: TaskQueue, clock: ManualClock) -> None:
+    queue.set_user("alice", rate=0.001)
+    fill(queue, "alice", 5)
+    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
+    queue.set_user("alice", rate=10)
+    clock.advance(0.1)
+    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+
+
+def test_a_clock_that_is_set_back_lets_a_rate_go_on(queue: TaskQueue, clock: ManualClock) -> None:
+    queue.set_user("alice", rate=1)
+    fill(queue, "alice", 5)
+    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
+    clock.advance(-60)
+    assert queue.claim("w", limit=5) == []
+    clock.advance(1)
+    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+
+
+def test_an_answer_has_no_more_than_a_megabyte(queue: TaskQueue) -> None:
+    for n in range(6):
+        push(queue, f"t{n}", payload={"text": "x" * 250_000})
+    assert ids_of(queue.claim("w", limit=9)) == ["t0", "t1", "t2", "t3", "t4"]
 
 
 def test_critical_tasks_do_not_take_more_than_their_share(queue: TaskQueue) -> None:
@@ -546,6 +718,19 @@ def test_users_who_wait_for_slots_take_turns(redis_client: redis.Redis, queue: T
     assert len([member for member in line if not member.startswith("\1")]) == 2
 
 
+def test_weights_act_on_turns_for_a_slot(queue: TaskQueue) -> None:
+    queue.set_limits("slow", slots=1)
+    queue.set_user("alice", weight=4)
+    fill(queue, "alice", 20, name="slow")
+    fill(queue, "bob", 20, name="slow")
+    users = []
+    for _ in range(20):
+        (claim,) = queue.claim("w", limit=9)
+        users.append(claim.task.user_id)
+        queue.finish(claim)
+    assert users.count("alice") >= 15
+
+
 def test_a_rate_of_a_name_limits_and_passes(queue: TaskQueue, clock: ManualClock) -> None:
     queue.set_limits("slow", rate=1)
     fill(queue, "alice", 5, name="slow")
@@ -569,9 +754,44 @@ def test_a_claim_looks_behind_users_who_have_nothing_for_it(queue: TaskQueue) ->
     assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
 
 
+def others(queue: TaskQueue, users: int) -> None:
+    """So many users with a task that a claim of the name `b` does not want."""
+    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
+
+
+def test_repeated_claims_come_to_users_far_behind(queue: TaskQueue) -> None:
+    others(queue, 400)
+    push(queue, "wanted", user_id="zoe", name="b")
+    assert [ids_of(queue.claim("w", names=["b"])) for _ in range(8)].count(["wanted"]) == 1
+
+
+def test_a_claim_looks_at_users_of_whom_its_sort_was_told(queue: TaskQueue) -> None:
+    others(queue, 900)
+    queue.claim("w", names=["b"])
+    push(queue, "wanted", user_id="zoe", name="b")
+    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+
+
+def test_a_sort_hears_of_a_user_who_may_be_served_again(queue: TaskQueue) -> None:
+    others(queue, 3)
+    queue.set_user("zoe", paused=True)
+    push(queue, "wanted", user_id="zoe", name="b")
+    assert queue.claim("w", names=["b"]) == []
+    queue.set_user("zoe", paused=False)
+    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+
+
+def test_a_claim_in_vain_does_not_look_at_everybody(queue: TaskQueue) -> None:
+    others(queue, 600)
+    push(queue, "wanted", user_id="zoe", name="b")
+    assert queue.claim("w", names=["b"]) == []
+
+
 def test_a_token_is_passed_on_some_times_and_no_more(
     redis_client: redis.Redis, queue: TaskQueue
 ) -> None:
+    for n in range(8):  # those before it have lists of their own
+        queue.claim("w", avoid=[f"a{n}"])
     push(queue, "t1", name="a")
     passed = 0
     for _ in range(30):
@@ -584,7 +804,7 @@ def test_a_token_is_passed_on_some_times_and_no_more(
 def beat(queue: TaskQueue, worker: str, limits: str = "") -> list[Any]:
     """Say that a worker is alive, for ten seconds."""
     answer: list[Any] = queue.link.run(
-        "beat", worker=worker, record='{"names":["a"]', ttl_ms=10_000, limits=limits
+        "beat", worker=worker, record='{"names":["a"]', ttl_ms=10_000, limits=limits, can_alert=""
     )
     return answer
 
@@ -947,3 +1167,111 @@ def test_a_schedule_is_listed_under_one_tenant(
     old.update_schedule("s", tenant="acme")
     old.update_schedule("s", tenant="blue")
     assert redis_client.zrange(queue.keys["tenant_schedules"], 0, -1) == [b"blue\0alice\0s"]
+
+
+def test_an_id_that_a_tenant_gives_is_not_compared_with_those_of_others(
+    queue: TaskQueue, old: TaskScheduler
+) -> None:
+    blue = Inspector(queue, Actor(name="bo", tenant="blue"))
+    push(queue, "t", tenant="acme")
+    assert blue.schedules.add(schedule_id="s", cron_expr="0 9 * * *", user_id="bo") == "blue~s"
+    assert blue.tasks.push(task_id="t", user_id="bo") == "blue~t"
+
+
+def test_runs_that_are_asked_for_by_id_are_those_of_the_own_tenant(queue: TaskQueue) -> None:
+    push(queue, "ours", tenant="blue")
+    push(queue, "theirs", user_id="bob", tenant="acme")
+    blue = Inspector(queue, Actor(name="bo", tenant="blue"))
+    assert [run.task_id for run in blue.runs.find(["ours", "theirs"])] == ["ours"]
+
+
+# --- the making of schedules ----------------------------------------------------------------------
+
+
+def test_the_making_of_a_schedule_is_its_first_change(old: TaskScheduler) -> None:
+    old.update_schedule("s", priority=5)
+    assert [change.made for change in old.changes("s")] == [False, True]
+
+
+def test_a_schedule_that_is_replaced_by_a_paused_one_is_not_due(
+    queue: TaskQueue, old: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    old.add_schedule("* * * * *", "alice", schedule_id="s", on_conflict="replace", is_active=False)
+    assert redis_client.zrange(queue.keys["due"], 0, -1) == []
+
+
+def test_an_http_task_to_the_inside_is_not_stored(queue: TaskQueue, old: TaskScheduler) -> None:
+    payload = {"url": "https://169.254.169.254/"}
+    with pytest.raises(InvalidPayload):
+        old.add_schedule("* * * * *", "alice", name="http", payload=payload)
+    with pytest.raises(InvalidPayload):
+        old.update_schedule("s", name="http", payload=payload)
+    with pytest.raises(InvalidPayload):
+        Inspector(queue).tasks.push(user_id="alice", name="http", payload=payload)
+    assert len(old.list_schedules()) == 1
+    assert queue.size() == 0
+
+
+# --- connections and processes --------------------------------------------------------------------
+
+
+def test_a_server_that_was_there_before_is_given_time_to_come_back(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(queue, "before")
+    queue.link.close()
+    queue.link._closed = False
+    dial, refusals = queue.link._dialer.dial, [NobodyThere("Connection refused")] * 2
+
+    def refused_once(within: float = math.inf) -> AbstractConnection:
+        if refusals:
+            raise refusals.pop()
+        return dial(within)
+
+    monkeypatch.setattr(queue.link._dialer, "dial", refused_once)
+    push(queue, "after")
+    assert (queue.size(), refusals) == (2, [])
+
+
+def test_counters_go_on_when_a_process_is_replaced() -> None:
+    registry = CollectorRegistry()
+    runs = Metric("runs", "Runs.", registry=registry)
+    tally = Tally(1, registry)
+    for _ in range(3):
+        with tally.reporting(0):
+            runs.inc()
+    (families,) = tally.read()
+    assert families["runs"].values["runs_total", ()] == 3
+
+
+def test_a_half_sent_request_has_its_time() -> None:
+    app = Starlette()
+    with (
+        WebServer(app, limits=Limits(head=0.05)) as server,
+        socket.create_connection((server.host, server.port), 30) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\n")
+        assert client.recv(1) == b""
+
+
+def test_streams_end_when_the_server_wants_to_end() -> None:
+    async def watch() -> list[bytes]:
+        ending: list[bool] = []
+        hub = Hub(lambda tenant: {}, is_ending=lambda: bool(ending))
+        messages = []
+        async for message in hub.stream(None, None):
+            messages.append(message)
+            ending.append(True)
+        return messages
+
+    assert asyncio.run(asyncio.wait_for(watch(), 30))
+
+
+def test_a_session_alone_changes_nothing_for_who_does_not_say_where_it_comes_from() -> None:
+    cookie, key = (b"cookie", f"{SESSION_COOKIE}=x".encode()), (b"x-api-key", b"fq_x")
+
+    def is_let_in(*headers: tuple[bytes, bytes]) -> bool:
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": list(headers)}
+        return _is_same_origin(Request(scope), None)
+
+    assert (is_let_in(cookie), is_let_in(cookie, key), is_let_in(key)) == (False, True, True)

@@ -25,20 +25,22 @@ from fairqueue.handlers import (
     Handlers,
     HandlerSettings,
     Retry,
-    RetryPolicy,
     TimedOut,
 )
 from fairqueue.models import Task
+from fairqueue.policy import RetryPolicy
 from fairqueue.queue import TaskQueue
+from fairqueue.stage import Stage
 from fairqueue.worker import Worker
 
 PAYLOAD = {"n": 7}
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
+def stage() -> Iterator[Stage]:
+    with Stage() as stage:
+        stage.begin()
+        yield stage
 
 
 @pytest.fixture
@@ -55,8 +57,7 @@ def worker() -> Worker:
 
 def policy(**fields: Any) -> RetryPolicy:
     given: dict[str, Any] = {"retries": 5, "backoff": 2.0, "cap": 60.0, "jitter": "none"}
-    given |= fields
-    return RetryPolicy.create(given["retries"], given["backoff"], given["cap"], given["jitter"])
+    return RetryPolicy.create(**given | fields)
 
 
 def delays(policy: RetryPolicy) -> list[float | None]:
@@ -85,6 +86,19 @@ def test_a_list_gives_each_delay_and_its_last_one_is_repeated() -> None:
 
 def test_a_list_is_not_cut_by_the_cap_which_is_for_doubling() -> None:
     assert policy(backoff=[600.0], cap=60.0).delay(1) == 600.0
+
+
+def test_delays_grow_by_the_multiplier() -> None:
+    assert delays(policy(retries=4, multiplier=1)) == [2.0, 2.0, 2.0, 2.0, None]
+    assert delays(policy(retries=4, multiplier=3)) == [2.0, 6.0, 18.0, 54.0, None]
+    assert policy(retries=1000, multiplier=100.0).delay(1000) == 60.0
+
+
+def test_without_a_word_on_jitter_a_list_is_exact_and_a_number_is_drawn_from() -> None:
+    assert HandlerSettings.create().policy == RetryPolicy(jitter="full")
+    assert HandlerSettings.create(backoff=3).policy.jitter == "full"
+    assert HandlerSettings.create(backoff=[3]).policy.jitter == "none"
+    assert HandlerSettings.create(backoff=[3], jitter="full").policy.jitter == "full"
 
 
 def test_without_retries_there_is_no_second_attempt() -> None:
@@ -292,9 +306,9 @@ class AsyncCallable:
     ],
 )
 def test_a_handler_of_one_argument_gets_the_payload(
-    context: TaskContext, runner: asyncio.Runner, target: Any
+    context: TaskContext, stage: Stage, target: Any
 ) -> None:
-    assert handler(target).run(context, runner) == PAYLOAD
+    assert handler(target).run(context, stage) == PAYLOAD
 
 
 @pytest.mark.parametrize(
@@ -312,32 +326,30 @@ def test_a_handler_of_one_argument_gets_the_payload(
     ],
 )
 def test_a_handler_of_two_arguments_gets_the_payload_and_the_context(
-    context: TaskContext, runner: asyncio.Runner, target: Any
+    context: TaskContext, stage: Stage, target: Any
 ) -> None:
-    payload, given = handler(target).run(context, runner)
+    payload, given = handler(target).run(context, stage)
     assert payload == PAYLOAD
     assert given is context
 
 
 @pytest.mark.parametrize("target", [with_option, named_only])
 def test_arguments_with_a_default_are_the_handlers_own(
-    context: TaskContext, runner: asyncio.Runner, target: Any
+    context: TaskContext, stage: Stage, target: Any
 ) -> None:
-    assert handler(target).run(context, runner)[1] in (1, 2)
+    assert handler(target).run(context, stage)[1] in (1, 2)
 
 
 def test_builtins_get_the_payload(
-    context: TaskContext, runner: asyncio.Runner, capsys: pytest.CaptureFixture[str]
+    context: TaskContext, stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert handler(len).run(context, runner) == 1
-    assert handler(max).run(context, runner) == "n"  # one whose signature is not known
-    handler(print).run(context, runner)
+    assert handler(len).run(context, stage) == 1
+    assert handler(max).run(context, stage) == "n"  # one whose signature is not known
+    handler(print).run(context, stage)
     assert capsys.readouterr().out.startswith(str(PAYLOAD))
 
 
-def test_each_run_of_a_class_has_an_instance_of_its_own(
-    context: TaskContext, runner: asyncio.Runner
-) -> None:
+def test_each_run_of_a_class_has_an_instance_of_its_own(context: TaskContext, stage: Stage) -> None:
     class Counting:
         def __init__(self) -> None:
             self.runs = 0
@@ -347,7 +359,7 @@ def test_each_run_of_a_class_has_an_instance_of_its_own(
             return self.runs
 
     one = handler(Counting)
-    assert [one.run(context, runner) for _ in range(3)] == [1, 1, 1]
+    assert [one.run(context, stage) for _ in range(3)] == [1, 1, 1]
 
 
 def no_arguments() -> None: ...
@@ -415,12 +427,10 @@ def test_a_name_has_one_handler(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("target", [plain, anything, plain_async, Plain, AsyncCallable()])
-def test_the_default_handler_gets_the_task(
-    context: TaskContext, runner: asyncio.Runner, target: Any
-) -> None:
+def test_the_default_handler_gets_the_task(context: TaskContext, stage: Stage, target: Any) -> None:
     found = Handlers(target).find(make_task(name="whatever"))
     assert found is not None
-    result = found.run(context, runner)
+    result = found.run(context, stage)
     assert (result[0] if isinstance(result, tuple) else result) == context.task
 
 
@@ -447,9 +457,7 @@ def test_a_handler_of_its_own_goes_before_the_default_one() -> None:
 # --- time in async handlers -----------------------------------------------------------------------
 
 
-def test_an_async_handler_is_ended_by_its_time_out(
-    context: TaskContext, runner: asyncio.Runner
-) -> None:
+def test_an_async_handler_is_ended_by_its_time_out(context: TaskContext, stage: Stage) -> None:
     ended: list[str] = []
 
     async def forever(payload: Any) -> None:
@@ -460,19 +468,19 @@ def test_an_async_handler_is_ended_by_its_time_out(
             raise
 
     with pytest.raises(TimedOut, match=r"ran for more than 0\.01 s"):
-        handler(forever, timeout=0.01).run(context, runner)
+        handler(forever, timeout=0.01).run(context, stage)
     assert ended == ["cancelled"]
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
 def test_a_time_out_that_an_async_handler_raises_itself_is_its_own_error(
-    context: TaskContext, runner: asyncio.Runner, timeout: float | None
+    context: TaskContext, stage: Stage, timeout: float | None
 ) -> None:
     async def fails(payload: Any) -> None:
         raise TimeoutError("the database did not answer")
 
     with pytest.raises(TimeoutError, match="the database did not answer"):
-        handler(fails, timeout).run(context, runner)
+        handler(fails, timeout).run(context, stage)
 
 
 # --- the context ----------------------------------------------------------------------------------
@@ -670,14 +678,14 @@ JOBS = """
 
 
 def test_the_classes_of_a_module_are_registered_by_their_dotted_paths(
-    worker: Worker, module: Callable[[str], str], context: TaskContext, runner: asyncio.Runner
+    worker: Worker, module: Callable[[str], str], context: TaskContext, stage: Stage
 ) -> None:
     name = module(JOBS)
     assert worker.register_module(name) == [f"{name}.SendReport", f"{name}.Derived"]
     report, derived = worker._handlers.named()
     assert (report.policy.retries, report.timeout, report.settings.slots) == (1, 2.5, 3)
     assert derived.policy.backoff == (1.0, 2.0)
-    assert [each.run(context, runner) for each in (report, derived)] == ["sent", "derived"]
+    assert [each.run(context, stage) for each in (report, derived)] == ["sent", "derived"]
 
 
 def test_modules_may_be_named_when_the_worker_is_made(
@@ -712,7 +720,9 @@ def test_a_module_that_cannot_be_imported_is_named(worker: Worker, name: Any) ->
 
 
 def test_a_string_is_no_list_of_modules(worker: Worker) -> None:
-    with pytest.raises(ConfigurationError, match="modules 'os' is a string"):
+    with pytest.raises(
+        ConfigurationError, match="modules must be a list of names of modules, not a str"
+    ):
         Worker(worker.queue, modules="os")
 
 

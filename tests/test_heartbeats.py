@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import redis
-from support import claim_one, dump, make_task, push, stats
+from support import claim_one, dump, push
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask
-from fairqueue.history import History
 from fairqueue.models import HandlerLimits
 from fairqueue.queue import TaskQueue
-from fairqueue.workers import GONE_AFTER_S, Beat, StaleRun, WorkerInfo, WorkerStore
+from fairqueue.workers import GONE_AFTER_S, Beat, WorkerInfo, WorkerStore
 
 
 @pytest.fixture
@@ -148,13 +147,13 @@ def test_one_that_leaves_keeps_nothing_from_the_others(
 ) -> None:
     beat(workers, "leaving")
     beat(workers, "dead")
-    queue.set_limits("default", timeout=1)
+    queue.configure(max_attempts=1)
     push(queue, "t")
     claim_one(queue, lease=5)
     clock.advance(GONE_AFTER_S)
     workers.leave("leaving")
     told = beat(workers, "w")
-    assert (told.gone, [run.task_id for run in told.stale]) == (["dead"], ["t"])
+    assert (told.gone, [notice.task_id for notice in told.notices]) == (["dead"], ["t"])
 
 
 def test_more_workers_than_one_beat_looks_at_are_found_gone_by_the_next_ones(
@@ -282,118 +281,3 @@ def test_a_spoilt_limit_is_declared_anew(
     redis_client.hset(queue.keys["limits"], "mail", b"spoilt")
     beat(workers, "w", {"mail": {"slots": 2}})
     assert queue.get_limits() == {"mail": HandlerLimits(slots=2)}
-
-
-# --- stale runs -----------------------------------------------------------------------------------
-
-
-def test_a_run_is_stale_a_lease_after_its_time_out(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("mail", timeout=60)
-    queue.push(make_task("alice", "t", name="mail"))
-    claim = claim_one(queue, lease=30, worker="w1")
-    clock.advance(20)
-    queue.extend([claim], lease=100)
-    clock.advance(69.999)
-    assert workers.find_stale() == []
-    clock.advance(0.001)
-    expected = StaleRun(task_id="t", user_id="alice", name="mail", worker_id="w1", seconds=90.0)
-    assert workers.find_stale() == [expected]
-    assert workers.find_stale() == []
-    assert beat(workers, "w2").stale == []
-    assert stats(redis_client)["stale_runs"] == 1
-    (run,) = History(queue).runs("running")
-    assert run.stale_since == clock.now()
-
-
-def test_a_beat_finds_stale_runs_too(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("default", timeout=1)
-    push(queue, "t1", "t2")
-    queue.claim("w1", limit=2, lease=1)
-    clock.advance(2)
-    assert {run.task_id for run in beat(workers, "w2").stale} == {"t1", "t2"}
-
-
-@pytest.mark.parametrize("ending", ["finish", "retry", "release", "bury"])
-def test_a_run_that_has_ended_is_not_stale(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore, ending: str
-) -> None:
-    queue.set_limits("default", timeout=1)
-    push(queue, "t")
-    getattr(queue, ending)(claim_one(queue, lease=1))
-    clock.advance(100)
-    assert workers.find_stale() == []
-
-
-def test_a_run_whose_name_has_no_time_out_is_never_stale(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("default", slots=5)
-    push(queue, "t")
-    claim_one(queue, lease=3600)
-    clock.advance(3599)
-    assert workers.find_stale() == []
-
-
-def test_a_stale_run_that_is_tried_again_begins_anew(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("default", timeout=1)
-    push(queue, "t")
-    claim = claim_one(queue, lease=1)
-    clock.advance(2)
-    assert len(workers.find_stale()) == 1
-    queue.retry(claim)
-    claim_one(queue, lease=1)
-    (run,) = History(queue).runs("running")
-    assert run.stale_since is None
-    assert workers.find_stale() == []
-    clock.advance(2)
-    assert len(workers.find_stale()) == 1
-
-
-def test_a_stale_run_that_ends_well_is_remembered_as_stale(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("default", timeout=1)
-    push(queue, "t")
-    claim = claim_one(queue, lease=1)
-    clock.advance(2)
-    found_at = clock.now()
-    workers.find_stale()
-    queue.finish(claim)
-    (run,) = History(queue).runs()
-    assert (run.status, run.stale_since) == ("succeeded", found_at)
-
-
-def test_many_stale_runs_are_reported_in_parts(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("default", timeout=1)
-    push(queue, *(f"t{n}" for n in range(130)))
-    queue.claim("w", limit=130, lease=1)
-    clock.advance(2)
-    found = [workers.find_stale() for _ in range(3)]
-    assert [len(each) for each in found] == [100, 30, 0]
-    assert len({run.task_id for each in found for run in each}) == 130
-
-
-@pytest.mark.untidy
-@pytest.mark.parametrize("text", [b"spoilt", b'{"state":"odd","user":"u","rank":"","attempts":1}'])
-def test_a_stale_run_whose_record_is_spoilt_is_passed_over(
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    text: bytes,
-) -> None:
-    queue.set_limits("default", timeout=1)
-    push(queue, "t1", "t2")
-    queue.claim("w", limit=2, lease=1)
-    redis_client.hset(queue.keys["status"], "t1", text)
-    clock.advance(2)
-    assert [run.task_id for run in workers.find_stale()] == ["t2"]
-    assert workers.find_stale() == []

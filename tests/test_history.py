@@ -435,7 +435,8 @@ def test_an_attempt_that_was_asked_to_cancel_says_how_it_ended(
 
 
 def test_what_a_run_logged_is_kept_when_it_goes_well(queue: TaskQueue, history: History) -> None:
-    log = (LogLine(1, "info", "begun"), LogLine(2, "error", "ende\nmit ü"))
+    context = {"page": 7, "of": {"name": "ü", "sizes": [1, 2.5, None, True]}}
+    log = (LogLine(1, "info", "begun"), LogLine(2, "error", "ende\nmit ü", context))
     push(queue, "t")
     queue.finish_many([(claim_one(queue), None, Report(seconds=0.5, log=log))])
     (attempt,) = details(history, "t").attempts
@@ -648,13 +649,40 @@ def test_moments_also_choose_among_unfinished_runs(
     assert ids(history.runs("pending", until=clock.now())) == ["old"]
 
 
-def test_without_a_status_those_that_wait_are_left_out(queue: TaskQueue, history: History) -> None:
+def test_without_a_status_all_are_listed(queue: TaskQueue, history: History) -> None:
     add_ended(queue, "succeeded", "ended")
+    push(queue, "again")
+    queue.retry(claim_one(queue), "broken", delay=60)
     push(queue, "running")
     claim_one(queue)
     push(queue, "waiting")
-    assert ids(history.runs()) == ["running", "ended"]
-    assert ids(history.runs(STATUSES)) == ["waiting", "running", "ended"]
+    push(queue, "later", delay=90)
+    everything = ["later", "again", "waiting", "running", "ended"]
+    assert ids(history.runs()) == ids(history.runs(STATUSES)) == everything
+    assert ids(history.runs(("running", *ENDED))) == ["running", "ended"]
+    found, cursor = list[str](), None
+    while True:
+        page = history.runs(limit=2, cursor=cursor)
+        found += ids(page)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert found == everything
+    assert ids(history.runs(user_id="alice")) == everything
+
+
+def test_a_backlog_of_others_does_not_hide_what_has_ended(
+    queue: TaskQueue, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairqueue.history.MAX_SKIMMED", 10)
+    monkeypatch.setattr("fairqueue.history.MAX_WALKED", 60)
+    monkeypatch.setattr("fairqueue.history.READ_AT_ONCE", 10)
+    push(queue, "mine", name="rare")
+    queue.finish(claim_one(queue))
+    push(queue, *(f"other-{n}" for n in range(100)), name="common")
+    push(queue, *(f"late-{n}" for n in range(100)), name="common", delay=60)
+    assert ids(history.runs(name="rare")) == ["mine"]
+    assert ids(history.runs(STATUSES, name="rare")) == []  # named, all of them are walked through
 
 
 def test_all_runs_of_a_schedule_are_listed(
@@ -1147,7 +1175,7 @@ def test_prune_drops_what_ended_long_enough_ago(
     push(queue, "waiting")
     assert history.prune(60.001) == 0
     assert history.prune(timedelta(minutes=1)) == 4
-    assert set(ids(history.runs())) == {f"new-{status}" for status in ENDED}
+    assert set(ids(history.runs(ENDED))) == {f"new-{status}" for status in ENDED}
     assert len(dump(redis_client)["attempts"]) == 2
     assert history.prune(0) == 4
     assert ids(history.runs(STATUSES)) == ["waiting"]
@@ -1212,6 +1240,16 @@ def test_failed_runs_are_grouped_by_cause(
     )
     assert (second.count, second.latest.task_id) == (1, "b1")
     assert ids(history.runs(fingerprint=first.fingerprint)) == ["a2", "a1"]
+
+
+def test_a_listing_by_cause_leaves_out_runs_that_have_not_failed(
+    queue: TaskQueue, history: History
+) -> None:
+    bury(queue, "dead", report=a_report(fingerprint="x"))
+    push(queue, "waits")
+    everything = history.runs(["pending", "failed"], user_id="alice")
+    assert sorted(ids(everything)) == ["dead", "waits"]
+    assert ids(history.runs(["pending", "failed"], user_id="alice", fingerprint="x")) == ["dead"]
 
 
 def test_failures_without_a_report_are_grouped_by_their_text(
@@ -1543,7 +1581,7 @@ def test_a_discard_sent_twice_says_the_same(
 ) -> None:
     bury(queue, "t1", "t2", "t3")
     answers = twice(queue, "discard", op="op1", rest=["t1", "t2", "t1", "nobody"])
-    assert answers == (2, 2)
+    assert answers == ([2, 0], [2, 0])
     assert ids(history.runs("failed")) == ["t3"]
     assert stats(redis_client)["discarded"] == 2
 

@@ -1311,7 +1311,10 @@ def test_any_text_in_a_url_is_accepted_or_refused_as_a_payload(text: str) -> Non
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"allow_private": "10.0.0.0/8"}, "allow_private '10.0.0.0/8' is a string"),
+        (
+            {"allow_private": "10.0.0.0/8"},
+            "allow_private must be a list of networks and hosts, not a str",
+        ),
         ({"allow_private": [5]}, "allow_private has 5"),
         ({"allow_private": ["10.0.0.1/8"]}, "'10.0.0.1/8', which is no network"),
         ({"allow_private": ["https://h.example"]}, "which is no network"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 from scheduling import THURSDAY, at, state_of
-from support import claim_one, make_task
+from support import beat, claim_one, make_task
 
 from fairqueue.access import Actor
 from fairqueue.clock import ManualClock
@@ -22,10 +22,12 @@ from fairqueue.errors import (
     UnknownUser,
     UnknownWorker,
 )
+from fairqueue.glance import Glance
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import MASK
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import LogLine, Report
+from fairqueue.workers import GONE_AFTER_S
 
 ADMIN = Actor(name="ann")
 OPERATOR = Actor(name="ole", role="operator")
@@ -195,9 +197,10 @@ def test_a_long_payload_that_was_changed_is_not_shown_in_parts(inspector: Inspec
     add(inspector, payload={"api_key": "k-123", "text": "x" * 500})
     inspector.schedules.update("nine", {"payload": {"api_key": "k-456", "text": "y" * 500}})
 
-    (change,) = inspector.schedules.changes("nine")
+    change, making = inspector.schedules.changes("nine")
 
     assert change.fields["payload"] == (MASK, MASK)
+    assert making.fields["payload"] == (None, MASK)
 
 
 def test_what_a_bulk_action_selects_by_it_cannot_change(inspector: Inspector) -> None:
@@ -371,9 +374,24 @@ def test_a_task_is_pushed_explained_moved_and_cancelled(
     assert explanation is not None
     assert explanation.state == "ready"
     assert inspector.tasks.reschedule(task_id, delay=60.0) is True
+    entry = inspector.audit.list()[0]
+    assert (entry.action, entry.target) == ("task.reschedule", task_id)
+    expected = {"user_id": "alice", "at": None, "delay": 60.0, "moved": True}
+    assert entry.details == expected
     assert [run.task_id for run in inspector.tasks.list()] == [task_id]
     assert inspector.tasks.cancel(task_id) is True
     assert inspector.runs.get(task_id).run.status == "cancelled"
+
+
+def test_the_schedules_that_act_next_are_as_many_as_asked_for(inspector: Inspector) -> None:
+    for hour in range(9, 14):
+        add(inspector, f"at-{hour}", cron_expr=f"0 {hour} * * *")
+    upcoming = inspector.schedules.upcoming(3)
+    assert [each.schedule.schedule_id for each in upcoming] == ["at-9", "at-10", "at-11"]
+    glance = Glance(inspector.queue.link)
+    assert [name for name, _ in glance.due_soon(2, skip=2)] == ["at-11", "at-12"]
+    assert [name for name, _ in glance.due_soon(10, skip=4)] == ["at-13"]
+    assert [name for name, _ in glance.due_soon(1)] == ["at-9"]
 
 
 # --- users ----------------------------------------------------------------------------------------
@@ -522,7 +540,7 @@ def test_another_tenants_things_are_not_there(
     assert south.users.list(order="name") == []
     assert south.schedules.bulk("remove", dry_run=False).matched == 0
     assert south.failed.discard_many(dry_run=False).matched == 0
-    assert [view.schedule.schedule_id for view in north.schedules.list()] == ["cold"]
+    assert [view.schedule.schedule_id for view in north.schedules.list()] == ["north~cold"]
     assert [group.count for group in north.failed.groups()] == [1]
 
 
@@ -537,24 +555,16 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
         (lambda: add(south, "warm", user_id="root"), UnknownUser),
         (lambda: add(south, "warm", user_id="sue", tenant="north"), Forbidden),
         (lambda: south.tasks.push(user_id="nils"), UnknownUser),
-        (
-            lambda: south.schedules.add(
-                schedule_id="cold", cron_expr="* * * * *", user_id="sue", on_conflict="replace"
-            ),
-            UnknownSchedule,
-        ),
-        (
-            lambda: south.schedules.import_(
-                [{"schedule_id": "cold", "cron_expr": "* * * * *", "user_id": "sue"}]
-            ),
-            UnknownSchedule,
-        ),
         (lambda: south.schedules.list(tenant="north"), Forbidden),
         (lambda: south.users.set("nils", weight=9.0), Forbidden),
     ]
     for attempt, error in attempts:
         with pytest.raises(error):
             attempt()
+    rule = {"schedule_id": "cold", "cron_expr": "* * * * *", "user_id": "sue"}
+    assert south.schedules.add(on_conflict="replace", **rule) == "south~cold"
+    assert south.schedules.import_([rule], dry_run=False).unchanged == ["south~cold"]
+    south.schedules.remove("cold")
     add(south, "warm", user_id="sue")
     with pytest.raises(UnknownUser):
         south.schedules.update("warm", {"user_id": "nils"})
@@ -735,6 +745,35 @@ def test_what_needs_attention_is_said(furnished: Inspector) -> None:
     assert ("error", "leader") in kinds
     assert ("error", "workers") in kinds
     assert ("warning", "failed") in kinds
+
+
+def _of_workers(inspector: Inspector) -> list[str]:
+    return [each.text for each in inspector.system.attention() if each.kind == "workers"]
+
+
+def test_somebody_who_claims_without_a_worker_counts_as_one_while_holding_a_lease(
+    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task("alice", "held"))
+    queue.claim("me", lease=60)
+    assert _of_workers(inspector) == []
+    queue.push(make_task("alice", "waits"))
+    assert _of_workers(inspector) == []
+    clock.advance(61)
+    (text,) = _of_workers(inspector)
+    assert text.startswith("no worker is alive: 1 task waits, 1 run has lost its worker.")
+
+
+def test_the_runs_of_a_worker_that_has_died_need_attention_before_their_leases_end(
+    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task("alice", "held"))
+    beat(queue, "w")
+    queue.claim("w", lease=600)
+    assert _of_workers(inspector) == []
+    clock.advance(GONE_AFTER_S)
+    (text,) = _of_workers(inspector)
+    assert text.startswith("no worker is alive: 1 run has lost its worker.")
 
 
 def test_a_queue_whose_redis_is_gone_is_not_ready() -> None:

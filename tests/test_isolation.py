@@ -62,8 +62,8 @@ def odd_result(payload: dict[str, Any]) -> Any:
 
 
 def talks(payload: dict[str, Any], context: TaskContext) -> None:
-    context.log.info("half %s", "done")
-    logging.getLogger("elsewhere").warning("disk full")
+    context.log.info("half %s", "done", extra={"page": 7, "odd": {1}, "name": "x"})
+    logging.getLogger("elsewhere").warning("disk full", extra={"free": 0})
     context.log.warning("\ud800")
 
 
@@ -264,8 +264,10 @@ def test_log_lines_come_back_and_are_logged_here(caplog: pytest.LogCaptureFixtur
     with caplog.at_level("INFO"):
         run(talks, context=context)
     assert context.logged is not None
-    kept = [(line.level, line.message) for line in context.logged.kept()[0]]
-    assert kept == [("info", "half done"), ("warning", "?")]
+    kept = [line[1:] for line in context.logged.kept()[0]]
+    fields = {"page": 7, "odd": [1], "name": "x"}
+    assert kept == [("info", "half done", fields), ("warning", "?", {})]
+    assert vars(caplog.records[0])["page"] == 7
     assert [(r.name, r.getMessage()) for r in caplog.records] == [
         ("fairqueue.task", "half done"),
         ("fairqueue.task", "?"),
@@ -276,7 +278,9 @@ def test_what_other_loggers_say_there_is_kept_when_it_is_captured() -> None:
     context = context_of()
     run(talks, context=context, capture=True)
     assert context.logged is not None
-    assert [line.message for line in context.logged.kept()[0]] == ["half done", "disk full", "?"]
+    kept = context.logged.kept()[0]
+    assert [line.message for line in kept] == ["half done", "disk full", "?"]
+    assert [line.context.get("free") for line in kept] == [None, 0, None]
 
 
 @pytest.mark.parametrize("target", STUBBORN)

@@ -1,5 +1,6 @@
 """Names of tasks: who claims which, and how many of one run or begin over all claimers."""
 
+import math
 import random
 import threading
 from collections import Counter
@@ -13,16 +14,19 @@ import redis
 from support import (
     check_consistency,
     claim_one,
+    count_commands,
     dump,
     fill,
     ids_of,
     in_thread,
+    make_task,
     places,
     push,
     until_blocked,
 )
 
 from fairqueue.clock import ManualClock
+from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     ConfigurationError,
     InvalidTask,
@@ -33,6 +37,8 @@ from fairqueue.errors import (
 from fairqueue.models import Claim, HandlerLimits
 from fairqueue.queue import TaskQueue
 from fairqueue.validation import Priority
+
+OwnServer = Callable[..., EmbeddedServer]
 
 SLOW = "slow"
 
@@ -405,8 +411,10 @@ def test_held_tasks_are_counted_and_explained(queue: TaskQueue) -> None:
     why = queue.explain("alice-1")
     assert why is not None
     assert why.waits_for_slot
-    assert (
-        why.summary == "waits for one of the 1 slots and the rate of 5 per second of tasks 'slow'"
+    assert [each.code for each in why.reasons] == ["name_slots", "name_rate"]
+    assert why.summary.startswith(
+        "The one slot of tasks named 'slow' is taken. Tasks named 'slow' have used up their rate "
+        "of 5 per second. The next one may start at "
     )
 
 
@@ -522,6 +530,70 @@ def test_held_tasks_of_more_names_than_a_claim_looks_at_are_not_forgotten(
 # --- rates ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("limits", [{"slots": 1}, {"slots": 3}, {"rate": 20}])
+def test_weights_act_on_who_waits_for_a_limit(
+    queue: TaskQueue, clock: ManualClock, limits: dict[str, Any]
+) -> None:
+    """Ten to one: of what is begun, 0.91 is of the one with the larger weight."""
+    queue.set_limits(SLOW, **limits)
+    queue.set_user("heavy", weight=10)
+    fill(queue, "heavy", 400, name=SLOW)
+    fill(queue, "light", 400, name=SLOW)
+    users: list[str] = []
+    while len(users) < 220:
+        clock.advance(0.05)
+        claims = claim_slow(queue, limit=5)
+        users += [claim.task.user_id for claim in claims]
+        queue.finish_many((claim, None) for claim in claims)
+    assert users.count("heavy") / len(users) == pytest.approx(10 / 11, abs=0.02)
+
+
+@pytest.mark.parametrize("name", [SLOW, "a name before it"])
+def test_a_new_weight_acts_on_who_already_waits_for_a_limit(queue: TaskQueue, name: str) -> None:
+    """Raised from 0.01 to 10, nobody waits out the old debt."""
+    queue.set_limits(SLOW, slots=1)
+    queue.set_user("raised", weight=0.01)
+    fill(queue, "raised", 100, name=SLOW)
+    fill(queue, "other", 100, name=SLOW)
+    if name != SLOW:
+        queue.set_limits(name, slots=1)
+        queue.push_many(make_task(user_id="raised", name=name) for _ in range(3))
+    users = [claim.task.user_id for each in one_by_one(queue, 20) for claim in each]
+    assert users.count("raised") <= 4
+    queue.set_user("raised", weight=10)
+    users = [
+        claim.task.user_id
+        for each in one_by_one(queue, 12)
+        for claim in each
+        if claim.task.name == SLOW
+    ]
+    assert users.count("raised") >= 8
+    queue.set_user("raised", weight=0.01)
+    users = [claim.task.user_id for each in one_by_one(queue, 12) for claim in each]
+    assert users.count("raised") <= 2
+
+
+def test_a_newcomer_waits_its_turn_for_a_slot(queue: TaskQueue) -> None:
+    """One stride from the present turn, however long the line has been moving."""
+    queue.set_limits(SLOW, slots=1)
+    fill(queue, "alice", 60, name=SLOW)
+    drained = [ids_of(each) for each in one_by_one(queue, 40)]
+    assert len(drained) == 40
+    fill(queue, "bob", 5, name=SLOW)
+    users = [claim.task.user_id for each in one_by_one(queue, 8) for claim in each]
+    assert users.count("bob") == pytest.approx(4, abs=1)
+
+
+def one_by_one(queue: TaskQueue, times: int) -> list[list[Claim]]:
+    """Claim what may begin and finish it, so often."""
+    all_claims = []
+    for _ in range(times):
+        claims = claim_slow(queue, limit=5)
+        queue.finish_many((claim, None) for claim in claims)
+        all_claims.append(claims)
+    return all_claims
+
+
 def test_a_rate_holds_over_all_claimers(queue: TaskQueue, clock: ManualClock) -> None:
     queue.set_limits(SLOW, rate=2)
     fill(queue, "alice", 3, name=SLOW)
@@ -553,6 +625,45 @@ def test_a_worker_learns_when_the_rate_lets_the_next_begin(
     clock.advance(1.5)
     assert hint_of(queue) == 0.5
     assert hint_of(queue, names=f"-{SLOW}") > 100  # it is for others
+
+
+def test_a_raised_rate_of_a_name_acts_at_once(queue: TaskQueue, clock: ManualClock) -> None:
+    queue.set_limits(SLOW, rate=0.001)
+    fill(queue, "alice", 5, name=SLOW)
+    assert len(claim_slow(queue, limit=5)) == 1
+    assert claim_slow(queue, limit=5) == []
+    queue.set_limits(SLOW, rate=1000)
+    clock.advance(0.001)
+    assert len(claim_slow(queue, limit=5)) == 1
+    clock.advance(0.003)
+    assert len(claim_slow(queue, limit=5)) == 3
+
+
+def test_a_clock_that_is_set_back_does_not_hold_up_the_rate_of_a_name(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.set_limits(SLOW, rate=2)
+    fill(queue, "alice", 5, name=SLOW)
+    assert len(claim_slow(queue, limit=5)) == 1
+    clock.advance(-3600)
+    assert hint_of(queue) == 0.5
+    clock.advance(0.5)
+    assert len(claim_slow(queue, limit=5)) == 1
+    clock.advance(0.5)
+    assert len(claim_slow(queue, limit=5)) == 1
+
+
+def test_a_claim_reads_the_limits_of_names_that_it_meets(own_server: OwnServer) -> None:
+    """Counted in bytes that scripts read as a whole: there may be many thousands of limits."""
+    server = own_server()
+    with TaskQueue.from_url(server.url) as queue, redis.Redis.from_url(server.url) as client:
+        for n in range(3):
+            queue.set_limits(f"name {n}", slots=2)
+        fill(queue, "alice", 10, name="name 1")
+        before = count_commands(client)
+        assert len(queue.claim("w", limit=5)) == 2
+        read = count_commands(client) - before
+        assert read["hgetall"] == 1  # the settings of the queue
 
 
 def test_a_rate_that_is_taken_away_lets_all_begin(queue: TaskQueue) -> None:
@@ -705,6 +816,201 @@ def test_a_wanted_task_behind_very_many_users_is_found_in_a_while(queue: TaskQue
     assert found == ["wanted"]
 
 
+@pytest.mark.parametrize("limit", [1, 50, 242, 1000])
+def test_tasks_behind_many_users_are_found_whatever_the_limit(queue: TaskQueue, limit: int) -> None:
+    """Two workers that leave each other's tasks alone; those of one are all behind."""
+    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(880))
+    for n in range(5):
+        push(queue, f"wanted-{n}", user_id=f"zoe-{n}", name="b")
+    found: list[str] = []
+    for _ in range(10 + 5):
+        found += ids_of(queue.claim("one", limit=limit, avoid=["a"]))
+    assert sorted(found) == [f"wanted-{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_repeated_claims_look_at_every_user(queue: TaskQueue, seed: int) -> None:
+    """Whatever the limit, and where the tasks are, and though others claim meanwhile."""
+    rng = random.Random(seed)
+    users, deep = rng.randint(300, 900), rng.randint(1, 6)
+    limit = rng.choice([1, 2, 50, 242, 1000])
+    wanted = rng.sample(range(users), 4)
+    tasks = [make_task(f"u{n}", f"a{n}-{k}", name="a") for n in range(users) for k in range(deep)]
+    queue.push_many(tasks)
+    push(queue, *(f"b{n}" for n in wanted[:2]), user_id=f"u{wanted[0]}", name="b")
+    push(queue, *(f"b{n}" for n in wanted[2:]), user_id=f"u{wanted[2]}", name="b")
+    found: list[str] = []
+    # A claim looks at a thousand tasks in vain, half of them where the last one stopped; a user
+    # counts for four.
+    for _ in range(math.ceil(users * (deep + 4) / 500) + 4):
+        found += ids_of(queue.claim("one", limit=limit, names=["b"]))
+        assert queue.claim("two", limit=limit, names=["c"]) == []
+    assert sorted(found) == sorted(f"b{n}" for n in wanted)
+
+
+def test_a_claim_that_finds_nothing_reads_a_bounded_number_of_tasks(own_server: OwnServer) -> None:
+    server = own_server()
+    with TaskQueue.from_url(server.url) as queue, redis.Redis.from_url(server.url) as client:
+        queue.push_many(
+            make_task(f"u{n}", f"a{n}-{k}", name="a") for n in range(60) for k in range(120)
+        )
+        for _ in range(3):
+            before = count_commands(client)
+            assert queue.claim("w", limit=240, names=["b"]) == []
+            # Five readings of each user, of up to fifty tasks.
+            assert (count_commands(client) - before)["zrangebylex"] <= 100
+
+
+def test_claims_that_find_nothing_look_less_and_less_often(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 5, name="a")
+    waits = []
+    for _ in range(7):
+        waits.append(hint_of(queue, names="+b"))
+        clock.advance(waits[-1])
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    push(queue, "t1", name="b")
+    assert ids_of(queue.claim("w", names=["b"])) == ["t1"]
+    queue.claim("w", names=["b"])
+    assert hint_of(queue, names="+b") <= 0.25
+
+
+def test_a_claim_looks_at_nobody_until_there_is_something_new_for_it(
+    own_server: OwnServer,
+) -> None:
+    server = own_server()
+    clock = ManualClock()
+    with (
+        TaskQueue.from_url(server.url, clock=clock) as queue,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        fill(queue, "alice", 50, name="a")
+        assert queue.claim("w", names=["b"]) == []
+        before = count_commands(client)
+        fill(queue, "bob", 5, name="a")
+        assert queue.claim("w", names=["b"]) == []
+        assert (count_commands(client) - before)["zrangebylex"] == 1  # bob has come
+        push(queue, "t1", user_id="alice", name="b")
+        assert ids_of(queue.claim("w", names=["b"])) == ["t1"]
+
+
+def test_a_task_that_comes_behind_many_users_is_begun_by_the_next_claim(
+    queue: TaskQueue,
+) -> None:
+    """Also when its worker has not looked at them all: it is told of its users."""
+    queue.push_many(
+        make_task(f"u{n:03}", f"a{n}-{k}", name="a") for n in range(300) for k in range(30)
+    )
+    assert queue.claim("w", limit=8, names=["b"]) == []
+    for n in range(3):
+        push(queue, f"b{n}", user_id=f"zoe-{n}", name="b")
+        assert ids_of(queue.claim("w", limit=8, names=["b"])) == [f"b{n}"]
+
+
+def test_more_users_than_a_sort_is_told_of_are_found_too(queue: TaskQueue) -> None:
+    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(300))
+    assert queue.claim("w", limit=8, names=["b"]) == []
+    queue.push_many(make_task(f"zoe-{n:03}", f"b{n}", name="b") for n in range(120))
+    found: list[str] = []
+    for _ in range(25):
+        found += ids_of(queue.claim("w", limit=8, names=["b"]))
+    assert len(found) == 120
+
+
+@pytest.mark.parametrize("how", ["cap", "pause", "rate", "slot", "delay", "retry", "release"])
+def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, how: str
+) -> None:
+    """Whatever makes a task claimable tells the sort of worker that may take it, and wakes it."""
+    end = block(queue, clock, how)
+    fill(queue, "bob", 3, name="a")
+    assert queue.claim("w", names=["b"]) == []  # it has looked at all, and is not to look again
+    wake = queue.keys[queue._claim_once("w", 1, 1000, "+b").wake]
+    redis_client.delete(wake)
+    end()
+    assert redis_client.exists(wake) or how in ("rate", "delay")  # by the clock, which wakes nobody
+    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+
+
+def block(queue: TaskQueue, clock: ManualClock, how: str) -> Callable[[], object]:
+    """A task of the name `b` that cannot be claimed for some reason; what takes that away."""
+    if how == "cap":
+        queue.set_user("alice", max_running=1)
+        push(queue, "before", "wanted", name="b")
+        running = claim_one(queue)
+        return lambda: queue.finish(running)
+    if how == "pause":
+        queue.set_user("alice", paused=True)
+        push(queue, "wanted", name="b")
+        return lambda: queue.set_user("alice", paused=False)
+    if how == "rate":
+        queue.set_user("alice", rate=1)
+        push(queue, "before", "wanted", name="b")
+        claim_one(queue)
+        return lambda: clock.advance(1)
+    if how == "slot":
+        queue.set_limits("b", slots=1)
+        push(queue, "before", "wanted", name="b")
+        (running,) = queue.claim("w", limit=2)
+        return lambda: queue.finish(running)
+    if how == "delay":
+        push(queue, "wanted", name="b", delay=0.1)
+        return lambda: clock.advance(0.1)
+    push(queue, "wanted", name="b")
+    running = claim_one(queue)
+    if how == "retry":
+        return lambda: queue.retry(running)
+    return lambda: queue.release(running)
+
+
+@pytest.mark.usefixtures("tokens_only")
+def test_a_task_wakes_nobody_who_cannot_take_it(
+    queue: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who claim only other names stay blocked; one of those who may take it comes."""
+    claims: Counter[str] = Counter()
+    claim_once = queue._claim_once
+
+    def counted(worker_id: str, *arguments: Any) -> Any:
+        claims[worker_id] += 1
+        return claim_once(worker_id, *arguments)
+
+    monkeypatch.setattr(queue, "_claim_once", counted)
+    mail = in_thread(lambda: queue.claim("mail", wait=60, names=["mail"]))
+    until_blocked(redis_client)
+    rest = in_thread(lambda: queue.claim("rest", wait=60, avoid=["mail"]))
+    until_blocked(redis_client, 2)
+    for n in range(5):
+        push(queue, f"p{n}", user_id=f"u{n}", name="print")
+        if n == 0:
+            assert ids_of(rest()) == ["p0"]
+    push(queue, "t1", name="mail")
+    assert ids_of(mail()) == ["t1"]
+    assert claims == {"mail": 2, "rest": 2}
+
+
+def test_a_worker_of_a_seventeenth_sort_is_served_too(queue: TaskQueue) -> None:
+    for n in range(16):
+        queue.claim("w", names=[f"name {n}"])
+    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(500))
+    push(queue, "wanted", user_id="zoe", name="b")
+    found = [i for _ in range(15) for i in ids_of(queue.claim("w", names=["b"]))]
+    assert found == ["wanted"]
+
+
+def test_a_sort_that_is_heard_of_no_more_is_forgotten(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    queue.claim("w", names=["a"])
+    wake = queue.keys[queue._claim_once("w", 1, 1000, "+a").wake]
+    push(queue, "t1", name="a")
+    assert redis_client.delete(wake) == 1
+    clock.advance(61)
+    push(queue, "t2", name="a")
+    assert redis_client.exists(wake) == 0
+
+
 def test_a_user_behind_one_whose_critical_task_is_not_wanted_is_served(queue: TaskQueue) -> None:
     fill(queue, "zoe", 2)
     claim_slow(queue, 2)  # which puts zoe behind the others
@@ -781,6 +1087,8 @@ def test_a_worker_leaves_held_tasks_that_it_does_not_want_where_they_are(
 def test_a_token_is_passed_on_sixteen_times_for_a_task(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
+    for n in range(8):  # those before it have lists of their own
+        queue.claim("w", avoid=[f"a{n}"])
     for task_id in ("t1", "t2"):
         push(queue, task_id, name="a")
         passed = 0
@@ -876,7 +1184,7 @@ class Chaos:
 
     def take(self, limit: int, names: str = "") -> tuple[list[Claim], float]:
         before = self.running()
-        claims, hint = self.queue._claim_once("w", limit, 60_000, names)
+        claims, hint, _ = self.queue._claim_once("w", limit, 60_000, names)
         begun = Counter(claim.task.name for claim in claims)
         for name, slots in self.slots.items():
             assert begun[name] <= max(0, slots - before[name])

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Callable
@@ -12,8 +13,8 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from scheduling import THURSDAY, at, before_script, tamper
-from support import make_task
+from scheduling import THURSDAY, at, before_script, eventually, tamper
+from support import is_closed_after, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
@@ -416,6 +417,35 @@ def test_a_port_that_is_taken_is_named(queue: TaskQueue, registry: CollectorRegi
     server.close()
     with serve_metrics(queue, port=server.port, registry=registry) as again:
         assert again.port == server.port  # freed by close
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metrics", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
+def test_a_scrape_that_is_half_sent_is_dropped(
+    queue: TaskQueue,
+    registry: CollectorRegistry,
+    sent: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fairqueue.metrics.REQUEST_S", 0.3)
+    with serve_metrics(queue, port=0, registry=registry) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            client.sendall(sent)
+            assert client.recv(1) == b""
+        assert "fairqueue" in fetch(server.url)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_byte_of_a_scrape_now_and_then_buys_no_time(
+    queue: TaskQueue, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairqueue.metrics.REQUEST_S", 0.5)
+    with (
+        serve_metrics(queue, port=0, registry=registry) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as client,
+    ):
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        eventually(lambda: is_closed_after(client, b"x"), "it was dropped")
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, "80", None, True])

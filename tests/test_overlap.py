@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 from scheduling import get
-from support import claim_one, dump, fill, ids_of, places, stats
+from support import claim_one, count_commands, dump, fill, ids_of, places, stats
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import BrokenRecord, InvalidSchedule
@@ -303,7 +303,7 @@ def test_a_buffered_run_is_explained(buffered: tuple[Firing, Claim]) -> None:
     firing, _ = buffered
     why = firing.queue.explain(firing.run(1))
     assert why is not None
-    assert why.summary == "begins when the run of schedule 's' before it ends"
+    assert why.summary == "Starts when the previous run of schedule 's' ends."
 
 
 def test_a_cancelled_buffered_run_is_explained_as_cancelled(
@@ -313,7 +313,7 @@ def test_a_cancelled_buffered_run_is_explained_as_cancelled(
     assert firing.queue.cancel(firing.run(1))
     why = firing.queue.explain(firing.run(1))
     assert why is not None
-    assert why.summary == "cancelled"
+    assert why.summary.startswith("It was cancelled at ")
     firing.queue.finish(claim)
     assert firing.claim() == []
 
@@ -397,6 +397,120 @@ def test_a_fire_that_is_refused_cancels_nothing(
     firing.queue.configure(max_waiting=1)
     assert firing.fire().refused == 1
     assert firing.states() == ["ready", "", ""]
+
+
+# --- many unfinished runs -------------------------------------------------------------------------
+
+ONE_CALL = 30  # unfinished runs that one script cancels
+
+
+def open_runs(firing: Firing, count: int) -> list[str]:
+    """So many unfinished runs of the schedule."""
+    return [firing.scheduler.trigger("s") for _ in range(count)]
+
+
+def cancelled_of(client: redis.Redis, ids: list[str]) -> list[str]:
+    """Those that were cancelled, or whose cancelling was asked for."""
+    status = dump(client)["status"]
+    return [i for i in ids if status[i]["state"] == "cancelled" or status[i].get("cancel")]
+
+
+@pytest.mark.parametrize("claimed", [0, 70])
+def test_more_runs_than_one_script_cancels_are_cancelled_before_the_next_one_begins(
+    scheduler: TaskScheduler,
+    clock: ManualClock,
+    redis_client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    claimed: int,
+) -> None:
+    firing = Firing(scheduler, clock, "cancel_previous")
+    ids = open_runs(firing, 130)
+    firing.claim(claimed or 1)
+    monkeypatch.setattr("fairqueue.scheduler.ROUNDS", 1)
+    done = []
+    clock.advance(60)
+    while not firing.queue.get(firing.run(0)):
+        done.append(len(cancelled_of(redis_client, ids)))
+        report = scheduler.tick()
+        assert (report.moved, report.skipped) == (0, 0)
+        assert report.wait == 0.0 or report.fired
+    assert done == list(range(0, len(ids), ONE_CALL))
+    assert cancelled_of(redis_client, ids) == ids
+    assert get(scheduler, "s").run_count == 1
+    assert "cancelled_to" not in dump(redis_client)["schedule_state"]["s"]
+
+
+def test_one_pass_cancels_them_all(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    firing = Firing(scheduler, clock, "cancel_previous")
+    ids = open_runs(firing, 230)
+    firing.claim(50)
+    assert firing.fire().fired == 1
+    assert cancelled_of(redis_client, ids) == ids
+    assert firing.fire().fired == 1  # although 50 of them still run
+    assert get(scheduler, "s").run_count == 2
+
+
+def test_a_schedule_with_many_runs_to_cancel_does_not_hold_up_others(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    firing = Firing(scheduler, clock, "cancel_previous")
+    open_runs(firing, 150)
+    scheduler.add_schedule("* * * * *", "bob", schedule_id="z")
+    assert firing.fire().fired == 2
+
+
+@pytest.mark.parametrize(("overlap", "expected"), [("skip", ""), ("buffer_one", "delayed")])
+def test_only_so_many_unfinished_runs_are_looked_at_in_one_script(
+    scheduler: TaskScheduler, clock: ManualClock, overlap: str, expected: str
+) -> None:
+    for n in range(15):
+        scheduler.add_schedule("* * * * *", "bob", schedule_id=f"t{n}", overlap=overlap)
+        for _ in range(100):
+            scheduler.trigger(f"t{n}")
+    while scheduler.queue.claim("w", 1000, lease=LEASE_S):
+        pass
+    clock.advance(60)
+    report = scheduler.tick()
+    skipped = expected == ""
+    assert (report.fired, report.skipped) == ((0, 15) if skipped else (15, 0))
+    moment = round(clock.now().timestamp()) // 60 * 60_000
+    infos = [scheduler.queue.get(f"t{n}:{moment}") for n in range(15)]
+    assert {info.state if info else "" for info in infos} == {expected}
+
+
+def test_the_end_of_many_runs_looks_once_at_their_schedule(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    firing = Firing(scheduler, clock, "buffer_one")
+    open_runs(firing, 90)
+    claims = firing.claim(100)
+    assert firing.fire().fired == 1  # buffered
+    before = count_commands(redis_client)
+    firing.queue.finish_many((claim, None) for claim in claims[:80])
+    looked = count_commands(redis_client) - before
+    assert looked["zrangebylex"] == 1
+    assert firing.states() == ["delayed", "", ""]
+    firing.queue.finish_many((claim, None) for claim in claims[80:])
+    assert ids_of(firing.claim()) == [firing.run(0)]
+
+
+def test_a_buffered_run_begins_behind_many_that_are_gone(
+    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    firing = Firing(scheduler, clock, "buffer_one")
+    open_runs(firing, 40)
+    claims = firing.claim(40)
+    firing.fire()
+    keys = firing.queue.keys
+    for claim in claims[:-1]:  # they have vanished without an end
+        redis_client.hdel(keys["status"], claim.task.task_id)
+        redis_client.hdel(keys["tasks"], claim.task.task_id)
+        redis_client.zrem(keys["leases"], claim.task.task_id)
+    redis_client.hset(keys["running"], "alice", 1)
+    firing.queue.finish(claims[-1])
+    assert ids_of(firing.claim()) == [firing.run(0)]
 
 
 # --- the policy itself ----------------------------------------------------------------------------

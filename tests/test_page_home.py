@@ -104,5 +104,5 @@ def test_the_search_finds_a_run_by_its_id(web: Web, queue: TaskQueue) -> None:
 def test_what_is_not_there_is_not_linked(web: Web, q: str) -> None:
     text = get(web(), "/search", q=q)
 
-    assert "No schedule, user or run is called so." in words(text)
+    assert "Nothing found for “" in words(text)
     assert 'class="hits"' not in text

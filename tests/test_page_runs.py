@@ -25,6 +25,7 @@ from fairqueue.web.dashboard.pages import failed as failed_page
 from fairqueue.web.dashboard.pages.parts import segment
 from fairqueue.web.dashboard.pages.run_parts import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
+from fairqueue.workers import LostRun, WorkerStore
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 NO_TEXTS: list[Any] = [[], {}, None, 7, True, -1e300, 10**400]
@@ -52,7 +53,8 @@ def shown(text: str) -> list[str]:
 
 def words(text: str) -> str:
     """What a page says, without its tags."""
-    plain = html.unescape(re.sub(r"<[^>]+>", " ", text[max(0, text.find("<main")) :]))
+    body = text[max(0, text.find("<main")) :].replace("<wbr>", "")
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", body))
     return re.sub(r"\s+", " ", plain)
 
 
@@ -146,7 +148,7 @@ def test_a_run_that_began_at_no_time_does_not_hide_the_others(
 def test_an_empty_list_says_what_to_do_next(web: Web) -> None:
     text = get(web(), "/runs")
 
-    assert "Nothing has run yet" in text
+    assert "There are no runs yet" in text
     assert "fairqueue tasks push" in text
 
 
@@ -166,15 +168,16 @@ def test_a_month_of_a_school_is_listed(web: Web, queue: TaskQueue) -> None:
     [
         ({"status": "failed"}, ["c"]),
         ({"status": ["failed", "running"]}, ["d", "c"]),
-        ({"status": "pending"}, ["e"]),
+        ({"status": "pending"}, ["f", "e"]),
         ({"user_id": "bob"}, ["b"]),
         ({"name": "mails.send"}, ["b"]),
         ({"schedule_id": "nine"}, []),
         ({"tenant": "north"}, ["b"]),
         ({"user_id": " bob ", "status": "succeeded"}, ["b"]),
         ({"user_id": "bob", "status": "failed"}, []),
-        ({}, ["d", "c", "b", "a"]),
-        ({"user_id": "", "name": ""}, ["d", "c", "b", "a"]),
+        ({}, ["f", "e", "d", "c", "b", "a"]),
+        ({"user_id": "", "name": ""}, ["f", "e", "d", "c", "b", "a"]),
+        ({"user_id": "dora"}, ["f"]),
     ],
 )
 def test_filters_are_in_the_address(
@@ -188,10 +191,16 @@ def test_filters_are_in_the_address(
     queue.push(make_task("alice", "d"))
     claim_one(queue)
     queue.push(make_task("alice", "e"))
+    queue.push(make_task("dora", "f", delay=60))
 
     text = get(web(), "/runs", **query)
 
     assert shown(text) == found
+    if any(str(value).strip() for value in query.values()):
+        assert "Only runs with " in text
+        assert ">Show all runs</a>" in text
+    else:
+        assert "Only runs with " not in text
     if not found:
         assert "No run matches these filters" in text
 
@@ -285,7 +294,7 @@ def test_new_runs_are_announced_by_counters_of_what_is_shown(web: Web) -> None:
         assert found
         return found[1]
 
-    assert counters() == "buried,cancelled,finished"
+    assert counters() == "pushed"
     assert counters(status="running") == "claimed"
     assert counters(status=["failed", "timed_out"]) == "buried"
     assert counters(status="timed_out") == "timed_out"
@@ -335,7 +344,8 @@ def test_a_failed_run_is_told_with_its_attempts(
     clock.advance(3)
     claim = claim_one(queue, worker="worker-1")
     clock.advance(5)
-    line = LogLine(clock.now_ms(), "warning", "not much space")
+    context = {"free": 7, "api_key": "hush"}
+    line = LogLine(clock.now_ms(), "warning", "not much space", context)
     report = Report(
         seconds=5, log=(line,), log_dropped=7, error_type="OSError", message="disk full"
     )
@@ -357,6 +367,7 @@ def test_a_failed_run_is_told_with_its_attempts(
     assert "+1 min 5 s" in text
     for told in ("Attempt 1", "Attempt 2", "OSError : disk full", "at line 7", "not much space"):
         assert told in text
+    assert '{"free": 7, "api_key": "***"}' in text
     assert "7 lines before these were not kept" in text
     assert "fired by its schedule" in text
     assert f"fairqueue runs retry {task_id}" in text
@@ -383,10 +394,11 @@ def test_a_run_that_waits_says_why(web: Web, queue: TaskQueue) -> None:
 
     waiting, delayed = get(site, "/runs/second"), get(site, "/runs/later")
 
-    assert "Why does it wait?" in waiting
-    assert "Waits for its turn" in waiting
-    assert "Delayed until" in delayed
-    assert "Why does it wait?" not in get(site, f"/runs/{done}")
+    assert "Why is it waiting?" in waiting
+    assert "No worker is alive" in waiting
+    assert "1 earlier task of 'alice' comes first." in waiting
+    assert "Starts at <time" in delayed
+    assert "Why is it waiting?" not in get(site, f"/runs/{done}")
 
 
 def test_links_lead_from_a_retry_to_what_it_repeats_and_back(
@@ -538,6 +550,8 @@ def test_what_is_not_there_is_not_found(web: Web) -> None:
         ("report", {"log": [[10**400, "info", "x"]]}),
         ("report", {"log": [[1, [], "x"]]}),
         ("report", {"log": [[1, "info", "x", "y"]]}),
+        ("report", {"log": [[1, "info", "x"]], "log_context": ["y"]}),
+        ("report", {"log": [[1, "info", "x"]], "log_context": {"0": 5}}),
         ("report", {"log_dropped": None}),
     ],
 )
@@ -670,7 +684,7 @@ def test_many_are_run_again_part_by_part(
     site = web()
 
     text = get(site, "/failed/retry", user_id="alice")
-    assert "Run 5 failed runs again?" in text
+    assert "Retry 5 failed runs?" in text
     assert "fairqueue failed retry --user alice" in text
     parts = 0
     while 'name="total"' in text:
@@ -898,3 +912,57 @@ def test_long_ids_keep_both_ends() -> None:
 @pytest.mark.parametrize(("text", "line"), [(None, ""), ("", ""), (" \n", ""), ("a\nb", "a")])
 def test_of_an_error_its_first_line_is_listed(text: str | None, line: str) -> None:
     assert first_line(text) == line
+
+
+def test_rows_are_brought_up_to_date_by_their_ids_for_those_who_may_see_them(
+    queue: TaskQueue, web: Web
+) -> None:
+    end(queue, "ours", "nora", tenant="north")
+    end(queue, "theirs", "sam", tenant="south")
+    site = web(auth=True)
+    everybody = key(site, role="viewer")
+    north = key(site, role="viewer", tenant="north")
+
+    def rows(headers: dict[str, str], *ids: str) -> list[str]:
+        answer = site.http.get("/do/runs/rows", params={"id": ids}, headers=headers)
+        assert answer.status_code == 200
+        return shown(answer.text)
+
+    assert rows(everybody, "theirs", "ours", "gone") == ["theirs", "ours"]
+    assert rows(north, "theirs", "ours", "gone") == ["ours"]
+    assert rows(north) == []
+
+
+@pytest.mark.parametrize(
+    ("beats", "lease", "after", "told"),
+    [
+        (False, 60, 10, (False, 60)),
+        (False, 10, 60, (False, 10)),
+        (True, 60, 10, None),
+        (True, 10, 30, (True, 10)),
+        (True, 300, 60, (False, 300)),
+    ],
+    ids=["never heard", "lease over", "well", "heard, lease over", "heard no more"],
+)
+def test_a_run_is_lost_when_its_worker_is_gone_or_its_lease_is_over(
+    queue: TaskQueue,
+    inspector: Inspector,
+    clock: ManualClock,
+    beats: bool,
+    lease: float,
+    after: float,
+    told: tuple[bool, float] | None,
+) -> None:
+    queue.push(make_task("alice", "a"))
+    queue.push(make_task("alice", "waits"))
+    if beats:
+        WorkerStore(queue.link).beat({}, "w")
+    queue.claim("w", lease=lease)
+    clock.advance(after)
+    found = inspector.runs.lost(inspector.runs.find(["a", "waits"]))
+    expected = (
+        {}
+        if told is None
+        else {"a": LostRun(is_heard=told[0], lease_ends=START + timedelta(seconds=told[1]))}
+    )
+    assert found == expected

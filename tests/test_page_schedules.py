@@ -4,6 +4,7 @@ import html
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -284,6 +285,7 @@ def test_the_page_of_a_schedule_that_has_not_run(web: Web, inspector: Inspector)
         overlap="skip",
         retries=3,
         backoff=[2.0, 10.0],
+        backoff_jitter="full",
         max_failures=5,
         payload={"to": "bo", "password": "hunter2"},
         metadata={"api_key": "hunter2", "team": "blue"},
@@ -294,11 +296,11 @@ def test_the_page_of_a_schedule_that_has_not_run(web: Web, inspector: Inspector)
     for part in (
         "At 01:30 (Europe/London)",
         "skip the new run",
-        "2 s, 10 s",
+        "2 s, 10 s; jitter full",
         "5 in a row; now 0",
         "Mon, Sun 01:00 to 03:00",
         "It has not run yet",
-        "It was never changed",
+        "Created with",
         "No run has ended",
         "fairqueue schedules pause --note why nine",
         "fairqueue schedules trigger nine",
@@ -339,6 +341,7 @@ def test_the_page_of_a_schedule_that_ran(
         '<th scope="row">2026-03-05</th><td class="number">1</td><td class="number">1</td>' in text
     )
     assert "looking for the mailbox" in logs
+    assert '{"box": 7, "password": "***"}' in unescape(logs)
     assert f'href="/runs/{segment(task_id)}"' in logs
 
 
@@ -578,6 +581,9 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector
         "overlap": "skip",
         "retries": "3",
         "backoff": "2s, 1m",
+        "backoff_cap": "1h",
+        "backoff_multiplier": "1.5",
+        "backoff_jitter": "full",
         "timeout": "5m",
         "max_failures": "4",
     }
@@ -601,6 +607,8 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector
     assert (task.jitter, task.overlap, task.retries) == (30.0, "skip", 3)
     assert (task.backoff, task.timeout, task.max_failures) == ([2.0, 60.0], 300.0, 4)
     assert task.max_runs == 100
+    delays = (task.backoff_cap, task.backoff_multiplier, task.backoff_jitter)
+    assert delays == (3600.0, 1.5, "full")
     assert last_entry(inspector).action == "schedule.add"
 
 
@@ -650,6 +658,8 @@ def test_a_rule_is_of_the_chosen_kind(
         ({"retries": "many"}, "retries", "is no whole number"),
         ({"retries": "-1"}, "retries", "-1"),
         ({"backoff": "2s,soon"}, "backoff", "is no duration"),
+        ({"backoff_multiplier": "x"}, "backoff_multiplier", "is not a number"),
+        ({"backoff_multiplier": "0.5"}, "backoff_multiplier", "0.5"),
         ({"max_runs": "0"}, "max_runs", "0"),
         ({"schedule_id": "taken"}, "schedule_id", "is taken"),
     ],
@@ -706,6 +716,26 @@ def test_an_edit_changes_what_was_changed_and_nothing_else(
     changed = set(inspector.schedules.changes("nine")[0].fields)
     assert changed == {"name", "payload", "timeout"}
     assert last_entry(inspector).action == "schedule.update"
+
+
+def test_titles_are_shown_instead_of_names(web: Web, inspector: Inspector) -> None:
+    add(inspector, title="Daily <report>", description="For the board\nand others")
+    add(inspector, "other", name="mail", user_id="bob")
+    site = web()
+    listed = get(site, "/schedules")
+    assert ">Daily &lt;report&gt;</a>" in listed
+    assert ">mail</a>" in listed
+    assert ">Daily &lt;report&gt;</a>" in get(site, "/schedules?text=DAILY")
+    assert "Daily &lt;report&gt;" in get(site, "/search?q=daily")
+    text = get(site, "/schedules/nine")
+    assert "<title>Daily &lt;report&gt;" in text
+    assert "For the board\nand others</dd>" in text
+    assert " by " in text[text.index("<dt>Created</dt>") :]
+    fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
+    assert (fields["title"], fields["description"]) == (
+        "Daily <report>",
+        "For the board\nand others",
+    )
 
 
 def test_a_form_that_is_saved_as_it_is_changes_nothing(web: Web, inspector: Inspector) -> None:
@@ -1015,7 +1045,7 @@ def test_what_a_tenant_adds_is_its_own(web: Web, inspector: Inspector) -> None:
     fields = fields_of(text) | {"schedule_id": "x", "user_id": "bob", "cron_expr": "0 9 * * *"}
     headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
     assert site.http.post("/new/schedule", data=fields, headers=headers).status_code == 303
-    assert inspector.schedules.get("x").tenant == "acme"
+    assert inspector.schedules.get("acme~x").tenant == "acme"
 
 
 # --- small parts ----------------------------------------------------------------------------------

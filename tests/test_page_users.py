@@ -3,6 +3,8 @@
 import html
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -10,15 +12,17 @@ import pytest
 from browser import Site, Web
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support import claim_one, fill, push
+from support import beat, claim_one, fill, push
 
 from fairqueue import TaskQueue, TaskScheduler
 from fairqueue.clock import ManualClock
 from fairqueue.inspection import Inspector
+from fairqueue.models import UserSettings
 from fairqueue.people import UserInfo
 from fairqueue.seeder import seed
 from fairqueue.web.dashboard.filters import dotted
 from fairqueue.web.dashboard.pages.user_parts import evenness, hint, scale_of
+from fairqueue.web.dashboard.pages.users import tones_of
 
 ODD = [
     "a/b?c#d%41&e=f+g",
@@ -163,10 +167,6 @@ def make_info(queue: TaskQueue, **changes: Any) -> UserInfo:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"state": "paused"}, "paused"),
-        ({"state": "capped"}, "max_running"),
-        ({"state": "rate limited"}, "rate"),
-        ({"held": 1}, "limits of their names"),
         ({"oldest_wait": 5.0}, "came late: the oldest waits 5 s"),
         ({}, "CRITICAL"),
     ],
@@ -178,6 +178,67 @@ def test_a_user_well_below_its_share_is_told_why(
     assert found is not None
     assert found.kind == "under"
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"settings": UserSettings(paused=True)}, "it is paused"),
+        ({"settings": UserSettings(max_running=2), "running": 1}, "at most 2 of its tasks run"),
+        ({"settings": UserSettings(rate=0.5), "ended": 1700}, "its rate is 0.5 tasks a second"),
+        ({"held": 1}, "limits of their names"),
+    ],
+)
+def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
+    queue: TaskQueue, changes: dict[str, Any], reason: str
+) -> None:
+    # Also between two tasks that its rate lets through, when nothing holds it back.
+    for state in ("waiting", "served"):
+        info = make_info(queue, entitled=0.5, received=0.1, state=state, **changes)
+        found = hint(info, 60)
+        assert found is not None
+        assert (found.kind, found.label) == ("limited", "Limited")
+        assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "state"),
+    [
+        (UserSettings(max_running=2), "capped"),
+        (UserSettings(rate=0.5), "rate limited"),
+    ],
+)
+def test_a_limit_that_a_user_does_not_come_near_is_no_reason(
+    queue: TaskQueue, settings: UserSettings, state: str
+) -> None:
+    info = make_info(queue, entitled=0.5, received=0.1, settings=settings)
+    found = [hint(replace(info, state=each), 60) for each in ("waiting", state)]
+    assert [each and each.kind for each in found] == ["under", "limited"]
+
+
+def test_colours_of_a_chart_go_by_user() -> None:
+    users = [f"user-{n}" for n in range(8)]
+    tones = dict(zip(users, tones_of(users), strict=True))
+    assert len(set(tones.values())) == 8
+    assert dict(zip(users[::-1], tones_of(users[::-1]), strict=True)) == tones
+    alone = {user: tones_of([user])[0] for user in users}
+    kept = [user for user in users if alone[user] == tones[user]]
+    assert len(kept) >= 4  # whose colour no other wants has it whoever else is there
+    for user in kept:
+        fewer = [each for each in users if each == user or each > user]
+        assert tones_of(fewer)[fewer.index(user)] == tones[user]
+
+
+def test_more_users_than_are_counted_are_told_as_more(
+    queue: TaskQueue, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairqueue.people.MAX_SUMMED", 3)
+    for n in range(3):
+        fill(queue, f"user-{n}", 1)
+    assert "<dd>3 users</dd>" in get(site, "/users")
+    fill(queue, "user-3", 1)
+    monkeypatch.setattr("fairqueue.people.DEMAND_MS", 0)
+    assert "<dd>more than 3 users</dd>" in get(site, "/users")
 
 
 def test_only_what_is_far_from_its_share_is_told(queue: TaskQueue) -> None:
@@ -196,11 +257,14 @@ def test_an_under_served_user_stands_out_in_the_list(queue: TaskQueue, site: Sit
     fill(queue, "bob", 10)
     serve(queue)
     fill(queue, "alice", 1)
-    queue.set_user("alice", paused=True)
     text = get(site, "/users")
     assert 'class="is-under"' in text
     assert "Under-served" in text
+    queue.set_user("alice", paused=True)
+    text = get(site, "/users")
+    assert 'class="is-limited"' in text
     assert "it is paused" in text
+    assert "Under-served" not in text
 
 
 def test_bars_are_full_at_a_round_share(queue: TaskQueue) -> None:
@@ -225,7 +289,8 @@ def test_a_user_has_a_page_with_all_that_belongs_to_it(
     push(queue, "first", "second")
     fill(queue, "bob", 1)
     text = get(site, "/users/alice")
-    for part in ("Why am I waiting?", "nightly-00", "done", "first", "2 tasks wait for a worker"):
+    wait = "2 tasks wait for a worker"
+    for part in ("Why is alice waiting?", "nightly-00", "done", "first", wait):
         assert part in text
     assert "nightly-25" not in text
     assert 'href="/schedules?user_id=alice"' in text
@@ -240,7 +305,7 @@ def why(site: Site) -> str:
 
 
 def pausing(queue: TaskQueue) -> None:
-    queue.set_user("alice", paused=True)
+    queue.pause_user("alice", by="<ann>", note="<b>unpaid</b>")
     fill(queue, "alice", 2)
 
 
@@ -270,27 +335,54 @@ def queueing(queue: TaskQueue) -> None:
 @pytest.mark.parametrize(
     ("arrange", "sentence"),
     [
-        (lambda queue: queue.set_user("alice", weight=2), "nothing of theirs waits or runs"),
-        (pausing, "An operator has paused them"),
-        (capping, "1 task of theirs run, as many as may at a time"),
-        (rating, "They may start 0.01 tasks a second"),
-        (holding, "wait for room in the limits of their names"),
-        (queueing, "It is the turn of 1 other user first"),
-        (lambda queue: fill(queue, "alice", 1), "It is their turn"),
+        (lambda queue: queue.set_user("alice", weight=2), "Nothing of theirs waits or runs"),
+        (pausing, "User 'alice' is paused by &lt;ann&gt; since <time"),
+        (capping, "User 'alice' has 1 task running, as many as max_running allows."),
+        (rating, "User 'alice' has used up a rate of 0.01 tasks per second. The next one may"),
+        (holding, "The one slot of tasks named 'default' is taken."),
+        (queueing, "It waits for its turn, after 1 other user."),
+        (lambda queue: fill(queue, "alice", 1), "It is next: the first worker with a free slot"),
+        (lambda queue: push(queue, "later", delay=60), "Starts at <time"),
     ],
 )
 def test_a_user_page_answers_why_it_waits(
     queue: TaskQueue, site: Site, arrange: Callable[[TaskQueue], object], sentence: str
 ) -> None:
+    beat(queue)
     arrange(queue)
     assert sentence in why(site)
+    assert "<b>unpaid" not in get(site, "/users/alice")
+
+
+def test_that_no_worker_is_alive_is_said_on_every_page_that_says_why(
+    queue: TaskQueue, site: Site
+) -> None:
+    push(queue, "first")
+    assert "No worker is alive" in why(site)
+    assert "No worker is alive" in get(site, "/runs/first")
+    assert "no worker is alive" in get(site, "/users")
+
+
+def test_a_user_is_paused_for_a_time_and_with_a_reason(
+    queue: TaskQueue, site: Site, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 1)
+    dialog = get(site, "/ask/users/pause", id="alice")
+    assert "Pause alice?" in dialog
+    done = post(site, "/do/users/pause", id="alice", note="unpaid", minutes="60")
+    assert done.status_code == 204
+    settings = queue.get_user("alice")
+    assert (settings.pause_note, settings.paused_by) == ("unpaid", "local")
+    assert settings.paused_until == clock.now() + timedelta(hours=1)
+    assert "unpaid" in get(site, "/users/alice")
+    assert post(site, "/do/users/pause", id="alice", minutes="-5").status_code == 422
 
 
 def test_the_next_task_is_explained(queue: TaskQueue, site: Site) -> None:
     push(queue, "late")
     push(queue, "urgent", priority=6)
     text = get(site, "/users/alice")
-    assert 'href="/runs/urgent"' in text.split("Next is")[1][:100]
+    assert 'href="/runs/urgent"' in text.split("said of the next task")[1][:100]
 
 
 @pytest.mark.parametrize("path", ["/users/nobody", "/users/" + "x" * 300, "/users/a%00b"])

@@ -53,6 +53,7 @@ from fairqueue.access import CHUNK as REVOKED
 from fairqueue.access import AccessStore
 from fairqueue.alerts import Alert, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
+from fairqueue.delays import index_delayed
 from fairqueue.doctor import Doctor
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidSchedule, RedisUnavailable
@@ -61,6 +62,7 @@ from fairqueue.models import Claim, new_id
 from fairqueue.queue import CLAIM_LIMIT, EXTEND_CHUNK, FINISH_CHUNK
 from fairqueue.schedules import MAX_ADDED
 from fairqueue.scripts import load_script, script_names
+from fairqueue.workers import WorkerStore
 
 COMPLAINTS = (
     "celery#1495",
@@ -120,14 +122,6 @@ def make(redis_client: redis.Redis, clock: ManualClock) -> Iterator[Make]:
             return scheduler
 
         yield make
-
-
-@pytest.fixture
-def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
-    """A queue in real time, which must agree with itself at the end."""
-    with TaskQueue(redis_client) as queue:
-        yield queue
-    check_consistency(redis_client)
 
 
 def has_led(scheduler: TaskScheduler) -> bool:
@@ -934,6 +928,35 @@ def largest_repair(queue: TaskQueue) -> object:
     }
 
 
+def largest_index(queue: TaskQueue) -> object:
+    """Delayed tasks as a version before the index left them."""
+    queue.push_many(make_task(f"u{n}", f"t{n}", delay=60) for n in range(600))
+    queue.link.ask(("DEL", queue.keys["delayed_index"]))
+    index_delayed(queue.link)
+    return queue.link.ask(("ZCARD", queue.keys["delayed_index"])) == [600]
+
+
+def lost_runs(queue: TaskQueue) -> tuple[WorkerStore, list[bytes]]:
+    """As many notices of lost runs as are told at once, unheard."""
+    queue.configure(max_attempts=1)
+    claimed(queue, 100)
+    queue.link.clock.advance(3600)  # type: ignore[union-attr]
+    workers = WorkerStore(queue.link)
+    return workers, [notice.text for notice in workers.look_over(can_alert=True)]
+
+
+def largest_find_stale(queue: TaskQueue) -> object:
+    workers, heard = lost_runs(queue)
+    workers.look_over(can_alert=True, heard=heard)
+    return len(heard) == 100 and not queue.link.ask(("EXISTS", queue.keys["notices"]))[0]
+
+
+def largest_beat(queue: TaskQueue) -> object:
+    workers, heard = lost_runs(queue)
+    workers.beat({}, "w", can_alert=True, heard=heard)
+    return len(heard) == 100 and not queue.link.ask(("EXISTS", queue.keys["notices"]))[0]
+
+
 LARGEST = {
     "push": largest_push,
     "extend": largest_extend,
@@ -947,6 +970,9 @@ LARGEST = {
     "backlogs": largest_backlogs,
     "shares": largest_shares,
     "revoke": largest_revoke,
+    "beat": largest_beat,
+    "find_stale": largest_find_stale,
+    "index_delayed": largest_index,
     "repair": largest_repair,
     "repair_records": largest_repair,
 }

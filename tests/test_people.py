@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
 from scheduling import before_script
 from support import (
+    beat,
     changes,
+    check_consistency,
     claim_one,
     count_commands,
     dump,
@@ -19,13 +22,15 @@ from support import (
     stats,
 )
 
-from fairqueue import TaskQueue, TaskScheduler
+from fairqueue import TaskQueue, TaskScheduler, delays
 from fairqueue.clock import ManualClock
+from fairqueue.delays import index_delayed
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidInput, RedisRefused
-from fairqueue.history import History
-from fairqueue.models import UserSettings
+from fairqueue.history import History, Run
+from fairqueue.models import Page, UserSettings
 from fairqueue.people import PeopleStore, UserInfo
+from fairqueue.reasons import when
 
 HOUR = timedelta(hours=1)
 
@@ -134,6 +139,11 @@ def know_some(queue: TaskQueue) -> list[str]:
     push(queue, "h1", "h2", user_id="held", name="slow")
     queue.claim("w", limit=2)
     run(queue, "ended", 3)
+    push(queue, "r", user_id="runs")
+    claim_one(queue)
+    push(queue, "d", user_id="delayed", delay=60)
+    push(queue, "t", user_id="retries")
+    queue.retry(claim_one(queue), "broken", delay=60)
     fill(queue, "waits", 3)
     fill(queue, "wait", 1)  # the beginning of another name
     scheduler.add_schedule("0 9 * * *", "scheduled", schedule_id="one")
@@ -142,7 +152,10 @@ def know_some(queue: TaskQueue) -> list[str]:
     queue.set_user("waits", weight=2)
     queue.set_user("two words", paused=True)
     return sorted(
-        ["held", "ended", "wait", "waits", "scheduled", "Ünal", "set", "two words"],
+        [
+            *("held", "ended", "runs", "delayed", "retries", "wait", "waits", "scheduled"),
+            *("Ünal", "set", "two words"),
+        ],
         key=str.encode,
     )
 
@@ -324,9 +337,15 @@ def state(people: PeopleStore, clock: ManualClock, user: str = "alice") -> tuple
 
 def test_a_paused_user_says_so(queue: TaskQueue, people: PeopleStore, clock: ManualClock) -> None:
     queue.set_user("alice", paused=True)
-    assert state(people, clock) == ("paused", "paused by an operator")
+    since = f"since {when(clock.now(), clock.now())}"
+    assert state(people, clock) == ("paused", f"paused by an operator {since}")
     fill(queue, "alice", 1)
-    assert state(people, clock) == ("paused", "paused by an operator; 1 task waits")
+    assert state(people, clock) == ("paused", f"paused by an operator {since}; 1 task waits")
+    until = clock.now() + HOUR
+    queue.pause_user("alice", by="ann", note="unpaid", until=until)
+    said = f"paused by ann {since} until {when(until, clock.now())}: unpaid; 1 task waits"
+    assert state(people, clock) == ("paused", said)
+    queue.pause_user("alice")
     assert one(people, clock, "alice").parked_until is None
 
 
@@ -346,13 +365,14 @@ def test_a_user_over_its_rate_says_when_it_goes_on(
     fill(queue, "alice", 3)
     queue.finish(claim_one(queue))
     free = clock.now() + timedelta(seconds=0.5)
-    at = free.isoformat(timespec="milliseconds")
+    at = when(free, clock.now())
     assert one(people, clock, "alice").parked_until == free
     assert state(people, clock) == (
         "rate limited",
         f"rate of 2/s reached, next at {at}; 2 tasks wait",
     )
     clock.advance(0.5)
+    beat(queue)
     assert state(people, clock) == ("waiting", "2 tasks wait")
 
 
@@ -361,6 +381,8 @@ def test_a_user_who_waits_says_for_whom(
 ) -> None:
     for user in ("alice", "bob", "carol"):
         fill(queue, user, 3)
+    assert state(people, clock, "alice") == ("waiting", "3 tasks wait; no worker is alive")
+    beat(queue)
     assert state(people, clock, "alice") == ("waiting", "3 tasks wait; its turn is next")
     assert state(people, clock, "bob") == ("waiting", "3 tasks wait; 1 user is before it")
     assert state(people, clock, "carol") == ("waiting", "3 tasks wait; 2 users are before it")
@@ -507,6 +529,43 @@ def test_an_overview_says_how_evenly_users_are_served(
     assert view.window_start == clock.now() - HOUR
 
 
+def test_the_jain_index_is_that_of_the_window(
+    queue: TaskQueue, people: PeopleStore, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 50)
+    queue.claim("w", limit=10)  # alice is served alone, long ago
+    fill(queue, "bob", 50)
+    taken = queue.claim("w", limit=10, lease=600)
+    own = [claim for claim in taken if claim.task.user_id == "alice"]
+    queue.finish_many((claim, None) for claim in own)
+    clock.advance(1200)
+    for _ in range(10):
+        queue.finish_many((claim, None) for claim in queue.claim("w", limit=2))
+    index = {
+        seconds: people.overview(queue.inspect(), clock.now() - timedelta(seconds=seconds)).jain
+        for seconds in (600, 3600)
+    }
+    lately, in_all = index[600], index[3600]
+    assert lately == 1.0
+    assert in_all is not None
+    assert in_all < 0.99
+
+
+def test_whom_somebody_has_limited_takes_no_part_in_the_jain_index(
+    queue: TaskQueue, people: PeopleStore, clock: ManualClock
+) -> None:
+    for user in ("alice", "bob", "slow", "capped", "paused"):
+        fill(queue, user, 50)
+    queue.set_user("slow", rate=0.001)
+    queue.set_user("capped", max_running=1)
+    queue.set_user("paused", paused=True)
+    for _ in range(10):
+        queue.finish_many((claim, None) for claim in queue.claim("w", limit=10))
+    view = people.overview(queue.inspect(), clock.now() - HOUR)
+    assert view.jain == pytest.approx(1.0, abs=0.001)
+    assert view.users == 5
+
+
 def run_some(queue: TaskQueue, clock: ManualClock) -> None:
     """Run forty tasks over two windows in which the service of users is compared."""
     for _ in range(4):
@@ -598,7 +657,133 @@ def test_shares_that_cannot_be_are_refused(people: PeopleStore, clock: ManualClo
         people.shares(now, later, 5, [""])
 
 
+# --- users with nothing but delayed tasks ---------------------------------------------------------
+
+
+def test_a_user_with_only_delayed_tasks_is_known(
+    queue: TaskQueue, people: PeopleStore, clock: ManualClock
+) -> None:
+    assert not people.knows("alice")
+    push(queue, "a", "b", user_id="alice", delay=60)
+    push(queue, "soon", user_id="alice", delay=30)
+    assert people.knows("alice")
+    info = one(people, clock, "alice")
+    assert (info.is_known, info.delayed, info.backlog, info.state) == (True, 3, 0, "idle")
+    assert info.delayed_until == clock.now() + timedelta(seconds=30)
+    assert people.names() == ["alice"]
+    listed = History(queue).runs(("pending", "retrying"), user_id="alice")
+    assert [run.task_id for run in listed] == ["b", "a", "soon"]
+
+
+def test_a_user_with_only_a_retrying_task_is_known(
+    queue: TaskQueue, people: PeopleStore, clock: ManualClock
+) -> None:
+    push(queue, "a", user_id="alice")
+    queue.retry(claim_one(queue), "broken", delay=60)
+    assert people.knows("alice")
+    assert one(people, clock, "alice").delayed == 1
+    assert [run.task_id for run in History(queue).runs("retrying", user_id="alice")] == ["a"]
+    clock.advance(61)
+    queue.finish(claim_one(queue))
+    assert one(people, clock, "alice").delayed == 0
+
+
+def test_delayed_tasks_of_a_user_are_listed_page_by_page(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    for n in range(7):
+        push(queue, f"t{n}", user_id="alice", delay=60 + n)
+        push(queue, f"o{n}", user_id="alice2", delay=60 + n)
+    history = History(queue)
+    found = every_page(
+        lambda cursor: _ids(history.runs("pending", user_id="alice", limit=2, cursor=cursor))
+    )
+    assert found == [f"t{n}" for n in reversed(range(7))]
+
+
+def _ids(page: Page[Run]) -> Page[str]:
+    return Page([run.task_id for run in page], page.cursor)
+
+
+def test_delayed_tasks_that_an_older_version_stored_are_found(
+    queue: TaskQueue, people: PeopleStore, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    push(queue, *(f"old-{n}" for n in range(600)), user_id="alice", delay=60)
+    redis_client.delete(queue.keys["delayed_index"])
+    push(queue, "new", user_id="alice", delay=60)
+    assert people.knows("alice")
+    assert one(people, clock, "alice").delayed == 601
+    check_consistency(redis_client)
+    # An older worker takes them up and leaves the index as it is.
+    left = dump(redis_client)["delayed_index"]
+    clock.advance(61)
+    while claims := queue.claim("w", limit=250):
+        queue.finish_many((claim, None) for claim in claims)
+    redis_client.zadd(queue.keys["delayed_index"], left)
+    assert one(people, clock, "alice").delayed == 0
+    assert "delayed_index" not in dump(redis_client)
+
+
+def test_the_index_of_delayed_tasks_is_made_in_bounded_steps(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, *(f"old-{n}" for n in range(1000)), user_id="alice", delay=60)
+    redis_client.delete(queue.keys["delayed_index"])
+    with mock.patch("fairqueue.delays.MAX_STEPS", 2):
+        index_delayed(queue.link)
+        assert 0 < redis_client.zcard(queue.keys["delayed_index"]) < 1000
+        for _ in range(10):  # each goes on where the one before it stopped
+            index_delayed(queue.link)
+    assert redis_client.zcard(queue.keys["delayed_index"]) == 1000
+    first = redis_client.zrange(queue.keys["delayed_index"], 0, 0)
+    redis_client.zrem(queue.keys["delayed_index"], *first)
+    index_delayed(queue.link)
+    assert redis_client.zcard(queue.keys["delayed_index"]) == 1000
+
+
+def test_what_cannot_be_indexed_is_not_looked_for_at_each_heartbeat(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    """One record that cannot be read must not let each worker walk through all, again and again."""
+    push(queue, *(f"t{n}" for n in range(600)), user_id="alice", delay=3600)
+    redis_client.zadd(queue.keys["delayed"], {"ghost": clock.now_ms() + 3_600_000})
+    index_delayed(queue.link)
+    with mock.patch("fairqueue.delays._step", wraps=delays._step) as step:
+        index_delayed(queue.link)
+        clock.advance(59)
+        index_delayed(queue.link)
+        assert step.call_count == 0
+        # Something else is amiss: that is looked for at once.
+        redis_client.zrem(
+            queue.keys["delayed_index"], *redis_client.zrange(queue.keys["delayed_index"], 0, 0)
+        )
+        index_delayed(queue.link)
+        assert step.call_count > 0
+        assert redis_client.zcard(queue.keys["delayed_index"]) == 600
+        step.reset_mock()
+        clock.advance(61)
+        index_delayed(queue.link)
+        assert step.call_count > 0
+    redis_client.zrem(queue.keys["delayed"], "ghost")
+    index_delayed(queue.link)
+    left = set(redis_client.hkeys(queue.keys["fair"]))
+    assert not left & {b"index_from", b"index_off"}
+
+
 # --- purge ----------------------------------------------------------------------------------------
+
+
+def test_a_purge_misses_no_delayed_task_that_an_older_version_stored(
+    queue: TaskQueue, people: PeopleStore, redis_client: redis.Redis
+) -> None:
+    """Also where there are more than one look brings into the index."""
+    push(queue, *(f"bob-{n}" for n in range(2000)), user_id="bob", delay=60)
+    push(queue, *(f"alice-{n}" for n in range(3)), user_id="alice", delay=60)
+    redis_client.delete(queue.keys["delayed_index"])
+    with mock.patch("fairqueue.delays.MAX_STEPS", 1):
+        assert people.purge("alice") == 3
+        assert people.purge("alice") == 0
+    assert redis_client.zcard(queue.keys["delayed"]) == 2000
 
 
 def test_a_purge_cancels_what_waits_and_history_has_it_as_cancelled(
@@ -608,24 +793,39 @@ def test_a_purge_cancels_what_waits_and_history_has_it_as_cancelled(
     fill(queue, "alice2", 2)
     push(queue, "later", user_id="alice", delay=60)
     claim = claim_one(queue)
-    assert people.waiting("alice") == 4
-    assert people.purge("alice") == 4
+    assert people.waiting("alice") == 5
+    assert people.purge("alice") == 5
     assert people.purge("alice") == people.waiting("alice") == 0
+    dropped = ["alice-1", "alice-2", "alice-3", "alice-4", "later"]
     assert places(redis_client) == {
         "running": ["alice-0"],
-        "cancelled": ["alice-1", "alice-2", "alice-3", "alice-4"],
-        "delayed": ["later"],
+        "cancelled": dropped,
         "ready": ["alice2-0", "alice2-1"],
     }
     ended = History(queue).runs("cancelled", user_id="alice")
-    assert {run.task_id for run in ended} == {"alice-1", "alice-2", "alice-3", "alice-4"}
-    assert stats(redis_client)["cancelled"] == 4
+    assert sorted(run.task_id for run in ended) == dropped
+    assert stats(redis_client)["cancelled"] == 5
     queue.finish(claim)
 
 
+def test_a_purge_takes_delayed_and_retrying_tasks_in_bounded_steps(
+    queue: TaskQueue, people: PeopleStore, redis_client: redis.Redis
+) -> None:
+    push(queue, "again", user_id="alice")
+    queue.retry(claim_one(queue), "broken", delay=30)
+    push(queue, *(f"later-{n}" for n in range(150)), user_id="alice", delay=60)
+    push(queue, "other", user_id="alice2", delay=60)
+    assert people.waiting("alice") == 151
+    assert [people.purge("alice", 40), people.purge("alice"), people.purge("alice")] == [
+        *(40, 100, 11)
+    ]
+    assert places(redis_client)["delayed"] == ["other"]
+    assert dump(redis_client)["delayed"].keys() == {"other"}
+
+
 def test_a_purge_takes_at_most_so_many(queue: TaskQueue, people: PeopleStore) -> None:
-    fill(queue, "alice", 260)
-    assert [people.purge("alice", 4), people.purge("alice"), people.purge("alice")] == [4, 250, 6]
+    fill(queue, "alice", 110)
+    assert [people.purge("alice", 4), people.purge("alice"), people.purge("alice")] == [4, 100, 6]
 
 
 def test_a_purge_takes_what_waits_for_slots(

@@ -16,13 +16,47 @@ from support import in_thread, push, stats
 import fairqueue.presence
 from fairqueue import TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.clock import ManualClock
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.models import HandlerLimits
 from fairqueue.presence import VERSION
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.workers import GONE_AFTER_S, WorkerInfo, WorkerStore
 
 Make = Callable[..., Worker]
+
+
+def test_a_worker_hears_once_that_it_is_to_drain(queue: TaskQueue) -> None:
+    heard: list[str] = []
+    worker = Worker(queue, lambda task: None, worker_id="w")
+    presence = worker._new_presence(lambda: heard.append("drain"))
+    presence.beat(())
+    assert (heard, presence.is_draining) == ([], False)
+    assert WorkerStore(queue.link).drain("w", "ann")
+    for _ in range(3):
+        presence.beat(())
+    assert (heard, presence.is_draining) == (["drain"], True)
+
+
+def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
+    queue: TaskQueue,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A notice is told once to a worker without recipients: it must not be lost on the way."""
+    push(queue, "t", timeout=0.1)
+    queue.configure(max_attempts=1)
+    queue.claim("gone", lease=0.1)
+    clock.advance(1)
+
+    def away(link: object) -> None:
+        raise RedisUnavailable("away")
+
+    monkeypatch.setattr(fairqueue.presence, "index_delayed", away)
+    presence = Worker(queue, lambda task: None, worker_id="w")._new_presence()
+    with pytest.raises(RedisUnavailable):
+        presence.beat(())
+    assert [record.message.split()[0] for record in caplog.records] == ["task_given_up"]
 
 
 @pytest.fixture

@@ -837,5 +837,5 @@ def test_a_signal_that_another_thread_was_given_ends_a_wait() -> None:
 def test_a_signal_that_another_thread_was_given_ends_a_command() -> None:
     thread = threading.Thread(target=signal_this_thread_when_main_is_in, args=("until_signalled",))
     thread.start()
-    until_signalled()
+    assert until_signalled(lambda: True)
     thread.join()

@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 from support import (
+    beat,
     changes,
     check_consistency,
     claim_one,
@@ -48,7 +50,8 @@ from fairqueue.errors import (
 from fairqueue.keys import KEY_TYPES
 from fairqueue.models import Claim, QueueSettings, UserSettings
 from fairqueue.queue import TaskQueue, this_place
-from fairqueue.scripts import load_script
+from fairqueue.reasons import when
+from fairqueue.scripts import load_script, parts_of
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -311,11 +314,102 @@ def test_more_due_tasks_than_one_claim_promotes_are_all_offered(
 ) -> None:
     fill(queue, "alice", 250, delay=1)
     clock.advance(1)
-    got = [len(queue.claim("w", limit=1000)) for _ in range(3)]
+    got = [len(queue.claim("w", limit=1000)) for _ in range(5)]
     assert sum(got) == 250
+    assert 0 < got[0] < 250
+
+
+@pytest.mark.parametrize("as_retries", [False, True])
+def test_a_task_that_is_due_does_not_wait_for_all_of_another_user(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, as_retries: bool
+) -> None:
+    """Ten thousand of one user become ready a moment before the one task of another."""
+    count = 1000 if as_retries else 10_000
+    if as_retries:
+        queue.push_many(make_task("alice") for _ in range(count))
+        while claims := queue.claim("w", limit=250):
+            for claim in claims:
+                queue.retry(claim, "later", delay=60)
+        clock.advance(0.001)
+        push(queue, "single", user_id="bob")
+        queue.retry(claim_one(queue), "later", delay=60)
+    else:
+        queue.push_many(make_task("alice", delay=60) for _ in range(count))
+        push(queue, "single", user_id="bob", delay=60.001)
+    clock.advance(61)
+    users = [claim.task.user_id for _ in range(2) for claim in queue.claim("w", limit=8)]
+    assert "bob" in users
+    check_consistency(redis_client)
+
+
+def test_due_tasks_of_many_users_are_promoted_in_turns(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    """Whoever has more due waits behind those who have not had a turn."""
+    for n in range(3):
+        queue.push_many(make_task(f"heavy-{n}", delay=1) for _ in range(500))
+    queue.push_many(make_task(f"light-{n}", delay=2) for n in range(150))
+    clock.advance(3)
+    for _ in range(4):
+        queue.claim("w")
+    backlog = dump(redis_client)["backlog"]
+    promoted = {member.split("\0")[0] for member in backlog}
+    assert len({user for user in promoted if user.startswith("light")}) >= 149
+    while queue.claim("w", limit=250):
+        pass
+    state = dump(redis_client)
+    assert not {"delayed", "delayed_index", "delayed_users"} & state.keys()
+
+
+def test_delayed_tasks_that_no_index_has_become_ready_too(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    """As a version before the index has stored them; and though others go on being due."""
+    fill(queue, "old", 30, delay=1)
+    redis_client.delete(queue.keys["delayed_index"], queue.keys["delayed_users"])
+    queue.push_many(make_task("new", delay=1) for _ in range(400))
+    clock.advance(2)
+    users = Counter(claim.task.user_id for _ in range(30) for claim in queue.claim("w", limit=20))
+    assert users == {"old": 30, "new": 400}
+
+
+def test_an_entry_of_the_index_that_is_not_delayed_counts_for_nothing(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    """A version before the index has cancelled the task."""
+    push(queue, "t1", "t2", delay=1)
+    kept = dump(redis_client)["delayed_index"]
+    queue.cancel("t1")
+    redis_client.zadd(queue.keys["delayed_index"], kept)
+    clock.advance(2)
+    assert ids_of(queue.claim("w", limit=5)) == ["t2"]
+    assert "broken_tasks" not in stats(redis_client)
 
 
 # --- claiming -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kilobytes", [90, 250])
+def test_a_claim_takes_no_more_than_a_megabyte_of_documents(
+    queue: TaskQueue, redis_client: redis.Redis, kilobytes: int
+) -> None:
+    """At least one task, and none more once they come to that; the rest can be claimed at once."""
+    payload = {"text": "x" * kilobytes * 1000}
+    for n in range(16):
+        push(queue, f"t{n}", user_id=f"u{n % 3}", payload=payload)
+    taken = []
+    while True:
+        claims, hint, _ = queue._claim_once("w", 250, 30_000, "")
+        size = sum(len(claim.task.document) for claim in claims)
+        assert claims
+        assert size < 2**20 + len(claims[0].task.document)
+        taken += ids_of(claims)
+        if len(taken) == 16:
+            break
+        assert size >= 2**20
+        assert hint == 0
+    assert len(set(taken)) == 16
+    check_consistency(redis_client)
 
 
 def test_a_claimed_task_is_leased_to_its_worker(
@@ -347,6 +441,7 @@ def test_a_claimed_task_is_leased_to_its_worker(
         "running.alice": (None, "1"),
         "fair.clock": ("0", "1"),
         "fair.window": (None, str(now)),
+        "fair.seen": (None, str(now)),
         "served_before.alice": (None, "late"),
         "ops.": (None, str(now)),
         f"ops.{claim.token}": (None, "t1"),
@@ -520,8 +615,25 @@ def test_extending_says_which_are_lost_and_which_are_cancelled(
     one, two, three = queue.claim("w", limit=3)
     queue.finish(one)
     queue.cancel(two.task.task_id)
-    assert queue.extend([one, two, three]) == ["lost_lease", "cancel", "extended"]
+    assert queue.extend([one, two, three]) == ["ended", "cancel", "extended"]
     assert queue.extend([]) == []
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("meanwhile", ["nothing", "claimed by another", "dropped"])
+def test_a_lease_that_its_own_holder_has_ended_is_not_a_lost_one(
+    queue: TaskQueue, redis_client: redis.Redis, ending: str, meanwhile: str
+) -> None:
+    # A worker extends all its leases in one call while its slots end some of them.
+    if meanwhile == "dropped":
+        queue.configure(keep_finished=0, keep_dead=0)
+    push(queue, "t1")
+    claim = claim_one(queue)
+    ENDINGS[ending](queue, claim)
+    if meanwhile == "claimed by another":
+        queue.claim("other")
+    assert queue.extend([claim]) == ["ended"]
+    assert "lost_leases" not in stats(redis_client)
 
 
 def test_thousands_of_leases_are_extended_in_one_call(queue: TaskQueue) -> None:
@@ -828,11 +940,14 @@ def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
     explanation = queue.explain("bob-2")
     assert explanation is not None
     assert (explanation.own_tasks_ahead, explanation.users_ahead) == (2, 1)
+    beat(queue, "w", ["*"])
     assert summary_of(queue, "bob-2") == (
-        "waits for its turn: 1 users and 2 tasks of 'bob' are served first"
+        "It waits for its turn, after 1 other user and 2 earlier tasks of 'bob'."
     )
     queue.set_user("bob", paused=True)
-    assert summary_of(queue, "bob-2") == "user 'bob' is paused; 2 of its tasks are before this one"
+    said = summary_of(queue, "bob-2")
+    assert said.startswith("User 'bob' is paused since ")
+    assert said.endswith(" (now). 2 earlier tasks of 'bob' come first.")
     paused = queue.explain("bob-2")
     assert paused is not None
     assert paused.user_paused
@@ -840,7 +955,7 @@ def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
     queue.set_user("bob", paused=False, max_running=1)
     queue.set_user("alice", paused=True)
     claim_one(queue)
-    assert "has 1 tasks running, as many as max_running allows" in summary_of(queue, "bob-2")
+    assert "has 1 task running, as many as max_running allows." in summary_of(queue, "bob-2")
     capped = queue.explain("bob-2")
     assert capped is not None
     assert capped.user_capped
@@ -849,10 +964,10 @@ def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
     limited = queue.explain("alice-2")
     assert limited is not None
     assert limited.user_rate_limited_until == from_ms(clock.now_ms() + 2000)
-    assert "has used up its rate of 0.5 tasks per second" in limited.summary
+    assert "has used up a rate of 0.5 tasks per second. The next one" in limited.summary
     push(queue, "later", delay=60)
     until = clock.now() + timedelta(seconds=60)
-    assert summary_of(queue, "later") == f"delayed until {until.isoformat()}"
+    assert summary_of(queue, "later") == f"Starts at {when(until, clock.now())}."
     delayed = queue.explain("later")
     assert delayed is not None
     assert delayed.delayed_until == until
@@ -861,10 +976,10 @@ def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("running", "running on w, leased until "),
-        ("finished", "finished"),
-        ("cancelled", "cancelled"),
-        ("buried", "in the dead letters: broken"),
+        ("running", "It is running on w since "),
+        ("finished", "It succeeded at "),
+        ("cancelled", "It was cancelled at "),
+        ("buried", "It failed at "),
     ],
 )
 def test_why_a_task_does_not_wait(queue: TaskQueue, state: str, said: str) -> None:
@@ -1117,12 +1232,13 @@ def test_ageing_can_be_changed_when_all_tasks_have_ended(queue: TaskQueue) -> No
 
 
 def test_settings_of_a_user_are_changed_field_by_field(
-    queue: TaskQueue, redis_client: redis.Redis
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
 ) -> None:
     assert queue.get_user("alice") == UserSettings()
     queue.set_user("alice", weight=2.5, max_running=3)
     queue.set_user("alice", rate=0.1, paused=True, max_waiting=7)
     wanted = UserSettings(weight=2.5, max_running=3, rate=0.1, paused=True, max_waiting=7)
+    wanted = replace(wanted, paused_at=clock.now())
     assert queue.set_user("alice") == wanted
     assert queue.get_user("alice") == wanted
     assert queue.get_user("bob") == UserSettings()
@@ -1277,14 +1393,17 @@ def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[
         "set_user": lambda: queue.set_user("alice", weight=3.0),
         "set_limits": lambda: queue.set_limits("default", slots=3),
         "configure": lambda: queue.configure(max_attempts=7),
-        "beat": lambda: queue.link.run("beat", worker="w", record="{", ttl_ms=9, limits=""),
+        "beat": lambda: queue.link.run(
+            "beat", worker="w", record="{", ttl_ms=9, limits="", can_alert=""
+        ),
     }
 
 
 # What a lone push for a user who is being served has nothing to do with.
 NOT_TOUCHED_BY_A_LONE_PUSH = {
     *("critical", "parked", "idle", "running", "throttle", "usage", "served", "leases", "delayed"),
-    *("held", "slot_line", "open", "tenants", "tenant_users"),
+    *("delayed_index", "delayed_users", "held", "slot_line", "open", "tenants", "tenant_users"),
+    *("kinds", *(key for key in KEY_TYPES if key.startswith("wake_"))),
 }
 
 
@@ -1644,8 +1763,8 @@ def test_all_errors_are_ours() -> None:
 def test_operations_are_not_repeated_after_redis_forgot_them(redis_client: redis.Redis) -> None:
     with pytest.raises(ConfigurationError, match=r"timeout 30\.1"):
         TaskQueue(redis_client, timeout=30.1)
-    text = load_script("push").text
-    assert "local REPLAY_MS = 60000" in text
+    (replay,) = (part for part in parts_of("push") if part.name == "replay")
+    assert "local REPLAY_MS = 60000" in replay.text
     assert isinstance(TaskQueue(redis_client, timeout=30).link, Link)
 
 
@@ -1695,3 +1814,52 @@ def test_a_claim_wakes_a_blocked_worker_when_it_brings_the_next_moment_nearer(
 def test_a_url_that_is_none_is_refused_with_its_value() -> None:
     with pytest.raises(ConfigurationError, match="None is no Redis URL"):
         TaskQueue.from_url(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["kinds", "wake_1"])
+def test_a_push_where_workers_wait_for_some_names_asks_their_keys_first(
+    queue: TaskQueue, redis_client: redis.Redis, key: str
+) -> None:
+    fill(queue, "alice", 2)
+    queue.claim("w", names=["other"])
+    spoil(redis_client, queue, key)
+    before = dump(redis_client)
+    with pytest.raises(RedisRefused, match=key):
+        push(queue, "t1")
+    assert dump(redis_client) == before
+
+
+def test_a_claim_of_many_takes_them_in_several_scripts(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(queue, "alice", 600)
+    asked: list[int] = []
+    claim_once = queue._claim_once
+
+    def noted(worker_id: str, limit: int, *arguments: Any) -> Any:
+        asked.append(limit)
+        return claim_once(worker_id, limit, *arguments)
+
+    monkeypatch.setattr(queue, "_claim_once", noted)
+    assert ids_of(queue.claim("w", limit=550)) == [f"alice-{n}" for n in range(550)]
+    assert asked == [550, 300, 50]
+    assert len(queue.claim("w", limit=1000)) == 50
+    assert len(asked) == 4
+
+
+def test_tasks_that_are_claimed_reach_the_caller_though_redis_goes_away_then(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(queue, "alice", 600)
+    claim_once = queue._claim_once
+
+    def once(*arguments: Any) -> Any:
+        answer = claim_once(*arguments)
+        monkeypatch.setattr(queue, "_claim_once", gone)
+        return answer
+
+    def gone(*arguments: Any) -> Any:
+        raise RedisUnavailable("gone")
+
+    monkeypatch.setattr(queue, "_claim_once", once)
+    assert len(queue.claim("w", limit=600)) == 250

@@ -2,6 +2,7 @@
 
 import random
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 
 import pytest
 from croniter import croniter
@@ -100,6 +101,9 @@ class Expressions:
         return start + timedelta(seconds=self.random.randrange(int((end - start).total_seconds())))
 
 
+@pytest.mark.skipif(
+    version("croniter").startswith("6.0"), reason="croniter 6.0 passes over 1 March after a step"
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_matcher_finds_what_croniter_finds_forwards_and_backwards(seed: int) -> None:
     expressions, compared = Expressions(seed), 0
@@ -316,6 +320,7 @@ REFUSED = [
     ("0 0 30-31 2 *", "can never fire"),
     ("", "has 0 fields"),
     ("   ", "has 0 fields"),
+    ("nonsense", "has 1 field: write 5"),
     ("* * * *", "has 4 fields: write 5"),
     ("* * * * * * *", "has 7 fields (years are not supported)"),
     ("* * * * * * * *", "has 8 fields"),

@@ -45,7 +45,7 @@ class Command:
 
 def tasks_in(answer: list[Any]) -> list[Any]:
     """What a claim answered but for the times: id, document, attempt and due time of each task."""
-    return [answer[i : i + 4] for i in range(3, len(answer), 4)]
+    return [answer[i : i + 4] for i in range(4, len(answer), 4)]
 
 
 def held(queue: TaskQueue) -> Claim:

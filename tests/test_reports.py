@@ -4,11 +4,13 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairqueue.reports import (
+    MAX_CONTEXT_BYTES,
     MAX_DOCUMENT_BYTES,
     MAX_LINE_LENGTH,
     MAX_LINES,
@@ -16,6 +18,7 @@ from fairqueue.reports import (
     Failure,
     LogLines,
     Report,
+    bounded,
     fingerprint,
 )
 from fairqueue.validation import MAX_ERROR_LENGTH
@@ -202,6 +205,78 @@ def test_lines_of_many_threads_are_all_counted() -> None:
         thread.join(30)
     kept, dropped = lines.kept()
     assert (len(kept), dropped) == (MAX_LINES, 4000 - MAX_LINES)
+
+
+# --- the context of lines -------------------------------------------------------------------------
+
+
+class Unreadable:
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (7, 7),
+        (2.5, 2.5),
+        (True, True),
+        (None, None),
+        ("ä", "ä"),
+        ("x" * 501, "x" * 500),
+        ("\ud800", "?"),
+        (float("nan"), "nan"),
+        (2**70, str(2**70)),
+        (b"x", "b'x'"),
+        (Path("/x"), "/x"),
+        (ValueError("no"), "no"),
+        (Unreadable(), "a Unreadable that cannot be shown"),
+        ({1: (2, {3})}, {"1": [2, [3]]}),
+        ([[[[[5]]]]], [[[["..."]]]]),
+    ],
+)
+def test_a_field_of_a_line_is_kept_as_json_can_hold_it(value: Any, kept: Any) -> None:
+    found = bounded({"field": value})["field"]
+    assert found == kept
+    json.dumps(found, allow_nan=False).encode()
+
+
+def test_what_is_in_itself_and_what_is_endless_is_cut() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    assert bounded({"field": 10**5000}) == {"field": "a int that cannot be shown"}
+    wide = [[[[0] * 1000] * 1000] * 1000] * 1000
+    for value in (circle, wide):
+        assert len(json.dumps(bounded({"field": value}))) < MAX_CONTEXT_BYTES
+
+
+def test_the_context_of_a_line_has_a_bound_and_says_what_was_left_out() -> None:
+    kept = bounded({f"field-{n}": "ü" * 400 for n in range(10)})
+    assert kept.pop("more_fields") == 8
+    assert list(kept) == ["field-0", "field-1"]
+
+
+def test_lines_with_much_context_go_as_others_do_the_oldest_first() -> None:
+    lines = LogLines()
+    for n in range(100):
+        lines.keep(logging.INFO, f"line {n}", {"text": "x" * 500, "n": n})
+    log, dropped = lines.kept()
+    document = Report(seconds=1.0, log=log, log_dropped=dropped).document
+    assert len(document.encode()) <= MAX_DOCUMENT_BYTES
+    told = json.loads(document)
+    assert told["log"][-1][2] == "line 99"
+    assert len(told["log"]) + told["log_dropped"] == 100
+    numbers = [int(line[2].split()[1]) for line in told["log"]]
+    assert [told["log_context"][str(i)]["n"] for i in range(len(numbers))] == numbers
+
+
+def test_lines_keep_their_three_values_for_readers_of_older_versions() -> None:
+    lines = LogLines()
+    lines.keep(logging.INFO, "plain")
+    lines.keep(logging.INFO, "with", {"n": 1})
+    told = json.loads(Report(seconds=1.0, log=lines.kept()[0]).document)
+    assert [len(line) for line in told["log"]] == [3, 3]
+    assert told["log_context"] == {"1": {"n": 1}}
 
 
 # --- fingerprints ---------------------------------------------------------------------------------

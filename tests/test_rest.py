@@ -173,6 +173,9 @@ def test_all_kinds_of_rules_and_options_can_be_said(admin: Client) -> None:
         "overlap": "skip",
         "retries": 2,
         "backoff": [1, 2.5],
+        "backoff_cap": 90,
+        "backoff_multiplier": 1.5,
+        "backoff_jitter": "full",
         "timeout": 30,
         "max_failures": 3,
         "metadata": {"team": "ops"},
@@ -272,7 +275,8 @@ def test_a_backfill_is_counted_first_and_then_done(world: World, admin: Client) 
 def test_changes_of_a_job_say_who_made_them_and_hide_secrets(admin: Client) -> None:
     admin.ok("PATCH", JOB, json={"payload": {"password": "swordfish"}, "priority": 5})
     response = admin.send("GET", f"{JOB}/changes")
-    (change,) = response.json()["items"]
+    change, making = response.json()["items"]
+    assert making["made"]
     assert (change["by"], change["fields"]["priority"]) == ("admin of None", [3, 5])
     assert "swordfish" not in response.text
     assert "hunter2" not in response.text
@@ -291,6 +295,7 @@ def test_logs_and_chart_of_a_job_tell_of_its_runs(world: World, admin: Client) -
     fail(world.queue)
     (line,) = admin.get(f"{JOB}/logs")["items"]
     assert (line["level"], line["message"]) == ("info", "looking for the mailbox")
+    assert line["context"] == {"box": 7, "password": "***"}
     days = admin.get(f"{JOB}/chart", params={"days": 7})["items"]
     assert [each["failed"] for each in days] == [0, 0, 0, 0, 0, 0, 1]
 
@@ -409,13 +414,14 @@ def test_a_run_is_told_with_its_attempts_and_their_logs(admin: Client) -> None:
     assert attempt["error"] == "no such mailbox"
     (line,) = attempt["log"]
     assert (line["level"], line["message"]) == ("info", "looking for the mailbox")
+    assert line["context"] == {"box": 7, "password": "***"}
 
 
 def test_runs_are_filtered(admin: Client) -> None:
     def found(**query: Any) -> list[str]:
         return [each["task_id"] for each in admin.get("/scheduler/runs", params=query)["items"]]
 
-    assert found() == ["acme-running", "acme-failed"]
+    assert found() == ["acme-waiting", "acme-running", "acme-failed"]
     assert found(status=["failed", "pending"]) == ["acme-waiting", "acme-failed"]
     assert found(user_id="nobody") == []
     assert found(since="2100-01-01T00:00:00Z") == []
@@ -491,8 +497,27 @@ def test_a_task_is_pushed_once_by_its_id(admin: Client) -> None:
     admin.refused(422, "POST", "/tasks", json={**body, "payload": {"n": 2}})
 
 
+def test_a_task_is_pushed_with_a_policy_of_its_own(world: World, admin: Client) -> None:
+    policy = {
+        "max_attempts": 4,
+        "backoff": 60,
+        "backoff_cap": 90,
+        "backoff_multiplier": 1.5,
+        "jitter": "full",
+        "timeout": 30,
+    }
+    body = {"user_id": "bo", "task_id": "mine", **policy}
+    admin.ok("POST", "/tasks", json=body)
+    assert admin.get("/tasks/mine")["task"]["policy"] == policy
+    admin.refused(422, "POST", "/tasks", json={**body, "max_attempts": 5})
+    admin.refused(422, "POST", "/tasks", json={**body, "retries": 3})
+    admin.refused(422, "POST", "/tasks", json={"user_id": "bo", "max_attempts": 0})
+
+
 def test_a_task_says_why_it_waits(admin: Client) -> None:
-    assert "turn" in admin.get("/tasks/acme-waiting/explain")["summary"]
+    told = admin.get("/tasks/acme-waiting/explain")
+    assert [each["code"] for each in told["reasons"]] == ["turn"]
+    assert told["summary"] == told["reasons"][0]["text"]
     admin.refused(404, "GET", "/tasks/nobody/explain")
 
 
@@ -823,7 +848,7 @@ def test_a_mistake_of_ours_is_logged_and_not_told(
     problem = probe(crash, queue).send_own("GET", "/nowhere").json()
     assert "hunter2" not in str(problem)
     assert problem["incident"] in problem["detail"]
-    (record,) = [each for each in caplog.records if each.message == "request_crashed"]
+    (record,) = [each for each in caplog.records if vars(each).get("event") == "request_crashed"]
     assert vars(record)["incident"] == problem["incident"]
     assert record.exc_info is not None
 

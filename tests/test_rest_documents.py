@@ -73,8 +73,13 @@ def make_run(**fields: Any) -> Run:
         (("a", 1), ["a", 1]),
         ({"a": NOON}, {"a": "2026-03-05T12:00:00Z"}),
         (
-            LogLine(0, "info", "hello"),
-            {"at": "1970-01-01T00:00:00Z", "level": "info", "message": "hello"},
+            LogLine(0, "info", "hello", {"n": 7, "token": "hush"}),
+            {
+                "at": "1970-01-01T00:00:00Z",
+                "level": "info",
+                "message": "hello",
+                "context": {"n": 7, "token": "***"},
+            },
         ),
         (Page([1, 2], "next"), {"items": [1, 2], "cursor": "next"}),
     ],

@@ -15,6 +15,7 @@ from fairqueue.web.api.table import OPERATIONS
 
 JOB = "/scheduler/jobs/acme-daily"
 DEFINITION = {"user_id": "acme-ann", "cron_expr": "0 10 * * *"}
+GLOBEX = {"user_id": "globex-gil", "cron_expr": "0 10 * * *"}
 
 Example = Callable[[World], tuple[str, Any]]
 
@@ -166,3 +167,117 @@ def check_audit(operation: Operation, world: World, actor: str) -> None:
         return
     entry = AuditLog(world.queue.link).entries(limit=1)[0]
     assert (entry.actor, entry.via, entry.outcome) == (actor, "rest", "done")
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+OWN = "/scheduler/jobs/globex-own"
+# Where a request names an id: what it asks for, and of which kind the id is.
+NAMED: dict[str, tuple[str, Callable[[str], tuple[str, Any]]]] = {
+    "create_job": (
+        "schedule_id",
+        lambda id_: ("/scheduler/jobs", {**GLOBEX, "schedule_id": id_}),
+    ),
+    "copy_job": ("schedule_id", lambda id_: (f"{OWN}/copy", {"schedule_id": id_})),
+    "import_jobs": (
+        "schedule_id",
+        lambda id_: (
+            "/scheduler/jobs/import",
+            {"documents": [{**GLOBEX, "schedule_id": id_}], "dry_run": False},
+        ),
+    ),
+    "change_jobs": (
+        "schedule_id",
+        lambda id_: ("/scheduler/jobs/bulk", {"action": "pause", "ids": [id_], "dry_run": False}),
+    ),
+    "push_task": ("task_id", lambda id_: ("/tasks", {"user_id": "globex-gil", "task_id": id_})),
+    "list_runs": ("schedule_id", lambda id_: (f"/scheduler/runs?schedule_id={id_}", None)),
+    "list_failed": ("schedule_id", lambda id_: (f"/scheduler/failed?schedule_id={id_}", None)),
+    "retry_all_failed": (
+        "schedule_id",
+        lambda id_: ("/scheduler/failed/retry", {"schedule_id": id_, "dry_run": False}),
+    ),
+    "discard_all_failed": (
+        "schedule_id",
+        lambda id_: ("/scheduler/failed/discard", {"schedule_id": id_, "dry_run": False}),
+    ),
+}
+IDS = {
+    "schedule_id": ["acme-daily"],
+    "task_id": ["acme-failed", "acme-running", "acme-waiting"],
+    "user_id": ["acme-ann"],
+    "key_id": ["acme-key"],
+    "worker_id": ["worker-1"],
+    "name": ["acme-mail"],
+}
+
+
+def asked(operation: Operation, world: World, id_: str) -> tuple[int, str]:
+    """How an admin of globex is answered who names this id; the id itself is not compared."""
+    if operation.name in NAMED:
+        where, body = NAMED[operation.name][1](id_)
+    else:
+        where, body = EXAMPLES[operation.name](world)
+        for known in (each for ids in IDS.values() for each in ids):
+            where = where.replace(f"/{known}", f"/{id_}")
+    request = {} if body is None else {"json": body}
+    response = world.client("admin", "globex").send(operation.method, where, **request)
+    if response.is_success and operation.status == 201:
+        return response.status_code, ""  # a new object, whose times and marks are its own
+    return response.status_code, response.text.replace(id_, "ID")
+
+
+NAMING = [operation for operation in PROTECTED if operation.name in NAMED or operation.parameters]
+
+
+@pytest.mark.parametrize("operation", NAMING, ids=lambda operation: operation.name)
+def test_a_tenant_learns_nothing_of_the_ids_of_others(
+    operation: Operation, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    world = make_world(queue, clock, redis_client)
+    own = {**GLOBEX, "schedule_id": "globex-own"}
+    world.client("admin", "globex").ok("POST", "/scheduler/jobs", json=own)
+    kind = NAMED[operation.name][0] if operation.name in NAMED else operation.parameters[0]
+    nobodys = asked(operation, world, "made-up")
+    for id_ in IDS[kind]:
+        before = acmes(world)
+        assert asked(operation, world, id_) == nobodys
+        assert acmes(world) == before
+
+
+def acmes(world: World) -> list[str]:
+    """What acme has, as its admin is told."""
+    client = world.client("admin", "acme")
+    return [client.send("GET", path).text for path in ("/scheduler/jobs", "/scheduler/runs")]
+
+
+def test_an_id_that_a_tenant_gives_is_its_own(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    world = make_world(queue, clock, redis_client)
+    client = world.client("admin", "globex")
+    made = client.ok("POST", "/scheduler/jobs", json={**GLOBEX, "schedule_id": "acme-daily"})
+    assert made["schedule_id"] == "globex~acme-daily"
+    for id_ in ("acme-daily", "globex~acme-daily"):
+        assert client.get(f"/scheduler/jobs/{id_}")["schedule_id"] == "globex~acme-daily"
+    assert client.ok("PATCH", "/scheduler/jobs/acme-daily", json={"priority": 5})["priority"] == 5
+    bulk = {"action": "pause", "ids": ["acme-daily"], "dry_run": False}
+    assert client.ok("POST", "/scheduler/jobs/bulk", json=bulk)["done"] == 1
+    task = {"user_id": "globex-gil", "task_id": "175928847299117063"}
+    for _ in range(2):  # the same id is one task
+        pushed = client.ok("POST", "/tasks", json=task)
+        assert pushed["task_id"] == "globex~175928847299117063"
+    assert client.get("/tasks/175928847299117063")["task_id"] == "globex~175928847299117063"
+    client.ok("POST", "/tasks/175928847299117063/cancel")
+    assert len(world.client("admin").get("/scheduler/jobs")["items"]) == 2
+
+
+def test_a_tenant_may_name_what_was_made_for_it(
+    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+) -> None:
+    client = make_world(queue, clock, redis_client).client("admin", "acme")
+    documents = client.get("/scheduler/jobs/export")["documents"]
+    diff = client.ok("POST", "/scheduler/jobs/import", json={"documents": documents})
+    assert (diff["unchanged"], diff["added"]) == (["acme-daily"], [])
+    same = {"user_id": "acme-ann", "task_id": "acme-waiting"}
+    client.refused(422, "POST", "/tasks", json=same)  # its own, with other content

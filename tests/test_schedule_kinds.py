@@ -158,14 +158,14 @@ def test_a_completed_schedule_goes_on_with_a_new_rule(
 def test_a_moment_that_has_passed_cannot_be_scheduled(
     scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
 ) -> None:
-    with pytest.raises(InvalidSchedule, match=r"at '2026-03-05T08:59:30.* has no moment"):
+    with pytest.raises(InvalidSchedule, match=r"at 2026-03-05T08:59:30.* is in the past"):
         add_rule(scheduler, at=THURSDAY)
     assert state_of(redis_client) == {}
     add_rule(scheduler, at=at(5, 9))
     clock.set(at(5, 9))
     scheduler.tick()
     before = state_of(redis_client)
-    with pytest.raises(InvalidSchedule, match="has no moment"):
+    with pytest.raises(InvalidSchedule, match="is in the past"):
         scheduler.resume_schedule("s")
     assert state_of(redis_client) == before
 
@@ -387,7 +387,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"every": 60, "at": at(6, 1)}, "every"),
     ({"every": 60, "start": "now"}, "start 'now'"),
     ({"every": 60, "end": datetime(2026, 3, 6)}, "end '2026-03-06"),
-    ({"every": 60, "end": THURSDAY}, "has no moment"),
+    ({"every": 60, "end": THURSDAY}, "is in the past"),
     ({"every": 60, "start": at(7, 1), "end": at(6, 1)}, "end"),
     ({"every": 60, "windows": "always"}, "windows 'always'"),
     ({"every": 60, "windows": [{"days": [8]}]}, "8"),
@@ -451,6 +451,9 @@ def test_all_options_are_kept(scheduler: TaskScheduler) -> None:
         "overlap": "skip",
         "retries": 2,
         "backoff": [1.0, 2.5],
+        "backoff_cap": 90.0,
+        "backoff_multiplier": 1.5,
+        "backoff_jitter": "full",
         "timeout": 30.0,
         "max_failures": 4,
     }
@@ -840,7 +843,8 @@ def test_who_paused_and_resumed_is_in_the_history_of_changes(
     scheduler.pause_schedule("s", note="n", by="bob")
     clock.advance(1)
     scheduler.resume_schedule("s", by="carol")
-    changed = changes_of(redis_client, queue)
+    making, *changed = changes_of(redis_client, queue)
+    assert making["made"]
     assert [change["by"] for change in changed] == ["alice", "bob", "carol"]
     assert changed[0]["fields"]["every"] == [60_000, 90_000]
     assert (changed[1]["note"], changed[1]["fields"]) == ("n", {"is_active": [True, False]})

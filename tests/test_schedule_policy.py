@@ -1,13 +1,15 @@
-"""What a schedule says about retries and time-outs wins over what the handler says."""
+"""What a schedule or a task says of its retries and time-out wins over what the handler says."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import make_task
+import redis
+from support import claim_one, make_task, status_of
 
-from fairqueue import History, TaskQueue, TaskScheduler, Worker
+from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
 from fairqueue.clock import ManualClock
+from fairqueue.errors import InvalidSchedule, InvalidTask
 from fairqueue.handlers import Handler, HandlerSettings
 
 MINUTE = "* * * * *"
@@ -61,6 +63,233 @@ def test_the_retries_of_a_schedule_win(
     scheduler.tick()
 
     assert attempts(queue, clock, failing_worker(queue, **handler)) == expected
+
+
+def delays(queue: TaskQueue, clock: ManualClock, worker: Worker, task_id: str) -> list[float]:
+    """Run one task to its end; how many seconds it waited before each retry."""
+    found = []
+    while worker.run_until_empty():
+        info = queue.get(task_id)
+        assert info is not None
+        if info.state != "delayed":
+            break
+        found.append((info.due_at - clock.now()).total_seconds())
+        clock.advance(found[-1])
+    return found
+
+
+DELAYS = [
+    ({"backoff": 60}, [60, 120, 240]),
+    ({"backoff": [60, 120, 240]}, [60, 120, 240]),
+    ({"backoff": [60, 120, 240], "backoff_cap": 1}, [60, 120, 240]),
+    ({"backoff": 60, "backoff_cap": 100}, [60, 100, 100]),
+    ({"backoff": 60, "backoff_multiplier": 3}, [60, 180, 540]),
+    ({"backoff": 60, "backoff_multiplier": 1}, [60, 60, 60]),
+    ({"backoff": 40_000}, [40_000, 80_000, 86_400]),
+    ({"backoff": 200_000}, [200_000, 200_000, 200_000]),
+    # Without a backoff of its own, it is the handler's: 8 s, times 2, up to 20 s.
+    ({}, [8, 16, 20]),
+    ({"backoff_cap": 10}, [8, 10, 10]),
+    ({"backoff_multiplier": 1.5}, [8, 12, 18]),
+]
+HANDLER = {"backoff": 8.0, "backoff_cap": 20.0, "jitter": "none"}
+
+
+@pytest.mark.parametrize(("policy", "expected"), DELAYS)
+@pytest.mark.parametrize("of", ["schedule", "task"])
+def test_the_delays_are_what_the_backoff_says(
+    queue: TaskQueue,
+    clock: ManualClock,
+    scheduler: TaskScheduler,
+    of: str,
+    policy: dict[str, Any],
+    expected: list[float],
+) -> None:
+    worker = failing_worker(queue, **HANDLER)
+    if of == "schedule":
+        schedule_id = scheduler.add_schedule("0 0 1 1 *", "alice", retries=3, **policy)
+        task_id = scheduler.trigger(schedule_id)
+    else:
+        task_id = queue.push(Task.create(user_id="alice", retries=3, **policy))
+    assert delays(queue, clock, worker, task_id) == expected
+
+
+@pytest.mark.parametrize("of", ["schedule", "task"])
+def test_jitter_is_drawn_where_it_is_asked_for(
+    queue: TaskQueue,
+    clock: ManualClock,
+    scheduler: TaskScheduler,
+    monkeypatch: pytest.MonkeyPatch,
+    of: str,
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda low, high: low + (high - low) / 4)
+    worker = failing_worker(queue, **HANDLER)
+    cases: list[tuple[float | list[float], list[float]]] = [
+        (60.0, [15, 30]),
+        ([60.0, 100.0], [15, 25]),
+    ]
+    for backoff, expected in cases:
+        if of == "schedule":
+            schedule_id = scheduler.add_schedule(
+                "0 0 1 1 *", "alice", retries=2, backoff=backoff, backoff_jitter="full"
+            )
+            task_id = scheduler.trigger(schedule_id)
+        else:
+            task = Task.create(user_id="alice", retries=2, backoff=backoff, jitter="full")
+            task_id = queue.push(task)
+        assert delays(queue, clock, worker, task_id) == expected
+
+
+def test_the_jitter_of_a_schedules_moments_is_not_that_of_its_retries(
+    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler
+) -> None:
+    scheduler.trigger(
+        scheduler.add_schedule("0 0 1 1 *", "alice", retries=2, backoff=[5], jitter=30)
+    )
+    (claim,) = queue.claim("w")
+    assert claim.task.policy == {"retries": 2, "backoff": [5.0]}
+
+
+def test_the_policy_of_a_schedule_can_be_changed_and_taken_away(
+    queue: TaskQueue, scheduler: TaskScheduler
+) -> None:
+    own: dict[str, Any] = {"backoff_cap": 90.0, "backoff_multiplier": 3.0, "backoff_jitter": "full"}
+    schedule_id = scheduler.add_schedule("0 0 1 1 *", "alice", **own)
+    schedule = scheduler.get_schedule(schedule_id)
+    assert schedule is not None
+    assert {name: getattr(schedule, name) for name in own} == own
+    scheduler.update_schedule(schedule_id, backoff_cap=None, backoff_multiplier=1)
+    schedule = scheduler.get_schedule(schedule_id)
+    assert schedule is not None
+    changed = (schedule.backoff_cap, schedule.backoff_multiplier, schedule.backoff_jitter)
+    assert changed == (None, 1.0, "full")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("retries", -1, "retries -1"),
+        ("backoff", [], r"backoff \[\]"),
+        ("backoff", [1.0] * 1001, "backoff has 1001 delays"),
+        ("backoff_cap", -1, "backoff_cap -1"),
+        ("backoff_multiplier", 0.5, "backoff_multiplier 0.5"),
+        ("backoff_multiplier", 101, "backoff_multiplier 101"),
+        ("jitter", "some", "jitter 'some'"),
+        ("timeout", 0, "timeout 0"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_is_refused(
+    queue: TaskQueue, scheduler: TaskScheduler, field: str, value: Any, says: str
+) -> None:
+    with pytest.raises(InvalidTask, match=says):
+        Task.create(user_id="alice", **{field: value})
+    of_schedule = "backoff_jitter" if field == "jitter" else field
+    with pytest.raises(InvalidSchedule, match=says):
+        scheduler.add_schedule(MINUTE, "alice", **{of_schedule: value})
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"retries": 0}, 1),
+        ({"retries": 4, "backoff": 1}, 5),
+        ({"max_attempts": 1}, 1),
+        ({"max_attempts": 3, "backoff": [1]}, 3),
+    ],
+)
+def test_the_retries_of_a_task_win(
+    queue: TaskQueue, clock: ManualClock, policy: dict[str, Any], expected: int
+) -> None:
+    queue.push(Task.create(user_id="alice", **policy))
+    assert attempts(queue, clock, failing_worker(queue, retries=2)) == expected
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1, 1), (2, 2), (7, 7), (None, 5)])
+def test_the_attempts_of_a_task_count_those_whose_worker_died(
+    queue: TaskQueue, clock: ManualClock, most: int | None, expected: int
+) -> None:
+    task_id = queue.push(Task.create(user_id="alice", max_attempts=most))
+    for attempt in range(1, expected + 1):
+        assert claim_one(queue, lease=1).attempt == attempt
+        clock.advance(1)
+    assert queue.claim("w") == []
+    info = queue.get(task_id)
+    assert info is not None
+    assert (info.state, info.attempts) == ("buried", expected)
+
+
+def test_a_task_has_either_retries_or_attempts() -> None:
+    with pytest.raises(InvalidTask, match="retries 2 and max_attempts 3 are both given"):
+        Task.create(user_id="alice", retries=2, max_attempts=3)
+    with pytest.raises(InvalidTask, match="max_attempts 0"):
+        Task.create(user_id="alice", max_attempts=0)
+
+
+def test_the_same_id_with_another_policy_is_another_task(queue: TaskQueue) -> None:
+    def push(**policy: Any) -> str:
+        return queue.push(Task.create(user_id="alice", task_id="t", **policy))
+
+    assert push(retries=2, timeout=30) == push(timeout=30.0, retries=2) == "t"
+    for policy in ({}, {"retries": 3, "timeout": 30}, {"retries": 2}, {"max_attempts": 3}):
+        with pytest.raises(InvalidTask, match="'t'"):
+            push(**policy)
+
+
+def test_a_handler_pushes_tasks_with_a_policy_of_their_own(queue: TaskQueue) -> None:
+    build = Worker(queue).register("build", lambda payload: None, retries=9)
+    urgent = build.options(retries=1, timeout=5)
+    urgent.options(backoff=[3], priority=5).push("alice")
+    (claim,) = queue.claim("w")
+    assert claim.task.policy == {"retries": 1, "timeout": 5.0, "backoff": [3.0]}
+    assert int(claim.task.priority) == 5
+    with pytest.raises(InvalidTask, match="retries -1"):
+        build.options(retries=-1)
+    with pytest.raises(InvalidTask, match="unknown field 'retires'"):
+        build.options(retires=1)  # type: ignore[call-arg]
+
+
+def test_the_timeout_of_a_task_wins(queue: TaskQueue) -> None:
+    worker = Worker(queue)
+    seen = []
+
+    @worker.task("default", timeout=30.0, retries=0)
+    def hang(payload: dict[str, Any]) -> None:
+        seen.append(payload)
+        while True:
+            pass
+
+    task_id = queue.push(Task.create(user_id="alice", timeout=0.05))
+    worker.run_once()
+    (run,) = History(queue).runs("timed_out")
+    assert (run.task_id, len(seen)) == (task_id, 1)
+
+
+def test_the_scripts_know_of_a_policy_what_they_need(
+    queue: TaskQueue, redis_client: redis.Redis, scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    """Of a task that is pushed, fired, triggered, filled in or retried."""
+    scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=7.5)
+    started = clock.now()
+    clock.advance(60)
+    scheduler.tick()
+    clock.advance(1)
+    scheduler.trigger("s")
+    scheduler.pause_schedule("s")
+    clock.advance(60)
+    scheduler.resume_schedule("s")
+    scheduler.backfill("s", started, clock.now(), dry_run=False)
+    queue.push(Task.create(user_id="alice", timeout=7.5))
+    claims = queue.claim("w", limit=10)
+    assert [status_of(redis_client, c.task.task_id)["timeout_ms"] for c in claims] == [7500] * 4
+    queue.bury(claims[0])
+    History(queue).retry(claims[0].task.task_id)
+    (again,) = queue.claim("w")
+    assert status_of(redis_client, again.task.task_id)["timeout_ms"] == 7500
+    task_id = queue.push(Task.create(user_id="alice", max_attempts=3))
+    assert status_of(redis_client, task_id)["max_attempts"] == 3
 
 
 def test_a_triggered_run_has_the_policy_too(

@@ -919,10 +919,11 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "a new one, earlier than all others",
             {},
             {"op": "o", "client_now": NOW, "on_conflict": "error"},
-            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5, ""],
+            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5, "", "", '{"made":true}'],
             [b"added"],
             {
                 "schedules.s": (None, STORED_DEFINITION),
+                f'changes.s\0{NOW:013d}\0!o\0{{"made":true}}': (None, 0),
                 "plan.s": (None, f"rev {NOW + 5}"),
                 "due.s": (None, NOW + 5),
                 "schedule_state.s": (None, STATE | {"since": NOW}),
@@ -935,12 +936,52 @@ TRANSITIONS: list[tuple[str, Row]] = [
     (
         "add_schedules",
         (
+            "a new one that is paused",
+            {},
+            {"op": "o", "client_now": NOW, "on_conflict": "error"},
+            ["s", "alice", "job", DEFINITION, "rev", "", "", "", "Mail", ""],
+            [b"added"],
+            {
+                "schedules.s": (None, STORED_DEFINITION),
+                "plan.s": (None, "rev -"),
+                "schedule_state.s": (
+                    None,
+                    STATE | {"since": NOW, "active": False, "paused": NOW, "title": "Mail"},
+                ),
+                "schedule_index.alice\0s": (None, 0),
+                "schedule_names.job\0s": (None, 0),
+            },
+        ),
+    ),
+    (
+        "add_schedules",
+        (
+            "one that is replaced by one that is paused",
+            STORED | {"plan": {"s": f"rev {NOW + 5}"}, "due": {"s": NOW + 5}},
+            {"op": "o", "client_now": NOW, "on_conflict": "replace"},
+            ["s", "alice", "job", '{"n":2}', "rev2", "", "", "", "", '{"made":true}'],
+            [b"added"],
+            {
+                "schedules.s": (STORED_DEFINITION, {"n": 2}),
+                "plan.s": (f"rev {NOW + 5}", "rev2 -"),
+                "due.s": (NOW + 5, None),
+                "schedule_state.s": (
+                    STATE,
+                    STATE | {"since": NOW, "active": False, "paused": NOW},
+                ),
+                f'changes.s\0{NOW:013d}\0o\0{{"made":true}}': (None, 0),
+            },
+        ),
+    ),
+    (
+        "add_schedules",
+        (
             "one that is taken",
             STORED,
             {"op": "o", "client_now": NOW, "on_conflict": "error"},
             [
-                *("t", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
-                *("s", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
+                *("t", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5, "", "", ""),
+                *("s", "bob", "job", "{}", "rev2", NOW + 5, NOW + 5, "", "", ""),
             ],
             [b"exists", b"s"],
             {},
@@ -952,7 +993,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "one that is replaced",
             OFF,
             {"op": "o", "client_now": NOW, "on_conflict": "replace"},
-            ["s", "bob", "other", '{"n":2}', "rev2", NOW + 5, NOW + 9, ""],
+            ["s", "bob", "other", '{"n":2}', "rev2", NOW + 5, NOW + 9, "", "", ""],
             [b"added"],
             {
                 "schedules.s": (STORED_DEFINITION, {"n": 2}),
@@ -977,7 +1018,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "one of a tenant, in place of one of another",
             OF_TENANT,
             {"op": "o", "client_now": NOW, "on_conflict": "replace"},
-            ["s", "bob", "job", DEFINITION, "rev2", NOW + 60_000, NOW + 60_000, "blue"],
+            ["s", "bob", "job", DEFINITION, "rev2", NOW + 60_000, NOW + 60_000, "blue", "", ""],
             [b"added"],
             {
                 "plan.s": (f"rev {NOW + 5}", f"rev2 {NOW + 60_000}"),
@@ -1002,8 +1043,8 @@ TRANSITIONS: list[tuple[str, Row]] = [
             STORED | {"settings": {"max_schedules": 1}},
             {"op": "o", "client_now": NOW, "on_conflict": "replace"},
             [
-                *("s", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
-                *("t", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5, ""),
+                *("s", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5, "", "", ""),
+                *("t", "alice", "job", "{}", "rev2", NOW + 5, NOW + 5, "", "", ""),
             ],
             [b"quota", b"alice"],
             {},
@@ -1015,7 +1056,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             "from a clock that is wrong",
             {},
             {"op": "o", "client_now": NOW - 1001, "on_conflict": "error"},
-            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5, ""],
+            ["s", "alice", "job", DEFINITION, "rev", NOW + 5, NOW + 5, "", "", ""],
             [b"skewed", NOW],
             {},
         ),
@@ -1748,6 +1789,7 @@ USUAL: dict[str, dict[str, Any]] = {
         "id": "s",
         "user": "alice",
         "tenant": "",
+        "title": "",
         "revision": "rev2",
         "base": "rev",
         "old_name": "job",

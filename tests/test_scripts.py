@@ -19,6 +19,7 @@ from fairqueue.scripts import (
     lua_folder,
     parts_of,
     read_part,
+    with_numbers,
     without_unused,
 )
 from fairqueue.scripts import script_names as names
@@ -337,3 +338,13 @@ def test_the_client_gives_up_before_redis_forgets_an_operation() -> None:
     match = re.search(r"REPLAY_MS = (\d+)", text)
     assert match is not None
     assert int(match.group(1)) == 2 * MAX_TIMEOUT_S * 1000
+
+
+def test_constants_are_put_in_where_they_are_used() -> None:
+    text = "local MOST = 10  -- so many\nlocal NAMES = { 'a' }\nreturn MOST + 1, NAMES, ALMOST\n"
+    assert with_numbers(text) == "local NAMES = { 'a' }\nreturn 10 + 1, NAMES, ALMOST\n"
+
+
+def test_a_constant_with_the_name_of_a_word_in_quotes_is_refused() -> None:
+    with pytest.raises(ScriptError, match="LIMIT"):
+        with_numbers("local LIMIT = 10\nredis.call('ZRANGE', K.ready, 0, 1, 'LIMIT', 0, LIMIT)\n")

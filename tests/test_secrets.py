@@ -39,11 +39,12 @@ from fairqueue import (
 )
 from fairqueue.access import AccessStore, Actor
 from fairqueue.alerts import Alert, AlertNotSent, EmailRecipient, WebhookRecipient
-from fairqueue.cli.logs import JsonFormatter, TextFormatter
+from fairqueue.cli.logs import TextFormatter
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.http import HttpTasks, SecretRequest, check_request
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import mask, unmask
+from fairqueue.logs import JsonFormatter
 from fairqueue.web.api.operations import PREFIX
 from fairqueue.web.api.table import OPERATIONS
 

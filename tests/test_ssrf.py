@@ -32,6 +32,7 @@ from fairqueue.alerts import Alert, AlertNotSent, WebhookRecipient
 from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.http import HttpTasks
+from fairqueue.outgoing import Outgoing
 from fairqueue.web.api.operations import PREFIX
 
 STRICT = ssl.create_default_context()  # one for all: to make it takes longer than most tests
@@ -606,6 +607,13 @@ def test_an_answer_of_a_name_server_that_is_no_address_is_told(
     assert "http://socket.example: what the host was looked up as is no address" in str(info.error)
 
 
+@pytest.fixture
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes tasks does not look at them: an older version, or another program."""
+    monkeypatch.setattr(Outgoing, "check", lambda self, name, payload: None)
+
+
+@pytest.mark.usefixtures("unguarded")
 def test_no_url_that_a_schedule_fires_leads_inside(
     queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler, inside: Inside
 ) -> None:
@@ -683,6 +691,7 @@ def job(schedule_id: str, url: str) -> dict[str, Any]:
 
 
 # A request for each URL takes its time: where they come one by one, only each nth is sent.
+@pytest.mark.usefixtures("unguarded")
 @pytest.mark.parametrize(
     ("way", "nth"), [(by_task, 2), (by_trigger, 3), (by_edit, 5), (by_import, 1)]
 )
@@ -695,6 +704,20 @@ def test_no_url_that_comes_by_the_rest_api_leads_inside(
     assert make_worker(queue).run_until_empty() == len(urls)
     inside.was_left_alone()
     assert queue.inspect().dead == len(urls)
+
+
+def test_a_url_that_names_an_address_inside_is_refused_when_it_comes(
+    queue: TaskQueue, inside: Inside
+) -> None:
+    urls = [
+        f"https://{'[' + each + ']' if ':' in each else each}:{inside.port}/"
+        for addresses in ADDRESSES.values()
+        for each in addresses
+    ]
+    responses = send_all(queue, by_task(urls))
+    assert [response.status_code for response in responses] == [422] * len(urls)
+    inside.was_left_alone()
+    assert queue.size() == 0
 
 
 def test_no_url_of_which_a_payload_is_read_from_a_spoilt_record_leads_inside(

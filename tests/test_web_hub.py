@@ -18,7 +18,7 @@ from fairqueue.inspection import Inspector
 from fairqueue.queue import TaskQueue
 from fairqueue.web import hub as hub_module
 from fairqueue.web.app import reader
-from fairqueue.web.hub import Hub, Numbers
+from fairqueue.web.hub import Hub, Numbers, Viewer
 from fairqueue.web.memo import Memo
 
 PATIENCE_S = 30.0
@@ -225,7 +225,55 @@ def test_viewers_are_told_when_redis_does_not_answer_and_when_it_does_again(
         await stream.aclose()
 
     play(scene)
-    assert [record.message for record in caplog.records] == ["poll_failed"]  # not once per round
+    assert [vars(record)["event"] for record in caplog.records] == [
+        "poll_failed"
+    ]  # not once per round
+
+
+def test_all_viewers_are_told_while_redis_lets_one_call_wait() -> None:
+    async def scene() -> None:
+        stuck, back = threading.Event(), threading.Event()
+
+        def read(tenant: str | None) -> Numbers:
+            if stuck.is_set():
+                back.wait(PATIENCE_S)  # as a call does that is repeated until its deadline
+            return {"of": tenant}
+
+        hub = Hub(read, poll=0.001, answer=0.01)
+        streams = {tenant: hub.stream(tenant, None) for tenant in (None, "acme", "globex")}
+        for tenant, stream in streams.items():
+            assert await numbers_of(stream) == {"of": tenant}
+        stuck.set()
+        for stream in streams.values():
+            assert await numbers_of(stream) == {"unavailable": True}
+        stuck.clear()
+        back.set()
+        for tenant, stream in streams.items():
+            assert await numbers_of(stream) == {"of": tenant}
+        hub.close()
+        for stream in streams.values():
+            await stream.aclose()
+
+    play(scene)
+
+
+def test_what_was_over_before_a_viewer_saw_it_is_not_told() -> None:
+    async def scene() -> None:
+        viewer = Viewer(None, None)
+        messages = viewer.messages(PATIENCE_S, 0.01)
+        viewer.show(b"1")
+        assert await anext(messages) == b"retry: 2000\n\n"
+        assert await anext(messages) == b"event: numbers\ndata: 1\n\n"
+        viewer.show(b"unavailable")
+        viewer.show(b"1")
+        assert await anext(messages) == b": alive\n\n"
+        await messages.aclose()
+
+    play(scene)
+
+
+def test_a_silence_is_told_within_two_seconds() -> None:
+    assert hub_module.POLL_S + hub_module.ANSWER_S <= 2.0
 
 
 def test_ending_a_session_ends_its_streams_and_no_others() -> None:
@@ -272,7 +320,7 @@ def test_who_holds_what_is_asked_again_and_again_though_it_once_failed(
         await local.aclose()
 
     play(scene)
-    assert [record.message for record in caplog.records] == ["check_failed"]
+    assert [vars(record)["event"] for record in caplog.records] == ["check_failed"]
 
 
 def test_streams_go_on_while_redis_cannot_say_who_may_look() -> None:

@@ -91,11 +91,11 @@ def test_an_id_that_was_another_tenants_schedule_tells_nothing_of_its_runs(
     inspector: Inspector,
 ) -> None:
     north, south = inspector.acting_as(NORTH), inspector.acting_as(SOUTH)
-    add(north, "report", "nick")
+    add(inspector, "report", "nick", tenant="north")
     theirs = finish_with_a_line(north, "report", "the password is swordfish")
     assert [each.message for each in north.schedules.logs("report")]
     north.schedules.remove("report")
-    add(south, "report", "susan")
+    add(inspector, "report", "susan", tenant="south")
     own = finish_with_a_line(south, "report", "hello")
 
     view = south.schedules.get("report")
@@ -113,7 +113,7 @@ def test_a_schedule_that_becomes_anothers_before_the_change_is_left_alone(
     inspector: Inspector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     north = inspector.acting_as(NORTH)
-    add(north, "report", "nick")
+    add(inspector, "report", "nick", tenant="north")
     look: Callable[[str], Any] = north.schedules._own
 
     def moved_meanwhile(schedule_id: str) -> Any:
@@ -271,7 +271,7 @@ def test_a_login_that_was_refused_is_in_the_log_without_what_was_sent(
     site = web(auth=True)
     wrong = f"fq_{'0' * 16}_{'A' * 43}"
     site.http.post("/login", data={"secret": wrong})
-    (record,) = (each for each in caplog.records if each.message == "login_refused")
+    (record,) = (each for each in caplog.records if vars(each).get("event") == "login_refused")
     assert (vars(record)["address"], vars(record)["key"]) == ("127.0.0.1", "0" * 16)
     assert wrong not in str(vars(record))
 
@@ -281,12 +281,12 @@ def test_a_change_is_in_the_log_also_when_the_audit_log_has_lost_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     inspector.acting_as(SOUTH).tasks.push(user_id="susan", task_id="t")
-    (record,) = (each for each in caplog.records if each.message == "change_begun")
+    (record,) = (each for each in caplog.records if vars(each).get("event") == "change_begun")
     told = {name: vars(record)[name] for name in ("actor", "action", "target", "tenant", "via")}
     assert told == {
         "actor": "sam",
         "action": "task.push",
-        "target": "t",
+        "target": "south~t",
         "tenant": "south",
         "via": "python",
     }

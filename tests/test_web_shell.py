@@ -1,6 +1,7 @@
 """The frame of the web face: who gets in, what protects it, and how actions and errors are told."""
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -25,10 +26,11 @@ from fairqueue.errors import (
     StaleVersion,
     UnknownSchedule,
     UnknownWorker,
+    plural,
 )
 from fairqueue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app, serve
-from fairqueue.web.auth import SESSION_COOKIE, actor_of, inspector_of
+from fairqueue.web.auth import SESSION_COOKIE, SESSION_S, actor_of, inspector_of
 from fairqueue.web.dashboard import filters, shell
 from fairqueue.web.dashboard.icons import SHAPES, icon
 from fairqueue.web.dashboard.shell import Done, Form, action
@@ -154,10 +156,30 @@ def test_who_acts_after_the_session_has_ended_logs_in_and_comes_back(web: Web) -
     answer = site.http.post("/do/something", headers=sent)
     assert answer.headers["location"] == "/login?next=/search%3Fq%3Da"
     by_htmx = site.http.post("/do/something", headers={**sent, "HX-Request": "true"})
-    assert (by_htmx.status_code, by_htmx.headers["hx-redirect"]) == (
-        401,
-        "/login?next=/search%3Fq%3Da",
-    )
+    assert by_htmx.status_code == 401
+    assert json.loads(by_htmx.headers["hx-trigger"]) == {"fq:session": {}}  # the page stays
+    assert "hx-redirect" not in by_htmx.headers
+
+
+def test_a_session_that_is_over_is_told_at_the_login(web: Web) -> None:
+    site = web(auth=True)
+    site.http.post("/login", data={"secret": site.key()})
+    cookie = site.http.cookies[SESSION_COOKIE]
+    site.app.state.site.access.end(cookie)
+    sent = {**HTML, "Sec-Fetch-Site": "same-origin", "Referer": f"{site.url}/runs"}
+    looked = site.http.get("/runs", headers=sent).headers["location"]
+    assert looked == "/login?next=/runs&why=expired"
+    assert "Your session has expired. Log in again" in site.http.get(looked).text
+    acted = site.http.post("/do/something", headers=sent).headers["location"]
+    assert acted == "/login?next=/runs&why=unsaved"
+    assert "nothing was saved" in site.http.get(acted).text
+    assert "expired" not in site.http.get("/login?why=<b>").text
+
+
+def test_the_cookie_outlives_its_session_so_that_its_end_can_be_told(web: Web) -> None:
+    answer = (site := web(auth=True)).http.post("/login", data={"secret": site.key()})
+    kept = int(answer.headers["set-cookie"].lower().partition("max-age=")[2].partition(";")[0])
+    assert kept > SESSION_S
 
 
 def test_the_api_answers_a_stranger_with_a_problem(web: Web) -> None:
@@ -319,6 +341,29 @@ def test_only_pages_of_ours_can_change_something_with_a_session(
     answer = site.http.post("/do/something", data={"id": "a"}, headers={**HTML, **sent})
     assert answer.status_code == status
     assert done == (["a"] if status == 303 else [])
+
+
+@pytest.mark.parametrize("header", ["X-API-Key", "Authorization"])
+def test_a_key_counts_beside_a_session_and_no_site_of_others_can_send_one(
+    web: Web, header: str
+) -> None:
+    site = web(auth=True)
+    seen: list[str] = []
+
+    def act(request: Request, form: Form) -> Done:
+        seen.append(inspector_of(request).actor.name)
+        return Done(text="done")
+
+    add(site, "/do/something", action(act), "POST")
+    log_in(site)
+    key = site.key("bot")
+    headers = {header: key if header == "X-API-Key" else f"Bearer {key}"}
+    post = functools.partial(site.http.post, "/do/something", data={"id": "a"})
+    assert post(headers={**HTML, **headers}).status_code == 303
+    assert seen == ["bot"]
+    cross = {"Sec-Fetch-Site": "cross-site"}
+    assert post(headers={**HTML, **headers, **cross}).status_code == 403
+    assert seen == ["bot"]
 
 
 def test_the_address_that_browsers_see_counts_behind_a_proxy(web: Web) -> None:
@@ -621,7 +666,7 @@ def test_numbers_sizes_and_counts_are_told_with_their_units() -> None:
         "3.0 MiB",
         "–",
     ]
-    assert [filters.plural(n, "task") for n in (0, 1, 1200)] == ["0 tasks", "1 task", "1,200 tasks"]
+    assert [plural(n, "task") for n in (0, 1, 1200)] == ["0 tasks", "1 task", "1,200 tasks"]
 
 
 def test_moments_are_for_scripts_and_for_those_without() -> None:

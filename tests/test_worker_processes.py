@@ -751,3 +751,22 @@ def test_a_worker_takes_no_more_memory_the_longer_it_runs(
     assert stopped is True
     assert growth < 10_000_000  # 125 bytes for each of 80,000 tasks
     program.process.wait(30)
+
+
+def test_a_process_that_has_lost_a_thread_is_replaced_as_one_that_has_crashed(
+    live: TaskQueue, redis_client: redis.Redis, start: Start
+) -> None:
+    code = """
+    first = fairqueue.worker._Pool._run_tasks
+
+    def run_tasks(pool):
+        if client.incr("side:slots") > 1:  # the first of all ends at once
+            first(pool)
+
+    fairqueue.worker._Pool._run_tasks = run_tasks
+    """
+    program = start(code, processes=1, concurrency=1)
+    push(live, "t")
+    until(lambda: places(redis_client) == {"finished": ["t"]}, "it is run")
+    assert program.ask("worker._group.restarts") == 1
+    program.end()

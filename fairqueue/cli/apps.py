@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -17,17 +17,17 @@ def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Work
     """The worker that an app stands for, on a queue.
 
     `module:name` names a Worker, or a function that is called with the queue (and with those of
-    `concurrency`, `processes`, `lease` that were given and that it takes) and returns one. With a
-    module alone, its handler classes are registered. Raises ConfigurationError naming what is
-    missing.
+    `concurrency`, `processes`, `lease`, `alerts` that were given and that it takes) and returns
+    one. With a module alone, its handler classes are registered. Raises ConfigurationError naming
+    what is missing.
     """
-    path, found = _find(app)
+    path, found = find(app)
     if found is None:
         return Worker(queue, **settings, modules=[path])
     if callable(found) and not isinstance(found, Worker):
         found = _call(found, queue, settings, app)
     elif settings:
-        names = ", ".join(f"--{each}" for each in settings)
+        names = _options_of(settings)
         raise ConfigurationError(
             f"--app {app!r} is a Worker that is made already, so {names} cannot be given: name a "
             "function that gets the queue and returns a Worker"
@@ -45,7 +45,7 @@ def check_app(app: str) -> None:
     Raises ConfigurationError if there is no such module or nothing of the name in it, or if it is a
     Worker that is made already: its tasks would come from its own queue.
     """
-    _, found = _find(app)
+    _, found = find(app)
     if isinstance(found, Worker):
         raise ConfigurationError(
             f"--app {app!r} is a Worker that is made already, with a queue of its own: name a "
@@ -54,44 +54,50 @@ def check_app(app: str) -> None:
         )
 
 
-def _find(app: str) -> tuple[str, Any]:
-    """The module's path, and what is named in it; None if nothing is."""
+def find(
+    app: str, option: str = "--app", wanted: str = "a Worker, or a function that returns one"
+) -> tuple[str, Any]:
+    """The module's path, and what is named in it; None if nothing is.
+
+    Raises ConfigurationError naming the option that has this value, and what was wanted.
+    """
     path, colon, name = app.partition(":")
-    module = _import(path, app)
-    return path, _attribute(module, name, app) if colon else None
+    told = f"{option} {app!r}"
+    module = _import(path, told)
+    return path, _attribute(module, name, told, wanted) if colon else None
 
 
-def _import(path: str, app: str) -> ModuleType:
+def _import(path: str, told: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    if path.endswith(".py"):
+        module = path.removesuffix(".py").removeprefix("./").replace(os.sep, ".")
+        raise ConfigurationError(f"{told} is a file: name its module, {module!r}")
     if not path or path.startswith("."):
-        raise ConfigurationError(f"--app {app!r} names no module: such as myapp.jobs:make_worker")
+        raise ConfigurationError(f"{told} names no module: such as myapp.jobs:make_worker")
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(f"{error.name}.")):
-            raise _not_imported(app, path, error) from error
+            raise _not_imported(told, path, error) from error
         raise ConfigurationError(
-            f"--app {app!r}: there is no module {error.name!r} in {here} or where Python looks"
+            f"{told}: there is no module {error.name!r} in {here} or where Python looks"
         ) from None
     except Exception as error:
-        raise _not_imported(app, path, error) from error
+        raise _not_imported(told, path, error) from error
 
 
-def _not_imported(app: str, path: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"--app {app!r}: {path} cannot be imported: {error!r}")
+def _not_imported(told: str, path: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"{told}: {path} cannot be imported: {error!r}")
 
 
-def _attribute(module: ModuleType, name: str, app: str) -> Any:
+def _attribute(module: ModuleType, name: str, told: str, wanted: str) -> Any:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise ConfigurationError(
-                f"--app {app!r}: module {module.__name__} has no {name!r}: a Worker, or a "
-                "function that returns one"
-            )
+            raise ConfigurationError(f"{told}: module {module.__name__} has no {name!r}: {wanted}")
     return found
 
 
@@ -103,8 +109,14 @@ def _call(make: Any, queue: TaskQueue, settings: Mapping[str, Any], app: str) ->
     any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
     unknown = [name for name in settings if name not in takes and not any_name]
     if unknown:
-        names = ", ".join(f"--{name}" for name in unknown)
+        options = _options_of(unknown)
         raise ConfigurationError(
-            f"--app {app!r} takes no {', '.join(unknown)}, so {names} cannot be given"
+            f"--app {app!r} takes no {', '.join(unknown)}, so {options} cannot be given"
         )
     return make(queue, **settings)
+
+
+def _options_of(settings: Iterable[str]) -> str:
+    """The options that these settings come from."""
+    special = {"alerts": "--alerts, --alert-webhook, --alert-log"}
+    return ", ".join(special.get(name, f"--{name}") for name in settings)

@@ -36,7 +36,8 @@ def doctor(session: Session, fix: bool, quick: bool, consent: Consent) -> int:
                 findings = physician.examine(fix=True, progress=progress)
     show(session, "findings", iter(findings), COLUMNS)
     if wrong and not fix and session.is_table:
-        note(f"{wrong} entries can be repaired: fairqueue doctor --fix")
+        entries = "entry" if wrong == 1 else "entries"
+        note(f"{wrong} {entries} can be repaired: fairqueue doctor --fix")
     return code_of(findings)
 
 

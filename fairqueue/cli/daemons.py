@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
+from fairqueue.alerts import Alerts
+from fairqueue.cli.alerting import alerting
 from fairqueue.cli.apps import load_worker
 from fairqueue.cli.codes import FAILED, NO_REDIS, OK, UNHEALTHY
 from fairqueue.cli.frame import (
@@ -17,6 +19,7 @@ from fairqueue.cli.frame import (
     reading,
     until_signalled,
 )
+from fairqueue.cli.metering import Metering, metered
 from fairqueue.cli.output import json_text, note, say
 from fairqueue.cli.text import in_words
 from fairqueue.cli.values import DURATION
@@ -24,18 +27,24 @@ from fairqueue.daemon import OUTAGE, OVERRUNS, Daemon, Totals, run_once, term_fo
 from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.metrics import QueueCollector, serve_metrics
 from fairqueue.scheduler import TaskScheduler
+from fairqueue.worker import Worker
 
 USUAL_INTERVAL_S = 1.0
 
 
 @contextmanager
 def open_scheduler(
-    session: Session, interval: float = USUAL_INTERVAL_S, lock_timeout: float = 10.0
+    session: Session,
+    interval: float = USUAL_INTERVAL_S,
+    lock_timeout: float = 10.0,
+    alerts: Alerts | None = None,
 ) -> Iterator[TaskScheduler]:
     """The scheduler on the queue that the options name; Redis has answered."""
     with session.open(check=False) as queue:
         try:
-            scheduler = TaskScheduler(queue, check_interval=interval, lock_timeout=lock_timeout)
+            scheduler = TaskScheduler(
+                queue, check_interval=interval, lock_timeout=lock_timeout, alerts=alerts
+            )
         except RedisRefused as error:
             # A password or a permission: not the trouble of one pass.
             raise ConfigurationError(str(error)) from error
@@ -66,6 +75,8 @@ def open_scheduler(
     default=None,
     help=f"End with exit code {NO_REDIS} when Redis goes away; default: wait until it is back.",
 )
+@alerting
+@metered
 @reading
 @pass_session
 def scheduler(
@@ -75,26 +86,37 @@ def scheduler(
     lock_timeout: float | None,
     max_overruns: int | None,
     exit_on_outage: bool | None,
+    alerts: Alerts | None,
+    metering: Metering,
 ) -> int:
     """Fire schedules until SIGINT or SIGTERM. With --once, fire what is due now and end."""
     if not once:
-        return _fire_forever(session, interval, lock_timeout, max_overruns, bool(exit_on_outage))
+        every = USUAL_INTERVAL_S if interval is None else interval
+        with (
+            open_scheduler(session, every, term_for(every, lock_timeout), alerts) as instance,
+            metering.serving(REGISTRY),
+        ):
+            return _fire_forever(session, instance, max_overruns, bool(exit_on_outage))
     given = {
         "--interval": interval,
         "--lock-timeout": lock_timeout,
         "--max-overruns": max_overruns,
         "--exit-on-outage": exit_on_outage or None,
+        "--metrics-port": metering.port,
     }
     for name, value in given.items():
         if value is not None:
             raise ConfigurationError(f"{name} makes no sense with --once")
-    return _fire_once(session)
+    return _fire_once(session, alerts)
 
 
-def _fire_once(session: Session) -> int:
+def _fire_once(session: Session, alerts: Alerts | None) -> int:
     """Fire what is due, and say what happened."""
     asked: list[bool] = []
-    with open_scheduler(session) as instance, ended_by_signals(lambda: asked.append(True)):
+    with (
+        open_scheduler(session, alerts=alerts) as instance,
+        ended_by_signals(lambda: asked.append(True)),
+    ):
         totals = run_once(instance, lambda: bool(asked))
         leader = None
         if totals.passes and not totals.is_leader:
@@ -115,22 +137,16 @@ def _outcome_json(totals: Totals, leader: str | None) -> str:
 
 
 def _fire_forever(
-    session: Session,
-    interval: float | None,
-    lock_timeout: float | None,
-    max_overruns: int | None,
-    exit_on_outage: bool,
+    session: Session, instance: TaskScheduler, max_overruns: int | None, exit_on_outage: bool
 ) -> int:
     """Fire schedules until the end, and print statistics."""
-    every = USUAL_INTERVAL_S if interval is None else interval
-    term = term_for(every, lock_timeout)
-    with open_scheduler(session, every, term) as instance:
-        daemon = Daemon(
-            instance, interval=every, max_overruns=max_overruns, exit_on_outage=exit_on_outage
-        )
-        with ended_by_signals(daemon.stop):
-            end = daemon.run()
-        statistics = daemon.statistics()
+    every = instance.check_interval
+    daemon = Daemon(
+        instance, interval=every, max_overruns=max_overruns, exit_on_outage=exit_on_outage
+    )
+    with ended_by_signals(daemon.stop):
+        end = daemon.run()
+    statistics = daemon.statistics()
     say(in_words(statistics) if session.is_table else json_text({"end": end, **statistics}))
     if end == OVERRUNS:
         note(
@@ -163,6 +179,8 @@ def _fire_forever(
     help="At the end, so long for what runs.",
 )
 @click.option("--burst", is_flag=True, help="Run what is ready, then end.")
+@alerting
+@metered
 @pass_session
 def worker(
     session: Session,
@@ -172,18 +190,34 @@ def worker(
     lease: float | None,
     timeout: float,
     burst: bool,
+    alerts: Alerts | None,
+    metering: Metering,
 ) -> int:
     """Run tasks until SIGINT or SIGTERM, then finish what runs."""
-    given = {"concurrency": concurrency, "processes": processes, "lease": lease}
+    given = {"concurrency": concurrency, "processes": processes, "lease": lease, "alerts": alerts}
     settings = {name: value for name, value in given.items() if value is not None}
+    if burst and metering.port is not None:
+        raise ConfigurationError("--metrics-port makes no sense with --burst")
     with session.open(check=False) as queue:
         instance = load_worker(app, queue, settings)
         check_redis(instance.queue)  # a worker that is made already has a queue of its own
         if burst:
             say(str(instance.run_until_empty()))
             return OK
-        ended = instance.forever(timeout)
-    return OK if ended else FAILED
+        return OK if _work(instance, timeout, metering) else FAILED
+
+
+def _work(instance: Worker, timeout: float, metering: Metering) -> bool:
+    """Run tasks until the end, and answer scrapes meanwhile; whether all ended in time."""
+    if metering.port is None:
+        return instance.forever(timeout)
+    instance.start()  # before there is another thread: its processes are forked from this one
+    try:
+        with metering.serving(REGISTRY, instance.registry):
+            return instance.forever(timeout)
+    except ConfigurationError:
+        instance.stop(timeout)  # the port is taken
+        raise
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -203,5 +237,7 @@ def metrics(session: Session, port: int | None, host: str) -> int:
             return OK
         with serve_metrics(queue, port, host, registry) as server:
             note(f"metrics at http://{host}:{server.port}/metrics")
-            until_signalled()
+            if not until_signalled(server.is_alive):
+                note("the thread that answers scrapes has ended")
+                return FAILED
     return OK

@@ -11,7 +11,7 @@ from fairqueue.cli.bulk import filtered, filters_of
 from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_session, reading
 from fairqueue.cli.listing import show_one
 from fairqueue.cli.output import Progress, note, on_terminal, say
-from fairqueue.cli.text import cell, printable
+from fairqueue.cli.text import cell, plural, printable
 from fairqueue.exchange import FORMATS, Diff, dump_schedules, load_schedules
 from fairqueue.inspection.documents import document
 
@@ -33,7 +33,7 @@ def export(session: Session, file: str | None, format_: str | None, **filters: A
         say("\n".join(map(printable, lines) if on_terminal() else lines))
         return
     _write(file, text)
-    note(f"{len(documents)} schedules written to {file}")
+    note(f"{plural(len(documents), 'schedule')} written to {file}")
 
 
 @click.command("import", cls=Command)

@@ -56,7 +56,7 @@ class Session:
         return self.url or os.environ.get(URL_VARIABLE) or None
 
     def check(self) -> None:
-        """Raises ConfigurationError if the options contradict each other or name no folder."""
+        """Raises ConfigurationError if the options contradict each other."""
         if self.embedded is None:
             return
         if self.url is not None:
@@ -79,12 +79,15 @@ class Session:
     def _queue(self) -> TaskQueue:
         if self.embedded is None:
             return TaskQueue.from_url(self.named_url or DEFAULT_URL, self.queue)
-        if not os.path.isdir(self.embedded):
-            # The library would make it; here, a new and empty one can only be a slip.
+        parent = os.path.dirname(os.path.abspath(self.embedded))
+        if not os.path.isdir(parent):
             raise ConfigurationError(
-                f"--embedded {self.embedded!r} is no folder: the one that TaskQueue.embedded "
-                "was given"
+                f"--embedded {self.embedded!r} cannot be made: there is no folder {parent!r}"
             )
+        if not os.path.exists(self.embedded):
+            note(f"--embedded {self.embedded!r} is a new folder, with an empty queue")
+        elif not os.path.isdir(self.embedded):
+            raise ConfigurationError(f"--embedded {self.embedded!r} must be a folder, not a file")
         return TaskQueue.embedded(self.embedded, self.queue)
 
     @contextmanager
@@ -284,14 +287,18 @@ def ended_by_signals(stop: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def until_signalled() -> None:
-    """Return at SIGINT or SIGTERM; a second one ends the process at once."""
+def until_signalled(is_alive: Callable[[], bool]) -> bool:
+    """Return at SIGINT or SIGTERM, of which a second one ends the process at once: True.
+
+    False when what is served is not alive any more.
+    """
     awake, waker = socket.socketpair()
     # No Event: its lock may be held by the wait that the handler interrupts.
     with awake, waker, ended_by_signals(lambda: waker.send(b"x")):
         # Handlers run in this thread, and a signal that another thread was given does not wake it.
         awake.settimeout(LOOK_UP_S)
         said = b""
-        while not said:
+        while not said and is_alive():
             with suppress(TimeoutError):
                 said = awake.recv(1)
+        return bool(said)

@@ -44,6 +44,7 @@ def log_columns(*, with_task: bool) -> Columns:
         "AT": lambda line: line.at,
         "LEVEL": lambda line: line.level,
         "MESSAGE": lambda line: line.message,
+        "CONTEXT": lambda line: line.context or None,
     }
 
 
@@ -89,7 +90,7 @@ def list_(
     all_: bool,
     **filters: Any,
 ) -> None:
-    """Runs, newest first: those that run or have ended. Those that wait only if asked for."""
+    """Runs, newest first: waiting, running, then ended."""
     wanted = given_filters(filters)
     with session.inspector() as inspector:
 

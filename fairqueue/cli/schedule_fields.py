@@ -9,6 +9,8 @@ import click
 from fairqueue.cli.frame import F
 from fairqueue.cli.values import DURATION, FUTURE, PRIORITY, read_duration, read_object
 
+BACKOFF_HELP = "Before a retry: a duration, or several with commas."
+
 # What can be taken away by `--clear`, and so gets its default.
 CLEARABLE = (
     "start",
@@ -18,8 +20,13 @@ CLEARABLE = (
     "max_runs",
     "retries",
     "backoff",
+    "backoff_cap",
+    "backoff_multiplier",
+    "backoff_jitter",
     "timeout",
     "max_failures",
+    "title",
+    "description",
 )
 
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
@@ -28,6 +35,8 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--timezone", "--tz", "timezone"), {"help": "Zone of the rule; UTC if none is given."}),
     (("--user", "user_id"), {"metavar": "USER", "help": "Whose tasks it makes."}),
     (("--name",), {"help": "Name of the tasks; default: default."}),
+    (("--title",), {"help": "What people call it."}),
+    (("--description",), {"help": "What it is for."}),
     (("--tenant",), {"help": "The group of users that it belongs to."}),
     (("--priority",), {"type": PRIORITY, "help": "1 to 6, or VERY_LOW to CRITICAL."}),
     (
@@ -60,7 +69,10 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"help": "While one is unfinished: allow, skip, buffer_one or cancel_previous."},
     ),
     (("--retries",), {"type": int, "help": "Of its tasks."}),
-    (("--backoff",), {"help": "Before a retry: a duration, or several with commas."}),
+    (("--backoff",), {"help": BACKOFF_HELP}),
+    (("--backoff-cap",), {"type": DURATION, "help": "The longest delay before a retry."}),
+    (("--backoff-multiplier",), {"type": float, "help": "What each delay grows by; default: 2."}),
+    (("--backoff-jitter",), {"help": "full: delays are drawn at random; default: none."}),
     (("--timeout",), {"type": DURATION, "help": "Of its tasks."}),
     (("--max-failures",), {"type": int, "help": "Paused after so many in a row."}),
 )
@@ -82,7 +94,13 @@ def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _backoff(text: str) -> float | list[float]:
+def read_rule(text: str) -> str | dict[str, Any] | None:
+    """A cron expression or a name as it is, a dictionary of fields from JSON."""
+    return read_object([text], "the rule") if text.startswith("{") else text
+
+
+def read_backoff(text: str) -> float | list[float]:
+    """What --backoff says, in seconds. Raises UsageError."""
     parts = [read_duration(part.strip()) for part in text.split(",")]
     seconds = [part for part in parts if part is not None]
     if len(seconds) != len(parts):
@@ -103,7 +121,8 @@ def _windows(given: Sequence[str]) -> list[Any]:
 _READERS: dict[str, Callable[[Any], Any]] = {
     "payload": lambda given: read_object(given, "--payload"),
     "metadata": lambda given: read_object(given, "--metadata"),
-    "backoff": _backoff,
+    "cron_expr": read_rule,
+    "backoff": read_backoff,
     "windows": _windows,
     "exclude": list,
 }

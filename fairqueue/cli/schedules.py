@@ -11,9 +11,10 @@ from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_sessi
 from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note, say
 from fairqueue.cli.runs import RUN_COLUMNS, log_columns
-from fairqueue.cli.schedule_fields import cleared, fields_of, schedule_options
+from fairqueue.cli.schedule_fields import cleared, fields_of, read_rule, schedule_options
 from fairqueue.cli.text import cell, exact_duration, moment_text, plural, printable
 from fairqueue.cli.values import DURATION, FUTURE, PAST, PRIORITY, read_object
+from fairqueue.frequency import SYMBOLIC
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.schedules import Schedules
 from fairqueue.inspection.views import ScheduleView
@@ -33,6 +34,7 @@ def rule_text(task: ScheduledTask) -> str:
 COLUMNS = {
     "ID": lambda view: view.schedule.schedule_id,
     "USER": lambda view: view.schedule.user_id,
+    "TITLE": lambda view: view.schedule.label,
     "NAME": lambda view: view.schedule.name,
     "CRON": lambda view: rule_text(view.schedule),
     "ZONE": lambda view: view.schedule.timezone,
@@ -146,7 +148,12 @@ def next_(
             raise click.UsageError("give a rule or the id of a schedule, not both")
         return _next_of(session, schedule_id, count, after)
     preview = Schedules.preview(
-        rule, every=every, at=at, timezone=timezone, count=count, after=after
+        None if rule is None else read_rule(rule),
+        every=every,
+        at=at,
+        timezone=timezone,
+        count=count,
+        after=after,
     )
     if not session.is_table:
         return show_one(session, document(preview), {})
@@ -159,7 +166,10 @@ def next_(
 
 
 def _is_cron(text: str) -> bool:
-    return text.startswith("@") or len(text.split()) in CRON_FIELDS
+    """Whether it is a rule: an expression, a name such as EVERY_DAY, or a dictionary of fields."""
+    if text.startswith(("@", "{")) or text in SYMBOLIC:
+        return True
+    return len(text.split()) in CRON_FIELDS
 
 
 def _next_of(session: Session, schedule_id: str, count: int, after: datetime | None) -> None:
@@ -238,7 +248,8 @@ def changes(session: Session, schedule_id: str, limit: int, cursor: str | None, 
             "BY": lambda each: each.by,
             "NOTE": lambda each: each.note,
             "FIELDS": lambda each: [
-                f"{name}: {cell(old)} -> {cell(new)}" for name, (old, new) in each.fields.items()
+                f"{name}: {cell(new)}" if each.made else f"{name}: {cell(old)} -> {cell(new)}"
+                for name, (old, new) in each.fields.items()
             ],
         }
         show(session, "changes", Walk(fetch, limit, cursor, all_), columns)
@@ -269,7 +280,7 @@ def logs(session: Session, schedule_id: str, limit: int) -> None:
 def add(session: Session, replace: bool, **given: Any) -> None:
     """Store a schedule and print its id.
 
-    Its rule: five cron fields (six with seconds), --every or --at.
+    Its rule: five cron fields (six with seconds), EVERY_DAY and the like, --every or --at.
     """
     fields = fields_of(given)
     if "user_id" not in fields:

@@ -5,9 +5,13 @@ from typing import Any
 import click
 
 from fairqueue.access import AccessStore
+from fairqueue.alerts import Alerts
+from fairqueue.cli.alerting import alerting
 from fairqueue.cli.apps import check_app, load_worker
+from fairqueue.cli.codes import FAILED, OK
 from fairqueue.cli.frame import Command, F, Session, actor, pass_session, until_signalled
-from fairqueue.cli.output import say
+from fairqueue.cli.metering import Metering, metered
+from fairqueue.cli.output import note, say
 from fairqueue.cli.values import DURATION
 from fairqueue.errors import ConfigurationError
 
@@ -41,9 +45,11 @@ def run_options(command: F) -> F:
     "of handler classes.",
 )
 @click.option("--demo", "is_demo", is_flag=True, help="With made-up users and tasks.")
+@alerting
+@metered
 @run_options
 @pass_session
-def up(session: Session, app: str | None, is_demo: bool, **options: Any) -> int:
+def up(session: Session, app: str | None, is_demo: bool, metering: Metering, **options: Any) -> int:
     """Scheduler, workers and dashboard together.
 
     Without --url, --embedded and $FAIRQUEUE_URL, a server of their own is started, whose data is
@@ -56,6 +62,7 @@ def up(session: Session, app: str | None, is_demo: bool, **options: Any) -> int:
         check_app(app)
     # A demo fills a queue: not that of a Redis which the environment happens to name.
     url = session.url if is_demo else session.named_url
+    options |= {"metrics_host": metering.host, "metrics_port": metering.port}
     return _up(session, url=url, app=app, demo=is_demo, **options)
 
 
@@ -72,7 +79,12 @@ def demo(session: Session, **options: Any) -> int:
 
 
 def _up(
-    session: Session, url: str | None, app: str | None, concurrency: int | None, **options: Any
+    session: Session,
+    url: str | None,
+    app: str | None,
+    concurrency: int | None,
+    alerts: Alerts | None = None,
+    **options: Any,
 ) -> int:
     try:
         from fairqueue.up import run
@@ -81,6 +93,8 @@ def _up(
     path = session.embedded
     named = None if path is not None else url
     given: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
+    if alerts is not None:
+        given["alerts"] = alerts
     # The app gets what was given here and no default: it may have its own, or take none.
     make = None if app is None else lambda queue, _: load_worker(app, queue, given)
     return run(url=named, embedded_path=path, queue=session.queue, app=make, **given, **options)
@@ -90,7 +104,7 @@ def _up(
 @served
 @click.option("--read-only", is_flag=True, help="Look, and change nothing.")
 @pass_session
-def dashboard(session: Session, host: str, port: int, read_only: bool) -> None:
+def dashboard(session: Session, host: str, port: int, read_only: bool) -> int:
     """The dashboard and the REST API, until SIGINT or SIGTERM."""
     try:
         from fairqueue.web import WebServer, create_app
@@ -102,7 +116,10 @@ def dashboard(session: Session, host: str, port: int, read_only: bool) -> None:
             secret = AccessStore(queue.link).create_login(actor())
             say(f"Dashboard  {server.url}")
             say(f"Log in     {server.url}/login?token={secret}  (once, within 10 minutes)")
-            until_signalled()
+            if not until_signalled(server.is_alive):
+                note("the thread that serves the dashboard has ended")
+                return FAILED
+    return OK
 
 
 def _missing(error: ImportError) -> ConfigurationError:

@@ -10,7 +10,15 @@ from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_ses
 from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import json_text, print_table, say
 from fairqueue.cli.text import duration_text, exact_duration, in_words, plural, printable
-from fairqueue.cli.values import DURATION, PAST, json_or_text, read_duration, read_pairs
+from fairqueue.cli.values import (
+    DURATION,
+    PAST,
+    WITH_UNIT,
+    json_or_text,
+    lacks_unit,
+    read_duration,
+    read_pairs,
+)
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.views import Overview
@@ -30,6 +38,8 @@ AUDIT_COLUMNS = {
 }
 # Settings that are durations: people may write 2h.
 DURATIONS = ("keep_finished_for", "keep_dead_for", "ageing", "min_interval")
+# Among them those that make records go: a number alone may be meant as days.
+WITH_UNITS = ("keep_finished_for", "keep_dead_for")
 
 
 @click.command(cls=Command)
@@ -66,7 +76,7 @@ def _status_rows(overview: Overview) -> dict[str, object]:
         "runs today": in_words(overview.runs_today),
         "schedules": f"{overview.schedules}, {overview.active_schedules} active",
         "due within the hour": overview.due_within_hour,
-        "workers": f"{overview.workers} with {overview.worker_slots} slots",
+        "workers": f"{overview.workers} with {plural(overview.worker_slots or 0, 'slot')}",
         "leader": leads,
     }
 
@@ -162,6 +172,8 @@ def settings(session: Session, changes: tuple[str, ...]) -> None:
 
 
 def _setting(name: str, text: str) -> Any:
+    if name in WITH_UNITS and lacks_unit(text):
+        raise click.UsageError(f"{name} {text!r} has no unit: such as {text}d, {text}h or {text}s")
     seconds = read_duration(text) if name in DURATIONS else None
     return json_or_text(text) if seconds is None else seconds
 
@@ -188,7 +200,7 @@ def audit(session: Session, limit: int, cursor: str | None, all_: bool, **filter
 
 
 @click.command(cls=Command)
-@click.option("--older-than", type=DURATION, required=True, help="Such as 7d.")
+@click.option("--older-than", type=WITH_UNIT, required=True, help="Such as 7d.")
 @destructive
 @reading
 @pass_session

@@ -10,6 +10,7 @@ from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_sessi
 from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note
 from fairqueue.cli.runs import cancel_all, show_details
+from fairqueue.cli.schedule_fields import BACKOFF_HELP, read_backoff
 from fairqueue.cli.text import duration_text, moment_text
 from fairqueue.cli.values import DURATION, FUTURE, PRIORITY, read_object
 from fairqueue.errors import UnknownTask
@@ -43,11 +44,19 @@ def tasks() -> None:
 @click.option("--delay", type=DURATION, help="Not before so long.")
 @click.option("--at", type=FUTURE, help="Not before this moment.")
 @click.option("--tenant", help="The group of users that it belongs to.")
+@click.option("--retries", type=int, help="After it has failed; default: its handler's.")
+@click.option("--max-attempts", type=int, help="One more than --retries; dead workers count too.")
+@click.option("--backoff", help=BACKOFF_HELP)
+@click.option("--backoff-cap", type=DURATION, help="The longest delay before a retry.")
+@click.option("--backoff-multiplier", type=float, help="What each delay grows by; default: 2.")
+@click.option("--jitter", help="full: delays are drawn at random; default: none.")
+@click.option("--timeout", type=DURATION, help="How long it may run; default: its handler's.")
 @reading
 @pass_session
-def push(session: Session, payload: tuple[str, ...], **given: Any) -> None:
+def push(session: Session, payload: tuple[str, ...], backoff: str | None, **given: Any) -> None:
     """Store a task and print its id."""
     given["payload"] = read_object(payload, "--payload")
+    given["backoff"] = None if backoff is None else read_backoff(backoff)
     with session.inspector() as inspector:
         task_id = inspector.tasks.push(**given)
     answer(session, {"task_id": task_id}, task_id)
@@ -93,7 +102,10 @@ def explain(session: Session, task_id: str) -> None:
         found = inspector.tasks.explain(task_id)
     if found is None:
         raise UnknownTask(f"there is no task {task_id!r}")
-    show_one(session, document(found), {"state": found.state, "why": found.summary})
+    rows: dict[str, object] = {"state": found.state}
+    for number, reason in enumerate(found.reasons):
+        rows["why" if number == 0 else f"also ({number})"] = reason.text
+    show_one(session, document(found), rows)
 
 
 @tasks.command()

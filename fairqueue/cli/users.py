@@ -1,5 +1,6 @@
 """`fairqueue users`: who waits, who gets what, and what each is entitled to."""
 
+from datetime import datetime
 from typing import Any
 
 import click
@@ -8,9 +9,9 @@ from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_sessi
 from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
 from fairqueue.cli.output import Progress
 from fairqueue.cli.text import duration_text, plural
-from fairqueue.cli.values import Kind
+from fairqueue.cli.values import FUTURE, Kind
 from fairqueue.inspection.documents import document
-from fairqueue.models import UserSettings
+from fairqueue.models import Explanation, UserSettings
 from fairqueue.people import UserInfo
 
 MOST_ON_PAGE = 100
@@ -88,14 +89,18 @@ def show_(session: Session, user_id: str, minutes: int) -> None:
     """One user, and why they wait."""
     with session.inspector() as inspector:
         info = inspector.users.get(user_id, minutes)
-    show_one(session, document(info), _rows(info))
+        wait = inspector.users.next_wait(user_id)
+    show_one(session, {**document(info), "next_wait": document(wait)}, _rows(info, wait))
 
 
-def _rows(info: UserInfo) -> dict[str, object]:
+def _rows(info: UserInfo, wait: Explanation | None) -> dict[str, object]:
     rows: dict[str, object] = {
         name.lower(): column(info) for name, column in COLUMNS.items() if name != "WEIGHT"
     }
-    return rows | {"why": info.why, "parked until": info.parked_until} | _settings(info.settings)
+    rows |= {"delayed": info.delayed, "why": info.why}
+    if wait is not None:
+        rows |= {"next task": wait.task_id, "why it waits": wait.summary}
+    return rows | {"parked until": info.parked_until} | _settings(info.settings)
 
 
 def _settings(settings: UserSettings) -> dict[str, object]:
@@ -136,13 +141,17 @@ def limit(session: Session, user_id: str, **given: Any) -> None:
 
 @users.command()
 @click.argument("user_id", metavar="USER")
+@click.option("--note", help="Why; shown wherever somebody asks why they wait.")
+@click.option("--until", type=FUTURE, help="They go on by themselves then.")
 @reading
 @pass_session
-def pause(session: Session, user_id: str) -> None:
-    """Hand out no task of a user until they are resumed."""
+def pause(session: Session, user_id: str, note: str | None, until: datetime | None) -> None:
+    """Hold back a user's tasks, for now or until a moment."""
     with session.inspector() as inspector:
-        settings = inspector.users.pause(user_id)
-    answer(session, {"user_id": user_id, "paused": settings.paused})
+        settings = inspector.users.pause(user_id, note=note, until=until)
+    told = document(settings)
+    found = {name: told[name] for name in ("paused_by", "pause_note", "paused_until") if told[name]}
+    answer(session, {"user_id": user_id, "paused": settings.paused, **found})
 
 
 @users.command()
@@ -162,7 +171,7 @@ def resume(session: Session, user_id: str) -> None:
 @reading
 @pass_session
 def purge(session: Session, user_id: str, consent: Consent) -> None:
-    """Cancel all tasks of a user that wait for a worker. Prints how many."""
+    """Cancel all tasks of a user that wait or are delayed. Prints how many."""
     with session.inspector() as inspector:
         count = inspector.users.purge(user_id)
         if not count:

@@ -33,16 +33,26 @@ def read_duration(text: str) -> float | None:
     return min(sum(float(number) * _UNITS[unit] for number, unit in parts), _MOST_SECONDS)
 
 
+def lacks_unit(text: str) -> bool:
+    """Whether a text is a number of nobody knows what: that of seconds, or of days."""
+    return bool(_NUMBER.fullmatch(text)) and float(text) != 0
+
+
 class Duration(Kind):
-    """A duration in seconds."""
+    """A duration in seconds; `unit` where a number alone is not enough, since much hangs on it."""
 
     name = "duration"
+
+    def __init__(self, *, unit: bool = False) -> None:
+        self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Seconds. Fails naming the value."""
         seconds = read_duration(value) if isinstance(value, str) else value
         if seconds is None:
             self.fail(f"{value!r} is no duration: such as 90 (seconds), 2h or 1h30m", param, ctx)
+        if self._unit and isinstance(value, str) and lacks_unit(value):
+            self.fail(f"{value!r} has no unit: such as {value}d, {value}h or {value}s", param, ctx)
         return seconds
 
 
@@ -112,7 +122,7 @@ class PriorityName(Kind):
         return found
 
 
-DURATION = Duration()
+DURATION, WITH_UNIT = Duration(), Duration(unit=True)
 PAST, FUTURE = Moment(back=True), Moment(back=False)
 PRIORITY = PriorityName()
 

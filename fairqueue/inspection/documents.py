@@ -98,6 +98,7 @@ def _collection(value: Any) -> Any:
             "at": moment(from_ms(value.at_ms)),
             "level": value.level,
             "message": value.message,
+            "context": mask(dict(value.context)),
         }
     if isinstance(value, Mapping):
         return {str(name): document(inner) for name, inner in value.items()}

@@ -1,6 +1,6 @@
 """What all parts of the inspector stand on: the stores of one queue, and the rules of one actor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -15,13 +15,15 @@ from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, shown, told
 from fairqueue.glance import Glance
 from fairqueue.history import History
 from fairqueue.inspection.guard import Guard
+from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
+from fairqueue.outgoing import Outgoing
 from fairqueue.people import PeopleStore
 from fairqueue.queue import TaskQueue
 from fairqueue.samples import SampleStore
 from fairqueue.scheduler import TaskScheduler
-from fairqueue.schedules import ScheduleStore
-from fairqueue.validation import check_name
+from fairqueue.schedules import MAX_ID_LENGTH, ScheduleStore, check_id
+from fairqueue.validation import MAX_NAME_LENGTH, check_name, own_id
 from fairqueue.workers import WorkerStore
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,7 +35,8 @@ class Stores:
     def __init__(self, queue: TaskQueue) -> None:
         self.queue = queue
         self.link: Link = queue.link
-        self.schedules = ScheduleStore(queue.link)
+        self.outgoing = Outgoing(queue.link)
+        self.schedules = ScheduleStore(queue.link, self.outgoing.check)
         self.history = History(queue)
         self.glance = Glance(queue.link)
         self.people = PeopleStore(queue.link)
@@ -92,6 +95,55 @@ class Ground:
             self.check_user(user_id, may_be_new=True)
         return given
 
+    def schedule_id_of(self, given: str) -> str:
+        """The id of the schedule that an actor means: as it is, or as one of its tenant's own."""
+        return self._meant(given, lambda each: self._sees_schedule(check_id(each)))
+
+    def task_id_of(self, given: str) -> str:
+        """The id of the task that an actor means: as it is, or as one of its tenant's own."""
+        return self._meant(given, lambda each: self._sees_task(check_name(each, "task_id")))
+
+    def meant_schedules(self, ids: Sequence[str] | None) -> Sequence[str] | None:
+        """The ids that an actor may mean; of those, what it sees is chosen later."""
+        tenant = self.guard.actor.tenant
+        if tenant is None or not isinstance(ids, list | tuple):
+            return ids
+        own = [own_id(tenant, each) for each in ids if isinstance(each, str)]
+        return [*ids, *(each for each in own if len(each) <= MAX_ID_LENGTH)]
+
+    def new_schedule_id(self, given: Any) -> Any:
+        """The id of a schedule that an actor makes or replaces, as it chose it.
+
+        An actor of one tenant gets an id that is its tenant's, or that of a schedule which it sees
+        already. So what others have has no bearing on the answer.
+        """
+        return self._new(given, self._sees_schedule, check_id)
+
+    def new_task_id(self, given: Any) -> Any:
+        """The id of a task that an actor pushes; see `new_schedule_id`."""
+        return self._new(given, self._sees_task, lambda each: check_name(each, "task_id"))
+
+    def _meant(self, given: str, sees: Callable[[str], bool]) -> str:
+        tenant = self.guard.actor.tenant
+        if tenant is None or not isinstance(given, str) or sees(given):
+            return given
+        own = own_id(tenant, given)
+        return own if len(own) <= MAX_NAME_LENGTH and sees(own) else given
+
+    def _new(self, given: Any, sees: Callable[[str], bool], check: Callable[[str], str]) -> Any:
+        tenant = self.guard.actor.tenant
+        if tenant is None or not isinstance(given, str):
+            return given
+        return given if sees(check(given)) else own_id(tenant, given)
+
+    def _sees_schedule(self, schedule_id: str) -> bool:
+        schedule = self.store.read([schedule_id])[0]
+        return schedule is not None and self.guard.actor.sees(schedule.tenant)
+
+    def _sees_task(self, task_id: str) -> bool:
+        details = self.history.get(task_id)
+        return details is not None and self.guard.actor.sees(details.run.tenant)
+
     def check_user(self, user_id: Any, *, may_be_new: bool = False) -> None:
         """Raises UnknownUser if the actor may not see this user.
 
@@ -124,6 +176,7 @@ class Ground:
                         at=from_ms(line.at_ms),
                         level=line.level,
                         message=line.message,
+                        context=mask(dict(line.context)),
                     )
                     for line in attempt.log
                 ]

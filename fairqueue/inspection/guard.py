@@ -9,6 +9,7 @@ from fairqueue.access import Actor
 from fairqueue.audit import AuditLog
 from fairqueue.errors import FairQueueError, Forbidden, shown, told
 from fairqueue.inspection.masking import mask, mask_details, unmask
+from fairqueue.logs import log_event
 
 logger = logging.getLogger("fairqueue.inspection")
 
@@ -101,7 +102,7 @@ class Guard:
         )
         fields = {"actor": self.actor.name, "key": self.actor.key_id, "via": self.actor.via}
         fields |= {"action": action, "target": target, "tenant": tenant, "entry": entry_id}
-        logger.info("change_begun", extra={"event": "change_begun", **fields})
+        log_event(logger, "change_begun", **fields)
         noted = Noted()
         try:
             yield noted
@@ -118,7 +119,6 @@ class Guard:
         try:
             self._log.end(entry_id, outcome, error, mask(noted.details))
         except FairQueueError as lost:
-            logger.warning(
-                "audit_not_completed",
-                extra={"event": "audit_not_completed", "entry": entry_id, "error": str(lost)},
+            log_event(
+                logger, "audit_not_completed", logging.WARNING, entry=entry_id, error=str(lost)
             )

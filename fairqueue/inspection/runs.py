@@ -1,7 +1,7 @@
 """Look at tasks and at what became of them, and act on them, as an actor may."""
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
@@ -13,7 +13,10 @@ from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.models import Explanation, Page, Task
-from fairqueue.validation import Priority, check_count
+from fairqueue.policy import TaskPolicy
+from fairqueue.reports import LogLine
+from fairqueue.validation import Priority, check_count, check_items, check_payload
+from fairqueue.workers import LostRun
 
 FAILED = ("failed", "timed_out")
 WAITING = ("pending", "retrying")
@@ -45,8 +48,7 @@ class _Looking:
 
     def explain(self, task_id: str) -> Explanation | None:
         """Why it waits. Raises UnknownTask."""
-        self._own(task_id)
-        return self._ground.queue.explain(task_id)
+        return self._ground.queue.explain(self._own(task_id).run.task_id)
 
     def cancel(self, task_id: str) -> bool:
         """See to it that it does not run, or ends as cancelled; False if it has ended.
@@ -56,13 +58,13 @@ class _Looking:
         self._guard.require("operator", "cancel runs")
         details = self._own(task_id)
         with self._changing("run.cancel", details.run) as noted:
-            cancelled = self._ground.queue.cancel(task_id)
+            cancelled = self._ground.queue.cancel(details.run.task_id)
             noted.add(cancelled=cancelled)
         return cancelled
 
     def _own(self, task_id: str) -> RunDetails:
         self._guard.read()
-        details = self._ground.history.get(task_id)
+        details = self._ground.history.get(self._ground.task_id_of(task_id))
         if details is None or not self._guard.actor.sees(details.run.tenant):
             raise UnknownTask(f"there is no task {task_id!r}")
         return details
@@ -72,6 +74,8 @@ class _Looking:
     ) -> Page[Run]:
         self._guard.read()
         given = {**filters, "tenant": self._guard.scope(filters.get("tenant"))}
+        if given.get("schedule_id") is not None:
+            given["schedule_id"] = self._ground.schedule_id_of(given["schedule_id"])
         page = self._ground.history.runs(status, limit=limit, cursor=cursor, **given)
         return Page([_masked_run(run) for run in page], page.cursor)
 
@@ -85,10 +89,11 @@ class _Looking:
         details = self._own(task_id)
         if payload is not None and details.task is not None:
             payload = self._guard.unmask(payload, details.task.payload)
+            self._ground.stores.outgoing.check(details.task.name, check_payload(payload))
         edited = {} if payload is None else {"payload": payload}
         with self._changing("run.retry", details.run, edited) as noted:
             new_id = self._ground.history.retry(
-                task_id, triggered_by=self._guard.actor.name, payload=payload
+                details.run.task_id, triggered_by=self._guard.actor.name, payload=payload
             )
             noted.add(task_id=new_id)
         return new_id
@@ -108,9 +113,26 @@ class Runs(_Looking):
         """A page of runs, newest first; see History.runs. Raises InvalidInput, Forbidden."""
         return self._page(status, limit, cursor, filters)
 
+    def find(self, task_ids: Sequence[str]) -> builtins.list[Run]:
+        """The runs of these ids, a thousand at most; those that are gone are left out.
+
+        Raises InvalidInput.
+        """
+        self._guard.read()
+        listed = check_items(task_ids, "task_ids", "ids of tasks")
+        check_count(len(listed), "task_ids", most=1000)
+        found = self._ground.history.find(listed)
+        return [_masked_run(run) for run in found if self._guard.actor.sees(run.tenant)]
+
+    def lost(self, runs: Sequence[Run]) -> dict[str, LostRun]:
+        """By their ids, those whose worker sends no heartbeats or has let its lease end."""
+        self._guard.read()
+        held = {run.task_id: run.worker_id for run in runs if run.status == "running"}
+        return self._ground.workers.lost({id_: by for id_, by in held.items() if by is not None})
+
     def logs(self, task_id: str, limit: int = 1000) -> builtins.list[LogEntry]:
         """The lines that it has logged, oldest first. Raises UnknownTask."""
-        self._own(task_id)
+        task_id = self._own(task_id).run.task_id
         return self._ground.log_entries([task_id], limit)[::-1]
 
     def retry(self, task_id: str) -> str:
@@ -172,7 +194,7 @@ class Failed(_Looking):
         self._guard.require("operator", "discard failed runs")
         details = self._own(task_id)
         with self._changing("run.discard", details.run) as noted:
-            discarded = self._ground.history.discard(task_id)
+            discarded = self._ground.history.discard(details.run.task_id)
             noted.add(discarded=discarded)
         return discarded
 
@@ -291,22 +313,28 @@ class Tasks(_Looking):
         delay: float | None = None,
         at: datetime | float | None = None,
         tenant: str | None = None,
+        **policy: Unpack[TaskPolicy],
     ) -> str:
-        """Store a task; its id. Raises InvalidTask, InvalidPayload, QueueFull."""
+        """Store a task; its id. Raises InvalidTask, InvalidPayload, QueueFull.
+
+        `policy` is what the task says of its own retries and time-out; see `Task.create`.
+        """
         self._guard.require("operator", "push tasks")
         given: dict[str, Any] = {"user_id": user_id}
         if tenant is not None:
             given["tenant"] = tenant
         task = Task.create(
+            **policy,
             payload=payload,
             priority=priority,
             name=name,
-            task_id=task_id,
+            task_id=self._ground.new_task_id(task_id),
             delay=delay,
             at=at,
             triggered_by=self._guard.actor.name,
             **self._ground.with_tenant(given),
         )
+        self._ground.stores.outgoing.check(task.name, task.payload)
         details = {"user_id": user_id, "name": name}
         with self._guard.change("task.push", task.task_id, tenant=task.tenant, details=details):
             return self._ground.queue.push(task)
@@ -322,7 +350,7 @@ class Tasks(_Looking):
         self._guard.require("operator", "move tasks")
         details = self._own(task_id)
         with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as noted:
-            moved = self._ground.queue.reschedule(task_id, at=at, delay=delay)
+            moved = self._ground.queue.reschedule(details.run.task_id, at=at, delay=delay)
             noted.add(moved=moved)
         return moved
 
@@ -355,7 +383,12 @@ def _masked(details: RunDetails) -> RunDetails:
     task = details.task
     if task is not None:
         task = replace(task, payload=mask(task.payload), document="")
-    return replace(details, run=_masked_run(details.run), task=task)
+    attempts = [replace(each, log=_masked_log(each.log)) for each in details.attempts]
+    return replace(details, run=_masked_run(details.run), task=task, attempts=attempts)
+
+
+def _masked_log(lines: tuple[LogLine, ...]) -> tuple[LogLine, ...]:
+    return tuple(line._replace(context=mask(dict(line.context))) for line in lines)
 
 
 def _masked_run(run: Run) -> Run:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.backfill import Backfill
-from fairqueue.clock import to_ms
+from fairqueue.clock import read_ms, to_ms
 from fairqueue.control import BulkResult, Filter, ScheduleChange, search
 from fairqueue.errors import (
     ConfigurationError,
@@ -19,6 +19,7 @@ from fairqueue.errors import (
     shown,
 )
 from fairqueue.exchange import Diff, export, import_documents
+from fairqueue.frequency import Frequency, as_cron
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask, mask_side, unmask
 from fairqueue.inspection.views import (
@@ -32,7 +33,7 @@ from fairqueue.inspection.views import (
 from fairqueue.models import Page, Problem, ScheduledTask
 from fairqueue.moments import Moment
 from fairqueue.recurrence import compile_form, describe, preview
-from fairqueue.schedules import Definition, ScheduleStore, check_change
+from fairqueue.schedules import Definition, ScheduleStore, check_change, check_list
 from fairqueue.validation import check_count
 
 OUTCOMES = 10  # last runs that a listing tells of each schedule
@@ -136,14 +137,14 @@ class Schedules:
         cursor: str | None = None,
     ) -> Page[Moment]:
         """Its moments in a range, and what became of each; see TaskScheduler.moments."""
-        self._own(schedule_id)
+        schedule_id = self._own(schedule_id).schedule_id
         return self._ground.scheduler.moments(schedule_id, start, end, limit, cursor)
 
     def changes(
         self, schedule_id: str, limit: int = 20, cursor: str | None = None
     ) -> Page[ScheduleChange]:
         """Who changed what of it, newest first; secrets in payloads are masked."""
-        self._own(schedule_id)
+        schedule_id = self._own(schedule_id).schedule_id
         page = self._ground.scheduler.changes(schedule_id, limit, cursor)
         shown = [
             replace(
@@ -159,7 +160,7 @@ class Schedules:
 
     def logs(self, schedule_id: str, limit: int = 100) -> builtins.list[LogEntry]:
         """The last lines that its runs have logged, newest first."""
-        self._own(schedule_id)
+        schedule_id = self._own(schedule_id).schedule_id
         check_count(limit, "limit", InvalidSchedule, least=1, most=1000)
         # An id may have been another's schedule before, whose runs are kept: those stay theirs.
         own = self._guard.actor.tenant
@@ -168,7 +169,7 @@ class Schedules:
 
     def history_chart(self, schedule_id: str, days: int = 30) -> builtins.list[DayCount]:
         """How its runs of the last days ended, oldest first; of the last thousand runs."""
-        self._own(schedule_id)
+        schedule_id = self._own(schedule_id).schedule_id
         check_count(days, "days", InvalidSchedule, least=1, most=366)
         today = self._ground.now().date()
         counts: defaultdict[date, Counter[str]] = defaultdict(Counter)
@@ -182,10 +183,10 @@ class Schedules:
 
     @staticmethod
     def preview(
-        cron_expr: str | None = None,
+        cron_expr: str | Frequency | Mapping[str, Any] | None = None,
         *,
         every: float | timedelta | None = None,
-        at: datetime | None = None,
+        at: datetime | float | str | None = None,
         timezone: str = "UTC",
         count: int = 5,
         after: datetime | None = None,
@@ -194,6 +195,8 @@ class Schedules:
     ) -> Preview:
         """What a rule means: a sentence, and its next runs with what clock changes do to them.
 
+        A rule is what TaskScheduler.add_schedule takes: `cron_expr` may be EVERY_DAY, a builder or
+        a dictionary of fields, too, and `at` a text in ISO 8601.
         `limits` are start, end, windows and exclude, as schedules have them. Raises InvalidCron,
         UnknownTimezone or InvalidSchedule, naming the value.
         """
@@ -207,17 +210,19 @@ class Schedules:
             spec = ScheduleStore.check({"every": every, "user_id": "preview"})[1]
             form |= {"every": spec["every"], "anchor": to_ms(after, "after")}
         elif at is not None:
-            form["at"] = to_ms(at, "at", InvalidSchedule)
+            form["at"] = read_ms(at, "at", InvalidSchedule)
         else:
-            form["cron"] = cron_expr
+            form["cron"] = as_cron(cron_expr)
         given_limits = {name: value for name, value in limits.items() if value is not None}
         if given_limits:
             form["limits"] = ScheduleStore.check_changes(given_limits)
         recurrence = compile_form(form, seed=schedule_id)
         runs = preview(recurrence, count, after)
         notes = [f"{run.local.isoformat(sep=' ')}: {run.note}" for run in runs if run.note]
+        if not runs:
+            notes = [f"it has no run after {after.isoformat(sep=' ', timespec='seconds')}"]
         return Preview(
-            rule=cron_expr or (f"every {every}" if every is not None else f"at {at}"),
+            rule=form.get("cron") or (f"every {every}" if every is not None else f"at {at}"),
             sentence=_sentence(recurrence),
             timezone=timezone,
             runs=[run.local for run in runs],
@@ -230,7 +235,10 @@ class Schedules:
         """Store a schedule; its id. Takes what TaskScheduler.add_schedule takes."""
         self._guard.require("admin", "add schedules")
         spec = self._ground.with_tenant(spec)
-        given = spec.get("schedule_id")
+        given = self._ground.new_schedule_id(spec.pop("schedule_id", None))
+        if given is not None:
+            spec["schedule_id"] = given
+        spec["created_by"] = self._by
         if on_conflict == "replace" and given is not None:
             self._check_not_anothers(given)
         target = given or "(new)"
@@ -245,8 +253,11 @@ class Schedules:
         """Store a schedule like another, with some fields changed; its id."""
         self._guard.require("admin", "add schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         changes = self._ground.with_tenant(changes, known_user=task.user_id)
         with self._changing("schedule.copy", task, changes) as noted:
+            new_id = self._ground.new_schedule_id(new_id)
+            changes["created_by"] = self._by
             copied = self._ground.scheduler.copy_schedule(schedule_id, new_id, **changes)
             noted.add(schedule_id=copied)
         return copied
@@ -261,6 +272,7 @@ class Schedules:
         """
         self._guard.require("admin", "change schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         patch = self._ground.with_tenant(changes, known_user=task.user_id, is_new=False)
         for field in ("payload", "metadata"):
             if isinstance(patch.get(field), Mapping):
@@ -281,6 +293,7 @@ class Schedules:
         """Forget a schedule. Raises UnknownSchedule, StaleVersion."""
         self._guard.require("admin", "remove schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         with self._changing("schedule.remove", task):
             revision = self._revision(task, if_match)
             self._found(
@@ -298,6 +311,7 @@ class Schedules:
         """Fire no more until it is resumed, or until a moment. Raises UnknownSchedule."""
         self._guard.require("operator", "pause schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         with self._changing("schedule.pause", task, {"note": note, "until": until}):
             scheduler = self._ground.scheduler
             self._found(
@@ -309,6 +323,7 @@ class Schedules:
         """Let it go on from now. Raises UnknownSchedule."""
         self._guard.require("operator", "resume schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         with self._changing("schedule.resume", task, {"note": note}):
             scheduler = self._ground.scheduler
             self._found(schedule_id, scheduler.resume_schedule(schedule_id, note=note, by=self._by))
@@ -327,6 +342,7 @@ class Schedules:
         """One run now; the id of its task. Raises UnknownSchedule, QueueFull."""
         self._guard.require("operator", "trigger schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         if payload is not None:
             payload = self._guard.unmask(payload, task.payload)
         with self._changing("schedule.trigger", task) as noted:
@@ -349,6 +365,7 @@ class Schedules:
         """Make up for moments that were not fired; by default only count them."""
         self._guard.require("viewer" if dry_run else "operator", "backfill schedules")
         task = self._own(schedule_id)
+        schedule_id = task.schedule_id
         options: Any = {"limit": limit, "priority": priority, "unknown_too": unknown_too}
         scheduler = self._ground.scheduler
         if dry_run:
@@ -376,6 +393,7 @@ class Schedules:
         One that fails does not stop the others; see BulkResult. Raises InvalidSchedule.
         """
         wanted = self._filter(filters)
+        ids = self._ground.meant_schedules(ids)
         options: dict[str, Any] = {**asdict(wanted), "ids": ids, "note": note, "by": self._by}
         scheduler = self._ground.scheduler
         patch = dict(changes or {})
@@ -415,9 +433,11 @@ class Schedules:
         Of an actor of one tenant, all are of that tenant, and `prune` touches no other.
         """
         self._guard.require("admin", "import schedules")
-        listed = [self._ground.with_tenant(each, is_new=False) for each in documents]
+        given = check_list(documents, "documents")
+        listed = [self._ground.with_tenant(each, is_new=False) for each in given]
         for each in listed:
-            if isinstance(each.get("schedule_id"), str):
+            each["schedule_id"] = self._ground.new_schedule_id(each.get("schedule_id"))
+            if isinstance(each["schedule_id"], str):
                 self._check_not_anothers(each["schedule_id"])
         tenant = self._guard.actor.tenant
         wanted = Filter(tenant=tenant) if prune else None
@@ -450,7 +470,7 @@ class Schedules:
     def _own(self, schedule_id: str) -> ScheduledTask:
         """A schedule that the actor may see, with its secrets. Raises UnknownSchedule."""
         self._guard.read()
-        task = self._ground.store.get(schedule_id)
+        task = self._ground.store.get(self._ground.schedule_id_of(schedule_id))
         if task is None or not self._guard.actor.sees(task.tenant):
             raise UnknownSchedule(f"there is no schedule {shown(schedule_id)}")
         return task

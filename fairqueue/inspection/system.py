@@ -5,7 +5,14 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from fairqueue.errors import InvalidInput, RedisRefused, RedisUnavailable, UnknownWorker, shown
+from fairqueue.errors import (
+    InvalidInput,
+    RedisRefused,
+    RedisUnavailable,
+    UnknownWorker,
+    plural,
+    shown,
+)
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
@@ -20,6 +27,7 @@ OVERDUE_S = 60.0  # a schedule that is later than this says that nobody fires
 OLD_WAIT_S = 600.0
 SKEW_S = 2.0
 MEMORY_SHARE = 0.85  # of maxmemory
+START_WORKER = "fairqueue worker --app tasks"  # of a tasks.py in the same folder
 
 
 class Workers:
@@ -169,13 +177,13 @@ class System:
         return found
 
     def _of_workers(self, snapshot: QueueSnapshot) -> list[Attention]:
+        if not (snapshot.ready or snapshot.running):
+            return []
+        if not self._ground.workers.is_anybody_there():
+            text = f"no worker is alive: {_left_behind(snapshot)}. Start one: {START_WORKER}"
+            return [Attention(level="error", kind="workers", target="", text=text)]
         if not snapshot.ready:
             return []
-        if not self._ground.workers.alive():
-            text = (
-                f"{snapshot.ready} tasks wait and no worker is alive. Start one: fairqueue worker"
-            )
-            return [Attention(level="error", kind="workers", target="", text=text)]
         if snapshot.oldest_wait > OLD_WAIT_S:
             minutes = snapshot.oldest_wait / 60
             text = f"the oldest task has waited {minutes:.0f} minutes"
@@ -283,3 +291,14 @@ def _leader(snapshot: QueueSnapshot) -> LeaderInfo:
 
 def _quantile(ordered: list[float], part: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else None
+
+
+def _left_behind(snapshot: QueueSnapshot) -> str:
+    """What a queue without workers does not do."""
+    texts = []
+    if snapshot.ready:
+        texts.append(plural(snapshot.ready, "task waits", "tasks wait"))
+    if snapshot.running:
+        lost = "run has lost its worker", "runs have lost their workers"
+        texts.append(plural(snapshot.running, *lost))
+    return ", ".join(texts)

@@ -8,7 +8,7 @@ from typing import Any
 from fairqueue.errors import InvalidInput, UnknownUser, shown
 from fairqueue.inspection.ground import LONG_AGO, Ground
 from fairqueue.models import Explanation, Page, UserSettings
-from fairqueue.people import FairnessView, ShareSeries, UserInfo
+from fairqueue.people import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
 from fairqueue.queue import UNSET
 from fairqueue.validation import check_count
 
@@ -111,7 +111,7 @@ class Users:
         return self._ground.people.shares(until - BUCKETS * step, until, BUCKETS, users, tenant)
 
     def next_wait(self, user_id: str) -> Explanation | None:
-        """Why the next task of a user waits; None if none does.
+        """Why the next task of a user waits, or is delayed; None if there is none.
 
         Raises UnknownUser for one of another tenant.
         """
@@ -151,11 +151,24 @@ class Users:
             raise InvalidInput(f"nothing is given to change: pass one of {', '.join(given)}")
         return self._set("user.set", user_id, change)
 
-    def pause(self, user_id: str) -> UserSettings:
-        """Hand out no task of a user until it is resumed."""
+    def pause(
+        self,
+        user_id: str,
+        *,
+        note: str | None = None,
+        until: datetime | float | None = None,
+    ) -> UserSettings:
+        """Hand out no task of a user until it is resumed, or until a moment; `note` says why.
+
+        Raises ConfigurationError for a bad note or moment.
+        """
         self._guard.require("operator", "pause users")
         self._ground.check_user(user_id)
-        return self._set("user.pause", user_id, {"paused": True})
+        told = {"paused": True, "note": note, "until": until}
+        details = {name: value for name, value in told.items() if value is not None}
+        with self._changing("user.pause", user_id, details):
+            by = self._guard.actor.name
+            return self._ground.queue.pause_user(user_id, note=note, by=by, until=until)
 
     def resume(self, user_id: str) -> UserSettings:
         """Hand out the tasks of a user again."""
@@ -170,9 +183,9 @@ class Users:
         dry_run: bool = True,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
-        """Cancel all tasks of a user that wait for a worker; how many. By default only count.
+        """Cancel all tasks of a user that wait or are delayed; how many. By default only count.
 
-        Delayed ones and those that run stay.
+        Those that run go on.
         """
         self._guard.require("viewer" if dry_run else "admin", "drop the backlog of users")
         self._ground.check_user(user_id)
@@ -183,7 +196,9 @@ class Users:
         done = 0
         with self._changing("user.purge", user_id, {"waiting": waiting}) as noted:
             # No more than there were: those that are pushed meanwhile are not meant.
-            while done < waiting and (count := people.purge(user_id, min(250, waiting - done))):
+            while done < waiting and (
+                count := people.purge(user_id, min(PURGE_CHUNK, waiting - done))
+            ):
                 done += count
                 noted.add(cancelled=done)
                 if progress is not None:

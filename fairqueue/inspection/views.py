@@ -76,6 +76,7 @@ class LogEntry:
     at: datetime
     level: str
     message: str
+    context: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -73,8 +74,10 @@ def create_app(
     as the request came. auth=False lets everybody in as admin who comes from this machine, by the
     name localhost: for tests and for one's own machine only.
 
-    Mounted into an app of yours, call `close_streams` before that ends: servers wait for open event
-    streams otherwise, uvicorn for as long as `--timeout-graceful-shutdown` says.
+    Open event streams end with the server: by themselves where uvicorn serves in the main thread,
+    also from within another app; where it serves in another thread, or its signal handlers were
+    replaced, call `close_streams` before it ends. Other servers cut them off after a grace period
+    of their own. In any case a stream ends after two and a half minutes.
 
     Raises ConfigurationError where the dashboard's files are not installed, and for a base_url that
     is none.
@@ -281,6 +284,7 @@ class Frame:
         root = scope.get("root_path", "")
         scope[ROOT] = scope["app_root_path"] = root
         scope["router"] = scope["app"].router
+        scope["headers"] = [_readable(*header) for header in scope["headers"]]
         read = 0
 
         async def bounded() -> Message:
@@ -297,6 +301,16 @@ class Frame:
             await send(message)
 
         await self._app(scope, bounded, framed)
+
+
+def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """A header, with another host for one such as `[`: most Starlettes fail to read a URL of it."""
+    if name == b"host":
+        try:
+            urlsplit(f"http://{value.decode('latin-1')}")
+        except ValueError:
+            return name, b"invalid"
+    return name, value
 
 
 def _add_headers(headers: MutableHeaders, more: Mapping[str, str]) -> None:

@@ -18,6 +18,8 @@ from fairqueue.web.site import SAFE_METHODS, Site, answer, path_of, root_of, sit
 
 SESSION_COOKIE = "fairqueue_session"
 SESSION_S = 12 * 3600  # after so long one has to log in again
+# The browser keeps the cookie for longer: one that has expired tells the login why it is asked for.
+COOKIE_S = SESSION_S + 30 * 86_400
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 TEST_CLIENT = "testclient"  # what Starlette's TestClient calls itself; no address can be that
 LOCAL = Actor(name="local", role="admin", via="web")
@@ -130,14 +132,16 @@ def _credential(request: Request) -> tuple[str | None, str]:
 def _is_same_origin(request: Request, base_url: str | None) -> bool:
     """Whether a change was asked for by a page of ours, or by a program.
 
-    Browsers say where a request comes from; programs do not, and have no cookie either.
+    Browsers say where a request comes from; programs do not, and have no cookie, or a key beside
+    it, which counts then. No page of another site can add the header of a key.
     """
     fetch_site = request.headers.get("sec-fetch-site")
     if fetch_site is not None:
         return fetch_site in ("same-origin", "none")
     origin = request.headers.get("origin")
     if origin is None:
-        return SESSION_COOKIE not in request.cookies
+        has_key = bool({"authorization", "x-api-key"} & set(request.headers))
+        return has_key or SESSION_COOKIE not in request.cookies
     ours = {request.headers.get("host", "")}
     if base_url is not None:
         ours.add(urlsplit(base_url).netloc)
@@ -183,7 +187,7 @@ def set_session(request: Request, response: Response, secret: str) -> None:
     response.set_cookie(
         SESSION_COOKIE,
         secret,
-        max_age=SESSION_S,
+        max_age=COOKIE_S,
         path=root_of(request.scope) or "/",
         secure=is_secure(request),
         httponly=True,

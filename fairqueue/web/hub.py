@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import random
+import signal
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from fairqueue.errors import FairQueueError, RedisUnavailable
+from fairqueue.logs import log_event
 
 logger = logging.getLogger("fairqueue.web")
 
-POLL_S = 2.0  # how old numbers on a page may be
+POLL_S = 1.0  # how old numbers on a page may be
+ANSWER_S = 1.0  # Redis may take so long to answer; after that pages say that it does not
 HEARTBEAT_S = 15.0  # proxies close connections on which nothing comes for a minute
 STREAM_S = 120.0  # a stream ends after about so long; the browser comes again, and is let in or not
 CHECK_S = 5.0  # so long a key that was revoked elsewhere has news at most
+LOOK_S = 0.5  # so often it is looked whether the server wants to end
 MAX_VIEWERS = 500  # streams in one process
 MAX_OF_ONE = 10  # of them with one key or session: nobody can keep all others out
 RETRY_MS = 2000  # what a browser waits before it comes again
@@ -27,6 +31,19 @@ Numbers = Mapping[str, Any]
 Reader = Callable[[str | None], Numbers]
 # Which of these keys and sessions still hold.
 Holding = Callable[[Collection[str]], Collection[str]]
+
+
+def server_is_ending() -> bool:
+    """Whether uvicorn was told to end, where it is the one that serves us.
+
+    It tells no app so before all connections are closed, and those of pages would stay open. While
+    it serves in the main thread, its server is the owner of the handlers of signals.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server = getattr(signal.getsignal(number), "__self__", None)
+        if getattr(server, "should_exit", False) is True:
+            return True
+    return False
 
 
 class Viewer:
@@ -41,9 +58,9 @@ class Viewer:
         self._awake = asyncio.Event()
 
     def show(self, text: bytes) -> None:
-        """Put the newest numbers before it, unless it has seen them."""
-        if text != self._last:
-            self._next = text
+        """Put the newest numbers before it, unless it has seen them; older ones are forgotten."""
+        self._next = None if text == self._last else text
+        if self._next is not None:
             self._awake.set()
 
     def end(self) -> None:
@@ -76,19 +93,24 @@ class Hub:
         *,
         holding: Holding = lambda key_ids: key_ids,
         poll: float = POLL_S,
+        answer: float = ANSWER_S,
         heartbeat: float = HEARTBEAT_S,
         stream: float = STREAM_S,
         check: float = CHECK_S,
+        is_ending: Callable[[], bool] = server_is_ending,
     ) -> None:
         self._read = read
         self._holding = holding
         self._check_s = check
         self._poll_s = poll
+        self._answer_s = answer
         self._heartbeat_s = heartbeat
         self._stream_s = stream
         self._viewers: set[Viewer] = set()
         self._news: dict[str | None, bytes] = {}
+        self._is_ending = is_ending
         self._poller: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._closed = False
         self._failing = False
 
@@ -99,7 +121,7 @@ class Hub:
 
     def is_full(self, key_id: str | None = None) -> bool:
         """Whether no more viewers are taken, or none with this key, for now or for good."""
-        if self._closed or len(self._viewers) >= MAX_VIEWERS:
+        if self._closed or self._is_ending() or len(self._viewers) >= MAX_VIEWERS:
             return True
         own = sum(viewer.key_id == key_id for viewer in self._viewers)
         return key_id is not None and own >= MAX_OF_ONE
@@ -113,14 +135,20 @@ class Hub:
                 viewer.show(self._news[tenant])
             if self._closed:
                 viewer.end()
-            elif self._poller is None:
-                self._poller = asyncio.create_task(self._poll())
+            else:
+                self._begin()
             # Not all at once: viewers that came together come back apart.
             seconds = self._stream_s * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
             async for message in viewer.messages(seconds, self._heartbeat_s):
                 yield message
         finally:
             self._viewers.discard(viewer)
+
+    def _begin(self) -> None:
+        if self._poller is None:
+            self._poller = asyncio.create_task(self._poll())
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
 
     def end(self, key_id: str | None) -> None:
         """End the streams of a session, which is over."""
@@ -133,9 +161,19 @@ class Hub:
         self._closed = True
         for viewer in self._viewers:
             viewer.end()
-        if self._poller is not None:
-            self._poller.cancel()
-            self._poller = None
+        for task in (self._poller, self._watcher):
+            if task is not None:
+                task.cancel()
+        self._poller = self._watcher = None
+
+    async def _watch(self) -> None:
+        """End all streams when the server wants to end, which waits for them."""
+        while self._viewers:
+            if self._is_ending():
+                for viewer in self._viewers:
+                    viewer.end()
+            await asyncio.sleep(LOOK_S)
+        self._watcher = None
 
     async def _poll(self) -> None:
         """Read once for all viewers of a tenant, as long as there are any."""
@@ -171,21 +209,41 @@ class Hub:
 
     async def _news_of(self, tenant: str | None) -> bytes:
         try:
-            text = _encoded(await run_in_threadpool(self._read, tenant))
+            text = _encoded(await self._answer_of(tenant))
             self._failing = False
         except Exception as error:
             # The pages say so, and the next round tries again; one line in the log is enough.
             if not self._failing:
                 _warn("poll_failed", error)
             self._failing = True
-            text = _encoded({"unavailable": True})
+            text = UNAVAILABLE
         return text
+
+    async def _answer_of(self, tenant: str | None) -> Numbers:
+        """What is read. If that takes long, all viewers are told before it is there.
+
+        A call is repeated for many seconds before it fails: nobody must take what they see for new
+        meanwhile.
+        """
+        reading = asyncio.ensure_future(run_in_threadpool(self._read, tenant))
+        try:
+            done, _ = await asyncio.wait({reading}, timeout=self._answer_s)
+            if not done:
+                for viewer in self._viewers:
+                    viewer.show(UNAVAILABLE)
+            return await reading
+        except asyncio.CancelledError:
+            reading.cancel()
+            raise
 
 
 def _encoded(numbers: Numbers) -> bytes:
     return json.dumps(numbers, separators=(",", ":"), sort_keys=True).encode()
 
 
+UNAVAILABLE = _encoded({"unavailable": True})
+
+
 def _warn(event: str, error: Exception) -> None:
     known = isinstance(error, FairQueueError)
-    logger.warning(event, extra={"event": event, "error": str(error)}, exc_info=not known)
+    log_event(logger, event, logging.WARNING, exc_info=not known, error=str(error) or repr(error))

@@ -25,6 +25,7 @@ from fairqueue.errors import (
     UnknownTask,
     UnknownUser,
     UnknownWorker,
+    cut,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -48,6 +49,8 @@ STATUS: tuple[tuple[type[FairQueueError], int], ...] = (
     (BrokenRecord, 500),
     (FairQueueError, 500),
 )
+LONGEST_DETAIL = 3000  # characters; errors are shorter, but for what others say in them
+LONGEST_PART = 500  # characters of a path or of the name of a field, as somebody has sent it
 LATER = (429, 503)  # statuses that say: ask again
 
 
@@ -72,12 +75,16 @@ class Problem:
             "type": f"urn:fairqueue:problem:{self.kind}",
             "title": self.title,
             "status": self.status,
-            "detail": self.detail,
-            **({"instance": instance} if instance else {}),
-            **self.extra,
+            "detail": cut(self.detail, LONGEST_DETAIL),
+            **({"instance": cut(instance, LONGEST_PART)} if instance else {}),
+            **{name: _short(value) for name, value in self.extra.items()},
         }
         text = json.dumps(body, ensure_ascii=False)
         return Response(text, self.status, dict(self.headers), MEDIA_TYPE)
+
+
+def _short(value: Any) -> Any:
+    return cut(value, LONGEST_PART) if isinstance(value, str) else value
 
 
 def problem_of(error: FairQueueError) -> Problem:

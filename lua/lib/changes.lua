@@ -5,11 +5,15 @@
 
 local CHANGES_KEPT = 50  -- of one schedule; the oldest go first
 
--- `change` is JSON: by, note, and the fields with what they were and are; empty: nothing to say.
+local function change_member(schedule, op, change)
+  return schedule .. '\0' .. string.format('%013d', now) .. '\0' .. op .. '\0' .. change
+end
+
+-- `change` is JSON: by, note, and the fields with what they were and are, and `made` where there was
+-- no schedule before; empty: nothing to say.
 local function note_change(schedule, op, change)
   if change == '' then return end
-  redis.call('ZADD', K.changes, 0,
-    schedule .. '\0' .. string.format('%013d', now) .. '\0' .. op .. '\0' .. change)
+  redis.call('ZADD', K.changes, 0, change_member(schedule, op, change))
   local first, last = '[' .. schedule .. '\0', '(' .. schedule .. '\1'
   local over = redis.call('ZLEXCOUNT', K.changes, first, last) - CHANGES_KEPT
   if over > 0 then

@@ -1,16 +1,35 @@
 -- Store new tasks: documents, statuses, and their place among the waiting or the delayed.
 --
--- @include waiting replay stats tenants
+-- @include waiting replay stats tenants delays
 -- KEYS tasks    hash  task id -> its document, JSON, never changed
--- KEYS delayed  zset  task id -> when it becomes ready, ms
 -- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
 --
 -- A task that was stored before, with the same document, is left as it is: a push can be repeated.
 
+-- The documents that are stored under ids, '' for one that cannot be the one given: its length tells.
+-- What is read is no more than what was sent.
+local function stored_documents(ids, documents)
+  local found, places, alike = {}, {}, {}
+  for i, id in ipairs(ids) do
+    local length = redis.call('HSTRLEN', K.tasks, id)
+    if length == #documents[i] then
+      places[#places + 1], alike[#alike + 1] = i, id
+    elseif length > 0 then
+      found[i] = ''
+    end
+  end
+  if #alike > 0 then
+    for i, document in ipairs(redis.call('HMGET', K.tasks, unpack(alike))) do
+      found[places[i]] = document
+    end
+  end
+  return found
+end
+
 -- What is known of ids: 'new', 'same' (stored before), 'other' (another document has the id).
 local function known(ids, documents)
   local answer = {}
-  local stored = redis.call('HMGET', K.tasks, unpack(ids))
+  local stored = stored_documents(ids, documents)
   local gone = {}
   for i, id in ipairs(ids) do gone[i] = 't:' .. id end
   local ended = redis.call('HMGET', K.ops, unpack(gone))
@@ -49,12 +68,31 @@ local function tenant_in(head)
   return mark and string.match(head, '^[%w_.-]+', mark + 1)
 end
 
+local function add_later(later, due, task)
+  for _, value in ipairs({ due, task.id, task.user }) do later[#later + 1] = value end
+end
+
+-- Longer documents than this, in bytes, are never read again only to say which they were.
+local DIGESTED = 1024
+
+-- The head of a status with the digest of a long document, unless the client has made one, and its
+-- length.
+local function with_digest(head, document)
+  if not string.find(head, ',"digest":"', 1, true) then
+    local made = digest(document)
+    if made == '' then return head end
+    head = head .. ',"digest":"' .. made .. '"'
+  end
+  return head .. ',"bytes":' .. #document
+end
+
 -- Store tasks that are new, each { id, user, name, document, head, level, when, schedule, buffered };
 -- `head` is the part of the status that the client knows, JSON without its closing brace. One that
 -- is `buffered` waits for the run of its schedule before it to end. At most a few hundred.
 local function store(list)
   if #list == 0 then return end
   local documents, statuses, later, ready, open, joined = {}, {}, {}, {}, {}, {}
+  local later_names = {}
   for i, task in ipairs(list) do
     local due = due_at(task.when)
     local rank = next_rank(task.level, math.max(due, now))
@@ -62,15 +100,15 @@ local function store(list)
     if task.buffered then
       head = head .. ',"buffered":true'
       state = 'delayed'
-      later[#later + 1] = AFTER_THE_LAST
-      later[#later + 1] = task.id
+      add_later(later, AFTER_THE_LAST, task)
     elseif due > now then
       state = 'delayed'
-      later[#later + 1] = due
-      later[#later + 1] = task.id
+      add_later(later, due, task)
+      later_names[task.name] = true
     else
       ready[#ready + 1] = { id = task.id, user = task.user, rank = rank, name = task.name }
     end
+    if #task.document > DIGESTED then head = with_digest(head, task.document) end
     local tenant = tenant_in(head)
     if tenant and not joined[task.user] then
       joined[task.user] = true
@@ -87,10 +125,11 @@ local function store(list)
   end
   redis.call('HSET', K.tasks, unpack(documents))
   redis.call('HSET', K.status, unpack(statuses))
-  if #later > 0 then redis.call('ZADD', K.delayed, unpack(later)) end
+  delays.add(later)
   if #open > 0 then redis.call('ZADD', K.open, unpack(open)) end
   -- A worker that is blocked until the next delayed task must hear of an earlier one.
   if add_waiting(ready) or #later > 0 then wake_worker() end
+  for name in pairs(later_names) do kinds.wake(name) end
 end
 
 -- True if so many more would pass a limit; `extra` counts the user's own, not yet stored.

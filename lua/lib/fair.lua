@@ -1,7 +1,8 @@
 -- Who is served next: start-time fair queueing between users.
 --
--- @include time settings records
--- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes, ...
+-- @include time settings records kinds
+-- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes,
+--                      seen (when a claim last changed something, ms), recheck, ...
 -- KEYS ready     zset  user -> virtual start tag; all who may be served now
 -- KEYS critical  zset  user -> start tag in the CRITICAL lane; those in ready whose next task is CRITICAL
 -- KEYS parked    zset  user -> when to look again, ms, or +inf: has waiting tasks, may not be served
@@ -21,12 +22,17 @@ local BURST_S = 0.1  -- a rate limit lets through this many seconds' worth at on
 local fair = {}
 local fair_dirty = false
 local function load_fair()
-  local v = redis.call('HMGET', K.fair, 'clock', 'critical_clock', 'credit', 'seq', 'average')
+  local v = redis.call('HMGET', K.fair, 'clock', 'critical_clock', 'credit', 'seq', 'average',
+    'seen', 'recheck', 'mixed', 'behind')
   fair.clock = tonumber(v[1] or nil) or 0
   fair.critical_clock = tonumber(v[2] or nil) or 0
   fair.credit = tonumber(v[3] or nil)
   fair.seq = tonumber(v[4] or nil) or 0
   fair.average = tonumber(v[5] or nil)
+  fair.seen = tonumber(v[6] or nil)
+  fair.recheck = tonumber(v[7] or nil)
+  kinds.mixed = tonumber(v[8] or nil)
+  fair.behind = v[9] ~= false  -- there are records to drop
 end
 load_fair()
 
@@ -35,10 +41,14 @@ local running_cache, running_dirty = {}, {}
 -- Write what has changed; every script that changes anything ends with it.
 local function save_fair()
   if fair_dirty then
-    redis.call('HSET', K.fair, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
-      'seq', fair.seq)
-    if fair.credit then redis.call('HSET', K.fair, 'credit', fair.credit) end
-    if fair.average then redis.call('HSET', K.fair, 'average', fair.average) end
+    local values = { 'clock', fair.clock, 'critical_clock', fair.critical_clock, 'seq', fair.seq }
+    for _, name in ipairs({ 'credit', 'average', 'seen' }) do
+      if fair[name] then
+        values[#values + 1] = name
+        values[#values + 1] = fair[name]
+      end
+    end
+    redis.call('HSET', K.fair, unpack(values))
   end
   local counts, none = {}, {}
   for user in pairs(running_dirty) do
@@ -55,6 +65,8 @@ end
 
 -- Settings of a user without fields of a wrong type: damaged ones must not stop a transition.
 local USER_NUMBERS = { 'weight', 'max_running', 'max_waiting', 'rate' }
+local PAUSE_TYPES = { paused_at = 'number', paused_until = 'number', paused_by = 'string',
+  pause_note = 'string' }
 local function parse_settings(text)
   local stored, usable = decode(text) or {}, {}
   for _, field in ipairs(USER_NUMBERS) do
@@ -62,6 +74,14 @@ local function parse_settings(text)
     if type(value) == 'number' and value > 0 then usable[field] = value end
   end
   if type(stored.paused) == 'boolean' then usable.paused = stored.paused end
+  for field, kind in pairs(PAUSE_TYPES) do
+    if usable.paused and type(stored[field]) == kind then usable[field] = stored[field] end
+  end
+  -- A pause that is over is none, whether or not anybody has taken it back.
+  if usable.paused_until and usable.paused_until <= now then
+    usable.paused = nil
+    for field in pairs(PAUSE_TYPES) do usable[field] = nil end
+  end
   return usable
 end
 
@@ -116,16 +136,26 @@ local function cost_of(user)
   return tonumber(redis.call('HGET', K.usage, user) or nil) or fair.average or 1
 end
 
+-- When a rate lets the next one begin, ms, and how many it lets begin together. No debt is larger
+-- than what the rate could have let through by now: the clock was set back, or the rate was lower.
+local function free_at(key, field, rate)
+  local interval, burst = 1000 / rate, math.max(1, math.floor(rate * BURST_S))
+  local debt_until, most = tonumber(redis.call('HGET', key, field) or nil) or 0, now + burst * interval
+  -- A little more is no debt: the same sum, done in another order.
+  if debt_until > most + 0.001 then
+    debt_until = most
+    redis.call('HSET', key, field, debt_until)
+  end
+  return debt_until - (burst - 1) * interval, burst
+end
+
 -- When the user may be served: nil now, '+inf' when somebody says so, or a moment in ms.
 local function blocked_until(user)
   local s = settings_of(user)
-  if s.paused then return '+inf' end
+  if s.paused then return s.paused_until or '+inf' end
   if s.max_running and running_of(user) >= s.max_running then return '+inf' end
   if s.rate then
-    local interval = 1000 / s.rate
-    local burst = math.max(1, math.floor(s.rate * BURST_S))
-    local free = (tonumber(redis.call('HGET', K.throttle, user) or nil) or 0)
-      - (burst - 1) * interval
+    local free = free_at(K.throttle, user, s.rate)
     if free > now then return math.ceil(free) end
   end
   return nil
@@ -187,6 +217,18 @@ local function place(user, newcomer)
   return true
 end
 
+local TOLD = 20  -- tasks of a user whose names are looked at when the user may be served again
+
+-- Tell workers that take only some names of a user who may be served again.
+local function tell_of(user)
+  if #kinds.all() == 0 then return end
+  local list = {}
+  for i, found in ipairs(first_waiting(user, TOLD)) do
+    list[i] = { user = user, name = string.match(found, '%z(%Z*)$') }
+  end
+  kinds.tell(list, #list == TOLD and user)
+end
+
 -- The user's limits or running count may have changed: park or un-park. True: is in ready now.
 local function review(user)
   local wait = blocked_until(user)
@@ -196,7 +238,9 @@ local function review(user)
       return false
     end
     redis.call('ZREM', K.parked, user)
-    return place(user, false)
+    place(user, false)
+    tell_of(user)
+    return true
   end
   local tag = redis.call('ZSCORE', K.ready, user)
   if not tag then return false end

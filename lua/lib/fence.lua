@@ -1,7 +1,7 @@
 -- Refuse a leader whose term is over or taken.
 --
 -- @include json time
--- KEYS leader  string  JSON: token, scheduler, ends and term (ms), epoch; gone by itself some time after
+-- KEYS leader  string  JSON: token, scheduler, ends and term (ms), epoch
 -- ARGV token  text  random, of the leader who asks
 
 -- The longest term that a scheduler may ask for, ms. Records of older versions do not say theirs.
@@ -28,8 +28,9 @@ local function leads()
   return nil
 end
 
--- The end of the term is data and decides; the expiry of the key only cleans up.
+-- The end of the term is data and decides. The key has no expiry: a server with a volatile-* policy
+-- may throw away, when it is full, whatever has one.
 local function write_leader(leader, term_ms)
   leader.ends, leader.term = now + term_ms, term_ms
-  redis.call('SET', K.leader, cjson.encode(leader), 'PX', term_ms * 10)
+  redis.call('SET', K.leader, cjson.encode(leader))
 end

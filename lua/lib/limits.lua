@@ -6,36 +6,38 @@
 -- KEYS slot_line  zset  <name> NUL <turn> NUL <user>, all scores 0: whose held task is next; and
 --                       \1 <name> NUL <user>: the user has a turn for the name
 -- KEYS paced      hash  name -> when its rate is next free of debt, ms
--- KEYS deadlines  zset  leased task id -> when it is over its handler's time-out, ms
+-- KEYS deadlines  zset  leased task id -> when it is ended if it has not answered, ms
 --
 -- A task whose name has no slot free is set aside, so that it does not block its user's others. A
 -- slot is an entry of the task that holds it, which goes with the lease: there is no count to leak.
 
 local LIMIT_NUMBERS = { 'slots', 'rate', 'timeout_ms' }
 
-local limit_texts, limit_cache = {}, {}
+local limit_cache = {}
 local has_limits = false
 local function load_limits()
-  local stored = redis.call('HGETALL', K.limits)
-  for i = 1, #stored, 2 do limit_texts[stored[i]] = stored[i + 1] end
-  has_limits = #stored > 0
+  has_limits = redis.call('HLEN', K.limits) > 0
 end
 
--- The limits of a name, or nil: it has none.
-local function limits_of(name)
-  local text = limit_texts[name]
-  if not text then return nil end
-  local found = limit_cache[name]
-  if not found then
-    local stored = decode(text) or {}
-    found = {}
-    for _, field in ipairs(LIMIT_NUMBERS) do
-      local value = stored[field]
-      if type(value) == 'number' and value > 0 then found[field] = value end
-    end
-    limit_cache[name] = found
+-- The limits that are stored as a text; false: none.
+local function parse_limits(text)
+  if not text then return false end
+  local stored, found = decode(text) or {}, {}
+  for _, field in ipairs(LIMIT_NUMBERS) do
+    local value = stored[field]
+    if type(value) == 'number' and value > 0 then found[field] = value end
   end
   return found
+end
+
+-- The limits of a name, or nil: it has none. Only those of names that are met are read: there may
+-- be many thousands.
+local function limits_of(name)
+  if not has_limits or not name then return nil end
+  if limit_cache[name] == nil then
+    limit_cache[name] = parse_limits(redis.call('HGET', K.limits, name))
+  end
+  return limit_cache[name] or nil
 end
 
 local SLOTS_CHECKED = 1000  -- leases that are looked at when all slots of a name seem taken
@@ -63,17 +65,11 @@ local function used_slots(name, slots)
   return used
 end
 
--- When the rate of a name lets the next one begin, ms, and how many it lets begin together.
-local function paced_until(name, rate)
-  local burst = math.max(1, math.floor(rate * BURST_S))
-  return (tonumber(redis.call('HGET', K.paced, name) or nil) or 0) - (burst - 1) * 1000 / rate, burst
-end
-
 local function is_limited(name)
   local limits = limits_of(name)
   if not limits then return false end
   if limits.slots and used_slots(name, limits.slots) >= limits.slots then return true end
-  return limits.rate and (paced_until(name, limits.rate)) > now
+  return limits.rate and (free_at(K.paced, name, limits.rate)) > now
 end
 
 -- A task of this name begins.
@@ -97,7 +93,10 @@ local function end_limited(id, record)
   if record.slot then
     redis.call('ZREM', K.slots, (record.name or '') .. '\0' .. id)
     record.slot = nil
-    if redis.call('ZCARD', K.held) > 0 then wake_worker() end
+    if redis.call('ZCARD', K.held) > 0 then
+      wake_worker()
+      kinds.wake(record.name)
+    end
   end
   if record.deadline then
     redis.call('ZREM', K.deadlines, id)
@@ -105,8 +104,30 @@ local function end_limited(id, record)
   end
 end
 
-local function take_turn(name, user)
-  local turn = redis.call('HINCRBY', K.fair, 'turn', 1)
+local TURN = 1000  -- how far a turn of a user with weight 1 is from the one before
+
+-- Who is next in the line of a name: the member, or nil.
+local function first_turn(name)
+  return redis.call('ZRANGEBYLEX', K.slot_line, '[' .. name .. '\0', '(' .. name .. '\1',
+    'LIMIT', 0, 1)[1]
+end
+
+-- Where a turn stands in the line of its name.
+local function tag_of_turn(turn)
+  return tonumber(string.match(turn, '%z(%d+)%z%Z*$'))
+end
+
+-- The user's next turn comes one stride after a tag, or after whose turn it is: as in ready, whoever
+-- has twice the weight is there twice as often. `turn` in fair is the last of all lines, where
+-- an empty one begins, and where clients that know no weights go on.
+local function take_turn(name, user, tag)
+  local last = tonumber(redis.call('HGET', K.fair, 'turn') or nil) or 0
+  if not tag then
+    local first = first_turn(name)
+    tag = first and tag_of_turn(first) or last
+  end
+  local turn = tag + math.max(1, math.floor(TURN * cost_of(user) / settings_of(user).weight))
+  if turn > last then redis.call('HSET', K.fair, 'turn', string.format('%.0f', turn)) end
   redis.call('ZADD', K.slot_line, 0, string.format('%s\0%014.0f\0%s', name, turn, user))
 end
 
@@ -114,7 +135,7 @@ local function turn_mark(name, user)
   return '\1' .. name .. '\0' .. user
 end
 
--- The user's held tasks of a name have a turn after those of all who wait for it now. One at a
+-- The user's held tasks of a name have a turn among those of all who wait for it now. One at a
 -- time: a user whose held tasks were cancelled keeps the turn, and gets no second one.
 local function join_slot_line(name, user)
   if redis.call('ZADD', K.slot_line, 0, turn_mark(name, user)) == 1 then take_turn(name, user) end
@@ -126,7 +147,7 @@ local function room_for(name, most)
   if not limits then return most end  -- it had some when they were set aside
   if limits.slots then most = math.min(most, limits.slots - used_slots(name, limits.slots)) end
   if limits.rate then
-    local free, burst = paced_until(name, limits.rate)
+    local free, burst = free_at(K.paced, name, limits.rate)
     local ahead = now - free
     most = math.min(most, burst, ahead < 0 and 0 or math.floor(ahead * limits.rate / 1000) + 1)
   end
@@ -136,8 +157,7 @@ end
 -- Whose turn it is for a name: the member of their first held task, or nil; their turn is used up.
 local function next_held(name)
   for _ = 1, TURNS do
-    local turn = redis.call('ZRANGEBYLEX', K.slot_line, '[' .. name .. '\0', '(' .. name .. '\1',
-      'LIMIT', 0, 1)[1]
+    local turn = first_turn(name)
     if not turn then return nil end
     redis.call('ZREM', K.slot_line, turn)
     local user = string.match(turn, '%z(%Z*)$')
@@ -145,7 +165,7 @@ local function next_held(name)
     local held = redis.call('ZRANGEBYLEX', K.held, '[' .. range .. '\0', '(' .. range .. '\1',
       'LIMIT', 0, 2)
     if held[2] then
-      take_turn(name, user)
+      take_turn(name, user, tag_of_turn(turn))
     else
       redis.call('ZREM', K.slot_line, turn_mark(name, user))
     end
@@ -206,7 +226,7 @@ local function room_after(is_wanted)
     local limits = limits_of(name) or {}
     if not is_wanted(name)
       or (limits.slots and used_slots(name, limits.slots) >= limits.slots) then return end
-    local free = limits.rate and (paced_until(name, limits.rate)) or now
+    local free = limits.rate and (free_at(K.paced, name, limits.rate)) or now
     local ms = math.max(0, math.ceil(free - now))
     if soonest < 0 or ms < soonest then soonest = ms end
   end)

@@ -7,8 +7,8 @@
 -- of ready, delayed, running, finished, buried, cancelled. A record that cannot be read is nil here.
 
 -- Fields that a transition calculates with: of another type, they count as absent.
-local NUMBERS = { 'claimed', 'charge', 'ended' }
-local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint', 'tenant' }
+local NUMBERS = { 'claimed', 'charge', 'ended', 'deadline', 'timeout_ms', 'max_attempts' }
+local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint', 'tenant', 'digest' }
 
 local function parse_status(text)
   local record = decode(text)

@@ -45,9 +45,10 @@ local function digest(document)
   return redis.sha1hex and redis.sha1hex(document) or ''  -- fakeredis has none
 end
 
+-- `document` is of use where the record has no digest.
 local function grave_of(record, document)
   return (record and record.state or '') .. ' ' .. (record and record.token or '') .. ' '
-    .. digest(document or '')
+    .. (record and record.digest or digest(document or ''))
 end
 
 local function read_grave(text)

@@ -5,8 +5,8 @@
 local SETTINGS = {
   max_attempts = 5,
   max_waiting = 0,
-  keep_finished = 1000,
-  keep_finished_ms = 86400000,
+  keep_finished = 100000,
+  keep_finished_ms = 604800000,
   keep_dead = 10000,
   keep_dead_ms = 2592000000,
   cost = 'tasks',

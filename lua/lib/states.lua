@@ -3,12 +3,12 @@
 -- @include json
 -- KEYS plan            hash  schedule id -> random revision, space, nominal next moment in ms or '-'
 -- KEYS due             zset  schedule id -> when to act, ms; active ones, and those paused until then
--- KEYS schedule_state  hash  schedule id -> JSON: user, tenant, active, since, reason, paused, note, by, until, last_run, counts
+-- KEYS schedule_state  hash  schedule id -> JSON: user, tenant, title, active, since, reason, paused, note, by, until, last_run, counts
 
 local STATE_TYPES = { user = 'string', active = 'boolean', reason = 'string', last_run = 'number',
   runs = 'number', missed = 'number', refused = 'number', skipped = 'number', failures = 'number',
   since = 'number', paused = 'number', note = 'string', by = 'string', ['until'] = 'number',
-  tenant = 'string' }
+  tenant = 'string', title = 'string', cancelled_to = 'string' }
 
 -- A state as a table without fields of a wrong type: one that somebody has spoilt must not raise in
 -- the middle of a script, nor stop the other schedules of a batch.

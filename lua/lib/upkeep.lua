@@ -1,22 +1,52 @@
 -- Do what time has made due: promote delayed tasks, take back expired leases, look at parked users.
 --
--- @include ending
+-- @include ending notices
 --
 -- Part of every claim, so that no other process has to be alive for a retry to happen. Each part is
 -- bounded; what is left over is done by the next claim, which is told not to wait.
 
+local CATCH_UP = 10  -- so often, twice as many old records are dropped, if other calls left some over
 local UPKEEP = 100
 
 local function due_in(key)
   return redis.call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, UPKEEP)
 end
 
+local IN_ORDER = 20  -- of delayed tasks that are due, so many at least are promoted by time alone
+
+-- Ids of delayed tasks that are due, and by id when: in turns by user, so that nobody waits for ten
+-- thousand tasks of another, then the oldest, which versions before the index may have stored.
+local function due_tasks()
+  local ids, times, members = delays.due_in_turns(UPKEEP - IN_ORDER)
+  local good, due = {}, {}
+  local stored = #ids > 0 and redis.call('ZMSCORE', K.delayed, unpack(ids)) or {}
+  for i, id in ipairs(ids) do
+    if tonumber(stored[i] or nil) == times[i] then
+      good[#good + 1] = id
+      due[id] = times[i]
+    else
+      redis.call('ZREM', K.delayed_index, members[i])
+    end
+  end
+  local oldest = redis.call('ZRANGE', K.delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0,
+    math.max(IN_ORDER, UPKEEP - #good), 'WITHSCORES')
+  for i = 1, #oldest, 2 do
+    local id = oldest[i]
+    if not due[id] then
+      good[#good + 1] = id
+      due[id] = tonumber(oldest[i + 1])
+    end
+  end
+  return good, due
+end
+
 local function promote()
-  local ids = due_in(K.delayed)
+  local ids, times = due_tasks()
   if #ids == 0 then return end
-  local list, good, records = {}, {}, read_statuses(ids)
+  local list, good, indexed, records = {}, {}, {}, read_statuses(ids)
   for _, id in ipairs(ids) do
     local record = records[id]
+    if record then indexed[#indexed + 1] = delays.member(record.user, times[id], id) end
     if record and record.state == 'delayed' then
       record.state, record.buffered = 'ready', nil
       good[#good + 1] = id
@@ -27,11 +57,15 @@ local function promote()
   end
   if #good > 0 then write_statuses(good, records) end
   redis.call('ZREM', K.delayed, unpack(ids))
+  if #indexed > 0 then redis.call('ZREM', K.delayed_index, unpack(indexed)) end
   add_waiting(list)
 end
 
+-- Leases that end without a word of their worker. A table: a script has room for 200 local variables.
+local lost = {}
+
 -- A lease whose record cannot be read still counts as a run of its user, whom the document names.
-local function forget_run(id)
+function lost.forget_run(id)
   local document = decode(redis.call('HGET', K.tasks, id))
   local user = document and document.user
   if type(user) ~= 'string' or running_of(user) == 0 then return end
@@ -39,42 +73,103 @@ local function forget_run(id)
   review(user)
 end
 
-local function take_back()
-  local ids = due_in(K.leases)
+-- How a run ends without a word of its worker, and what is kept of that. One whose lease was extended
+-- up to its deadline goes on and does not answer; one whose lease ended before has a worker that is
+-- gone, whenever that is noticed.
+function lost.fate_of(id, record)
+  local ends = tonumber(redis.call('ZSCORE', K.leases, id) or nil) or now
+  if not record.deadline or record.deadline > now or ends < record.deadline then
+    return { outcome = 'expired', fingerprint = 'lease-expired', counter = 'expired',
+      error = 'the lease of worker %s expired' }
+  elseif record.cancel then
+    return { outcome = 'cancelled', is_stale = true, counter = 'stale_runs',
+      error = 'cancelled: it still ran on worker %s, a lease after that was told to cancel it' }
+  end
+  return { outcome = 'timed_out', is_stale = true, fingerprint = 'timed-out',
+    counter = 'stale_runs', error = 'timed out: it still ran on worker %s, a lease after its time-out' }
+end
+
+-- End a lease without a word of its worker; true if the task ends with it. A run that does not
+-- answer is not offered again: it goes on, and so might the next ones, each in a slot of its own.
+function lost.end_one(id, record)
+  local fate = lost.fate_of(id, record)
+  end_lease(id, record)
+  count(fate.counter, 1)
+  record.error = string.format(fate.error, record.worker or '?')
+  record.timed_out, record.token = fate.outcome == 'timed_out' or nil, nil
+  if fate.is_stale then record.stale = now end
+  keep_attempt(id, record, fate.outcome, '')
+  if record.cancel then
+    close(id, record, 'cancelled')
+  elseif fate.is_stale or record.attempts >= (record.max_attempts or SETTINGS.max_attempts) then
+    record.fingerprint = fate.fingerprint
+    close(id, record, 'buried')
+  else
+    record.state = 'ready'
+    write_status(id, record)
+    return false
+  end
+  if record.state == 'buried' or fate.is_stale then notices.leave(id, record, fate.outcome) end
+  return true
+end
+
+-- End the leases of these tasks; `pass_over` is called with each whose record cannot be read.
+function lost.end_all(ids, pass_over)
   if #ids == 0 then return end
   local list, closed, records = {}, 0, read_statuses(ids)
   for _, id in ipairs(ids) do
     local record = records[id]
     if not record or record.state ~= 'running' then
-      redis.call('ZREM', K.leases, id)
-      count('broken_tasks', 1)
-      forget_run(id)
+      pass_over(id)
+    elseif lost.end_one(id, record) then
+      closed = closed + 1
     else
-      end_lease(id, record)
-      count('expired', 1)
-      record.error = 'the lease of worker ' .. (record.worker or '?') .. ' expired'
-      record.timed_out = nil
-      keep_attempt(id, record, 'expired', '')
-      if record.cancel then
-        close(id, record, 'cancelled')
-        closed = closed + 1
-      elseif record.attempts >= SETTINGS.max_attempts then
-        record.fingerprint = 'lease-expired'
-        close(id, record, 'buried')
-        closed = closed + 1
-      else
-        record.state, record.token = 'ready', nil
-        write_status(id, record)
-        list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
-      end
+      list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
     end
   end
   add_waiting(list, true)
   if closed > 0 then trim_all(closed) end
 end
 
+function lost.take_back()
+  lost.end_all(due_in(K.leases), function(id)
+    redis.call('ZREM', K.leases, id)
+    count('broken_tasks', 1)
+    lost.forget_run(id)
+  end)
+end
+
+-- End runs that are beyond their deadline, also where an older client has extended their leases.
+function lost.end_overdue()
+  lost.end_all(due_in(K.deadlines), function(id) redis.call('ZREM', K.deadlines, id) end)
+end
+
+-- After the clock was set back, the moments at which users who are parked are looked at again may be
+-- too far by as much: look at all of them, from the farthest on, some in each claim.
+local function look_at_parked()
+  local skip = fair.recheck
+  if fair.seen and now < fair.seen then skip = 0 end
+  fair.seen = now
+  if not skip then return end
+  fair_dirty = true
+  local users = redis.call('ZRANGE', K.parked, '(inf', '-inf', 'BYSCORE', 'REV', 'LIMIT', skip, UPKEEP)
+  for _, user in ipairs(users) do
+    local before = redis.call('ZSCORE', K.parked, user)
+    review(user)
+    -- Those that stay where they are stand before the rest.
+    if redis.call('ZSCORE', K.parked, user) == before then skip = skip + 1 end
+  end
+  if #users < UPKEEP then
+    redis.call('HDEL', K.fair, 'recheck')
+  else
+    redis.call('HSET', K.fair, 'recheck', skip)
+  end
+end
+
 local function upkeep()
   promote()
-  take_back()
+  lost.take_back()
+  if fair.behind then trim_all(CATCH_UP) end
+  look_at_parked()
   for _, user in ipairs(due_in(K.parked)) do review(user) end
 end

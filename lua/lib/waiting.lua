@@ -4,7 +4,6 @@
 -- KEYS waiting  zset  task id -> since when it waits for a worker, ms
 -- KEYS held     zset  user NUL name NUL rank NUL task id, all scores 0: wait for a slot of the name
 -- KEYS slot_line  zset  whose held task is next, for each name; see limits
--- KEYS wake     list  at most one token, for a worker that is blocked
 --
 -- The backlog orders a user's own tasks: level digit, then arrival. With ageing, a higher level
 -- counts as an earlier arrival, and only CRITICAL keeps a digit of its own.
@@ -32,14 +31,11 @@ local function held_member_of(id, task)
   return task.user .. '\0' .. (task.name or '') .. '\0' .. task.rank .. '\0' .. id
 end
 
--- True if there was no token before.
-local function leave_token()
-  return redis.call('LLEN', K.wake) == 0 and redis.call('LPUSH', K.wake, '1')
-end
-
--- There is something new: it may be passed on by as many workers as do not want it; see claim.
+-- There is something new for workers that take all names: the token may be passed on by as many as
+-- do not want it; see claim. Those that take only some are told of tasks by add_waiting, and by
+-- kinds.wake where there is nothing to claim yet.
 local function wake_worker()
-  if leave_token() then redis.call('HDEL', K.fair, 'passes') end
+  if leave_token(K.wake) then redis.call('HDEL', K.fair, 'passes') end
 end
 
 -- Add waiting tasks, each { id =, user =, rank =, name = }. True if a worker may find one of them now.
@@ -47,7 +43,7 @@ end
 local function add_waiting(list, returning)
   if #list == 0 then return false end
   local members, since, absent = {}, {}, {}
-  local seen, findable = {}, false
+  local seen, findable = {}, {}
   for i, task in ipairs(list) do
     local user = task.user
     if not seen[user] then
@@ -67,15 +63,15 @@ local function add_waiting(list, returning)
   for _, user in ipairs(absent) do
     local newcomer = not returning and running_of(user) == 0
       and not redis.call('ZSCORE', K.idle, user)
-    if place(user, newcomer) then findable = true end
+    if place(user, newcomer) then seen[user] = 'placed' end
   end
   for _, task in ipairs(list) do
-    if seen[task.user] == 'ready' then
-      findable = true
-      if string.byte(task.rank, 1) == 48 then enter_critical(task.user) end
-    end
+    local is_ready = seen[task.user] == 'ready'
+    if is_ready or seen[task.user] == 'placed' then findable[#findable + 1] = task end
+    if is_ready and string.byte(task.rank, 1) == 48 then enter_critical(task.user) end
   end
-  return findable
+  kinds.tell(findable)
+  return #findable > 0
 end
 
 -- Take one waiting task out of its user's backlog, or from among those that wait for a slot.

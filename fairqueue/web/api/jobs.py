@@ -110,8 +110,8 @@ def backfill_job(call: Call[Nothing, m.BackfillRange]) -> Reply:
 
 def list_job_runs(call: Call[m.JobRunQuery, Nothing]) -> Reply:
     """List the runs of a job."""
-    schedule_id = call.path["schedule_id"]
-    call.inspector.schedules.get(schedule_id)  # one that is not there has no runs to tell
+    # One that is not there has no runs to tell.
+    schedule_id = call.inspector.schedules.get(call.path["schedule_id"]).schedule.schedule_id
     query = m.given(call.query)
     status = query.pop("status") or None
     return Reply(

@@ -17,6 +17,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Moment = Annotated[datetime, Meta(tz=True)]
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
+Backoff = Annotated[float, Meta(ge=0)] | list[Annotated[float, Meta(ge=0)]]
+Multiplier = Annotated[float, Meta(ge=1, le=100, description="of each delay, for the next one")]
 Limit = Annotated[int, Meta(ge=1, le=MAX_LISTED, description="items on one page")]
 Cursor = Annotated[str, Meta(max_length=2000, description="of the page before this one")]
 Level = Annotated[int, Meta(ge=1, le=6, description="1 (very low) to 6 (critical)")]
@@ -98,17 +100,23 @@ class JobDefinition(Input):
     jitter: Seconds = 0.0
     overlap: Literal["allow", "skip", "buffer_one", "cancel_previous"] = "allow"
     retries: Count | None = None
-    backoff: Seconds | list[Seconds] | None = None
+    backoff: Backoff | None = None
+    backoff_cap: Seconds | None = None
+    backoff_multiplier: Multiplier | None = None
+    backoff_jitter: Literal["full", "none"] | None = None
     timeout: Seconds | None = None
     max_failures: Annotated[int, Meta(ge=1)] | None = None
     anchor: Moment | UnsetType | None = UNSET
     tenant: str | UnsetType | None = UNSET
+    title: Annotated[str, Meta(max_length=200, description="what people call it")] | None = None
+    description: Annotated[str, Meta(max_length=4000, description="what it is for")] | None = None
 
 
 class NewJob(JobDefinition):
     """A job to be made; without `schedule_id` it gets a random one."""
 
     schedule_id: Annotated[str, Meta(min_length=1, max_length=184)] | None = None
+    is_active: Annotated[bool, Meta(description="false: it is paused")] = True
 
 
 class JobReplacement(JobDefinition):
@@ -139,7 +147,7 @@ BulkFields = partial(
     JobDefinition,
     "BulkFields",
     ("next_run", Moment),
-    without=("user_id", "name", "tenant"),
+    without=("user_id", "name", "tenant", "title", "description"),
     doc="What an update of many jobs changes. To whom they belong is changed one by one.",
 )
 
@@ -150,7 +158,7 @@ class JobFilter(Input):
     user_id: Name | None = None
     name: Annotated[str, Meta(description="of their tasks, exactly")] | None = None
     name_prefix: Annotated[str, Meta(description="how that name begins")] | None = None
-    contains: Annotated[str, Meta(description="a part of that name or of the id")] | None = None
+    contains: Annotated[str, Meta(description="a part of name, id or title")] | None = None
     is_active: bool | None = None
     tenant: str | None = None
 
@@ -247,7 +255,7 @@ class UpcomingQuery(Input):
 class Rule(Input):
     """A rule, before it is stored. One of `cron_expr`, `every` and `at` is needed."""
 
-    cron_expr: str | None = None
+    cron_expr: str | Json | None = None
     every: Annotated[float, Meta(ge=1)] | None = None
     at: Moment | None = None
     timezone: str = "UTC"
@@ -270,7 +278,7 @@ class RunFilter(Input):
 
 
 class RunQuery(RunFilter):
-    """Which page of which runs; without a status, those that run and those that have ended."""
+    """Which page of which runs; without a status, all: that wait, that run, that have ended."""
 
     status: Annotated[list[RunStatus], Meta(max_length=7)] = []
     limit: Limit = 50
@@ -325,6 +333,13 @@ class NewTask(Input):
     delay: Annotated[float, Meta(ge=0, description="seconds from now")] | None = None
     at: Moment | None = None
     tenant: str | None = None
+    retries: Count | None = None
+    max_attempts: Annotated[int, Meta(ge=1, description="one more than `retries`")] | None = None
+    backoff: Backoff | None = None
+    backoff_cap: Seconds | None = None
+    backoff_multiplier: Multiplier | None = None
+    jitter: Literal["full", "none"] | None = None
+    timeout: Seconds | None = None
 
 
 class TaskQuery(Input):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from fairqueue.web.api.aliases import SCHEMAS, TAKEN
 from fairqueue.web.api.operations import PREFIX, Nothing, Operation
 
 REF = "#/components/schemas/{name}"
@@ -57,6 +58,8 @@ def describe(operations: Sequence[Operation], root: str) -> dict[str, Any]:
         models += [model for model in (each.query, each.body, each.answer) if _is_model(model)]
     models = list(dict.fromkeys(models))
     _, schemas = msgspec.json.schema_components(models, ref_template=REF)
+    for model in TAKEN:
+        _add_aliases(schemas.get(model.__name__))
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _operation(each, schemas)
@@ -76,6 +79,17 @@ def describe(operations: Sequence[Operation], root: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def _add_aliases(schema: dict[str, Any] | None) -> None:
+    """Other names that a body may have for some of its fields."""
+    if schema is None:
+        return
+    schema["properties"] = schema["properties"] | SCHEMAS
+    if schema["required"]:
+        rest = [name for name in schema["required"] if name != "user_id"]
+        either = ("user_id", "run_as_user_id")
+        schema |= {"required": rest, "anyOf": [{"required": [name]} for name in either]}
 
 
 def _is_model(model: Any) -> bool:

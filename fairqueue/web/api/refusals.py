@@ -4,7 +4,7 @@ Errors of the library become problems in `fairqueue.web.problems`; here is what 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from fairqueue.errors import (
     InvalidInput,
     InvalidPayload,
     UnknownTimezone,
+    cut,
 )
-from fairqueue.web.problems import Problem, problem_of
+from fairqueue.web.problems import LONGEST_PART, Problem, problem_of
 
 # Where an error is always about the same field.
 FIELDS: dict[type[FairQueueError], str] = {
@@ -52,15 +53,27 @@ def not_found(kind: str, detail: str) -> Problem:
     return Problem(status=404, kind=kind, detail=detail)
 
 
-def of_form(error: msgspec.ValidationError, place: str, known: Sequence[str]) -> Refused:
-    """What a model says of a value: `place` is "body" or "query"."""
+def of_form(
+    error: msgspec.ValidationError,
+    place: str,
+    known: Sequence[str],
+    aliases: Mapping[str, str] = {},
+) -> Refused:
+    """What a model says of a value: `place` is "body" or "query".
+
+    `aliases` are the names that the request used instead of ours.
+    """
+    # It may repeat what was sent: the name of a field, a value that is not one of a few.
     match = _PLACE.match(str(error))
     what = match["what"] if match else str(error)
-    where = (match["where"] or "") if match else ""
-    field, detail = where, f"{place}: {where}: {what}" if where else f"{place}: {what}"
+    where = cut((match["where"] or "") if match else "", LONGEST_PART)
+    where = aliases.get(where, where)
+    shown = cut(what, LONGEST_PART)
+    field, detail = where, f"{place}: {where}: {shown}" if where else f"{place}: {shown}"
     named = _NAMED.match(what)
     if named:
-        field = f"{where}.{named['name']}" if where else named["name"]
+        name = cut(named["name"], LONGEST_PART)
+        field = f"{where}.{name}" if where else name
         if named["kind"] == "missing required":
             detail = f"{place}: the field {field!r} is missing"
         else:

@@ -16,10 +16,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fairqueue.access import Actor
-from fairqueue.errors import FairQueueError, StaleVersion
+from fairqueue.errors import FairQueueError, StaleVersion, cut, shown
+from fairqueue.logs import log_event
 from fairqueue.models import new_id
 from fairqueue.replies import ReplyStore
 from fairqueue.validation import check_name
+from fairqueue.web.api.aliases import resolve
 from fairqueue.web.api.models import Input
 from fairqueue.web.api.operations import Call, Nothing, Operation, Reply
 from fairqueue.web.api.refusals import Refused, conflict, of_form, of_library, refuse
@@ -110,7 +112,7 @@ class Routes:
                 return operation, path
             allowed += ["GET", "HEAD"] if operation.method == "GET" else [operation.method]
         if not allowed:
-            raise refuse(404, "not-found", f"there is nothing at /{'/'.join(parts)}")
+            raise refuse(404, "not-found", f"there is nothing at {cut('/' + '/'.join(parts), 200)}")
         allow = ", ".join(dict.fromkeys(allowed))
         detail = f"{method} is not possible here: {allow}"
         raise Refused(
@@ -165,7 +167,7 @@ def read_query(operation: Operation, request: Request) -> Input:
         if _is_list(fields.get(name)):
             values.setdefault(name, []).append(value)
         elif name in values:
-            raise refuse(422, "invalid-input", f"query: {name!r} is given twice", field=name)
+            raise refuse(422, "invalid-input", f"query: {shown(name)} is given twice", field=name)
         else:
             values[name] = value
     try:
@@ -186,11 +188,12 @@ def read_json(operation: Operation, body: bytes) -> Input:
         value = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise refuse(400, "malformed-json", f"the body is no JSON: {error}") from None
+    value, aliases = resolve(value, operation.body)
     try:
         return msgspec.convert(value, operation.body)
     except msgspec.ValidationError as error:
         known = [each.encode_name for each in msgspec.structs.fields(operation.body)]
-        raise of_form(error, "body", known) from None
+        raise of_form(error, "body", known, aliases) from None
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -316,9 +319,13 @@ def _sent_path(scope: Scope) -> str:
 def _crashed(operation: Operation, request: Request) -> Answer:
     """A mistake of ours: the log has the traceback, the client an id to find it by."""
     incident = new_id()
-    logger.exception(
+    log_event(
+        logger,
         "request_crashed",
-        extra={"event": "request_crashed", "operation": operation.name, "incident": incident},
+        logging.ERROR,
+        exc_info=True,
+        operation=operation.name,
+        incident=incident,
     )
     detail = f"something went wrong here; the log says what, under incident {incident}"
     extra = {"incident": incident}

@@ -20,6 +20,7 @@ class LogLineDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     at: datetime
     level: str
     message: str
+    context: dict[str, Any]
 
 
 def record(name: str, doc: str, fields: Mapping[str, Any]) -> type[msgspec.Struct]:

@@ -35,9 +35,11 @@ def change_user(call: Call[Nothing, m.UserChanges]) -> Reply:
     return Reply(content=document(call.inspector.users.set(call.path["user_id"], **changes)))
 
 
-def pause_user(call: Call[Nothing, Nothing]) -> Reply:
-    """Pause a user: no task of theirs is handed out."""
-    return Reply(content=document(call.inspector.users.pause(call.path["user_id"])))
+def pause_user(call: Call[Nothing, m.Pause]) -> Reply:
+    """Pause a user: no task of theirs is handed out, until they are resumed or until a moment."""
+    note, until = call.body.note, call.body.until
+    paused = call.inspector.users.pause(call.path["user_id"], note=note, until=until)
+    return Reply(content=document(paused))
 
 
 def resume_user(call: Call[Nothing, Nothing]) -> Reply:

@@ -1,12 +1,17 @@
 """Write values for people: numbers, shares, durations and moments, as the templates' filters."""
 
+import json
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
+
+from fairqueue.errors import plural
+from fairqueue.reasons import Reason, sentence
 
 NOTHING = "–"
 
@@ -86,31 +91,63 @@ def countdown(at: datetime | None, absent: str = NOTHING) -> str:
     return _time(at, "countdown", absent)
 
 
-def _time(at: datetime | None, kind: str, absent: str) -> str:
-    """A <time> that assets/app.js keeps up to date; without scripts it says the moment in UTC."""
-    if at is None:
-        return absent
-    utc = at.astimezone(UTC)
-    text = utc.isoformat(sep=" ", timespec="milliseconds")
-    # Digits only, so there is nothing to escape: there may be hundreds of these on a page.
-    return Markup(  # noqa: S704
-        f'<time datetime="{text[:10]}T{text[11:23]}Z" data-time="{kind}">{text[:19]} UTC</time>'
+def span(first: datetime, last: datetime) -> str:
+    """Two moments as a range: `10 Nov 07:00:00 to 18 Nov 07:00:00`, with days where they differ."""
+    if first == last:
+        return moment(first)
+    begin, end = _written(first), _written(last)
+    return (
+        _time(first, "moment", NOTHING, f' data-beside="{end}"')
+        + " to "
+        + _time(last, "moment", NOTHING, f' data-beside="{begin}" data-end')
     )
 
 
+def _time(at: datetime | None, kind: str, absent: str, more: str = "") -> str:
+    """A <time> that assets/app.js keeps up to date; without scripts it says the moment in UTC."""
+    if at is None:
+        return absent
+    text = _written(at)
+    # Digits only, so there is nothing to escape: there may be hundreds of these on a page.
+    return Markup(  # noqa: S704
+        f'<time datetime="{text}" data-time="{kind}"{more}>{text[:10]} {text[11:19]} UTC</time>'
+    )
+
+
+def _written(at: datetime) -> str:
+    text = at.astimezone(UTC).isoformat(sep="T", timespec="milliseconds")
+    return f"{text[:23]}Z"
+
+
+# Between the words of a name: after a mark, and before a capital.
+_JOINTS = re.compile(r"(?<=[._:])(?=[^._:])|(?<=[a-z0-9])(?=[A-Z])")
+
+
 def dotted(text: str) -> str:
-    """A name that may be broken after its dots, and not in the middle of a word."""
-    return Markup("<wbr>").join(escape(part) for part in text.replace(".", ".\0").split("\0"))
+    """A name that may be broken between its words, and not in the middle of one."""
+    return Markup("<wbr>").join(map(escape, _JOINTS.split(text)))
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """`1 task`, `1,200 tasks`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def as_json(value: Any) -> str:
+    """A value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def urlencode(text: str) -> str:
     """A value in a query string; unlike Jinja's own, also of text that UTF-8 cannot hold."""
     return quote(text, safe="", errors="replace")
+
+
+def told(reason: Reason, now: datetime) -> str:
+    """A reason why a task waits as a sentence, whose moments are in the reader's zone."""
+
+    def tell(at: datetime) -> str:
+        return Markup("{} ({})").format(moment(at), countdown(at) if at > now else ago(at))
+
+    def fill(template: str, **values: Any) -> str:
+        return Markup(template).format(**values)  # noqa: S704 - ours; the values are escaped
+
+    return sentence(reason.code, reason.values, tell, fill)
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -119,10 +156,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "countdown": countdown,
     "dotted": dotted,
     "duration": duration,
+    "json": as_json,
     "moment": moment,
     "number": number,
     "plural": plural,
     "share": share,
     "size": size,
+    "told": told,
+    "span": span,
     "urlencode": urlencode,
 }

@@ -9,6 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.access import id_of
+from fairqueue.logs import log_event
 from fairqueue.web.auth import (
     LOOPBACK,
     SESSION_S,
@@ -23,6 +24,12 @@ from fairqueue.web.site import answer, link, site_of
 logger = logging.getLogger("fairqueue.web")
 
 MAX_SECRET = 200  # characters; ours have 63
+# Why somebody is asked to log in who was logged in before.
+REASONS = {
+    "expired": "Your session has expired. Log in again to go on.",
+    "unsaved": "Your session has expired, so nothing was saved. Log in again to go on; the Back "
+    "button of your browser may still have what you typed.",
+}
 
 
 def login_page(request: Request) -> Response:
@@ -38,6 +45,7 @@ def login_page(request: Request) -> Response:
         token=request.query_params.get("token", "")[:MAX_SECRET],
         next=local_path(request, request.query_params.get("next")),
         is_local=host in LOOPBACK,
+        reason=REASONS.get(request.query_params.get("why", "")),
         problem=None,
     )
 
@@ -57,8 +65,7 @@ async def login(request: Request) -> Response:
         session = await run_in_threadpool(access.redeem, secret, seconds=SESSION_S)
     if session is None:
         if key_id is not None:  # else it is a slip, and anybody could fill the log with such
-            fields = {"event": "login_refused", "address": address, "key": key_id}
-            logger.warning("login_refused", extra=fields)
+            log_event(logger, "login_refused", logging.WARNING, address=address, key=key_id)
         return await run_in_threadpool(_refused, request, where)
     response = RedirectResponse(where, 303)
     set_session(request, response, session.secret)
@@ -74,6 +81,7 @@ def _refused(request: Request, where: str) -> Response:
         token="",
         next=where,
         is_local=False,
+        reason=None,
         problem=problem,
     )
 

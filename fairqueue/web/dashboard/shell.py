@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from fairqueue.access import Actor
 from fairqueue.clock import from_ms
 from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput
-from fairqueue.web.auth import is_secure
+from fairqueue.web.auth import SESSION_COOKIE, is_secure
 from fairqueue.web.dashboard.filters import FILTERS
 from fairqueue.web.dashboard.icons import icon
 from fairqueue.web.problems import Problem, problem_of
@@ -391,12 +391,13 @@ def error_page(request: Request, problem: Problem) -> Response:
 
 def _to_login(request: Request, problem: Problem) -> Response:
     if is_htmx(request):
-        where = f"{link(request, 'login')}?next={quote(came_from(request))}"
-        return Response(status_code=401, headers={**problem.headers, "HX-Redirect": where})
+        # The page stays, with what was typed into it, and asks for a key itself.
+        headers = {"HX-Trigger": json.dumps({"fq:session": {}}), "HX-Reswap": "none"}
+        return Response(status_code=401, headers={**problem.headers, **headers})
     if not _wants_html(request):
         return problem.response(path_of(request.scope))
     if request.method not in SAFE_METHODS:
-        return RedirectResponse(f"{link(request, 'login')}?next={quote(came_from(request))}", 303)
+        return RedirectResponse(_login_path(request, came_from(request)), 303)
     if request.headers.get("sec-fetch-site") == "cross-site":
         # The cookie does not travel with a link on another site. A page of ours that loads itself
         # again is no other site, so whoever is logged in gets where the link leads.
@@ -404,7 +405,15 @@ def _to_login(request: Request, problem: Problem) -> Response:
             '<!doctype html><meta http-equiv="refresh" content="0"><title>…</title>'
         )
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    return RedirectResponse(f"{link(request, 'login')}?next={quote(path)}", 303)
+    return RedirectResponse(_login_path(request, path), 303)
+
+
+def _login_path(request: Request, path: str) -> str:
+    """Where to log in, and to go on after that; with the reason, where a session is over."""
+    why = ""
+    if SESSION_COOKIE in request.cookies:
+        why = "&why=expired" if request.method in SAFE_METHODS else "&why=unsaved"
+    return f"{link(request, 'login')}?next={quote(path)}{why}"
 
 
 def _wants_html(request: Request) -> bool:

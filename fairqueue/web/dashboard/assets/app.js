@@ -3,7 +3,9 @@
 
 const root = document.documentElement;
 const PULSE_MS = 15_000; // parts that refresh themselves do so this often at most
-const RETRY_MS = 10_000; // after the stream was refused
+const RETRY_MS = 3_000; // after the stream was refused
+const AWAY_MS = 4_000; // so long a stream may be away before the page says so; it ends now and then
+const AGAIN_MS = 2_000; // so often a page that could not be made is asked for
 const TOAST_MS = 8_000;
 
 // --- preferences, kept in this browser ---------------------------------------------------------
@@ -40,14 +42,20 @@ function parts(moment, timeZone) {
   return Object.fromEntries(found.map((part) => [part.type, part.value]));
 }
 
-function momentText(ms) {
+const dayOf = (at) => `${at.day} ${at.month} ${at.year}`;
+
+// The day is left out where it is today. Of a range over several days both ends have theirs; of one
+// within a day, the first end has it for both.
+function momentText(ms, element) {
   const timeZone = zone === "utc" ? "UTC" : undefined;
   const at = parts(ms, timeZone);
   const today = parts(now(), timeZone);
   const clock = `${at.hour}:${at.minute}:${at.second}`;
-  const day = `${at.day} ${at.month}`;
-  if (at.year !== today.year) return `${day} ${at.year} ${clock}`;
-  return day === `${today.day} ${today.month}` ? clock : `${day} ${clock}`;
+  const other = element?.dataset.beside && dayOf(parts(Date.parse(element.dataset.beside), timeZone));
+  const isEnd = element?.dataset.end !== undefined;
+  const plain = other && other !== dayOf(at) ? false : isEnd || dayOf(at) === dayOf(today);
+  if (plain) return clock;
+  return at.year === today.year ? `${at.day} ${at.month} ${clock}` : `${dayOf(at)} ${clock}`;
 }
 
 function fullText(ms) {
@@ -107,7 +115,7 @@ function showTimes(within = document) {
   for (const element of within.querySelectorAll("time[data-time]")) {
     const ms = Date.parse(element.dateTime);
     // On a page that is paused, a distance that goes on counting would look like news.
-    setText(element, (live.wanted ? TIMES[element.dataset.time] : momentText)(ms));
+    setText(element, (live.wanted ? TIMES[element.dataset.time] : momentText)(ms, element));
     const full = fullText(ms);
     if (element.title !== full) element.title = full;
   }
@@ -128,7 +136,7 @@ function numberText(value, format) {
 
 // --- toasts --------------------------------------------------------------------------------------
 
-function toast(text, level = "success") {
+function toast(text, level = "success", act = null) {
   const region = document.getElementById("toasts");
   // An open dialog covers all that is outside of it, also for screen readers.
   (document.querySelector("dialog[open]") ?? document.body).append(region);
@@ -141,7 +149,7 @@ function toast(text, level = "success") {
   close.className = "plain";
   close.setAttribute("aria-label", "Dismiss");
   close.textContent = "×";
-  item.append(said, close);
+  item.append(said, ...(act ? [act] : []), close);
   region.append(item);
   // Errors stay until they are read.
   if (level !== "error") setTimeout(() => item.remove(), TOAST_MS);
@@ -162,6 +170,8 @@ const live = {
   last: null,
   wanted: prefs.get("live", "on") === "on",
   pulsed: Date.now(),
+  known: now(), // when what the page shows was true
+  away: null,
 };
 
 function showState(state) {
@@ -169,8 +179,24 @@ function showState(state) {
   if (!button) return;
   button.dataset.state = state;
   button.setAttribute("aria-pressed", String(live.wanted));
-  const words = { live: "Live", paused: "Paused", waiting: "Connecting", out: "Signed out" };
+  const words = { live: "Live", paused: "Paused", waiting: "Connecting", down: "No data", out: "Signed out" };
   setText(button.querySelector("span"), words[state]);
+}
+
+// What is shown is old: because of "redis" or "server". null: it is not.
+function showAlarm(cause) {
+  const alarm = document.getElementById("unavailable");
+  if (!alarm) return;
+  clearTimeout(live.away);
+  live.away = null;
+  if (cause) {
+    const time = alarm.querySelector("time");
+    time.dateTime = new Date(live.known).toISOString();
+    for (const part of alarm.querySelectorAll("[data-cause]")) part.hidden = part.dataset.cause !== cause;
+    showTimes(alarm);
+    showState("down");
+  }
+  if (alarm.hidden === Boolean(cause)) alarm.hidden = !cause;
 }
 
 function showNumbers(numbers) {
@@ -191,14 +217,19 @@ function showNumbers(numbers) {
 
 function onNumbers(event) {
   const numbers = JSON.parse(event.data);
-  const alarm = document.getElementById("unavailable");
-  alarm.hidden = !numbers.unavailable;
-  if (numbers.unavailable) return;
+  if (numbers.unavailable) {
+    showAlarm("redis");
+    return;
+  }
+  const wasDown = document.getElementById("unavailable")?.hidden === false;
+  live.known = now();
+  showAlarm(null);
+  showState("live");
   live.base ??= numbers;
   live.last = numbers;
   root.dataset.fresh = "true";
   showNumbers(numbers);
-  if (Date.now() - live.pulsed >= PULSE_MS) pulse();
+  if (wasDown || Date.now() - live.pulsed >= PULSE_MS) pulse();
 }
 
 function pulse() {
@@ -209,27 +240,32 @@ function pulse() {
 }
 
 async function onTrouble() {
-  if (live.source?.readyState !== EventSource.CLOSED) {
-    showState("waiting"); // the browser tries again by itself
-    return;
+  const isDown = document.getElementById("unavailable")?.hidden === false;
+  if (!isDown) {
+    showState("waiting");
+    live.away ??= setTimeout(() => live.wanted && showAlarm("server"), AWAY_MS);
   }
+  if (live.source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
   live.source = null;
   const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
   if (answer?.status === 401) {
-    showState("out");
-    toast("Your session has ended. Load the page again to log in.", "warning");
+    sayExpired();
     return;
   }
-  showState("waiting");
+  if (answer?.status === 503) showAlarm("redis");
   setTimeout(() => live.wanted && !live.source && connect(), RETRY_MS);
 }
 
 function connect() {
   const url = root.dataset.events;
   if (!url) return;
-  showState("waiting");
+  if (document.getElementById("unavailable")?.hidden !== false) showState("waiting");
   live.source = new EventSource(url);
-  live.source.addEventListener("open", () => showState("live"));
+  // That it is open says that the dashboard answers. Whether Redis does, the first message says.
+  live.source.addEventListener("open", () => {
+    clearTimeout(live.away);
+    live.away = null;
+  });
   live.source.addEventListener("numbers", onNumbers);
   live.source.addEventListener("error", onTrouble);
 }
@@ -239,10 +275,91 @@ function setLive(wanted) {
   prefs.set("live", wanted ? "on" : "off");
   live.source?.close();
   live.source = null;
+  showAlarm(null);
   if (wanted) connect();
   else showState("paused");
   showTimes();
 }
+
+// --- a session that is over ----------------------------------------------------------------------
+
+// The page stays as it is, with what was typed into it; whoever logs in again here goes on.
+const session = { dialog: document.getElementById("session"), pending: null };
+let isTold = false;
+
+function askLogin(form = null) {
+  showState("out");
+  if (!session.dialog) return;
+  session.pending = form;
+  setText(document.getElementById("session-error"), "");
+  if (!session.dialog.open) session.dialog.showModal();
+}
+
+// Nobody is interrupted who only reads or types.
+function sayExpired() {
+  showState("out");
+  if (isTold || session.dialog?.open) return;
+  isTold = true;
+  const act = document.createElement("button");
+  act.type = "button";
+  act.className = "secondary small";
+  act.textContent = "Log in";
+  act.dataset.login = "";
+  toast("Your session has expired. What you have typed is kept.", "error", act);
+}
+
+const isLoggedIn = async () => (await fetch(location.href, { method: "HEAD" }).catch(() => null))?.status !== 401;
+
+async function logIn(form) {
+  const data = new URLSearchParams(new FormData(form));
+  if (data.get("secret")) {
+    // A session that has begun leads to a page. Its cookie is what counts, the page is here already.
+    const answer = await fetch(form.action, { method: "POST", body: data, redirect: "manual" }).catch(() => null);
+    if (answer?.type === "opaqueredirect") return "";
+    return answer?.status === 401 ? "This key is unknown or was revoked." : "That did not work. Try again in a moment.";
+  }
+  return (await isLoggedIn()) ? "" : "You are not logged in yet: paste a key.";
+}
+
+async function goOn(form) {
+  const problem = await logIn(form);
+  setText(document.getElementById("session-error"), problem);
+  if (problem) return;
+  const pending = session.pending;
+  form.reset();
+  session.dialog.close();
+  for (const item of document.querySelectorAll(".toast:has([data-login])")) item.remove();
+  isTold = false;
+  toast("You are logged in again.");
+  if (live.wanted && !live.source) connect();
+  pending?.requestSubmit();
+}
+
+document.addEventListener("fq:session", (event) => {
+  const isOwn = event.target.closest?.("[hx-trigger*='fq:pulse']"); // what the page asked by itself
+  if (isOwn) sayExpired();
+  else askLogin(event.target.closest?.("form[method=post]"));
+});
+
+// A form that leaves the page is sent when the server still knows the session. htmx sends the others.
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!session.dialog || form.method !== "post" || form.hasAttribute("hx-post")) return;
+  if (session.dialog.contains(form)) {
+    event.preventDefault();
+    goOn(form);
+    return;
+  }
+  if (form.dataset.sent !== undefined || form.closest(".whoami")) return;
+  event.preventDefault();
+  if (!(await isLoggedIn())) {
+    askLogin(form);
+    return;
+  }
+  form.dataset.sent = "";
+  form.requestSubmit(event.submitter);
+  delete form.dataset.sent;
+});
 
 // --- controls ------------------------------------------------------------------------------------
 
@@ -299,7 +416,7 @@ async function copy(button) {
 }
 
 const CLICKS = {
-  live: () => setLive(!live.wanted),
+  live: () => (document.getElementById("live").dataset.state === "out" ? askLogin() : setLive(!live.wanted)),
   theme: nextTheme,
   zone: nextZone,
   menu: () => setMenu(document.getElementById("menu").getAttribute("aria-expanded") !== "true"),
@@ -315,6 +432,7 @@ document.addEventListener("click", (event) => {
   CLICKS[target.id]?.();
   if (target.dataset.copy) copy(target);
   if (target.dataset.dialog) document.getElementById(target.dataset.dialog).showModal();
+  if (target.dataset.login !== undefined) askLogin();
   if (target.dataset.close !== undefined) target.closest("dialog").close();
   if (target.closest(".toast") && target.matches(".plain")) target.closest(".toast").remove();
 });
@@ -347,6 +465,19 @@ document.addEventListener("change", (event) => {
   if (event.target.matches("form.filters select")) event.target.form.requestSubmit();
 });
 
+// A link to another window or view takes along what was typed into the filters before it.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-keeps]");
+  const form = link && document.querySelector("form.filters");
+  if (!form) return;
+  const url = new URL(link.href);
+  const own = new Set(["last", "since", "until", "window", "cursor"]); // what such links are about
+  const names = new Set([...form.elements].map((field) => field.name).filter((name) => name && !own.has(name)));
+  for (const name of names) url.searchParams.delete(name);
+  for (const [name, value] of new FormData(form)) if (names.has(name)) url.searchParams.append(name, value);
+  link.href = url;
+}, true);
+
 // Empty filters stay out of the address.
 document.addEventListener("formdata", (event) => {
   if (!event.target.matches("form.filters")) return;
@@ -375,4 +506,11 @@ addEventListener("pagehide", () => live.source?.close());
 addEventListener("pageshow", (event) => event.persisted && live.wanted && connect());
 if (live.wanted) connect();
 else showState("paused");
+// A page that could not be made is made as soon as that is possible.
+if (document.querySelector("[data-again]")) {
+  setInterval(async () => {
+    const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
+    if (answer && answer.status !== 503) location.reload();
+  }, AGAIN_MS);
+}
 for (const form of document.querySelectorAll("form[data-auto-submit]")) form.requestSubmit();

@@ -2,6 +2,7 @@
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // lines differ by more than their colour
 const HEIGHT = 190;
+const HALF_LABEL = 24; // pixels: the last label of the time axis may stand at the very end
 const charts = new Map();
 
 function colour(name) {
@@ -35,6 +36,12 @@ function timeText(seconds, withDay = false) {
   return new Intl.DateTimeFormat("en-GB", options).format(seconds * 1000);
 }
 
+// Labels of the time axis. Where a day begins, the day is said: a window may have more than one.
+function tickText(seconds) {
+  const clock = timeText(seconds);
+  return clock === "00:00" ? timeText(seconds, true).split(",")[0] : clock;
+}
+
 function options(figure, data) {
   const ink = colour("ink");
   const faint = colour("grid");
@@ -57,12 +64,12 @@ function options(figure, data) {
   return {
     width: figure.querySelector(".plot").clientWidth,
     height: HEIGHT,
-    padding: [10, 8, 0, 0],
+    padding: [10, HALF_LABEL, 0, 0],
     legend: { show: false },
     cursor: { y: false, points: stacked ? { show: false } : { size: 7 }, drag: { x: false, y: false }, ...(stacked ? { dataIdx: (plot, _, __, at) => stretchAt(data, at) } : {}) },
     scales: { ...(stacked ? { x: { range: stretches(data) } } : {}), y: { range: (_, low, high) => [0, data.unit === "%" ? 100 : Math.max(high * 1.1, figure.dataset.least ? Number(figure.dataset.least) : 1)] } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((at) => timeText(at)), space: 70, size: 28 },
+      { ...axis, values: (_, ticks) => ticks.map(tickText), space: 70, size: 28 },
       { ...axis, values: (_, ticks) => ticks.map((each) => valueText(each, "")), size: 46, space: 38 },
     ],
     series: [{}, ...(stacked ? lines.reverse() : lines)],

@@ -23,7 +23,8 @@ let refreshed = -REFRESH_MS;
 
 // New contents for the rows that are shown; none comes, goes or moves under the reader's hand.
 async function refreshRows(body) {
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } }).catch(() => null);
+  const url = addressOf(body);
+  const answer = url && await fetch(url, { headers: { Accept: "text/html" } }).catch(() => null);
   if (!answer?.ok || answer.redirected) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   const found = new Map([...fresh.querySelectorAll("[data-refresh] > tr")].map((row) => [row.dataset.key, row]));
@@ -38,8 +39,17 @@ async function refreshRows(body) {
       htmx.process(cell);
     }
     row.className = next.className;
+    row.toggleAttribute("data-open", next.hasAttribute("data-open"));
   }
   document.dispatchEvent(new CustomEvent("fq:times"));
+}
+
+// Where the rows come from: the list itself; or, where rows move on to other pages while more come,
+// an address that gives those which can still change by their keys. null: none can.
+function addressOf(body) {
+  if (!body.dataset.refresh) return location.href;
+  const keys = [...body.querySelectorAll("tr[data-open]")].map((row) => ["id", row.dataset.key]);
+  return keys.length ? `${body.dataset.refresh}?${new URLSearchParams(keys)}` : null;
 }
 
 // What a cell says, with moments by their date and not by their distance.
@@ -51,7 +61,8 @@ function textOf(cell) {
 
 document.body.addEventListener("fq:pulse", () => {
   const body = document.querySelector("[data-refresh]");
-  if (!body || document.visibilityState !== "visible" || performance.now() - refreshed < REFRESH_MS) return;
+  const isDear = body && !body.dataset.refresh;
+  if (!body || document.visibilityState !== "visible" || (isDear && performance.now() - refreshed < REFRESH_MS)) return;
   refreshed = performance.now();
   refreshRows(body);
 });
@@ -72,7 +83,7 @@ function checkJson(area) {
   try {
     if (area.value.trim()) JSON.parse(area.value);
   } catch (error) {
-    problem = `This is no JSON yet: ${error.message}`;
+    problem = `Not valid JSON yet: ${error.message}`;
   }
   if (place.textContent !== problem) place.textContent = problem;
   showMarks(area.form);

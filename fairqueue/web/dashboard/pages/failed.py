@@ -42,7 +42,7 @@ LINES_AT_ONCE = 20  # of an export, in one piece
 MANY = {
     "retry": (
         "Retry failed runs",
-        "Run {} again",
+        "Retry {}",
         "Each becomes a new run with the same arguments; those that were run again before are left "
         "out. The failed ones stay in the list.",
         "run again",

@@ -58,6 +58,7 @@ def run(request: Request) -> Response:
         result=None if it.result is None else json_text(it.result, 2),
         origin=RUN_TYPES.get(it.run_type, it.run_type),
         explanation=inspector.runs.explain(task_id) if it.status in WAITING else None,
+        lost=inspector.runs.lost([it]).get(task_id),
         is_failed=it.status in FAILED,
         is_unfinished=it.status in UNFINISHED,
         edit_command=_edit_command(details),
@@ -102,7 +103,8 @@ def _moments(details: RunDetails) -> Iterator[tuple[str, datetime | None, str]]:
     if planned is not None:
         yield "Due", planned, "idle"
     yield ("Fired" if run.run_type == "scheduled" else "Queued"), run.pushed_at, "idle"
-    if run.due_at > run.pushed_at and run.attempts <= 1 and run.due_at != planned:
+    is_first = run.attempts <= 1 and run.status != "retrying"  # else it is due for another attempt
+    if run.due_at > run.pushed_at and is_first and run.due_at != planned:
         yield "Ready", run.due_at, "idle"
     for attempt in details.attempts:
         again = "" if len(details.attempts) == 1 else f", attempt {attempt.number}"

@@ -1,5 +1,8 @@
 """The runs: what waits, runs and has ended, newest first."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -19,7 +22,7 @@ from fairqueue.web.dashboard.pages.run_parts import (
     waited,
     window_of,
 )
-from fairqueue.web.dashboard.shell import page
+from fairqueue.web.dashboard.shell import page, partial
 from fairqueue.web.problems import problem_of
 from fairqueue.web.site import link
 
@@ -35,7 +38,7 @@ COUNTERS = {
     "timed_out": "timed_out",
     "cancelled": "cancelled",
 }
-ENDINGS = {"finished", "buried", "cancelled"}
+LABELS_OF = {"user_id": "user", "schedule_id": "schedule", "name": "task", "last": "the last"}
 
 
 def runs(request: Request) -> Response:
@@ -60,7 +63,6 @@ def runs(request: Request) -> Response:
         request,
         "runs.html",
         status=200 if problem is None else problem.status,
-        runs=found,
         problem=problem,
         statuses=STATUSES,
         chosen=statuses,
@@ -68,21 +70,45 @@ def runs(request: Request) -> Response:
         window=window,
         is_filtered=bool(told or statuses or run_id),
         narrows=bool(told),
+        filtered_by=_filtered_by(told, statuses),
         counters=_counters(statuses),
-        unfinished=UNFINISHED,
-        sees_tenants=actor_of(request).tenant is None,
-        short=short,
-        waited=waited,
-        took=took,
-        segment=segment,
         command=command("runs", "list", *flags(given, statuses)),
-        **paths(request),
+        **_rows(request, found),
     )
+
+
+def rows(request: Request) -> Response:
+    """Some of the rows of a list, as they are now: those that the address names."""
+    ids = request.query_params.getlist("id")[:PAGE]
+    found = inspector_of(request).runs.find(ids)
+    return partial(request, "runs_rows.html", **_rows(request, found))
+
+
+def _rows(request: Request, found: Sequence[Run]) -> dict[str, Any]:
+    """What run_rows.html needs."""
+    return {
+        "runs": found,
+        "lost": inspector_of(request).runs.lost(found),
+        "unfinished": UNFINISHED,
+        "sees_tenants": actor_of(request).tenant is None,
+        "short": short,
+        "waited": waited,
+        "took": took,
+        "segment": segment,
+        **paths(request),
+    }
+
+
+def _filtered_by(told: dict[str, str], statuses: list[str]) -> list[str]:
+    """What the list is filtered by, in words."""
+    found = [f"{LABELS_OF.get(name, name)} {value}" for name, value in told.items()]
+    chosen = [each.replace("_", " ") for each in statuses]
+    return [*found, *([f"status {' or '.join(chosen)}"] if chosen else [])]
 
 
 def _counters(statuses: list[str]) -> list[str]:
     """The counters that say how many runs are new; timed out ones are among the buried."""
-    found = {COUNTERS[each] for each in statuses if each in COUNTERS} or ENDINGS
+    found = {COUNTERS[each] for each in statuses if each in COUNTERS} or {"pushed"}
     return sorted(found - {"timed_out"} if "buried" in found else found)
 
 
@@ -92,4 +118,7 @@ def _to_run(request: Request, run_id: str) -> Response:
     return RedirectResponse(f"{link(request, 'runs')}/{segment(run_id)}", 303)
 
 
-ROUTES: list[BaseRoute] = [Route("/runs", runs, name="runs")]
+ROUTES: list[BaseRoute] = [
+    Route("/runs", runs, name="runs"),
+    Route("/do/runs/rows", rows, name="runs_rows"),
+]

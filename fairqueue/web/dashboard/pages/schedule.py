@@ -10,13 +10,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.errors import InvalidInput, UnknownSchedule
+from fairqueue.errors import InvalidInput, UnknownSchedule, plural
 from fairqueue.inspection.views import DayCount, ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.moments import Moment
 from fairqueue.validation import Priority
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.filters import plural
 from fairqueue.web.dashboard.pages.parts import (
     command,
     json_text,
@@ -30,6 +29,7 @@ from fairqueue.web.dashboard.pages.parts import (
     utc_text,
     wall,
 )
+from fairqueue.web.dashboard.pages.run_parts import short
 from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
 from fairqueue.web.site import link
 
@@ -120,6 +120,7 @@ def schedule(request: Request) -> Response:
         backfill_until=local_text(now, zone)[:16],
         priorities=PRIORITIES,
         segment=segment,
+        short=short,
         query_id=query_value(schedule_id),
         json_text=json_text,
         command=command,
@@ -187,10 +188,10 @@ def policies(it: ScheduledTask) -> list[tuple[str, str]]:
     found: list[tuple[str, str | None]] = [
         ("Priority", f"{int(it.priority)}, {it.priority.name.replace('_', ' ').lower()}"),
         ("Missed moments", _misfire(it)),
-        ("While one is unfinished", OVERLAPS.get(it.overlap, it.overlap)),
+        ("If still running", OVERLAPS.get(it.overlap, it.overlap)),
         ("Jitter", f"up to {it.jitter:g} s later" if it.jitter else None),
         ("Retries", _or_handlers(it.retries)),
-        ("Backoff", _or_handlers(_seconds(it.backoff))),
+        ("Backoff", _or_handlers(_backoff(it))),
         ("Time-out", _or_handlers(_seconds(it.timeout))),
         ("Paused after failures", _failures(it)),
         ("Completed after", plural(it.max_runs, "run") if it.max_runs else None),
@@ -222,6 +223,17 @@ def _seconds(value: float | list[float] | None) -> str | None:
         return None
     listed = value if isinstance(value, list) else [value]
     return ", ".join(f"{each:g} s" for each in listed)
+
+
+def _backoff(it: ScheduledTask) -> str | None:
+    """The delays before its retries, and what it says of them, in words."""
+    parts = [
+        _seconds(it.backoff),
+        None if it.backoff_multiplier is None else f"times {it.backoff_multiplier:g}",
+        None if it.backoff_cap is None else f"up to {it.backoff_cap:g} s",
+        None if it.backoff_jitter is None else f"jitter {it.backoff_jitter}",
+    ]
+    return "; ".join(part for part in parts if part is not None) or None
 
 
 def _windows(windows: Sequence[dict[str, Any]] | None) -> str | None:

@@ -70,6 +70,13 @@ USUAL: Texts = {
 }
 
 
+BACKOFF_JITTERS = {
+    "": "As usual: a backoff is taken at its word",
+    "none": "None",
+    "full": "Full: each delay is drawn between 0 and itself",
+}
+
+
 # --- fields: from what is typed, and back ---------------------------------------------------------
 
 
@@ -82,6 +89,13 @@ def _whole(text: str, zone: str, name: str) -> int:
         return int(text)
     except ValueError:
         raise InvalidInput(f"{name} {text!r:.60} is no whole number") from None
+
+
+def _number(text: str, zone: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"{name} {text!r:.60} is not a number") from None
 
 
 def _seconds(text: str, zone: str, name: str) -> float:
@@ -113,6 +127,8 @@ def _dates(text: str, zone: str, name: str) -> list[str]:
 
 
 READERS: dict[str, Callable[[str, str, str], Any]] = {
+    "title": _text,
+    "description": _text,
     "name": _text,
     "user_id": _text,
     "tenant": _text,
@@ -133,6 +149,9 @@ READERS: dict[str, Callable[[str, str, str], Any]] = {
     "overlap": _text,
     "retries": _whole,
     "backoff": _backoff,
+    "backoff_cap": _seconds,
+    "backoff_multiplier": _number,
+    "backoff_jitter": _text,
     "timeout": _seconds,
     "max_failures": _whole,
     "payload": _json,
@@ -147,6 +166,8 @@ def texts_of(it: ScheduledTask) -> Texts:
     backoff = it.backoff if isinstance(it.backoff, list) else [it.backoff]
     return {
         "schedule_id": it.schedule_id,
+        "title": it.title or "",
+        "description": it.description or "",
         "name": it.name,
         "user_id": it.user_id,
         "tenant": it.tenant or "",
@@ -168,6 +189,9 @@ def texts_of(it: ScheduledTask) -> Texts:
         "overlap": it.overlap,
         "retries": _number_text(it.retries),
         "backoff": ", ".join(seconds_text(each) for each in backoff),
+        "backoff_cap": seconds_text(it.backoff_cap),
+        "backoff_multiplier": _number_text(it.backoff_multiplier),
+        "backoff_jitter": it.backoff_jitter or "",
         "timeout": seconds_text(it.timeout),
         "max_failures": _number_text(it.max_failures),
         "payload": _json_text(it.payload, indent=2),
@@ -179,8 +203,8 @@ def _json_text(value: Any, indent: int | None = None) -> str:
     return "" if value is None else json_text(value, indent)
 
 
-def _number_text(value: int | None) -> str:
-    return "" if value is None else str(value)
+def _number_text(value: float | None) -> str:
+    return "" if value is None else str(value).removesuffix(".0")
 
 
 def typed_in(form: Form) -> Texts:
@@ -260,7 +284,7 @@ class Task:
     @property
     def title(self) -> str:
         """The head of the page."""
-        name = "" if self.view is None else self.view.schedule.name
+        name = "" if self.view is None else self.view.schedule.label
         return {"new": "New schedule", "edit": f"Edit {name}", "copy": f"Copy of {name}"}[self.kind]
 
     @property
@@ -336,6 +360,7 @@ def _form_page(
         priorities=PRIORITIES,
         misfires=list(MISFIRES.items()),
         overlaps=list(OVERLAPS.items()),
+        backoff_jitters=list(BACKOFF_JITTERS.items()),
         sees_tenants=actor_of(request).tenant is None,
         back=_path(request, task.view.schedule.schedule_id)
         if task.view

@@ -9,12 +9,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.control import BulkResult
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, plural
 from fairqueue.inspection.schedules import ScheduleFilters
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.filters import plural
 from fairqueue.web.dashboard.pages.parts import (
     brief,
     command,
@@ -51,7 +50,7 @@ BULK = {
         "They go on from now; what passed meanwhile is not made up for.",
         "resumed",
     ),
-    "trigger": ("Trigger", "Each has one run now, beside its plan.", "triggered"),
+    "trigger": ("Trigger", "Each has one run now, in addition to its schedule.", "triggered"),
     "remove": ("Delete", "Runs that they have had stay. This cannot be undone.", "deleted"),
 }
 

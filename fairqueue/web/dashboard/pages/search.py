@@ -53,17 +53,18 @@ def search(request: Request) -> Response:
 
 
 def _schedules(request: Request, q: str) -> Group:
-    """Those whose id it is, or whose name or id contains it."""
+    """Those whose id it is, or whose name, id or title contains it."""
     schedules = inspector_of(request).schedules
     own = _or_none(lambda: schedules.get(q))
     found = _or_none(lambda: schedules.list(contains=q, limit=LOOKED)) or Page[ScheduleView](
         [], None
     )
-    others = [view for view in found if view.schedule.schedule_id != q]
+    own_id = None if own is None else own.schedule.schedule_id
+    others = [view for view in found if view.schedule.schedule_id != own_id]
     listed = ([] if own is None else [own]) + others
     hits = [
         Hit(
-            label=view.schedule.name,
+            label=view.schedule.label,
             about=f"{view.schedule.schedule_id}, of {view.schedule.user_id}: {view.sentence}",
             path=paths(request)["schedule_path"] + segment(view.schedule.schedule_id),
         )

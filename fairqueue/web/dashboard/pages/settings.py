@@ -22,7 +22,7 @@ from fairqueue.web.dashboard.shell import STATIC, Done, Form, action, page
 from fairqueue.web.site import site_of
 
 # For how long a new key may hold: as the command line says it, and in words.
-LIFETIMES = [("", "until it is revoked"), ("1d", "1 day"), ("30d", "30 days"), ("365d", "1 year")]
+LIFETIMES = [("", "never"), ("1d", "in 1 day"), ("30d", "in 30 days"), ("365d", "in 1 year")]
 
 
 # --- what can be set ------------------------------------------------------------------------------
@@ -73,7 +73,10 @@ MEANINGS: dict[str, tuple[Kind, str]] = {
         COUNT,
         "How many tasks may wait or be delayed before new ones are refused; 0: any number.",
     ),
-    "keep_finished": (COUNT, "How many succeeded and cancelled runs are kept; 0: none."),
+    "keep_finished": (
+        COUNT,
+        "How many succeeded and cancelled runs are kept, about 1 KB each; 0: none.",
+    ),
     "keep_finished_for": (SECONDS, "For how long succeeded and cancelled runs are kept."),
     "keep_dead": (COUNT, "How many failed runs are kept; 0: none."),
     "keep_dead_for": (SECONDS, "For how long failed runs are kept."),
@@ -83,7 +86,7 @@ MEANINGS: dict[str, tuple[Kind, str]] = {
     ),
     "critical_share": (
         PART,
-        "The part of all serves that CRITICAL tasks may take ahead of others' turns.",
+        "Largest share of slots that CRITICAL tasks may take ahead of others' turns.",
     ),
     "ageing": (
         SECONDS,

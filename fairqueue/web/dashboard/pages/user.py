@@ -44,7 +44,7 @@ def user(request: Request) -> Response:
         info=info,
         hint=hint(info, minutes),
         scale=scale_of([info]),
-        next_wait=inspector.users.next_wait(user_id) if info.backlog else None,
+        next_wait=inspector.users.next_wait(user_id) if info.backlog or info.delayed else None,
         tasks=inspector.tasks.list(user_id=user_id, limit=ROWS),
         schedules=inspector.schedules.list(user_id=user_id, limit=ROWS),
         runs=inspector.runs.list(STARTED, user_id=user_id, limit=ROWS),

@@ -1,20 +1,29 @@
 """The users: what each is entitled to and gets, why some wait, and what can be done about it."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
+from zlib import crc32
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, plural
 from fairqueue.models import Page
 from fairqueue.people import ShareSeries, UserInfo
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import Line, chart_document
-from fairqueue.web.dashboard.filters import plural
-from fairqueue.web.dashboard.pages.parts import command, options, paths, query_value, segment
+from fairqueue.web.dashboard.filters import duration
+from fairqueue.web.dashboard.pages.parts import (
+    command,
+    now_of,
+    options,
+    paths,
+    query_value,
+    segment,
+)
 from fairqueue.web.dashboard.pages.user_parts import (
     WINDOWS,
     evenness,
@@ -27,7 +36,17 @@ from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
 
 PAGE = 25  # users on one page
 TOP = 8  # users with a colour of their own
-DIALOGS = ("limits", "drop")
+DIALOGS = ("limits", "drop", "pause")
+# For how many minutes a user may be paused; "" until somebody resumes it.
+PAUSES = {
+    "": "until somebody resumes them",
+    "15": "15 minutes",
+    "60": "1 hour",
+    "480": "8 hours",
+    "1440": "1 day",
+    "10080": "1 week",
+}
+MAX_PAUSE = 366 * 24 * 60  # minutes
 LIMITS = ("weight", "max_running", "max_waiting", "rate", "tenant")
 
 
@@ -90,12 +109,28 @@ def shares(request: Request) -> Response:
     """Runs that ended over time, of the users who got most and of all others."""
     series = inspector_of(request).users.shares(WINDOWS[window_of(request)][0], TOP)
     names = [*series.users, *(["others"] if any(series.others) else [])]
-    tones = [*(str(number) for number in range(1, len(series.users) + 1)), "idle"]
+    tones = [*tones_of(series.users), "idle"]
     values = [*(series.counts[user] for user in series.users), series.others]
     lines = list(zip(names, tones, values, strict=False))
     if _kind(request) == "runs":
         return chart_document(series.times, lines)
     return chart_document(series.times, _in_percent(series, lines), "%")
+
+
+def tones_of(users: Sequence[str]) -> list[str]:
+    """A colour for each user, the same at each load: it goes by the name, not by the place.
+
+    Of users whose names lead to one colour the first by name has it, and the others a free one.
+    """
+    wanted = {user: crc32(user.encode("utf-8", "replace")) % TOP for user in users}
+    taken: dict[int, str] = {}
+    for user in sorted(users):
+        taken.setdefault(wanted[user], user)
+    found = {user: tone for tone, user in taken.items()}
+    free = [tone for tone in range(TOP) if tone not in taken]
+    for user in sorted(wanted.keys() - found.keys()):
+        found[user] = free.pop(wanted[user] % len(free)) if free else wanted[user]
+    return [str(found[user] + 1) for user in users]
 
 
 def _in_percent(series: ShareSeries, lines: Sequence[Line]) -> list[Line]:
@@ -136,6 +171,7 @@ def ask(request: Request) -> Response:
         f"users_{kind}.html",
         info=people.get(user_id),
         waiting=people.purge(user_id, dry_run=True),
+        pauses=PAUSES,
         command=command,
     )
 
@@ -181,10 +217,15 @@ def _said(value: object) -> str:
 
 @action
 def pause(request: Request, form: Form) -> Done:
-    """Hand out no task of a user."""
+    """Hand out no task of a user, until somebody resumes it or for so many minutes."""
     user_id = form.raw("id")
-    inspector_of(request).users.pause(user_id)
-    return Done(text=f"Paused {user_id}: no task is handed out. What runs goes on.")
+    minutes = form.integer("minutes")
+    if minutes is not None and not 0 < minutes <= MAX_PAUSE:
+        raise InvalidInput(f"minutes must be 1 to {MAX_PAUSE}, not {minutes}")
+    until = None if minutes is None else now_of(request) + timedelta(minutes=minutes)
+    inspector_of(request).users.pause(user_id, note=form.text("note"), until=until)
+    how_long = f" for {duration(minutes * 60)}" if minutes else ""
+    return Done(text=f"Paused {user_id}{how_long}: no task is handed out. What runs goes on.")
 
 
 @action

@@ -73,9 +73,6 @@ def _policy(info: RedisInfo) -> Judgement:
     if info.policy.startswith("allkeys"):
         advice = "A full server throws tasks and schedules away: set maxmemory-policy noeviction."
         return Judgement(name="Eviction", value=info.policy, level="error", advice=advice)
-    if info.policy.startswith("volatile"):
-        advice = "It may throw the leader's term away: set maxmemory-policy noeviction."
-        return Judgement(name="Eviction", value=info.policy, level="warning", advice=advice)
     return Judgement(name="Eviction", value=info.policy)
 
 

@@ -1,0 +1,83 @@
+"""Whom `scheduler`, `worker` and `up` tell what goes wrong: what their options name."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairqueue.alerts import Alerts, LogRecipient, Recipient, WebhookRecipient
+from fairqueue.cli.apps import find
+from fairqueue.errors import ConfigurationError, kind_of
+
+USUAL_NAME = "alerts"
+LAST_ALERTS_S = 5.0  # at the end, so long for alerts that wait
+
+
+def alerting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--alerts`, `--alert-webhook` and `--alert-log`; the command gets `alerts`, or None."""
+
+    @click.option(
+        "--alerts",
+        "named",
+        metavar="MODULE[:NAME]",
+        help="Whom to tell what goes wrong: an Alerts, or a function that returns one; "
+        f"default name: {USUAL_NAME}.",
+    )
+    @click.option(
+        "--alert-webhook",
+        metavar="URL|@FILE",
+        help="Post alerts there, as JSON; @FILE has the URL where ps must not show it.",
+    )
+    @click.option("--alert-log", is_flag=True, help="Write alerts to the log.")
+    @functools.wraps(command)
+    def told(
+        *args: Any, named: str | None, alert_webhook: str | None, alert_log: bool, **settings: Any
+    ) -> Any:
+        alerts = _alerts(named, alert_webhook, alert_log)
+        try:
+            return command(*args, alerts=alerts, **settings)
+        finally:
+            if alerts is not None:
+                alerts.close(LAST_ALERTS_S)
+
+    return told
+
+
+def _alerts(named: str | None, webhook: str | None, log: bool) -> Alerts | None:
+    """Raises ConfigurationError for what cannot be used."""
+    if named is None:
+        recipients = _recipients(webhook, log)
+        return Alerts(recipients) if recipients else None
+    if webhook is not None or log:
+        raise ConfigurationError(
+            f"--alerts {named!r} has its own recipients: leave --alert-webhook and --alert-log out"
+        )
+    path = named if ":" in named else f"{named}:{USUAL_NAME}"
+    wanted = "an Alerts, or a function that returns one"
+    _, found = find(path, "--alerts", wanted)
+    if callable(found) and not isinstance(found, Alerts):
+        found = found()
+    if not isinstance(found, Alerts):
+        raise ConfigurationError(f"--alerts {named!r} must be {wanted}, not {kind_of(found)}")
+    return found
+
+
+def _recipients(webhook: str | None, log: bool) -> Sequence[Recipient]:
+    recipients: list[Recipient] = []
+    if webhook is not None:
+        # Whoever writes http:// here has decided so.
+        recipients.append(WebhookRecipient(_url(webhook), allow_http=True))
+    if log:
+        recipients.append(LogRecipient())
+    return recipients
+
+
+def _url(text: str) -> str:
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--alert-webhook {text!r} cannot be read: {error}") from None

@@ -1,0 +1,252 @@
+"""Add up the metrics of processes that come and go, so that one port shows those of all.
+
+    child 0 --.
+    child 1 ---+-->  a place in shared memory for each  -->  the parent, at a scrape
+    child 2 --'
+
+A child writes down once a second, and when it ends, what its registry says. The one that replaces
+it goes on from there: counters never go back, and nothing grows with the number of replacements.
+What a child counted in the last second before it was killed is lost.
+"""
+
+import json
+import logging
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from fairqueue.logs import log_event
+
+logger = logging.getLogger("fairqueue.metrics")
+
+REPORT_S = 1.0  # so often a child writes its metrics down
+PLACE_BYTES = 512 * 1024  # for the metrics of a child, compressed; what is not used costs nothing
+_HEAD = struct.Struct("=II")  # checksum and length of what follows
+
+# Metrics that mean one process each; of these the port shows the parent's own.
+_OF_ONE_PROCESS = ("python_", "process_")
+_CUMULATIVE = ("counter", "histogram", "summary")
+_TRIES = 10  # to read what is written at the same time
+
+# The values of one family of metrics: by name and labels of the sample.
+Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class _Family:
+    """A metric with all its samples."""
+
+    def __init__(self, kind: str, text: str, values: Values) -> None:
+        self.kind = kind
+        self.text = text
+        self.values = values
+
+
+Families = dict[str, _Family]
+
+
+class Tally:
+    """The places of so many children, in memory that they share with the process that forks them.
+
+    Make it before they are forked, and let each be `reporting` at a place of its own. What they
+    count is then part of what `Merged` tells of the registry, in the process that has made it.
+    """
+
+    def __init__(self, places: int, registry: CollectorRegistry | None = None) -> None:
+        self._registry = REGISTRY if registry is None else registry
+        self._places = [_Place() for _ in range(places)]
+        self._owner = os.getpid()
+        _tallies.setdefault(self._registry, WeakSet()).add(self)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has made it, and is no copy of the one that has."""
+        return self._owner == os.getpid()
+
+    @contextmanager
+    def reporting(self, place: int) -> Iterator[None]:
+        """In a child: write its metrics down until the end, but for what it was forked with."""
+        report = _Report(self._registry, self._places[place])
+        report.write(os.getpid())
+        ended = threading.Event()
+
+        def keep_on() -> None:
+            while not ended.wait(REPORT_S):
+                report.write(os.getpid())
+
+        thread = threading.Thread(target=keep_on, name="fairqueue-tally", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            report.write(0)
+
+    def read(self) -> Iterator[Families]:
+        """What the children have written down last."""
+        for place in self._places:
+            pid, families = place.read()
+            if not _exists(pid):  # nothing is under way there
+                families = {n: f for n, f in families.items() if f.kind in _CUMULATIVE}
+            yield families
+
+
+class _Report:
+    """What a child tells of itself: what it has counted, and what those before it had."""
+
+    def __init__(self, registry: CollectorRegistry, place: "_Place") -> None:
+        self._registry = registry
+        self._place = place
+        self._before = {
+            name: family for name, family in place.read()[1].items() if family.kind in _CUMULATIVE
+        }
+        self._inherited = _collect(registry)
+        self._failing = False
+
+    def write(self, pid: int) -> None:
+        """Write it down. Whatever goes wrong is logged once: the tasks matter more."""
+        try:
+            families = _collect(self._registry)
+            for name, family in families.items():
+                inherited = self._inherited.get(name)
+                if inherited is not None and family.kind in _CUMULATIVE:
+                    for key, value in inherited.values.items():
+                        if key in family.values:
+                            family.values[key] -= value
+            self._place.write(pid, _added(families, self._before))
+            self._failing = False
+        except Exception as error:
+            if not self._failing:
+                log_event(logger, "metrics_not_reported", logging.WARNING, error=repr(error))
+            self._failing = True
+
+
+class _Place:
+    """A document that one process writes and another reads, without a lock.
+
+    It has two halves: one is written while the other is the one to read, and a byte says which. So
+    a writer that is killed leaves what was there before.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 1 + 2 * PLACE_BYTES)
+
+    def write(self, pid: int, families: Families) -> None:
+        """Replace what is there. Raises ValueError if it is too large."""
+        lines = [
+            [name, each.kind, each.text, [[*key, value] for key, value in each.values.items()]]
+            for name, each in families.items()
+        ]
+        data = zlib.compress(json.dumps([pid, lines]).encode(), 1)
+        if _HEAD.size + len(data) > PLACE_BYTES:
+            raise ValueError(f"the metrics of a process take {len(data)} bytes, compressed")
+        half = 1 - self._memory[0]
+        start = 1 + half * PLACE_BYTES
+        head = _HEAD.pack(zlib.crc32(data), len(data))
+        self._memory[start : start + _HEAD.size + len(data)] = head + data
+        self._memory[0] = half
+
+    def read(self) -> tuple[int, Families]:
+        """Who has written last, and what; nothing if nobody has."""
+        for _ in range(_TRIES):
+            start = 1 + self._memory[0] * PLACE_BYTES
+            checksum, length = _HEAD.unpack_from(self._memory, start)
+            data = self._memory[start + _HEAD.size : start + _HEAD.size + length]
+            if length and zlib.crc32(data) == checksum:
+                pid, lines = json.loads(zlib.decompress(data))
+                return pid, {name: _family(*rest) for name, *rest in lines}
+        return 0, {}
+
+
+def _family(kind: str, text: str, samples: Iterable[tuple[str, Any, float]]) -> _Family:
+    values = {
+        (name, tuple((label, value) for label, value in labels)): number
+        for name, labels, number in samples
+    }
+    return _Family(kind, text, values)
+
+
+def _collect(registry: CollectorRegistry) -> Families:
+    """What a registry and the children of this process say, but for what means one process."""
+    found: Families = {}
+    for metric in registry.collect():
+        if not metric.name.startswith(_OF_ONE_PROCESS):
+            found[metric.name] = _Family(metric.type, metric.documentation, _values(metric))
+    for tally in _own_tallies(registry):
+        for families in tally.read():
+            _added(found, families)
+    return found
+
+
+def _values(metric: Metric) -> Values:
+    return {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for sample in metric.samples
+        if not sample.name.endswith("_created")  # when it was: nothing to add up
+    }
+
+
+def _added(families: Families, more: Mapping[str, _Family]) -> Families:
+    """The sum of both, in the first."""
+    for name, other in more.items():
+        family = families.setdefault(name, _Family(other.kind, other.text, {}))
+        for key, value in other.values.items():
+            family.values[key] = family.values.get(key, 0.0) + value
+    return families
+
+
+_tallies: WeakKeyDictionary[CollectorRegistry, "WeakSet[Tally]"] = WeakKeyDictionary()
+
+
+def _own_tallies(registry: CollectorRegistry) -> list[Tally]:
+    return [tally for tally in _tallies.get(registry, ()) if tally.is_ours]
+
+
+class Merged(Collector):
+    """All metrics of some registries and of the children of this process, added up by name."""
+
+    def __init__(self, *registries: CollectorRegistry) -> None:
+        self._registries = tuple(dict.fromkeys(registries))
+
+    def collect(self) -> Iterable[Metric]:
+        """As the registry does, where it is one and has no children."""
+        if len(self._registries) == 1 and not _own_tallies(self._registries[0]):
+            yield from self._registries[0].collect()
+            return
+        own = {}
+        added: Families = {}
+        for registry in self._registries:
+            for metric in registry.collect():
+                if metric.name.startswith(_OF_ONE_PROCESS):
+                    own[metric.name] = metric
+            _added(added, _collect(registry))
+        yield from own.values()
+        for name, family in added.items():
+            metric = Metric(name, family.text, family.kind)
+            for (sample, labels), value in family.values.items():
+                metric.add_sample(sample, dict(labels), value)
+            yield metric
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering reads nothing."""
+        return []
+
+
+def _exists(pid: int) -> bool:
+    if not pid:
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError:  # none, or somebody else's by now
+        return False
+    return True

@@ -1,0 +1,95 @@
+-- Keep tasks that become ready later: by time, and by user.
+--
+-- @include time
+-- KEYS delayed        zset  task id -> when it becomes ready, ms
+-- KEYS delayed_index  zset  user NUL when, 15 digits NUL task id, all scores 0: the same, by user
+-- KEYS delayed_users  zset  user -> when to look at the user's delayed tasks, ms: not after the first is due
+--
+-- Clients of before the index write `delayed` alone. So nothing is decided by the index that time
+-- decides, an entry of it that `delayed` does not confirm counts for nothing, and what it lacks is
+-- brought in by index_delayed and the doctor.
+
+-- A table, and not functions of their own: a script has room for 200 local variables.
+local delays = {}
+
+function delays.member(user, due, id)
+  return string.format('%s\0%015.0f\0', user, due) .. id
+end
+
+-- Enter tasks in the index, a flat list of when, id and user of each; how many were not there. The
+-- moments of users only ever come nearer here: a claim that looks in vain sets the next one.
+function delays.enter(list)
+  if #list == 0 then return 0 end
+  local members, first, moments = {}, {}, {}
+  for i = 1, #list, 3 do
+    local due, id, user = list[i], list[i + 1], list[i + 2]
+    members[#members + 1] = '0'
+    members[#members + 1] = delays.member(user, due, id)
+    first[user] = math.min(first[user] or due, due)
+  end
+  for user, due in pairs(first) do
+    moments[#moments + 1] = due
+    moments[#moments + 1] = user
+  end
+  redis.call('ZADD', K.delayed_users, 'LT', unpack(moments))
+  return redis.call('ZADD', K.delayed_index, unpack(members))
+end
+
+-- Let tasks become ready later; a flat list of when, id and user of each.
+function delays.add(list)
+  if #list == 0 then return end
+  local times = {}
+  for i = 1, #list, 3 do
+    times[#times + 1] = list[i]
+    times[#times + 1] = list[i + 1]
+  end
+  redis.call('ZADD', K.delayed, unpack(times))
+  delays.enter(list)
+end
+
+-- Take one out again.
+function delays.remove(id, user)
+  local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
+  if not due then return end
+  redis.call('ZREM', K.delayed, id)
+  redis.call('ZREM', K.delayed_index, delays.member(user, due, id))
+end
+
+-- Let one that is delayed become ready at another time; nothing happens to others.
+function delays.move(id, user, due)
+  if not redis.call('ZSCORE', K.delayed, id) then return end
+  delays.remove(id, user)
+  delays.add({ due, id, user })
+end
+
+-- Set when to look at a user's delayed tasks: at a moment, or nil if there are none.
+function delays.look_at(user, moment)
+  if moment then
+    redis.call('ZADD', K.delayed_users, text_of(moment), user)
+  else
+    redis.call('ZREM', K.delayed_users, user)
+  end
+end
+
+-- Tasks that are due by the index, in turns by user, some of each: ids, when, and their entries. The
+-- moment of each user who is looked at becomes that of the next task.
+function delays.due_in_turns(most)
+  local ids, times, members = {}, {}, {}
+  local users = redis.call('ZRANGE', K.delayed_users, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+  local each = math.max(1, math.floor(most / math.max(1, #users)))
+  for _, user in ipairs(users) do
+    local following
+    for i, member in ipairs(redis.call('ZRANGEBYLEX', K.delayed_index, '[' .. user .. '\0',
+      '(' .. user .. '\1', 'LIMIT', 0, each + 1)) do
+      local due, id = string.match(member, '%z(%d+)%z(%Z*)$')
+      due = tonumber(due)
+      if due > now or i > each then
+        following = math.max(due, now)  -- with more that is due, behind all who wait by now
+        break
+      end
+      ids[#ids + 1], times[#times + 1], members[#members + 1] = id, due, member
+    end
+    delays.look_at(user, following)
+  end
+  return ids, times, members
+end

@@ -1,0 +1,139 @@
+-- Know the sorts of workers that claim only some names, and tell them of what they may take.
+--
+-- @include time
+-- KEYS fair    hash  mixed: when one of these was heard of, ms
+-- KEYS kinds   hash  <place>.names -> '+' or '-' and names, each in a line; <place>.state -> five
+--                    numbers: seen, from, till, pause, clean; <place>.news -> users, each in a line
+-- KEYS wake    list  at most one token, for a worker that is blocked: one that takes all names, or
+--                    is of a sort without a list of its own
+-- KEYS wake_1  list  at most one token, for a worker of the sort at this place
+-- KEYS wake_2  list  the same
+-- KEYS wake_3  list  the same
+-- KEYS wake_4  list  the same
+-- KEYS wake_5  list  the same
+-- KEYS wake_6  list  the same
+-- KEYS wake_7  list  the same
+-- KEYS wake_8  list  the same
+--
+-- A sort is what a claim says of names: workers with the same handlers are of one. It is known from
+-- its first claim on, and forgotten when none has come for a while. While there is none, a script
+-- spends nothing on this. `from` is where its next claim goes on in ready; `till`, when it has looked
+-- at all users in vain, the moment to look again if it is told of nothing before, and `pause` how long
+-- that is; `clean` is 1 if nothing was found since it began at the head.
+
+local KINDS = 16       -- sorts that are known
+local KIND_MS = 60000  -- one of which nothing is heard for so long is forgotten
+local NEWS = 50        -- users of whom a sort is told by name; of more it has to go and look
+
+-- A table, and not functions of their own: a script has room for 200 local variables.
+local kinds = {}
+
+local function leave_token(list)
+  return redis.call('LLEN', list) == 0 and redis.call('LPUSH', list, '1')
+end
+
+-- Where the workers of a sort wait.
+function kinds.list_of(kind)
+  local lists = { K.wake_1, K.wake_2, K.wake_3, K.wake_4, K.wake_5, K.wake_6, K.wake_7, K.wake_8 }
+  return lists[kind.place] or K.wake
+end
+
+-- Read the sorts that were heard of lately; where those that have no place here go on.
+function kinds.read()
+  local fields, flat = {}, redis.call('HGETALL', K.kinds)
+  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+  kinds.known = {}
+  for place = 1, KINDS do
+    local names = fields[place .. '.names']
+    local seen, from, till, pause, clean =
+      string.match(fields[place .. '.state'] or '', '^(%d+) (%d+) (%d+) (%d+) (%d)$')
+    if names and seen and math.abs(now - tonumber(seen)) < KIND_MS then
+      kinds.known[#kinds.known + 1] = { place = place, names = names, from = tonumber(from),
+        till = tonumber(till), pause = tonumber(pause), clean = clean == '1',
+        news = fields[place .. '.news'] or '' }
+    end
+  end
+  return tonumber(string.match(fields['0.state'] or '', '^%d+ (%d+)') or nil) or 0
+end
+
+-- The sorts that are about; none of them costs nothing.
+function kinds.all()
+  if not kinds.known then
+    kinds.known = {}
+    if kinds.mixed and math.abs(now - kinds.mixed) < KIND_MS then kinds.read() end
+  end
+  return kinds.known
+end
+
+function kinds.wants(kind, name)
+  local is_listed = string.find(kind.names, '\n' .. name .. '\n', 1, true) ~= nil
+  return is_listed == (string.byte(kind.names) == 43)
+end
+
+-- A sort hears of a user who has something for it.
+function kinds.hear(kind, user)
+  if string.find(kind.news, '\n' .. user .. '\n', 1, true) then return end
+  local _, lines = string.gsub(kind.news, '\n', '\n')
+  if lines > NEWS + 1 then return end
+  kind.news = (kind.news == '' and '\n' or kind.news) .. (lines > NEWS and '*' or user) .. '\n'
+  redis.call('HSET', K.kinds, kind.place .. '.news', kind.news)
+end
+
+-- Tell of tasks that can be claimed from now on, each with its user and name. `and_more`: a user who
+-- may have others behind them.
+function kinds.tell(list, and_more)
+  for _, kind in ipairs(kinds.all()) do
+    local wants, told = {}, false
+    for _, task in ipairs(list) do
+      local name = task.name or ''
+      if wants[name] == nil then wants[name] = kinds.wants(kind, name) end
+      if wants[name] then
+        kinds.hear(kind, task.user)
+        told = true
+      end
+    end
+    -- The one that claims just now needs no token: it looks at what it has heard of.
+    if told and kind ~= kinds.own then leave_token(kinds.list_of(kind)) end
+    if and_more then kinds.hear(kind, and_more) end
+  end
+end
+
+-- Wake a worker of each sort that may take tasks of a name; nil: of each sort.
+function kinds.wake(name)
+  for _, kind in ipairs(kinds.all()) do
+    if not name or kinds.wants(kind, name) then leave_token(kinds.list_of(kind)) end
+  end
+end
+
+-- The sort that claims now, from now on among those that are about. Where these are too many, the
+-- others share a place at which nobody is told of anything: they look for themselves, in turns.
+function kinds.enter(names)
+  local text = string.sub(names, 1, 1) .. '\n' .. string.sub(names, 2) .. '\n'
+  local shared_from = kinds.read()
+  local taken = {}
+  for _, kind in ipairs(kinds.known) do
+    taken[kind.place] = true
+    if kind.names == text then kinds.own = kind end
+  end
+  for place = 1, KINDS do
+    if not kinds.own and not taken[place] then
+      kinds.own = { place = place, names = text, from = 0, till = 0, pause = 0, clean = true,
+        news = '' }
+      kinds.known[#kinds.known + 1] = kinds.own
+      redis.call('HSET', K.kinds, place .. '.names', text)
+      redis.call('HDEL', K.kinds, place .. '.news')
+    end
+  end
+  kinds.own = kinds.own
+    or { place = 0, names = text, from = shared_from, till = 0, pause = 0, clean = false, news = '' }
+  return kinds.own
+end
+
+-- Write what a claim has learnt.
+function kinds.save(kind)
+  redis.call('HSET', K.kinds, kind.place .. '.state', string.format('%.0f %d %.0f %d %d',
+    now, kind.from, kind.till, kind.pause, kind.clean and 1 or 0))
+  if not kinds.mixed or math.abs(now - kinds.mixed) > KIND_MS / 6 then
+    redis.call('HSET', K.fair, 'mixed', now)
+  end
+end

@@ -1,0 +1,322 @@
+"""No script does more at once than a few milliseconds' work, however large what is stored is.
+
+How long scripts take is measured by `python -m benchmarks worst`; here it is what they leave over,
+and that nothing is left over for ever.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from recorded import RECORDED, load
+from support import claim_one, count_commands, dump, fill, make_task
+
+from fairqueue.clock import ManualClock
+from fairqueue.doctor import Doctor
+from fairqueue.embedded import EmbeddedServer
+from fairqueue.errors import InvalidTask, RedisRefused
+from fairqueue.history import History
+from fairqueue.models import DIGESTED_BYTES, Task
+from fairqueue.queue import FINISHED_AT_ONCE, TaskQueue
+from fairqueue.reports import Failure, Report
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.workers import WorkerStore
+
+LARGE = {"x": "y" * 250_000}  # nearly as large as a payload may be
+
+
+def sha1(task: Task) -> str:
+    return hashlib.sha1(task.document.encode(), usedforsecurity=False).hexdigest()
+
+
+def end(queue: TaskQueue, count: int, *, dead: bool = False, **fields: Any) -> list[str]:
+    """So many tasks that have ended, by id."""
+    ids = [f"t{n:04}" for n in range(count)]
+    queue.push_many(make_task(task_id=i, **fields) for i in ids)
+    left = count
+    while left:
+        claims = queue.claim("w", 100)
+        left -= len(claims)
+        if dead:
+            for claim in claims:
+                queue.bury(claim, "no")
+        else:
+            queue.finish_many((claim, None) for claim in claims)
+    return ids
+
+
+def forget_digests(client: redis.Redis, queue: TaskQueue) -> None:
+    """Make the records those of a version that kept no digests."""
+    key = queue.keys["status"]
+    for task_id, text in client.hgetall(key).items():
+        record = json.loads(text)
+        record.pop("digest", None)
+        record.pop("bytes", None)
+        client.hset(key, task_id, json.dumps(record, separators=(",", ":")))
+
+
+# --- digests --------------------------------------------------------------------------------------
+
+
+def test_the_digest_of_a_long_document_is_kept_with_its_length(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    long, short = make_task(task_id="long", payload=LARGE), make_task(task_id="short")
+    assert len(short.document) <= DIGESTED_BYTES
+    queue.push_many([long, short])
+    status = dump(redis_client)["status"]
+    assert status["long"]["digest"] == sha1(long)
+    assert status["long"]["bytes"] == len(long.document)
+    assert not {"digest", "bytes"} & status["short"].keys()
+
+
+def test_what_a_schedule_fires_and_a_retry_have_digests_too(
+    queue: TaskQueue, redis_client: redis.Redis, scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    scheduler.add_schedule("* * * * *", "alice", schedule_id="s", payload=LARGE)
+    clock.advance(60)
+    scheduler.tick()
+    claim = claim_one(queue)
+    queue.bury(claim, "no")
+    again = History(queue).retry(claim.task.task_id)
+    status = dump(redis_client)["status"]
+    assert status[claim.task.task_id]["digest"] == sha1(claim.task)
+    new = queue.get(again)
+    assert new is not None
+    assert new.task is not None
+    assert status[again]["digest"] == sha1(new.task)
+
+
+@pytest.mark.parametrize("with_digests", [True, False])
+@pytest.mark.parametrize("size", [10, 5000])
+def test_a_dropped_task_is_recognised_with_and_without_a_digest(
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    clock: ManualClock,
+    with_digests: bool,
+    size: int,
+) -> None:
+    end(queue, 1, payload={"x": "y" * size})
+    if not with_digests:
+        forget_digests(redis_client, queue)
+    clock.advance(1)
+    assert History(queue).prune(0.5) == 1
+    assert queue.push(make_task(task_id="t0000", payload={"x": "y" * size})) == "t0000"
+    assert queue.get("t0000") is None
+    with pytest.raises(InvalidTask):
+        queue.push(make_task(task_id="t0000", payload={"x": "z" * size}))
+
+
+def test_a_stored_document_of_another_length_is_not_read_to_refuse_its_id(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    queue.push(make_task(task_id="a", payload=LARGE))
+    before = count_commands(redis_client)
+    with pytest.raises(InvalidTask):
+        queue.push(make_task(task_id="a", payload={"x": 1}))
+    used = count_commands(redis_client) - before
+    assert used["hstrlen"] == 1
+    queue.push(make_task(task_id="a", payload=LARGE))  # the same again
+    other = {"x": "z" * 250_000}  # as long
+    with pytest.raises(InvalidTask):
+        queue.push(make_task(task_id="a", payload=other))
+
+
+# --- dropping -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("with_digests", "at_once"), [(True, 80), (False, 12)])
+def test_one_script_frees_a_bounded_number_of_bytes_and_claims_take_up_the_rest(
+    queue: TaskQueue, redis_client: redis.Redis, with_digests: bool, at_once: int
+) -> None:
+    end(queue, 200, payload=LARGE)
+    if not with_digests:
+        forget_digests(redis_client, queue)
+    queue.configure(keep_finished=0)
+    fill(queue, "small", 100)
+    claims = queue.claim("w", 100)
+
+    queue.finish_many((claim, None) for claim in claims)
+
+    kept = [i for i in dump(redis_client)["ended"] if i.startswith("t")]
+    assert 200 - at_once <= len(kept) < 200
+    left = [300]
+    while left[-1]:
+        queue.claim("w")
+        left.append(redis_client.zcard(queue.keys["ended"]))
+        assert left[-1] < left[-2]
+        assert left[-2] - left[-1] <= 310
+    assert "behind" not in dump(redis_client)["fair"]
+    assert not {"tasks", "status"} & dump(redis_client).keys()
+
+
+@pytest.mark.parametrize("with_digests", [True, False])
+def test_all_that_is_asked_for_is_pruned_and_discarded(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, with_digests: bool
+) -> None:
+    ids = end(queue, 120, dead=True, payload=LARGE)
+    if not with_digests:
+        forget_digests(redis_client, queue)
+    assert History(queue).discard(ids[5])
+    assert not History(queue).discard(ids[5])
+    assert History(queue).discard_matching(limit=90) == 90
+    clock.advance(1)
+    assert History(queue).prune(0.5) == 29
+
+
+def test_a_discard_that_is_sent_again_says_the_same(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    ids = end(queue, 100, dead=True, payload=LARGE)
+    first = queue.link.run("discard", op="o", rest=ids)
+    assert first == queue.link.run("discard", op="o", rest=ids)
+    assert first[1] > 0
+    assert sum(first) == 100
+
+
+# --- keeping --------------------------------------------------------------------------------------
+
+
+def test_yesterdays_runs_are_found_with_the_default_retention(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    end(queue, 1200)
+    clock.advance(6 * 86_400)
+    fill(queue, "bob", 1)
+    queue.finish(claim_one(queue))
+    assert redis_client.zcard(queue.keys["ended"]) == 1201
+    assert queue.settings().keep_finished >= 100_000
+    clock.advance(86_400)
+    for _ in range(10):
+        clock.advance(11)  # each window of service
+        queue.claim("w")
+    assert redis_client.zcard(queue.keys["ended"]) == 1
+
+
+@pytest.mark.parametrize("stored", [{"keep_finished": 5}, {"keep_finished_for": 60}])
+def test_what_somebody_has_set_stays(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, stored: dict[str, Any]
+) -> None:
+    queue.configure(**stored)
+    end(queue, 20)
+    clock.advance(61)
+    queue.claim("w")
+    left = redis_client.zcard(queue.keys["ended"])
+    assert left == (5 if "keep_finished" in stored else 0)
+
+
+@pytest.mark.parametrize(("most", "level"), [(2**30, "ok"), (1000, "warning")])
+def test_the_doctor_watches_what_ended_runs_take(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, most: int, level: str
+) -> None:
+    monkeypatch.setattr("fairqueue.doctor.HISTORY_BYTES", most)
+    end(queue, 10, payload=LARGE)
+    found = {finding.check: finding for finding in Doctor(queue).examine(records=False)}
+    history = found["history"]
+    assert history.level == level
+    assert history.details["runs"] == 10
+    assert 10 * 250_000 < history.details["bytes"] < 10 * 253_000
+    assert ("lower keep_finished" in history.text) == (level == "warning")
+
+
+@pytest.mark.untidy  # an older version has written it
+def test_nothing_of_a_queue_has_an_expiry(
+    queue: TaskQueue, redis_client: redis.Redis, scheduler: TaskScheduler
+) -> None:
+    load(redis_client, RECORDED[-1])  # with something in every key
+    assert scheduler.tick().is_leader
+    there = [key for key in queue.keys.all() if redis_client.exists(key)]
+    assert queue.keys["leader"] in there
+    assert {key: redis_client.pttl(key) for key in there} == dict.fromkeys(there, -1)
+
+
+def test_a_full_server_with_a_volatile_policy_throws_nothing_away(
+    own_server: Callable[..., EmbeddedServer],
+) -> None:
+    server = own_server(config={"maxmemory": "12mb", "maxmemory-policy": "volatile-lru"})
+    with TaskQueue.from_url(server.url) as queue, redis.Redis.from_url(server.url) as client:
+        scheduler = TaskScheduler(queue, "one", lock_timeout=60.0)
+        scheduler.add_schedule("0 0 1 1 *", "alice", schedule_id="s")
+        assert scheduler.tick().is_leader
+        stored = 0
+        with suppress(RedisRefused):
+            while stored < 1000:
+                queue.push(make_task(payload={"x": "y" * 50_000}))
+                stored += 1
+        assert stored < 1000  # it was full
+        assert client.info("stats")["evicted_keys"] == 0
+        assert queue.size() == stored
+        assert queue.inspect().leader == "one"
+        queue.finish(claim_one(queue))  # it still drains
+
+
+# --- finishing and listing ------------------------------------------------------------------------
+
+
+def test_many_long_results_are_finished_in_several_scripts(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    fill(queue, "alice", 2 * FINISHED_AT_ONCE)
+    claims = queue.claim("w", 2 * FINISHED_AT_ONCE)
+    error = Failure(type="E", message="m" * 1000, traceback="t" * 8000, place="p")
+    report = Report.of_failure("n", error, seconds=1.0)
+    results = [(claim, "r" * 16_000, report) for claim in claims]
+    before = count_commands(redis_client)
+
+    words, more, _ = queue.finish_and_claim(results[:150], "w", 5)
+    assert words == ["finished"] * 150
+    assert more == []
+    assert queue.finish_many(results) == ["finished"] * 2 * FINISHED_AT_ONCE
+
+    sent = (count_commands(redis_client) - before)["evalsha"]
+    assert sent >= (150 + 200) * 24_000 // (256 * 1024)
+    info = queue.get(claims[-1].task.task_id)
+    assert info is not None
+    assert info.result == "r" * 16_000
+
+
+def test_runs_with_long_results_are_listed_in_parts_and_none_is_missed(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    ids = []
+    for n in range(240):
+        task_id = queue.push(make_task(task_id=f"t{n:04}"))
+        claim = claim_one(queue)
+        clock.advance(0.001)
+        if n % 3 == 0:
+            queue.bury(claim, "e" * 2000)
+        else:
+            queue.finish(claim, "r" * 16_000)
+        ids.append(task_id)
+    history = History(queue)
+    for statuses in (("succeeded", "failed"), None, ("failed", "succeeded", "cancelled")):
+        page = history.runs(statuses, limit=1000)
+        assert [run.task_id for run in page] == ids[::-1]
+        found, cursor = [], None
+        while True:
+            page = history.runs(statuses, limit=70, cursor=cursor)
+            found += [run.task_id for run in page]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert found == ids[::-1]
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def test_names_of_workers_are_known_after_one_has_left_whatever_they_are(queue: TaskQueue) -> None:
+    workers = WorkerStore(queue.link)
+    odd = ['a],"current":[', "b\\", 'c"', "[]"]
+    lists = {"w1": ["mail", "report"], "w2": ["mail", "report"], "w3": odd, "w4": []}
+    for worker, names in lists.items():
+        workers.beat({"names": names, "current": ['"names":'], "running": 1}, worker)
+    workers.beat({"current": [], "names": ["other order"]}, "w5")
+    workers.beat({"names": ["gone"], "current": []}, "w6")
+    workers.leave("w6")
+    beat = workers.beat({"names": ["own"], "current": []}, "w7")
+    assert beat.handled == {"mail", "report", "own", "other order", *odd}

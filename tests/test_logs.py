@@ -1,0 +1,177 @@
+"""What the log says: with the plainest formatter, what happened to what, and why."""
+
+import ast
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from scheduling import THURSDAY, add, at, fire_id
+from support import make_task
+
+import fairqueue
+from fairqueue.cli.logs import TextFormatter
+from fairqueue.clock import ManualClock
+from fairqueue.errors import RedisUnavailable
+from fairqueue.logs import MAX_SHOWN, fields_of, log_event
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.worker import Worker
+
+PACKAGE = Path(fairqueue.__file__).parent
+logger = logging.getLogger("fairqueue.test")
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
+    """The messages of an event, as `logging.basicConfig()` shows them."""
+    return [each.getMessage() for each in caplog.records if vars(each).get("event") == event]
+
+
+# --- one event ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("alice", "alice"),
+        (7, "7"),
+        (None, "None"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ("Müller wartet", '"Müller wartet"'),
+        ('a"b', '"a\\"b"'),
+        ("a=b", '"a=b"'),
+        ("one\ntwo\x1b[2J", '"one\\ntwo\\u001b[2J"'),
+        ("100%", "100%"),
+        ("x" * (MAX_SHOWN + 1), "x" * MAX_SHOWN + "..."),
+    ],
+)
+def test_a_message_names_the_event_and_its_fields(
+    caplog: pytest.LogCaptureFixture, value: object, text: str
+) -> None:
+    log_event(logger, "thing_happened", logging.WARNING, user=value, count=3)
+    (record,) = caplog.records
+    assert record.getMessage() == f"thing_happened user={text} count=3"
+    assert fields_of(record) == {"event": "thing_happened", "user": value, "count": 3}
+    assert (record.levelno, record.funcName) == (
+        logging.WARNING,
+        "test_a_message_names_the_event_and_its_fields",
+    )
+
+
+def test_a_line_of_the_command_line_says_each_field_once(caplog: pytest.LogCaptureFixture) -> None:
+    log_event(logger, "thing_happened", logging.WARNING, user="alice", reason="it is late")
+    line = TextFormatter().format(caplog.records[0])
+    assert line.endswith(' WARNING fairqueue.test thing_happened user=alice reason="it is late"')
+
+
+def test_nothing_is_made_of_an_event_that_nobody_wants(caplog: pytest.LogCaptureFixture) -> None:
+    class Dear:
+        def __str__(self) -> str:
+            raise AssertionError("nobody asked")
+
+    caplog.set_level(logging.INFO, "fairqueue.test")
+    log_event(logger, "thing_happened", logging.DEBUG, value=Dear())
+    assert caplog.records == []
+
+
+# --- what the library says ------------------------------------------------------------------------
+
+
+def test_a_failed_task_is_named_with_its_reason(
+    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(task: object) -> None:
+        raise ValueError("order 7 is gone")
+
+    queue.push(make_task(task_id="t-1", user_id="alice", name="mail.send"))
+    Worker(queue, fail, registry=CollectorRegistry()).run_once()
+    assert lines(caplog, "task_failed") == [
+        "task_failed task=t-1 task_name=mail.send user=alice attempt=1 "
+        'error="ValueError: order 7 is gone"'
+    ]
+
+
+def test_a_fire_tells_task_user_and_lateness(
+    scheduler: TaskScheduler, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.set(THURSDAY)
+    add(scheduler, "nine", user_id="alice")
+    clock.set(at(5, 9, 0, 2))
+    caplog.set_level(logging.DEBUG, "fairqueue")
+    scheduler.tick()
+    task = fire_id("nine", at(5, 9))
+    assert lines(caplog, "schedule_fired") == [
+        f"schedule_fired schedule=nine task={task} user=alice late_ms=2000"
+    ]
+
+
+def test_a_contended_lock_is_told_to_those_who_listen_closely(
+    scheduler: TaskScheduler, other: TaskScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert scheduler.tick().is_leader
+    caplog.set_level(logging.INFO, "fairqueue")
+    other.tick()
+    assert lines(caplog, "lock_contended") == []
+    caplog.set_level(logging.DEBUG, "fairqueue")
+    other.tick()
+    assert lines(caplog, "lock_contended") == [
+        "lock_contended scheduler=two queue=default term_left_ms=10000"
+    ]
+
+
+def test_a_cycle_that_fails_says_whose_and_why(
+    scheduler: TaskScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler._note_failure(RedisUnavailable("nobody answers at h:1"))
+    scheduler._note_failure(KeyError("oops"))
+    who = "cycle_failed scheduler=one queue=default"
+    assert lines(caplog, "cycle_failed") == [
+        f'{who} error="nobody answers at h:1"',
+        f"""{who} error=KeyError('oops')""",
+    ]
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+# What is logged in somebody else's words: an alert's headline, the lines of a run.
+OTHERS = {("alerts", "self._logger"), ("context", "self.logger"), ("isolation", "logger")}
+
+
+def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
+    """All calls of a module's methods of loggers and of log_event, with what they are called on."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.append((ast.unparse(node.func.value), node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.append((node.func.id, node))
+    return found
+
+
+METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+def test_every_event_is_logged_with_its_fields_in_the_message() -> None:
+    direct = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name == "logs.py":
+            continue
+        for on, call in calls_of(path):
+            if not isinstance(call.func, ast.Attribute) or call.func.attr not in METHODS:
+                continue
+            if on.split(".")[-1] in ("logger", "_logger") and (path.stem, on) not in OTHERS:
+                direct.append(f"{path.name}:{call.lineno}")
+    assert direct == [], "use log_event: these say nothing without `extra`"
+
+
+def test_no_field_has_the_name_of_what_each_record_has() -> None:
+    usual: set[str] = {*vars(logging.makeLogRecord({})), "message", "asctime"} - {"exc_info"}
+    clashes = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for on, call in calls_of(path):
+            if on in ("log_event", "_log"):
+                names: set[Any] = {each.arg for each in call.keywords}
+                clashes += [f"{path.name}:{call.lineno} {name}" for name in names & usual]
+    assert clashes == []

@@ -1,0 +1,157 @@
+"""The command lines that pages show: each is one that the program takes, and does what it says."""
+
+import html
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Site, Web
+from commands import Cli, parse
+from pages import HTML
+from rest import fail
+from support import fill, make_task
+
+from fairqueue.access import AccessStore
+from fairqueue.inspection import Inspector
+from fairqueue.queue import TaskQueue
+from fairqueue.seeder import seed
+from fairqueue.workers import WorkerStore
+
+LISTS = (
+    *("/", "/schedules", "/users", "/runs", "/failed", "/failed?view=runs", "/workers", "/audit"),
+    *("/settings", "/search?q=a", "/new/schedule", "/failed/retry", "/failed/discard", "/login"),
+)
+FILTERED = (
+    "/schedules?name_prefix=-x&text=%27q%27&user_id=--help&tenant=north&status=paused",
+    "/users?order=name&prefix=-a&window=24h",
+    "/runs?status=failed&status=pending&user_id=a%20b&name=-n&schedule_id=s&tenant=t&last=24h",
+    "/runs?since=2026-03-05T08:00&until=2026-03-06T08:00",
+    "/failed?user_id=-u&name=n&fingerprint=f&last=7d",
+    "/failed/retry?user_id=-u&last=1h",
+    "/audit?actor=-a&action=run.&target=--x&last=1h",
+)
+# What only looks: these are run.
+LOOKS = ("status", "doctor", "workers", "settings", "audit")
+LOOKS_OF = ("list", "show", "groups", "next", "logs")
+ODD = "-odd 'one'"  # an id as it may be, which must not be taken for an option
+
+APP = """
+class Hello:
+    def handle(self, payload):
+        return "done"
+"""
+
+
+def commands_of(text: str) -> Iterator[str]:
+    """The lines that a page shows, and those that its sentences name."""
+    for line in re.findall(r'<code id="[^"]*" tabindex="0">([^<]*)</code>', text):
+        if (command := html.unescape(line)).startswith("fairqueue"):
+            yield command
+    for sentence in re.findall(r"Start one: (fairqueue [^<]*)", text):
+        yield html.unescape(sentence).strip().rstrip(".")
+
+
+def read(site: Site, path: str) -> list[str]:
+    answer = site.http.get(path, headers=HTML)
+    assert answer.status_code == 200, path
+    return list(commands_of(answer.text))
+
+
+def check(command: str) -> None:
+    """That the program takes a line: whoever copies it must not get an error of usage."""
+    words = shlex.split(command)
+    assert words[0] == "fairqueue"
+    try:
+        parse(words[1:])
+    except Exception as error:
+        raise AssertionError(f"{command}: {error}") from error
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_the_commands_of_empty_pages_are_ones(web: Web, path: str) -> None:
+    found = read(web(), path)
+    assert found or path.startswith(("/search", "/failed/"))  # where nothing is to be done
+    for command in found:
+        check(command)
+
+
+@pytest.fixture
+def busy(queue: TaskQueue) -> TaskQueue:
+    """A queue with some of everything: of odd names, too."""
+    seed(queue)
+    inspector = Inspector(queue)
+    inspector.schedules.add(schedule_id=ODD, cron_expr="0 9 * * *", user_id=ODD)
+    inspector.schedules.trigger(ODD)
+    inspector.users.set(ODD, weight=2)
+    fill(queue, "alice", 3)
+    queue.push(make_task("bob", "run-1", name="mails.send"))
+    WorkerStore(queue.link).beat({"host": "h"}, "w-1")
+    AccessStore(queue.link).create_key("ci", "viewer", by="test")
+    queue.set_limits("mails.send", slots=2)
+    return queue
+
+
+def pages_of(queue: TaskQueue) -> Iterator[str]:
+    """The pages of single things, in each state that changes what they show."""
+    inspector = Inspector(queue)
+    yield from ("/users/alice", f"/users/{ODD}", f"/schedules/{ODD}", "/runs/run-1")
+    for run in (*inspector.failed.list(limit=2), *inspector.runs.list("succeeded", limit=2)):
+        yield f"/runs/{run.task_id}"
+    for is_active in (True, False):
+        for view in inspector.schedules.list(is_active=is_active, limit=2):
+            yield f"/schedules/{view.schedule.schedule_id}"
+            yield f"/do/schedules/edit?id={view.schedule.schedule_id}"
+    for kind in ("limits", "drop", "pause"):
+        yield f"/ask/users/{kind}?id=alice"
+    start, end = "2020-01-01T00:00", "2020-01-02T00:00"
+    yield f"/do/schedules/count-backfill?id={ODD}&start={start}&end={end}"
+
+
+def test_the_commands_of_all_pages_are_ones(web: Web, busy: TaskQueue) -> None:
+    site = web()
+    found: set[str] = set()
+    for path in (*LISTS, *FILTERED, *pages_of(busy)):
+        found |= set(read(site, path))
+    for kind in ("pause", "resume", "trigger", "remove"):
+        for chosen in ({"id": [ODD, "b"]}, {"all": "1", "user_id": "-u"}):
+            answer = site.http.post(f"/do/schedules/ask/{kind}", data=chosen, headers=HTML)
+            found |= set(commands_of(answer.text))
+    assert len(found) > 50
+    for command in sorted(found):
+        check(command)
+
+
+def test_the_commands_that_only_look_end_well(web: Web, busy: TaskQueue, redis_url: str) -> None:
+    site, cli = web(), Cli(redis_url)
+    found = {each for path in (*LISTS, *pages_of(busy)) for each in read(site, path)}
+    ran = 0
+    for command in sorted(found):
+        words = shlex.split(command)[1:]
+        if words in [[each] for each in LOOKS] or set(words[1:2]) & set(LOOKS_OF):
+            assert cli.run(*words).code in (0, 6), command  # 6: the doctor has something to say
+            ran += 1
+    assert ran > 10
+
+
+def test_the_worker_that_pages_tell_to_start_runs_tasks(
+    web: Web, queue: TaskQueue, redis_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    (line,) = [each for each in read(web(), "/workers") if each.startswith("fairqueue worker ")]
+    task = queue.push(make_task("alice", name="tasks.Hello"))
+    words = [*shlex.split(line)[1:], "--burst", "--url", redis_url]
+    program = [sys.executable, "-m", "fairqueue", *words]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert Inspector(queue).runs.get(task).run.status == "succeeded"
+
+
+def test_a_failed_run_tells_commands_that_are_ones(web: Web, queue: TaskQueue) -> None:
+    queue.push(make_task("alice", "run-1", payload={"to": "it's", "token": "x"}))
+    fail(queue)
+    for command in read(web(), "/runs/run-1"):
+        check(command)

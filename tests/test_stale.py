@@ -1,0 +1,635 @@
+"""Runs that do not answer: ended a lease after they had to end, told of, and out of the way."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+from scheduling import eventually
+from support import claim_one, dump, make_task, push, stats, status_of
+
+from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
+from fairqueue.alerts import Alert, Alerts, CallableRecipient
+from fairqueue.clock import ManualClock
+from fairqueue.errors import LeaseLost
+from fairqueue.models import Claim
+from fairqueue.workers import Notice, StaleRun, WorkerStore
+
+MINUTE = "* * * * *"
+
+
+@pytest.fixture
+def workers(queue: TaskQueue) -> WorkerStore:
+    return WorkerStore(queue.link)
+
+
+@pytest.fixture
+def scheduler(queue: TaskQueue) -> Iterator[TaskScheduler]:
+    """A scheduler that is ticked by hand."""
+    scheduler = TaskScheduler(queue)
+    yield scheduler
+    scheduler.stop()
+
+
+def beat(workers: WorkerStore, worker_id: str = "w2", **asked: Any) -> list[Notice]:
+    """What a worker hears that says it is alive."""
+    info = {"host": "box", "pid": 1, "version": "1", "slots": 4, "names": [], "current": []}
+    return workers.beat(info | {"running": 0, "started": 0}, worker_id, **asked).notices
+
+
+def keep(queue: TaskQueue, clock: ManualClock, claim: Claim, seconds: int, lease: float) -> None:
+    """Let time pass in which the worker extends a lease each second."""
+    for _ in range(seconds):
+        clock.advance(1)
+        queue.extend([claim], lease=lease)
+
+
+def state(queue: TaskQueue, task_id: str) -> str | None:
+    info = queue.get(task_id)
+    return None if info is None else info.state
+
+
+# --- the deadline ---------------------------------------------------------------------------------
+
+# How a run gets its time-out, of 60 s.
+TIMED: dict[str, Callable[[TaskQueue], Task]] = {
+    "of its name": lambda queue: make_task(task_id="t", name="timed"),
+    "its own": lambda queue: make_task(task_id="t", timeout=60),
+    "its own, longer": lambda queue: make_task(task_id="t", name="short", timeout=60),
+    "its own, shorter": lambda queue: make_task(task_id="t", name="long", timeout=60),
+}
+
+
+@pytest.mark.parametrize("timed", TIMED)
+def test_a_run_that_goes_on_for_a_lease_after_its_time_out_is_ended(
+    redis_client: redis.Redis,
+    queue: TaskQueue,
+    clock: ManualClock,
+    workers: WorkerStore,
+    timed: str,
+) -> None:
+    for name, timeout in (("timed", 60), ("short", 1), ("long", 1000)):
+        queue.set_limits(name, timeout=timeout)
+    task = TIMED[timed](queue)
+    queue.push(task)
+    claim = claim_one(queue, lease=30, worker="w1")
+    keep(queue, clock, claim, 89, lease=30)
+    clock.advance(0.999)
+    assert workers.find_stale() == []
+    assert queue.extend([claim], lease=30) == ["extended"]
+    clock.advance(0.001)
+    assert workers.find_stale() == [
+        StaleRun(task_id="t", user_id="alice", name=task.name, worker_id="w1", seconds=90.0)
+    ]
+    assert workers.find_stale() == []
+    assert beat(workers) == []
+    (run,) = History(queue).runs()
+    assert (run.status, run.attempts, run.stale_since) == ("timed_out", 1, clock.now())
+    assert run.error == "timed out: it still ran on worker w1, a lease after its time-out"
+    details = History(queue).get("t")
+    assert details is not None
+    assert [attempt.outcome for attempt in details.attempts] == ["timed_out"]
+    counted = stats(redis_client)
+    assert (counted["stale_runs"], counted["timed_out"], counted["buried"]) == (1, 1, 1)
+    assert "expired" not in counted
+
+
+def test_the_late_result_of_a_run_that_was_ended_is_refused(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t", timeout=1)
+    claim = claim_one(queue, lease=5)
+    keep(queue, clock, claim, 6, lease=5)
+    assert len(workers.find_stale()) == 1
+    assert queue.extend([claim]) == ["lost_lease"]
+    for end in (queue.finish, queue.release, queue.retry, queue.bury):
+        with pytest.raises(LeaseLost):
+            end(claim)
+    assert state(queue, "t") == "buried"
+
+
+def test_no_lease_is_extended_beyond_the_deadline_of_its_run(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    push(queue, "t", timeout=10)
+    claim = claim_one(queue, lease=5)
+    ends = []
+    for _ in range(3):
+        clock.advance(4)
+        word = queue.extend([claim], lease=3600)[0]
+        info = queue.get("t")
+        assert info is not None
+        assert info.lease_until is not None
+        ends.append((word, (info.lease_until - info.claimed_at).total_seconds()))  # type: ignore[operator]
+    assert ends == [("extended", 15.0), ("extended", 15.0), ("extended", 15.0)]
+    clock.advance(3)
+    assert queue.extend([claim], lease=3600) == ["lost_lease"]
+
+
+@pytest.mark.parametrize("by", ["a claim", "a beat", "the scheduler"])
+def test_whoever_comes_first_ends_it(
+    queue: TaskQueue,
+    clock: ManualClock,
+    workers: WorkerStore,
+    scheduler: TaskScheduler,
+    by: str,
+) -> None:
+    push(queue, "t", timeout=1)
+    keep(queue, clock, claim_one(queue, lease=5, worker="w1"), 6, lease=5)
+    if by == "a claim":
+        assert queue.claim("w2") == []
+    elif by == "a beat":
+        assert [notice.outcome for notice in beat(workers)] == ["timed_out"]
+    else:
+        scheduler.tick()
+    assert state(queue, "t") == "buried"
+    # Nobody has heard of one that a claim has ended.
+    assert [run.task_id for run in workers.find_stale()] == (["t"] if by == "a claim" else [])
+
+
+def test_one_whose_worker_has_died_is_offered_again_however_late_that_is_noticed(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t", timeout=10)
+    claim = claim_one(queue, lease=5)
+    keep(queue, clock, claim, 9, lease=5)
+    clock.advance(1000)  # and nobody lives in the meantime
+    assert workers.find_stale() == []
+    assert state(queue, "t") == "ready"
+    assert claim_one(queue).attempt == 2
+
+
+def test_a_run_that_has_ended_is_not_stale(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    for ending in (queue.finish, queue.retry, queue.release, queue.bury):
+        task_id = queue.push(make_task(timeout=1))
+        ending(claim_one(queue, lease=1))
+        queue.cancel(task_id)
+    clock.advance(100)
+    assert workers.find_stale() == []
+
+
+def test_a_run_without_a_time_out_goes_on_for_as_long_as_its_lease_is_kept(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    queue.set_limits("default", slots=5)
+    push(queue, "t")
+    claim = claim_one(queue, lease=5)
+    keep(queue, clock, claim, 100, lease=5)
+    assert workers.find_stale() == []
+    queue.finish(claim)
+
+
+def test_an_attempt_has_a_deadline_of_its_own(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t", timeout=2)
+    claim = claim_one(queue, lease=2)
+    keep(queue, clock, claim, 3, lease=2)
+    queue.retry(claim)
+    assert "deadline" not in status_of(redis_client, "t")
+    again = claim_one(queue, lease=2)
+    keep(queue, clock, again, 3, lease=2)
+    assert workers.find_stale() == []
+    keep(queue, clock, again, 1, lease=2)
+    assert len(workers.find_stale()) == 1
+
+
+def test_what_an_older_version_has_extended_beyond_its_deadline_is_ended_too(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t1", "t2", timeout=1)
+    queue.claim("w", limit=2, lease=5)
+    redis_client.zadd(queue.keys["leases"], {"t1": clock.now_ms() + 3_600_000})
+    clock.advance(6)
+    assert [run.task_id for run in workers.find_stale()] == ["t1"]
+    assert (state(queue, "t1"), state(queue, "t2")) == ("buried", "ready")
+
+
+def test_many_are_ended_and_told_in_parts(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, *(f"t{n}" for n in range(130)), timeout=1)
+    claims = queue.claim("w", limit=130, lease=1)
+    clock.advance(0.9)
+    queue.extend(claims, lease=10)
+    clock.advance(1.1)
+    found = [workers.find_stale() for _ in range(3)]
+    assert [len(each) for each in found] == [100, 30, 0]
+    assert len({run.task_id for each in found for run in each}) == 130
+
+
+@pytest.mark.untidy
+@pytest.mark.parametrize("text", [b"spoilt", b'{"state":"odd","user":"u","rank":"","attempts":1}'])
+def test_one_whose_record_is_spoilt_is_passed_over(
+    redis_client: redis.Redis,
+    queue: TaskQueue,
+    clock: ManualClock,
+    workers: WorkerStore,
+    text: bytes,
+) -> None:
+    push(queue, "t1", "t2", timeout=1)
+    claims = queue.claim("w", limit=2, lease=1)
+    queue.extend(claims, lease=10)
+    redis_client.hset(queue.keys["status"], "t1", text)
+    clock.advance(2)
+    assert [run.task_id for run in workers.find_stale()] == ["t2"]
+    assert workers.find_stale() == []
+
+
+# --- its schedule, its user, its slot -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", ["skip", "buffer_one"])
+def test_the_schedule_of_a_stuck_run_goes_on(
+    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler, overlap: str
+) -> None:
+    """The handler has no time-out; its schedule has."""
+    scheduler.add_schedule(
+        MINUTE, "alice", schedule_id="s", overlap=overlap, timeout=100.0, retries=5
+    )
+
+    def runs() -> tuple[int, int]:
+        scheduler.tick()
+        schedule = scheduler.get_schedule("s")
+        assert schedule is not None
+        return schedule.run_count, schedule.skipped_count
+
+    clock.advance(60)
+    assert runs() == (1, 0)
+    stuck = claim_one(queue, lease=30)
+    keep(queue, clock, stuck, 60, lease=30)
+    assert runs() == ((1, 1) if overlap == "skip" else (2, 0))
+    assert queue.claim("w2") == []
+    keep(queue, clock, stuck, 69, lease=30)  # 129 s: the next moment comes before the end
+    assert runs() == ((1, 2) if overlap == "skip" else (2, 1))
+    clock.advance(1)
+    scheduler._looked_ms = None  # it looks every ten seconds
+    scheduler.tick()
+    assert state(queue, stuck.task.task_id) == "buried"
+    if overlap == "skip":
+        keep(queue, clock, stuck, 50, lease=30)
+        assert runs() == (2, 2)
+    assert claim_one(queue, worker="w2").task.schedule_id == "s"
+
+
+def test_what_a_stuck_run_holds_is_free_again(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    queue.set_limits("pdf", slots=1)
+    queue.set_user("alice", max_running=1)
+    push(queue, "t1", "t2", name="pdf", timeout=1)
+    keep(queue, clock, claim_one(queue, lease=5), 6, lease=5)
+    assert len(workers.find_stale()) == 1
+    assert claim_one(queue, worker="w2").task.task_id == "t2"
+
+
+def test_stuck_runs_of_a_schedule_count_as_failures_in_a_row(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore, scheduler: TaskScheduler
+) -> None:
+    scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=1.0, max_failures=1)
+    clock.advance(60)
+    scheduler.tick()
+    keep(queue, clock, claim_one(queue, lease=5), 6, lease=5)
+    workers.find_stale()
+    schedule = scheduler.get_schedule("s")
+    assert schedule is not None
+    assert (schedule.is_active, schedule.failures_in_a_row) == (False, 1)
+
+
+# --- cancelling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [None, 1000.0])
+def test_a_cancelled_run_that_does_not_answer_ends_a_lease_after_its_worker_heard(
+    redis_client: redis.Redis,
+    queue: TaskQueue,
+    clock: ManualClock,
+    workers: WorkerStore,
+    timeout: float | None,
+) -> None:
+    queue.set_limits("pdf", slots=1)
+    queue.set_user("alice", max_running=1)
+    push(queue, "t", "next", name="pdf", timeout=timeout)
+    claim = claim_one(queue, lease=30, worker="w1")
+    clock.advance(10)
+    assert queue.cancel("t")
+    assert workers.find_stale() == []
+    clock.advance(5)
+    assert queue.extend([claim], lease=30) == ["cancel"]  # now it hears
+    for _ in range(2):
+        clock.advance(10)
+        assert queue.extend([claim], lease=30) == ["cancel"]
+    clock.advance(9.999)
+    assert workers.find_stale() == []
+    assert queue.claim("w2") == []
+    clock.advance(0.001)
+    assert queue.extend([claim], lease=30) == ["lost_lease"]
+    assert [run.task_id for run in workers.find_stale()] == ["t"]
+    (run,) = History(queue).runs("cancelled")
+    assert (run.status, run.stale_since) == ("cancelled", clock.now())
+    details = History(queue).get("t")
+    assert details is not None
+    assert [attempt.outcome for attempt in details.attempts] == ["cancelled"]
+    with pytest.raises(LeaseLost):
+        queue.finish(claim)
+    assert claim_one(queue, worker="w2").task.task_id == "next"
+    assert "timed_out" not in stats(redis_client)
+
+
+def test_a_cancelled_run_that_answers_has_a_lease_to_do_so(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t")
+    claim = claim_one(queue, lease=30)
+    queue.cancel("t")
+    clock.advance(29)
+    assert queue.extend([claim], lease=30) == ["cancel"]
+    clock.advance(29)
+    assert workers.find_stale() == []
+    assert queue.finish_many([(claim, None)]) == ["cancelled"]
+    assert state(queue, "t") == "cancelled"
+    clock.advance(100)
+    assert workers.find_stale() == []
+
+
+def test_a_cancelled_run_whose_time_is_over_ends_then(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t", timeout=10)
+    claim = claim_one(queue, lease=30)
+    keep(queue, clock, claim, 39, lease=30)
+    queue.cancel("t")
+    assert queue.extend([claim], lease=30) == ["cancel"]
+    clock.advance(1)
+    assert len(workers.find_stale()) == 1
+    assert state(queue, "t") == "cancelled"
+
+
+def test_a_repeated_extend_gives_nobody_more_time(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    push(queue, "t")
+    claim = claim_one(queue, lease=30)
+    queue.cancel("t")
+    arguments: dict[str, Any] = {"op": "o", "lease_ms": 30_000, "rest": ["t", claim.token]}
+    queue.link.run("extend", **arguments)
+    deadline = status_of(redis_client, "t")["deadline"]
+    clock.advance(10)
+    before = dump(redis_client)
+    assert queue.link.run("extend", **arguments) == [b"cancel"]
+    assert dump(redis_client) == before
+    assert queue.extend([claim], lease=30) == ["cancel"]
+    assert status_of(redis_client, "t")["deadline"] == deadline
+
+
+# --- a worker whose slots are all stuck -----------------------------------------------------------
+
+
+class Stuck:
+    """A worker with one slot, in which a handler ignores that it has to end."""
+
+    def __init__(self, queue: TaskQueue, **options: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.ids: list[str] = []
+        self.worker = Worker(
+            queue, concurrency=1, lease=0.6, registry=self.registry, worker_id="stuck"
+        )
+
+        @self.worker.task("default", **options)
+        def hang(payload: dict[str, Any]) -> None:
+            self.ids.append(payload["n"])
+            self.begun.set()
+            self.may_end.wait(60)  # in the system: no exception reaches it there
+
+    def gauge(self) -> float | None:
+        labels = {"queue": "default", "task": "default"}
+        return self.registry.get_sample_value("fairqueue_worker_stuck_runs", labels)
+
+    def __enter__(self) -> "Stuck":
+        self.worker.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.may_end.set()
+        assert self.worker.stop(20)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0.2}, {}])
+def test_the_task_of_a_stuck_slot_is_ended_though_nobody_claims(
+    live: TaskQueue, options: dict[str, Any]
+) -> None:
+    push(live, "t", payload={"n": "t"}, timeout=None if options else 0.2)
+    push(live, "waits", payload={"n": "waits"})
+    with Stuck(live, **options) as stuck:
+        assert stuck.begun.wait(20)
+        eventually(lambda: state(live, "t") == "buried", "it is ended", within=30)
+        # The slot is what it is: taken, and reported until it is free.
+        eventually(lambda: stuck.gauge() == 1, "it is counted", within=30)
+        (worker,) = WorkerStore(live.link).alive()
+        assert (worker.worker_id, worker.current) == ("stuck", ("t",))
+        assert state(live, "waits") == "ready"
+        stuck.may_end.set()
+        eventually(lambda: state(live, "waits") == "finished", "the slot is free", within=30)
+        assert stuck.gauge() == 0
+    assert (stuck.ids, state(live, "t")) == (["t", "waits"], "buried")
+
+
+def test_a_stuck_run_is_cancelled_in_the_end(live: TaskQueue) -> None:
+    push(live, "t", payload={"n": "t"})
+    with Stuck(live) as stuck:
+        assert stuck.begun.wait(20)
+        assert live.cancel("t")
+        eventually(lambda: state(live, "t") == "cancelled", "it is ended", within=30)
+        (worker,) = WorkerStore(live.link).alive()
+        assert worker.current == ("t",)
+
+
+# --- who hears of it ------------------------------------------------------------------------------
+
+
+class Person:
+    """Somebody who is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Alert] = []
+        self.alerts = Alerts([CallableRecipient(self.told.append)], registry=CollectorRegistry())
+
+    def heard(self) -> list[tuple[str, object]]:
+        assert self.alerts.flush(30)
+        return [(alert.kind, alert.details["task"]) for alert in self.told]
+
+
+@pytest.fixture
+def person() -> Iterator[Person]:
+    person = Person()
+    yield person
+    person.alerts.close()
+
+
+def lose(queue: TaskQueue, clock: ManualClock, task_id: str = "t") -> None:
+    """A task whose worker dies at its last attempt."""
+    push(queue, task_id, max_attempts=1)
+    claim_one(queue, lease=1, worker="dead")
+    clock.advance(1)
+
+
+def hang(queue: TaskQueue, clock: ManualClock, task_id: str = "t") -> None:
+    """A task whose run goes on after it had to end."""
+    push(queue, task_id, timeout=1)
+    keep(queue, clock, claim_one(queue, lease=5, worker="stuck"), 6, lease=5)
+
+
+def ignore(queue: TaskQueue, clock: ManualClock, task_id: str = "t") -> None:
+    """A task whose run goes on although it was cancelled."""
+    push(queue, task_id)
+    claim = claim_one(queue, lease=5, worker="stuck")
+    queue.cancel(task_id)
+    keep(queue, clock, claim, 6, lease=5)
+
+
+ALERTS = {lose: ["task_failed"], hang: ["stale_run", "task_failed"], ignore: ["stale_run"]}
+
+
+@pytest.mark.parametrize("end", ALERTS)
+@pytest.mark.parametrize("by", ["worker", "scheduler"])
+@pytest.mark.parametrize("found_by", ["itself", "a claim", "one who cannot alert"])
+def test_people_hear_of_it_from_whoever_can_tell_them(
+    queue: TaskQueue,
+    clock: ManualClock,
+    workers: WorkerStore,
+    person: Person,
+    end: Callable[..., None],
+    by: str,
+    found_by: str,
+) -> None:
+    end(queue, clock)
+    if found_by == "a claim":
+        assert queue.claim("w2") == []
+    elif found_by == "one who cannot alert":
+        assert len(beat(workers)) == 1
+        assert beat(workers) == []
+    worker = Worker(queue, alerts=person.alerts)
+    scheduler = TaskScheduler(queue, alerts=person.alerts, lock_timeout=60.0)
+    look = worker.run_once if by == "worker" else scheduler.tick
+    look()
+    assert person.heard() == [(kind, "t") for kind in ALERTS[end]]
+    for _ in range(10):  # it was heard, and is not told again
+        clock.advance(10)
+        look()
+        assert beat(workers, can_alert=True) == []
+    assert len(person.told) == len(ALERTS[end])
+    worker.stop()
+    scheduler.stop()
+
+
+def test_what_is_told_of_a_task_whose_last_worker_died(
+    queue: TaskQueue, clock: ManualClock, person: Person
+) -> None:
+    lose(queue, clock)
+    worker = Worker(queue, alerts=person.alerts)
+    worker.run_once()
+    person.heard()
+    (alert,) = person.told
+    assert alert.summary == (
+        "default failed for good on attempt 1: the lease of worker dead expired"
+    )
+    assert alert.details == {
+        "task": "t",
+        "name": "default",
+        "user": "alice",
+        "attempt": 1,
+        "worker": "dead",
+        "error": "the lease of worker dead expired",
+    }
+    worker.stop()
+
+
+def test_what_is_told_of_a_run_of_a_schedule_names_it(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore, scheduler: TaskScheduler
+) -> None:
+    scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=1.0, name="mail")
+    clock.advance(60)
+    scheduler.tick()
+    claim = claim_one(queue, lease=5, worker="stuck")
+    keep(queue, clock, claim, 6, lease=5)
+    (notice,) = beat(workers)
+    assert (notice.schedule_id, notice.name, notice.attempt) == ("s", "mail", 1)
+    assert (notice.seconds, notice.worker_id, notice.outcome) == (6.0, "stuck", "timed_out")
+
+
+def test_a_lease_that_expires_before_the_last_attempt_is_no_news(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    push(queue, "t")
+    claim_one(queue, lease=1)
+    clock.advance(1)
+    assert beat(workers, can_alert=True) == []
+    assert state(queue, "t") == "ready"
+
+
+def test_what_somebody_heard_and_could_not_pass_on_is_told_to_the_next(
+    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    lose(queue, clock)
+    (notice,) = beat(workers, "dies", can_alert=True)
+    clock.advance(29.999)
+    assert beat(workers, "lives", can_alert=True) == []
+    clock.advance(0.001)
+    assert beat(workers, "lives", can_alert=True) == [notice]
+    clock.advance(5)
+    assert workers.look_over(can_alert=True, heard=[notice.text]) == []
+    clock.advance(60)
+    assert beat(workers, "lives", can_alert=True) == []
+
+
+def test_one_who_leaves_says_what_was_passed_on(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, person: Person
+) -> None:
+    lose(queue, clock)
+    worker = Worker(queue, alerts=person.alerts)
+    worker.run_once()
+    assert "notices" in dump(redis_client)
+    worker.stop()
+    assert "notices" not in dump(redis_client)
+
+
+def test_what_is_over_an_hour_old_is_no_news(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    lose(queue, clock, "old")
+    assert queue.claim("w") == []
+    clock.advance(3590)
+    lose(queue, clock, "new")
+    clock.advance(10)
+    assert [notice.task_id for notice in beat(workers, can_alert=True)] == ["new"]
+    assert len(dump(redis_client)["notices"]) == 1
+
+
+def test_notices_that_nobody_hears_do_not_pile_up(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    for n in range(11):
+        push(queue, *(f"{n}-{m}" for m in range(100)), max_attempts=1)
+        queue.claim("w", limit=100, lease=1)
+        clock.advance(1)
+        assert queue.claim("w2") == []
+    assert redis_client.zcard(queue.keys["notices"]) == 1000
+    assert len(beat(workers, can_alert=True)) == 100
+
+
+def test_a_notice_that_is_none_is_passed_over(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    lose(queue, clock)
+    now = clock.now_ms()
+    for text in (b"spoilt", f"a\0b\0{now}\0c".encode(), b"\xff\0" * 8 + f"{now}\0".encode()):
+        redis_client.zadd(queue.keys["notices"], {text: 0})
+    assert [notice.task_id for notice in beat(workers, can_alert=True)] == ["t"]
+    clock.advance(3601)
+    assert beat(workers, can_alert=True) == []
+    assert redis_client.zcard(queue.keys["notices"]) == 0
