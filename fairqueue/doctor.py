@@ -5,11 +5,13 @@ index and count is compared with the records, in small steps, while the queue is
 entry is wrong is decided by a script at one moment, so that work that goes on is no difference.
 """
 
+import json
 import re
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -460,9 +462,9 @@ class Records:
         keys = self._link.keys
         for ids in _batches(_zscan(self._link, "leases"), BATCH):
             for text in self._link.ask(("HMGET", keys["status"], *ids))[0]:
-                match = _USER.search(text or b"")
-                if match:
-                    counts[match[1]] += 1
+                user = _user_in(text or b"")
+                if user is not None:
+                    counts[user] += 1
         return counts
 
     def _check(self, script: str, kind: str, entries: Iterator[bytes], name: str) -> list[Finding]:
@@ -484,7 +486,15 @@ class Records:
         return [_disagreement(name, count, repairable, wrong, self._fix)] if count else []
 
 
-_USER = re.compile(rb'"user":"((?:[^"\\]|\\.)*)"')
+_USER = re.compile(rb'"user":("(?:[^"\\]|\\.)*")')
+
+
+def _user_in(record: bytes) -> bytes | None:
+    """The user in the text of a status record; None if there is none or it cannot be read."""
+    match = _USER.search(record)
+    with suppress(ValueError):
+        return str(json.loads(match[1])).encode() if match else None
+    return None
 
 
 def _number(text: bytes) -> int:

@@ -11,7 +11,7 @@ from datetime import date, datetime
 from types import ModuleType
 from typing import Any
 
-from fairqueue.connection import Link
+from fairqueue.connection import Link, in_batches
 from fairqueue.control import Filter, walk_ids
 from fairqueue.errors import (
     ConfigurationError,
@@ -22,8 +22,8 @@ from fairqueue.errors import (
     told,
 )
 from fairqueue.schedules import (
+    ADDED_AT_ONCE,
     FIELDS,
-    MAX_ADDED,
     MAX_LISTED,
     PLANNING,
     USUAL,
@@ -154,8 +154,8 @@ def import_documents(
 
 def _apply(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff, change: Change) -> None:
     by_id = {entry.schedule_id: entry for entry in entries}
-    for i in range(0, len(diff.added), MAX_ADDED):
-        added = [by_id[schedule_id] for schedule_id in diff.added[i : i + MAX_ADDED]]
+    new = [by_id[schedule_id] for schedule_id in diff.added]
+    for added in in_batches(new, ADDED_AT_ONCE, _size):
         # What is there all the same is unreadable, or was made a moment ago: the document wins.
         store.add([_made_by(entry, change) for entry in added], "replace")
     for schedule_id, changes in diff.changed.items():
@@ -167,6 +167,10 @@ def _apply(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff, change: 
         store.update(schedule_id, patch, change)
     for schedule_id in diff.removed:
         store.remove(schedule_id)
+
+
+def _size(entry: _Entry) -> int:
+    return len(json.dumps(entry.fields["payload"]))
 
 
 def _made_by(entry: _Entry, change: Change) -> dict[str, Any]:

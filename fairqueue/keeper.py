@@ -202,7 +202,8 @@ class Keeper:
 
     def _say_alive(self, runs: list[Run]) -> None:
         try:
-            self._presence.beat(run.claim.task.task_id for run in runs)
+            oldest_first = sorted(runs, key=lambda run: run.since)
+            self._presence.beat(run.claim.task.task_id for run in oldest_first)
         except Exception as error:  # whatever it is: the leases have to be kept
             self._beat_failed = time.monotonic()
             _log("heartbeat_failed", logging.WARNING, queue=self._queue.name, error=str(error))

@@ -258,7 +258,11 @@ class TaskScheduler:
     def add_schedules(
         self, schedules: Iterable[Mapping[str, Any]], *, on_conflict: str = "error"
     ) -> list[str]:
-        """Store many schedules, given as dicts of add_schedule's arguments; all or none of them."""
+        """Store many schedules, given as dicts of add_schedule's arguments; all or none of them.
+
+        One call is one script: 10,000 schedules of 16 MiB at most, which hold the server for some
+        13 µs each. Raises as add_schedule.
+        """
         ids = self._store.add(schedules, on_conflict)
         _log("schedules_added", count=len(ids))
         return ids

@@ -15,7 +15,7 @@ BEAT_S = 10.0  # so often a worker says that it is alive
 GONE_AFTER_S = 3.5 * BEAT_S  # without a word for so long it counts as gone
 MAX_LISTED = 1000  # workers in one answer
 ANY = "*"  # stands for all names, where a worker takes what has no handler of its own
-MAX_CURRENT = 100  # tasks that a record names
+MAX_CURRENT = 25  # tasks that a record names: a beat may read the records of 1,000 workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class WorkerInfo:
     """A worker that is alive, as it said at its last heartbeat.
 
     `names` are the tasks it has handlers for, "*" among them if it takes any. `current` are the
-    ids of the tasks that it held, a hundred at most, of `running` in all. `draining`: somebody has
-    asked it to take no more and end.
+    ids of the first 25 tasks that it held, the longest held first; `running` counts all of them.
+    `draining`: somebody has asked it to take no more and end.
     """
 
     worker_id: str

@@ -16,14 +16,15 @@ from recorded import RECORDED, load
 from support import claim_one, count_commands, dump, fill, make_task
 
 from fairqueue.clock import ManualClock
-from fairqueue.doctor import Doctor
+from fairqueue.doctor import Doctor, Records
 from fairqueue.embedded import EmbeddedServer
-from fairqueue.errors import InvalidTask, RedisRefused
+from fairqueue.errors import InvalidSchedule, InvalidTask, RedisRefused
 from fairqueue.history import History
 from fairqueue.models import DIGESTED_BYTES, Task
 from fairqueue.queue import FINISHED_AT_ONCE, TaskQueue
 from fairqueue.reports import Failure, Report
 from fairqueue.scheduler import TaskScheduler
+from fairqueue.schedules import ADDED_AT_ONCE
 from fairqueue.workers import WorkerStore
 
 LARGE = {"x": "y" * 250_000}  # nearly as large as a payload may be
@@ -320,3 +321,56 @@ def test_names_of_workers_are_known_after_one_has_left_whatever_they_are(queue: 
     workers.leave("w6")
     beat = workers.beat({"names": ["own"], "current": []}, "w7")
     assert beat.handled == {"mail", "report", "own", "other order", *odd}
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+def test_an_import_of_many_or_large_schedules_is_several_scripts(
+    queue: TaskQueue, scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    def imported(count: int, **fields: Any) -> int:
+        documents = [
+            {"cron_expr": "@daily", "user_id": "u", "schedule_id": f"{len(fields)}-{n}", **fields}
+            for n in range(count)
+        ]
+        before = count_commands(redis_client)
+        scheduler.import_schedules(documents, dry_run=False)
+        return (count_commands(redis_client) - before)["evalsha"]
+
+    scheduler.add_schedule("@daily", "u")  # now the server knows the script
+    assert imported(ADDED_AT_ONCE) == 1
+    assert imported(ADDED_AT_ONCE + 1, name="n") == 2
+    assert imported(12, name="n", payload=LARGE) == 3  # four in a MiB
+    assert redis_client.hlen(queue.keys["schedules"]) == 1 + 2 * ADDED_AT_ONCE + 1 + 12
+
+
+def test_more_bytes_of_schedules_than_one_script_takes_are_refused(
+    queue: TaskQueue, scheduler: TaskScheduler, redis_client: redis.Redis
+) -> None:
+    many = [{"cron_expr": "@daily", "user_id": "u", "payload": LARGE}] * 68
+    with pytest.raises(InvalidSchedule, match=r"17,0\d\d,\d\d\d bytes.* several calls"):
+        scheduler.add_schedules(many)
+    assert redis_client.hlen(queue.keys["schedules"]) == 0
+    assert len(scheduler.add_schedules(many[:60])) == 60
+
+
+# --- the doctor -----------------------------------------------------------------------------------
+
+
+def test_the_doctor_counts_the_runs_of_users_whatever_they_are_called(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    users = ["plain", 'a"user":"plain', "b\\", "ü"]
+    for user in users:
+        fill(queue, user, 2)
+    for claim in queue.claim("w", 8):
+        queue.retry(claim, 'an error with "user":"plain" in it', 0)
+    queue.claim("w", 8)
+    assert redis_client.hgetall(queue.keys["running"]) == {user.encode(): b"2" for user in users}
+    redis_client.delete(queue.keys["running"])
+
+    found = Records(queue.link, fix=True).compare()
+
+    assert [each.check for each in found] == ["records: running"]
+    assert redis_client.hgetall(queue.keys["running"]) == {user.encode(): b"2" for user in users}

@@ -208,6 +208,19 @@ def test_a_run_that_timed_out_and_then_failed_otherwise_has_failed(
     assert run_of(history, "t").status == "failed"
 
 
+def test_a_run_that_timed_out_and_whose_worker_then_died_has_failed(
+    queue: TaskQueue, clock: ManualClock, history: History
+) -> None:
+    queue.configure(max_attempts=2)
+    push(queue, "t")
+    queue.retry(claim_one(queue), "late", report=LATE)
+    claim_one(queue, lease=10)
+    clock.advance(10)
+    assert queue.claim("w") == []
+    assert run_of(history, "t").status == "failed"
+    assert ids(history.runs("timed_out")) == []
+
+
 def test_a_run_that_timed_out_and_then_went_well_has_succeeded(
     queue: TaskQueue, history: History
 ) -> None:

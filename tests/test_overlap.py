@@ -149,6 +149,30 @@ def test_a_run_whose_record_is_spoilt_does_not_stop_its_schedule(
     assert ids_of(firing.claim()) == [firing.run(1)]
 
 
+@pytest.mark.untidy
+@pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_previous"])
+@pytest.mark.parametrize("before", [finished, cancelled])
+def test_a_run_that_has_ended_and_is_still_listed_as_open_does_not_count(
+    scheduler: TaskScheduler,
+    clock: ManualClock,
+    redis_client: redis.Redis,
+    overlap: str,
+    before: Callable[[Firing], None],
+) -> None:
+    firing = Firing(scheduler, clock, overlap)
+    firing.fire()
+    before(firing)
+    ended = firing.queue.get(firing.run(0))
+    redis_client.zadd(firing.queue.keys["open"], {f"s\0{firing.run(0)}": 0})
+
+    report = firing.fire()
+
+    assert (report.fired, firing.states()[1]) == (1, "ready")
+    assert firing.queue.get(firing.run(0)) == ended
+    left = redis_client.zrange(firing.queue.keys["open"], 0, -1)
+    assert left == [f"s\0{firing.run(1)}".encode()]
+
+
 def test_runs_of_other_schedules_do_not_count(scheduler: TaskScheduler, clock: ManualClock) -> None:
     for schedule_id in ("a", "ab", "b"):
         scheduler.add_schedule("* * * * *", "alice", schedule_id=schedule_id, overlap="skip")

@@ -14,13 +14,13 @@ from scheduling import before_script, eventually
 from support import in_thread, push, stats
 
 import fairqueue.presence
-from fairqueue import TaskContext, TaskInfo, TaskQueue, Worker
+from fairqueue import Task, TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.models import HandlerLimits
 from fairqueue.presence import VERSION
 from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import GONE_AFTER_S, WorkerInfo, WorkerStore
+from fairqueue.workers import GONE_AFTER_S, MAX_CURRENT, WorkerInfo, WorkerStore
 
 Make = Callable[..., Worker]
 
@@ -35,6 +35,25 @@ def test_a_worker_hears_once_that_it_is_to_drain(queue: TaskQueue) -> None:
     for _ in range(3):
         presence.beat(())
     assert (heard, presence.is_draining) == (["drain"], True)
+
+
+def test_a_worker_names_those_of_its_tasks_that_it_has_held_for_longest(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.05)
+    released, workers = threading.Event(), WorkerStore(queue.link)
+    worker = Worker(queue, lambda task: released.wait(60), concurrency=MAX_CURRENT + 5)
+    first, others = [f"a{n}" for n in range(MAX_CURRENT)], [f"b{n}" for n in range(5)]
+    try:
+        worker.start()
+        queue.push_many(Task.create(user_id="alice", task_id=each) for each in first)
+        eventually(lambda: workers.alive()[0].running == len(first), "a heartbeat")
+        queue.push_many(Task.create(user_id="alice", task_id=each) for each in others)
+        eventually(lambda: workers.alive()[0].running == len(first + others), "a heartbeat")
+        assert {*workers.alive()[0].current} == {*first}
+    finally:
+        released.set()
+        worker.stop()
 
 
 def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
