@@ -2,36 +2,52 @@
 
 `random_mutants.py` loads it for one run of the suite. Each process of that run writes its own file
 into the folder named by MUTATION_MAP.
+
+Every function of `fairqueue` gets a first statement that notes its call. Tracing by coverage.py is
+slower, and hangs on Python 3.11 when an exception is raised in a thread from outside, as time-outs
+of handlers are.
 """
 
 import ast
 import json
 import os
+import sys
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
-import coverage
 import pytest
 
-from fairqueue.connection import Link
-
 ROOT = Path(__file__).resolve().parent.parent
+CALLED: set[tuple[str, str]] = set()  # file and function, since the current test began
+NOTE = "_note_call"  # what each function calls first
 
 
 def functions(tree: ast.AST, prefix: str = "") -> list[tuple[str, int, int]]:
     """List the functions of a module: qualified name, first and last line; nested ones last."""
-    found = []
+    return [
+        (name, node.lineno, node.end_lineno or node.lineno) for name, node in _defined(tree, prefix)
+    ]
+
+
+Defined = tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]
+
+
+def _defined(tree: ast.AST, prefix: str) -> list[Defined]:
+    found: list[Defined] = []
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             name = f"{prefix}{node.name}"
-            found.append((name, node.lineno, node.end_lineno or node.lineno))
-            found += functions(node, f"{name}.")
+            found.append((name, node))
+            found += _defined(node, f"{name}.")
         elif isinstance(node, ast.ClassDef):
-            found += functions(node, f"{prefix}{node.name}.")
+            found += _defined(node, f"{prefix}{node.name}.")
         else:
-            found += functions(node, prefix)
+            found += _defined(node, prefix)
     return found
 
 
@@ -41,18 +57,62 @@ def function_at(spans: list[tuple[str, int, int]], line: int) -> str:
     return inside[-1] if inside else ""
 
 
+def with_notes(source: bytes, file: str) -> ast.Module:
+    """Parse a module, with a first statement in each function that notes its call."""
+    tree = ast.parse(source)
+    for name, node in _defined(tree, ""):
+        note = ast.parse(f"{NOTE}({(file, name)!r})").body[0]
+        for each in ast.walk(note):
+            ast.copy_location(each, node.body[0])
+        has_docstring = ast.get_docstring(node, clean=False) is not None
+        node.body.insert(1 if has_docstring else 0, note)
+    return tree
+
+
+class Loader(SourceFileLoader):
+    """Loads a module whose functions note their calls."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile from the source: what lies in __pycache__ notes nothing."""
+        path = Path(self.get_filename(fullname))
+        tree = with_notes(path.read_bytes(), str(path.relative_to(ROOT)))
+        return compile(tree, str(path), "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, with what its functions call."""
+        setattr(module, NOTE, CALLED.add)
+        super().exec_module(module)
+
+
+class Finder(MetaPathFinder):
+    """Finds the modules of this tree's `fairqueue`, to be loaded so."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module of the package as Python does, and replace its loader."""
+        if name.partition(".")[0] != "fairqueue":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
 class Recorder:
     """Records the functions of `fairqueue` and the Lua scripts that each test runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._functions: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._scripts: dict[str, set[str]] = defaultdict(set)
         self._seconds: dict[str, float] = {}
         self._test = ""
-        self._coverage = coverage.Coverage(
-            data_file=None, source=[str(ROOT / "fairqueue")], config_file=False, messages=False
-        )
-        self._coverage.start()
+        self._note_scripts()
+
+    def _note_scripts(self) -> None:
+        from fairqueue.connection import Link  # only now: it is loaded with notes
+
         command = Link._command
 
         def noting(link: Link, name: Any, *arguments: Any, **named: Any) -> Any:
@@ -65,8 +125,12 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Attribute what runs from here on to this test."""
         self._test = item.nodeid
-        self._coverage.switch_context(item.nodeid)
-        return (yield)
+        CALLED.clear()
+        try:
+            return (yield)
+        finally:
+            for file, name in list(CALLED):
+                self._functions[file][name].add(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record how long each test takes."""
@@ -75,29 +139,23 @@ class Recorder:
 
     def pytest_unconfigure(self) -> None:
         """Write the record."""
-        self._coverage.stop()
         document = {
-            "functions": self._functions(),
+            "functions": {
+                file: {name: sorted(tests) for name, tests in entries.items()}
+                for file, entries in self._functions.items()
+            },
             "scripts": {name: sorted(tests) for name, tests in self._scripts.items()},
             "seconds": self._seconds,
         }
         path = self._folder / f"{os.getpid()}.json"
         path.write_text(json.dumps(document), encoding="utf-8")
 
-    def _functions(self) -> dict[str, dict[str, list[str]]]:
-        data = self._coverage.get_data()
-        modules = {}
-        for file in data.measured_files():
-            path = Path(file)
-            spans = functions(ast.parse(path.read_text(encoding="utf-8")))
-            tests: dict[str, set[str]] = defaultdict(set)
-            for line, contexts in data.contexts_by_lineno(file).items():
-                tests[function_at(spans, line)].update(context for context in contexts if context)
-            modules[str(path.relative_to(ROOT))] = {k: sorted(v) for k, v in tests.items()}
-        return modules
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Record in the processes that run tests, not in the one that hands them out."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Recorder(Path(os.environ["MUTATION_MAP"])))
+
+
+if "MUTATION_MAP" in os.environ:
+    sys.meta_path.insert(0, Finder())

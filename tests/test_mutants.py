@@ -5,6 +5,7 @@ import random
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,28 @@ def test_the_tests_of_the_changed_function_are_chosen_nearest_first(mutants: Mod
         "lua/lib/upkeep.lua", lua.index(b"local function promote") + 30, 0, "", ""
     )
     assert chooser.tests_of(promote) == ["tests/test_queue.py::c"]
+
+
+def test_every_function_of_a_recorded_module_notes_its_call(mutants: ModuleType) -> None:
+    source = b'''
+from __future__ import annotations
+
+def outer(n: int) -> int:
+    """Doc."""
+    def inner(): return n
+    return inner()
+
+class Box:
+    async def empty(self): pass
+    def never(self): pass
+'''
+    noted: list[tuple[str, str]] = []
+    names = {"_note_call": noted.append}
+    tree = sys.modules["mutation_map"].with_notes(source, "x.py")
+    exec(compile(tree, "x.py", "exec", dont_inherit=True), names)
+    code: Any = names
+    assert code["outer"](3) == 3
+    assert code["outer"].__doc__ == "Doc."
+    with pytest.raises(StopIteration):
+        code["Box"]().empty().send(None)
+    assert noted == [("x.py", "outer"), ("x.py", "outer.inner"), ("x.py", "Box.empty")]
