@@ -158,6 +158,13 @@ def push_new(world: World) -> Callable[[], object]:
     return lambda: world.push(1000, 1000, tenant="t" * 64)
 
 
+@case("push_many of new users, 24 sorts of workers")
+def push_to_sorts(world: World) -> Callable[[], object]:
+    for n in range(24):
+        world.queue.claim("w", names=[LONG, f"only-{n}"])
+    return lambda: world.push(1000, 1000)
+
+
 @case("push_many, delayed")
 def push_delayed(world: World) -> Callable[[], object]:
     return lambda: world.push(1000, 1000, delay=60)

@@ -224,7 +224,8 @@ class Keeper:
         """Extend the leases of runs, and tell them; whether one has lost its lease."""
         runs = [run for run in runs if not run.context.lease_lost]
         try:
-            words = self._queue.extend([run.claim for run in runs], self._lease)
+            timeouts = [run.handler.timeout if run.handler else None for run in runs]
+            words = self._queue.extend([run.claim for run in runs], self._lease, timeouts=timeouts)
         except Exception as error:  # whatever it is: the next time may go well
             _log("extend_failed", logging.WARNING, queue=self._queue.name, error=str(error))
             return False

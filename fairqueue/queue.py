@@ -368,10 +368,19 @@ class TaskQueue:
         wake = f"wake_{answer[3]}" if answer[3] else "wake"
         return Answer(claims, math.inf if hint < 0 else hint / 1000, wake)
 
-    def extend(self, claims: Sequence[Claim], lease: float = 30.0) -> list[str]:
+    def extend(
+        self,
+        claims: Sequence[Claim],
+        lease: float = 30.0,
+        *,
+        timeouts: Sequence[float | None] | None = None,
+    ) -> list[str]:
         """Prolong many leases in one call, to `lease` seconds from now.
 
         None beyond the deadline of its run: a lease after its time-out, or after the "cancel".
+        `timeouts` says for each claim how many seconds its handler may run, None for any number;
+        the task's own time-out and what set_limits has said win over it. Without it, the
+        time-out that a worker has declared last for the name counts.
 
         A word for each claim: "extended", "cancel" (extended; its cancelling was asked for),
         "ended" (it was finished, retried, released or buried with this claim already), or
@@ -379,10 +388,13 @@ class TaskQueue:
         """
         lease_ms = _lease_ms(lease)
         listed = [_check_claim(claim) for claim in check_items(claims, "claims", "claims")]
+        said = [_timeout_ms(each) for each in timeouts] if timeouts else [""] * len(listed)
+        if len(said) != len(listed):
+            raise InvalidTask(f"{len(said)} timeouts for {len(listed)} claims: give one for each")
+        rows = [(c.task.task_id, c.token, ms) for c, ms in zip(listed, said, strict=True)]
         words: list[str] = []
-        for i in range(0, len(listed), EXTEND_CHUNK):
-            chunk = listed[i : i + EXTEND_CHUNK]
-            rest = [argument for c in chunk for argument in (c.task.task_id, c.token)]
+        for i in range(0, len(rows), EXTEND_CHUNK):
+            rest = [argument for row in rows[i : i + EXTEND_CHUNK] for argument in row]
             answer = self._run("extend", op=new_id(), lease_ms=lease_ms, rest=rest)
             words += [word.decode() for word in answer]
         return words
@@ -836,17 +848,22 @@ def _failure(error: object, report: Report | None, name: str) -> dict[str, Argum
     }
 
 
+def _timeout_ms(timeout: float | None) -> int:
+    """How long a handler may run, as the script takes it; 0 for ever."""
+    if timeout is None:
+        return 0
+    return max(1, round(check_seconds(timeout, "timeout", InvalidTask) * 1000))
+
+
 def _wanted(names: Iterable[str] | None, avoid: Iterable[str]) -> str:
-    """Which names a claim wants, as the script takes it."""
+    """Which names a claim wants, as the script takes it; sorted: the same names are one sort."""
     avoided = check_items(avoid, "avoid", "task names", InvalidTask)
     unwanted = [check_name(name, "avoid") for name in avoided]
     if names is None:
-        return "-" + "\n".join(unwanted) if unwanted else ""
+        return "-" + "\n".join(sorted({*unwanted})) if unwanted else ""
     given = check_items(names, "names", "task names, or None for all", InvalidTask)
     left_out = set(unwanted)
-    listed = [
-        name for name in (check_name(each, "names") for each in given) if name not in left_out
-    ]
+    listed = sorted({check_name(each, "names") for each in given} - left_out)
     if not listed:
         raise InvalidTask("names leave nothing to claim: give names, or None for all")
     return "+" + "\n".join(listed)

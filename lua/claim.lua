@@ -40,7 +40,6 @@ local LOOK_ON_MS = 100       -- when there are more users than were looked at
 local LOOK_AGAIN_MS = 250    -- when nothing was found anywhere; doubled each time up to the longest wait
 local LOOK = 100             -- so many tasks of a user are looked at for one of a name that is wanted
 local ASIDE = 1000           -- so many tasks are set aside in one claim
-local PASSES = 16            -- so many workers in a row are told of what they do not want
 
 local limit, lease_end = tonumber(A.limit), now + tonumber(A.lease_ms)
 local share = SETTINGS.critical_share
@@ -437,8 +436,10 @@ local function enter_limits(ids, records)
     local limits = limits_of(record.name) or {}
     record.slot = limits.slots and true
     if limits.slots then add(slots, '0', record.name .. '\0' .. id) end
-    -- The worker ends it at its time-out: one that still runs a lease later does not answer.
+    -- The worker ends it at its time-out: one that still runs a lease later does not answer. Until
+    -- the worker says how long its handler may run (see extend), what was declared last counts.
     local timeout_ms = record.timeout_ms or limits.timeout_ms
+    record.ruled = not record.timeout_ms and limits.timeout_ms and not limits.is_declared or nil
     record.deadline = timeout_ms and now + timeout_ms + tonumber(A.lease_ms)
     if record.deadline then add(deadlines, record.deadline, id) end
   end
@@ -510,7 +511,7 @@ local function serve_told(kind)
   for _, name in ipairs(names) do
     if users[name].state == 'ready' then left = left .. name .. '\n' end
   end
-  kind.news = left == '' and '' or '\n' .. left
+  kinds.set_news(kind, left == '' and '' or '\n' .. left)
 end
 
 -- What claims of this sort do next: look on, or, when nothing was found since they began at the head,
@@ -543,7 +544,8 @@ local function serve_kind(kind)
   local is_all = serve_on(limit, WORK / 4)
   local is_over = is_all
   if is_all then
-    kind.from, kind.news, was_clean = 0, '', true
+    kind.from, was_clean = 0, true
+    kinds.set_news(kind, '')
   elseif has_room() then
     passed, in_lane = math.max(passed, kind.from), false
     is_over = serve_on(ROUND, 3 * WORK / 4)
@@ -597,8 +599,10 @@ local function wait_hint(kind, is_all)
   return soonest
 end
 
--- The token that woke this worker was for another: pass it on, to so many in a row.
-local function pass_on()
+-- The token that woke this worker may have been for another: pass it on, to so many in a row.
+local function pass_on(kind)
+  if kind then kinds.pass_on(kind) end
+  if not for_others or (kind and kind.place > 0) then return end
   local passes = tonumber(redis.call('HGET', K.fair, 'passes') or nil) or 0
   if passes >= PASSES then return end
   redis.call('HSET', K.fair, 'passes', passes + 1)
@@ -613,6 +617,8 @@ local function claim()
   taken.ids, taken.records = still_held()
   if #taken.ids == 0 then
     upkeep()
+    -- What has become ready may be for workers that take all names: this one only looks for its own.
+    if kind and lost.found then wake_worker() end
     turn_window()
     if redis.call('ZCARD', K.held) > 0 then for_others = return_held(limit, is_wanted) end
     if kind then
@@ -633,26 +639,25 @@ local function claim()
 
   local ids, records = taken.ids, taken.records
   local hint = wait_hint(kind, is_all)
-  local list = kind and kinds.list_of(kind) or K.wake
+  local list = kind and kinds.list_of(kind) or 0
   -- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
   -- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker of each sort
   -- hear of it.
   local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
   if #ids > 0 then
     if hint == 0 then
-      if list == K.wake then wake_worker() else leave_token(list) end
+      if list == 0 then wake_worker() else kinds.call(kind) end
     elseif hint > 0 and hint < LONGEST_WAIT_MS and (alarm < now or alarm > now + hint) then
       wake_worker()
       kinds.wake()
     end
   else
-    if for_others and list == K.wake then pass_on() end
+    pass_on(kind)
     if hint > 0 and (alarm < now or alarm > now + hint) then
       redis.call('HSET', K.fair, 'alarm', now + hint)
     end
   end
-  local answer = { hint, now, ids[1] and records[ids[1]].claimed or now,
-    kind and list ~= K.wake and kind.place or 0 }
+  local answer = { hint, now, ids[1] and records[ids[1]].claimed or now, list }
   if #ids > 0 then
     local documents = redis.call('HMGET', K.tasks, unpack(ids))
     for i, id in ipairs(ids) do

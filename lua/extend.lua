@@ -6,10 +6,13 @@
 -- KEYS deadlines  zset  leased task id -> when it is ended if it has not answered, ms
 -- ARGV op        text  random id of this operation
 -- ARGV lease_ms  int   how long from now
--- ARGV ...  leases, two each: task id, token
+-- ARGV ...  leases, three each: task id, token, how long the handler may run in ms, 0: for ever,
+--           empty: it is not known
 --
 -- No lease goes beyond the deadline of its run, which is a lease after its time-out; and a lease after
--- its worker has heard that it is to be cancelled. From then on its lease is lost.
+-- its worker has heard that it is to be cancelled. From then on its lease is lost. The time-out is the
+-- task's own, or one that an operator has set for its name, or what the worker says here: other
+-- workers may have declared another one.
 --
 -- Returns a word for each: 'extended', 'cancel' (extended, and its cancelling was asked for), 'ended'
 -- (whoever holds the token has ended it; nothing was changed), or 'lost_lease' (nothing was changed).
@@ -39,6 +42,20 @@ end
 local lost, ends = 0, {}
 local lease_ms = tonumber(A.lease_ms)
 
+-- Let a run have the time that its worker gives it.
+local function set_deadline(id, record, timeout_ms)
+  if not timeout_ms or record.timeout_ms or record.ruled or record.heard then return end
+  local deadline = timeout_ms > 0 and (tonumber(record.claimed) or now) + timeout_ms + lease_ms or nil
+  if deadline == record.deadline then return end
+  record.deadline = deadline
+  write_status(id, record)
+  if deadline then
+    redis.call('ZADD', K.deadlines, deadline, id)
+  else
+    redis.call('ZREM', K.deadlines, id)
+  end
+end
+
 -- When the lease of a run ends that is extended now.
 local function new_end(id, record)
   local longest = now + lease_ms
@@ -55,9 +72,10 @@ local function is_held(record, token)
     and not (record.deadline and record.deadline <= now)
 end
 
-for i = FIRST, #ARGV, 2 do
+for i = FIRST, #ARGV, 3 do
   local record = read_status(ARGV[i])
   if is_held(record, ARGV[i + 1]) then
+    set_deadline(ARGV[i], record, tonumber(ARGV[i + 2]))
     ends[#ends + 1] = new_end(ARGV[i], record)
     ends[#ends + 1] = ARGV[i]
     answer[#answer + 1] = record.cancel and 'cancel' or 'extended'

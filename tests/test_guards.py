@@ -787,10 +787,67 @@ def test_a_claim_in_vain_does_not_look_at_everybody(queue: TaskQueue) -> None:
     assert queue.claim("w", names=["b"]) == []
 
 
+def test_sorts_that_share_a_list_pass_on_what_is_for_the_other(
+    redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    for n in range(9):  # the first and the ninth wait at one list
+        queue.claim("w", names=[f"n{n}"])
+    lists = [queue.keys["wake"], *(queue.keys[f"wake_{n + 1}"] for n in range(8))]
+
+    def passed_on(name: str) -> list[int]:
+        redis_client.delete(*lists)
+        queue.claim("w", names=[name])
+        return [number for number, key in enumerate(lists) if redis_client.exists(key)]
+
+    assert passed_on("n8") == []  # it was for nobody
+    for task_id in ("t1", "t2"):
+        push(queue, task_id, name="n0")
+        assert passed_on("n1") == []
+        assert [passed_on("n8") for _ in range(20)] == [[1]] * 16 + [[]] * 4
+        redis_client.delete(*lists)
+
+
+def test_what_a_claim_of_some_names_promotes_wakes_those_that_take_all(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.claim("w", names=["mail"])
+    push(queue, "t", name="report", delay=5)
+    clock.advance(5)
+    redis_client.delete(queue.keys["wake"])
+    assert queue.claim("w", names=["mail"]) == []
+    assert redis_client.exists(queue.keys["wake"])
+
+
+def test_a_run_has_the_time_that_its_own_worker_gives_it(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    WorkerStore(queue.link).beat({"names": ["a"]}, "other", {"a": {"timeout_ms": 1000}})
+    push(queue, "t", name="a")
+    claim = claim_one(queue, lease=30)
+    for _ in range(6):
+        clock.advance(10)
+        assert queue.extend([claim], 30, timeouts=[60]) == ["extended"]
+    clock.advance(30)
+    assert queue.extend([claim], 30, timeouts=[60]) == ["lost_lease"]
+
+
+def test_a_time_out_of_an_operator_wins_over_the_handlers(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.set_limits("a", timeout=10)
+    push(queue, "t", name="a")
+    claim = claim_one(queue, lease=30)
+    assert queue.extend([claim], 30, timeouts=[None]) == ["extended"]
+    clock.advance(20)
+    assert queue.extend([claim], 30, timeouts=[None]) == ["extended"]
+    clock.advance(20)
+    assert queue.extend([claim], 30, timeouts=[None]) == ["lost_lease"]
+
+
 def test_a_token_is_passed_on_some_times_and_no_more(
     redis_client: redis.Redis, queue: TaskQueue
 ) -> None:
-    for n in range(8):  # those before it have lists of their own
+    for n in range(24):  # those before it have places
         queue.claim("w", avoid=[f"a{n}"])
     push(queue, "t1", name="a")
     passed = 0

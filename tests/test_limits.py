@@ -1,5 +1,6 @@
 """Names of tasks: who claims which, and how many of one run or begin over all claimers."""
 
+import itertools
 import math
 import random
 import threading
@@ -990,8 +991,8 @@ def test_a_task_wakes_nobody_who_cannot_take_it(
     assert claims == {"mail": 2, "rest": 2}
 
 
-def test_a_worker_of_a_seventeenth_sort_is_served_too(queue: TaskQueue) -> None:
-    for n in range(16):
+def test_a_worker_of_a_sort_without_a_place_is_served_too(queue: TaskQueue) -> None:
+    for n in range(24):
         queue.claim("w", names=[f"name {n}"])
     queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(500))
     push(queue, "wanted", user_id="zoe", name="b")
@@ -1087,7 +1088,7 @@ def test_a_worker_leaves_held_tasks_that_it_does_not_want_where_they_are(
 def test_a_token_is_passed_on_sixteen_times_for_a_task(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
-    for n in range(8):  # those before it have lists of their own
+    for n in range(24):  # those before it have places
         queue.claim("w", avoid=[f"a{n}"])
     for task_id in ("t1", "t2"):
         push(queue, task_id, name="a")
@@ -1097,6 +1098,41 @@ def test_a_token_is_passed_on_sixteen_times_for_a_task(
             queue.claim("w", avoid=["a"])
             passed += redis_client.exists(queue.keys["wake"])
         assert passed == 16
+
+
+def test_the_order_of_names_makes_no_other_sort(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    for names in itertools.permutations("abc"):
+        queue.claim("w", names=names)
+        queue.claim("w", names=[*names, "a"])
+        queue.claim("w", avoid=names)
+    fields: list[Any] = redis_client.hkeys(queue.keys["kinds"])
+    assert {key for key in fields if b"names" in key} == {b"1.names", b"2.names"}
+
+
+def test_a_sort_is_told_of_fifty_users_by_name_and_that_there_are_more(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    queue.claim("w", names=["a"])
+
+    def told() -> list[str]:
+        text: Any = redis_client.hget(queue.keys["kinds"], "1.news") or b""
+        return str(text.decode()).split()
+
+    queue.push_many(make_task(name="a", user_id=f"u{n}") for n in (0, 1, 0))
+    assert told() == ["u0", "u1"]
+    queue.push_many(make_task(name=name, user_id=f"{name}{n}") for n in range(5) for name in "ab")
+    assert told() == ["u0", "u1", *(f"a{n}" for n in range(5))]
+    queue.push_many(make_task(name="a", user_id=f"u{n}") for n in range(45))
+    assert told() == ["u0", "u1", *(f"a{n}" for n in range(5)), *(f"u{n}" for n in range(2, 45))]
+    queue.push_many(make_task(name="a", user_id=f"more{n}") for n in range(3))
+    assert told()[49:] == ["u44", "*"]
+    queue.push_many(make_task(name="a", user_id=f"again{n}") for n in range(3))
+    assert told()[49:] == ["u44", "*"]
+    found = [claim.task.user_id for _ in range(9) for claim in queue.claim("w", 9, names=["a"])]
+    assert len(found) == 3 + 5 + 45 + 6
+    assert told() == []
 
 
 def test_critical_tasks_that_are_not_wanted_do_not_spend_the_credit(

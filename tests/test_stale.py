@@ -13,7 +13,7 @@ from support import claim_one, dump, make_task, push, stats, status_of
 from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import Alert, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
-from fairqueue.errors import LeaseLost
+from fairqueue.errors import InvalidInput, LeaseLost
 from fairqueue.models import Claim
 from fairqueue.workers import Notice, StaleRun, WorkerStore
 
@@ -94,6 +94,76 @@ def test_a_run_that_goes_on_for_a_lease_after_its_time_out_is_ended(
     counted = stats(redis_client)
     assert (counted["stale_runs"], counted["timed_out"], counted["buried"]) == (1, 1, 1)
     assert "expired" not in counted
+
+
+def test_a_run_that_is_taken_back_by_a_heartbeat_wakes_a_worker(
+    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+) -> None:
+    queue.push(make_task(task_id="t"))
+    queue.claim("dies", lease=10)
+    clock.advance(10)
+    redis_client.delete(queue.keys["wake"])
+    beat(workers)
+    assert redis_client.exists(queue.keys["wake"])
+    assert claim_one(queue).task.task_id == "t"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "ends"),
+    [
+        ({}, 20, 50),
+        ({}, None, None),
+        ({"timeout": 5}, 20, 35),  # an operator's
+        ({"timeout": 5}, None, 35),
+        ({"slots": 2}, 20, 50),  # an operator's, without a time-out
+        ({"slots": 2}, None, None),
+    ],
+)
+def test_a_worker_says_how_long_its_handler_may_run(
+    queue: TaskQueue,
+    clock: ManualClock,
+    workers: WorkerStore,
+    limits: dict[str, Any],
+    said: float | None,
+    ends: int | None,
+) -> None:
+    """Whatever other workers have declared for the name: that is nothing to end a run by."""
+    if limits:
+        queue.set_limits("report", **limits)
+    workers.beat({"names": ["report"]}, "other", {"report": {"timeout_ms": 1000}})
+    queue.push(make_task(task_id="t", name="report"))
+    claim = claim_one(queue, lease=30)
+    lost_after = None
+    for second in range(0, 120, 5):
+        if queue.extend([claim], 30, timeouts=[said]) == ["lost_lease"]:
+            lost_after = second
+            break
+        clock.advance(5)
+    assert lost_after == ends
+    stale = [run.task_id for run in workers.find_stale()]
+    assert stale == (["t"] if ends else [])
+
+
+def test_a_cancelled_run_is_not_given_more_time_by_its_worker(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task(task_id="t", name="report"))
+    claim = claim_one(queue, lease=30)
+    queue.cancel("t")
+    assert queue.extend([claim], 30, timeouts=[1000]) == ["cancel"]
+    clock.advance(29)
+    assert queue.extend([claim], 30, timeouts=[1000]) == ["cancel"]
+    clock.advance(1)
+    assert queue.extend([claim], 30, timeouts=[1000]) == ["lost_lease"]
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "match"), [([1, 2], "2 timeouts for 1 claims"), ([-1], "-1"), (["x"], "'x'")]
+)
+def test_time_outs_that_are_none_are_refused(queue: TaskQueue, timeouts: Any, match: str) -> None:
+    queue.push(make_task(task_id="t"))
+    with pytest.raises(InvalidInput, match=match):
+        queue.extend([claim_one(queue)], 30, timeouts=timeouts)
 
 
 def test_the_late_result_of_a_run_that_was_ended_is_refused(

@@ -3,10 +3,12 @@
 -- @include time
 -- KEYS fair    hash  mixed: when one of these was heard of, ms
 -- KEYS kinds   hash  <place>.names -> '+' or '-' and names, each in a line; <place>.state -> five
---                    numbers: seen, from, till, pause, clean; <place>.news -> users, each in a line
+--                    numbers: seen, from, till, pause, clean; <place>.news -> users, each in a line;
+--                    <list>.passes -> how often the token of a list was passed on
 -- KEYS wake    list  at most one token, for a worker that is blocked: one that takes all names, or
---                    is of a sort without a list of its own
--- KEYS wake_1  list  at most one token, for a worker of the sort at this place
+--                    is of a sort without a place
+-- KEYS wake_1  list  at most one token, for a worker of a sort at this place, or at a place 8, 16, ...
+--                    behind it
 -- KEYS wake_2  list  the same
 -- KEYS wake_3  list  the same
 -- KEYS wake_4  list  the same
@@ -21,9 +23,10 @@
 -- at all users in vain, the moment to look again if it is told of nothing before, and `pause` how long
 -- that is; `clean` is 1 if nothing was found since it began at the head.
 
-local KINDS = 16       -- sorts that are known
+local KINDS = 24       -- sorts that are known
 local KIND_MS = 60000  -- one of which nothing is heard for so long is forgotten
 local NEWS = 50        -- users of whom a sort is told by name; of more it has to go and look
+local PASSES = 16      -- so many workers in a row pass on a token that was for another
 
 -- A table, and not functions of their own: a script has room for 200 local variables.
 local kinds = {}
@@ -32,10 +35,43 @@ local function leave_token(list)
   return redis.call('LLEN', list) == 0 and redis.call('LPUSH', list, '1')
 end
 
--- Where the workers of a sort wait.
+local LISTS = { K.wake_1, K.wake_2, K.wake_3, K.wake_4, K.wake_5, K.wake_6, K.wake_7, K.wake_8 }
+
+-- The number of the list at which the workers of a sort wait; 0: `wake`.
 function kinds.list_of(kind)
-  local lists = { K.wake_1, K.wake_2, K.wake_3, K.wake_4, K.wake_5, K.wake_6, K.wake_7, K.wake_8 }
-  return lists[kind.place] or K.wake
+  return kind.place > 0 and (kind.place - 1) % #LISTS + 1 or 0
+end
+
+-- The other sorts whose workers wait at the same list.
+function kinds.beside(kind)
+  local found = {}
+  for _, other in ipairs(kinds.all()) do
+    if other ~= kind and kinds.list_of(other) == kinds.list_of(kind) then found[#found + 1] = other end
+  end
+  return found
+end
+
+-- Wake a worker of a sort that has a place.
+function kinds.call(kind)
+  local number = kinds.list_of(kind)
+  if leave_token(LISTS[number]) and #kinds.beside(kind) > 0 then
+    redis.call('HDEL', K.kinds, number .. '.passes')
+  end
+end
+
+-- A worker of a sort was woken in vain. If another sort at its list has heard of something, the token
+-- was for that one.
+function kinds.pass_on(kind)
+  local is_for_other = false
+  for _, other in ipairs(kind.place > 0 and kinds.beside(kind) or {}) do
+    is_for_other = is_for_other or other.news ~= ''
+  end
+  if not is_for_other then return end
+  local field = kinds.list_of(kind) .. '.passes'
+  local passes = tonumber(redis.call('HGET', K.kinds, field) or nil) or 0
+  if passes >= PASSES then return end
+  redis.call('HSET', K.kinds, field, passes + 1)
+  leave_token(LISTS[kinds.list_of(kind)])
 end
 
 -- Read the sorts that were heard of lately; where those that have no place here go on.
@@ -70,12 +106,29 @@ function kinds.wants(kind, name)
   return is_listed == (string.byte(kind.names) == 43)
 end
 
--- A sort hears of a user who has something for it.
-function kinds.hear(kind, user)
-  if string.find(kind.news, '\n' .. user .. '\n', 1, true) then return end
-  local _, lines = string.gsub(kind.news, '\n', '\n')
-  if lines > NEWS + 1 then return end
-  kind.news = (kind.news == '' and '\n' or kind.news) .. (lines > NEWS and '*' or user) .. '\n'
+-- Replace what a sort has heard of; not yet written.
+function kinds.set_news(kind, news)
+  kind.news, kind.told, kind.lines = news, nil, 0
+end
+
+-- A sort hears of users who have something for it.
+function kinds.hear(kind, users)
+  if not kind.told then
+    kind.told, kind.lines = {}, 0
+    for line in string.gmatch(kind.news, '[^\n]+') do
+      kind.told[line], kind.lines = true, kind.lines + 1
+    end
+  end
+  local new = {}
+  for _, user in ipairs(users) do
+    if kind.lines > NEWS then break end
+    if not kind.told[user] then
+      new[#new + 1] = kind.lines == NEWS and '*' or user
+      kind.told[user], kind.lines = true, kind.lines + 1
+    end
+  end
+  if #new == 0 then return end
+  kind.news = (kind.news == '' and '\n' or kind.news) .. table.concat(new, '\n') .. '\n'
   redis.call('HSET', K.kinds, kind.place .. '.news', kind.news)
 end
 
@@ -83,25 +136,23 @@ end
 -- may have others behind them.
 function kinds.tell(list, and_more)
   for _, kind in ipairs(kinds.all()) do
-    local wants, told = {}, false
+    local wants, users = {}, {}
     for _, task in ipairs(list) do
       local name = task.name or ''
       if wants[name] == nil then wants[name] = kinds.wants(kind, name) end
-      if wants[name] then
-        kinds.hear(kind, task.user)
-        told = true
-      end
+      if wants[name] then users[#users + 1] = task.user end
     end
     -- The one that claims just now needs no token: it looks at what it has heard of.
-    if told and kind ~= kinds.own then leave_token(kinds.list_of(kind)) end
-    if and_more then kinds.hear(kind, and_more) end
+    if #users > 0 and kind ~= kinds.own then kinds.call(kind) end
+    users[#users + 1] = and_more or nil
+    kinds.hear(kind, users)
   end
 end
 
 -- Wake a worker of each sort that may take tasks of a name; nil: of each sort.
 function kinds.wake(name)
   for _, kind in ipairs(kinds.all()) do
-    if not name or kinds.wants(kind, name) then leave_token(kinds.list_of(kind)) end
+    if not name or kinds.wants(kind, name) then kinds.call(kind) end
   end
 end
 
@@ -121,7 +172,7 @@ function kinds.enter(names)
         news = '' }
       kinds.known[#kinds.known + 1] = kinds.own
       redis.call('HSET', K.kinds, place .. '.names', text)
-      redis.call('HDEL', K.kinds, place .. '.news')
+      redis.call('HDEL', K.kinds, place .. '.news', place .. '.passes')
     end
   end
   kinds.own = kinds.own

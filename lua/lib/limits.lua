@@ -27,6 +27,7 @@ local function parse_limits(text)
     local value = stored[field]
     if type(value) == 'number' and value > 0 then found[field] = value end
   end
+  found.is_declared = stored.by == 'worker'
   return found
 end
 
@@ -100,7 +101,7 @@ local function end_limited(id, record)
   end
   if record.deadline then
     redis.call('ZREM', K.deadlines, id)
-    record.deadline = nil
+    record.deadline, record.ruled = nil, nil
   end
 end
 

@@ -6,6 +6,7 @@
 local function find_stale()
   lost.end_overdue()
   lost.take_back()
+  if lost.found then wake_worker() end
   save_fair()
   return notices.tell(A.can_alert ~= '')
 end

@@ -40,6 +40,10 @@ local function due_tasks()
   return good, due
 end
 
+-- Leases that end without a word of their worker. A table: a script has room for 200 local variables.
+-- found: something has become ready, which workers other than the one that claims may be waiting for.
+local lost = { found = false }
+
 local function promote()
   local ids, times = due_tasks()
   if #ids == 0 then return end
@@ -58,11 +62,8 @@ local function promote()
   if #good > 0 then write_statuses(good, records) end
   redis.call('ZREM', K.delayed, unpack(ids))
   if #indexed > 0 then redis.call('ZREM', K.delayed_index, unpack(indexed)) end
-  add_waiting(list)
+  lost.found = add_waiting(list) or lost.found
 end
-
--- Leases that end without a word of their worker. A table: a script has room for 200 local variables.
-local lost = {}
 
 -- A lease whose record cannot be read still counts as a run of its user, whom the document names.
 function lost.forget_run(id)
@@ -127,7 +128,7 @@ function lost.end_all(ids, pass_over)
       list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
     end
   end
-  add_waiting(list, true)
+  lost.found = add_waiting(list, true) or lost.found
   if closed > 0 then trim_all(closed) end
 end
 
@@ -155,7 +156,7 @@ local function look_at_parked()
   local users = redis.call('ZRANGE', K.parked, '(inf', '-inf', 'BYSCORE', 'REV', 'LIMIT', skip, UPKEEP)
   for _, user in ipairs(users) do
     local before = redis.call('ZSCORE', K.parked, user)
-    review(user)
+    lost.found = review(user) or lost.found
     -- Those that stay where they are stand before the rest.
     if redis.call('ZSCORE', K.parked, user) == before then skip = skip + 1 end
   end
@@ -171,5 +172,5 @@ local function upkeep()
   lost.take_back()
   if fair.behind then trim_all(CATCH_UP) end
   look_at_parked()
-  for _, user in ipairs(due_in(K.parked)) do review(user) end
+  for _, user in ipairs(due_in(K.parked)) do lost.found = review(user) or lost.found end
 end
