@@ -37,7 +37,8 @@ from mutation_map import function_at, functions
 from fairqueue.scripts import load_script, parts_of, script_names
 
 MAP = ROOT / ".mutants" / "map.json"
-BUDGET_S = 400.0  # spent on the tests of one mutant; tests that remain after that are not run
+BUDGET_S = 900.0  # spent on the tests of one mutant; tests that remain after that are not run
+FEW = 20  # with fewer tests recorded, a function may run mostly in other processes
 CHUNK = 150  # tests per call of pytest; the budget is checked between calls
 TEST_TIMEOUT_S = 60  # for one test; a mutant that makes a test hang counts as caught
 SUITE_TIMEOUT_S = 7200
@@ -419,10 +420,11 @@ class Chooser:
         words = set(re.findall(r"[a-z]+", mutant.file)) - {"fairqueue", "lua", "lib", "py"}
         words.add(mutant.file.rpartition("/")[2].partition(".")[0])
 
-        def nearness(test: str) -> tuple[int, float]:
-            file = test.partition("::")[0]
+        def nearness(test: str) -> tuple[bool, int, float]:
+            file, _, name = test.partition("::")
             near = sum(word in file or word.rstrip("s") in file for word in words)
-            return -near, self._seconds.get(test, 1.0)
+            # A whole file is there for a function that runs in other processes only: it goes first.
+            return name != "", -near, self._seconds.get(test, 1.0)
 
         return sorted(tests, key=nearness)
 
@@ -430,12 +432,12 @@ class Chooser:
         if mutant.file.endswith(".lua"):
             return self._running_script(mutant)
         entries = self._functions.get(mutant.file, {})
-        found = set(entries.get(function_of(mutant), ()))
+        recorded = set(entries.get(function_of(mutant), ()))
+        found = recorded or {test for tests in entries.values() for test in tests}
         # Not recorded: new functions, and code that runs at import or only in child processes.
         # Fall back to all tests of the module, and to the files that are named after it.
-        if not found:
-            found = {test for tests in entries.values() for test in tests}
-            stem = Path(mutant.file).stem
+        if len(recorded) < FEW:
+            stem = Path(mutant.file).stem.rstrip("s")
             found |= {f"tests/{each.name}" for each in (ROOT / "tests").glob(f"test_*{stem}*.py")}
         return found
 

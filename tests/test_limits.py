@@ -1100,6 +1100,25 @@ def test_a_token_is_passed_on_sixteen_times_for_a_task(
         assert passed == 16
 
 
+@pytest.mark.parametrize("users", [300, 400, 500])
+def test_a_sort_that_has_looked_at_all_in_several_claims_rests(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, users: int
+) -> None:
+    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
+    rests = []
+    for _ in range(8):
+        assert queue.claim("w", names=["b"]) == []
+        state: Any = redis_client.hget(queue.keys["kinds"], "1.state")
+        _, _, till, pause, _ = map(int, state.split())
+        rests.append((till - clock.now_ms() if till else 0, pause))
+    walk = rests.index((250, 250))  # the claims before looked at a part each
+    assert walk > 0
+    assert rests == [(0, 0)] * walk + [(250, 250)] * (8 - walk)
+    clock.advance(0.25)
+    found = [hint_of(queue, names="+b") for _ in range(walk + 1)]
+    assert found[-1] == pytest.approx(0.5)
+
+
 def test_the_order_of_names_makes_no_other_sort(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
