@@ -124,6 +124,16 @@ def test_a_term_of_a_clock_that_was_set_back_keeps_nobody_waiting(
     assert new.tick().is_leader
 
 
+def test_a_clock_that_is_set_back_by_up_to_a_term_changes_no_leader(
+    clock: ManualClock, old: TaskScheduler, new: TaskScheduler
+) -> None:
+    old.tick()
+    clock.advance(-TERM_S)
+    assert not new.tick().is_leader
+    clock.advance(-0.001)
+    assert new.tick().is_leader
+
+
 def test_a_stale_leader_resigns_nobody_elses_term(
     redis_client: redis.Redis,
     queue: TaskQueue,
