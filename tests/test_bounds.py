@@ -323,6 +323,21 @@ def test_names_of_workers_are_known_after_one_has_left_whatever_they_are(queue: 
     assert beat.handled == {"mail", "report", "own", "other order", *odd}
 
 
+# --- delays ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.untidy
+@pytest.mark.parametrize("planted", ["alice\0soon\0x", "alice\0", "alice\x00123\0", "alice\0-1\0x"])
+def test_an_entry_of_the_index_of_delays_that_cannot_be_read_is_dropped(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, planted: str
+) -> None:
+    queue.push(make_task(task_id="t", user_id="alice", delay=1))
+    redis_client.zadd(queue.keys["delayed_index"], {planted: 0})
+    clock.advance(1)
+    assert claim_one(queue).task.task_id == "t"
+    assert redis_client.zcard(queue.keys["delayed_index"]) == 0
+
+
 # --- schedules ------------------------------------------------------------------------------------
 
 

@@ -81,8 +81,9 @@ function delays.due_in_turns(most)
     local following
     for i, member in ipairs(redis.call('ZRANGEBYLEX', K.delayed_index, '[' .. user .. '\0',
       '(' .. user .. '\1', 'LIMIT', 0, each + 1)) do
+      -- A member that cannot be read counts as due: no task confirms it, and it is dropped.
       local due, id = string.match(member, '%z(%d+)%z(%Z*)$')
-      due = tonumber(due)
+      due, id = tonumber(due) or 0, id or ''
       if due > now or i > each then
         following = math.max(due, now)  -- with more that is due, behind all who wait by now
         break
