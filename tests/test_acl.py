@@ -65,12 +65,13 @@ class Command:
 def commands_of(client: redis.Redis) -> dict[str, Command]:
     """All commands of the server, subcommands as in CONFIG|GET."""
     # As it came: redis-py leaves subcommands out.
-    connection = client.connection_pool.get_connection()
+    connection = client.connection_pool.make_connection()
     try:
+        connection.connect()
         connection.send_command("COMMAND")
         rows: Any = connection.read_response()
     finally:
-        client.connection_pool.release(connection)
+        connection.disconnect()
     return {command.name: command for row in rows for command in Command.read(row)}
 
 

@@ -106,11 +106,11 @@ def test_the_leases_are_kept_after_something_was_raised_in_the_thread_that_keeps
     first = live.extend
     asked: list[int] = []
 
-    def extend(*arguments: Any) -> Any:
+    def extend(*arguments: Any, **named: Any) -> Any:
         asked.append(1)
         if len(asked) == 1:
             raise SystemExit
-        answer = first(*arguments)
+        answer = first(*arguments, **named)
         extended.set()
         return answer
 

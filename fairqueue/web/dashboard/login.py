@@ -17,7 +17,7 @@ from fairqueue.web.auth import (
     clear_session,
     set_session,
 )
-from fairqueue.web.dashboard.shell import local_path, page
+from fairqueue.web.dashboard.shell import form_of, local_path, page
 from fairqueue.web.problems import too_many
 from fairqueue.web.site import answer, link, site_of
 
@@ -52,7 +52,7 @@ def login_page(request: Request) -> Response:
 
 async def login(request: Request) -> Response:
     """Begin a session with a key or a one-time secret."""
-    form = await request.form(max_files=0, max_fields=10)
+    form = await form_of(request, max_files=0, max_fields=10)
     secret = str(form.get("secret") or "").strip()
     where = local_path(request, str(form.get("next") or ""))
     access = site_of(request).access

@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import jinja2
+from python_multipart.exceptions import FormParserError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -290,15 +292,24 @@ def action(act: Act) -> Callable[[Request], Awaitable[Response]]:
 
     @wraps(act)
     async def handle(request: Request) -> Response:
-        async with request.form(max_files=10, max_fields=MAX_FIELDS) as data:
-            form = Form(data)
-            try:
-                done = await run_in_threadpool(act, request, form)
-            except FairQueueError as error:
-                return await run_in_threadpool(error_page, request, problem_of(error))
+        data = await form_of(request, max_files=10, max_fields=MAX_FIELDS)
+        try:
+            done = await run_in_threadpool(act, request, Form(data))
+        except FairQueueError as error:
+            return await run_in_threadpool(error_page, request, problem_of(error))
+        finally:
+            await data.close()
         return _answer(request, done)
 
     return handle
+
+
+async def form_of(request: Request, *, max_files: int, max_fields: int) -> FormData:
+    """Read the form of a request. Raises HTTPException (400) if it cannot be read."""
+    try:
+        return await request.form(max_files=max_files, max_fields=max_fields)
+    except FormParserError as error:  # versions of Starlette differ in what they pass on
+        raise HTTPException(400, "The form that was sent cannot be read.") from error
 
 
 def _answer(request: Request, done: Done) -> Response:

@@ -18,7 +18,7 @@ from fairqueue.errors import InvalidInput, UnknownTimezone
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.shell import MAX_FIELDS, Form
+from fairqueue.web.dashboard.shell import MAX_FIELDS, Form, form_of
 from fairqueue.web.site import root_of
 from fairqueue.zones import find_zone
 
@@ -33,8 +33,11 @@ def posted(handle: Callable[[Request, Form], Response]) -> Callable[[Request], A
 
     @wraps(handle)
     async def read(request: Request) -> Response:
-        async with request.form(max_files=1, max_fields=MAX_FIELDS) as data:
+        data = await form_of(request, max_files=1, max_fields=MAX_FIELDS)
+        try:
             return await run_in_threadpool(handle, request, Form(data))
+        finally:
+            await data.close()
 
     return read
 
