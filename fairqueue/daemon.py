@@ -13,7 +13,7 @@ import redis
 
 from fairqueue.connection import Listener
 from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 from fairqueue.scheduler import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -236,7 +236,7 @@ class Daemon:
         if isinstance(error, FairQueueError):
             _log("pass_failed", logging.WARNING, error=str(error))
         else:
-            _log("pass_failed", logging.ERROR, exc_info=True, error=repr(error))
+            _log("pass_failed", logging.ERROR, exc_info=True, error=error_line(error))
 
     def _rest(self, listener: Listener, report: TickReport | None) -> None:
         """Wait for the next due moment, the next planned tick, a wake-up or the end."""

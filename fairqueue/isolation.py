@@ -32,8 +32,9 @@ from fairqueue.context import LogCapture, TaskContext
 from fairqueue.dispatch import unwrapped
 from fairqueue.errors import ConfigurationError
 from fairqueue.handlers import Discard, Handler, HandlerSettings, Retry, TimedOut
+from fairqueue.logs import clean
 from fairqueue.models import Task
-from fairqueue.reports import MAX_LINE_LENGTH, Failure, bounded, clean, storable
+from fairqueue.reports import MAX_LINE_LENGTH, Failure, bounded, storable
 from fairqueue.stage import Leftovers, Stage
 
 START_S = 60.0  # a process whose handler has not begun after this long is given up

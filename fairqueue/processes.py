@@ -31,7 +31,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 from fairqueue.errors import ConfigurationError, FairQueueError
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 from fairqueue.validation import check_count, check_name, check_seconds
 
 logger = logging.getLogger("fairqueue.processes")
@@ -633,7 +633,7 @@ def _work_and_exit(work: Callable[[], int | None]) -> NoReturn:
     try:
         status = work() or 0
     except BaseException as error:
-        fields = {"pid": os.getpid(), "error": repr(error)}
+        fields = {"pid": os.getpid(), "error": error_line(error)}
         log_event(logger, "process_failed", logging.ERROR, exc_info=True, **fields)
     finally:
         with contextlib.suppress(Exception):

@@ -4,18 +4,17 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import re
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fairqueue.logs import log_event
+from fairqueue.logs import clean, error_text, log_event, new_budget, plain, plain_text
 from fairqueue.validation import MAX_ERROR_LENGTH, MAX_RESULT_BYTES, encode_json
 
 logger = logging.getLogger("fairqueue.worker")
@@ -24,10 +23,7 @@ MAX_TRACEBACK_BYTES = 8 * 1024  # the end is kept: it says where
 MAX_FRAMES = 100  # innermost ones that are written down, of each exception in a chain
 MAX_LINES = 200  # of the log of one attempt; the last ones are kept
 MAX_LINE_LENGTH = 500  # characters
-# Of the context of one line: bytes of JSON in all, characters of a text or a name in it, values in
-# lists and objects in all, and how deep these may be in each other.
-MAX_CONTEXT_BYTES = 2000
-MAX_CONTEXT_TEXT, MAX_CONTEXT_VALUES, MAX_CONTEXT_DEPTH = 500, 100, 4
+MAX_CONTEXT_BYTES = 2000  # of the context of one line, as JSON
 MAX_DOCUMENT_BYTES = 32 * 1024
 MAX_TYPE_LENGTH = 200  # characters
 SHOWN_RESULT = 1000  # characters kept of a result that is no JSON
@@ -195,11 +191,6 @@ def fingerprint(task_name: str, failure: Failure, *, timed_out: bool = False) ->
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def clean(text: str, most: int) -> str:
-    """The beginning of a text, as text that can be stored: lone surrogates are none."""
-    return text[:most].encode("utf-8", "replace").decode()
-
-
 def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The context of a log line as it can be kept: a JSON object of some MAX_CONTEXT_BYTES.
 
@@ -208,52 +199,15 @@ def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     room = MAX_CONTEXT_BYTES
-    budget = itertools.repeat(None, MAX_CONTEXT_VALUES)
+    budget = new_budget()
     for number, (name, value) in enumerate(list(fields.items())):
-        name, value = _text(name), _plain(value, budget, MAX_CONTEXT_DEPTH)
+        name, value = plain_text(name), plain(value, budget)
         room -= len(json.dumps({name: value}, ensure_ascii=False).encode("utf-8", "replace"))
         if room < 0:
             found["more_fields"] = len(fields) - number
             break
         found[name] = value
     return found
-
-
-def _plain(value: Any, budget: Iterator[None], depth: int) -> Any:
-    """A value as JSON can hold it, cut to size; "..." where too much was seen already."""
-    if value is None or isinstance(value, bool):
-        return value
-    if (type(value) is int and value.bit_length() <= 64) or (
-        type(value) is float and math.isfinite(value)
-    ):
-        return value
-    if not isinstance(value, Mapping | list | tuple | set | frozenset):
-        return _text(value)
-    if not depth:
-        return "..."
-    try:
-        if isinstance(value, Mapping):
-            items = zip(value.items(), budget, strict=False)
-            return {_text(name): _plain(each, budget, depth - 1) for (name, each), _ in items}
-        return [_plain(each, budget, depth - 1) for each, _ in zip(value, budget, strict=False)]
-    except Exception:  # one of the application's own kind, or another thread changes it
-        return _text(value)
-
-
-def _text(value: Any) -> str:
-    """The beginning of what a value says of itself."""
-    try:
-        return clean(str(value), MAX_CONTEXT_TEXT)
-    except Exception:
-        return f"a {type(value).__name__} that cannot be shown"
-
-
-def error_text(error: BaseException) -> str:
-    """What an error says; also of one that cannot say it."""
-    try:
-        return str(error)
-    except Exception:
-        return "(its text cannot be read)"
 
 
 def storable(result: Any) -> Any:

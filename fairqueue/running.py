@@ -17,7 +17,7 @@ from fairqueue.handlers import Discard, Handler, Handlers, Retry, TimedOut
 from fairqueue.hooks import Hook, Hooks
 from fairqueue.isolation import run_isolated
 from fairqueue.keeper import Keeper, Run, about
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 from fairqueue.metrics import WorkerMetrics
 from fairqueue.models import Claim
 from fairqueue.policy import RetryPolicy
@@ -188,7 +188,7 @@ class Executor:
             except BaseException as error:
                 if _is_interrupt(error):
                     raise
-                said = about(run.claim) | {"hook": hook.name, "error": repr(error)}
+                said = about(run.claim) | {"hook": hook.name, "error": error_line(error)}
                 _log("hook_failed", logging.WARNING, exc_info=True, **said)
 
     def _clear(self, run: Run, slot: Slot) -> None:

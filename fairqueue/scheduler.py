@@ -50,7 +50,7 @@ from fairqueue.errors import (
 from fairqueue.exchange import Diff, export, import_documents
 from fairqueue.frequency import Frequency
 from fairqueue.leadership import DueSchedule, Leadership, Reading
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, error_text, log_event
 from fairqueue.metrics import scheduler_metrics
 from fairqueue.models import (
     DEFAULT_NAME,
@@ -991,7 +991,7 @@ class TaskScheduler:
 
     def _note_failure(self, error: Exception) -> None:
         self._leadership.doubt()
-        self._last_error = str(error)
+        self._last_error = error_text(error)
         if isinstance(error, FairQueueError):
             _log("cycle_failed", logging.WARNING, **self._who(), error=str(error))
         elif isinstance(error, redis.RedisError | OSError):
@@ -999,7 +999,8 @@ class TaskScheduler:
             _log("wait_failed", logging.WARNING, **self._who(), error=str(error))
         else:
             self._metrics.errors.labels(self.queue.name, "internal").inc()
-            _log("cycle_failed", logging.ERROR, exc_info=True, **self._who(), error=repr(error))
+            told = error_line(error)
+            _log("cycle_failed", logging.ERROR, exc_info=True, **self._who(), error=told)
 
     def _who(self) -> dict[str, Any]:
         """Which scheduler a log event is about."""
@@ -1076,8 +1077,9 @@ def _what_is_wrong(due: DueSchedule, error: Exception) -> tuple[str, str]:
         return "broken", str(error)
     if isinstance(error, InvalidSchedule):
         return "cron", str(error)
-    _log("plan_failed", logging.ERROR, exc_info=error, schedule=due.schedule_id, error=repr(error))
-    return "cron", f"the next moment cannot be computed: {error!r}"
+    told = error_line(error)
+    _log("plan_failed", logging.ERROR, exc_info=error, schedule=due.schedule_id, error=told)
+    return "cron", f"the next moment cannot be computed: {told}"
 
 
 def _end_of(definition: Definition) -> tuple[str, str]:

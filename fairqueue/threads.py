@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 
 logger = logging.getLogger("fairqueue.worker")
 
@@ -40,6 +40,6 @@ def _say(error: BaseException) -> None:
         "thread_failed",
         logging.ERROR,
         thread_name=threading.current_thread().name,
-        error=repr(error),
+        error=error_line(error),
         exc_info=error,
     )

@@ -35,7 +35,7 @@ from fairqueue.handlers import (
 from fairqueue.hooks import Hookable, Hooks
 from fairqueue.isolation import check_findable, check_isolated, check_not_starting
 from fairqueue.keeper import Keeper, Run, about
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 from fairqueue.metrics import worker_metrics
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.presence import Facts, Presence
@@ -162,6 +162,7 @@ class Worker(Hookable):
         self._life = threading.RLock()
         self._pool: _Pool | None = None
         self._last_failure: str | None = None  # of a pool that is gone
+        self._is_told = False  # that the supervisor of its processes has died
         self._presence = self._new_presence()  # of `run_once`; threads have one of their own
 
     # --- handlers ---------------------------------------------------------------------------------
@@ -322,12 +323,12 @@ class Worker(Hookable):
         """
         self._check_isolation()
         if self._group is not None:
-            if self._tally is None or not self._tally.is_ours:
-                self._tally = Tally(self._processes, self.registry)
-            self._group.start()
+            started = self._start_group(self._group)
         else:
-            self._start_pool(math.inf)
-        _log("worker_started", worker=self.worker_id, slots=self.concurrency)
+            started = self._start_pool(math.inf)
+        if started:
+            self._is_told = False
+            _log("worker_started", worker=self.worker_id, slots=self.concurrency)
 
     def stop(self, timeout: float = 30.0) -> bool:
         """Take no more tasks, wait for those that run, and end; True if all ended in time.
@@ -339,7 +340,8 @@ class Worker(Hookable):
         timeout = check_seconds(timeout, "timeout", ConfigurationError)
         deadline = time.monotonic() + timeout
         failure = self._failure()
-        if self._group is not None and failure is not None:
+        if self._group is not None and failure is not None and not self._is_told:
+            self._is_told = True
             _log("worker_broken", logging.ERROR, worker=self.worker_id, reason=failure)
         ended = self._group is None or self._stop_group(self._group, timeout)
         ended = self._stop_pool(deadline) and ended
@@ -410,12 +412,15 @@ class Worker(Hookable):
         pool = self._pool
         return pool is not None and pool.is_alive()
 
-    def _start_pool(self, most: float, ended: Callable[[], None] = lambda: None) -> None:
+    def _start_pool(self, most: float, ended: Callable[[], None] = lambda: None) -> bool:
+        """Start the threads; False if they run already."""
         with self._life:
-            if self._pool is None or not self._pool.is_alive():
-                self._last_failure = None
-                self._pool = _Pool(self, most, ended)
-                self._pool.start()
+            if self._pool is not None and self._pool.is_alive():
+                return False
+            self._last_failure = None
+            self._pool = _Pool(self, most, ended)
+            self._pool.start()
+            return True
 
     def _stop_pool(self, deadline: float) -> bool:
         with self._life:
@@ -427,6 +432,14 @@ class Worker(Hookable):
             return in_time
 
     # --- with processes ---------------------------------------------------------------------------
+
+    def _start_group(self, group: ProcessGroup) -> bool:
+        """Start the processes; False if they run already."""
+        if self._tally is None or not self._tally.is_ours:
+            self._tally = Tally(self._processes, self.registry)
+        before = group.supervisor_pid
+        group.start()
+        return group.supervisor_pid != before
 
     def _stop_group(self, group: ProcessGroup, timeout: float) -> bool:
         # What they have not finished by then they give back, if that can be done in time.
@@ -648,7 +661,7 @@ class _Pool:
                     logging.WARNING,
                     worker=self._worker.worker_id,
                     queue=self._worker.queue.name,
-                    error=repr(error),
+                    error=error_line(error),
                 )
                 time.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
                 backoff = min(2 * backoff, LONGEST_BACKOFF_S)
@@ -758,7 +771,7 @@ class _Pool:
         try:
             result = self._executor.execute(run, slot)
         except Exception as error:
-            said = about(run.claim) | {"error": repr(error)}
+            said = about(run.claim) | {"error": error_line(error)}
             _log("slot_failed", logging.ERROR, exc_info=True, **said)
         finally:
             # Whatever was raised: then the lease is no longer kept, and the task is offered again

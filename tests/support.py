@@ -59,6 +59,15 @@ def ids_of(claims: list[Claim]) -> list[str]:
     return [claim.task.task_id for claim in claims]
 
 
+class Mute(Exception):
+    """An error that cannot be shown at all."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    __str__ = __repr__
+
+
 # --- waiting --------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ import redis
 from commands import parse
 from prometheus_client import CollectorRegistry
 from scheduling import add, eventually, get, tamper
-from support import in_thread, until_blocked
+from support import Mute, in_thread, until_blocked
 
 from fairqueue.__main__ import main
 from fairqueue.cli import codes, listing, logs
@@ -289,6 +289,14 @@ def test_a_pass_that_fails_is_counted_and_the_next_one_goes_on(
         "fired": 2,
     }
     assert [record.exc_info is not None for record in caplog.records] == [False, True]
+
+
+def test_a_pass_that_fails_by_what_cannot_be_shown_does_not_end_a_daemon(
+    scripted: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert scripted(0.5, Mute(), 0.5).run() == STOPPED
+    (failed,) = caplog.records
+    assert failed.getMessage() == 'pass_failed error="Mute: (its text cannot be read)"'
 
 
 def test_failed_passes_in_a_row_are_one_outage(scripted: Callable[..., Daemon]) -> None:

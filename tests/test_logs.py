@@ -1,20 +1,23 @@
 """What the log says: with the plainest formatter, what happened to what, and why."""
 
 import ast
+import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from prometheus_client import CollectorRegistry
 from scheduling import THURSDAY, add, at, fire_id
-from support import make_task
+from support import Mute, make_task
 
 import fairqueue
 from fairqueue.cli.logs import TextFormatter
 from fairqueue.clock import ManualClock
 from fairqueue.errors import RedisUnavailable
-from fairqueue.logs import MAX_SHOWN, fields_of, log_event
+from fairqueue.logs import MAX_SHOWN, JsonFormatter, error_line, fields_of, log_event
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.worker import Worker
@@ -76,6 +79,104 @@ def test_nothing_is_made_of_an_event_that_nobody_wants(caplog: pytest.LogCapture
     assert caplog.records == []
 
 
+class Leaving:
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class Odd(str):
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Mute(), '"a Mute that cannot be shown"'),
+        ([Mute()], '"a list that cannot be shown"'),
+        (Leaving(), '"a Leaving that cannot be shown"'),
+        (10**5000, '"a int that cannot be shown"'),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_cannot_be_shown_is_told_as_such(
+    caplog: pytest.LogCaptureFixture, value: object, text: str
+) -> None:
+    log_event(logger, "thing_happened", logging.WARNING, value=value)
+    assert lines(caplog, "thing_happened") == [f"thing_happened value={text}"]
+
+
+def test_a_value_of_the_oddest_kind_ends_nothing() -> None:
+    log_event(logger, "thing_happened", logging.WARNING, value=Odd("x"))
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("gone"), "ValueError: gone"),
+        (ValueError(), "ValueError"),
+        (redis.ConnectionError("closed by server"), "ConnectionError: closed by server"),
+        (Mute(), "Mute: (its text cannot be read)"),
+    ],
+)
+def test_an_error_is_told_by_its_type_and_its_text(error: Exception, line: str) -> None:
+    assert error_line(error) == line
+
+
+# --- lines of JSON --------------------------------------------------------------------------------
+
+
+def json_line(**fields: Any) -> dict[str, Any]:
+    """What the formatter makes of a record, read as strictly as JSON is meant."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    record = logging.makeLogRecord({"msg": "x", "name": "n", "levelname": "INFO", **fields})
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    found: dict[str, Any] = json.loads(text, parse_constant=refuse)
+    return found
+
+
+circle: dict[str, Any] = {}
+circle["in"] = circle
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ({(1, 2): 3}, {"(1, 2)": 3}),
+        ({"a": [{(1, 2): {4}}]}, {"a": [{"(1, 2)": [4]}]}),
+        (circle, {"in": {"in": {"in": {"in": "..."}}}}),
+        (math.nan, "nan"),
+        ([math.inf, 1.5], ["inf", 1.5]),
+        (10**5000, "a int that cannot be shown"),
+        (Mute(), "a Mute that cannot be shown"),
+        ([Mute()], ["a Mute that cannot be shown"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_that_json_cannot_hold_spoils_no_line(value: Any, kept: Any) -> None:
+    long = "x" * 2000
+    line = json_line(value=value, other=long, more=[{"a": 1}])
+    assert line["value"] == kept
+    assert (line["other"], line["more"]) == (long, [{"a": 1}]), "others stay as they are"
+    assert line["message"] == "x"
+
+
+def test_what_a_line_of_json_always_has_is_not_replaced() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        info = (type(error), error, error.__traceback__)
+    given = dict.fromkeys(("time", "level", "logger", "exception"), "mine")
+    line = json_line(**given, exc_info=info, other="mine")
+    assert [name for name, value in line.items() if value == "mine"] == ["other"]
+    assert list(line)[:4] == ["time", "level", "logger", "message"]
+    assert (line["level"], line["logger"]) == ("info", "n")
+
+
 # --- what the library says ------------------------------------------------------------------------
 
 
@@ -129,8 +230,17 @@ def test_a_cycle_that_fails_says_whose_and_why(
     who = "cycle_failed scheduler=one queue=default"
     assert lines(caplog, "cycle_failed") == [
         f'{who} error="nobody answers at h:1"',
-        f"""{who} error=KeyError('oops')""",
+        f"""{who} error="KeyError: 'oops'\"""",
     ]
+
+
+def test_a_cycle_that_fails_by_an_error_that_cannot_be_shown_says_so(
+    scheduler: TaskScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler._note_failure(Mute())
+    (line,) = lines(caplog, "cycle_failed")
+    assert line.endswith('error="Mute: (its text cannot be read)"')
+    assert scheduler.health().last_error == "(its text cannot be read)"
 
 
 # --- all of it ------------------------------------------------------------------------------------

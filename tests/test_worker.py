@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from scheduling import eventually
 from support import (
     LossyProxy,
+    Mute,
     check_consistency,
     claim_one,
     fill,
@@ -1288,6 +1289,26 @@ def test_a_hook_that_fails_after_a_failure_hides_nothing(
     errors = {failing: RuntimeError("of a hook"), "handler": ValueError("of the handler")}
     assert with_all_hooks(queue, calls, **errors).run_once() == 1
     assert calls.names[3:] == FAILED
+    assert (state(queue, "t"), info(queue, "t").error) == ("buried", "ValueError: of the handler")
+
+
+@pytest.mark.parametrize("failing", ["then", "worker_then", "finally", "worker_finally"])
+def test_a_hook_whose_error_cannot_be_shown_changes_nothing(
+    queue: TaskQueue, calls: Calls, failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    push(queue, "t")
+    assert with_all_hooks(queue, calls, **{failing: Mute()}).run_once() == 1
+    assert (state(queue, "t"), info(queue, "t").attempts) == ("finished", 1)
+    assert 'error="Mute: (its text cannot be read)"' in caplog.text
+
+
+@pytest.mark.parametrize("failing", ["catch", "worker_catch", "finally", "worker_finally"])
+def test_a_hook_whose_error_cannot_be_shown_hides_no_failure(
+    queue: TaskQueue, calls: Calls, failing: str
+) -> None:
+    push(queue, "t")
+    errors = {failing: Mute(), "handler": ValueError("of the handler")}
+    assert with_all_hooks(queue, calls, **errors).run_once() == 1
     assert (state(queue, "t"), info(queue, "t").error) == ("buried", "ValueError: of the handler")
 
 

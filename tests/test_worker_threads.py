@@ -1,6 +1,8 @@
 """A thread of a worker that dies: it goes on, or the worker ends and everybody can see it."""
 
 import logging
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from scheduling import eventually
-from support import in_thread, make_task, places, push
+from support import Mute, in_thread, make_task, places, push, until_blocked
 
 import fairqueue.threads
 from fairqueue import TaskContext, TaskQueue, Worker, up
@@ -78,7 +80,7 @@ def alive(queue: TaskQueue) -> list[str]:
     return [each.worker_id for each in WorkerStore(queue.link).alive()]
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), ValueError("odd"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("odd"), KeyboardInterrupt(), Mute()])
 def test_a_thread_goes_on_whatever_is_raised_in_it(
     live: TaskQueue,
     redis_client: redis.Redis,
@@ -224,6 +226,81 @@ def test_what_runs_when_the_thread_that_records_dies_is_given_back(
 def test_forever_says_that_the_worker_has_failed(live: TaskQueue, make: Make, death: Death) -> None:
     death.times = 1
     assert make(lambda task: None, concurrency=2).forever(10) is False
+
+
+def test_a_worker_whose_connection_breaks_says_why(
+    live: TaskQueue, redis_client: redis.Redis, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make(lambda task: None, concurrency=1)
+    worker.start()
+    until_blocked(redis_client)
+    (blocked,) = [each for each in redis_client.client_list() if each["cmd"] == "blpop"]
+    redis_client.client_kill_filter(_id=blocked["id"])
+    eventually(lambda: events(caplog, "worker_failed"), "it has noticed")
+    (told,) = events(caplog, "worker_failed")
+    kind, _, reason = told["error"].partition(": ")
+    assert kind.endswith("Error") or kind == "RedisUnavailable"
+    assert reason
+
+
+def test_a_worker_in_which_nothing_can_be_shown_goes_on(
+    live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of a turn of the dispatcher, and one of a slot."""
+    first_turn, failed = _Pool._turn, threading.Event()
+
+    def turn(pool: _Pool) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise Mute
+        first_turn(pool)
+
+    monkeypatch.setattr(_Pool, "_turn", turn)
+    worker = make(lambda task: None, concurrency=1)
+    execute, ran = worker._executor.execute, threading.Event()
+
+    def fail_once(run: Any, slot: Any) -> Any:
+        if run.claim.task.task_id == "a":
+            ran.set()
+            raise Mute
+        return execute(run, slot)
+
+    monkeypatch.setattr(worker._executor, "execute", fail_once)
+    push(live, "a", "b")
+    worker.start()
+    eventually(lambda: (info := live.get("b")) and info.state == "finished", "the next is run")
+    assert ran.is_set()
+    for event in ("worker_failed", "slot_failed"):
+        (told,) = events(caplog, event)
+        assert told["error"] == "Mute: (its text cannot be read)"
+    assert not events(caplog, "thread_failed")
+
+
+def test_a_start_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fairqueue.worker")
+    worker = make(lambda task: None, concurrency=1)
+    for _ in range(2):
+        worker.start()
+        worker.start()
+        assert worker.stop(10)
+    assert len(events(caplog, "worker_started")) == 2
+
+
+@pytest.mark.processes
+def test_that_the_supervisor_has_died_is_told_once(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairqueue.worker")
+    worker = make(lambda task: None, concurrency=1, processes=1)
+    for number in (1, 2):
+        worker.start()
+        worker.start()
+        assert worker._group is not None
+        os.kill(worker._group.supervisor_pid, signal.SIGKILL)
+        eventually(lambda: worker.state == "failed", "it has failed")
+        assert [worker.stop(10), worker.stop(10)] == [False, False]
+        assert len(events(caplog, "worker_started")) == number
+        assert len(events(caplog, "worker_broken")) == number
 
 
 class Raising(logging.Handler):

@@ -9,7 +9,7 @@ from fairqueue.access import Actor
 from fairqueue.audit import AuditLog
 from fairqueue.errors import FairQueueError, Forbidden, shown, told
 from fairqueue.inspection.masking import mask, mask_details, unmask
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 
 logger = logging.getLogger("fairqueue.inspection")
 
@@ -110,7 +110,7 @@ class Guard:
             self._end(entry_id, "failed", str(error), noted)
             raise
         except BaseException as error:
-            self._end(entry_id, "failed", repr(error)[:200], noted)
+            self._end(entry_id, "failed", error_line(error)[:200], noted)
             raise
         self._end(entry_id, "done", None, noted)
 
