@@ -25,7 +25,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from fairqueue.logs import log_event
+from fairqueue.logs import error_line, log_event
 
 logger = logging.getLogger("fairqueue.metrics")
 
@@ -36,6 +36,7 @@ _HEAD = struct.Struct("=II")  # checksum and length of what follows
 # Metrics that mean one process each; of these the port shows the parent's own.
 _OF_ONE_PROCESS = ("python_", "process_")
 _CUMULATIVE = ("counter", "histogram", "summary")
+_YES_OR_NO = ("info", "stateset")  # 1 or 0: of these there is nothing to add up
 _TRIES = 10  # to read what is written at the same time
 
 # The values of one family of metrics: by name and labels of the sample.
@@ -110,24 +111,27 @@ class _Report:
         self._before = {
             name: family for name, family in place.read()[1].items() if family.kind in _CUMULATIVE
         }
-        self._inherited = _collect(registry)
+        self._inherited: Families | None = None
         self._failing = False
 
     def write(self, pid: int) -> None:
-        """Write it down. Whatever goes wrong is logged once: the tasks matter more."""
+        """Write it down. Whatever goes wrong is logged once: the tasks matter more.
+
+        What was counted before the registry could be read for the first time is lost.
+        """
         try:
-            families = _collect(self._registry)
-            for name, family in families.items():
-                inherited = self._inherited.get(name)
-                if inherited is not None and family.kind in _CUMULATIVE:
-                    for key, value in inherited.values.items():
-                        if key in family.values:
-                            family.values[key] -= value
+            if self._inherited is None:
+                self._inherited = _own(self._registry)
+            families = _own(self._registry)
+            for name, family in self._inherited.items():
+                if name in families:
+                    _disinherit(families[name], family.values)
+            _add_children(families, self._registry)
             self._place.write(pid, _added(families, self._before))
             self._failing = False
         except Exception as error:
             if not self._failing:
-                log_event(logger, "metrics_not_reported", logging.WARNING, error=repr(error))
+                log_event(logger, "metrics_not_reported", logging.WARNING, error=error_line(error))
             self._failing = True
 
 
@@ -176,16 +180,35 @@ def _family(kind: str, text: str, samples: Iterable[tuple[str, Any, float]]) -> 
     return _Family(kind, text, values)
 
 
-def _collect(registry: CollectorRegistry) -> Families:
-    """What a registry and the children of this process say, but for what means one process."""
-    found: Families = {}
-    for metric in registry.collect():
-        if not metric.name.startswith(_OF_ONE_PROCESS):
-            found[metric.name] = _Family(metric.type, metric.documentation, _values(metric))
+def _disinherit(family: _Family, inherited: Values) -> None:
+    """Leave out what a child was forked with: of a sum that part, of others what has not changed.
+
+    Its parent tells that already.
+    """
+    for key, value in inherited.items():
+        if key not in family.values:
+            continue
+        if family.kind in _CUMULATIVE:
+            family.values[key] -= value
+        elif family.values[key] == value:
+            del family.values[key]
+
+
+def _own(registry: CollectorRegistry) -> Families:
+    """What a registry says, but for what means one process."""
+    return {
+        metric.name: _Family(metric.type, metric.documentation, _values(metric))
+        for metric in registry.collect()
+        if not metric.name.startswith(_OF_ONE_PROCESS)
+    }
+
+
+def _add_children(families: Families, registry: CollectorRegistry) -> Families:
+    """Add what the children of this process say."""
     for tally in _own_tallies(registry):
-        for families in tally.read():
-            _added(found, families)
-    return found
+        for told in tally.read():
+            _added(families, told)
+    return families
 
 
 def _values(metric: Metric) -> Values:
@@ -197,11 +220,14 @@ def _values(metric: Metric) -> Values:
 
 
 def _added(families: Families, more: Mapping[str, _Family]) -> Families:
-    """The sum of both, in the first."""
+    """Both in the first: the sum, or the larger of two words that mean yes or no."""
     for name, other in more.items():
         family = families.setdefault(name, _Family(other.kind, other.text, {}))
         for key, value in other.values.items():
-            family.values[key] = family.values.get(key, 0.0) + value
+            if family.kind in _YES_OR_NO:
+                family.values[key] = max(family.values.get(key, 0.0), value)
+            else:
+                family.values[key] = family.values.get(key, 0.0) + value
     return families
 
 
@@ -229,7 +255,7 @@ class Merged(Collector):
             for metric in registry.collect():
                 if metric.name.startswith(_OF_ONE_PROCESS):
                     own[metric.name] = metric
-            _added(added, _collect(registry))
+            _added(added, _add_children(_own(registry), registry))
         yield from own.values()
         for name, family in added.items():
             metric = Metric(name, family.text, family.kind)

@@ -8,9 +8,19 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Enum,
+    Gauge,
+    Histogram,
+    Info,
+    generate_latest,
+)
+from prometheus_client.registry import Collector
 from scheduling import eventually
 
 from fairqueue import tally as tally_module
@@ -84,13 +94,24 @@ def counting(
 ) -> Callable[[], object]:
     """Report at a place, count, and see that it is written down."""
 
+    def count() -> None:
+        meters.runs.labels("mail").inc(runs)
+        meters.seconds.observe(1.5)
+        meters.stuck.set(stuck)
+
+    return reporting(tally, place, count)
+
+
+def reporting(
+    tally: Tally, place: int, change: Callable[[], object] = lambda: None
+) -> Callable[[], Any]:
+    """Report at a place, change something, and see that it is written down."""
+
     @contextmanager
     def work() -> Iterator[None]:
         tally_module.REPORT_S = 0.01
         with tally.reporting(place):
-            meters.runs.labels("mail").inc(runs)
-            meters.seconds.observe(1.5)
-            meters.stuck.set(stuck)
+            change()
             before = tally._places[place]._memory[0]
             eventually(lambda: tally._places[place]._memory[0] != before, "written")
             eventually(lambda: tally._places[place]._memory[0] == before, "written again")
@@ -152,6 +173,105 @@ def test_a_child_of_a_child_counts_for_both(meters: Meters) -> None:
 
     with child(nested):
         assert meters.get("runs_total", task="mail") == 11
+
+
+def test_what_is_yes_or_no_is_not_added_up(meters: Meters) -> None:
+    app = Info("app", "The application.", registry=meters.registry)
+    state = Enum("state", "Where it is.", states=["idle", "busy"], registry=meters.registry)
+    app.info({"version": "1"})
+
+    def change() -> None:
+        app.info({"version": "2"})
+        state.state("busy")
+
+    tally = Tally(3, meters.registry)
+    with (
+        child(reporting(tally, 0)),
+        child(reporting(tally, 1, change)),
+        child(reporting(tally, 2, change)),
+    ):
+        assert meters.get("app_info", version="1") == 1
+        assert meters.get("app_info", version="2") == 1
+        assert meters.get("state", state="busy") == 1
+        assert meters.get("state", state="idle") == 1
+    assert meters.get("app_info", version="2") is None
+
+
+def test_a_gauge_that_a_child_has_only_inherited_is_told_by_its_parent_alone(
+    meters: Meters,
+) -> None:
+    meters.stuck.set(1000)
+    tally = Tally(2, meters.registry)
+    with child(reporting(tally, 0)), child(reporting(tally, 1, lambda: meters.stuck.set(7))):
+        assert meters.get("stuck") == 1007
+        meters.stuck.set(10)
+        assert meters.get("stuck") == 17
+
+
+def test_a_gauge_of_a_child_of_a_child_counts_once(meters: Meters) -> None:
+    meters.stuck.set(1000)
+    tally = Tally(1, meters.registry)
+
+    @contextmanager
+    def nested() -> Iterator[None]:
+        inner = Tally(1, meters.registry)
+        with (
+            reporting(tally, 0)(),
+            child(reporting(inner, 0, lambda: meters.stuck.set(7))),
+        ):
+            eventually(lambda: ("stuck", ()) in next(tally.read())["stuck"].values, "it is told")
+            yield
+
+    with child(nested):
+        assert meters.get("stuck") == 1007
+
+
+class Failing(Collector):
+    """A collector of the application that fails at first."""
+
+    fails = True
+
+    def collect(self) -> list[Any]:
+        if self.fails:
+            raise RuntimeError("the database is away")
+        return []
+
+    def describe(self) -> list[Any]:
+        return []
+
+
+def test_a_collector_that_fails_keeps_nobody_from_work(
+    meters: Meters, caplog: pytest.LogCaptureFixture
+) -> None:
+    meters.registry.register(Failing())
+    tally = Tally(1, meters.registry)
+    with tally.reporting(0):
+        assert list(tally.read()) == [{}]
+    told = [vars(each) for each in caplog.records]
+    assert [(each["event"], each["error"]) for each in told] == [
+        ("metrics_not_reported", "RuntimeError: the database is away")
+    ]
+
+
+def test_what_is_counted_after_a_collector_has_failed_is_told(meters: Meters) -> None:
+    meters.runs.labels("mail").inc(100)
+    failing = Failing()
+    meters.registry.register(failing)
+    tally = Tally(1, meters.registry)
+
+    @contextmanager
+    def work() -> Iterator[None]:
+        tally_module.REPORT_S = 0.01
+        with tally.reporting(0):
+            failing.fails = False
+            eventually(lambda: list(tally.read()) != [{}], "it can be read")
+            meters.runs.labels("mail").inc(3)
+            eventually(lambda: tally_of(tally) == 3, "it is told")
+            yield
+
+    with child(work):
+        failing.fails = False  # here too
+        assert meters.get("runs_total", task="mail") == 103
 
 
 def tally_of(tally: Tally) -> float | None:
