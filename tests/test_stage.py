@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -255,6 +256,202 @@ def test_what_does_not_heed_being_cancelled_is_never_run_again(
     assert (told["task"], told["ended"]) == ("a", False)
 
 
+def test_what_a_cancelled_task_starts_is_cancelled_too(
+    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps: list[str] = []
+    worker = Worker(live, concurrency=1)
+
+    async def goes_on(depth: int) -> None:
+        try:
+            while True:
+                steps.append(f"step {depth}")
+                await asyncio.sleep(0.001)
+        finally:
+            if depth:
+                started.append(asyncio.ensure_future(goes_on(depth - 1)))
+
+    @worker.task("default")
+    async def leaves(payload: dict[str, Any], context: TaskContext) -> int:
+        if context.task_id == "a":
+            started.append(asyncio.ensure_future(goes_on(3)))
+            await asyncio.sleep(0)
+        else:
+            steps.clear()
+            await asyncio.sleep(0.02)
+        return len(steps)
+
+    push(live, "a")
+    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+        run(worker)
+        push(live, "b", user_id="bob")
+        run(worker)
+    assert steps == []
+    (told,) = events(caplog, "left_running")
+    assert (told["task"], told["count"], told["ended"]) == ("a", 4, True)
+
+
+@pytest.mark.parametrize("soon", [False, True])
+def test_timers_that_a_run_leaves_never_go_off(
+    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, soon: bool
+) -> None:
+    rings: list[str] = []
+    worker = Worker(live, concurrency=1)
+
+    def ring() -> None:
+        rings.append("rung")
+
+    @worker.task("default")
+    async def leaves(payload: dict[str, Any], context: TaskContext) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, ring).cancel()  # is none
+        if context.task_id == "b":
+            await asyncio.sleep(0.05)
+        elif soon:
+            loop.call_soon(loop.call_later, 0.01, ring)
+        else:
+            loop.call_later(0.01, ring)
+
+    push(live, "a")
+    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+        run(worker)
+        push(live, "b", user_id="bob")
+        run(worker)
+    assert rings == []
+    (told,) = events(caplog, "left_running")
+    assert (told["task"], told["count"], told["ended"]) == ("a", 1, True)
+    assert told["left"].endswith("ring")
+
+
+def test_a_timer_of_a_connection_that_closes_is_left_alone(
+    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    timers: list[asyncio.TimerHandle] = []
+    worker = Worker(queue)
+
+    def give_up() -> None:
+        """What asyncio calls when the other side does not answer."""
+
+    give_up.__module__ = "asyncio.sslproto"
+
+    @worker.task("default")
+    async def closes(payload: dict[str, Any]) -> None:
+        timers.append(asyncio.get_running_loop().call_later(60, give_up))
+
+    push(queue, "a", "b")
+    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+        assert worker.run_once() == 2
+    assert [each.cancelled() for each in timers] == [False, False]
+    assert not events(caplog, "left_running")
+
+
+def test_a_call_that_comes_again_with_each_turn_is_never_run_again(
+    live: TaskQueue,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage, "LEFT_S", 0.05)
+    turns: list[int] = []
+    worker = Worker(live, concurrency=1)
+
+    def again(loop: asyncio.AbstractEventLoop) -> None:
+        turns.append(1)
+        loop.call_soon(again, loop)
+
+    @worker.task("default")
+    async def leaves(payload: dict[str, Any], context: TaskContext) -> int:
+        if context.task_id == "a":
+            again(asyncio.get_running_loop())
+        else:
+            turns.clear()
+            await asyncio.sleep(0.01)
+        return len(turns)
+
+    push(live, "a")
+    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+        run(worker)
+        push(live, "b", user_id="bob")
+        run(worker)
+    assert turns == []
+    (told,) = events(caplog, "left_running")
+    assert (told["task"], told["ended"]) == ("a", False)
+    assert told["left"].endswith("again")
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_what_a_run_leaves_to_a_thread_is_waited_for_and_reported(
+    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, by_thread: bool
+) -> None:
+    steps: list[str] = []
+    go_on = threading.Event()
+    worker = Worker(live, concurrency=1)
+
+    def blocks() -> None:
+        go_on.wait(0.05)
+        steps.append("ended")
+
+    @worker.task("default")
+    async def leaves(payload: dict[str, Any], context: TaskContext) -> list[str]:
+        if context.task_id == "a" and by_thread:
+            started.append(asyncio.ensure_future(asyncio.to_thread(blocks)))
+            await asyncio.sleep(0)
+        elif context.task_id == "a":
+            asyncio.get_running_loop().run_in_executor(None, blocks)
+        else:
+            await asyncio.to_thread(steps.append, "awaited")
+        return list(steps)
+
+    push(live, "a")
+    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+        run(worker)
+        assert steps == ["ended"]
+        push(live, "b", user_id="bob")
+        run(worker)
+    (told,) = events(caplog, "left_running")
+    assert (told["task"], told["ended"]) == ("a", True)
+    assert "blocks" in told["left"]
+
+
+def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
+    live: TaskQueue,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stage, "LEFT_S", 0.05)
+    go_on = threading.Event()
+    begun: list[int] = []
+    worker = Worker(live, concurrency=1)
+
+    def blocks() -> None:
+        begun.append(1)
+        go_on.wait(60)
+
+    @worker.task("default")
+    async def leaves(payload: dict[str, Any], context: TaskContext) -> str:
+        loop = asyncio.get_running_loop()
+        if context.task_id == "a":
+            for _ in range(100):  # more than there are threads
+                loop.run_in_executor(None, blocks)
+        return await asyncio.to_thread(lambda: "not behind them") if payload else "left"
+
+    try:
+        push(live, "a")
+        with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+            run(worker)
+            push(live, "b", user_id="bob", payload={"wait": True})
+            run(worker)
+        info = live.get("b")
+        assert info is not None
+        assert info.result == "not behind them"
+        (told,) = events(caplog, "left_running")
+        assert (told["task"], told["count"], told["ended"]) == ("a", 100, False)
+        assert 0 < len(begun) < 100
+    finally:
+        go_on.set()
+
+
 async def numbers(closed: list[str], name: str) -> AsyncGenerator[int, None]:
     try:
         for number in range(100):
@@ -287,6 +484,29 @@ def test_async_generators_that_a_run_has_begun_are_closed_with_it(
     assert sorted(closed) == ["dropped", "kept", "read"]
     (told,) = events(caplog, "left_running")
     assert (told["task"], told["left"], told["ended"]) == ("t", "numbers", True)
+
+
+def test_an_async_generator_that_does_not_heed_being_closed_is_told_once(
+    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(queue)
+
+    async def stubborn() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        except GeneratorExit:
+            yield 2
+
+    @worker.task("default")
+    async def reads(payload: dict[str, Any]) -> None:
+        started.append(stubborn())
+        assert await anext(started[-1]) == 1
+
+    push(queue, "t")
+    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
+        assert worker.run_once() == 1
+    (told,) = events(caplog, "left_running")
+    assert (told["count"], told["ended"]) == (1, True)
 
 
 def test_a_run_that_leaves_nothing_is_not_reported_and_keeps_its_event_loop(
