@@ -6,6 +6,7 @@ has a label for users: there may be a million of them.
 """
 
 import io
+import os
 import socket
 import threading
 import time
@@ -13,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from weakref import WeakKeyDictionary, WeakSet
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     REGISTRY,
@@ -27,7 +28,14 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
+from fairqueue.errors import (
+    LONGEST_SHOWN,
+    ConfigurationError,
+    FairQueueError,
+    RedisUnavailable,
+    cut,
+    kind_of,
+)
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue import TaskQueue
 from fairqueue.tally import Merged
@@ -316,18 +324,41 @@ class _QuietHandler(WSGIRequestHandler):
         """Scrapes are no news."""
 
 
-class MetricsServer:
-    """An HTTP server for scrapes, in a thread of its own, until `close`."""
+# Those that have a port in this process.
+_servers: WeakSet["MetricsServer"] = WeakSet()
 
-    def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
+
+class MetricsServer:
+    """An HTTP server for scrapes: it takes its port when it is made, and answers from `start`.
+
+    Whoever forks between the two can do so without a thread, and knows that the port can be had.
+    """
+
+    def __init__(self, port: int, host: str) -> None:
+        """Raises ConfigurationError naming what cannot be used."""
+        check_count(port, "port", ConfigurationError, most=65_535)
+        if not isinstance(host, str):
+            raise ConfigurationError(f"host must be a string, not {kind_of(host)}")
+        where = f"{repr(cut(host, LONGEST_SHOWN))[1:-1]}:{port}"  # escaped
         try:
-            self._server = make_server(
-                host, port, make_wsgi_app(registry), _Server, handler_class=_QuietHandler
-            )
-        except OSError as error:
-            raise ConfigurationError(f"cannot serve metrics on {host}:{port}: {error}") from error
+            self._server = _Server((host, port), _QuietHandler)
+        except (OSError, ValueError, TypeError) as error:  # the last two: what no name can have
+            raise ConfigurationError(f"cannot serve metrics on {where}: {error}") from error
         self.port = int(self._server.server_port)
         self.url = f"http://{host}:{self.port}/metrics"
+        self._thread: threading.Thread | None = None
+        _servers.add(self)
+
+    def start(self, *registries: CollectorRegistry, queue: TaskQueue | None = None) -> None:
+        """Answer from now on, in a thread, with the metrics of this process and its children.
+
+        Those of the queue are told only where it is given: one exporter is enough for a queue.
+        """
+        everything = CollectorRegistry()
+        if queue is not None:
+            everything.register(QueueCollector(queue))
+        everything.register(Merged(*registries))
+        self._server.set_app(make_wsgi_app(everything))
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             args=(_HEED_CLOSE_S,),
@@ -338,20 +369,34 @@ class MetricsServer:
 
     def is_alive(self) -> bool:
         """Whether it answers."""
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
         """Stop answering and free the port."""
         if self.is_alive():  # otherwise it would wait for a thread that is gone
             self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+
+    def leave(self) -> None:
+        """Let go of the port in a forked copy of the process that has it, where nobody answers."""
+        self._server.socket.close()
 
     def __enter__(self) -> "MetricsServer":
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _leave_ports() -> None:
+    for server in _servers:
+        server.leave()
+
+
+# A copy that lives on would keep the port from whoever is started in the place of its parent.
+os.register_at_fork(after_in_child=_leave_ports)
 
 
 def serve_metrics(
@@ -373,19 +418,6 @@ def serve_metrics(
         raise ConfigurationError(
             f"registry must be a CollectorRegistry, not {type(registry).__name__}"
         )
-    return serve_registries(port, host, registry, queue=queue)
-
-
-def serve_registries(
-    port: int, host: str, *registries: CollectorRegistry, queue: TaskQueue | None = None
-) -> MetricsServer:
-    """Answer scrapes with the metrics of this process and its children; see serve_metrics.
-
-    Those of the queue are told only where it is given: one exporter is enough for a queue.
-    """
-    check_count(port, "port", ConfigurationError, most=65_535)
-    everything = CollectorRegistry()
-    if queue is not None:
-        everything.register(QueueCollector(queue))
-    everything.register(Merged(*registries))
-    return MetricsServer(everything, port, host)
+    server = MetricsServer(port, host)
+    server.start(registry, queue=queue)
+    return server

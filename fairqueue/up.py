@@ -18,7 +18,14 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Any, Self, TextIO
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -29,7 +36,7 @@ from fairqueue.alerts import Alerts
 from fairqueue.demo import STEP_S, Load, Reader, Terminal, contrast, fill, line, register
 from fairqueue.errors import ConfigurationError, FairQueueError, plural
 from fairqueue.keys import Keys
-from fairqueue.metrics import MetricsServer, serve_registries
+from fairqueue.metrics import MetricsServer
 from fairqueue.models import QueueSnapshot
 from fairqueue.processes import ProcessGroup
 from fairqueue.queue import TaskQueue
@@ -106,6 +113,7 @@ def run(
         _logging_for(demo),
         _open(url, embedded_path, queue) as opened,
         closing(_dashboard(opened, host, port, MORE_PORTS if demo else 0)) as web,
+        _metrics(metrics_host, metrics_port) as metrics,
         ExitStack() as afterwards,
     ):
         worker = _worker(opened, app, demo, concurrency, alerts)
@@ -127,8 +135,10 @@ def run(
                 registry=worker.registry,
             )
         signals.second = tree.kill
-        # Not before all are forked: no thread of ours may hold a lock then.
-        with tree, _metrics(opened, worker, metrics_host, metrics_port) as metrics:
+        with tree:
+            if metrics is not None:
+                # Not before all are forked: no thread of ours may hold a lock then.
+                metrics.start(REGISTRY, *_registries_of(worker), queue=opened)
             program = Program(tree, opened, signals, out, seconds)
             try:
                 program.welcome(web, url, port, open_browser, metrics)
@@ -198,17 +208,13 @@ def _worker(
     return worker
 
 
-@contextmanager
-def _metrics(
-    queue: TaskQueue, worker: Worker | None, host: str, port: int | None
-) -> Iterator[MetricsServer | None]:
-    """Answers scrapes, if there is a port for it."""
-    if port is None:
-        yield None
-        return
-    registries = [REGISTRY] if worker is None else [REGISTRY, worker.registry]
-    with serve_registries(port, host, *registries, queue=queue) as server:
-        yield server
+def _metrics(host: str, port: int | None) -> AbstractContextManager[MetricsServer | None]:
+    """The port for scrapes, if there is to be one: taken, but nobody answers yet."""
+    return nullcontext() if port is None else MetricsServer(port, host)
+
+
+def _registries_of(worker: Worker | None) -> list[CollectorRegistry]:
+    return [] if worker is None else [worker.registry]
 
 
 def _serve(web: WebServer, stop: threading.Event) -> None:

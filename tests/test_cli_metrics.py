@@ -17,6 +17,7 @@ from test_cli_processes import Start, line_of, start
 
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
+from fairqueue.worker import Worker
 from fairqueue.workers import WorkerStore
 
 __all__ = ["start"]  # a fixture
@@ -154,6 +155,29 @@ def test_a_port_that_is_taken_is_told(
     assert process.returncode == 2
     assert "cannot serve metrics on 127.0.0.1" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("port", [None, 99_999])
+@pytest.mark.parametrize("command", ["scheduler", "worker --app {app}"])
+def test_the_port_is_looked_at_before_anything_starts(
+    redis_url: str,
+    app: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    port: int | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    begun: list[str] = []
+    monkeypatch.setattr(Worker, "start", lambda worker: begun.append("worker"))
+    monkeypatch.setattr(TaskScheduler, "tick", lambda scheduler: begun.append("scheduler"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = str(port or taken.getsockname()[1])
+        line = [*command.format(app=app).split(), "--metrics-port", wanted]
+        done = Cli(redis_url).run(*line)
+    assert (done.code, begun) == (2, [])
+    assert wanted in done.err
 
 
 @pytest.mark.parametrize("line", ["scheduler --once", "worker --app metered --burst"])

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
 from fairqueue.metrics import _COUNTERS, ERROR_TYPES, LOCK_OUTCOMES, QueueCollector, serve_metrics
+from fairqueue.processes import ProcessGroup
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.scripts import lua_folder
@@ -417,6 +419,25 @@ def test_a_port_that_is_taken_is_named(queue: TaskQueue, registry: CollectorRegi
     server.close()
     with serve_metrics(queue, port=server.port, registry=registry) as again:
         assert again.port == server.port  # freed by close
+
+
+@pytest.mark.processes
+def test_a_forked_copy_does_not_keep_the_port(
+    queue: TaskQueue, registry: CollectorRegistry
+) -> None:
+    def wait(stop: threading.Event, index: int) -> None:
+        stop.wait()
+
+    server = serve_metrics(queue, port=0, registry=registry)
+    group = ProcessGroup(wait, 1)
+    group.start()
+    try:
+        assert "fairqueue" in fetch(server.url)
+        server.close()
+        with serve_metrics(queue, port=server.port, registry=registry) as again:
+            assert again.port == server.port
+    finally:
+        group.stop(10)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])

@@ -28,9 +28,11 @@ from fairqueue.errors import (
     FairQueueError,
     RedisUnavailable,
 )
+from fairqueue.processes import ProcessGroup
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.up import run
+from fairqueue.worker import Worker
 
 WITHIN = 60.0  # seconds after which a test gives up waiting
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -333,6 +335,24 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(redis_url: str) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 .* 0 takes a free"):
             run(url=redis_url, port=port)
+
+
+@pytest.mark.parametrize("port", [None, 99_999, -1])
+def test_nothing_is_started_before_the_port_for_scrapes_is_taken(
+    live: TaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch, port: int | None
+) -> None:
+    begun: list[str] = []
+
+    def make(queue: TaskQueue, settings: object) -> Worker:
+        begun.append("app")
+        return Worker(queue, lambda task: None)
+
+    monkeypatch.setattr(ProcessGroup, "start", lambda group: begun.append("process"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = taken.getsockname()[1] if port is None else port
+        with pytest.raises(ConfigurationError, match=f"{wanted}"):
+            run(url=redis_url, port=0, app=make, metrics_port=wanted)
+    assert begun == []
 
 
 def test_a_demo_whose_port_is_taken_has_the_next_one_and_says_so() -> None:

@@ -27,7 +27,6 @@ from fairqueue.daemon import OUTAGE, OVERRUNS, Daemon, Totals, run_once, term_fo
 from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.metrics import QueueCollector, serve_metrics
 from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
 
 USUAL_INTERVAL_S = 1.0
 
@@ -93,9 +92,10 @@ def scheduler(
     if not once:
         every = USUAL_INTERVAL_S if interval is None else interval
         with (
+            metering.taken() as serve,
             open_scheduler(session, every, term_for(every, lock_timeout), alerts) as instance,
-            metering.serving(REGISTRY),
         ):
+            serve(REGISTRY)
             return _fire_forever(session, instance, max_overruns, bool(exit_on_outage))
     given = {
         "--interval": interval,
@@ -198,26 +198,16 @@ def worker(
     settings = {name: value for name, value in given.items() if value is not None}
     if burst and metering.port is not None:
         raise ConfigurationError("--metrics-port makes no sense with --burst")
-    with session.open(check=False) as queue:
+    with metering.taken() as serve, session.open(check=False) as queue:
         instance = load_worker(app, queue, settings)
         check_redis(instance.queue)  # a worker that is made already has a queue of its own
         if burst:
             say(str(instance.run_until_empty()))
             return OK
-        return OK if _work(instance, timeout, metering) else FAILED
-
-
-def _work(instance: Worker, timeout: float, metering: Metering) -> bool:
-    """Run tasks until the end, and answer scrapes meanwhile; whether all ended in time."""
-    if metering.port is None:
-        return instance.forever(timeout)
-    instance.start()  # before there is another thread: its processes are forked from this one
-    try:
-        with metering.serving(REGISTRY, instance.registry):
-            return instance.forever(timeout)
-    except ConfigurationError:
-        instance.stop(timeout)  # the port is taken
-        raise
+        if metering.port is not None:
+            instance.start()  # before there is another thread: its processes are forked from here
+            serve(REGISTRY, instance.registry)
+        return OK if instance.forever(timeout) else FAILED
 
 
 # --- metrics --------------------------------------------------------------------------------------

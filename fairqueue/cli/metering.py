@@ -10,7 +10,7 @@ import click
 from prometheus_client import CollectorRegistry
 
 from fairqueue.cli.output import note
-from fairqueue.metrics import serve_registries
+from fairqueue.metrics import MetricsServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,22 @@ class Metering:
     port: int | None
 
     @contextmanager
-    def serving(self, *registries: CollectorRegistry) -> Iterator[None]:
-        """Answer scrapes with these and those of our children. Raises ConfigurationError."""
+    def taken(self) -> Iterator[Callable[..., None]]:
+        """The port is taken; what is given answers scrapes with registries, from its call on.
+
+        A port that cannot be had must be told before anything is started. Raises
+        ConfigurationError.
+        """
         if self.port is None:
-            yield
+            yield lambda *registries: None
             return
-        with serve_registries(self.port, self.host, *registries) as server:
-            note(f"metrics at {server.url}")
-            yield
+        with MetricsServer(self.port, self.host) as server:
+
+            def serve(*registries: CollectorRegistry) -> None:
+                server.start(*registries)
+                note(f"metrics at {server.url}")
+
+            yield serve
 
 
 def metered(command: Callable[..., Any]) -> Callable[..., Any]:
