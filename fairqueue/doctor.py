@@ -21,7 +21,7 @@ import redis
 from fairqueue.connection import Argument, Link
 from fairqueue.delays import index_delayed
 from fairqueue.errors import RedisRefused, plural
-from fairqueue.keys import KEY_TYPES
+from fairqueue.keys import KEY_TYPES, command_line
 from fairqueue.models import QueueSnapshot, new_id
 from fairqueue.permissions import needed_commands
 from fairqueue.queue import TaskQueue
@@ -92,7 +92,7 @@ class Doctor:
             snapshot = self._queue.inspect()
         except RedisRefused as error:
             return [*found, Finding(check="queue", level=PROBLEM, text=str(error))]
-        found += [_of_leader(snapshot), *self._of_schedules(snapshot)]
+        found += [_of_leader(snapshot, self._queue.name), *self._of_schedules(snapshot)]
         found += [self._of_workers(snapshot), self._of_stale_runs()]
         found += [self._of_history(int(info.get("maxmemory", 0)))]
         if records:
@@ -197,7 +197,8 @@ class Doctor:
         details = {"workers": len(alive), "waiting": snapshot.ready}
         if snapshot.ready and not store.is_anybody_there():
             waits = plural(snapshot.ready, "task waits", "tasks wait")
-            text = f"{waits} and no worker is alive: fairqueue worker --app tasks"
+            start = command_line("fairqueue worker --app tasks", self._queue.name)
+            text = f"{waits} and no worker is alive: {start}"
             return Finding(check="workers", level=PROBLEM, text=text, details=details)
         slots = sum(worker.slots for worker in alive)
         are = plural(len(alive), "worker is", "workers are")
@@ -307,14 +308,15 @@ def _of_memory(info: dict[str, str]) -> Finding:
     return Finding(check="memory", level=level, text=text, details=details)
 
 
-def _of_leader(snapshot: QueueSnapshot) -> Finding:
+def _of_leader(snapshot: QueueSnapshot, queue: str) -> Finding:
     until = snapshot.leader_until
     if snapshot.leader is not None and until is not None and until > snapshot.at:
         left = (until - snapshot.at).total_seconds()
         text = f"{snapshot.leader} leads, for {left:.1f} s more; term {snapshot.epoch}"
         return Finding(check="leader", level=OK, text=text, details={"seconds_left": left})
     if snapshot.active_schedules:
-        text = "no scheduler leads: schedules do not fire; fairqueue scheduler"
+        start = command_line("fairqueue scheduler", queue)
+        text = f"no scheduler leads: schedules do not fire; {start}"
         return Finding(check="leader", level=PROBLEM, text=text)
     return Finding(check="leader", level=OK, text="nobody leads, and no schedule is active")
 

@@ -86,6 +86,8 @@ KEY_TYPES = {
     "ops_before": "hash",
 }
 
+DEFAULT_QUEUE = "default"  # where none is named
+
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -108,3 +110,13 @@ class Keys:
     def all(self) -> list[bytes]:
         """Every key that the queue may have."""
         return list(self._names.values())
+
+
+def command_line(line: str, queue: str) -> str:
+    """A line that begins with `fairqueue`, for this queue: as people are told to type it."""
+    if queue == DEFAULT_QUEUE:
+        return line
+    program, _, rest = line.partition(" ")
+    # A name that looks like an option is none if it hangs on its own.
+    option = f"--queue={queue}" if queue.startswith("-") else f"--queue {queue}"
+    return f"{program} {option} {rest}"

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from browser import Site, Web
 from commands import Cli, parse
 from pages import HTML
 from rest import fail
-from support import fill, make_task
+from support import check_consistency, fill, make_task
 
 from fairqueue.access import AccessStore
+from fairqueue.cli.frame import Session
+from fairqueue.clock import ManualClock
+from fairqueue.doctor import Doctor
 from fairqueue.inspection import Inspector
 from fairqueue.queue import TaskQueue
 from fairqueue.seeder import seed
@@ -46,6 +50,16 @@ class Hello:
 """
 
 
+@pytest.fixture(params=["default", "mails.2", "-odd"])
+def queue(
+    request: pytest.FixtureRequest, redis_client: redis.Redis, clock: ManualClock
+) -> Iterator[TaskQueue]:
+    """A queue of the usual name, one of another name, and one whose name looks like an option."""
+    with TaskQueue(redis_client, request.param, clock=clock) as queue:
+        yield queue
+    check_consistency(redis_client, request.param)
+
+
 def commands_of(text: str) -> Iterator[str]:
     """The lines that a page shows, and those that its sentences name."""
     for line in re.findall(r'<code id="[^"]*" tabindex="0">([^<]*)</code>', text):
@@ -61,22 +75,35 @@ def read(site: Site, path: str) -> list[str]:
     return list(commands_of(answer.text))
 
 
-def check(command: str) -> None:
-    """That the program takes a line: whoever copies it must not get an error of usage."""
+def check(command: str, queue: TaskQueue) -> None:
+    """That the program takes a line: whoever copies it must not get an error of usage.
+
+    And that it is for this queue, which it names only if its name is not the usual one.
+    """
     words = shlex.split(command)
     assert words[0] == "fairqueue"
     try:
-        parse(words[1:])
+        context = parse(words[1:])
     except Exception as error:
         raise AssertionError(f"{command}: {error}") from error
+    assert context.ensure_object(Session).queue == queue.name, command
+    assert ("--queue" in command) == (queue.name != "default"), command
+
+
+def arguments_of(command: str, queue: TaskQueue) -> list[str]:
+    """The words of a line, without those that say which queue is meant."""
+    words = shlex.split(command)[1:]
+    named = {"default": [], "mails.2": ["--queue", "mails.2"], "-odd": ["--queue=-odd"]}[queue.name]
+    assert words[: len(named)] == named, command
+    return words[len(named) :]
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_the_commands_of_empty_pages_are_ones(web: Web, path: str) -> None:
+def test_the_commands_of_empty_pages_are_ones(web: Web, queue: TaskQueue, path: str) -> None:
     found = read(web(), path)
     assert found or path.startswith(("/search", "/failed/"))  # where nothing is to be done
     for command in found:
-        check(command)
+        check(command, queue)
 
 
 @pytest.fixture
@@ -122,7 +149,7 @@ def test_the_commands_of_all_pages_are_ones(web: Web, busy: TaskQueue) -> None:
             found |= set(commands_of(answer.text))
     assert len(found) > 50
     for command in sorted(found):
-        check(command)
+        check(command, busy)
 
 
 def test_the_commands_that_only_look_end_well(web: Web, busy: TaskQueue, redis_url: str) -> None:
@@ -130,9 +157,10 @@ def test_the_commands_that_only_look_end_well(web: Web, busy: TaskQueue, redis_u
     found = {each for path in (*LISTS, *pages_of(busy)) for each in read(site, path)}
     ran = 0
     for command in sorted(found):
-        words = shlex.split(command)[1:]
+        words = arguments_of(command, busy)
         if words in [[each] for each in LOOKS] or set(words[1:2]) & set(LOOKS_OF):
-            assert cli.run(*words).code in (0, 6), command  # 6: the doctor has something to say
+            done = cli.run(*shlex.split(command)[1:])
+            assert done.code in (0, 6), command  # 6: the doctor has something to say
             ran += 1
     assert ran > 10
 
@@ -141,7 +169,8 @@ def test_the_worker_that_pages_tell_to_start_runs_tasks(
     web: Web, queue: TaskQueue, redis_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks.py").write_text(APP)
-    (line,) = [each for each in read(web(), "/workers") if each.startswith("fairqueue worker ")]
+    lines = read(web(), "/workers")
+    (line,) = [each for each in lines if arguments_of(each, queue)[0] == "worker"]
     task = queue.push(make_task("alice", name="tasks.Hello"))
     words = [*shlex.split(line)[1:], "--burst", "--url", redis_url]
     program = [sys.executable, "-m", "fairqueue", *words]
@@ -154,4 +183,22 @@ def test_a_failed_run_tells_commands_that_are_ones(web: Web, queue: TaskQueue) -
     queue.push(make_task("alice", "run-1", payload={"to": "it's", "token": "x"}))
     fail(queue)
     for command in read(web(), "/runs/run-1"):
-        check(command)
+        check(command, queue)
+
+
+def test_the_commands_that_change_something_change_this_queue(
+    web: Web, queue: TaskQueue, redis_url: str
+) -> None:
+    (line,) = [each for each in read(web(), "/runs") if " push " in each]
+    Cli(redis_url).ok(*shlex.split(line)[1:])
+    assert queue.inspect().ready == 1
+    (text,) = [each.text for each in Inspector(queue).system.attention() if each.kind == "workers"]
+    check(text.partition("Start one: ")[2], queue)
+
+
+def test_the_commands_that_the_doctor_tells_are_for_its_queue(queue: TaskQueue) -> None:
+    Inspector(queue).schedules.add(cron_expr="0 9 * * *", user_id="ann")
+    queue.push(make_task())
+    told = {each.check: each.text for each in Doctor(queue).examine(records=False)}
+    check(told["leader"].partition("; ")[2], queue)
+    check(told["workers"].partition("alive: ")[2], queue)

@@ -298,6 +298,15 @@ def test_a_user_has_a_page_with_all_that_belongs_to_it(
         assert f"fairqueue users {line}" in text
 
 
+@pytest.mark.parametrize(("count", "noun"), [(1, "task"), (2, "tasks")])
+def test_a_backlog_is_counted_in_the_right_number(
+    queue: TaskQueue, site: Site, count: int, noun: str
+) -> None:
+    fill(queue, "alice", count)
+    text = get(site, "/users/alice")
+    assert f"<dt>Backlog</dt>\n  <dd><b>{count}</b><small>waiting {noun}</small>" in text
+
+
 def why(site: Site) -> str:
     text = get(site, "/users/alice")
     part = text.split('class="headline"')[1].split("</p>")[0]

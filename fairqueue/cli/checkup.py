@@ -8,6 +8,7 @@ from fairqueue.cli.listing import show
 from fairqueue.cli.output import Progress, note
 from fairqueue.cli.text import plural
 from fairqueue.doctor import PROBLEM, Doctor, Finding
+from fairqueue.keys import command_line
 
 COLUMNS = {
     "CHECK": lambda finding: finding.check,
@@ -37,7 +38,8 @@ def doctor(session: Session, fix: bool, quick: bool, consent: Consent) -> int:
     show(session, "findings", iter(findings), COLUMNS)
     if wrong and not fix and session.is_table:
         entries = "entry" if wrong == 1 else "entries"
-        note(f"{wrong} {entries} can be repaired: fairqueue doctor --fix")
+        repair = command_line("fairqueue doctor --fix", session.queue)
+        note(f"{wrong} {entries} can be repaired: {repair}")
     return code_of(findings)
 
 

@@ -16,6 +16,7 @@ from fairqueue.errors import (
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
+from fairqueue.keys import command_line
 from fairqueue.models import HandlerLimits, QueueSettings, QueueSnapshot
 from fairqueue.samples import Series
 from fairqueue.validation import check_seconds
@@ -27,6 +28,7 @@ OVERDUE_S = 60.0  # a schedule that is later than this says that nobody fires
 OLD_WAIT_S = 600.0
 SKEW_S = 2.0
 MEMORY_SHARE = 0.85  # of maxmemory
+START_SCHEDULER = "fairqueue scheduler"
 START_WORKER = "fairqueue worker --app tasks"  # of a tasks.py in the same folder
 
 
@@ -165,7 +167,8 @@ class System:
     def _of_scheduler(self, snapshot: QueueSnapshot) -> list[Attention]:
         found = []
         if snapshot.active_schedules and not _is_led(snapshot):
-            text = "no scheduler leads: schedules do not fire. Start one: fairqueue scheduler"
+            start = command_line(START_SCHEDULER, self._ground.queue.name)
+            text = f"no scheduler leads: schedules do not fire. Start one: {start}"
             found.append(Attention(level="error", kind="leader", target="", text=text))
         elif snapshot.overdue > OVERDUE_S:
             text = f"a schedule is {snapshot.overdue:.0f} s late"
@@ -180,7 +183,8 @@ class System:
         if not (snapshot.ready or snapshot.running):
             return []
         if not self._ground.workers.is_anybody_there():
-            text = f"no worker is alive: {_left_behind(snapshot)}. Start one: {START_WORKER}"
+            start = command_line(START_WORKER, self._ground.queue.name)
+            text = f"no worker is alive: {_left_behind(snapshot)}. Start one: {start}"
             return [Attention(level="error", kind="workers", target="", text=text)]
         if not snapshot.ready:
             return []

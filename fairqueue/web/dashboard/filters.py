@@ -11,6 +11,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from fairqueue.errors import plural
+from fairqueue.keys import command_line
 from fairqueue.reasons import Reason, sentence
 
 NOTHING = "–"
@@ -159,6 +160,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "json": as_json,
     "moment": moment,
     "number": number,
+    "of_queue": command_line,
     "plural": plural,
     "share": share,
     "size": size,

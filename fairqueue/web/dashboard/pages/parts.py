@@ -76,7 +76,7 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 
 def command(*words: object, ids: Sequence[object] = ()) -> str:
-    """The command line that does the same.
+    """The command line that does the same; `cli_hint` adds the queue, where it has another name.
 
     `ids` are what somebody else has named. They stand at the end, where one that looks like an
     option is none: whoever copies the line must not run something else.
