@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter
 
-from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput
+from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput, kind_of, shown
 from fairqueue.handlers import TimedOut
 from fairqueue.logs import log_event
 from fairqueue.metrics import made_once
@@ -140,13 +140,14 @@ class Alert:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not _KIND.fullmatch(self.kind):
             raise InvalidInput(
-                f"kind {self.kind!r:.80} cannot be used: a word such as 'task_failed', of up to 50 "
-                "small letters, digits and underscores"
+                f"kind {shown(self.kind):.80} cannot be used: a word such as 'task_failed', of up "
+                "to 50 small letters, digits and underscores"
             )
         if self.severity not in SEVERITIES:
-            raise InvalidInput(f"severity {self.severity!r:.80} is none of {', '.join(SEVERITIES)}")
+            known = ", ".join(SEVERITIES)
+            raise InvalidInput(f"severity {shown(self.severity):.80} is none of {known}")
         if not isinstance(self.details, Mapping):
-            raise InvalidInput(f"details {self.details!r:.80} is no dict")
+            raise InvalidInput(f"details must be a dict, not {kind_of(self.details)}")
         details = list(self.details.items())[:MAX_DETAILS]
         cleaned = {_line(name, 50): _plain(value) for name, value in details}
         object.__setattr__(self, "summary", _line(self.summary, MAX_SUMMARY))
@@ -620,7 +621,7 @@ class LogRecipient:
     def __init__(self, to: logging.Logger | None = None, timeout: float = 10.0) -> None:
         """Raises ConfigurationError naming the argument."""
         if to is not None and not isinstance(to, logging.Logger):
-            raise ConfigurationError(f"to {to!r:.80} is no logging.Logger")
+            raise ConfigurationError(f"to {shown(to):.80} is no logging.Logger")
         self._logger = logger if to is None else to
         self.name = f"log {self._logger.name}"
         self.timeout = _check_timeout(timeout)
@@ -647,7 +648,7 @@ class CallableRecipient:
     ) -> None:
         """`name` is what logs call it. Raises ConfigurationError naming the argument."""
         if not callable(function):
-            raise ConfigurationError(f"function {function!r:.80} cannot be called")
+            raise ConfigurationError(f"function {shown(function):.80} cannot be called")
         self._function = function
         if name is None:
             # Not its repr: that of a partial shows arguments, which may be secrets.
@@ -765,8 +766,8 @@ class EmailRecipient:
 
         Raises ConfigurationError naming the argument; the password is never shown.
         """
-        if tls not in TLS_PORTS:
-            raise ConfigurationError(f"tls {tls!r:.80} is none of {', '.join(TLS_PORTS)}")
+        if not isinstance(tls, str) or tls not in TLS_PORTS:
+            raise ConfigurationError(f"tls {shown(tls):.80} is none of {', '.join(TLS_PORTS)}")
         self._tls = tls
         self._host = check_name(host, "host", ConfigurationError)
         self._port = check_count(
@@ -837,7 +838,7 @@ def _check_context(context: ssl.SSLContext | None) -> ssl.SSLContext:
     if context is None:
         return ssl.create_default_context()
     if not isinstance(context, ssl.SSLContext):
-        raise ConfigurationError(f"context {context!r:.80} is no ssl.SSLContext")
+        raise ConfigurationError(f"context {shown(context):.80} is no ssl.SSLContext")
     return context
 
 
@@ -862,12 +863,15 @@ def _check_url(url: object, allow_http: bool) -> tuple[str, str]:
 
 
 def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(headers, Mapping):
+        raise ConfigurationError(f"headers must be a dict, not {kind_of(headers)}")
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise ConfigurationError(f"header name {name!r:.80} cannot be used")
+            raise ConfigurationError(f"header name {shown(name):.80} cannot be used")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise ConfigurationError(
-                f"the value of header {name!r} cannot be used: a string without control characters"
+                f"the value of header {shown(name)} cannot be used: a string without control "
+                "characters"
             )
     return dict(headers)
 
@@ -883,7 +887,7 @@ def _check_secret(secret: str | bytes | None) -> bytes | None:
 def _check_address(address: object, what: str) -> str:
     if isinstance(address, str) and len(address) <= 254 and _ADDRESS.fullmatch(address):
         return address
-    raise ConfigurationError(f"{what} {address!r:.80} is no address such as ops@example.org")
+    raise ConfigurationError(f"{what} {shown(address):.80} is no address such as ops@example.org")
 
 
 def _check_login(username: object, password: object, tls: str) -> tuple[str, str] | None:
@@ -982,7 +986,7 @@ class Alerts:
         listed = check_items(recipients, "recipients", "recipients", ConfigurationError)
         self._recipients = [_check_recipient(recipient) for recipient in listed]
         if limits is not None and not isinstance(limits, AlertLimits):
-            raise ConfigurationError(f"limits {limits!r:.80} is no AlertLimits")
+            raise ConfigurationError(f"limits {shown(limits):.80} is no AlertLimits")
         self._limits = AlertLimits() if limits is None else limits
         self._repeat_after = check_seconds(repeat_after, "repeat_after", ConfigurationError)
         self._per_minute = check_count(
@@ -1036,7 +1040,7 @@ class Alerts:
     def raise_(self, alert: Alert) -> None:
         """Tell it, unless the same was told within `repeat_after` seconds."""
         if not isinstance(alert, Alert):
-            raise InvalidInput(f"{alert!r:.80} is no Alert")
+            raise InvalidInput(f"{shown(alert):.80} is no Alert")
         with self._lock:
             now = self._monotonic()
             suppressed = self._dedup.admit(alert.kind, alert.key, now)

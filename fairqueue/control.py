@@ -13,11 +13,13 @@ import pytz
 from fairqueue.clock import from_ms
 from fairqueue.connection import Link
 from fairqueue.errors import (
+    LONGEST_SHOWN,
     BrokenRecord,
     FairQueueError,
     InvalidSchedule,
     RedisUnavailable,
     UnknownSchedule,
+    cut,
     shown,
 )
 from fairqueue.logs import log_event
@@ -270,7 +272,8 @@ def check_action(action: object, changes: Mapping[str, Any]) -> str:
     if action == "update" and not changes:
         raise InvalidSchedule("update needs at least one field to change")
     if action != "update" and changes:
-        raise InvalidSchedule(f"{action} takes no changes; {', '.join(sorted(changes))} are given")
+        told = cut(", ".join(sorted(changes)), LONGEST_SHOWN)
+        raise InvalidSchedule(f"{action} takes no changes; {told} are given")
     if action == "update":
         ScheduleStore.check_changes(changes)
     return str(action)

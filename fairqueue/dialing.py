@@ -22,7 +22,7 @@ from redis.connection import (
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, kind_of
 
 Maker = Callable[..., AbstractConnection]
 Address = tuple[str, int]
@@ -86,7 +86,7 @@ def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
     Raises ConfigurationError for what is no client, or one of replicas.
     """
     if not isinstance(client, redis.Redis):
-        raise ConfigurationError(f"{client!r} is no redis.Redis client")
+        raise ConfigurationError(f"client must be a redis.Redis, not {kind_of(client)}")
     pool: Any = client.connection_pool
     # Half of the deadline, so that a reply that was lost leaves time for one more try.
     attempt = timeout / 2

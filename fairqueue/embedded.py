@@ -36,7 +36,14 @@ from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import quote
 
-from fairqueue.errors import ConfigurationError, EmbeddedServerError, shown
+from fairqueue.errors import (
+    LONGEST_SHOWN,
+    ConfigurationError,
+    EmbeddedServerError,
+    cut,
+    kind_of,
+    shown,
+)
 
 _log = logging.getLogger("fairqueue.embedded")
 
@@ -371,10 +378,19 @@ def _data_folder(path: str | os.PathLike[str]) -> Path:
         folder = Path(path).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise EmbeddedServerError(f"{path!s} is not a folder: pass one, or a new path") from error
-    except (OSError, ValueError) as error:
         raise EmbeddedServerError(
-            f"the folder {str(path)!r} cannot be made ({error}): pass one that this user can write"
+            f"{cut(str(path), LONGEST_SHOWN)} is not a folder: pass one, or a new path"
+        ) from error
+    except TypeError:
+        raise EmbeddedServerError(
+            f"path must be a folder as a string or a Path, not {kind_of(path)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        # What an OSError says of itself has the path in it again.
+        why = error.strerror if isinstance(error, OSError) else error
+        raise EmbeddedServerError(
+            f"the folder {shown(str(path))} cannot be made ({why}): pass one that this user can "
+            "write"
         ) from error
     return folder
 

@@ -147,6 +147,7 @@ def import_documents(
         found = (each for ids in walk_ids(link, store, prune) for each in ids)
         diff.removed.extend(sorted(each for each in found if each not in wanted))
     _check_moments(entries, diff, link.now_ms())
+    _check_tasks(store, entries, diff)
     if not dry_run:
         _apply(store, entries, diff, change)
     return diff
@@ -214,6 +215,20 @@ def _check_moments(entries: Sequence[_Entry], diff: Diff, now_ms: int) -> None:
         and recurrence_of(entry.schedule_id, entry.fields["timezone"], entry.fields).next_ms(now_ms)
         is None
     ]
+    _raise_all(problems)
+
+
+def _check_tasks(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff) -> None:
+    """Raises InvalidSchedule for new tasks that the store refuses: a dry run tells so, too."""
+    new = set(diff.added)
+    new |= {each for each, changes in diff.changed.items() if changes.keys() & {"name", "payload"}}
+    problems = []
+    for entry in entries:
+        if entry.schedule_id in new:
+            try:
+                store.look_at(entry.fields["name"], entry.fields["payload"])
+            except InvalidInput as error:
+                problems.append(f"{_name(entry.number, entry.schedule_id)}: {error}")
     _raise_all(problems)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.context import RunningTask, TaskContext
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, shown
 from fairqueue.hooks import KINDS, Callables, Filter, Hooks, filters, is_async, needed
 from fairqueue.logs import log_event
 from fairqueue.models import Task
@@ -92,11 +92,13 @@ class HandlerSettings:
         unknown = sorted(options.keys() - HandlerOptions.__annotations__.keys())
         if unknown:
             known = ", ".join(HandlerOptions.__annotations__)
-            raise ConfigurationError(f"{unknown[0]!r} is no option of a handler: {known} are")
+            raise ConfigurationError(f"{shown(unknown[0])} is no option of a handler: {known} are")
         timeout, rate = options.get("timeout"), options.get("rate")
         isolation = options.get("isolation", "thread")
         if isolation not in ("thread", "process"):
-            raise ConfigurationError(f"isolation {isolation!r} is neither 'thread' nor 'process'")
+            raise ConfigurationError(
+                f"isolation {shown(isolation)} is neither 'thread' nor 'process'"
+            )
         if timeout is not None:
             timeout = check_timeout(timeout, ConfigurationError)
         if rate is not None:
@@ -153,7 +155,7 @@ class Handler:
         self._is_class = inspect.isclass(target)
         self._takes_task = takes_task
         call = _callable_of(target)
-        what = f"the handler of {name!r}" if name else "the default handler"
+        what = f"the handler of {shown(name)}" if name else "the default handler"
         self._takes_context = _takes_context(call, what, takes_task=takes_task)
         self.is_async = is_async(call)
 
@@ -204,7 +206,7 @@ class Handlers:
         self._default = None
         if default is not None:
             if not callable(default):
-                raise ConfigurationError(f"handler {default!r} cannot be called")
+                raise ConfigurationError(f"handler {shown(default)} cannot be called")
             self._default = Handler("", default, HandlerSettings(), takes_task=True)
 
     def add(self, handler: Handler) -> None:
@@ -286,7 +288,7 @@ def _callable_of(target: Any) -> Callable[..., Any]:
     if inspect.isclass(target):
         return _handle_of(target)
     if not callable(target):
-        raise ConfigurationError(f"{target!r} cannot be called: a function, or a class")
+        raise ConfigurationError(f"{shown(target)} cannot be called: a function, or a class")
     return target  # type: ignore[no-any-return]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, shown
 from fairqueue.stage import Stage
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -37,7 +37,7 @@ class Hook:
     def create(cls, call: Callable[..., Any], kind: str, arguments: Sequence[str]) -> "Hook":
         """A hook that gets these arguments, or the first of them. Raises ConfigurationError."""
         if not callable(call):
-            raise ConfigurationError(f"{kind} {call!r} cannot be called")
+            raise ConfigurationError(f"{kind} {shown(call)} cannot be called")
         name = str(getattr(call, "__name__", None) or type(call).__name__)
         count = _count(call, f"{kind} {name!r}", arguments)
         return cls(call, count, is_async(call), name)

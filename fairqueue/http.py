@@ -27,7 +27,14 @@ from typing import Any
 
 from fairqueue.clock import Clock
 from fairqueue.context import TaskContext
-from fairqueue.errors import ConfigurationError, InvalidInput, InvalidPayload, shown
+from fairqueue.errors import (
+    LONGEST_SHOWN,
+    ConfigurationError,
+    InvalidInput,
+    InvalidPayload,
+    cut,
+    shown,
+)
 from fairqueue.handlers import Discard, Retry
 from fairqueue.logs import log_event
 from fairqueue.validation import (
@@ -384,7 +391,8 @@ class _AllowList:
         except ValueError as error:
             if "/" in entry:
                 raise ConfigurationError(
-                    f"allow_private has {entry!r}, which is no network: {error}"
+                    f"allow_private has {shown(entry)}, which is no network: "
+                    f"{cut(str(error), LONGEST_SHOWN)}"
                 ) from None
         try:
             if any(mark in entry for mark in "?#@"):
@@ -392,8 +400,8 @@ class _AllowList:
             parsed = httpx.URL(f"any://{entry}")  # a scheme without a usual port: each is told
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigurationError(
-                f"allow_private has {entry!r}: a network such as 10.1.0.0/16, a host name, or "
-                f"host:port ({error})"
+                f"allow_private has {shown(entry)}: a network such as 10.1.0.0/16, a host name, or "
+                f"host:port ({cut(str(error), LONGEST_SHOWN)})"
             ) from None
         host = _check_host(parsed.raw_host.decode("ascii"), "allow_private", ConfigurationError)
         if parsed.port is not None:

@@ -30,7 +30,7 @@ from typing import Any
 
 from fairqueue.context import LogCapture, TaskContext
 from fairqueue.dispatch import unwrapped
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, shown
 from fairqueue.handlers import Discard, Handler, HandlerSettings, Retry, TimedOut
 from fairqueue.logs import clean
 from fairqueue.models import Task
@@ -64,8 +64,8 @@ def check_isolated(target: Any) -> None:
     path = getattr(target, "__qualname__", "")
     if not (inspect.isfunction(target) or inspect.isclass(target)) or "<" in path:
         raise ConfigurationError(
-            f"{target!r} cannot run with isolation='process': its process finds it by name, so "
-            "that it must be a function or a class at the top level of a module"
+            f"{shown(target)} cannot run with isolation='process': its process finds it by name, "
+            "so that it must be a function or a class at the top level of a module"
         )
 
 

@@ -208,7 +208,7 @@ def made_once(
     """The metrics of a registry, Prometheus' own one if None; a second call gives the same."""
     registry = REGISTRY if registry is None else registry
     if not isinstance(registry, CollectorRegistry):
-        raise ConfigurationError(f"registry {registry!r} is no CollectorRegistry")
+        raise ConfigurationError(f"registry must be a CollectorRegistry, not {kind_of(registry)}")
     with _made_lock:
         made = _made.setdefault(registry, {})
         if kind not in made:
@@ -412,12 +412,10 @@ def serve_metrics(
     `port` says which. Raises ConfigurationError naming the argument, also when the port is taken.
     """
     if not isinstance(queue, TaskQueue):
-        raise ConfigurationError(f"queue must be a TaskQueue, not {type(queue).__name__}")
+        raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")
     registry = REGISTRY if registry is None else registry
     if not isinstance(registry, CollectorRegistry):
-        raise ConfigurationError(
-            f"registry must be a CollectorRegistry, not {type(registry).__name__}"
-        )
+        raise ConfigurationError(f"registry must be a CollectorRegistry, not {kind_of(registry)}")
     server = MetricsServer(port, host)
     server.start(registry, queue=queue)
     return server

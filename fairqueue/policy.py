@@ -82,9 +82,9 @@ def check_policy(
 
     Raises `error` naming the value, also when both `retries` and `max_attempts` are given.
     """
-    unknown = sorted(given.keys() - _CHECKS.keys())
+    unknown = [name for name in given if name not in _CHECKS]
     if unknown:
-        raise error(f"unknown field {unknown[0]!r}: known are {', '.join(_CHECKS)}")
+        raise error(f"unknown field {shown(unknown[0])}: known are {', '.join(_CHECKS)}")
     policy = {
         name: _CHECKS[name](value, error) for name, value in given.items() if value is not None
     }

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
-from fairqueue.errors import ConfigurationError, FairQueueError
+from fairqueue.errors import ConfigurationError, FairQueueError, shown
 from fairqueue.logs import error_line, log_event
 from fairqueue.validation import check_count, check_name, check_seconds
 
@@ -117,7 +117,9 @@ class ProcessGroup:
         Raises ConfigurationError naming the argument.
         """
         if not callable(serve):
-            raise ConfigurationError(f"serve {serve!r} cannot be called: a function (stop, index)")
+            raise ConfigurationError(
+                f"serve {shown(serve)} cannot be called: a function (stop, index)"
+            )
         if max_memory is not None:
             check_count(max_memory, "max_memory", ConfigurationError, least=1, most=2**63 - 1)
             if _memory_of(os.getpid()) is None:

@@ -46,6 +46,7 @@ from fairqueue.errors import (
     RedisRefused,
     RedisUnavailable,
     UnknownSchedule,
+    kind_of,
 )
 from fairqueue.exchange import Diff, export, import_documents
 from fairqueue.frequency import Frequency
@@ -174,7 +175,7 @@ class TaskScheduler:
         Raises ConfigurationError naming the argument, or RedisUnavailable at once.
         """
         if not isinstance(queue, TaskQueue):
-            raise ConfigurationError(f"queue {queue!r} is no TaskQueue")
+            raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")
         self.queue = queue
         if scheduler_id is None:
             scheduler_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
@@ -186,7 +187,7 @@ class TaskScheduler:
             lock_timeout, "lock_timeout", ConfigurationError, least=0.1, most=3600
         )
         if alerts is not None and not isinstance(alerts, Alerts):
-            raise ConfigurationError(f"alerts {alerts!r} is no Alerts")
+            raise ConfigurationError(f"alerts must be an Alerts, not {kind_of(alerts)}")
         self._alerts = alerts or Alerts()
         self._metrics = scheduler_metrics(registry)
         queue.check(timeout=CHECK_TIMEOUT_S)

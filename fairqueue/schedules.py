@@ -433,7 +433,7 @@ class ScheduleStore:
     ) -> None:
         """`look_at` is called with the name and the payload of tasks to come, and may refuse."""
         self._link = link
-        self._look_at = look_at or (lambda name, payload: None)
+        self.look_at = look_at or (lambda name, payload: None)
         self._min_interval = (-SETTINGS_MS, 0)  # when it was read, and how many ms it is
 
     # --- changing ---------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class ScheduleStore:
         if not ids:
             return []
         for _, fields in checked:
-            self._look_at(fields["name"], fields["payload"])
+            self.look_at(fields["name"], fields["payload"])
         operation = new_id()
         for _ in range(CLOCK_TRIES):
             now_ms = self._link.now_ms()
@@ -526,7 +526,7 @@ class ScheduleStore:
         stored = self.stored([schedule_id])[0]
         if stored is not None:
             after = {**fields_of(stored.definition), **patch}
-            self._look_at(after["name"], after["payload"])
+            self.look_at(after["name"], after["payload"])
 
     def _try_update(
         self, schedule_id: str, patch: dict[str, Any], by: Change, revision: str | None
@@ -856,7 +856,7 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         )
     given = {name: value for name, value in spec.items() if name != "schedule_id"}
     if "user_id" not in given:
-        raise InvalidSchedule(f"a schedule needs user_id; this one has {sorted(given)}")
+        raise InvalidSchedule(f"a schedule needs user_id; this one has {shown(list(given))}")
     kinds = [kind for kind in KINDS if given.get(kind) is not None]
     if len(kinds) != 1:
         has = " and ".join(kinds) or "none of them"

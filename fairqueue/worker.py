@@ -24,7 +24,13 @@ from fairqueue.alerts import Alerts
 from fairqueue.connection import Listener
 from fairqueue.context import LogCapture, TaskContext
 from fairqueue.dispatch import RegisteredTask, unwrapped
-from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
+from fairqueue.errors import (
+    ConfigurationError,
+    FairQueueError,
+    RedisUnavailable,
+    kind_of,
+    shown,
+)
 from fairqueue.handlers import (
     Handler,
     HandlerOptions,
@@ -111,7 +117,7 @@ class Worker(Hookable):
     ) -> None:
         """Raises ConfigurationError naming the argument. Opens no connection."""
         if not isinstance(queue, TaskQueue):
-            raise ConfigurationError(f"queue {queue!r} is no TaskQueue")
+            raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")
         self.queue = queue
         self.concurrency = check_count(
             concurrency, "concurrency", ConfigurationError, least=1, most=FINISH_CHUNK
@@ -121,12 +127,14 @@ class Worker(Hookable):
         self._max_tasks = _check_restarts(processes, max_tasks, max_memory)
         _check_worker_id(worker_id, processes)
         if not isinstance(capture_logs, bool):
-            raise ConfigurationError(f"capture_logs {capture_logs!r} is neither True nor False")
+            raise ConfigurationError(
+                f"capture_logs must be True or False, not {shown(capture_logs)}"
+            )
         self.capture_logs = capture_logs
         self._handlers = Handlers(handler)
         self._hooks = Hooks()
         if alerts is not None and not isinstance(alerts, Alerts):
-            raise ConfigurationError(f"alerts {alerts!r} is no Alerts")
+            raise ConfigurationError(f"alerts must be an Alerts, not {kind_of(alerts)}")
         self._alerts = alerts or Alerts()
         self.registry = REGISTRY if registry is None else registry
         self._executor = Executor(
@@ -826,7 +834,8 @@ def _check_restarts(processes: object, max_tasks: object, max_memory: object) ->
     for value, name in ((max_tasks, "max_tasks"), (max_memory, "max_memory")):
         if value is not None and processes is None:
             raise ConfigurationError(
-                f"{name} {value!r} needs processes that can be replaced: pass processes=1 or more"
+                f"{name} {shown(value)} needs processes that can be replaced: pass processes=1 or "
+                "more"
             )
     if processes is not None:
         check_count(processes, "processes", ConfigurationError, least=1, most=MOST_PROCESSES)

@@ -9,22 +9,27 @@ import pytest
 import redis
 from support import claim_one, dump, make_task, push
 
-from fairqueue.alerts import Alerts, EmailRecipient, LogRecipient
+from fairqueue.alerts import Alerts, EmailRecipient, LogRecipient, WebhookRecipient
 from fairqueue.clock import ManualClock
 from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     ConfigurationError,
+    EmbeddedServerError,
     FairQueueError,
     InvalidInput,
     InvalidPayload,
     InvalidSchedule,
     InvalidTask,
+    kind_of,
 )
 from fairqueue.history import History
 from fairqueue.http import HttpTasks
 from fairqueue.inspection import Inspector
+from fairqueue.isolation import check_isolated
 from fairqueue.metrics import serve_metrics
 from fairqueue.models import Task
+from fairqueue.policy import check_policy
+from fairqueue.processes import ProcessGroup
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
 from fairqueue.worker import Worker
@@ -402,7 +407,8 @@ def test_bad_time_outs_are_refused(redis_client: redis.Redis, timeout: Any) -> N
 
 @pytest.mark.parametrize("client", [None, "redis://localhost", 7, ...], ids=repr)
 def test_what_is_no_client_is_refused(client: Any) -> None:
-    refused(lambda: TaskQueue(client), ConfigurationError, repr(client), "redis.Redis")
+    said = f"client must be a redis.Redis, not {kind_of(client)}"
+    refused(lambda: TaskQueue(client), ConfigurationError, said)
 
 
 @pytest.mark.parametrize(
@@ -554,8 +560,77 @@ def test_metrics_of_what_is_no_registry_are_not_served(queue: TaskQueue) -> None
     refused(
         lambda: serve_metrics(queue, 0, registry=bad),
         ConfigurationError,
-        "registry must be a CollectorRegistry, not str",
+        "registry must be a CollectorRegistry, not a str",
     )
+
+
+@pytest.mark.parametrize("host", [None, 5, [], ["x"], b"127.0.0.1"])
+def test_metrics_are_not_served_at_what_is_no_host(queue: TaskQueue, host: Any) -> None:
+    said = f"host must be a string, not {kind_of(host)}"
+    refused(lambda: serve_metrics(queue, 0, host), ConfigurationError, said)
+
+
+@pytest.mark.parametrize("host", ["a\0b", "\ud800", "ü" * 300, "300.1.1.1"])
+def test_metrics_are_not_served_at_a_host_that_cannot_be(queue: TaskQueue, host: str) -> None:
+    message = refused(
+        lambda: serve_metrics(queue, 0, host), ConfigurationError, "cannot serve metrics on "
+    )
+    assert message.isprintable()
+
+
+# --- values that are long -------------------------------------------------------------------------
+
+
+def any_(value: Any) -> Any:
+    """A value that the types do not allow."""
+    return value
+
+
+BIG = "x" * 100_000
+TOO_LONG: dict[str, Callable[[TaskQueue], object]] = {
+    "queue of a worker": lambda queue: Worker(any_(BIG)),
+    "queue of a scheduler": lambda queue: TaskScheduler(any_(BIG)),
+    "client": lambda queue: TaskQueue(any_(BIG)),
+    "handler": lambda queue: Worker(queue, handler=any_(BIG)),
+    "alerts": lambda queue: Worker(queue, alerts=any_(BIG)),
+    "alerts of a scheduler": lambda queue: TaskScheduler(queue, alerts=any_(BIG)),
+    "capture_logs": lambda queue: Worker(queue, capture_logs=any_(BIG)),
+    "registry": lambda queue: Worker(queue, registry=any_(BIG)),
+    "max_tasks": lambda queue: Worker(queue, max_tasks=any_(BIG)),
+    "isolation": lambda queue: Worker(queue).task("t", isolation=BIG),
+    "option": lambda queue: Worker(queue).task("t", **any_({BIG: 1})),
+    "target": lambda queue: Worker(queue).register("t", any_(BIG)),
+    "target of a process": lambda queue: check_isolated(BIG),
+    "hook": lambda queue: Worker(queue).task("t", before=any_([BIG])),
+    "policy": lambda queue: check_policy({BIG: 1, any_(5): 2}),
+    "processes": lambda queue: ProcessGroup(any_(BIG), 1),
+    "allow_private": lambda queue: HttpTasks(allow_private=[BIG]),
+    "network of allow_private": lambda queue: HttpTasks(allow_private=[f"/{BIG}"]),
+    "part of allow_private": lambda queue: HttpTasks(allow_private=[f"{BIG}@"]),
+    "field of a schedule": lambda queue: TaskScheduler(queue).add_schedules([{BIG: 1}]),
+    "mixed fields": lambda queue: TaskScheduler(queue).add_schedules([any_({BIG: 1, 5: 2})]),
+    "changes": lambda queue: TaskScheduler(queue).bulk("pause", **any_({BIG: 1})),
+    "host": lambda queue: serve_metrics(queue, 0, BIG),
+    "header": lambda queue: WebhookRecipient("https://h/", headers={BIG: "\n"}),
+    "headers": lambda queue: WebhookRecipient("https://h/", headers=any_(BIG)),
+    "tls": lambda queue: EmailRecipient(
+        host="h", sender="a@b.org", to=["b@b.org"], tls=any_([BIG])
+    ),
+}
+
+
+@pytest.mark.parametrize("place", TOO_LONG)
+def test_no_error_repeats_a_long_value(queue: TaskQueue, place: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        TOO_LONG[place](queue)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("path", [BIG, f"/dev/null/{BIG}", f"/tmp/{BIG}\0", any_(5), any_(b"x")])
+def test_a_folder_that_cannot_be_is_named_and_not_repeated(path: Any) -> None:
+    with pytest.raises(EmbeddedServerError, match=r"the folder '|path must be .*, not a") as caught:
+        TaskQueue.embedded(path)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("value", ["x", 5, datetime.now, object()])

@@ -203,7 +203,7 @@ def test_doctor_finds_and_repairs(cli: Cli, live: TaskQueue, redis_client: redis
     assert cli.ok("doctor").out.startswith("CHECK")
     redis_client.delete(live.keys["waiting"])
     sick = cli.run("doctor")
-    assert (sick.code, "1 entry can be repaired" in sick.err) == (6, True)
+    assert (sick.code, "1 entry can be repaired: fairqueue doctor --fix" in sick.err) == (6, True)
     document = cli.run("doctor", "-o", "json").json
     levels = {each["check"]: each["level"] for each in document["findings"]}
     assert levels["records: status"] == "problem"
@@ -282,6 +282,15 @@ class Greet:
 def nothing(queue):
     return None
 
+def needs_more(queue, folder):
+    return Worker(queue)
+
+def needs_none():
+    return Worker(None)
+
+def fails(queue):
+    raise LookupError("no such setting")
+
 number = 3
 """
 
@@ -326,8 +335,12 @@ def test_an_app_is_a_worker_a_function_or_a_module(
         ("none_at_all:make", "", "there is no module 'none_at_all'"),
         ("{}.inner:make", "", "inner"),
         ("{}:missing", "", "has no 'missing'"),
-        ("{}:number", "", "is a int"),
-        ("{}:nothing", "", "is a NoneType"),
+        ("{}:number", "", "must be a Worker, or a function that returns one, not an int"),
+        ("{}:nothing", "", "must be a Worker, or a function that returns one, not None"),
+        ("{}:needs_more", "", "missing 1 required positional argument: 'folder'"),
+        ("{}:needs_none", "", "takes 0 positional arguments but 1 was given"),
+        ("{}:fails", "", "was called and raised LookupError('no such setting')"),
+        ("", "", "names no module: such as myapp.jobs:make_worker"),
         ("{}_broken:make", "", "no_such_module_at_all"),
         ("{}_wrong:make", "", "ZeroDivisionError"),
         (":make", "", "names no module"),
@@ -345,6 +358,13 @@ def test_an_app_that_is_none_is_told(
     assert (done.code, done.out) == (2, "")
     assert named in done.err
     assert "Traceback" not in done.err
+
+
+def test_up_tells_what_an_app_raises(cli: Cli, module: str) -> None:
+    done = cli.run("up", "--port", "0", "--app", f"{module}:fails")
+    assert (done.code, done.out) == (2, "")
+    assert "--app" in done.err
+    assert "was called and raised LookupError('no such setting')" in done.err
 
 
 def test_a_worker_without_its_redis_ends_at_once(cli: Cli, module: str) -> None:

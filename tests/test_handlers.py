@@ -507,7 +507,7 @@ def test_a_context_knows_its_task_and_logs_with_its_id(
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("queue", "default", "queue 'default' is no TaskQueue"),
+        ("queue", "default", "queue must be a TaskQueue, not a str"),
         ("handler", 5, "handler 5"),
         ("concurrency", 0, "concurrency 0"),
         ("concurrency", 251, "concurrency 251"),
@@ -727,7 +727,7 @@ def test_a_string_is_no_list_of_modules(worker: Worker) -> None:
 
 
 def test_a_worker_captures_logs_or_not(worker: Worker) -> None:
-    with pytest.raises(ConfigurationError, match="capture_logs 'yes'"):
+    with pytest.raises(ConfigurationError, match="capture_logs must be True or False, not 'yes'"):
         Worker(worker.queue, capture_logs="yes")  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from rest import Client, World, make_app, make_world
 
 from fairqueue import http, outgoing
 from fairqueue.clock import ManualClock
-from fairqueue.errors import InvalidPayload
+from fairqueue.errors import InvalidPayload, InvalidSchedule
 from fairqueue.http import HttpTasks
 from fairqueue.inspection import Inspector
 from fairqueue.queue import TaskQueue
@@ -196,6 +196,39 @@ def test_schedules_of_the_library_are_looked_at_too(
     result = scheduler.bulk("update", name="http", dry_run=False, payload=bad)
     assert (result.done, result.failed) == (0, 1)
     assert [each.payload for each in scheduler.list_schedules(name_prefix="http")] == [good]
+
+
+def test_an_import_is_refused_by_its_dry_run_already(
+    queue: TaskQueue, names: dict[str, list[str]]
+) -> None:
+    scheduler = TaskScheduler(queue)
+    scheduler.add_schedule("@daily", "ann", name="http", payload={"url": PUBLIC}, schedule_id="s")
+    for changed in ("s", "new"):
+        documents = [
+            {"schedule_id": each, "cron_expr": "@daily", "user_id": "ann", "name": "http"}
+            | {"payload": {"url": INSIDE if each == changed else PUBLIC}}
+            for each in ("s", "another", "new")
+        ]
+        for dry_run in (True, False):
+            with pytest.raises(
+                InvalidSchedule, match=rf"\('{changed}'\): payload\.url.*link-local"
+            ):
+                scheduler.import_schedules(documents, dry_run=dry_run)
+    assert [each.schedule_id for each in scheduler.list_schedules()] == ["s"]
+
+
+def test_an_import_looks_only_at_tasks_that_it_changes(
+    queue: TaskQueue, names: dict[str, list[str]]
+) -> None:
+    scheduler = TaskScheduler(queue)
+    names["moved.example"] = ["93.184.216.34"]
+    payload = {"url": "https://moved.example/"}
+    scheduler.add_schedule("@daily", "ann", name="http", payload=payload, schedule_id="s")
+    names["moved.example"] = ["10.0.0.1"]
+    again = TaskScheduler(queue)  # one that has looked nothing up
+    document = again.export_schedules()[0] | {"title": "nightly"}
+    assert again.import_schedules([document], dry_run=True).changed.keys() == {"s"}
+    assert again.import_schedules([document], dry_run=False).changed.keys() == {"s"}
 
 
 @pytest.fixture

@@ -1940,8 +1940,8 @@ def test_lost_replies_change_nothing_for_the_caller(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queue": None}, "queue None is no TaskQueue"),
-        ({"queue": "redis://localhost"}, "queue 'redis://localhost'"),
+        ({"queue": None}, "queue must be a TaskQueue, not None"),
+        ({"queue": "redis://localhost"}, "queue must be a TaskQueue, not a str"),
         ({"scheduler_id": ""}, "scheduler_id ''"),
         ({"scheduler_id": 5}, "scheduler_id 5"),
         ({"scheduler_id": "a\nb"}, "scheduler_id"),
@@ -1954,7 +1954,7 @@ def test_lost_replies_change_nothing_for_the_caller(
         ({"lock_timeout": 0}, "lock_timeout 0 is out of range"),
         ({"lock_timeout": float("inf")}, "lock_timeout inf"),
         ({"lock_timeout": "10"}, "lock_timeout '10'"),
-        ({"registry": "default"}, "registry 'default'"),
+        ({"registry": "default"}, "registry must be a CollectorRegistry, not a str"),
     ],
 )
 def test_a_bad_argument_is_named(queue: TaskQueue, arguments: dict[str, Any], message: str) -> None:

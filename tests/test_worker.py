@@ -1140,7 +1140,7 @@ def test_runs_are_counted_by_handler_and_outcome(
 
 
 def test_a_registry_that_is_none_is_refused(queue: TaskQueue) -> None:
-    with pytest.raises(InvalidInput, match="registry 'mine' is no CollectorRegistry"):
+    with pytest.raises(InvalidInput, match="registry must be a CollectorRegistry, not a str"):
         Worker(queue, registry="mine")  # type: ignore[arg-type]
 
 

@@ -305,7 +305,7 @@ def test_a_worker_whose_slots_are_busy_does_not_take_its_own_silence_for_an_answ
 @pytest.mark.parametrize("value", [print, "mail me"])
 def test_alerts_that_are_none_are_refused(queue: TaskQueue, value: Any) -> None:
     for make in (Worker, TaskScheduler):
-        with pytest.raises(ConfigurationError, match="is no Alerts"):
+        with pytest.raises(ConfigurationError, match="alerts must be an Alerts"):
             make(queue, alerts=value)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from fairqueue.alerts import Alerts, LogRecipient, Recipient, WebhookRecipient
-from fairqueue.cli.apps import find
-from fairqueue.errors import ConfigurationError, kind_of
+from fairqueue.cli.apps import call, find
+from fairqueue.errors import ConfigurationError, kind_of, shown
 
 USUAL_NAME = "alerts"
+EXAMPLE = f"myapp.ops:{USUAL_NAME}"
 LAST_ALERTS_S = 5.0  # at the end, so long for alerts that wait
 
 
@@ -52,15 +53,16 @@ def _alerts(named: str | None, webhook: str | None, log: bool) -> Alerts | None:
         return Alerts(recipients) if recipients else None
     if webhook is not None or log:
         raise ConfigurationError(
-            f"--alerts {named!r} has its own recipients: leave --alert-webhook and --alert-log out"
+            f"--alerts {shown(named)} has its own recipients: leave --alert-webhook and "
+            "--alert-log out"
         )
     path = named if ":" in named else f"{named}:{USUAL_NAME}"
     wanted = "an Alerts, or a function that returns one"
-    _, found = find(path, "--alerts", wanted)
+    _, found = find(path, "--alerts", wanted, EXAMPLE)
     if callable(found) and not isinstance(found, Alerts):
-        found = found()
+        found = call(found, f"--alerts {shown(named)}")
     if not isinstance(found, Alerts):
-        raise ConfigurationError(f"--alerts {named!r} must be {wanted}, not {kind_of(found)}")
+        raise ConfigurationError(f"--alerts {shown(named)} must be {wanted}, not {kind_of(found)}")
     return found
 
 
@@ -80,4 +82,4 @@ def _url(text: str) -> str:
     try:
         return Path(text[1:]).read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--alert-webhook {text!r} cannot be read: {error}") from None
+        raise ConfigurationError(f"--alert-webhook {shown(text)} cannot be read: {error}") from None

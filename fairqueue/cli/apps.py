@@ -4,13 +4,15 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, FairQueueError, kind_of, shown
 from fairqueue.queue import TaskQueue
 from fairqueue.worker import Worker
+
+WANTED, EXAMPLE = "a Worker, or a function that returns one", "myapp.jobs:make_worker"
 
 
 def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Worker:
@@ -29,13 +31,11 @@ def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Work
     elif settings:
         names = _options_of(settings)
         raise ConfigurationError(
-            f"--app {app!r} is a Worker that is made already, so {names} cannot be given: name a "
-            "function that gets the queue and returns a Worker"
+            f"--app {shown(app)} is a Worker that is made already, so {names} cannot be given: "
+            "name a function that gets the queue and returns a Worker"
         )
     if not isinstance(found, Worker):
-        raise ConfigurationError(
-            f"--app {app!r} is a {type(found).__name__}: a Worker, or a function that returns one"
-        )
+        raise ConfigurationError(f"--app {shown(app)} must be {WANTED}, not {kind_of(found)}")
     return found
 
 
@@ -48,26 +48,40 @@ def check_app(app: str) -> None:
     _, found = find(app)
     if isinstance(found, Worker):
         raise ConfigurationError(
-            f"--app {app!r} is a Worker that is made already, with a queue of its own: name a "
+            f"--app {shown(app)} is a Worker that is made already, with a queue of its own: name a "
             "function that gets the queue of `up` and returns a Worker, such as "
             "def make_worker(queue): return Worker(queue, modules=['myapp.jobs'])"
         )
 
 
 def find(
-    app: str, option: str = "--app", wanted: str = "a Worker, or a function that returns one"
+    app: str, option: str = "--app", wanted: str = WANTED, example: str = EXAMPLE
 ) -> tuple[str, Any]:
     """The module's path, and what is named in it; None if nothing is.
 
-    Raises ConfigurationError naming the option that has this value, and what was wanted.
+    Raises ConfigurationError naming the option that has this value, and what was wanted, such as
+    the example.
     """
     path, colon, name = app.partition(":")
-    told = f"{option} {app!r}"
-    module = _import(path, told)
+    told = f"{option} {shown(app)}"
+    module = _import(path, told, example)
     return path, _attribute(module, name, told, wanted) if colon else None
 
 
-def _import(path: str, told: str) -> ModuleType:
+def call(make: Callable[..., Any], told: str, *args: Any, **settings: Any) -> Any:
+    """What a function of the user's returns; `told` is the option that names it, with its value.
+
+    Raises ConfigurationError with what the function raises, but for our own errors.
+    """
+    try:
+        return make(*args, **settings)
+    except FairQueueError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{told} was called and raised {shown(error)}") from error
+
+
+def _import(path: str, told: str, example: str) -> ModuleType:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -75,7 +89,7 @@ def _import(path: str, told: str) -> ModuleType:
         module = path.removesuffix(".py").removeprefix("./").replace(os.sep, ".")
         raise ConfigurationError(f"{told} is a file: name its module, {module!r}")
     if not path or path.startswith("."):
-        raise ConfigurationError(f"{told} names no module: such as myapp.jobs:make_worker")
+        raise ConfigurationError(f"{told} names no module: such as {example}")
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
@@ -89,7 +103,7 @@ def _import(path: str, told: str) -> ModuleType:
 
 
 def _not_imported(told: str, path: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"{told}: {path} cannot be imported: {error!r}")
+    return ConfigurationError(f"{told}: {path} cannot be imported: {shown(error)}")
 
 
 def _attribute(module: ModuleType, name: str, told: str, wanted: str) -> Any:
@@ -97,23 +111,26 @@ def _attribute(module: ModuleType, name: str, told: str, wanted: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise ConfigurationError(f"{told}: module {module.__name__} has no {name!r}: {wanted}")
+            raise ConfigurationError(
+                f"{told}: module {module.__name__} has no {shown(name)}: {wanted}"
+            )
     return found
 
 
 def _call(make: Any, queue: TaskQueue, settings: Mapping[str, Any], app: str) -> Any:
+    told = f"--app {shown(app)}"
     try:
         takes = inspect.signature(make).parameters
     except (TypeError, ValueError):
-        return make(queue, **settings)  # it says itself what it does not take
+        return call(make, told, queue, **settings)  # it says itself what it does not take
     any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
     unknown = [name for name in settings if name not in takes and not any_name]
     if unknown:
         options = _options_of(unknown)
         raise ConfigurationError(
-            f"--app {app!r} takes no {', '.join(unknown)}, so {options} cannot be given"
+            f"{told} takes no {', '.join(unknown)}, so {options} cannot be given"
         )
-    return make(queue, **settings)
+    return call(make, told, queue, **settings)
 
 
 def _options_of(settings: Iterable[str]) -> str:
