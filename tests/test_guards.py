@@ -1304,6 +1304,7 @@ def test_counters_go_on_when_a_process_is_replaced() -> None:
     registry = CollectorRegistry()
     runs = Metric("runs", "Runs.", registry=registry)
     tally = Tally(1, registry)
+    tally._owner = 0  # as in a child: what is told here is not added to it
     for _ in range(3):
         with tally.reporting(0):
             runs.inc()

@@ -25,7 +25,11 @@ class Authority:
             pytest.skip("there is no openssl here to make a certificate with")
         self._openssl: str = found
         self._folder = folder
-        self._run(f"req -x509 {NEW_KEY} -days 2 -subj /CN=authority -keyout ca.key -out ca.pem")
+        # Python 3.13 and later accept no authority that does not say what its key is for.
+        self._run(
+            f"req -x509 {NEW_KEY} -days 2 -subj /CN=authority -keyout ca.key -out ca.pem "
+            "-addext keyUsage=critical,keyCertSign,cRLSign"
+        )
         self.path = folder / "ca.pem"
 
     def _run(self, line: str) -> None:
@@ -39,7 +43,8 @@ class Authority:
 
     def issue(self, name: str, subject: str, *, days: int = 2) -> Path:
         """A certificate for a subject such as DNS:localhost, and its key, in one file."""
-        (self._folder / f"{name}.ext").write_text(f"subjectAltName={subject}\n")
+        extensions = [f"subjectAltName={subject}", "authorityKeyIdentifier=keyid"]
+        (self._folder / f"{name}.ext").write_text("\n".join(extensions))
         self._run(f"req -new {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr")
         self._run(
             f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days {days} "
