@@ -537,11 +537,10 @@ class Trial:
         output = result.stdout + result.stderr
         failed = re.search(r"^(?:FAILED|ERROR) (\S*?::.*?)(?: - |$)", output, re.M)
         if failed is None:
-            missing = re.search(r"not found: (\S+)", output)
-            if missing is not None:  # it was renamed since the map was recorded
-                name = missing[1].removeprefix(f"{folder}/")
-                self._unusable.add(name)
-                rest = [test for test in tests if test != name]
+            missing = set(re.findall(rf"not found: {re.escape(str(folder))}/(.+)$", output, re.M))
+            rest = [test for test in tests if test not in missing]
+            if len(rest) < len(tests):  # some were renamed since the map was recorded
+                self._unusable |= missing
                 return self._run(folder, rest, seconds)
         return (failed[1] if failed else ""), output
 
