@@ -196,6 +196,7 @@ class TaskQueue:
 
         Raises RedisUnavailable, or ConfigurationError for a server that evicts keys or is too old.
         """
+        _check_timeout(timeout)
         try:
             info = _parse_info(self.link.ask(("INFO",), timeout=timeout)[0])
         except RedisRefused:
@@ -570,6 +571,7 @@ class TaskQueue:
 
     def inspect(self, timeout: float | None = None) -> QueueSnapshot:
         """Counts and counters of the queue at this moment, in one bounded read."""
+        _check_timeout(timeout)
         return _snapshot(self.link.run("inspect", sample=JAIN_SAMPLE, timeout=timeout))
 
     # --- settings ---------------------------------------------------------------------------------
@@ -846,6 +848,12 @@ def _failure(error: object, report: Report | None, name: str) -> dict[str, Argum
         "fingerprint": mark or fingerprint(name, Failure(type="", message=text)),
         "report": "" if report is None else report.document,
     }
+
+
+def _check_timeout(timeout: object) -> None:
+    """Raises ConfigurationError unless it is None or how many seconds a call may take."""
+    if timeout is not None:
+        check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
 
 
 def _timeout_ms(timeout: float | None) -> int:

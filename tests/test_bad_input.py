@@ -666,3 +666,10 @@ def test_what_is_no_list_of_ids_is_refused(queue: TaskQueue, value: Any, kind: s
     scheduler = TaskScheduler(queue)
     said = f"ids must be a list of ids of schedules, not {kind}"
     refused(lambda: scheduler.bulk("pause", ids=value), InvalidSchedule, said)
+
+
+@pytest.mark.parametrize("timeout", ["1", 0, -1, True, [], float("nan")])
+@pytest.mark.parametrize("call", [TaskQueue.check, TaskQueue.inspect])
+def test_a_time_out_of_a_call_is_checked(queue: TaskQueue, call: Any, timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match="timeout"):
+        call(queue, timeout=timeout)
