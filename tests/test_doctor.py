@@ -421,3 +421,26 @@ def test_work_that_goes_on_is_no_difference(redis_client: redis.Redis) -> None:
             over.set()
         assert all(result() for result in results)
     check_consistency(redis_client)
+
+
+def test_a_delayed_task_is_brought_back_with_its_own_moment(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    push(queue, "t", delay=60)
+    due = redis_client.zscore(queue.keys["delayed"], "t")
+    assert due == clock.now_ms() + 60_000
+    redis_client.delete(queue.keys["delayed"], queue.keys["delayed_index"])
+    clock.advance(10)
+    assert repair(queue.link, "task", "t") != []
+    assert redis_client.zscore(queue.keys["delayed"], "t") == due
+    assert queue.claim("w") == []
+
+
+def test_a_waiting_task_is_brought_back_as_one_that_waits_from_now_on(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    push(queue, "t")
+    redis_client.delete(queue.keys["waiting"])
+    clock.advance(10)
+    assert repair(queue.link, "task", "t") != []
+    assert redis_client.zscore(queue.keys["waiting"], "t") == clock.now_ms()

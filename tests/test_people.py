@@ -969,3 +969,16 @@ def test_a_key_of_another_type_is_named(
     spoil(redis_client, queue, key)
     with pytest.raises(RedisRefused, match=f"{key} is a string"):
         people.read(["alice"], clock.now() - HOUR)
+
+
+def test_a_run_that_waits_for_the_one_before_it_is_delayed_until_nobody_knows_when(
+    queue: TaskQueue, clock: ManualClock, people: PeopleStore
+) -> None:
+    scheduler = TaskScheduler(queue, "one", lock_timeout=600.0)
+    scheduler.add_schedule("* * * * *", "bob", schedule_id="s", overlap="buffer_one")
+    for _ in range(2):
+        clock.advance(60)
+        scheduler.tick()
+        queue.claim("w", lease=1000)
+    info = one(people, clock, "bob")
+    assert (info.running, info.delayed, info.delayed_until) == (1, 1, None)
