@@ -691,3 +691,12 @@ def test_a_session_with_a_field_that_cannot_be_holds_no_longer_and_others_do(
     asked = {each.info.key_id for each in (key, spoilt, good)}
     assert store.holding(asked) == {key.info.key_id, good.info.key_id}
     assert admit(store, spoilt.secret) is None
+
+
+def test_a_key_may_hold_for_a_second_at_least(store: AccessStore, clock: ManualClock) -> None:
+    key = make_key(store, expires_in=1)
+    assert admit(store, key.secret) is not None
+    clock.advance(1)
+    assert admit(store, key.secret) is None
+    with pytest.raises(InvalidInput, match=r"expires_in 0\.999"):
+        make_key(store, expires_in=0.999)

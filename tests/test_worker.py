@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 from scheduling import eventually
 from support import (
     LossyProxy,
@@ -1845,3 +1845,11 @@ def test_a_run_that_goes_on_after_its_time_out_keeps_its_slot_and_is_said_once_p
     eventually(lambda: stuck() == 0, "it has ended")
     assert worker.stop(10)
     assert (state(live, "t"), info(live, "t").result) == ("buried", None)  # it came too late
+
+
+def test_a_worker_counts_in_the_registry_that_it_was_given_or_in_that_of_prometheus(
+    queue: TaskQueue,
+) -> None:
+    registry = CollectorRegistry()
+    assert Worker(queue, lambda task: None, registry=registry).registry is registry
+    assert Worker(queue, lambda task: None).registry is REGISTRY
