@@ -278,6 +278,17 @@ def test_a_queue_that_is_full_leaves_failed_runs_and_says_so(cli: Cli, live: Tas
 # --- users ----------------------------------------------------------------------------------------
 
 
+def test_users_with_only_delayed_tasks_are_listed_where_nobody_is_busy(
+    cli: Cli, live: TaskQueue
+) -> None:
+    push(live, "later", user_id="alice", delay=3600)
+    (alice,) = cli.json("users")["users"]
+    assert (alice["user_id"], alice["delayed"]) == ("alice", 1)
+    assert cli.ok("users").lines[1].split()[:5] == ["alice", "idle", "0", "0", "1"]
+    push(live, "now", user_id="bob")
+    assert [each["user_id"] for each in cli.json("users")["users"]] == ["bob"]
+
+
 def test_users_are_listed_by_backlog_or_name(cli: Cli, live: TaskQueue) -> None:
     fill(live, "alice", 2)
     fill(live, "bob", 5)

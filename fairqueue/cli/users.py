@@ -22,6 +22,7 @@ COLUMNS: Columns = {
     "STATE": lambda info: info.state,
     "BACKLOG": lambda info: info.backlog,
     "RUNNING": lambda info: info.running,
+    "DELAYED": lambda info: info.delayed,
     "WEIGHT": lambda info: info.settings.weight,
     "ENTITLED": lambda info: f"{info.entitled:.1%}",
     "RECEIVED": lambda info: f"{info.received:.1%}",
@@ -52,16 +53,15 @@ class Limit(Kind):
 
 @click.group(cls=Group, default="list")
 def users() -> None:
-    """Users and their shares; alone: list those who wait or run. Times are UTC."""
+    """Users and their shares; without a subcommand: list. Times are UTC."""
 
 
 @users.command("list")
 @click.option(
     "--order",
     type=click.Choice(("backlog", "name")),
-    default="backlog",
-    show_default=True,
-    help="Those with tasks, the largest backlog first; or all that are known, A to Z.",
+    help="backlog: those with waiting or running tasks, the largest backlog first. name: all, "
+    "A to Z. Default: backlog, or name if nobody has such tasks.",
 )
 @click.option("--prefix", metavar="TEXT", help="Whose names begin so.")
 @click.option("--tenant", help="Of this tenant.")
@@ -69,12 +69,22 @@ def users() -> None:
 @paged
 @reading
 @pass_session
-def list_(session: Session, limit: int, cursor: str | None, all_: bool, **wanted: Any) -> None:
+def list_(
+    session: Session,
+    limit: int,
+    cursor: str | None,
+    all_: bool,
+    order: str | None,
+    **wanted: Any,
+) -> None:
     """Users: what waits, what each is entitled to and got."""
     with session.inspector() as inspector:
+        if order is None:
+            is_busy = cursor is not None or inspector.users.list(limit=1, **wanted)
+            order = "backlog" if is_busy else "name"
 
         def fetch(most: int, at: str | None) -> Any:
-            return inspector.users.list(limit=most, cursor=at, **wanted)
+            return inspector.users.list(limit=most, cursor=at, order=order, **wanted)
 
         walk = Walk(fetch, limit, cursor, all_, page=MOST_ON_PAGE)
         show(session, "users", walk, COLUMNS)
@@ -97,7 +107,7 @@ def _rows(info: UserInfo, wait: Explanation | None) -> dict[str, object]:
     rows: dict[str, object] = {
         name.lower(): column(info) for name, column in COLUMNS.items() if name != "WEIGHT"
     }
-    rows |= {"delayed": info.delayed, "why": info.why}
+    rows["why"] = info.why
     if wait is not None:
         rows |= {"next task": wait.task_id, "why it waits": wait.summary}
     return rows | {"parked until": info.parked_until} | _settings(info.settings)
