@@ -144,6 +144,21 @@ def test_a_worker_says_how_long_its_handler_may_run(
     assert stale == (["t"] if ends else [])
 
 
+def test_a_time_out_of_an_operator_that_was_taken_back_rules_the_next_attempt_no_more(
+    queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.set_limits("report", timeout=5)
+    queue.push(make_task(task_id="t", name="report"))
+    queue.retry(claim_one(queue, lease=30), "no", 0)
+    queue.set_limits("report")
+    claim = claim_one(queue, lease=30)
+    assert queue.extend([claim], 30, timeouts=[10]) == ["extended"]
+    clock.advance(29)
+    assert queue.extend([claim], 30, timeouts=[10]) == ["extended"]
+    clock.advance(11)
+    assert queue.extend([claim], 30, timeouts=[10]) == ["lost_lease"]
+
+
 def test_a_cancelled_run_is_not_given_more_time_by_its_worker(
     queue: TaskQueue, clock: ManualClock
 ) -> None:

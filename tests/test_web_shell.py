@@ -1,17 +1,20 @@
 """The frame of the web face: who gets in, what protects it, and how actions and errors are told."""
 
+import asyncio
 import base64
 import functools
 import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from browser import Site, Web
+from python_multipart.exceptions import FormParserError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -33,7 +36,7 @@ from fairqueue.web import WebServer, create_app, serve
 from fairqueue.web.auth import SESSION_COOKIE, SESSION_S, actor_of, inspector_of
 from fairqueue.web.dashboard import filters, shell
 from fairqueue.web.dashboard.icons import SHAPES, icon
-from fairqueue.web.dashboard.shell import Done, Form, action
+from fairqueue.web.dashboard.shell import Done, Form, action, form_of
 from fairqueue.web.problems import problem_of
 from fairqueue.web.site import link
 
@@ -690,3 +693,13 @@ def test_durations_are_told_in_one_unit_where_there_is_little_room(
     seconds: float | None, text: str
 ) -> None:
     assert filters.brief(seconds) == text
+
+
+def test_a_form_that_cannot_be_read_is_a_bad_request_whatever_reads_it() -> None:
+    class Sent:
+        async def form(self, **limits: int) -> None:
+            raise FormParserError("Expected boundary character 45, got 0 at index 2")
+
+    with pytest.raises(HTTPException, match="cannot be read") as told:
+        asyncio.run(form_of(cast(Request, Sent()), max_files=0, max_fields=1))
+    assert told.value.status_code == 400
