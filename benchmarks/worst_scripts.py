@@ -57,7 +57,7 @@ class World:
         self.workers = WorkerStore(self.link)
 
     def push(self, count: int, users: int = MANY, **fields: Any) -> None:
-        """Push tasks of so many users, with ids, names and users as long as they may be."""
+        """Push `count` tasks of `users` users; ids, names and user ids have the maximum length."""
         fields.setdefault("name", LONG)
         self.queue.push_many(
             Task.create(user_id=f"{LONG}-{n % users}", task_id=f"{LONG}-{n}", **fields)
@@ -65,7 +65,7 @@ class World:
         )
 
     def claims(self, count: int, lease: float = 3600.0) -> list[Claim]:
-        """Claim so many."""
+        """Claim `count` tasks."""
         found: list[Claim] = []
         while len(found) < count:
             got = self.queue.claim("w", min(CLAIM_LIMIT, count - len(found)), lease)
@@ -158,7 +158,7 @@ def push_new(world: World) -> Callable[[], object]:
     return lambda: world.push(1000, 1000, tenant="t" * 64)
 
 
-@case("push_many of new users, 24 sorts of workers")
+@case("push_many of new users, 24 kinds of workers")
 def push_to_sorts(world: World) -> Callable[[], object]:
     for n in range(24):
         world.queue.claim("w", names=[LONG, f"only-{n}"])
@@ -471,7 +471,7 @@ def add_some(world: World) -> Callable[[], object]:
     return lambda: world.schedules(ADDED_AT_ONCE, tenant="t" * 64)
 
 
-# The one call that may take longer: all or none of so many is what somebody asked for.
+# The only case that may take longer: one script has to add all of them or none.
 @case(ALL_OR_NONE)
 def add_most(world: World) -> Callable[[], object]:
     return lambda: world.schedules(MAX_ADDED, tenant="t" * 64)
@@ -662,7 +662,7 @@ class Meter:
     """How much of the server's processor each call takes that goes through a link.
 
     Processor time and not SLOWLOG, which counts also how long the server waited for a processor.
-    What takes less than the question itself is told as nothing.
+    A call that is cheaper than the measurement itself counts as 0.
     """
 
     def __init__(self, client: redis.Redis) -> None:

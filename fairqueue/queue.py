@@ -864,7 +864,7 @@ def _timeout_ms(timeout: float | None) -> int:
 
 
 def _wanted(names: Iterable[str] | None, avoid: Iterable[str]) -> str:
-    """Which names a claim wants, as the script takes it; sorted: the same names are one sort."""
+    """Which names a claim wants, as the script takes it; sorted: the same names are one kind."""
     avoided = check_items(avoid, "avoid", "task names", InvalidTask)
     unwanted = [check_name(name, "avoid") for name in avoided]
     if names is None:

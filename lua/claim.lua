@@ -16,9 +16,9 @@
 -- of them is written together: calls of commands are what a script spends its time on.
 -- Tasks of names that are not wanted are passed over where they are, LOOK of a user at most. Tasks
 -- of names whose limits are reached are set aside, and come back in turn when there is room.
--- A claim of some names looks at the head of ready, then goes on where the last claim of its sort
--- stopped, then at users of whom its sort was told. When that has found nothing anywhere, claims of
--- the sort do not look again for a while, unless they are told of something.
+-- A claim of some names looks at the head of ready, then goes on where the last claim of its kind
+-- stopped, then at users of whom its kind was told. When that has found nothing anywhere, claims of
+-- the kind do not look again for a while, unless they are told of something.
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), ms of the clock, ms at
 -- which the tasks were claimed, the number of the wake list at which to wait (0: `wake`), then for
@@ -495,7 +495,7 @@ local function serve_on(round, work)
   return false
 end
 
--- Serve users of whom the sort of this worker was told. Those who may have more are kept in mind.
+-- Serve users of whom the kind of this worker was told. Those who may have more are kept in mind.
 local function serve_told(kind)
   local users, names, ready, left = {}, {}, new_line(), ''
   for name in string.gmatch(kind.news, '[^\n]+') do
@@ -514,7 +514,7 @@ local function serve_told(kind)
   kinds.set_news(kind, left == '' and '' or '\n' .. left)
 end
 
--- What claims of this sort do next: look on, or, when nothing was found since they began at the head,
+-- What claims of this kind do next: look on, or, when nothing was found since they began at the head,
 -- not for a while.
 local function rest(kind, is_over, was_clean)
   kind.till = 0
@@ -641,7 +641,7 @@ local function claim()
   local hint = wait_hint(kind, is_all)
   local list = kind and kinds.list_of(kind) or 0
   -- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
-  -- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker of each sort
+  -- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker of each kind
   -- hear of it.
   local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
   if #ids > 0 then

@@ -775,14 +775,14 @@ def test_repeated_claims_come_to_users_far_behind(queue: TaskQueue) -> None:
     assert [ids_of(queue.claim("w", names=["b"])) for _ in range(8)].count(["wanted"]) == 1
 
 
-def test_a_claim_looks_at_users_of_whom_its_sort_was_told(queue: TaskQueue) -> None:
+def test_a_claim_looks_at_users_of_whom_its_kind_was_told(queue: TaskQueue) -> None:
     others(queue, 900)
     queue.claim("w", names=["b"])
     push(queue, "wanted", user_id="zoe", name="b")
     assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
 
 
-def test_a_sort_hears_of_a_user_who_may_be_served_again(queue: TaskQueue) -> None:
+def test_a_kind_hears_of_a_user_who_may_be_served_again(queue: TaskQueue) -> None:
     others(queue, 3)
     queue.set_user("zoe", paused=True)
     push(queue, "wanted", user_id="zoe", name="b")
@@ -797,7 +797,7 @@ def test_a_claim_in_vain_does_not_look_at_everybody(queue: TaskQueue) -> None:
     assert queue.claim("w", names=["b"]) == []
 
 
-def test_sorts_that_share_a_list_pass_on_what_is_for_the_other(
+def test_kinds_that_share_a_list_pass_on_what_is_for_the_other(
     redis_client: redis.Redis, queue: TaskQueue
 ) -> None:
     for n in range(9):  # the first and the ninth wait at one list

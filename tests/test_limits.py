@@ -909,7 +909,7 @@ def test_a_task_that_comes_behind_many_users_is_begun_by_the_next_claim(
         assert ids_of(queue.claim("w", limit=8, names=["b"])) == [f"b{n}"]
 
 
-def test_more_users_than_a_sort_is_told_of_are_found_too(queue: TaskQueue) -> None:
+def test_more_users_than_a_kind_is_told_of_are_found_too(queue: TaskQueue) -> None:
     queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(300))
     assert queue.claim("w", limit=8, names=["b"]) == []
     queue.push_many(make_task(f"zoe-{n:03}", f"b{n}", name="b") for n in range(120))
@@ -923,7 +923,7 @@ def test_more_users_than_a_sort_is_told_of_are_found_too(queue: TaskQueue) -> No
 def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(
     queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, how: str
 ) -> None:
-    """Whatever makes a task claimable tells the sort of worker that may take it, and wakes it."""
+    """Whatever makes a task claimable tells the kind of worker that may take it, and wakes it."""
     end = block(queue, clock, how)
     fill(queue, "bob", 3, name="a")
     assert queue.claim("w", names=["b"]) == []  # it has looked at all, and is not to look again
@@ -991,7 +991,7 @@ def test_a_task_wakes_nobody_who_cannot_take_it(
     assert claims == {"mail": 2, "rest": 2}
 
 
-def test_a_worker_of_a_sort_without_a_place_is_served_too(queue: TaskQueue) -> None:
+def test_a_worker_of_a_kind_without_a_place_is_served_too(queue: TaskQueue) -> None:
     for n in range(24):
         queue.claim("w", names=[f"name {n}"])
     queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(500))
@@ -1000,7 +1000,7 @@ def test_a_worker_of_a_sort_without_a_place_is_served_too(queue: TaskQueue) -> N
     assert found == ["wanted"]
 
 
-def test_a_sort_that_is_heard_of_no_more_is_forgotten(
+def test_a_kind_that_is_heard_of_no_more_is_forgotten(
     queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
 ) -> None:
     queue.claim("w", names=["a"])
@@ -1101,7 +1101,7 @@ def test_a_token_is_passed_on_sixteen_times_for_a_task(
 
 
 @pytest.mark.parametrize("users", [300, 400, 500])
-def test_a_sort_that_has_looked_at_all_in_several_claims_rests(
+def test_a_kind_that_has_looked_at_all_in_several_claims_rests(
     queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, users: int
 ) -> None:
     queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
@@ -1119,7 +1119,7 @@ def test_a_sort_that_has_looked_at_all_in_several_claims_rests(
     assert found[-1] == pytest.approx(0.5)
 
 
-def test_the_order_of_names_makes_no_other_sort(
+def test_the_order_of_names_makes_no_other_kind(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
     for names in itertools.permutations("abc"):
@@ -1130,7 +1130,7 @@ def test_the_order_of_names_makes_no_other_sort(
     assert {key for key in fields if b"names" in key} == {b"1.names", b"2.names"}
 
 
-def test_a_sort_is_told_of_fifty_users_by_name_and_that_there_are_more(
+def test_a_kind_is_told_of_fifty_users_by_name_and_that_there_are_more(
     queue: TaskQueue, redis_client: redis.Redis
 ) -> None:
     queue.claim("w", names=["a"])

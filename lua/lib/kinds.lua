@@ -1,4 +1,4 @@
--- Know the sorts of workers that claim only some names, and tell them of what they may take.
+-- Know the kinds of workers that claim only some names, and tell them of what they may take.
 --
 -- @include time
 -- KEYS fair    hash  mixed: when one of these was heard of, ms
@@ -6,8 +6,8 @@
 --                    numbers: seen, from, till, pause, clean; <place>.news -> users, each in a line;
 --                    <list>.passes -> how often the token of a list was passed on
 -- KEYS wake    list  at most one token, for a worker that is blocked: one that takes all names, or
---                    is of a sort without a place
--- KEYS wake_1  list  at most one token, for a worker of a sort at this place, or at a place 8, 16, ...
+--                    is of a kind without a place
+-- KEYS wake_1  list  at most one token, for a worker of a kind at this place, or at a place 8, 16, ...
 --                    behind it
 -- KEYS wake_2  list  the same
 -- KEYS wake_3  list  the same
@@ -17,15 +17,15 @@
 -- KEYS wake_7  list  the same
 -- KEYS wake_8  list  the same
 --
--- A sort is what a claim says of names: workers with the same handlers are of one. It is known from
+-- A kind is what a claim says of names: workers with the same handlers are of one. It is known from
 -- its first claim on, and forgotten when none has come for a while. While there is none, a script
 -- spends nothing on this. `from` is where its next claim goes on in ready; `till`, when it has looked
 -- at all users in vain, the moment to look again if it is told of nothing before, and `pause` how long
 -- that is; `clean` is 1 if nothing was found since it began at the head.
 
-local KINDS = 24       -- sorts that are known
+local KINDS = 24       -- kinds that are known
 local KIND_MS = 60000  -- one of which nothing is heard for so long is forgotten
-local NEWS = 50        -- users of whom a sort is told by name; of more it has to go and look
+local NEWS = 50        -- users of whom a kind is told by name; of more it has to go and look
 local PASSES = 16      -- so many workers in a row pass on a token that was for another
 
 -- A table, and not functions of their own: a script has room for 200 local variables.
@@ -37,12 +37,12 @@ end
 
 local LISTS = { K.wake_1, K.wake_2, K.wake_3, K.wake_4, K.wake_5, K.wake_6, K.wake_7, K.wake_8 }
 
--- The number of the list at which the workers of a sort wait; 0: `wake`.
+-- The number of the list at which the workers of a kind wait; 0: `wake`.
 function kinds.list_of(kind)
   return kind.place > 0 and (kind.place - 1) % #LISTS + 1 or 0
 end
 
--- The other sorts whose workers wait at the same list.
+-- The other kinds whose workers wait at the same list.
 function kinds.beside(kind)
   local found = {}
   for _, other in ipairs(kinds.all()) do
@@ -51,7 +51,7 @@ function kinds.beside(kind)
   return found
 end
 
--- Wake a worker of a sort that has a place.
+-- Wake a worker of a kind that has a place.
 function kinds.call(kind)
   local number = kinds.list_of(kind)
   if leave_token(LISTS[number]) and #kinds.beside(kind) > 0 then
@@ -59,7 +59,7 @@ function kinds.call(kind)
   end
 end
 
--- A worker of a sort was woken in vain. If another sort at its list has heard of something, the token
+-- A worker of a kind was woken in vain. If another kind at its list has heard of something, the token
 -- was for that one.
 function kinds.pass_on(kind)
   local is_for_other = false
@@ -74,7 +74,7 @@ function kinds.pass_on(kind)
   leave_token(LISTS[kinds.list_of(kind)])
 end
 
--- Read the sorts that were heard of lately; where those that have no place here go on.
+-- Read the kinds that were heard of lately; where those that have no place here go on.
 function kinds.read()
   local fields, flat = {}, redis.call('HGETALL', K.kinds)
   for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
@@ -92,7 +92,7 @@ function kinds.read()
   return tonumber(string.match(fields['0.state'] or '', '^%d+ (%d+)') or nil) or 0
 end
 
--- The sorts that are about; none of them costs nothing.
+-- The kinds that are about; none of them costs nothing.
 function kinds.all()
   if not kinds.known then
     kinds.known = {}
@@ -106,12 +106,12 @@ function kinds.wants(kind, name)
   return is_listed == (string.byte(kind.names) == 43)
 end
 
--- Replace what a sort has heard of; not yet written.
+-- Replace what a kind has heard of; not yet written.
 function kinds.set_news(kind, news)
   kind.news, kind.told, kind.lines = news, nil, 0
 end
 
--- A sort hears of users who have something for it.
+-- A kind hears of users who have something for it.
 function kinds.hear(kind, users)
   if not kind.told then
     kind.told, kind.lines = {}, 0
@@ -149,14 +149,14 @@ function kinds.tell(list, and_more)
   end
 end
 
--- Wake a worker of each sort that may take tasks of a name; nil: of each sort.
+-- Wake a worker of each kind that may take tasks of a name; nil: of each kind.
 function kinds.wake(name)
   for _, kind in ipairs(kinds.all()) do
     if not name or kinds.wants(kind, name) then kinds.call(kind) end
   end
 end
 
--- The sort that claims now, from now on among those that are about. Where these are too many, the
+-- The kind that claims now, from now on among those that are about. Where these are too many, the
 -- others share a place at which nobody is told of anything: they look for themselves, in turns.
 function kinds.enter(names)
   local text = string.sub(names, 1, 1) .. '\n' .. string.sub(names, 2) .. '\n'
