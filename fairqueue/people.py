@@ -10,7 +10,7 @@ from typing import Any
 
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
 from fairqueue.connection import Link
-from fairqueue.delays import index_delayed
+from fairqueue.delays import index_all, index_delayed
 from fairqueue.errors import InvalidInput, shown
 from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id, text_or_none
 from fairqueue.queue import jain_index, without_past_pause
@@ -349,6 +349,13 @@ class PeopleStore:
         for _ in range(MAX_LOOKS):  # none that an older version delayed may be left to run
             if index_delayed(self._link):
                 break
+        purged = self._purge(user_id, limit)
+        if purged == 0:  # as far as the index knows
+            index_all(self._link)
+            purged = self._purge(user_id, limit)
+        return purged
+
+    def _purge(self, user_id: str, limit: int) -> int:
         return int(self._link.run("purge", op=new_id(), user=user_id, limit=limit))
 
 

@@ -982,3 +982,23 @@ def test_a_run_that_waits_for_the_one_before_it_is_delayed_until_nobody_knows_wh
         queue.claim("w", lease=1000)
     info = one(people, clock, "bob")
     assert (info.running, info.delayed, info.delayed_until) == (1, 1, None)
+
+
+def test_a_purge_finds_what_an_older_version_delayed_though_the_numbers_agree(
+    queue: TaskQueue, redis_client: redis.Redis, people: PeopleStore
+) -> None:
+    push(queue, "b", user_id="bob", delay=3600)
+    index = queue.keys["delayed_index"]
+    of_bob: list[Any] = redis_client.zrange(index, 0, -1)
+    push(queue, *(f"a{n}" for n in range(600)), user_id="alice", delay=3600)
+    redis_client.delete(index)  # as an older version leaves it: it delayed those of alice,
+    others = {f"bob\x00001699990000000\0gone-{n}": 0.0 for n in range(600)}  # and took up these
+    redis_client.zadd(index, {of_bob[0]: 0.0, **others})
+
+    purged = 0
+    while more := people.purge("alice"):
+        purged += more
+
+    assert purged == 600
+    assert places(redis_client)["delayed"] == ["b"]
+    redis_client.zrem(index, *others)
