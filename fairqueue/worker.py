@@ -356,9 +356,13 @@ class Worker(Hookable):
         _log("worker_stopped", worker=self.worker_id, in_time=ended)
         return ended and failure is None
 
-    def forever(self, timeout: float = 30.0) -> bool:
+    def forever(
+        self, timeout: float = 30.0, *, started: Callable[[], object] = lambda: None
+    ) -> bool:
         """Start, and go on until SIGINT, SIGTERM or `stop`; then stop, as `stop(timeout)` does.
 
+        `started` is called when it has started and heeds these signals: what it raises stops the
+        worker, and is raised.
         It also returns when the worker has ended because it was asked to drain, and False when it
         has failed: when one of its threads, or the supervisor of its processes, is gone.
         In the main thread only: it takes these two signals over until it returns. Raises
@@ -376,6 +380,11 @@ class Worker(Hookable):
         written_to = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         try:
             self.start()
+            try:
+                started()
+            except BaseException:
+                self.stop(timeout)
+                raise
             # A signal writes its number; other ones may be on their way to other handlers.
             awake.settimeout(1.0)
             while self._is_alive():

@@ -837,5 +837,10 @@ def test_a_signal_that_another_thread_was_given_ends_a_wait() -> None:
 def test_a_signal_that_another_thread_was_given_ends_a_command() -> None:
     thread = threading.Thread(target=signal_this_thread_when_main_is_in, args=("until_signalled",))
     thread.start()
-    assert until_signalled(lambda: True)
+    assert until_signalled(lambda: True, lambda: None)
     thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_may_come_as_soon_as_a_command_says_where_it_serves(number: int) -> None:
+    assert until_signalled(lambda: True, lambda: os.kill(os.getpid(), number))

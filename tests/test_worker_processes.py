@@ -564,6 +564,28 @@ def test_forever_ends_when_another_thread_has_stopped_it_and_not_before(live: Ta
         worker.stop(0)
 
 
+@pytest.mark.parametrize("processes", [None, 1])
+def test_forever_heeds_a_signal_that_comes_as_soon_as_it_has_started(
+    live: TaskQueue, start: Start, processes: int | None
+) -> None:
+    then = """
+    started = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    print(json.dumps(make().forever(60, started=started)), flush=True)
+    """
+    program = start(then=then, **({} if processes is None else {"processes": processes}))
+    assert program.hear() is True
+    assert program.process.wait(30) == 0
+    assert alive(live) == []
+
+
+def test_forever_stops_when_what_it_calls_at_the_start_fails(live: TaskQueue) -> None:
+    worker = Worker(live)
+    with pytest.raises(LookupError):
+        worker.forever(60, started=[].pop)
+    assert worker.state == "stopped"
+    assert alive(live) == []
+
+
 def test_forever_is_for_the_main_thread(live: TaskQueue) -> None:
     with pytest.raises(ConfigurationError, match="main thread"):
         in_thread(Worker(live).forever)()

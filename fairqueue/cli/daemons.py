@@ -95,8 +95,22 @@ def scheduler(
             metering.taken() as serve,
             open_scheduler(session, every, term_for(every, lock_timeout), alerts) as instance,
         ):
-            serve(REGISTRY)
-            return _fire_forever(session, instance, max_overruns, bool(exit_on_outage))
+            daemon = Daemon(
+                instance,
+                interval=every,
+                max_overruns=max_overruns,
+                exit_on_outage=bool(exit_on_outage),
+            )
+            with ended_by_signals(daemon.stop):
+                serve(REGISTRY)
+                end = daemon.run()
+        _say_statistics(session, daemon, end)
+        if end == OVERRUNS:
+            note(
+                f"{max_overruns} passes in a row took longer than the interval of {every:g} "
+                "seconds: raise --interval, or look why Redis is slow"
+            )
+        return {OVERRUNS: UNHEALTHY, OUTAGE: NO_REDIS}.get(end, OK)
     given = {
         "--interval": interval,
         "--lock-timeout": lock_timeout,
@@ -136,24 +150,10 @@ def _outcome_json(totals: Totals, leader: str | None) -> str:
     return json_text({**totals.as_dict(), "failed": totals.failed, "leader": leader})
 
 
-def _fire_forever(
-    session: Session, instance: TaskScheduler, max_overruns: int | None, exit_on_outage: bool
-) -> int:
-    """Fire schedules until the end, and print statistics."""
-    every = instance.check_interval
-    daemon = Daemon(
-        instance, interval=every, max_overruns=max_overruns, exit_on_outage=exit_on_outage
-    )
-    with ended_by_signals(daemon.stop):
-        end = daemon.run()
+def _say_statistics(session: Session, daemon: Daemon, end: str) -> None:
+    """What a daemon that has ended did."""
     statistics = daemon.statistics()
     say(in_words(statistics) if session.is_table else json_text({"end": end, **statistics}))
-    if end == OVERRUNS:
-        note(
-            f"{max_overruns} passes in a row took longer than the interval of {every:g} "
-            "seconds: raise --interval, or look why Redis is slow"
-        )
-    return {OVERRUNS: UNHEALTHY, OUTAGE: NO_REDIS}.get(end, OK)
 
 
 # --- worker ---------------------------------------------------------------------------------------
@@ -204,10 +204,9 @@ def worker(
         if burst:
             say(str(instance.run_until_empty()))
             return OK
-        if metering.port is not None:
-            instance.start()  # before there is another thread: its processes are forked from here
-            serve(REGISTRY, instance.registry)
-        return OK if instance.forever(timeout) else FAILED
+        # Not before it has started: its processes are forked while there is no other thread.
+        ended = instance.forever(timeout, started=lambda: serve(REGISTRY, instance.registry))
+        return OK if ended else FAILED
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -226,8 +225,8 @@ def metrics(session: Session, port: int | None, host: str) -> int:
             say(generate_latest(registry).decode().rstrip("\n"))
             return OK
         with serve_metrics(queue, port, host, registry) as server:
-            note(f"metrics at http://{host}:{server.port}/metrics")
-            if not until_signalled(server.is_alive):
+            line = f"metrics at http://{host}:{server.port}/metrics"
+            if not until_signalled(server.is_alive, lambda: note(line)):
                 note("the thread that answers scrapes has ended")
                 return FAILED
     return OK

@@ -287,16 +287,17 @@ def ended_by_signals(stop: Callable[[], object]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def until_signalled(is_alive: Callable[[], bool]) -> bool:
-    """Return at SIGINT or SIGTERM, of which a second one ends the process at once: True.
+def until_signalled(is_alive: Callable[[], bool], announce: Callable[[], object]) -> bool:
+    """Announce what is served, and return at SIGINT or SIGTERM: True.
 
-    False when what is served is not alive any more.
+    A second signal ends the process at once. False when what is served is not alive any more.
     """
     awake, waker = socket.socketpair()
     # No Event: its lock may be held by the wait that the handler interrupts.
     with awake, waker, ended_by_signals(lambda: waker.send(b"x")):
         # Handlers run in this thread, and a signal that another thread was given does not wake it.
         awake.settimeout(LOOK_UP_S)
+        announce()  # not before: a signal to what was announced must find its handler
         said = b""
         while not said and is_alive():
             with suppress(TimeoutError):

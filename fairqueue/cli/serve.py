@@ -114,9 +114,11 @@ def dashboard(session: Session, host: str, port: int, read_only: bool) -> int:
         app = create_app(queue, read_only=read_only)
         with WebServer(app, host, port) as server:
             secret = AccessStore(queue.link).create_login(actor())
-            say(f"Dashboard  {server.url}")
-            say(f"Log in     {server.url}/login?token={secret}  (once, within 10 minutes)")
-            if not until_signalled(server.is_alive):
+            lines = (
+                f"Dashboard  {server.url}",
+                f"Log in     {server.url}/login?token={secret}  (once, within 10 minutes)",
+            )
+            if not until_signalled(server.is_alive, lambda: say("\n".join(lines))):
                 note("the thread that serves the dashboard has ended")
                 return FAILED
     return OK
