@@ -14,6 +14,7 @@ changed.
 
 import argparse
 import ast
+import hashlib
 import json
 import random
 import re
@@ -330,7 +331,7 @@ def all_sites(only: str = "") -> tuple[Mutant, ...]:
 
 def function_of(mutant: Mutant) -> str:
     """The qualified name of the function that a mutant changes; empty outside of all."""
-    source = (ROOT / mutant.file).read_bytes()
+    source = _source(mutant.file)
     if mutant.file.endswith(".lua"):
         return lua_function(source, mutant.start)
     return function_at(_spans(mutant.file), mutant.line(source))
@@ -338,7 +339,7 @@ def function_of(mutant: Mutant) -> str:
 
 @cache
 def _spans(file: str) -> list[tuple[str, int, int]]:
-    return functions(ast.parse((ROOT / file).read_bytes()))
+    return functions(ast.parse(_source(file)))
 
 
 def still_compiles(mutant: Mutant, source: bytes) -> bool:
@@ -352,16 +353,34 @@ def still_compiles(mutant: Mutant, source: bytes) -> bool:
 
 
 def draw(count: int, seed: int, only: str = "") -> list[Mutant]:
-    """Draw `count` different mutants uniformly from all places in Python and Lua."""
-    sites = list(all_sites(only))
-    random.Random(seed).shuffle(sites)
+    """Draw `count` different mutants uniformly from all places in Python and Lua.
+
+    Each has its own lot, made of the seed and its line: a change elsewhere in the code does not
+    draw others, so that a draw can be repeated after its survivors were dealt with.
+    """
+    lots: dict[bytes, Mutant] = {}
+    for mutant in all_sites(only):
+        change = mutant.describe(_source(mutant.file)).partition("\n")[2]
+        nth = 0
+        while (lot := _lot(seed, mutant.file, mutant.what, change, nth)) in lots:
+            nth += 1
+        lots[lot] = mutant
     drawn: list[Mutant] = []
-    for mutant in sites:
+    for lot in sorted(lots):
         if len(drawn) == count:
             break
-        if still_compiles(mutant, (ROOT / mutant.file).read_bytes()):
-            drawn.append(mutant)
+        if still_compiles(lots[lot], _source(lots[lot].file)):
+            drawn.append(lots[lot])
     return drawn
+
+
+def _lot(*parts: object) -> bytes:
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
+@cache
+def _source(file: str) -> bytes:
+    return (ROOT / file).read_bytes()
 
 
 # --- which tests ----------------------------------------------------------------------------------
@@ -570,7 +589,7 @@ def try_at_random(arguments: list[str]) -> int:
         trial = Trial(pristine, chooser)
         for mutant, verdict in zip(mutants, pool.map(trial, mutants), strict=True):
             words[verdict.word] += 1
-            described = mutant.describe((ROOT / mutant.file).read_bytes())
+            described = mutant.describe(_source(mutant.file))
             if verdict.word == "survived":
                 print(f"SURVIVED {verdict.tried} tests: {described}", flush=True)
             else:

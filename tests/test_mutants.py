@@ -107,6 +107,17 @@ def test_a_seed_repeats_the_draw_and_all_of_it_compiles(mutants: ModuleType) -> 
         assert mutants.still_compiles(mutant, source)
 
 
+def test_a_change_elsewhere_does_not_draw_other_mutants(
+    mutants: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = mutants.draw(200, seed=7)
+    rest = [site for site in mutants.all_sites() if site.file != "fairqueue/queue.py"]
+    monkeypatch.setattr(mutants, "all_sites", lambda only: rest)
+    kept = [mutant for mutant in drawn if mutant.file != "fairqueue/queue.py"]
+    assert len(kept) < 200
+    assert mutants.draw(len(kept), seed=7) == kept
+
+
 def test_the_tests_of_the_changed_function_are_chosen_nearest_first(mutants: ModuleType) -> None:
     chooser = mutants.Chooser(
         {
