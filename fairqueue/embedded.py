@@ -44,6 +44,7 @@ from fairqueue.errors import (
     kind_of,
     shown,
 )
+from fairqueue.validation import check_count
 
 _log = logging.getLogger("fairqueue.embedded")
 
@@ -358,8 +359,8 @@ def find_binary() -> Path:
 def _check_arguments(fsync: str, config: Mapping[str, str], port: int | None) -> None:
     if fsync not in ("always", "everysec"):
         raise ConfigurationError(f"fsync {shown(fsync)} is neither 'always' nor 'everysec'")
-    if port is not None and not 1 <= port <= 65_535:
-        raise ConfigurationError(f"port {shown(port)} is not between 1 and 65535")
+    if port is not None:
+        check_count(port, "port", ConfigurationError, least=1, most=65_535)
     for name in config:
         if not re.fullmatch(r"[A-Za-z0-9-]+", name):
             raise ConfigurationError(

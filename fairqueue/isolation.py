@@ -98,7 +98,7 @@ def check_not_starting() -> None:
         )
 
 
-def run_isolated(handler: Handler, context: TaskContext, *, capture: bool = False) -> Any:
+def run_isolated(handler: Handler, context: TaskContext, *, capture: bool) -> Any:
     """Run a handler in a process of its own; its result.
 
     The process is killed when its time-out is over, which counts from the beginning of the handler,

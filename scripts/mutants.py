@@ -1062,8 +1062,16 @@ def run_tests(
 ) -> subprocess.CompletedProcess[str]:
     """Run tests in a copy until the first failure."""
     options = ["-x", "-p", "xdist", "-n", "0", "-p", "pytest_timeout"]
-    options += [f"--tb={traceback}", "-p", "no:logging"]
-    return run(folder, "-m", "pytest", *options, *selection, timeout=timeout, **variables)
+    return run(
+        folder,
+        "-m",
+        "pytest",
+        *options,
+        f"--tb={traceback}",
+        *selection,
+        timeout=timeout,
+        **variables,
+    )
 
 
 def select(mutation: Mutation, with_model: bool) -> str:

@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -45,26 +45,30 @@ TEST_TIMEOUT_S = 60  # for one test; a mutant that makes a test hang counts as c
 SUITE_TIMEOUT_S = 7200
 # They generate demo data: most changes there are neither right nor wrong.
 NOT_MUTATED = {"fairqueue/demo.py", "fairqueue/school.py", "fairqueue/seeder.py"}
-# Not recorded, because they are slow: browsers, storms of faults, fuzzers, and tests that start
-# processes. The last are run for a mutant whose module they are named after.
-NOT_RECORDED = tuple(
-    f"tests/test_{name}*"
-    for name in [
-        "browser_",
-        "fault",
-        "failpoints",
-        "fuzz",
-        "failover",
-        "embedded",
-        "up",
-        "demo",
-        "processes",
-        "cli_processes",
-        "scheduler_processes",
-        "worker_processes",
-        "model",
-        "rest_fuzz",
-    ]
+# They start programs. What runs in those is not recorded: a mutant that all other tests let pass
+# has to pass these, too, and those of the modules that they are named after before.
+IN_PROCESSES = [
+    f"tests/test_{name}.py"
+    for name in ["cli_processes", "processes", "scheduler_processes", "worker_processes"]
+]
+# Not recorded either, because they are slow: browsers, storms of faults, fuzzers.
+NOT_RECORDED = (
+    *IN_PROCESSES,
+    *(
+        f"tests/test_{name}*"
+        for name in [
+            "browser_",
+            "fault",
+            "failpoints",
+            "fuzz",
+            "failover",
+            "embedded",
+            "up",
+            "demo",
+            "model",
+            "rest_fuzz",
+        ]
+    ),
 )
 # A mutant that is not valid Lua says nothing about the tests; it is not counted.
 NOT_LUA = re.compile(r"[Ee]rror compiling script")
@@ -518,7 +522,11 @@ class Trial:
             shutil.copytree(self._pristine, folder)
             file = folder / mutant.file
             file.write_bytes(mutant.apply(file.read_bytes()))
-            return self._try(folder, tests)
+            verdict = self._try(folder, tests)
+            if verdict.word == "survived" and mutant.file.endswith(".py"):
+                further = self._try(folder, IN_PROCESSES)
+                verdict = replace(further, tried=verdict.tried + further.tried)
+            return verdict
 
     def _try(self, folder: Path, tests: list[str]) -> Verdict:
         tried, ends = 0, time.monotonic() + BUDGET_S

@@ -1141,6 +1141,34 @@ def test_a_bad_document_is_named_by_index_and_field_and_nothing_is_stored(
     assert state_of(redis_client) == before
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cron_expr": None, "at": 0}, "at 1970.* is in the past"),
+        ({"end": at(1, 9)}, "end 2026-03-01.* is in the past"),
+    ],
+)
+def test_an_import_that_leaves_a_schedule_without_moments_is_refused(
+    scheduler: TaskScheduler, change: dict[str, Any], words: str, dry_run: bool
+) -> None:
+    scheduler.import_schedules([document("x")], dry_run=False)
+    with pytest.raises(InvalidSchedule, match=words):
+        scheduler.import_schedules([document("x", **change)], dry_run=dry_run)
+    assert get(scheduler, "x").cron_expr == "0 9 * * *"
+
+
+def test_an_import_resumes_no_schedule_whose_moments_are_past(
+    scheduler: TaskScheduler, clock: ManualClock
+) -> None:
+    paused = document("x", end=at(5, 9, 30), is_active=False)
+    scheduler.import_schedules([paused], dry_run=False)
+    clock.advance(86_400)
+    scheduler.import_schedules([paused])  # it is as it is
+    with pytest.raises(InvalidSchedule, match="is in the past"):
+        scheduler.import_schedules([paused | {"is_active": True}])
+
+
 def test_all_bad_documents_are_named_up_to_a_number(scheduler: TaskScheduler) -> None:
     with pytest.raises(InvalidSchedule, match=r"document 0 is.*document 19 is.*and 5 more"):
         scheduler.import_schedules([7] * 25)  # type: ignore[list-item]

@@ -175,7 +175,8 @@ def test_it_listens_on_a_loopback_port_when_asked(own_server: OwnServer) -> None
     [
         {"fsync": "never"},
         {"port": 0},
-        {"port": 70_000},
+        {"port": 65_536},
+        {"port": "6379"},
         {"config": {"dir": "/"}},
         {"config": {"Daemonize": "yes"}},
         {"config": {"maxmemory 1\nport": "1"}},

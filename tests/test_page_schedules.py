@@ -514,6 +514,16 @@ def test_deleting_needs_the_schedule_as_it_was_shown(web: Web, inspector: Inspec
     assert last_entry(inspector).action == "schedule.remove"
 
 
+def test_a_backfill_is_offered_for_the_last_day_by_the_minute(
+    web: Web, inspector: Inspector
+) -> None:
+    add(inspector, timezone="Europe/Berlin")
+    text = get(web(), "/schedules/nine")
+    given = dict(re.findall(r'type="datetime-local" name="([^"]*)" value="([^"]*)"', text))
+    assert given["start"] == "2026-03-04T09:00"
+    assert given["end"] == "2026-03-05T09:00"
+
+
 def test_a_backfill_is_counted_first_and_then_done(
     web: Web, inspector: Inspector, clock: ManualClock
 ) -> None:

@@ -36,6 +36,7 @@ from fairqueue.web import WebServer, create_app, serve
 from fairqueue.web.auth import SESSION_COOKIE, SESSION_S, actor_of, inspector_of
 from fairqueue.web.dashboard import filters, shell
 from fairqueue.web.dashboard.icons import SHAPES, icon
+from fairqueue.web.dashboard.login import MAX_SECRET
 from fairqueue.web.dashboard.shell import Done, Form, action, form_of
 from fairqueue.web.problems import problem_of
 from fairqueue.web.site import link
@@ -255,6 +256,12 @@ def test_a_wrong_key_at_the_login_is_said_so(web: Web) -> None:
     assert answer.status_code == 401
     assert "unknown, was revoked" in answer.text
     assert "set-cookie" not in answer.headers
+
+
+def test_of_a_token_that_is_too_long_the_login_shows_a_part(web: Web) -> None:
+    text = web(auth=True).http.get(f"/login?token={'x' * 1000}").text
+    assert re.findall("x{100,}", text) == ["x" * MAX_SECRET]
+    assert 63 < MAX_SECRET < 1000
 
 
 def test_looking_at_a_one_time_link_does_not_use_it_up(web: Web) -> None:
