@@ -41,6 +41,7 @@ MAP = ROOT / ".mutants" / "map.json"
 BUDGET_S = 900.0  # spent on the tests of one mutant; tests that remain after that are not run
 FEW = 20  # with fewer tests recorded, a function may run mostly in other processes
 CHUNK = 150  # tests per call of pytest; the budget is checked between calls
+FILE_S = 60.0  # usual for a whole file of tests that are not recorded
 TEST_TIMEOUT_S = 60  # for one test; a mutant that makes a test hang counts as caught
 SUITE_TIMEOUT_S = 7200
 # They generate demo data: most changes there are neither right nor wrong.
@@ -451,6 +452,11 @@ class Chooser:
 
         return sorted(tests, key=nearness)
 
+    def longest(self, tests: list[str]) -> float:
+        """Seconds after which these tests are taken to hang, also on a busy machine."""
+        usual = sum(self._seconds.get(test, 1.0 if "::" in test else FILE_S) for test in tests)
+        return 2 * TEST_TIMEOUT_S + 10 * usual
+
     def _covering(self, mutant: Mutant) -> set[str]:
         if mutant.file.endswith(".lua"):
             return self._running_script(mutant)
@@ -532,20 +538,20 @@ class Trial:
         tried, ends = 0, time.monotonic() + BUDGET_S
         while tests and time.monotonic() < ends:
             chunk = [test for test in tests[:CHUNK] if test not in self._unusable]
-            failed, output = self._run(folder, chunk, ends - time.monotonic())
+            failed, output = self._run(folder, chunk)
             if NOT_LUA.search(output):
                 return Verdict("not Lua")
             if failed is None:
                 tried += len(chunk)
                 tests = tests[CHUNK:]
-            elif failed == "" or self._run(self._pristine, [failed], BUDGET_S)[0] is None:
+            elif failed == "" or self._run(self._pristine, [failed])[0] is None:
                 return Verdict("caught", failed or "no end within the time-out", tried)
             else:
                 self._unusable.add(failed)
         return Verdict("survived", tried=tried)
 
-    def _run(self, folder: Path, tests: list[str], seconds: float) -> tuple[str | None, str]:
-        """The first test that fails; None if all pass, empty if pytest itself failed."""
+    def _run(self, folder: Path, tests: list[str]) -> tuple[str | None, str]:
+        """The first test that fails; None if all pass, empty if pytest itself failed or hung."""
         if not tests:
             return None, ""
         listing = folder.parent / f"tests-of-{folder.name}-{id(tests)}.txt"
@@ -555,10 +561,10 @@ class Trial:
                 folder,
                 [f"@{listing}", f"--timeout={TEST_TIMEOUT_S}"],
                 traceback="short",
-                timeout=max(seconds, 2 * TEST_TIMEOUT_S),
+                timeout=self._chooser.longest(tests),
             )
         except subprocess.TimeoutExpired:
-            return None, ""
+            return "", ""
         if result.returncode in (0, 5):
             return None, result.stdout
         output = result.stdout + result.stderr
@@ -568,7 +574,7 @@ class Trial:
             rest = [test for test in tests if test not in missing]
             if len(rest) < len(tests):  # some were renamed since the map was recorded
                 self._unusable |= missing
-                return self._run(folder, rest, seconds)
+                return self._run(folder, rest)
         return (failed[1] if failed else ""), output
 
 
