@@ -333,7 +333,9 @@ def test_running_and_ended_tasks_say_so(queue: TaskQueue, clock: ManualClock) ->
     ("seconds", "said"),
     [
         (0.4, "now"),
-        (-0.4, "now"),
+        (-0.99, "now"),
+        (1, "in 1 s"),
+        (-1, "1 s ago"),
         (12, "in 12 s"),
         (59.4, "in 59 s"),
         (60, "in 1 min"),

@@ -7,7 +7,7 @@ import pytest
 import redis
 from scheduling import THURSDAY, add, at, record, tamper
 
-from fairqueue.clock import ManualClock
+from fairqueue.clock import ManualClock, to_ms
 from fairqueue.errors import InvalidSchedule
 from fairqueue.queue import TaskQueue
 from fairqueue.scheduler import TaskScheduler
@@ -64,6 +64,17 @@ def test_a_plan_and_notes_without_a_time_tell_no_moment(
     redis_client.hset(queue.keys["plan"], "nine", f"{revision}@{number} {number}")
     redis_client.zadd(queue.keys["moments"], {f"nine\0{number}\0{number}\x001\0missed": 0})
     assert [moment for moment, _ in told(scheduler, LONG_AGO, at(6, 8))] == [at(5, 9)]
+
+
+@pytest.mark.untidy
+def test_a_note_whose_count_cannot_be_read_is_still_one(
+    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    add(scheduler, start=at(5, 8))
+    missed = to_ms(at(5, 9), "missed")
+    redis_client.zadd(queue.keys["moments"], {f"nine\0{missed}\0{missed}\0x\0missed": 0})
+    clock.set(at(6, 8))
+    assert told(scheduler, LONG_AGO, at(6, 8)) == [(at(5, 9), "skipped")]
 
 
 @pytest.mark.parametrize("cursor", ["\u00b2", "9" * 400, "9" * 5000])

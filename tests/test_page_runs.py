@@ -704,6 +704,21 @@ def test_many_are_run_again_part_by_part(
     assert "Nothing to do" in get(site, "/failed/retry", user_id="alice")
 
 
+def test_what_is_done_is_what_was_counted_though_time_goes_on(
+    web: Web, queue: TaskQueue, clock: ManualClock
+) -> None:
+    fail(queue, "old")
+    clock.advance(3000)
+    fail(queue, "new")
+    site = web()
+    form = form_of(get(site, "/failed/discard", last="1h"))
+    assert {name for name in form if name not in ("total", "csrf")} == {"since", "until"}
+    clock.advance(3000)  # "old" is older than an hour now
+    fail(queue, "later")
+    assert "2 runs were discarded" in post(site, "/do/failed/discard", 200, **form).text
+    assert shown(get(site, "/failed", view="runs")) == ["later"]
+
+
 def test_a_cause_is_discarded(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
     for number in range(3):
         fail(queue, f"disk-{number}")

@@ -674,6 +674,18 @@ def test_a_finished_task_keeps_its_result(
     assert type(info.result) is type(result)
 
 
+def test_the_shortest_delay_of_a_retry_is_a_millisecond(
+    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+) -> None:
+    fill(queue, "alice", 1)
+    queue.retry(claim_one(queue), "again", delay=0.001)
+    assert places(redis_client) == {"delayed": ["alice-0"]}
+    assert queue.claim("w") == []
+    clock.advance(0.001)
+    queue.retry(claim_one(queue), "again", delay=0.0001)
+    assert places(redis_client) == {"ready": ["alice-0"]}
+
+
 def test_a_retried_task_is_offered_again_after_its_delay(
     queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
 ) -> None:

@@ -284,6 +284,16 @@ def test_users_and_moments_have_pages(world: World, admin: Client) -> None:
     assert [len(page) for page in pages] == [3, 3, 1]
 
 
+def test_writes_and_only_writes_are_described_with_a_key_that_makes_them_happen_once() -> None:
+    operations = [
+        (method, {parameter["name"] for parameter in operation.get("parameters", [])})
+        for methods in openapi_document("")["paths"].values()
+        for method, operation in methods.items()
+    ]
+    assert {method for method, names in operations if "Idempotency-Key" not in names} == {"get"}
+    assert not any("Idempotency-Key" in names for method, names in operations if method == "get")
+
+
 # --- mounted --------------------------------------------------------------------------------------
 
 

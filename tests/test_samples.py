@@ -345,6 +345,9 @@ def test_what_somebody_has_spoilt_is_a_gap_and_stops_nobody(
         redis_client.zadd(key, {f"f\0{now - 15_000 * (n + 1):013d}\0{text}": 0})
     for member in (b"f\0\xff\xfe", b"rubbish", b"f\0", b"f", b"c\0x\0{}"):
         redis_client.zadd(key, {member: 0})
+    for slot in (now - 180_000, now - 165_000):  # two of one moment have no rate
+        twice = json.dumps({"at": slot - slot % 60_000, "pushed": 5})
+        redis_client.zadd(key, {f"f\0{slot:013d}\0{twice}": 0})
     odd = {"at": now - 150_000, "ready": "many", "dead": True, "running": 7, "pushed": 1e400}
     redis_client.zadd(key, {f"f\0{now - 150_000:013d}\0{json.dumps(odd)}": 0})
     redis_client.hset(queue.keys["stats"], mapping={"finished": "x", "fired": "1e3"})

@@ -1015,6 +1015,15 @@ def test_a_state_that_cannot_be_read_does_not_stop_a_listing(
     assert scheduler.remove_schedule("bad")
 
 
+def test_a_schedule_whose_count_is_lost_has_run_as_far_as_known_never_when_it_is_replaced(
+    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+) -> None:
+    add(scheduler)
+    redis_client.hset(queue.keys["schedule_state"], "nine", '{"user":"alice","active":true}')
+    add(scheduler, on_conflict="replace")
+    assert get(scheduler, "nine").run_count == 0
+
+
 def test_a_spoilt_schedule_can_be_replaced(
     scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
 ) -> None:

@@ -1839,6 +1839,7 @@ def test_a_run_that_goes_on_after_its_time_out_keeps_its_slot_and_is_said_once_p
     assert state(live, "t") == "buried"  # ended without it
     seconds = [vars(record)["seconds"] for record in words()]
     assert all(later - before > 0.9 * SHORT for before, later in pairwise(seconds))
+    assert seconds == [round(each, 3) for each in seconds]
     assert {vars(record)["task"] for record in words()} == {"t"}
     assert caplog.text.count("task_overdue") == 1
     go_on.set()
