@@ -216,6 +216,21 @@ def test_nouns_and_adverbs_mean_the_same(noun: str, adverb: str) -> None:
     assert said(f"every().{noun}") == said(f"every().{adverb}")
 
 
+@pytest.mark.parametrize(
+    ("text", "cron"),
+    [
+        ("every().twice_daily()", "0 1,13 * * *"),
+        ("every().weekly_on(1)", "0 0 * * 1"),
+        ("every().monthly_on()", "0 0 1 * *"),
+        ("every().twice_monthly()", "0 0 1,16 * *"),
+        ("every().quarterly_on()", "0 0 1 */3 *"),
+        ("every().yearly_on()", "0 0 1 1 *"),
+    ],
+)
+def test_what_is_left_out_is_the_first_hour_or_day(text: str, cron: str) -> None:
+    assert said(text) == cron
+
+
 def test_a_word_may_be_written_as_a_call() -> None:
     called = every().five_minutes().weekdays().hours(9)
     assert called == every().five_minutes.weekdays.hours(9)

@@ -25,6 +25,7 @@ from fairqueue.errors import (
 from fairqueue.glance import Glance
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import MASK
+from fairqueue.inspection.system import OLD_WAIT_S
 from fairqueue.queue import TaskQueue
 from fairqueue.reports import LogLine, Report
 from fairqueue.workers import GONE_AFTER_S
@@ -774,6 +775,21 @@ def test_the_runs_of_a_worker_that_has_died_need_attention_before_their_leases_e
     clock.advance(GONE_AFTER_S)
     (text,) = _of_workers(inspector)
     assert text.startswith("no worker is alive: 1 run has lost its worker.")
+
+
+def test_a_task_that_has_waited_for_long_needs_attention_though_there_are_workers(
+    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task("alice", "waits"))
+    beat(queue, "w")
+    clock.advance(OLD_WAIT_S)
+    beat(queue, "w")
+    kinds = ("users", "workers")
+    assert [each for each in inspector.system.attention() if each.kind in kinds] == []
+    clock.advance(60)
+    beat(queue, "w")
+    (found,) = (each for each in inspector.system.attention() if each.kind in kinds)
+    assert (found.level, found.text) == ("warning", "the oldest task has waited 11 minutes")
 
 
 def test_a_queue_whose_redis_is_gone_is_not_ready() -> None:

@@ -1854,3 +1854,26 @@ def test_a_worker_counts_in_the_registry_that_it_was_given_or_in_that_of_prometh
     registry = CollectorRegistry()
     assert Worker(queue, lambda task: None, registry=registry).registry is registry
     assert Worker(queue, lambda task: None).registry is REGISTRY
+
+
+def test_a_worker_without_tasks_does_not_look_at_the_clock_all_the_time(
+    live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    class Clock:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+        def monotonic(self) -> float:
+            looks.append(time.monotonic())
+            return looks[-1]
+
+    monkeypatch.setattr("fairqueue.keeper.time", Clock())
+    worker = make(live, lambda task: None, concurrency=1)
+    worker.start()
+    for number in range(20):
+        push(live, f"t{number}")
+        eventually(lambda n=number: state(live, f"t{n}") == "finished", "it ran")  # type: ignore[misc]
+    assert worker.stop(10)
+    assert len(looks) < 1000
