@@ -50,7 +50,13 @@ NOT_MUTATED = {"fairqueue/demo.py", "fairqueue/school.py", "fairqueue/seeder.py"
 # has to pass these, too, and those of the modules that they are named after before.
 IN_PROCESSES = [
     f"tests/test_{name}.py"
-    for name in ["cli_processes", "processes", "scheduler_processes", "worker_processes"]
+    for name in [
+        "cli_metrics",
+        "cli_processes",
+        "processes",
+        "scheduler_processes",
+        "worker_processes",
+    ]
 ]
 # Not recorded either, because they are slow: browsers, storms of faults, fuzzers.
 NOT_RECORDED = (

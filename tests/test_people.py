@@ -739,6 +739,9 @@ def test_the_index_of_delayed_tasks_is_made_in_bounded_steps(
     redis_client.zrem(queue.keys["delayed_index"], *first)
     index_delayed(queue.link)
     assert redis_client.zcard(queue.keys["delayed_index"]) == 1000
+    redis_client.zadd(queue.keys["delayed_index"], {"alice\x00001699990000000\0gone": 0})
+    index_delayed(queue.link)
+    assert redis_client.zcard(queue.keys["delayed_index"]) == 1000
 
 
 def test_what_cannot_be_indexed_is_not_looked_for_at_each_heartbeat(

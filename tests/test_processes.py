@@ -166,6 +166,20 @@ def test_each_process_has_an_index_of_its_own(run: Run) -> None:
     assert program.ask("[group.alive(), group.is_alive(), group.restarts]") == [pids, True, 0]
 
 
+def test_a_process_has_the_usual_handler_for_the_ends_of_its_own_children(run: Run) -> None:
+    program = run(
+        """
+        def serve(stop, index):
+            tell(usual=signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)
+            stop.wait()
+
+        group = ProcessGroup(serve, 1)
+        group.start()
+        """
+    )
+    program.hear(usual=True)
+
+
 def test_a_second_start_changes_nothing(run: Run) -> None:
     program = run(TWO)
     before = program.ask("[group.supervisor_pid, group.alive()]")
