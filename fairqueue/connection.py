@@ -8,6 +8,7 @@ same each time. So the repeating happens here.
 import math
 import os
 import random
+import re
 import select
 import socket
 import ssl
@@ -25,7 +26,7 @@ from redis.connection import AbstractConnection
 from fairqueue.clock import Clock
 from fairqueue.dialing import Dialer, NobodyThere, disconnect
 from fairqueue.dialing import connection_maker as _connection_maker
-from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable
+from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable, UnknownLayout
 from fairqueue.keys import KEY_TYPES, Keys
 from fairqueue.scripts import Script, load_script, script_names
 
@@ -58,6 +59,8 @@ _LATER_TYPES = (  # redis-py takes the word away where it has a type for the err
     redis.exceptions.MasterDownError,
     redis.exceptions.NoScriptError,  # flushed between loading it and running it
 )
+
+_WRONG_LAYOUT = re.compile(r"WRONGLAYOUT (\S+)")  # see lua/lib/layout.lua
 
 # Errors after which other connections to the same address are not worth trying either.
 _BROKEN = (
@@ -297,13 +300,20 @@ class Link:
         """What the caller is told of a refusal; if an earlier try may have been done, that too."""
         if _is_untrusted(error):
             return RedisUnavailable(f"Redis cannot be trusted: {error}")
-        if isinstance(error, redis.ResponseError):
+        kind: type[FairQueueError] = RedisRefused
+        if layout := _WRONG_LAYOUT.match(str(error)):
+            kind = UnknownLayout
+            text = (
+                f"queue {self.keys.queue!r} has layout {layout[1]}, which this version of "
+                "FairQueue does not know: install the version that changed it, or a later one"
+            )
+        elif isinstance(error, redis.ResponseError):
             text = self._refusal(error)
         else:
             text = f"Redis refused to let us in: {error}"
         if in_doubt:
             return RedisUnavailable(f"{text}; whether it was done before that is not known")
-        return RedisRefused(text)
+        return kind(text)
 
     def _refusal(self, error: redis.ResponseError) -> str:
         """What Redis said, with the key where it says only that one has a wrong type."""

@@ -150,5 +150,9 @@ class RedisRefused(FairQueueError):
     """Redis said no (out of memory, no permission, a wrong-typed key): nothing was changed."""
 
 
+class UnknownLayout(RedisRefused):
+    """The queue has the layout of a later version of FairQueue: nothing was read or changed."""
+
+
 class EmbeddedServerError(FairQueueError):
     """The embedded server cannot be started here; the message says what is missing."""

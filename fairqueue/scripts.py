@@ -19,6 +19,9 @@ from fairqueue.keys import KEY_TYPES
 # asks all its keys before its first write, unless its header says that it probes itself.
 _TYPE_PROBES = {"zset": "ZCARD", "hash": "HLEN", "list": "LLEN", "string": "STRLEN"}
 
+# The part that every script has: it refuses a queue that another version has laid out.
+LAYOUT = "layout"
+
 _DECLARATION = re.compile(r"^-- (KEYS|ARGV) (\S+)(?:\s+(\S+))?", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- @include (.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
@@ -122,6 +125,7 @@ def parts_of(name: str) -> list[Part]:
                 visit(read_part(folder / "lib" / f"{include}.lua"), (*above, part.name))
         ordered[part.name] = part
 
+    visit(read_part(folder / "lib" / f"{LAYOUT}.lua"), ())
     visit(read_part(folder / f"{name}.lua"), ())
     return list(ordered.values())
 
@@ -171,8 +175,13 @@ def load_script(name: str) -> Script:
         "local A = { " + ", ".join(f"{a} = ARGV[{i}]" for i, a in enumerate(arguments, 1)) + " }",
         f"local FIRST = {len(arguments) + 1}",
     ]
+    texts = [part.text for part in parts]
+    if not any(part.name == "fair" for part in parts):  # which reads it with all else of that key
+        texts.insert(1, "check_layout(redis.call('HGET', K.fair, 'layout'))\n")
     if "no-writes" not in main.flags:
-        probes = ", ".join(f"{key} = '{_TYPE_PROBES[type_]}'" for key, type_ in keys.items())
+        # The key `fair` is read in any case.
+        probed = {key: _TYPE_PROBES[type_] for key, type_ in keys.items() if key != "fair"}
+        probes = ", ".join(f"{key} = '{probe}'" for key, probe in probed.items())
         lines += [
             f"local PROBES = {{ {probes} }}",
             "local function probe(name) redis.call(PROBES[name], K[name]) end",
@@ -180,8 +189,7 @@ def load_script(name: str) -> Script:
         ]
         if not main.probes_itself:
             lines.append("probe_all()")
-    whole = without_unused("\n".join(part.text for part in parts))
-    body = "\n".join([*lines, with_numbers(whole)])
+    body = "\n".join([*lines, with_numbers(without_unused("\n".join(texts)))])
     flags = f" flags={main.flags}" if main.flags else ""
     text = f"#!lua{flags}\n{body}"
     return Script(

@@ -112,4 +112,5 @@ for from = 1, #ids, GROUP do
   if #made > 0 then redis.call('ZADD', K.changes, unpack(made)) end
 end
 if wake then wake_scheduler() end
+mark_layout()
 return { remember(A.op, 'added') }

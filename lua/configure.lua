@@ -24,4 +24,5 @@ for i = FIRST, #ARGV, 2 do
   end
 end
 for i = FIRST, #ARGV, 2 do redis.call('HSET', K.settings, ARGV[i], ARGV[i + 1]) end
+mark_layout()
 return remember(A.op, 'configured')

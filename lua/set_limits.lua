@@ -22,4 +22,5 @@ else
 end
 wake_worker()
 kinds.wake(A.task_name)
+mark_layout()
 return remember(A.op, 'set')

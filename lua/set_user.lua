@@ -92,5 +92,6 @@ if weight ~= old_weight then
 end
 if review(A.user) then wake_worker() end
 save_fair()
+mark_layout()
 settings.tenant = redis.call('HGET', K.tenants, A.user) or nil
 return remember(A.op, cjson.encode(settings))

@@ -92,7 +92,7 @@ def test_a_pushed_task_is_stored_whole(
         "waiting": {"t1": float(now)},
         "ready": {"zoë": 1.0},
         "served": {"zoë": "late"},
-        "fair": {"clock": "0", "critical_clock": "0", "seq": "1"},
+        "fair": {"layout": "1", "clock": "0", "critical_clock": "0", "seq": "1"},
         "wake": ["1"],
     }
 

@@ -1824,6 +1824,7 @@ def test_a_script_makes_these_changes_and_repeated_no_others(
     _, state, arguments, rest, answer, expected = row
     arguments = USUAL.get(script, {}) | arguments
     arrange(redis_client, queue, state)
+    redis_client.hset(queue.keys["fair"], "layout", 1)
     before = state_of(redis_client)
 
     assert queue.link.run(script, rest=rest, **arguments) == answer

@@ -267,7 +267,7 @@ def test_a_part_that_two_others_include_comes_once_and_first(copied: Path) -> No
     (copied / "lib" / "a.lua").write_text("-- @include time\n")
     (copied / "lib" / "b.lua").write_text("-- @include time a\n")
     (copied / "mine.lua").write_text("-- @include b a\n")
-    assert [part.name for part in parts_of("mine")] == ["time", "a", "b", "mine"]
+    assert [part.name for part in parts_of("mine")] == ["layout", "time", "a", "b", "mine"]
 
 
 @every_script

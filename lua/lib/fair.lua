@@ -23,7 +23,8 @@ local fair = {}
 local fair_dirty = false
 local function load_fair()
   local v = redis.call('HMGET', K.fair, 'clock', 'critical_clock', 'credit', 'seq', 'average',
-    'seen', 'recheck', 'mixed', 'behind')
+    'seen', 'recheck', 'mixed', 'behind', 'layout')
+  check_layout(v[10])
   fair.clock = tonumber(v[1] or nil) or 0
   fair.critical_clock = tonumber(v[2] or nil) or 0
   fair.credit = tonumber(v[3] or nil)
@@ -41,7 +42,8 @@ local running_cache, running_dirty = {}, {}
 -- Write what has changed; every script that changes anything ends with it.
 local function save_fair()
   if fair_dirty then
-    local values = { 'clock', fair.clock, 'critical_clock', fair.critical_clock, 'seq', fair.seq }
+    local values = { 'layout', LAYOUT, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
+      'seq', fair.seq }
     for _, name in ipairs({ 'credit', 'average', 'seen' }) do
       if fair[name] then
         values[#values + 1] = name

@@ -1,0 +1,83 @@
+"""The number of a queue's layout: what another version has laid out is left alone."""
+
+from typing import Any
+
+import pytest
+import redis
+from prometheus_client import CollectorRegistry
+from recorded import RECORDED, load
+from scheduling import state_of
+from support import make_task, push
+
+from fairqueue.clock import ManualClock
+from fairqueue.errors import RedisRefused, UnknownLayout
+from fairqueue.queue import TaskQueue
+from fairqueue.scheduler import TaskScheduler
+from fairqueue.scripts import load_script, script_names
+
+REFUSED = "queue 'default' has layout 2, which this version of FairQueue does not know"
+
+
+def layout_of(queue: TaskQueue, client: redis.Redis) -> object:
+    return client.hget(queue.keys["fair"], "layout")
+
+
+@pytest.mark.parametrize("name", script_names())
+def test_every_script_refuses_a_layout_that_it_does_not_know(
+    queue: TaskQueue, redis_client: redis.Redis, name: str
+) -> None:
+    push(queue, "a")
+    redis_client.hset(queue.keys["fair"], "layout", 2)
+    before = state_of(redis_client, replay=True)
+    names = load_script(name).arguments
+    arguments: dict[str, Any] = {argument: "" for argument in names if argument != "now_ms"}
+    with pytest.raises(UnknownLayout, match=REFUSED):
+        queue.link.run(name, **arguments)
+    assert state_of(redis_client, replay=True) == before
+    redis_client.hset(queue.keys["fair"], "layout", 1)
+
+
+def test_a_layout_that_is_no_number_is_not_known_either(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    redis_client.hset(queue.keys["fair"], "layout", "next")
+    with pytest.raises(UnknownLayout, match="has layout next"):
+        push(queue, "a")
+    assert redis_client.hgetall(queue.keys["fair"]) == {b"layout": b"next"}
+
+
+def test_those_who_handle_a_refusal_by_redis_handle_this_one() -> None:
+    assert issubclass(UnknownLayout, RedisRefused)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda queue: queue.push(make_task()),
+        lambda queue: queue.push(make_task(delay=60)),
+        lambda queue: queue.configure(max_attempts=3),
+        lambda queue: queue.set_user("alice", weight=2),
+        lambda queue: queue.set_limits("mail", slots=2),
+        lambda queue: TaskScheduler(queue, registry=CollectorRegistry()).add_schedule(
+            "0 9 * * *", "alice"
+        ),
+    ],
+)
+def test_whoever_writes_to_a_new_queue_notes_its_layout(
+    queue: TaskQueue, redis_client: redis.Redis, write: object
+) -> None:
+    assert callable(write)
+    assert layout_of(queue, redis_client) is None
+    write(queue)
+    assert layout_of(queue, redis_client) == b"1"
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_queue_from_before_there_were_numbers_has_the_first(
+    name: str, redis_client: redis.Redis
+) -> None:
+    recorded = load(redis_client, name)
+    queue = TaskQueue(redis_client, clock=ManualClock(recorded["at_ms"] / 1000))
+    assert layout_of(queue, redis_client) is None
+    push(queue, "new")
+    assert layout_of(queue, redis_client) == b"1"
