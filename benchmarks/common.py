@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import redis
 
 from fairqueue import TaskQueue
-from fairqueue.embedded import EmbeddedServer
+from fairqueue.runtime.embedded import EmbeddedServer
 
 VALUE = b"x" * 100
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from benchmarks.common import Bench
+from fairqueue.demo.seeder import seed_large
 from fairqueue.inspection import Inspector
-from fairqueue.seeder import seed_large
 from fairqueue.web import create_app
 from fairqueue.web.app import reader
 from fairqueue.web.hub import Hub

@@ -15,20 +15,20 @@ import redis
 
 from benchmarks.common import Bench
 from fairqueue import Task, TaskQueue, TaskScheduler
-from fairqueue.access import AccessStore, Actor
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import AccessStore, Actor
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Records
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.models import Claim
-from fairqueue.people import PURGE_CHUNK, PeopleStore
-from fairqueue.queue import CLAIM_LIMIT, EXTEND_CHUNK
-from fairqueue.replies import ReplyStore
-from fairqueue.reports import Failure, LogLines, Report
-from fairqueue.samples import SampleStore
-from fairqueue.schedules import ADDED_AT_ONCE, MAX_ADDED
+from fairqueue.queue.queue import CLAIM_LIMIT, EXTEND_CHUNK
+from fairqueue.queue.reports import Failure, LogLines, Report
+from fairqueue.queue.workers import MAX_CURRENT, WorkerStore
+from fairqueue.schedules.store import ADDED_AT_ONCE, MAX_ADDED
+from fairqueue.stats.samples import SampleStore
+from fairqueue.stats.users import PURGE_CHUNK, PeopleStore
 from fairqueue.validation import MAX_NAME_LENGTH, MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES
-from fairqueue.workers import MAX_CURRENT, WorkerStore
 
 MOST_MS = 10.0  # of one script
 ALL_OR_NONE = "add_schedules of 10,000, all or none"

@@ -1,8 +1,7 @@
 """Schedules that your users create, and a queue in which no user starves another, on one Redis."""
 
+from fairqueue import aliases
 from fairqueue.alerts import Alerts
-from fairqueue.context import RunningTask, TaskContext
-from fairqueue.dispatch import RegisteredTask
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -20,6 +19,7 @@ from fairqueue.errors import (
     RedisUnavailable,
     ScheduleConflict,
     StaleVersion,
+    TimedOut,
     UnknownLayout,
     UnknownSchedule,
     UnknownTask,
@@ -27,13 +27,17 @@ from fairqueue.errors import (
     UnknownUser,
     UnknownWorker,
 )
-from fairqueue.handlers import Discard, Retry, TimedOut
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.models import Claim, QueueSettings, ScheduledTask, Task, TaskInfo
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.validation import Priority
-from fairqueue.worker import Worker
+from fairqueue.worker.context import RunningTask, TaskContext
+from fairqueue.worker.dispatch import RegisteredTask
+from fairqueue.worker.handlers import Discard, Retry
+from fairqueue.worker.worker import Worker
+
+aliases.install()
 
 __all__ = [
     "Alerts",

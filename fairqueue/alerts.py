@@ -37,11 +37,18 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter
 
-from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput, kind_of, shown
-from fairqueue.handlers import TimedOut
+from fairqueue.errors import (
+    ConfigurationError,
+    FairQueueError,
+    InvalidInput,
+    TimedOut,
+    kind_of,
+    shown,
+)
 from fairqueue.logs import log_event
-from fairqueue.metrics import made_once
+from fairqueue.metrics.collectors import made_once
 from fairqueue.models import QueueSnapshot, Task, new_id
+from fairqueue.queue.workers import Notice, StaleRun
 from fairqueue.validation import (
     check_count,
     check_items,
@@ -49,7 +56,6 @@ from fairqueue.validation import (
     check_number,
     check_seconds,
 )
-from fairqueue.workers import Notice, StaleRun
 
 logger = logging.getLogger("fairqueue.alerts")
 

@@ -18,16 +18,16 @@ from typing import Any
 
 import redis
 
-from fairqueue.connection import Argument, Link
-from fairqueue.delays import index_delayed
 from fairqueue.errors import RedisRefused, plural
-from fairqueue.keys import KEY_TYPES, command_line
+from fairqueue.link.acl import needed_commands
+from fairqueue.link.connection import Argument, Link
+from fairqueue.link.keys import KEY_TYPES, command_line
+from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import QueueSnapshot, new_id
-from fairqueue.permissions import needed_commands
-from fairqueue.queue import TaskQueue
-from fairqueue.schedules import ScheduleStore
-from fairqueue.scripts import load_script, script_names
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.delays import index_delayed
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.schedules.store import ScheduleStore
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 

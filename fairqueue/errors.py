@@ -139,6 +139,10 @@ class BrokenRecord(FairQueueError):
     """A record in Redis cannot be read; `TaskScheduler.problems()` lists those of schedules."""
 
 
+class TimedOut(Exception):
+    """Raised inside a handler that has run for longer than its time-out."""
+
+
 # --- Redis ----------------------------------------------------------------------------------------
 
 

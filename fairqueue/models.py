@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import BrokenRecord, InvalidTask, shown
-from fairqueue.policy import check_policy, encode_policy, status_fields
 from fairqueue.reasons import Reason
+from fairqueue.retry_policy import check_policy, encode_policy, status_fields
 from fairqueue.validation import (
     MAX_PAYLOAD_BYTES,
     Priority,

@@ -14,18 +14,18 @@ from typing import Any
 import redis
 from prometheus_client import CollectorRegistry
 
-from fairqueue.access import AccessStore, id_of
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import AccessStore, id_of
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import OK, Records
 from fairqueue.errors import BrokenRecord, FairQueueError
-from fairqueue.keys import KEY_TYPES, Keys
+from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.models import Task
-from fairqueue.moments import MAX_MOMENTS, list_moments
-from fairqueue.queue import TaskQueue
-from fairqueue.replies import ReplyStore
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.schedules import ScheduleStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.schedules.outcomes import MAX_MOMENTS, list_moments
+from fairqueue.schedules.store import ScheduleStore
 from faults.tour import START_S, TERM_S, Tour, Value
 
 ROUNDS, ROUND_S = 4, 61.0  # beyond all leases, terms and delays of the tours

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from fairqueue.connection import Link
 from fairqueue.doctor import OK, Records
+from fairqueue.link.connection import Link
 from fairqueue.models import ScheduledTask
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.journal import read_journals
 from faults.witness import Testimony
 

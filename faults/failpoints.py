@@ -32,11 +32,11 @@ from redis.connection import AbstractConnection, Connection
 from redis.sentinel import SentinelConnectionPool
 
 import fairqueue
-from fairqueue import dialing
-from fairqueue.addresses import open_client
-from fairqueue.embedded import EmbeddedServer
+from fairqueue.link import dialer as dialing
+from fairqueue.link.scripts import load_script, script_names
+from fairqueue.link.urls import open_client
 from fairqueue.models import new_id
-from fairqueue.scripts import load_script, script_names
+from fairqueue.runtime.embedded import EmbeddedServer
 from faults.aftermath import Journal, Verdict, judge
 from faults.fleet import Fleet
 from faults.tour import LIMITED_PASSWORD, LIMITED_USER, TOURS, Stage, Tour
@@ -62,7 +62,7 @@ _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
     ("connection", "run_each"): (),  # scripts
     ("connection", "_evaluate_by_sha"): (),  # scripts
-    ("dialing", "_primary"): (),  # asks a sentinel, by a method of that name
+    ("dialer", "_primary"): (),  # asks a sentinel, by a method of that name
     ("delays", "_agree"): ("ZCARD",),
     ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
     ("doctor", "_tried"): (

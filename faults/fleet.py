@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 
 import redis
 
-from fairqueue.embedded import Fsync, find_binary
+from fairqueue.runtime.embedded import Fsync, find_binary
 
 SERVICE = "main"
 HOST = "127.0.0.1"

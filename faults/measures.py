@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import redis
 
-from fairqueue.keys import KEY_TYPES, Keys
-from fairqueue.queue import jain_index
+from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.queue.queue import jain_index
 from faults.journal import read_journals
 
 MIB = 1024 * 1024

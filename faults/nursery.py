@@ -85,7 +85,7 @@ class Nursery:
 
 def _serve() -> None:
     """Fork, signal and reap until the harness hangs up."""
-    from fairqueue.scripts import load_script, script_names
+    from fairqueue.link.scripts import load_script, script_names
     from faults.roles import act
 
     for name in script_names():

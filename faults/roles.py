@@ -27,8 +27,8 @@ from fairqueue.errors import (
     RedisUnavailable,
     ScheduleConflict,
 )
-from fairqueue.processes import wait_for
-from fairqueue.queue import Answer
+from fairqueue.queue.queue import Answer
+from fairqueue.runtime.processes import wait_for
 from faults.journal import Journal
 from faults.witness import Witness
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 import redis
 from prometheus_client import CollectorRegistry
 
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.checker import Verdict, check_trimmed
 from faults.measures import (
     Growth,

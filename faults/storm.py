@@ -22,10 +22,10 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from fairqueue.clock import from_ms
-from fairqueue.embedded import EmbeddedServer, Fsync
 from fairqueue.errors import FairQueueError
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer, Fsync
+from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.checker import Verdict, check
 from faults.fleet import Fleet
 from faults.nursery import Nursery

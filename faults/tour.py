@@ -18,21 +18,21 @@ from typing import Any, TypeVar
 import redis
 from prometheus_client import CollectorRegistry
 
-from fairqueue.access import AccessStore, Actor
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import AccessStore, Actor
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor
 from fairqueue.errors import FairQueueError, QueueFull, RedisRefused
-from fairqueue.handlers import Discard, Retry
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
-from fairqueue.keys import Keys
+from fairqueue.link.keys import Keys
 from fairqueue.models import Claim, QueueSettings, Task, UserSettings
-from fairqueue.queue import TaskQueue
-from fairqueue.replies import ReplyStore
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.handlers import Discard, Retry
+from fairqueue.worker.worker import Worker
 
 LEASE_S = 30.0
 TERM_S = 10.0

@@ -170,7 +170,7 @@ def _json(data: bytes) -> Any:
 
 def _cron(data: bytes) -> None:
     """What is taken has moments that come one after the other, and words."""
-    from fairqueue.recurrence import compile_recurrence, describe
+    from fairqueue.recurrence.rules import compile_recurrence, describe
 
     recurrence = compile_recurrence(_text(data), "Europe/Berlin")
     first = recurrence.next_ms(NOW_MS)
@@ -184,8 +184,8 @@ def _cron(data: bytes) -> None:
 
 def _frequency(data: bytes) -> None:
     """What is taken is an expression that cron takes."""
-    from fairqueue.cron import parse_cron
-    from fairqueue.frequency import as_cron
+    from fairqueue.recurrence.cron import parse_cron
+    from fairqueue.recurrence.frequency import as_cron
 
     parse_cron(as_cron(_json(data)))
 
@@ -205,7 +205,7 @@ def _http(data: bytes) -> None:
     """A host that is taken is an address in its usual spelling, or a plain name."""
     import ipaddress
 
-    from fairqueue.http import _beginning, _request_of, forbidding_rule
+    from fairqueue.http_tasks.tasks import _beginning, _request_of, forbidding_rule
 
     value = _json(data)
     assert "@" not in _beginning(_text(data))
@@ -225,7 +225,7 @@ def _http(data: bytes) -> None:
 def _documents(data: bytes) -> None:
     """Texts of both formats can be read or not; what is read is looked at."""
     from fairqueue.errors import FairQueueError
-    from fairqueue.exchange import _read_all, load_schedules
+    from fairqueue.schedules.import_export import _read_all, load_schedules
 
     for format in ("json", "yaml"):
         with suppress(FairQueueError):
@@ -235,11 +235,11 @@ def _documents(data: bytes) -> None:
 def _records(data: bytes) -> None:
     """What stands in Redis may be by anybody."""
     from fairqueue.errors import FairQueueError
-    from fairqueue.history import read_run
+    from fairqueue.history.runs import read_run
     from fairqueue.models import Task
-    from fairqueue.queue import _handler_limits, _task_info, _user_settings
-    from fairqueue.schedules import _problem, _read_state, read_definition
-    from fairqueue.workers import _info
+    from fairqueue.queue.queue import _handler_limits, _task_info, _user_settings
+    from fairqueue.queue.workers import _info
+    from fairqueue.schedules.store import _problem, _read_state, read_definition
 
     readers: tuple[Callable[[], object], ...] = (
         lambda: Task.from_document("t", data),
@@ -259,7 +259,7 @@ def _records(data: bytes) -> None:
 
 def _signature(data: bytes) -> None:
     """Nothing but the right one is one."""
-    from fairqueue.http import verify_signature
+    from fairqueue.http_tasks.tasks import verify_signature
 
     assert not verify_signature("k", _text(data), b"body", now=NOW_MS / 1000)
 

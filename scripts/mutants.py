@@ -922,7 +922,7 @@ MUTATIONS = (
     # --- keys that somebody else has written to
     Mutation(
         "types: probes before the first write",
-        "fairqueue/scripts.py",
+        "fairqueue/link/scripts.py",
         'lines.append("probe_all()")',
         "pass",
         "test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write",
@@ -951,14 +951,14 @@ MUTATIONS = (
     ),
     Mutation(
         "making: an HTTP task is looked at",
-        "fairqueue/outgoing.py",
+        "fairqueue/http_tasks/checks.py",
         "check_made(payload, policies or (), self._addresses)",
         "pass",
         "test_an_http_task_to_the_inside_is_not_stored",
     ),
     Mutation(
         "making: a schedule of HTTP tasks is looked at",
-        "fairqueue/schedules.py",
+        "fairqueue/schedules/store.py",
         'self.look_at(fields["name"], fields["payload"])',
         "pass",
         "test_an_http_task_to_the_inside_is_not_stored",
@@ -981,14 +981,14 @@ MUTATIONS = (
     # --- connections and processes
     Mutation(
         "connection: a server that was there may come back",
-        "fairqueue/connection.py",
+        "fairqueue/link/connection.py",
         "if isinstance(failure, NobodyThere) and not self._was_there:",
         "if isinstance(failure, NobodyThere):",
         "test_a_server_that_was_there_before_is_given_time_to_come_back",
     ),
     Mutation(
         "metrics: what a process before had counted",
-        "fairqueue/tally.py",
+        "fairqueue/metrics/processes.py",
         "self._place.write(pid, _added(families, self._before))",
         "self._place.write(pid, families)",
         "test_counters_go_on_when_a_process_is_replaced",
@@ -1082,7 +1082,7 @@ def select(mutation: Mutation, with_model: bool) -> str:
 def check_copy(folder: Path, selection: set[str]) -> None:
     """See that the copy is what is imported there, and that all the tests pass without mutation."""
     program = (
-        "import fairqueue; from fairqueue.scripts import lua_folder;"
+        "import fairqueue; from fairqueue.link.scripts import lua_folder;"
         "print(fairqueue.__file__, lua_folder(), sep='\\n')"
     )
     found = [Path(line).resolve() for line in run(folder, "-c", program).stdout.splitlines()]

@@ -111,7 +111,7 @@ class Recorder:
         self._note_scripts()
 
     def _note_scripts(self) -> None:
-        from fairqueue.connection import Link  # only now: it is loaded with notes
+        from fairqueue.link.connection import Link  # only now: it is loaded with notes
 
         command = Link._command
 

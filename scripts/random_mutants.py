@@ -35,7 +35,7 @@ from typing import Any, TypeGuard
 from mutants import AT_ONCE, ROOT, run, run_tests
 from mutation_map import function_at, functions
 
-from fairqueue.scripts import load_script, parts_of, script_names
+from fairqueue.link.scripts import load_script, parts_of, script_names
 
 MAP = ROOT / ".mutants" / "map.json"
 BUDGET_S = 900.0  # spent on the tests of one mutant; tests that remain after that are not run
@@ -45,7 +45,7 @@ FILE_S = 60.0  # usual for a whole file of tests that are not recorded
 TEST_TIMEOUT_S = 60  # for one test; a mutant that makes a test hang counts as caught
 SUITE_TIMEOUT_S = 7200
 # They generate demo data: most changes there are neither right nor wrong.
-NOT_MUTATED = {"fairqueue/demo.py", "fairqueue/school.py", "fairqueue/seeder.py"}
+NOT_MUTATED = {"fairqueue/demo/demo.py", "fairqueue/demo/school.py", "fairqueue/demo/seeder.py"}
 # They start programs. What runs in those is not recorded: a mutant that all other tests let pass
 # has to pass these, too, and those of the modules that they are named after before.
 IN_PROCESSES = [
@@ -366,14 +366,15 @@ def still_compiles(mutant: Mutant, source: bytes) -> bool:
 def draw(count: int, seed: int, only: str = "") -> list[Mutant]:
     """Draw `count` different mutants uniformly from all places in Python and Lua.
 
-    Each has its own lot, made of the seed and its line: a change elsewhere in the code does not
-    draw others, so that a draw can be repeated after its survivors were dealt with.
+    Each has its own lot, made of the seed, its function and its line: a change elsewhere in the
+    code, or another name of the file, does not draw others. So a draw can be repeated after its
+    survivors were dealt with.
     """
     lots: dict[bytes, Mutant] = {}
     for mutant in all_sites(only):
         change = mutant.describe(_source(mutant.file)).partition("\n")[2]
         nth = 0
-        while (lot := _lot(seed, mutant.file, mutant.what, change, nth)) in lots:
+        while (lot := _lot(seed, function_of(mutant), mutant.what, change, nth)) in lots:
             nth += 1
         lots[lot] = mutant
     drawn: list[Mutant] = []

@@ -20,8 +20,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 from starlette.applications import Starlette
 
-from fairqueue.access import AccessStore, Actor
-from fairqueue.queue import TaskQueue
+from fairqueue.access.credentials import AccessStore, Actor
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app
 
 ROOT = Path(__file__).resolve().parent.parent

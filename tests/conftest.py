@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry
 from support import check_consistency
 
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 __all__ = ["chromium", "open_page", "web"]  # fixtures of the web tests
 

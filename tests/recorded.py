@@ -18,19 +18,19 @@ from typing import Any
 
 import redis
 
-from fairqueue.access import AccessStore, Actor
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import AccessStore, Actor
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.history import History
-from fairqueue.keys import KEY_TYPES, Keys
+from fairqueue.history.runs import History
+from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.models import Claim, Task
-from fairqueue.queue import TaskQueue
-from fairqueue.replies import ReplyStore
-from fairqueue.reports import Failure, LogLines, Report
-from fairqueue.samples import SampleStore
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import Failure, LogLines, Report
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.stats.samples import SampleStore
 
 DATA = Path(__file__).parent / "data"
 RECORDED = ("queue-0.1.0.json",)  # the oldest first

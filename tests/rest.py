@@ -14,16 +14,16 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 from support import State, claim_one, push
 
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.clock import ManualClock, from_ms
-from fairqueue.queue import TaskQueue
-from fairqueue.reports import Failure, LogLines, Report
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import Failure, LogLines, Report
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web import create_app
 from fairqueue.web.api.operations import PREFIX
 from fairqueue.web.api.serving import Routes
 from fairqueue.web.api.table import OPERATIONS
-from fairqueue.workers import WorkerStore
 
 ROLES = ("viewer", "operator", "admin")
 TENANTS = (None, "acme", "globex")

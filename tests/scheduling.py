@@ -12,10 +12,10 @@ import redis
 from support import State, dump
 
 from fairqueue.clock import from_ms, to_ms
+from fairqueue.link.scripts import Script
 from fairqueue.models import ScheduledTask
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.scripts import Script
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 THURSDAY = datetime(2026, 3, 5, 8, 59, 30, tzinfo=UTC)  # half a minute before nine
 

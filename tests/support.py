@@ -14,10 +14,10 @@ from typing import Any, Self, cast
 import redis
 from redis.client import Pipeline
 
-from fairqueue.keys import KEY_TYPES, Keys
+from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.models import Claim, Task
-from fairqueue.queue import TaskQueue
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 
 State = dict[str, Any]
 

@@ -12,14 +12,14 @@ import pytest
 import redis
 from support import LossyProxy, dump, make_task
 
-from fairqueue.access import MAX_KEYS, AccessStore, Actor, Admission, KeyInfo, NewKey
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import MAX_KEYS, AccessStore, Actor, Admission, KeyInfo, NewKey
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import Forbidden, InvalidInput, QueueFull, RedisRefused
-from fairqueue.queue import TaskQueue
-from fairqueue.replies import ReplyStore
-from fairqueue.scripts import lua_folder
+from fairqueue.link.scripts import lua_folder
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 
 HOUR = 3600.0
 SECRET = re.compile(r"fq_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")

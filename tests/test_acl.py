@@ -21,9 +21,8 @@ import fairqueue
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import PROBLEM, Doctor
 from fairqueue.errors import ConfigurationError, RedisRefused
-from fairqueue.history import History
-from fairqueue.keys import Keys
-from fairqueue.permissions import (
+from fairqueue.history.runs import History
+from fairqueue.link.acl import (
     CHANGING,
     NOT_GRANTED,
     SENT,
@@ -31,9 +30,10 @@ from fairqueue.permissions import (
     called_by,
     needed_commands,
 )
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.scripts import load_script, script_names
+from fairqueue.link.keys import Keys
+from fairqueue.link.scripts import load_script, script_names
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 PACKAGE = Path(fairqueue.__file__).parent
 GUIDE = PACKAGE.parent / "docs" / "operations.md"

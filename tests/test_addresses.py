@@ -6,8 +6,8 @@ import pytest
 from redis.connection import SSLConnection
 from redis.sentinel import SentinelConnectionPool
 
-from fairqueue.addresses import open_client, shown
 from fairqueue.errors import ConfigurationError
+from fairqueue.link.urls import open_client, shown
 
 SECRET = "hunter2"
 

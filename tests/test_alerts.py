@@ -50,10 +50,9 @@ from fairqueue.alerts import (
     Recipient,
     WebhookRecipient,
 )
-from fairqueue.errors import ConfigurationError, InvalidInput
-from fairqueue.handlers import TimedOut
+from fairqueue.errors import ConfigurationError, InvalidInput, TimedOut
 from fairqueue.models import QueueSnapshot
-from fairqueue.workers import StaleRun
+from fairqueue.queue.workers import StaleRun
 
 DEADLINE_S = 60.0  # for what takes milliseconds on a quiet machine
 SECRET = "never-shown-3f9a"

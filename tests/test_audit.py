@@ -8,12 +8,12 @@ import pytest
 import redis
 from support import LossyProxy, dump
 
-from fairqueue.access import Actor
-from fairqueue.audit import CUT, MAX_DETAILS_BYTES, AuditEntry, AuditLog
+from fairqueue.access.audit import CUT, MAX_DETAILS_BYTES, AuditEntry, AuditLog
+from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidInput
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 
 ANN = Actor(name="ann", role="operator", tenant="acme", via="rest", key_id="0123456789abcdef")
 SPOILT = b"1700000000000-999999-" + b"a" * 24

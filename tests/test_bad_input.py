@@ -11,7 +11,6 @@ from support import claim_one, dump, make_task, push
 
 from fairqueue.alerts import Alerts, EmailRecipient, LogRecipient, WebhookRecipient
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     ConfigurationError,
     EmbeddedServerError,
@@ -22,17 +21,18 @@ from fairqueue.errors import (
     InvalidTask,
     kind_of,
 )
-from fairqueue.history import History
-from fairqueue.http import HttpTasks
+from fairqueue.history.runs import History
+from fairqueue.http_tasks.tasks import HttpTasks
 from fairqueue.inspection import Inspector
-from fairqueue.isolation import check_isolated
-from fairqueue.metrics import serve_metrics
+from fairqueue.metrics.collectors import serve_metrics
 from fairqueue.models import Task
-from fairqueue.policy import check_policy
-from fairqueue.processes import ProcessGroup
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.retry_policy import check_policy
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.runtime.processes import ProcessGroup
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.isolation import check_isolated
+from fairqueue.worker.worker import Worker
 
 NAN, INF = float("nan"), float("inf")
 NAIVE = datetime(2030, 1, 2, 3, 4, 5)

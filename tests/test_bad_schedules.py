@@ -10,15 +10,15 @@ from rest import make_world
 from scheduling import THURSDAY, add, at, get, tamper
 from support import make_task
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
 from fairqueue.errors import FairQueueError, InvalidCron, InvalidSchedule
-from fairqueue.frequency import as_cron, every
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.schedules import Schedules
-from fairqueue.queue import TaskQueue
-from fairqueue.recurrence import between, describe, matches, next_run, preview, previous_run
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.recurrence.frequency import as_cron, every
+from fairqueue.recurrence.rules import between, describe, matches, next_run, preview, previous_run
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 HUGE = "x" * 100_000
 LONGEST_ERROR = 2000  # characters

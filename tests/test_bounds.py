@@ -17,15 +17,15 @@ from support import claim_one, count_commands, dump, fill, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor, Records
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidSchedule, InvalidTask, RedisRefused
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.models import DIGESTED_BYTES, Task
-from fairqueue.queue import FINISHED_AT_ONCE, TaskQueue
-from fairqueue.reports import Failure, Report
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.schedules import ADDED_AT_ONCE
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import FINISHED_AT_ONCE, TaskQueue
+from fairqueue.queue.reports import Failure, Report
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.schedules.store import ADDED_AT_ONCE
 
 LARGE = {"x": "y" * 250_000}  # nearly as large as a payload may be
 

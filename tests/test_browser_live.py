@@ -16,12 +16,12 @@ from playwright.sync_api import Page, expect
 from support import beat, claim_one, fill, make_task
 
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.reports import LogLine, Report
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import LogLine, Report
+from fairqueue.queue.workers import GONE_AFTER_S
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import WebServer, create_app
-from fairqueue.workers import GONE_AFTER_S
 
 OwnServer = Callable[..., EmbeddedServer]
 PATIENCE_S = 30.0

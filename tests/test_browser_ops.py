@@ -4,10 +4,10 @@ import pytest
 from browser import Open, Web, check_page, settle
 from playwright.sync_api import expect
 
+from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.seeder import seed
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 
 XSS = "<img src=x onerror=alert(1)>"
 

@@ -8,9 +8,9 @@ from playwright.sync_api import expect
 from support import claim_one, make_task
 
 from fairqueue.clock import ManualClock
+from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.seeder import seed
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.dashboard.pages import failed as failed_page
 
 XSS = "<img src=x onerror=alert(1)>"

@@ -12,8 +12,8 @@ from support import claim_one
 
 from fairqueue.clock import ManualClock
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
 

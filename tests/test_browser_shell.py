@@ -16,8 +16,8 @@ from support import fill
 from fairqueue.clock import ManualClock
 from fairqueue.errors import StaleVersion
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.samples import SampleStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.stats.samples import SampleStore
 from fairqueue.web.dashboard.shell import Done, Form, action, environment, page
 
 # Each part that macros.html makes, as pages use it.

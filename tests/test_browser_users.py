@@ -7,7 +7,7 @@ from support import claim_one, fill, push
 
 from fairqueue import TaskQueue
 from fairqueue.clock import ManualClock
-from fairqueue.seeder import seed
+from fairqueue.demo.seeder import seed
 
 NASTY = "<img src=x onerror=alert(1)>/?#%"
 

@@ -32,7 +32,6 @@ from fairqueue.cli.text import (
     table,
 )
 from fairqueue.cli.values import FUTURE, PAST, read_duration, read_object
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     BrokenRecord,
     EmbeddedServerError,
@@ -49,7 +48,8 @@ from fairqueue.errors import (
     UnknownUser,
     UnknownWorker,
 )
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 
 GUIDE = Path(__file__).parent.parent / "docs" / "cli.md"
 ROOM_FOR_HELP = 62  # characters beside the name of a command, at 80 columns

@@ -16,8 +16,8 @@ from support import push
 from test_cli_processes import Start, line_of, start
 
 from fairqueue.alerts import Alerts
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 __all__ = ["start"]  # a fixture
 
@@ -225,7 +225,7 @@ def test_a_url_may_stand_in_a_file(
         given.append(options["alerts"])
         return 0
 
-    monkeypatch.setattr("fairqueue.up.run", run)
+    monkeypatch.setattr("fairqueue.service.run", run)
     line = ["up", "--alert-webhook", f"@{tmp_path / 'hook'}", "--alert-log"]
     Cli(redis_url).ok(*line)
     Cli(redis_url).ok("up", "--alert-log")

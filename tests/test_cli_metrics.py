@@ -15,10 +15,10 @@ from scheduling import add, eventually
 from support import push
 from test_cli_processes import Start, line_of, start
 
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.worker import Worker
 
 __all__ = ["start"]  # a fixture
 

@@ -19,9 +19,9 @@ import redis
 from scheduling import eventually
 from support import fill, places, push
 
-from fairqueue.history import History
-from fairqueue.queue import TaskQueue
-from fairqueue.workers import WorkerStore
+from fairqueue.history.runs import History
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 
 pytestmark = pytest.mark.processes
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from support import check_consistency, claim_one
 
 from fairqueue.models import ScheduledTask
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 
 @pytest.fixture

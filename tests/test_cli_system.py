@@ -11,14 +11,14 @@ from commands import Cli
 from prometheus_client import CollectorRegistry
 from support import claim_one, dump, fill, push
 
-import fairqueue.metrics
+import fairqueue.metrics.collectors
 import fairqueue.web.server
 from fairqueue.cli.apps import load_worker
 from fairqueue.cli.top import Look, lines_of
 from fairqueue.models import new_id
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_bench_measures_in_a_queue_of_its_own(
 def test_metrics_whose_thread_has_died_end_with_an_error(
     cli: Cli, live: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.metrics._Server, "serve_forever", lambda *_: None)
+    monkeypatch.setattr(fairqueue.metrics.collectors._Server, "serve_forever", lambda *_: None)
     done = cli.run("metrics", "--port", "0")
     assert (done.code, "has ended" in done.err) == (1, True)
 
@@ -388,14 +388,14 @@ def test_a_worker_without_its_redis_ends_at_once(cli: Cli, module: str) -> None:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `fairqueue.up.run` is called with, instead of being run."""
+    """What `fairqueue.service.run` is called with, instead of being run."""
     called: list[dict[str, Any]] = []
 
     def run(**options: Any) -> int:
         called.append(options)
         return 6
 
-    monkeypatch.setattr("fairqueue.up.run", run)
+    monkeypatch.setattr("fairqueue.service.run", run)
     return called
 
 

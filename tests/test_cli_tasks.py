@@ -6,11 +6,11 @@ import pytest
 from commands import Cli
 from support import claim_one, fill, push
 
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.inspection.documents import document
-from fairqueue.queue import TaskQueue
-from fairqueue.reports import Report
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import Report
+from fairqueue.worker.worker import Worker
 
 
 @pytest.fixture

@@ -23,14 +23,16 @@ from support import (
     until_blocked,
 )
 
-import fairqueue.worker
-from fairqueue import Worker, connection, dialing
-from fairqueue.connection import Action, Listener, in_batches
-from fairqueue.dialing import connection_maker
-from fairqueue.embedded import EmbeddedServer
+import fairqueue.worker.worker
+from fairqueue import Worker
 from fairqueue.errors import RedisRefused, RedisUnavailable
-from fairqueue.queue import TaskQueue, _push_arguments
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.link import connection
+from fairqueue.link import dialer as dialing
+from fairqueue.link.connection import Action, Listener, in_batches
+from fairqueue.link.dialer import connection_maker
+from fairqueue.queue.queue import TaskQueue, _push_arguments
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.proxy import Proxy
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -496,7 +498,7 @@ def connections_made(client: redis.Redis) -> int:
 def test_a_worker_makes_no_new_connection_for_each_task(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker, "QUICK_S", 0.0)  # nothing is claimed ahead
+    monkeypatch.setattr(fairqueue.worker.worker, "QUICK_S", 0.0)  # nothing is claimed ahead
     full = threading.Semaphore(0)
     first = Listener.wait_for_nudge
 

@@ -28,11 +28,7 @@ from scheduling import (
 from support import LossyProxy, check_consistency, spoil
 from support import changes as state_changes
 
-from fairqueue import control, exchange
-from fairqueue.backfill import CHUNK, Backfill
 from fairqueue.clock import ManualClock
-from fairqueue.control import ACTIONS, BulkResult, zone_data
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -44,12 +40,17 @@ from fairqueue.errors import (
     ScheduleQuota,
     UnknownSchedule,
 )
-from fairqueue.exchange import dump_schedules, load_schedules
-from fairqueue.moments import MAX_MOMENTS, NOTES_KEPT
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.schedules import CHANGES_LISTED, GAPS_CHECKED, SETTINGS_MS, ScheduleStore
-from fairqueue.scripts import lua_folder
+from fairqueue.link.scripts import lua_folder
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.schedules import bulk as control
+from fairqueue.schedules import import_export as exchange
+from fairqueue.schedules.backfill import CHUNK, Backfill
+from fairqueue.schedules.bulk import ACTIONS, BulkResult, zone_data
+from fairqueue.schedules.import_export import dump_schedules, load_schedules
+from fairqueue.schedules.outcomes import MAX_MOMENTS, NOTES_KEPT
+from fairqueue.schedules.store import CHANGES_LISTED, GAPS_CHECKED, SETTINGS_MS, ScheduleStore
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]

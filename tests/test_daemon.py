@@ -27,7 +27,11 @@ from support import Mute, in_thread, until_blocked
 from fairqueue.__main__ import main
 from fairqueue.cli import codes, listing, logs
 from fairqueue.clock import ManualClock
-from fairqueue.daemon import (
+from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.logs import JsonFormatter
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.daemon import (
     COUNTS,
     OUTAGE,
     OVERRUNS,
@@ -39,11 +43,7 @@ from fairqueue.daemon import (
     run_once,
     term_for,
 )
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
-from fairqueue.logs import JsonFormatter
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler, TickReport
+from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 
 DOCS = Path(__file__).parent.parent / "docs"
 DEADLINE = 60  # seconds until a process must have done what it was asked for
@@ -536,7 +536,8 @@ def test_a_fire_that_a_limit_refuses_is_told(
     assert done.returncode == 1
     assert re.match(r"fired 1, .*refused 1,", done.stdout)
     assert re.search(
-        r"WARNING fairqueue.scheduler fire_refused schedule=[ab] task=\S+ user=alice", done.stderr
+        r"WARNING fairqueue.scheduler fire_refused schedule=[ab] task=\S+ user=alice",
+        done.stderr,
     )
 
 
@@ -690,7 +691,8 @@ def test_a_daemon_that_follows_takes_over_when_the_leader_ends(
 STUCK = textwrap.dedent(
     """
     import os, sys, threading
-    from fairqueue import __main__ as command_line, daemon
+    from fairqueue import __main__ as command_line
+    from fairqueue.scheduler import daemon
 
     stop = daemon.Daemon.stop
 
@@ -726,7 +728,8 @@ def test_a_second_signal_ends_a_daemon_at_once(second: signal.Signals, start: St
 SLOW = textwrap.dedent(
     """
     import sys, time
-    from fairqueue import __main__ as command_line, daemon
+    from fairqueue import __main__ as command_line
+    from fairqueue.scheduler import daemon
 
     tick = daemon.TaskScheduler.tick
 

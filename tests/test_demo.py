@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 import pytest
 from support import make_task
 
-from fairqueue import demo
 from fairqueue.clock import ManualClock
-from fairqueue.context import TaskContext
-from fairqueue.demo import (
+from fairqueue.demo import demo
+from fairqueue.demo.demo import (
     LIVE,
     MARK,
     NOISY,
@@ -24,14 +23,15 @@ from fairqueue.demo import (
     handler_of,
     received,
 )
+from fairqueue.demo.school import JOBS
 from fairqueue.errors import ConfigurationError
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.models import QueueSnapshot, UserSettings
-from fairqueue.people import UserInfo
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.school import JOBS
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.stats.users import UserInfo
+from fairqueue.worker.context import TaskContext
+from fairqueue.worker.worker import Worker
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairqueue.keys import KEY_TYPES
-from fairqueue.scripts import parts_of, script_names
+from fairqueue.link.keys import KEY_TYPES
+from fairqueue.link.scripts import parts_of, script_names
 
 ROOT = Path(__file__).parent.parent
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)

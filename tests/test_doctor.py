@@ -12,13 +12,13 @@ from scheduling import add
 from support import LossyProxy, changes, check_consistency, dump, fill, in_thread, push
 
 from fairqueue.clock import ManualClock
-from fairqueue.connection import Link
 from fairqueue.doctor import OK, PROBLEM, WARNING, Doctor, Finding
-from fairqueue.embedded import EmbeddedServer
+from fairqueue.link.connection import Link
 from fairqueue.models import new_id
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 
 def by_check(findings: list[Finding]) -> dict[str, Finding]:

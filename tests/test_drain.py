@@ -10,12 +10,12 @@ import redis
 from scheduling import eventually
 from support import changes, dump, fill, in_thread, push
 
-import fairqueue.presence
+import fairqueue.worker.heartbeat
 from fairqueue import TaskContext, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput
-from fairqueue.processes import ProcessGroup
-from fairqueue.workers import GONE_AFTER_S, WorkerStore
+from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
+from fairqueue.runtime.processes import ProcessGroup
 
 WITHIN = 60.0  # seconds after which a test gives up waiting
 
@@ -170,7 +170,7 @@ def gate() -> Iterator[Gate]:
 @pytest.fixture
 def worker(queue: TaskQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """One with two slots whose heartbeats come often."""
-    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = Worker(queue, concurrency=2, worker_id="me")
     worker.register("default", gate)
     yield worker
@@ -282,10 +282,10 @@ def test_other_workers_go_on_with_what_the_one_that_drains_leaves(
 
 FOREVER = """
 import sys, threading
-import fairqueue.presence
+import fairqueue.worker.heartbeat
 from fairqueue import TaskQueue, Worker
 
-fairqueue.presence.BEAT_S = 0.02
+fairqueue.worker.heartbeat.BEAT_S = 0.02
 processes = int(sys.argv[2]) or None
 queue = TaskQueue.from_url(sys.argv[1])
 worker = Worker(queue, lambda task: None, worker_id="me", processes=processes)

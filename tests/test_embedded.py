@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from fairqueue import embedded
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, EmbeddedServerError
+from fairqueue.runtime import embedded
+from fairqueue.runtime.embedded import EmbeddedServer
 
 OwnServer = Callable[..., EmbeddedServer]
 
@@ -73,7 +73,7 @@ class Owner:
 PROLOGUE = """
 import json, os, signal, sys, threading
 import redis
-from fairqueue.embedded import EmbeddedServer
+from fairqueue.runtime.embedded import EmbeddedServer
 
 def tell(**facts):
     print(json.dumps(facts), flush=True)

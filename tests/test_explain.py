@@ -13,8 +13,8 @@ from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.inspection import Inspector
 from fairqueue.models import Explanation, UserSettings
+from fairqueue.queue.workers import WorkerStore
 from fairqueue.reasons import distance, sentence, when
-from fairqueue.workers import WorkerStore
 
 START = datetime(2026, 11, 18, 0, 7, tzinfo=UTC)
 

@@ -23,13 +23,14 @@ from redis.sentinel import Sentinel
 from scheduling import eventually, fire_id
 from support import check_consistency, in_thread, make_task, places, until_blocked
 
-from fairqueue import connection, dialing
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
+from fairqueue.link import connection
+from fairqueue.link import dialer as dialing
 from fairqueue.models import Task
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.worker import Worker
 from faults.fleet import HOST, Fleet, Node, free_port
 from faults.proxy import Proxy
 

@@ -15,9 +15,9 @@ import redis
 from support import fill, make_task
 
 from fairqueue.clock import ManualClock
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.scripts import parts_of, script_names
+from fairqueue.link.scripts import parts_of, script_names
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.aftermath import Journal, Verdict, judge
 from faults.failpoints import (
     PHASES,
@@ -134,7 +134,7 @@ def test_a_call_that_is_refused_was_answered(redis_url: str, redis_client: redis
 DYING = """
 import sys
 from fairqueue.models import Task
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from faults.failpoints import Failpoints
 
 url, call, phase, nth = sys.argv[1:]

@@ -32,16 +32,15 @@ from support import (
 )
 
 import fairqueue.cli.frame
-import fairqueue.worker
+import fairqueue.worker.worker
 from fairqueue import History, Task, TaskContext, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import KINDS, Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor, Finding
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import RedisRefused, RedisUnavailable
-from fairqueue.http import HttpTasks
+from fairqueue.http_tasks.tasks import HttpTasks
 from fairqueue.inspection import Inspector
-from fairqueue.metrics import (
+from fairqueue.metrics.collectors import (
     ERROR_TYPES,
     LOCK_OUTCOMES,
     QueueCollector,
@@ -49,8 +48,9 @@ from fairqueue.metrics import (
     worker_metrics,
 )
 from fairqueue.models import Claim, TaskInfo
-from fairqueue.scheduler import Health
-from fairqueue.workers import GONE_AFTER_S, WorkerStore
+from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import Health
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "failure-modes.md"
@@ -840,7 +840,7 @@ def test_a_lost_wake_up_delays_a_worker_and_a_scheduler_and_loses_nothing(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker, "LONGEST_WAIT_S", 0.3)  # it is five seconds
+    monkeypatch.setattr(fairqueue.worker.worker, "LONGEST_WAIT_S", 0.3)  # it is five seconds
     ran = threading.Event()
     worker = Worker(live, lambda task: ran.set(), registry=CollectorRegistry())
     scheduler = TaskScheduler(

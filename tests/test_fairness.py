@@ -20,9 +20,9 @@ from support import (
 )
 
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.models import Task
-from fairqueue.queue import TaskQueue, jain_index
+from fairqueue.queue.queue import TaskQueue, jain_index
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]

@@ -8,7 +8,7 @@ from support import claim_one, fill, ids_of, make_task, push, served_users
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 
 
 @pytest.fixture(params=[False, True], ids=["bytes", "decoded"])

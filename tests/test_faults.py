@@ -11,8 +11,8 @@ from support import claim_one, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.models import Claim
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.checker import Verdict, check
 from faults.journal import Journal, read_journals
 from faults.nursery import Nursery

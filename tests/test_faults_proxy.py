@@ -21,14 +21,14 @@ from scheduling import eventually
 from support import check_consistency, claim_one, ids_of, in_thread, make_task, push, stats
 from support import until_blocked as until_waiting
 
-from fairqueue import connection
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import FairQueueError, RedisUnavailable
+from fairqueue.link import connection
 from fairqueue.models import Task
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.worker import Worker
 from faults.proxy import Counts, Proxy, ProxyError
 
 OwnServer = Callable[..., EmbeddedServer]

@@ -8,7 +8,7 @@ import pytest
 import redis
 from support import claim_one, push
 
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from faults.checker import Verdict, check_trimmed
 from faults.journal import Journal
 from faults.measures import (

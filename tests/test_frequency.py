@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairqueue import frequency as module
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import InvalidCron
-from fairqueue.frequency import (
+from fairqueue.recurrence import frequency as module
+from fairqueue.recurrence.frequency import (
     EVERY_DAY,
     EVERY_HOUR,
     EVERY_MINUTE,
@@ -26,7 +26,7 @@ from fairqueue.frequency import (
     from_fields,
     symbolic,
 )
-from fairqueue.recurrence import compile_recurrence, next_run
+from fairqueue.recurrence.rules import compile_recurrence, next_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "frequency.md"
 

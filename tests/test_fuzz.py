@@ -32,20 +32,20 @@ from starlette.types import ASGIApp, Message
 from support import State, changes, claim_one, make_task, push
 
 from fairqueue import FairQueueError, History, Task, TaskQueue, TaskScheduler, Worker
-from fairqueue.access import AccessStore, Actor
+from fairqueue.access.credentials import AccessStore, Actor
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor
 from fairqueue.errors import BrokenRecord, RedisRefused
-from fairqueue.exchange import load_schedules
 from fairqueue.inspection import Inspector
-from fairqueue.keys import KEY_TYPES
-from fairqueue.people import PeopleStore
-from fairqueue.replies import ReplyStore
-from fairqueue.samples import SampleStore
+from fairqueue.link.keys import KEY_TYPES
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.schedules.import_export import load_schedules
+from fairqueue.stats.samples import SampleStore
+from fairqueue.stats.users import PeopleStore
 from fairqueue.web import create_app
 from fairqueue.web.api.operations import PREFIX
 from fairqueue.web.api.table import OPERATIONS
-from fairqueue.workers import WorkerStore
 
 EXAMPLES = int(os.environ.get("FAIRQUEUE_FUZZ_EXAMPLES", "0"))  # 0: as each test says
 # What is written down about requests: no part of what they ask for.

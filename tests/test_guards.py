@@ -20,9 +20,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from support import claim_one, dump, fill, ids_of, make_task, push, served_users, stats
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
-from fairqueue.dialing import NobodyThere
 from fairqueue.errors import (
     InvalidPayload,
     LeaseLost,
@@ -32,17 +31,18 @@ from fairqueue.errors import (
     StaleVersion,
 )
 from fairqueue.inspection import Inspector
-from fairqueue.leadership import Reading
+from fairqueue.link.dialer import NobodyThere
+from fairqueue.metrics.processes import Tally
 from fairqueue.models import Claim, status_head, task_document
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler, TickReport
-from fairqueue.tally import Tally
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.leadership import Reading
+from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 from fairqueue.validation import Priority
 from fairqueue.web import WebServer
 from fairqueue.web.auth import SESSION_COOKIE, _is_same_origin
 from fairqueue.web.hub import Hub
 from fairqueue.web.server import Limits
-from fairqueue.workers import WorkerStore
 
 TERM_S = 10.0
 

@@ -17,21 +17,14 @@ import pytest
 import redis
 from support import make_task
 
-from fairqueue.context import LogCapture, RunningTask, TaskContext
-from fairqueue.errors import ConfigurationError, FairQueueError
-from fairqueue.handlers import (
-    Discard,
-    Handler,
-    Handlers,
-    HandlerSettings,
-    Retry,
-    TimedOut,
-)
+from fairqueue.errors import ConfigurationError, FairQueueError, TimedOut
 from fairqueue.models import Task
-from fairqueue.policy import RetryPolicy
-from fairqueue.queue import TaskQueue
-from fairqueue.stage import Stage
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.retry_policy import RetryPolicy
+from fairqueue.worker.context import LogCapture, RunningTask, TaskContext
+from fairqueue.worker.event_loop import Stage
+from fairqueue.worker.handlers import Discard, Handler, Handlers, HandlerSettings, Retry
+from fairqueue.worker.worker import Worker
 
 PAYLOAD = {"n": 7}
 

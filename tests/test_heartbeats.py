@@ -10,8 +10,8 @@ from support import claim_one, dump, push
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask
 from fairqueue.models import HandlerLimits
-from fairqueue.queue import TaskQueue
-from fairqueue.workers import GONE_AFTER_S, Beat, WorkerInfo, WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import GONE_AFTER_S, Beat, WorkerInfo, WorkerStore
 
 
 @pytest.fixture

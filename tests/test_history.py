@@ -13,7 +13,6 @@ import pytest
 import redis
 from support import claim_one, dump, fill, make_task, push, stats
 
-from fairqueue import history as history_module
 from fairqueue.clock import ManualClock, from_ms
 from fairqueue.errors import (
     BrokenRecord,
@@ -23,11 +22,12 @@ from fairqueue.errors import (
     QueueFull,
     UnknownTask,
 )
-from fairqueue.history import ENDED, STATUSES, Attempt, FailureGroup, History, Run, RunDetails
+from fairqueue.history import runs as history_module
+from fairqueue.history.runs import ENDED, STATUSES, Attempt, FailureGroup, History, Run, RunDetails
 from fairqueue.models import Claim, Page, Task
-from fairqueue.queue import TaskQueue, this_place
-from fairqueue.reports import Failure, LogLine, Report
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue, this_place
+from fairqueue.queue.reports import Failure, LogLine, Report
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.validation import Priority
 
 HOST, PID = this_place().split(" ")
@@ -687,9 +687,9 @@ def test_without_a_status_all_are_listed(queue: TaskQueue, history: History) -> 
 def test_a_backlog_of_others_does_not_hide_what_has_ended(
     queue: TaskQueue, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairqueue.history.MAX_SKIMMED", 10)
-    monkeypatch.setattr("fairqueue.history.MAX_WALKED", 60)
-    monkeypatch.setattr("fairqueue.history.READ_AT_ONCE", 10)
+    monkeypatch.setattr("fairqueue.history.runs.MAX_SKIMMED", 10)
+    monkeypatch.setattr("fairqueue.history.runs.MAX_WALKED", 60)
+    monkeypatch.setattr("fairqueue.history.runs.READ_AT_ONCE", 10)
     push(queue, "mine", name="rare")
     queue.finish(claim_one(queue))
     push(queue, *(f"other-{n}" for n in range(100)), name="common")

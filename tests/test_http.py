@@ -32,7 +32,7 @@ from support import dump, make_task
 from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidPayload
-from fairqueue.http import (
+from fairqueue.http_tasks.tasks import (
     LOOKUPS,
     RESULT_BODY_BYTES,
     HttpTasks,
@@ -1356,7 +1356,7 @@ def run_python(program: str, **variables: str) -> "subprocess.CompletedProcess[s
 
 
 def test_without_httpx_the_import_says_what_to_install() -> None:
-    done = run_python("import sys; sys.modules['httpx'] = None; import fairqueue.http")
+    done = run_python("import sys; sys.modules['httpx'] = None; import fairqueue.http_tasks.tasks")
     assert "ImportError: fairqueue.http needs httpx" in done.stderr
     assert "pip install 'fairqueue[http]'" in done.stderr
 

@@ -9,7 +9,7 @@ import redis
 from scheduling import THURSDAY, at, state_of
 from support import beat, claim_one, make_task
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (
     FairQueueError,
@@ -22,13 +22,13 @@ from fairqueue.errors import (
     UnknownUser,
     UnknownWorker,
 )
-from fairqueue.glance import Glance
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import MASK
 from fairqueue.inspection.system import OLD_WAIT_S
-from fairqueue.queue import TaskQueue
-from fairqueue.reports import LogLine, Report
-from fairqueue.workers import GONE_AFTER_S
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import LogLine, Report
+from fairqueue.queue.workers import GONE_AFTER_S
+from fairqueue.stats.overview import Glance
 
 ADMIN = Actor(name="ann")
 OPERATOR = Actor(name="ole", role="operator")

@@ -21,13 +21,14 @@ import redis
 from scheduling import eventually
 from support import claim_one, push
 
-from fairqueue import Discard, Retry, TaskContext, TaskQueue, TimedOut, Worker, isolation
+from fairqueue import Discard, Retry, TaskContext, TaskQueue, TimedOut, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError
-from fairqueue.handlers import Handler, HandlerSettings
-from fairqueue.isolation import MAX_MESSAGE_BYTES, ProcessFailed, run_isolated
 from fairqueue.models import Task
-from fairqueue.reports import Failure
+from fairqueue.queue.reports import Failure
+from fairqueue.worker import isolation
+from fairqueue.worker.handlers import Handler, HandlerSettings
+from fairqueue.worker.isolation import MAX_MESSAGE_BYTES, ProcessFailed, run_isolated
 
 pytestmark = pytest.mark.processes
 
@@ -537,7 +538,7 @@ def test_when_the_worker_is_killed_its_process_ends_too(
 FORKED_AFTER_A_RUN = """
 import multiprocessing, os, sys
 from multiprocessing import forkserver
-import fairqueue.isolation
+import fairqueue.worker.isolation
 
 context = multiprocessing.get_context("forkserver")
 first = context.Process(target=print, args=("parent",), kwargs={"flush": True})

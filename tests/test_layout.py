@@ -11,9 +11,9 @@ from support import make_task, push
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import RedisRefused, UnknownLayout
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.scripts import load_script, script_names
+from fairqueue.link.scripts import load_script, script_names
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 REFUSED = "queue 'default' has layout 2, which this version of FairQueue does not know"
 

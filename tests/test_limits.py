@@ -27,7 +27,6 @@ from support import (
 )
 
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     ConfigurationError,
     InvalidTask,
@@ -36,7 +35,8 @@ from fairqueue.errors import (
     UnknownTask,
 )
 from fairqueue.models import Claim, HandlerLimits
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -72,7 +72,7 @@ def drain(queue: TaskQueue, at_most: int) -> list[str]:
 @pytest.fixture
 def tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting claim is ended by a token and not by looking again after a while."""
-    monkeypatch.setattr("fairqueue.queue.LONGEST_WAIT_S", 1000.0)
+    monkeypatch.setattr("fairqueue.queue.queue.LONGEST_WAIT_S", 1000.0)
 
 
 # --- slots ----------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from fairqueue.cli.logs import TextFormatter
 from fairqueue.clock import ManualClock
 from fairqueue.errors import RedisUnavailable
 from fairqueue.logs import MAX_SHOWN, JsonFormatter, error_line, fields_of, log_event
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.worker import Worker
 
 PACKAGE = Path(fairqueue.__file__).parent
 logger = logging.getLogger("fairqueue.test")

@@ -18,13 +18,19 @@ from scheduling import THURSDAY, at, before_script, eventually, tamper
 from support import is_closed_after, make_task
 
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
-from fairqueue.metrics import _COUNTERS, ERROR_TYPES, LOCK_OUTCOMES, QueueCollector, serve_metrics
-from fairqueue.processes import ProcessGroup
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.scripts import lua_folder
+from fairqueue.link.scripts import lua_folder
+from fairqueue.metrics.collectors import (
+    _COUNTERS,
+    ERROR_TYPES,
+    LOCK_OUTCOMES,
+    QueueCollector,
+    serve_metrics,
+)
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.runtime.processes import ProcessGroup
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 OwnServer = Callable[..., EmbeddedServer]
 Scrape = dict[str, float]
@@ -448,7 +454,7 @@ def test_a_scrape_that_is_half_sent_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("fairqueue.metrics.REQUEST_S", 0.3)
+    monkeypatch.setattr("fairqueue.metrics.collectors.REQUEST_S", 0.3)
     with serve_metrics(queue, port=0, registry=registry) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
             client.sendall(sent)
@@ -460,7 +466,7 @@ def test_a_scrape_that_is_half_sent_is_dropped(
 def test_a_byte_of_a_scrape_now_and_then_buys_no_time(
     queue: TaskQueue, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairqueue.metrics.REQUEST_S", 0.5)
+    monkeypatch.setattr("fairqueue.metrics.collectors.REQUEST_S", 0.5)
     with (
         serve_metrics(queue, port=0, registry=registry) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as client,

@@ -10,8 +10,8 @@ from scheduling import THURSDAY, Noted, add, at, due_at, fire_id, fired_ids, get
 from support import claim_one, push, stats
 
 from fairqueue.clock import ManualClock, from_ms
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ from model import (
 from support import READS, check_consistency
 
 from fairqueue.clock import ManualClock
-from fairqueue.connection import Link
 from fairqueue.errors import (
     InvalidTask,
     LeaseLost,
@@ -49,12 +48,13 @@ from fairqueue.errors import (
     ScheduleConflict,
     StaleVersion,
 )
-from fairqueue.keys import KEY_TYPES
-from fairqueue.leadership import Reading
+from fairqueue.link.connection import Link
+from fairqueue.link.keys import KEY_TYPES
 from fairqueue.models import Claim, Task
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler, TickReport
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.leadership import Reading
+from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 
 EXAMPLES = os.environ.get("FAIRQUEUE_MODEL_EXAMPLES")
 SAME = os.environ.get("FAIRQUEUE_MODEL_SAME", "0" if EXAMPLES else "1") != "0"
@@ -350,7 +350,12 @@ class Machine(RuleBasedStateMachine):
         self.queue.link.close()
         self.queue.link = self.link
         self.ids = Ids()
-        for module in ("queue", "scheduler", "schedules", "leadership"):
+        for module in (
+            "queue.queue",
+            "scheduler.scheduler",
+            "schedules.store",
+            "scheduler.leadership",
+        ):
             self.cleanup.enter_context(mock.patch(f"fairqueue.{module}.new_id", self.ids))
         quiet = mock.patch.object(logging.getLogger("fairqueue.scheduler"), "disabled", True)
         self.cleanup.enter_context(quiet)

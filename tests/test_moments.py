@@ -9,8 +9,8 @@ from scheduling import THURSDAY, add, at, record, tamper
 
 from fairqueue.clock import ManualClock, to_ms
 from fairqueue.errors import InvalidSchedule
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 LONG_AGO = datetime(1000, 1, 1, tzinfo=UTC)
 

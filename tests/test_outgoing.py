@@ -9,14 +9,15 @@ import pytest
 import redis
 from rest import Client, World, make_app, make_world
 
-from fairqueue import http, outgoing
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidPayload, InvalidSchedule
-from fairqueue.http import HttpTasks
+from fairqueue.http_tasks import checks as outgoing
+from fairqueue.http_tasks import tasks as http
+from fairqueue.http_tasks.tasks import HttpTasks
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.worker import Worker
 
 INSIDE = "https://169.254.169.254/latest"
 PUBLIC = "https://93.184.216.34/hook"

@@ -10,10 +10,10 @@ from support import claim_one, count_commands, dump, fill, ids_of, places, stats
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import BrokenRecord, InvalidSchedule
+from fairqueue.link.scripts import Script
 from fairqueue.models import Claim
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler, TickReport
-from fairqueue.scripts import Script
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 
 POLICIES = ("allow", "skip", "buffer_one", "cancel_previous")
 LEASE_S = 1000.0
@@ -450,7 +450,7 @@ def test_more_runs_than_one_script_cancels_are_cancelled_before_the_next_one_beg
     firing = Firing(scheduler, clock, "cancel_previous")
     ids = open_runs(firing, 130)
     firing.claim(claimed or 1)
-    monkeypatch.setattr("fairqueue.scheduler.ROUNDS", 1)
+    monkeypatch.setattr("fairqueue.scheduler.scheduler.ROUNDS", 1)
     done = []
     clock.advance(60)
     while not firing.queue.get(firing.run(0)):

@@ -16,14 +16,14 @@ from pages import HTML
 from rest import fail
 from support import check_consistency, fill, make_task
 
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.cli.frame import Session
 from fairqueue.clock import ManualClock
+from fairqueue.demo.seeder import seed
 from fairqueue.doctor import Doctor
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.seeder import seed
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 
 LISTS = (
     *("/", "/schedules", "/users", "/runs", "/failed", "/failed?view=runs", "/workers", "/audit"),

@@ -9,7 +9,7 @@ from browser import Site, Web
 from support import claim_one, make_task
 
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 
 
 @pytest.fixture

@@ -14,17 +14,17 @@ from pages import HTML, HTMX, get, key, post, said
 from scheduling import tamper
 from support import make_task
 
-from fairqueue.access import Actor
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
 from fairqueue.errors import UnknownSchedule
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.views import RedisInfo
 from fairqueue.models import QueueSettings
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 from fairqueue.web.dashboard.pages.settings import MEANINGS, rows
 from fairqueue.web.dashboard.pages.workers import judge
-from fairqueue.workers import WorkerStore
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"

@@ -15,17 +15,17 @@ from starlette.routing import Mount
 from support import claim_one, make_task
 
 from fairqueue.clock import ManualClock
-from fairqueue.connection import Link
-from fairqueue.history import STATUSES
+from fairqueue.demo.seeder import seed
+from fairqueue.history.runs import STATUSES
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.reports import Failure, LogLine, Report
-from fairqueue.seeder import seed
+from fairqueue.link.connection import Link
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import Failure, LogLine, Report
+from fairqueue.queue.workers import LostRun, WorkerStore
 from fairqueue.web.dashboard.pages import failed as failed_page
 from fairqueue.web.dashboard.pages.parts import segment
 from fairqueue.web.dashboard.pages.run_parts import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
-from fairqueue.workers import LostRun, WorkerStore
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 NO_TEXTS: list[Any] = [[], {}, None, 7, True, -1e300, 10**400]

@@ -16,12 +16,12 @@ from rest import fail
 from scheduling import tamper
 from support import claim_one
 
-from fairqueue.audit import AuditEntry
+from fairqueue.access.audit import AuditEntry
 from fairqueue.clock import ManualClock
-from fairqueue.connection import Link
 from fairqueue.inspection import Actor, Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.link.connection import Link
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web.dashboard.pages.parts import (
     command,
     local_text,

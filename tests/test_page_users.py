@@ -16,10 +16,10 @@ from support import beat, claim_one, fill, push
 
 from fairqueue import TaskQueue, TaskScheduler
 from fairqueue.clock import ManualClock
+from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
 from fairqueue.models import UserSettings
-from fairqueue.people import UserInfo
-from fairqueue.seeder import seed
+from fairqueue.stats.users import UserInfo
 from fairqueue.web.dashboard.filters import dotted
 from fairqueue.web.dashboard.pages.user_parts import evenness, hint, scale_of
 from fairqueue.web.dashboard.pages.users import tones_of
@@ -232,12 +232,12 @@ def test_colours_of_a_chart_go_by_user() -> None:
 def test_more_users_than_are_counted_are_told_as_more(
     queue: TaskQueue, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairqueue.people.MAX_SUMMED", 3)
+    monkeypatch.setattr("fairqueue.stats.users.MAX_SUMMED", 3)
     for n in range(3):
         fill(queue, f"user-{n}", 1)
     assert "<dd>3 users</dd>" in get(site, "/users")
     fill(queue, "user-3", 1)
-    monkeypatch.setattr("fairqueue.people.DEMAND_MS", 0)
+    monkeypatch.setattr("fairqueue.stats.users.DEMAND_MS", 0)
     assert "<dd>more than 3 users</dd>" in get(site, "/users")
 
 

@@ -49,20 +49,20 @@ from support import (
 )
 
 from fairqueue import History, TaskQueue, TaskScheduler, Worker
-from fairqueue.access import CHUNK as REVOKED
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import CHUNK as REVOKED
+from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alert, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
-from fairqueue.delays import index_delayed
 from fairqueue.doctor import Doctor
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidSchedule, RedisUnavailable
 from fairqueue.inspection import Inspector
+from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import Claim, new_id
-from fairqueue.queue import CLAIM_LIMIT, EXTEND_CHUNK, FINISH_CHUNK
-from fairqueue.schedules import MAX_ADDED
-from fairqueue.scripts import load_script, script_names
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.delays import index_delayed
+from fairqueue.queue.queue import CLAIM_LIMIT, EXTEND_CHUNK, FINISH_CHUNK
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.schedules.store import MAX_ADDED
 
 COMPLAINTS = (
     "celery#1495",

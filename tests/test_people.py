@@ -22,15 +22,16 @@ from support import (
     stats,
 )
 
-from fairqueue import TaskQueue, TaskScheduler, delays
+from fairqueue import TaskQueue, TaskScheduler
 from fairqueue.clock import ManualClock
-from fairqueue.delays import index_delayed
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidInput, RedisRefused
-from fairqueue.history import History, Run
+from fairqueue.history.runs import History, Run
 from fairqueue.models import Page, UserSettings
-from fairqueue.people import PeopleStore, UserInfo
+from fairqueue.queue import delays
+from fairqueue.queue.delays import index_delayed
 from fairqueue.reasons import when
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.stats.users import PeopleStore, UserInfo
 
 HOUR = timedelta(hours=1)
 
@@ -577,7 +578,7 @@ def run_some(queue: TaskQueue, clock: ManualClock) -> None:
 def test_of_too_many_users_so_many_are_summed(
     queue: TaskQueue, people: PeopleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairqueue.people.MAX_SUMMED", 4)
+    monkeypatch.setattr("fairqueue.stats.users.MAX_SUMMED", 4)
     for n in range(10):
         fill(queue, f"user-{n}", 1)
     found = people.read(["user-9", "user-8"], clock.now() - HOUR)
@@ -603,7 +604,7 @@ def test_the_users_who_got_most_are_found(
 def test_the_users_who_got_most_are_found_in_several_parts(
     queue: TaskQueue, people: PeopleStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairqueue.people.SUMMED_CHUNK", 3)
+    monkeypatch.setattr("fairqueue.stats.users.SUMMED_CHUNK", 3)
     for n in range(10):
         run(queue, f"user-{n}", n + 1)
     clock.advance(1)
@@ -729,7 +730,7 @@ def test_the_index_of_delayed_tasks_is_made_in_bounded_steps(
 ) -> None:
     push(queue, *(f"old-{n}" for n in range(1000)), user_id="alice", delay=60)
     redis_client.delete(queue.keys["delayed_index"])
-    with mock.patch("fairqueue.delays.MAX_STEPS", 2):
+    with mock.patch("fairqueue.queue.delays.MAX_STEPS", 2):
         index_delayed(queue.link)
         assert 0 < redis_client.zcard(queue.keys["delayed_index"]) < 1000
         for _ in range(10):  # each goes on where the one before it stopped
@@ -751,7 +752,7 @@ def test_what_cannot_be_indexed_is_not_looked_for_at_each_heartbeat(
     push(queue, *(f"t{n}" for n in range(600)), user_id="alice", delay=3600)
     redis_client.zadd(queue.keys["delayed"], {"ghost": clock.now_ms() + 3_600_000})
     index_delayed(queue.link)
-    with mock.patch("fairqueue.delays._step", wraps=delays._step) as step:
+    with mock.patch("fairqueue.queue.delays._step", wraps=delays._step) as step:
         index_delayed(queue.link)
         clock.advance(59)
         index_delayed(queue.link)
@@ -783,7 +784,7 @@ def test_a_purge_misses_no_delayed_task_that_an_older_version_stored(
     push(queue, *(f"bob-{n}" for n in range(2000)), user_id="bob", delay=60)
     push(queue, *(f"alice-{n}" for n in range(3)), user_id="alice", delay=60)
     redis_client.delete(queue.keys["delayed_index"])
-    with mock.patch("fairqueue.delays.MAX_STEPS", 1):
+    with mock.patch("fairqueue.queue.delays.MAX_STEPS", 1):
         assert people.purge("alice") == 3
         assert people.purge("alice") == 0
     assert redis_client.zcard(queue.keys["delayed"]) == 2000

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import ms
 
-from fairqueue.planning import (
+from fairqueue.recurrence.rules import compile_form
+from fairqueue.schedules.planning import (
     MISFIRE_GRACE_MS,
     MISFIRES,
     MISSED_CAP,
@@ -19,7 +20,6 @@ from fairqueue.planning import (
     plan,
     stretch,
 )
-from fairqueue.recurrence import compile_form
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 NINE = ms(datetime(2026, 3, 5, 9, tzinfo=UTC))

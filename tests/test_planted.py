@@ -12,11 +12,11 @@ import redis
 from support import push
 
 from fairqueue import FairQueueError, Task, TaskQueue, TaskScheduler
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.errors import BrokenRecord, InvalidInput, InvalidSchedule
-from fairqueue.history import read_run
+from fairqueue.history.runs import read_run
 from fairqueue.inspection import Inspector
-from fairqueue.people import PeopleStore
+from fairqueue.stats.users import PeopleStore
 
 pytestmark = pytest.mark.untidy
 

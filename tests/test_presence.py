@@ -13,14 +13,14 @@ import redis
 from scheduling import before_script, eventually
 from support import in_thread, push, stats
 
-import fairqueue.presence
+import fairqueue.worker.heartbeat
 from fairqueue import Task, TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.models import HandlerLimits
-from fairqueue.presence import VERSION
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import GONE_AFTER_S, MAX_CURRENT, WorkerInfo, WorkerStore
+from fairqueue.queue.workers import GONE_AFTER_S, MAX_CURRENT, WorkerInfo, WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.heartbeat import VERSION
 
 Make = Callable[..., Worker]
 
@@ -40,7 +40,7 @@ def test_a_worker_hears_once_that_it_is_to_drain(queue: TaskQueue) -> None:
 def test_a_worker_names_those_of_its_tasks_that_it_has_held_for_longest(
     queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.05)
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.05)
     released, workers = threading.Event(), WorkerStore(queue.link)
     worker = Worker(queue, lambda task: released.wait(60), concurrency=MAX_CURRENT + 5)
     first, others = [f"a{n}" for n in range(MAX_CURRENT)], [f"b{n}" for n in range(5)]
@@ -71,7 +71,7 @@ def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
     def away(link: object) -> None:
         raise RedisUnavailable("away")
 
-    monkeypatch.setattr(fairqueue.presence, "index_delayed", away)
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "index_delayed", away)
     presence = Worker(queue, lambda task: None, worker_id="w")._new_presence()
     with pytest.raises(RedisUnavailable):
         presence.beat(())
@@ -169,7 +169,7 @@ def test_the_record_says_what_runs_now(
     gate: Gate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make(concurrency=2)
     worker.register("default", gate)
     push(queue, "t")
@@ -205,7 +205,7 @@ def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves
     gate: Gate,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make()
     worker.register("default", gate)
     push(queue, "t")
@@ -278,8 +278,8 @@ def test_heartbeats_that_fail_are_said_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 0.02)
-    monkeypatch.setattr("fairqueue.keeper.BEAT_S", 0.02)
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
+    monkeypatch.setattr("fairqueue.worker.lease_keeper.BEAT_S", 0.02)
     worker = make("default")
     worker.start()
     eventually(lambda: alive(queue), "it is known")
@@ -498,7 +498,7 @@ def test_a_run_that_does_not_end_is_reported_once_by_whoever_looks_first(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
 ) -> None:
-    monkeypatch.setattr(fairqueue.presence, "BEAT_S", 3600.0)  # it does not report itself
+    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 3600.0)  # it does not report itself
     stuck, other, scheduler = make(lease=1000.0), make(), TaskScheduler(queue)
     stuck.register("mail", gate, timeout=60)
     push(queue, "t", name="mail")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from scheduling import eventually
 
-from fairqueue import processes
 from fairqueue.cli.frame import until_signalled
 from fairqueue.errors import ConfigurationError
-from fairqueue.processes import ProcessGroup, wait_for
+from fairqueue.runtime import processes
+from fairqueue.runtime.processes import ProcessGroup, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -28,8 +28,8 @@ needs_proc = pytest.mark.skipif(
 # Each program has a session of its own, so that a signal to its group reaches nobody else.
 PROLOGUE = """
 import atexit, errno, json, logging, mmap, os, random, signal, sys, threading, time, warnings
-from fairqueue import processes
-from fairqueue.processes import ProcessGroup
+from fairqueue.runtime import processes
+from fairqueue.runtime.processes import ProcessGroup
 
 os.setsid()
 

@@ -34,8 +34,6 @@ from support import (
 )
 
 from fairqueue.clock import ManualClock, from_ms
-from fairqueue.connection import Link
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -47,11 +45,13 @@ from fairqueue.errors import (
     RedisUnavailable,
     UnknownTask,
 )
-from fairqueue.keys import KEY_TYPES
+from fairqueue.link.connection import Link
+from fairqueue.link.keys import KEY_TYPES
+from fairqueue.link.scripts import load_script, parts_of
 from fairqueue.models import Claim, QueueSettings, UserSettings
-from fairqueue.queue import TaskQueue, this_place
+from fairqueue.queue.queue import TaskQueue, this_place
 from fairqueue.reasons import when
-from fairqueue.scripts import load_script, parts_of
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]

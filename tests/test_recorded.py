@@ -15,19 +15,19 @@ from prometheus_client import CollectorRegistry
 from recorded import RECORDED, load
 from support import check_consistency, claim_one, dump, ids_of, places
 
-from fairqueue.access import AccessStore
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import AccessStore
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock, from_ms
 from fairqueue.doctor import Records
 from fairqueue.errors import InvalidTask, LeaseLost
-from fairqueue.history import History
+from fairqueue.history.runs import History
 from fairqueue.models import Claim, Task
-from fairqueue.people import PeopleStore
-from fairqueue.queue import TaskQueue
-from fairqueue.replies import ReplyStore
-from fairqueue.samples import SampleStore
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.stats.samples import SampleStore
+from fairqueue.stats.users import PeopleStore
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import pytz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairqueue import recurrence as module
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
 from fairqueue.errors import InvalidCron, InvalidInput, UnknownTimezone
-from fairqueue.recurrence import Recurrence, compile_recurrence, next_run, previous_run
-from fairqueue.zones import find_zone
+from fairqueue.recurrence import rules as module
+from fairqueue.recurrence.rules import Recurrence, compile_recurrence, next_run, previous_run
+from fairqueue.recurrence.zones import find_zone
 
 DAY_MS = 86_400_000
 

@@ -15,8 +15,8 @@ from cronsim import CronSim, CronSimError
 
 from fairqueue.clock import from_ms
 from fairqueue.errors import InvalidCron
-from fairqueue.recurrence import CronRecurrence, compile_recurrence
-from fairqueue.zones import Zone
+from fairqueue.recurrence.rules import CronRecurrence, compile_recurrence
+from fairqueue.recurrence.zones import Zone
 
 DAY = 86_400
 

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
-from fairqueue.cron import parse_cron, resolve_hashed
 from fairqueue.errors import (
     ConfigurationError,
     InvalidCron,
@@ -23,8 +22,9 @@ from fairqueue.errors import (
     InvalidSchedule,
     UnknownTimezone,
 )
-from fairqueue.jitter import jitter_ms
-from fairqueue.recurrence import (
+from fairqueue.recurrence.cron import parse_cron, resolve_hashed
+from fairqueue.recurrence.jitter import jitter_ms
+from fairqueue.recurrence.rules import (
     MAX_RUNS,
     Recurrence,
     between,
@@ -35,7 +35,7 @@ from fairqueue.recurrence import (
     preview,
     previous_run,
 )
-from fairqueue.windows import MAX_CALENDAR_DATES, MAX_DATES, MAX_WINDOWS, Calendars
+from fairqueue.recurrence.windows import MAX_CALENDAR_DATES, MAX_DATES, MAX_WINDOWS, Calendars
 
 DAY_MS = 86_400_000
 LONDON, NEW_YORK, LORD_HOWE = "Europe/London", "America/New_York", "Australia/Lord_Howe"

@@ -7,8 +7,8 @@ from importlib.metadata import version
 import pytest
 from croniter import croniter
 
-from fairqueue.cron import HORIZON_YEARS, MAX_LENGTH, parse_cron
 from fairqueue.errors import InvalidCron
+from fairqueue.recurrence.cron import HORIZON_YEARS, MAX_LENGTH, parse_cron
 
 EPOCH = datetime(1970, 1, 1)
 

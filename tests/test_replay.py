@@ -24,10 +24,10 @@ from support import (
 )
 
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.models import Claim
-from fairqueue.queue import TaskQueue, _push_arguments
+from fairqueue.queue.queue import TaskQueue, _push_arguments
+from fairqueue.runtime.embedded import EmbeddedServer
 
 OwnServer = Callable[..., EmbeddedServer]
 

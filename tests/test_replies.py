@@ -11,11 +11,11 @@ import pytest
 import redis
 from support import LossyProxy, dump
 
+from fairqueue.access.idempotency import Begun, ReplyStore
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidInput
-from fairqueue.queue import TaskQueue
-from fairqueue.replies import Begun, ReplyStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 
 DAY = 86_400.0
 HEADERS = {"content-type": "application/json", "etag": '"1"'}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairqueue.reports import (
+from fairqueue.queue.reports import (
     MAX_CONTEXT_BYTES,
     MAX_DOCUMENT_BYTES,
     MAX_LINE_LENGTH,

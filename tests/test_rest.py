@@ -13,10 +13,10 @@ import redis
 from rest import Client, World, days_ago, fail, make_app, make_world
 from starlette.routing import Mount, Route
 
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import create_app
 from fairqueue.web.api import openapi_document
 from fairqueue.web.api.operations import (

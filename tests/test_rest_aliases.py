@@ -7,9 +7,9 @@ import redis
 from rest import Client, World, make_world
 
 from fairqueue.clock import ManualClock
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api.aliases import NAMES
-from fairqueue.worker import Worker
+from fairqueue.worker.worker import Worker
 
 THEIRS = {
     "school_id": 7,

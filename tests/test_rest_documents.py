@@ -9,14 +9,14 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from fairqueue.access import KeyInfo, NewKey
-from fairqueue.control import ScheduleChange
-from fairqueue.exchange import Diff
-from fairqueue.history import Attempt, Run, RunDetails
+from fairqueue.access.credentials import KeyInfo, NewKey
+from fairqueue.history.runs import Attempt, Run, RunDetails
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.views import DayCount, Outcome, Preview, ScheduleView
 from fairqueue.models import Page, ScheduledTask, Task
-from fairqueue.reports import LogLine
+from fairqueue.queue.reports import LogLine
+from fairqueue.schedules.bulk import ScheduleChange
+from fairqueue.schedules.import_export import Diff
 from fairqueue.validation import Priority
 from fairqueue.web.api.shapes import shape
 

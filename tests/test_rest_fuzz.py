@@ -18,7 +18,7 @@ from schemathesis.checks import (
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairqueue.clock import ManualClock
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api.operations import PREFIX, Operation
 from fairqueue.web.api.table import OPERATIONS
 

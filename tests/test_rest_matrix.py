@@ -7,9 +7,9 @@ import pytest
 import redis
 from rest import ROLES, TENANTS, World, days_ago, make_world
 
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
 from fairqueue.clock import ManualClock
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api.operations import LISTING, OBJECT, SHARED, Operation
 from fairqueue.web.api.table import OPERATIONS
 

@@ -14,7 +14,7 @@ from support import in_thread, push
 
 from fairqueue.clock import ManualClock
 from fairqueue.inspection.schedules import Schedules
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api import openapi_document
 from fairqueue.web.api.operations import PREFIX
 

@@ -13,8 +13,8 @@ from support import claim_one, fill, in_thread, push, spoil, stats
 from fairqueue import TaskQueue, TaskScheduler
 from fairqueue.clock import ManualClock, to_ms
 from fairqueue.errors import InvalidInput
-from fairqueue.reports import Report
-from fairqueue.samples import GAUGES, RATES, WAITS, WINDOWS, SampleStore, Series
+from fairqueue.queue.reports import Report
+from fairqueue.stats.samples import GAUGES, RATES, WAITS, WINDOWS, SampleStore, Series
 
 NINE = datetime(2026, 3, 5, 9, 0, tzinfo=UTC)  # a slot of 15 s and of 5 min begins
 LATE = Report(seconds=1.0, timed_out=True)

@@ -27,9 +27,9 @@ from support import claim_one, stats
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidCron, InvalidInput, InvalidSchedule, ScheduleQuota
-from fairqueue.frequency import every
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler, TickReport
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.recurrence.frequency import every
+from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support import claim_one, make_task, status_of
 from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidSchedule, InvalidTask
-from fairqueue.handlers import Handler, HandlerSettings
+from fairqueue.worker.handlers import Handler, HandlerSettings
 
 MINUTE = "* * * * *"
 

@@ -28,15 +28,15 @@ from scheduling import (
 from support import LossyProxy, changes, check_consistency, make_task, spoil, stats
 
 from fairqueue.clock import ManualClock
-from fairqueue.connection import Link
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
-from fairqueue.keys import KEY_TYPES
+from fairqueue.link.connection import Link
+from fairqueue.link.keys import KEY_TYPES
+from fairqueue.link.scripts import Script, load_script
 from fairqueue.models import status_head, task_document
-from fairqueue.planning import MISSED_CAP
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import READ_LIMIT, TaskScheduler
-from fairqueue.scripts import Script, load_script
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import READ_LIMIT, TaskScheduler
+from fairqueue.schedules.planning import MISSED_CAP
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -709,9 +709,9 @@ def test_the_trust_in_a_term_ends_before_the_term(
     scheduler.tick()
     assert scheduler.is_leader
     began = time.monotonic()
-    monkeypatch.setattr("fairqueue.leadership.time.monotonic", lambda: began + 8.9)
+    monkeypatch.setattr("fairqueue.scheduler.leadership.time.monotonic", lambda: began + 8.9)
     assert scheduler.is_leader
-    monkeypatch.setattr("fairqueue.leadership.time.monotonic", lambda: began + 9.1)
+    monkeypatch.setattr("fairqueue.scheduler.leadership.time.monotonic", lambda: began + 9.1)
     assert not scheduler.is_leader
 
 

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from scheduling import eventually
 from support import check_consistency
 
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 pytestmark = pytest.mark.processes
 

@@ -17,12 +17,12 @@ import redis
 from prometheus_client import CollectorRegistry
 from scheduling import eventually
 
-from fairqueue.connection import Listener
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import RedisUnavailable
+from fairqueue.link.connection import Listener
 from fairqueue.models import Claim
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 OwnServer = Callable[..., EmbeddedServer]
 Make = Callable[..., TaskScheduler]

@@ -27,7 +27,7 @@ from scheduling import (
     tamper,
 )
 
-import fairqueue.schedules
+import fairqueue.schedules.store
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (
     BrokenRecord,
@@ -41,9 +41,9 @@ from fairqueue.errors import (
     UnknownTimezone,
 )
 from fairqueue.models import ScheduledTask
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.schedules import MAX_ADDED, MAX_ID_LENGTH
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.schedules.store import MAX_ADDED, MAX_ID_LENGTH
 from fairqueue.validation import Priority
 
 
@@ -722,13 +722,13 @@ def test_a_wrong_idea_of_the_time_is_corrected_by_the_server(redis_client: redis
 def test_planning_may_take_a_while(
     queue: TaskQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = fairqueue.schedules._first_moment
+    plan = fairqueue.schedules.store._first_moment
 
     def slowly(*arguments: Any) -> Any:
         clock.advance(2)
         return plan(*arguments)
 
-    monkeypatch.setattr(fairqueue.schedules, "_first_moment", slowly)
+    monkeypatch.setattr(fairqueue.schedules.store, "_first_moment", slowly)
     scheduler = TaskScheduler(queue, registry=CollectorRegistry())
     add(scheduler, "s", cron_expr="@hourly")
     assert get(scheduler, "s").is_active

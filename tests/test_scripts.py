@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from fairqueue import scripts
-from fairqueue.connection import MAX_TIMEOUT_S
-from fairqueue.keys import KEY_TYPES
-from fairqueue.models import QueueSettings
-from fairqueue.scripts import (
+from fairqueue.link import scripts
+from fairqueue.link.connection import MAX_TIMEOUT_S
+from fairqueue.link.keys import KEY_TYPES
+from fairqueue.link.scripts import (
     Part,
     ScriptError,
     load_script,
@@ -22,7 +21,8 @@ from fairqueue.scripts import (
     with_numbers,
     without_unused,
 )
-from fairqueue.scripts import script_names as names
+from fairqueue.link.scripts import script_names as names
+from fairqueue.models import QueueSettings
 
 FOLDER = lua_folder()
 FILES = sorted(FOLDER.rglob("*.lua"))
@@ -293,7 +293,7 @@ def test_scripts_are_found_beside_the_package_in_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scripts, "files", lambda package: tmp_path / "fairqueue")
-    assert lua_folder() == Path(scripts.__file__).parent.parent / "lua"
+    assert lua_folder() == tmp_path / "lua"
 
 
 def test_scripts_are_found_inside_the_installed_package(

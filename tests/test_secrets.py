@@ -28,23 +28,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from scheduling import eventually
 from support import dump, make_task
 
-from fairqueue import (
-    Alerts,
-    Claim,
-    FairQueueError,
-    History,
-    TaskQueue,
-    TaskScheduler,
-    Worker,
-)
-from fairqueue.access import AccessStore, Actor
+from fairqueue import Alerts, Claim, FairQueueError, History, TaskQueue, TaskScheduler, Worker
+from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.alerts import Alert, AlertNotSent, EmailRecipient, WebhookRecipient
 from fairqueue.cli.logs import TextFormatter
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.http import HttpTasks, SecretRequest, check_request
+from fairqueue.http_tasks.tasks import HttpTasks, SecretRequest, check_request
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import mask, unmask
 from fairqueue.logs import JsonFormatter
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web.api.operations import PREFIX
 from fairqueue.web.api.table import OPERATIONS
 

@@ -9,14 +9,14 @@ import redis
 from support import check_consistency, claim_one, dump, make_task
 
 from fairqueue.clock import ManualClock
+from fairqueue.demo.school import JOBS, TENANTS
+from fairqueue.demo.seeder import seed, seed_large
 from fairqueue.errors import ConfigurationError, InvalidInput
-from fairqueue.history import History, Run
+from fairqueue.history.runs import History, Run
 from fairqueue.inspection import Inspector
 from fairqueue.models import QueueSettings, ScheduledTask
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.school import JOBS, TENANTS
-from fairqueue.seeder import seed, seed_large
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 # As the specification of the jobs has it.
 CRONS = {

@@ -27,12 +27,12 @@ from rest import make_app
 from support import make_task
 
 from fairqueue import TaskQueue, TaskScheduler, Worker
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alert, AlertNotSent, WebhookRecipient
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
-from fairqueue.http import HttpTasks
-from fairqueue.outgoing import Outgoing
+from fairqueue.http_tasks.checks import Outgoing
+from fairqueue.http_tasks.tasks import HttpTasks
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web.api.operations import PREFIX
 
 STRICT = ssl.create_default_context()  # one for all: to make it takes longer than most tests

@@ -12,8 +12,9 @@ import redis
 from scheduling import eventually
 from support import push
 
-from fairqueue import TaskContext, TaskQueue, Worker, stage
+from fairqueue import TaskContext, TaskQueue, Worker
 from fairqueue.clock import ManualClock
+from fairqueue.worker import event_loop as stage
 
 Run = Callable[[Worker], None]
 

@@ -15,7 +15,7 @@ from fairqueue.alerts import Alert, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput, LeaseLost
 from fairqueue.models import Claim
-from fairqueue.workers import Notice, StaleRun, WorkerStore
+from fairqueue.queue.workers import Notice, StaleRun, WorkerStore
 
 MINUTE = "* * * * *"
 

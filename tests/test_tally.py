@@ -23,8 +23,8 @@ from prometheus_client import (
 from prometheus_client.registry import Collector
 from scheduling import eventually
 
-from fairqueue import tally as tally_module
-from fairqueue.tally import Merged, Tally
+from fairqueue.metrics import processes as tally_module
+from fairqueue.metrics.processes import Merged, Tally
 
 
 class Meters:

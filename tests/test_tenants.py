@@ -12,8 +12,6 @@ from scheduling import THURSDAY, add, at, fire_id, get, tamper
 from support import claim_one, count_commands, dump, make_task, push
 
 from fairqueue.clock import ManualClock
-from fairqueue.context import RunningTask, TaskContext
-from fairqueue.control import Filter
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -21,11 +19,13 @@ from fairqueue.errors import (
     InvalidSchedule,
     InvalidTask,
 )
-from fairqueue.history import ENDED, History, Run
+from fairqueue.history.runs import ENDED, History, Run
 from fairqueue.models import Page, ScheduledTask, Task, UserSettings
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.schedules.bulk import Filter
+from fairqueue.worker.context import RunningTask, TaskContext
+from fairqueue.worker.worker import Worker
 
 
 @pytest.fixture

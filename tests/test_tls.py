@@ -15,9 +15,9 @@ from support import check_consistency, in_thread, make_task, push, until_blocked
 from tls import Authority, TlsFront
 
 from fairqueue.errors import ConfigurationError, RedisUnavailable
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.worker import Worker
 
 # A client that does not tell its name, with redis-py before and since driver_info.
 _NAMELESS: dict[str, Any] = (

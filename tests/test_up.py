@@ -20,33 +20,33 @@ import redis
 from scheduling import eventually
 from support import make_task
 
-from fairqueue import embedded
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.errors import (
     ConfigurationError,
     EmbeddedServerError,
     FairQueueError,
     RedisUnavailable,
 )
-from fairqueue.processes import ProcessGroup
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.up import run
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime import embedded
+from fairqueue.runtime.processes import ProcessGroup
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.service import run
+from fairqueue.worker.worker import Worker
 
 WITHIN = 60.0  # seconds after which a test gives up waiting
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 PROGRAM = """
 import json, sys
-from fairqueue.up import run
+from fairqueue.service import run
 sys.exit(run(**json.loads(sys.argv[1])))
 """
 # With an app whose tasks wait until a file is there.
 WITH_APP = """
 import json, os, sys, threading
 from fairqueue import Worker
-from fairqueue.up import run
+from fairqueue.service import run
 
 def work(payload):
     while not os.path.exists(payload.get("until", "/")):

@@ -12,10 +12,10 @@ import redis
 from browser import Site, Web
 from support import fill
 
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.errors import RedisUnavailable
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import hub as hub_module
 from fairqueue.web.app import reader
 from fairqueue.web.hub import Hub, Numbers, Viewer

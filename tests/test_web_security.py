@@ -23,14 +23,14 @@ from scheduling import THURSDAY
 from starlette.applications import Starlette
 from support import claim_one, make_task
 
-from fairqueue.access import AccessStore, Actor
+from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.cli.logs import TextFormatter
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, Forbidden, QueueFull, StaleVersion
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import MASK, mask
-from fairqueue.queue import TaskQueue
-from fairqueue.reports import LogLine, Report
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import LogLine, Report
 from fairqueue.web import create_app
 from fairqueue.web.auth import SESSION_COOKIE
 from fairqueue.web.dashboard.pages.parts import command, options

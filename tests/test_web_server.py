@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from support import is_closed_after, make_task
 
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app
 from fairqueue.web.server import Limits
 

@@ -19,7 +19,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import (
     ConfigurationError,
     FairQueueError,
@@ -31,7 +30,8 @@ from fairqueue.errors import (
     UnknownWorker,
     plural,
 )
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import WebServer, create_app, serve
 from fairqueue.web.auth import SESSION_COOKIE, SESSION_S, actor_of, inspector_of
 from fairqueue.web.dashboard import filters, shell

@@ -30,13 +30,13 @@ from support import (
     stats,
 )
 
-import fairqueue.worker
+import fairqueue.worker.worker
 from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
 from fairqueue.clock import ManualClock
-from fairqueue.context import RunningTask
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, LeaseLost
-from fairqueue.reports import Report
+from fairqueue.queue.reports import Report
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.worker.context import RunningTask
 
 OwnServer = Callable[..., EmbeddedServer]
 Make = Callable[..., Worker]
@@ -595,7 +595,9 @@ def test_a_failure_after_the_task_was_given_back_is_not_recorded_either(
 def test_what_no_slot_has_begun_is_given_back_at_once(
     live: TaskQueue, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker, "QUICK_S", 1000.0)  # so that tasks are claimed ahead
+    monkeypatch.setattr(
+        fairqueue.worker.worker, "QUICK_S", 1000.0
+    )  # so that tasks are claimed ahead
     worker = make(live, lambda task: None, concurrency=1)
     worker.task("gate")(gate)
     worker.start()
@@ -1869,7 +1871,7 @@ def test_a_worker_without_tasks_does_not_look_at_the_clock_all_the_time(
             looks.append(time.monotonic())
             return looks[-1]
 
-    monkeypatch.setattr("fairqueue.keeper.time", Clock())
+    monkeypatch.setattr("fairqueue.worker.lease_keeper.time", Clock())
     worker = make(live, lambda task: None, concurrency=1)
     worker.start()
     for number in range(20):

@@ -16,10 +16,10 @@ import fairqueue.alerts
 from fairqueue import Discard, TaskContext, TaskQueue, Worker
 from fairqueue.alerts import Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
-from fairqueue.embedded import EmbeddedServer
 from fairqueue.errors import ConfigurationError, RedisUnavailable
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 OwnServer = Callable[..., EmbeddedServer]
 
@@ -139,7 +139,7 @@ def test_a_run_that_does_not_end_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     by: str,
 ) -> None:
-    monkeypatch.setattr("fairqueue.presence.BEAT_S", 3600.0)  # it does not report itself
+    monkeypatch.setattr("fairqueue.worker.heartbeat.BEAT_S", 3600.0)  # it does not report itself
     begun, go_on = threading.Event(), threading.Event()
     contexts: list[TaskContext] = []
     stuck = Worker(queue, lease=1000.0, worker_id="stuck")
@@ -229,8 +229,8 @@ def test_redis_out_of_reach_is_told_by_a_worker_and_that_it_is_back(
     beat_s: float,
 ) -> None:
     monkeypatch.setattr(fairqueue.alerts, "LOOK_AGAIN_S", 0.05)
-    monkeypatch.setattr("fairqueue.presence.BEAT_S", beat_s)
-    monkeypatch.setattr("fairqueue.keeper.BEAT_S", beat_s)
+    monkeypatch.setattr("fairqueue.worker.heartbeat.BEAT_S", beat_s)
+    monkeypatch.setattr("fairqueue.worker.lease_keeper.BEAT_S", beat_s)
     server = own_server(tmp_path)
     person = people(limits=AlertLimits(redis_unreachable=0.2, quiet=0.001))
     begun, go_on = threading.Event(), threading.Event()
@@ -269,8 +269,8 @@ def test_a_worker_whose_slots_are_busy_does_not_take_its_own_silence_for_an_answ
     own_server: OwnServer, people: Callable[..., Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a heartbeat asks Redis then; that nothing failed in between says nothing."""
-    monkeypatch.setattr("fairqueue.presence.BEAT_S", 0.05)
-    monkeypatch.setattr("fairqueue.keeper.BEAT_S", 0.05)
+    monkeypatch.setattr("fairqueue.worker.heartbeat.BEAT_S", 0.05)
+    monkeypatch.setattr("fairqueue.worker.lease_keeper.BEAT_S", 0.05)
     server = own_server()
     person = people(limits=AlertLimits(redis_unreachable=0.2, quiet=0.001))
     begun, go_on = threading.Event(), threading.Event()

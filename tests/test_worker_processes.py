@@ -17,11 +17,11 @@ import redis
 from scheduling import eventually
 from support import check_consistency, fill, in_thread, places, push
 
-import fairqueue.worker
+import fairqueue.worker.worker
 from fairqueue import TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.errors import ConfigurationError
-from fairqueue.history import History
-from fairqueue.workers import WorkerInfo, WorkerStore
+from fairqueue.history.runs import History
+from fairqueue.queue.workers import WorkerInfo, WorkerStore
 
 pytestmark = pytest.mark.processes
 
@@ -38,7 +38,7 @@ PROLOGUE = """
 import json, logging, math, os, resource, signal, sys, threading, time
 import redis
 from prometheus_client import REGISTRY
-import fairqueue.processes, fairqueue.worker
+import fairqueue.runtime.processes, fairqueue.worker
 from fairqueue import Retry, TaskQueue, Worker
 from fairqueue.alerts import Alerts, CallableRecipient
 
@@ -346,7 +346,7 @@ def test_a_process_is_replaced_after_so_many_tasks_and_each_runs_once(
 def test_tasks_that_are_given_back_do_not_wear_a_process_out(
     live: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker, "UNBEGUN_S", 0.01)
+    monkeypatch.setattr(fairqueue.worker.worker, "UNBEGUN_S", 0.01)
     ended, gate = threading.Event(), threading.Event()
     worker = Worker(live, lambda task: task.payload and gate.wait(60), concurrency=1)
     worker._start_pool(3, ended.set)
@@ -368,8 +368,8 @@ def test_tasks_that_are_given_back_do_not_wear_a_process_out(
 def test_one_that_is_worn_out_does_not_wait_for_ever_for_a_run_that_hangs(
     live: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker, "WORN_OUT_S", 0.05)
-    monkeypatch.setattr(fairqueue.worker, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(fairqueue.worker.worker, "WORN_OUT_S", 0.05)
+    monkeypatch.setattr(fairqueue.worker.worker, "LONGEST_WAIT_S", 0.05)
     ended, gate = threading.Event(), threading.Event()
     worker = Worker(live, lambda task: task.payload and gate.wait(60), concurrency=2)
     worker._start_pool(2, ended.set)
@@ -388,7 +388,7 @@ def test_a_hungry_process_is_replaced_and_has_finished_its_task_before(
     live: TaskQueue, start: Start
 ) -> None:
     code = """
-    fairqueue.worker.MEMORY_LOOK_S = 0.05
+    fairqueue.worker.worker.MEMORY_LOOK_S = 0.05
     kept = []
 
     def eat(payload):
@@ -608,7 +608,7 @@ def test_when_workers_are_killed_again_and_again_no_task_is_lost_or_ended_twice(
 ) -> None:
     kills, portion = 25, 120
     chance = random.Random(SEED)
-    quick_restarts = "fairqueue.processes.LONGEST_BACKOFF_S = 0.1\n"
+    quick_restarts = "fairqueue.runtime.processes.LONGEST_BACKOFF_S = 0.1\n"
     program = start(quick_restarts, processes=4, concurrency=4, lease=1.0)
     killed: set[int] = set()
 
@@ -692,7 +692,7 @@ def test_slots_of_killed_workers_come_back_and_are_never_taken_twice(
     live: TaskQueue, redis_client: redis.Redis, start: Start
 ) -> None:
     code = """
-    fairqueue.processes.LONGEST_BACKOFF_S = 0.1
+    fairqueue.runtime.processes.LONGEST_BACKOFF_S = 0.1
 
     def limited(payload, context):
         me = f"{os.getpid()}:{context.task_id}"
@@ -779,13 +779,13 @@ def test_a_process_that_has_lost_a_thread_is_replaced_as_one_that_has_crashed(
     live: TaskQueue, redis_client: redis.Redis, start: Start
 ) -> None:
     code = """
-    first = fairqueue.worker._Pool._run_tasks
+    first = fairqueue.worker.worker._Pool._run_tasks
 
     def run_tasks(pool):
         if client.incr("side:slots") > 1:  # the first of all ends at once
             first(pool)
 
-    fairqueue.worker._Pool._run_tasks = run_tasks
+    fairqueue.worker.worker._Pool._run_tasks = run_tasks
     """
     program = start(code, processes=1, concurrency=1)
     push(live, "t")

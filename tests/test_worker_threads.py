@@ -12,14 +12,15 @@ import redis
 from scheduling import eventually
 from support import Mute, in_thread, make_task, places, push, until_blocked
 
-import fairqueue.threads
-from fairqueue import TaskContext, TaskQueue, Worker, up
+import fairqueue.runtime.threads
+from fairqueue import TaskContext, TaskQueue, Worker
+from fairqueue import service as up
 from fairqueue.alerts import Alerts
 from fairqueue.errors import FairQueueError
-from fairqueue.keeper import Keeper
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.worker import _Pool
-from fairqueue.workers import WorkerStore
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.lease_keeper import Keeper
+from fairqueue.worker.worker import _Pool
 
 # What each kind of thread does, by the beginning of its name.
 KINDS = {
@@ -68,7 +69,7 @@ class Death:
 
 @pytest.fixture(params=list(KINDS))
 def death(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Death:
-    monkeypatch.setattr(fairqueue.threads, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(fairqueue.runtime.threads, "FIRST_PAUSE_S", 0.001)
     return Death(monkeypatch, request.param)
 
 
@@ -103,7 +104,7 @@ def test_a_thread_goes_on_whatever_is_raised_in_it(
 def test_the_leases_are_kept_after_something_was_raised_in_the_thread_that_keeps_them(
     live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.threads, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(fairqueue.runtime.threads, "FIRST_PAUSE_S", 0.001)
     extended = threading.Event()
     first = live.extend
     asked: list[int] = []

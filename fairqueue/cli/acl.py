@@ -4,7 +4,7 @@ import click
 
 from fairqueue.cli.frame import Command, Session, pass_session
 from fairqueue.cli.output import say
-from fairqueue.permissions import acl_line
+from fairqueue.link.acl import acl_line
 
 
 @click.command(cls=Command)

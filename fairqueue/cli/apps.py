@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from fairqueue.errors import ConfigurationError, FairQueueError, kind_of, shown
-from fairqueue.queue import TaskQueue
-from fairqueue.worker import Worker
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.worker.worker import Worker
 
 WANTED, EXAMPLE = "a Worker, or a function that returns one", "myapp.jobs:make_worker"
 

@@ -12,8 +12,8 @@ from fairqueue.cli.listing import show
 from fairqueue.cli.output import note
 from fairqueue.inspection.documents import document
 from fairqueue.models import Task, new_id
-from fairqueue.queue import TaskQueue
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 USERS = 20
 BATCH = 50

@@ -11,9 +11,9 @@ from fairqueue.cli.listing import show_one
 from fairqueue.cli.output import Progress
 from fairqueue.cli.output import note as tell
 from fairqueue.cli.text import in_words, plural
-from fairqueue.control import BulkResult
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
+from fairqueue.schedules.bulk import BulkResult
 
 _FILTERS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--user", "user_id"), {"metavar": "USER", "help": "Of this user."}),

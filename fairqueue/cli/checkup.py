@@ -8,7 +8,7 @@ from fairqueue.cli.listing import show
 from fairqueue.cli.output import Progress, note
 from fairqueue.cli.text import plural
 from fairqueue.doctor import PROBLEM, Doctor, Finding
-from fairqueue.keys import command_line
+from fairqueue.link.keys import command_line
 
 COLUMNS = {
     "CHECK": lambda finding: finding.check,

@@ -23,10 +23,10 @@ from fairqueue.cli.metering import Metering, metered
 from fairqueue.cli.output import json_text, note, say
 from fairqueue.cli.text import in_words
 from fairqueue.cli.values import DURATION
-from fairqueue.daemon import OUTAGE, OVERRUNS, Daemon, Totals, run_once, term_for
 from fairqueue.errors import ConfigurationError, RedisRefused
-from fairqueue.metrics import QueueCollector, serve_metrics
-from fairqueue.scheduler import TaskScheduler
+from fairqueue.metrics.collectors import QueueCollector, serve_metrics
+from fairqueue.scheduler.daemon import OUTAGE, OVERRUNS, Daemon, Totals, run_once, term_for
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 USUAL_INTERVAL_S = 1.0
 

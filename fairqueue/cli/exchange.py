@@ -12,8 +12,8 @@ from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_ses
 from fairqueue.cli.listing import show_one
 from fairqueue.cli.output import Progress, note, on_terminal, say
 from fairqueue.cli.text import cell, plural, printable
-from fairqueue.exchange import FORMATS, Diff, dump_schedules, load_schedules
 from fairqueue.inspection.documents import document
+from fairqueue.schedules.import_export import FORMATS, Diff, dump_schedules, load_schedules
 
 
 @click.command(cls=Command)

@@ -12,9 +12,9 @@ from fairqueue.cli.listing import Walk, answer, paged, show
 from fairqueue.cli.output import Progress, json_text, note, say
 from fairqueue.cli.runs import RUN_COLUMNS, given_filters, run_filters, show_details
 from fairqueue.cli.text import plural
-from fairqueue.control import BulkResult
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
+from fairqueue.schedules.bulk import BulkResult
 
 GROUP_COLUMNS = {
     "FINGERPRINT": lambda group: group.fingerprint,

@@ -12,14 +12,14 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.cli.codes import FAILED
 from fairqueue.cli.logs import FORMATS, LEVELS, configure_logging
 from fairqueue.cli.output import note
 from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.inspection import Inspector
-from fairqueue.processes import LOOK_UP_S
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.processes import LOOK_UP_S
 
 URL_VARIABLE = "FAIRQUEUE_URL"
 DEFAULT_URL = "redis://localhost:6379/0"

@@ -2,7 +2,7 @@
 
 import click
 
-from fairqueue.access import ROLES
+from fairqueue.access.credentials import ROLES
 from fairqueue.cli.codes import NOT_FOUND
 from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.listing import show

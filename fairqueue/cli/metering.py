@@ -10,7 +10,7 @@ import click
 from prometheus_client import CollectorRegistry
 
 from fairqueue.cli.output import note
-from fairqueue.metrics import MetricsServer
+from fairqueue.metrics.collectors import MetricsServer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from fairqueue.cli.frame import Group
 from fairqueue.cli.output import note
 from fairqueue.cli.text import printable
 from fairqueue.errors import FairQueueError
-from fairqueue.presence import VERSION
+from fairqueue.worker.heartbeat import VERSION
 
 MAX_MESSAGE = 2000  # characters of what is wrong with a line; the rest is what was typed
 

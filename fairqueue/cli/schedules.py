@@ -14,11 +14,11 @@ from fairqueue.cli.runs import RUN_COLUMNS, log_columns
 from fairqueue.cli.schedule_fields import cleared, fields_of, read_rule, schedule_options
 from fairqueue.cli.text import cell, exact_duration, moment_text, plural, printable
 from fairqueue.cli.values import DURATION, FUTURE, PAST, PRIORITY, read_object
-from fairqueue.frequency import SYMBOLIC
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.schedules import Schedules
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import ScheduledTask
+from fairqueue.recurrence.frequency import SYMBOLIC
 
 AHEAD = timedelta(days=3660)  # moments to come are looked for within ten years
 CRON_FIELDS = (5, 6)

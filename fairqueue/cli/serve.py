@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alerts
 from fairqueue.cli.alerting import alerting
 from fairqueue.cli.apps import check_app, load_worker
@@ -87,7 +87,7 @@ def _up(
     **options: Any,
 ) -> int:
     try:
-        from fairqueue.up import run
+        from fairqueue.service import run
     except ImportError as error:
         raise _missing(error) from None
     path = session.embedded

@@ -19,8 +19,8 @@ from fairqueue.cli.values import DURATION
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
 from fairqueue.models import QueueSnapshot
-from fairqueue.people import UserInfo
-from fairqueue.workers import WorkerInfo
+from fairqueue.queue.workers import WorkerInfo
+from fairqueue.stats.users import UserInfo
 
 MOST_USERS = 50
 BAR, LEAST_BAR = 20, 5  # cells of the bar that shows a share; with less room there is none

@@ -12,7 +12,7 @@ from fairqueue.cli.text import duration_text, plural
 from fairqueue.cli.values import FUTURE, Kind
 from fairqueue.inspection.documents import document
 from fairqueue.models import Explanation, UserSettings
-from fairqueue.people import UserInfo
+from fairqueue.stats.users import UserInfo
 
 MOST_ON_PAGE = 100
 NONE = "none"  # what takes a limit away

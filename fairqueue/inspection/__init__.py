@@ -6,14 +6,14 @@ for view in inspector.schedules.list(contains="report"):
 inspector.schedules.pause("report-7", note="too many mails")
 """
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.inspection.administration import ApiKeys, Audit
 from fairqueue.inspection.ground import Ground, Stores
 from fairqueue.inspection.runs import Failed, Runs, Tasks
 from fairqueue.inspection.schedules import Schedules
 from fairqueue.inspection.system import System, Workers
 from fairqueue.inspection.users import Users
-from fairqueue.queue import TaskQueue
+from fairqueue.queue.queue import TaskQueue
 
 PYTHON = Actor(name="python")
 

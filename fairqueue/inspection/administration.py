@@ -3,8 +3,8 @@
 import builtins
 from datetime import datetime
 
-from fairqueue.access import KeyInfo, NewKey
-from fairqueue.audit import AuditEntry
+from fairqueue.access.audit import AuditEntry
+from fairqueue.access.credentials import KeyInfo, NewKey
 from fairqueue.inspection.ground import Ground
 from fairqueue.models import Page
 

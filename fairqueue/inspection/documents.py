@@ -16,7 +16,7 @@ from typing import Any
 from fairqueue.clock import from_ms
 from fairqueue.inspection.masking import mask, mask_side
 from fairqueue.models import Page
-from fairqueue.reports import LogLine
+from fairqueue.queue.reports import LogLine
 
 # Objects that add to another one: its fields stand beside theirs, so that a job of a listing and
 # a job by itself, a run and its details, have the same fields in the same places.

@@ -7,24 +7,24 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from fairqueue.access import AccessStore, Actor
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.clock import from_ms
-from fairqueue.connection import Link
 from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, shown, told
-from fairqueue.glance import Glance
-from fairqueue.history import History
+from fairqueue.history.runs import History
+from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.inspection.guard import Guard
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
-from fairqueue.outgoing import Outgoing
-from fairqueue.people import PeopleStore
-from fairqueue.queue import TaskQueue
-from fairqueue.samples import SampleStore
-from fairqueue.scheduler import TaskScheduler
-from fairqueue.schedules import MAX_ID_LENGTH, ScheduleStore, check_id
+from fairqueue.link.connection import Link
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.schedules.store import MAX_ID_LENGTH, ScheduleStore, check_id
+from fairqueue.stats.overview import Glance
+from fairqueue.stats.samples import SampleStore
+from fairqueue.stats.users import PeopleStore
 from fairqueue.validation import MAX_NAME_LENGTH, check_name, own_id
-from fairqueue.workers import WorkerStore
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from fairqueue.access import Actor
-from fairqueue.audit import AuditLog
+from fairqueue.access.audit import AuditLog
+from fairqueue.access.credentials import Actor
 from fairqueue.errors import FairQueueError, Forbidden, shown, told
 from fairqueue.inspection.masking import mask, mask_details, unmask
 from fairqueue.logs import error_line, log_event

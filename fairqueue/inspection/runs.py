@@ -6,17 +6,17 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from fairqueue.control import BulkResult
 from fairqueue.errors import FairQueueError, QueueFull, RedisUnavailable, UnknownTask
-from fairqueue.history import FailureGroup, Run, RunDetails
+from fairqueue.history.runs import FailureGroup, Run, RunDetails
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.models import Explanation, Page, Task
-from fairqueue.policy import TaskPolicy
-from fairqueue.reports import LogLine
+from fairqueue.queue.reports import LogLine
+from fairqueue.queue.workers import LostRun
+from fairqueue.retry_policy import TaskPolicy
+from fairqueue.schedules.bulk import BulkResult
 from fairqueue.validation import Priority, check_count, check_items, check_payload
-from fairqueue.workers import LostRun
 
 FAILED = ("failed", "timed_out")
 WAITING = ("pending", "retrying")

@@ -8,9 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
-from fairqueue.backfill import Backfill
 from fairqueue.clock import read_ms, to_ms
-from fairqueue.control import BulkResult, Filter, ScheduleChange, search
 from fairqueue.errors import (
     ConfigurationError,
     FairQueueError,
@@ -18,8 +16,6 @@ from fairqueue.errors import (
     UnknownSchedule,
     shown,
 )
-from fairqueue.exchange import Diff, export, import_documents
-from fairqueue.frequency import Frequency, as_cron
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask, mask_side, unmask
 from fairqueue.inspection.views import (
@@ -31,9 +27,13 @@ from fairqueue.inspection.views import (
     Upcoming,
 )
 from fairqueue.models import Page, Problem, ScheduledTask
-from fairqueue.moments import Moment
-from fairqueue.recurrence import compile_form, describe, preview
-from fairqueue.schedules import Definition, ScheduleStore, check_change, check_list
+from fairqueue.recurrence.frequency import Frequency, as_cron
+from fairqueue.recurrence.rules import compile_form, describe, preview
+from fairqueue.schedules.backfill import Backfill
+from fairqueue.schedules.bulk import BulkResult, Filter, ScheduleChange, search
+from fairqueue.schedules.import_export import Diff, export, import_documents
+from fairqueue.schedules.outcomes import Moment
+from fairqueue.schedules.store import Definition, ScheduleStore, check_change, check_list
 from fairqueue.validation import check_count
 
 OUTCOMES = 10  # last runs that a listing tells of each schedule
@@ -52,7 +52,7 @@ BULK_ROLES = {
 
 
 class ScheduleFilters(TypedDict, total=False):
-    """Which schedules are meant; see `fairqueue.control.Filter`."""
+    """Which schedules are meant; see `fairqueue.schedules.bulk.Filter`."""
 
     user_id: str | None
     name: str | None
@@ -63,7 +63,7 @@ class ScheduleFilters(TypedDict, total=False):
 
 
 class RuleLimits(TypedDict, total=False):
-    """What narrows a rule; see `fairqueue.schedules.ScheduleOptions`."""
+    """What narrows a rule; see `fairqueue.schedules.store.ScheduleOptions`."""
 
     start: datetime | float | None
     end: datetime | float | None

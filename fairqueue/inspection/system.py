@@ -16,11 +16,11 @@ from fairqueue.errors import (
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
-from fairqueue.keys import command_line
+from fairqueue.link.keys import command_line
 from fairqueue.models import HandlerLimits, QueueSettings, QueueSnapshot
-from fairqueue.samples import Series
+from fairqueue.queue.workers import WorkerInfo
+from fairqueue.stats.samples import Series
 from fairqueue.validation import check_seconds
-from fairqueue.workers import WorkerInfo
 
 RECENT = 100  # ended runs whose waits and durations are looked at
 MAX_ATTENTION = 20

@@ -8,8 +8,8 @@ from typing import Any
 from fairqueue.errors import InvalidInput, UnknownUser, shown
 from fairqueue.inspection.ground import LONG_AGO, Ground
 from fairqueue.models import Explanation, Page, UserSettings
-from fairqueue.people import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
-from fairqueue.queue import UNSET
+from fairqueue.queue.queue import UNSET
+from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
 from fairqueue.validation import check_count
 
 MAX_ACTIVE = 1000  # users with tasks that are compared to put them in order

@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fairqueue.access import AccessStore, Actor
+from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
-from fairqueue.queue import TaskQueue
-from fairqueue.samples import SampleStore
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.stats.samples import SampleStore
 from fairqueue.web.auth import PUBLIC, Gate, actor_of, check_base_url
 from fairqueue.web.hub import Hub, Numbers
 from fairqueue.web.problems import Problem, problem_of, problem_of_status

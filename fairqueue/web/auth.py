@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.web.problems import Problem, problem_of, too_many, unauthorized

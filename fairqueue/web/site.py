@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from fairqueue.access import AccessStore
+from fairqueue.access.credentials import AccessStore
 from fairqueue.inspection import Inspector
 from fairqueue.web.hub import POLL_S, Hub
 from fairqueue.web.memo import Memo

@@ -77,7 +77,7 @@ def _patch_embedded(embedded: Any) -> None:
     configuration = embedded.EmbeddedServer._configuration
 
     def with_user(server: Any) -> bytes:
-        from fairqueue.permissions import rules
+        from fairqueue.link.acl import rules
 
         line = ["user", NAME, "on", f">{PASSWORD}", *rules(None)]
         return bytes(configuration(server)) + " ".join(line).encode() + b"\n"
@@ -90,7 +90,7 @@ def _patch_fleet(fleet: Any) -> None:
     start = fleet.Fleet._start_servers
 
     def with_user(self: Any, replicas: int, fsync: str, config: Any) -> None:
-        from fairqueue.permissions import rules
+        from fairqueue.link.acl import rules
 
         user = {f"user {NAME}": " ".join(["on", f">{PASSWORD}", *rules(None)])}
         start(self, replicas, fsync, {**config, **user})
@@ -99,8 +99,8 @@ def _patch_fleet(fleet: Any) -> None:
 
 
 PATCHES: dict[str, Callable[[Any], None]] = {
-    "fairqueue.connection": _patch_connection,
-    "fairqueue.embedded": _patch_embedded,
+    "fairqueue.link.connection": _patch_connection,
+    "fairqueue.runtime.embedded": _patch_embedded,
     "faults.fleet": _patch_fleet,
 }
 
@@ -125,7 +125,7 @@ def limited(client: Any) -> Any:
 
 def make_user(client: Any) -> None:
     """Make the limited user on a server that the tests have not started themselves."""
-    from fairqueue.permissions import rules
+    from fairqueue.link.acl import rules
 
     client.execute_command("ACL", "SETUSER", NAME, "reset", "on", f">{PASSWORD}", *rules(None))
 

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
+from fairqueue.access.idempotency import ReplyStore
 from fairqueue.errors import FairQueueError, StaleVersion, cut, shown
 from fairqueue.logs import log_event
 from fairqueue.models import new_id
-from fairqueue.replies import ReplyStore
 from fairqueue.validation import check_name
 from fairqueue.web.api.aliases import resolve
 from fairqueue.web.api.models import Input

@@ -11,7 +11,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 import msgspec
 
 from fairqueue.inspection.documents import ADDED, FLAT, shown_fields
-from fairqueue.reports import LogLine
+from fairqueue.queue.reports import LogLine
 
 
 class LogLineDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -5,12 +5,9 @@ from typing import Any
 
 import msgspec
 
-from fairqueue.access import KeyInfo, NewKey
-from fairqueue.audit import AuditEntry
-from fairqueue.backfill import Backfill
-from fairqueue.control import BulkResult, ScheduleChange
-from fairqueue.exchange import Diff
-from fairqueue.history import FailureGroup, Run, RunDetails
+from fairqueue.access.audit import AuditEntry
+from fairqueue.access.credentials import KeyInfo, NewKey
+from fairqueue.history.runs import FailureGroup, Run, RunDetails
 from fairqueue.inspection.views import (
     Attention,
     DayCount,
@@ -29,9 +26,13 @@ from fairqueue.models import (
     QueueSnapshot,
     UserSettings,
 )
-from fairqueue.moments import Moment
-from fairqueue.people import FairnessView, ShareSeries, UserInfo
-from fairqueue.samples import Series
+from fairqueue.queue.workers import WorkerInfo
+from fairqueue.schedules.backfill import Backfill
+from fairqueue.schedules.bulk import BulkResult, ScheduleChange
+from fairqueue.schedules.import_export import Diff
+from fairqueue.schedules.outcomes import Moment
+from fairqueue.stats.samples import Series
+from fairqueue.stats.users import FairnessView, ShareSeries, UserInfo
 from fairqueue.web.api import jobs, runs, system
 from fairqueue.web.api import models as m
 from fairqueue.web.api.openapi import describe
@@ -47,7 +48,6 @@ from fairqueue.web.api.operations import (
     Reply,
 )
 from fairqueue.web.api.shapes import fields_of, page, record, shape, whole
-from fairqueue.workers import WorkerInfo
 
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from fairqueue.samples import Series
+from fairqueue.stats.samples import Series
 
 # A line: its label, its tone (a CSS token --tone-* of assets/app.css), and its values.
 Line = tuple[str, str, Sequence[float | None]]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from fairqueue.errors import plural
-from fairqueue.keys import command_line
+from fairqueue.link.keys import command_line
 from fairqueue.reasons import Reason, sentence
 
 NOTHING = "–"

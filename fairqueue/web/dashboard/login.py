@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.access import id_of
+from fairqueue.access.credentials import id_of
 from fairqueue.logs import log_event
 from fairqueue.web.auth import (
     LOOPBACK,

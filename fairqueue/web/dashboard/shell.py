@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from fairqueue.access import Actor
+from fairqueue.access.credentials import Actor
 from fairqueue.clock import from_ms
 from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput
 from fairqueue.web.auth import SESSION_COOKIE, is_secure

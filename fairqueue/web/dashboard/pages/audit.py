@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.audit import AuditEntry
+from fairqueue.access.audit import AuditEntry
 from fairqueue.errors import InvalidInput
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.control import BulkResult
 from fairqueue.errors import InvalidInput
-from fairqueue.history import FailureGroup, Run, RunDetails
+from fairqueue.history.runs import FailureGroup, Run, RunDetails
 from fairqueue.inspection.documents import document
 from fairqueue.models import Page
+from fairqueue.schedules.bulk import BulkResult
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.pages.parts import command, now_of, paths, posted, segment
 from fairqueue.web.dashboard.pages.run_parts import (

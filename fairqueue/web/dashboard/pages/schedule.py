@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.errors import InvalidInput, UnknownSchedule, plural
 from fairqueue.inspection.views import DayCount, ScheduleView
 from fairqueue.models import ScheduledTask
-from fairqueue.moments import Moment
+from fairqueue.schedules.outcomes import Moment
 from fairqueue.validation import Priority
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.pages.parts import (

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.control import BulkResult
 from fairqueue.errors import InvalidInput, plural
 from fairqueue.inspection.schedules import ScheduleFilters
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
+from fairqueue.schedules.bulk import BulkResult
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.pages.parts import (
     brief,

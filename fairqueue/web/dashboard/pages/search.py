@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import Forbidden, InvalidInput
-from fairqueue.history import RunDetails
+from fairqueue.history.runs import RunDetails
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
-from fairqueue.people import UserInfo
+from fairqueue.stats.users import UserInfo
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.pages.parts import paths, query_value, segment
 from fairqueue.web.dashboard.shell import page

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.access import ROLES, KeyInfo
+from fairqueue.access.credentials import ROLES, KeyInfo
 from fairqueue.errors import InvalidInput
 from fairqueue.models import QueueSettings
 from fairqueue.web.auth import actor_of, inspector_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from fairqueue.people import UserInfo
+from fairqueue.stats.users import UserInfo
 from fairqueue.web.dashboard.filters import duration
 
 # Of each window its minutes and its name.

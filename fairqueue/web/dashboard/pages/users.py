@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput, plural
 from fairqueue.models import Page
-from fairqueue.people import ShareSeries, UserInfo
+from fairqueue.stats.users import ShareSeries, UserInfo
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import Line, chart_document
 from fairqueue.web.dashboard.filters import duration

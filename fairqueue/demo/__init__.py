@@ -1,0 +1,1 @@
+"""Made-up data and work: a school platform to look at."""

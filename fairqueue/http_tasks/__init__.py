@@ -1,0 +1,1 @@
+"""Tasks that call a URL."""

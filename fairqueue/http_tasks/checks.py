@@ -1,0 +1,100 @@
+"""Look at HTTP tasks when they are made: what no worker would send is refused at once.
+
+What an HTTP task is, and where it may go, is known to the workers that run it, which say so with
+their heartbeats. A task named `http` with a `url` counts as one also where no worker that lives
+runs it; then what `HttpTasks()` allows holds. Where one runs it with another handler than that of
+an `HttpTasks`, nobody here knows what it does, and it passes. Workers look again when they run it:
+names may mean other addresses by then.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from fairqueue.link.connection import Link
+from fairqueue.queue.workers import WorkerStore
+
+USUAL_NAME = "http"
+POLICIES_KEPT_S = 5.0  # so long what workers say is not read again
+HOST_S = 2.0  # a host that is looked up for longer is let through: the worker looks again
+HOSTS_S, WINDOW_S = 5.0, 60.0  # so many seconds within so many may be spent on lookups in all
+HOSTS_KEPT = 1000
+
+# By name of the tasks; none where a worker runs them that says nothing of it.
+Policies = dict[str, list[Mapping[str, Any]]]
+
+
+class Outgoing:
+    """The HTTP tasks that are made for one queue. May be used by many threads."""
+
+    def __init__(self, link: Link) -> None:
+        self._workers = WorkerStore(link)
+        self._lock = threading.Lock()
+        self._policies: Policies = {}
+        self._read_at = -POLICIES_KEPT_S
+        # host -> until when its addresses are kept, and which they are; None: not known
+        self._hosts: OrderedDict[str, tuple[float, list[str] | None]] = OrderedDict()
+        self._window_ends = 0.0
+        self._spent = 0.0
+
+    def check(self, name: str, payload: Mapping[str, Any]) -> None:
+        """Raises InvalidPayload for an HTTP task that cannot be sent, or not where it should go.
+
+        Without the extra `http` there is nothing here to read it with, and it passes.
+        """
+        is_usual = name == USUAL_NAME and "url" in payload
+        if not is_usual and not isinstance(payload.get("url"), str):
+            return
+        policies = self._announced().get(name)
+        if policies == [] or (policies is None and not is_usual):
+            return
+        try:
+            from fairqueue.http_tasks.tasks import check_made
+        except ImportError:
+            return
+        check_made(payload, policies or (), self._addresses)
+
+    def _announced(self) -> Policies:
+        """What living workers say of their HTTP tasks, by name."""
+        with self._lock:
+            if time.monotonic() - self._read_at < POLICIES_KEPT_S:
+                return self._policies
+        found: Policies = {}
+        alive = self._workers.alive()
+        for worker in alive:
+            for name, policy in worker.http.items():
+                found.setdefault(name, []).append(policy)
+        for worker in alive:
+            found |= {name: [] for name in worker.names if name not in worker.http}
+        with self._lock:
+            self._policies, self._read_at = found, time.monotonic()
+        return found
+
+    def _addresses(self, host: str) -> list[str] | None:
+        """The addresses of a host; None where they cannot be had in time."""
+        now = time.monotonic()
+        with self._lock:
+            kept = self._hosts.get(host)
+            if kept is not None and kept[0] > now:
+                return kept[1]
+            if now >= self._window_ends:
+                self._window_ends, self._spent = now + WINDOW_S, 0.0
+            left = min(HOST_S, HOSTS_S - self._spent)
+        found = _look_up(host, now + left) if left > 0 else None
+        with self._lock:
+            self._spent += time.monotonic() - now
+            self._hosts[host] = (now + WINDOW_S, found)
+            while len(self._hosts) > HOSTS_KEPT:
+                self._hosts.popitem(last=False)
+        return found
+
+
+def _look_up(host: str, deadline: float) -> list[str] | None:
+    from fairqueue.http_tasks.tasks import look_up_by
+
+    try:
+        return look_up_by(host, deadline)
+    except OSError:  # a time-out is one
+        return None

@@ -1,0 +1,1 @@
+"""The way to Redis: URLs, connections, keys, scripts, deadlines and permissions."""

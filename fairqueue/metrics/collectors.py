@@ -1,0 +1,421 @@
+"""Show FairQueue to Prometheus: what a scheduler did in this process, and what a queue holds.
+
+Counts that must add up over processes and restarts are kept in Redis by the scripts and read by one
+`QueueCollector`; timings and errors of a process are ordinary metrics of that process. No metric
+has a label for users: there may be a million of them.
+"""
+
+import io
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    make_wsgi_app,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fairqueue.errors import (
+    LONGEST_SHOWN,
+    ConfigurationError,
+    FairQueueError,
+    RedisUnavailable,
+    cut,
+    kind_of,
+)
+from fairqueue.metrics.processes import Merged
+from fairqueue.models import QueueSnapshot
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.validation import check_count
+
+ERROR_TYPES = ("redis", "lock_timeout", "deserialization", "push", "cron", "internal")
+SCRAPE_TIMEOUT_S = 1.0  # how long a scrape waits for Redis
+LOCK_OUTCOMES = ("acquired", "contended", "lost")
+
+_LATENESS_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    60,
+    600,
+)
+_RUN_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_CYCLE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+# counter in Redis -> (metric, what it counts)
+_COUNTERS = {
+    "pushed": "Tasks stored, by pushes and by schedules.",
+    "duplicates": "Pushes of a task that was stored already.",
+    "refused": "Pushes and fires that a limit of the queue or of a user refused.",
+    "claimed": "Tasks handed to workers.",
+    "finished": "Tasks that were done.",
+    "retried": "Tasks that were offered again by their worker.",
+    "released": "Tasks that were given back untouched.",
+    "buried": "Tasks that went to the dead letters.",
+    "timed_out": "Tasks among them that ran for too long at their last attempt.",
+    "cancelled": "Tasks that were cancelled.",
+    "expired": "Leases that ended without a word from their worker.",
+    "lost_leases": "Calls that were refused because the lease was lost.",
+    "broken_tasks": "Task records that could not be read.",
+    "fired": "Tasks that schedules have enqueued.",
+    "missed": "Moments of schedules that passed without a fire.",
+    "skipped": "Moments of schedules at which their overlap allowed no task.",
+    "stale_runs": "Runs that went on for a lease after they had to end.",
+    "revived": "Dead letters that were run again.",
+    "discarded": "Dead letters that were dropped by hand.",
+    "auto_paused": "Schedules paused because they failed too often in a row.",
+    "backfilled": "Tasks enqueued for past moments of schedules.",
+    "terms": "Terms of leadership.",
+    "set_aside_broken": "Schedules set aside because their record cannot be read.",
+    "set_aside_cron": "Schedules disabled because their cron has no next moment.",
+}
+
+_GAUGES = {
+    "ready": "Tasks that wait for a worker.",
+    "delayed": "Tasks that wait for their time.",
+    "running": "Tasks that a worker holds.",
+    "dead": "Tasks among the dead letters.",
+    "active_users": "Users with waiting tasks.",
+    "parked_users": "Users with waiting tasks who are paused, capped or over their rate.",
+    "schedules": "Schedules stored.",
+    "active_schedules": "Schedules with a next moment.",
+    "set_aside": "Schedules that the scheduler has set aside.",
+    "epoch": "Number of the present term of leadership.",
+}
+
+
+class SchedulerMetrics:
+    """What schedulers tell Prometheus: one set of metrics in a registry, labelled by queue."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(
+                f"fairqueue_scheduler_{name}", text, ["queue", *labels], registry=registry
+            )
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(
+                f"fairqueue_scheduler_{name}", text, ["queue", "scheduler"], registry=registry
+            )
+
+        self.cycles = counter("cycles", "Passes of the loop that ended well.")
+        self.processed = counter("schedules_processed", "Due schedules that were looked at.")
+        self.lock = counter("lock", "Attempts to lead, and terms lost.", "outcome")
+        self.pushes = counter("pushes", "Fires, by outcome.", "outcome")
+        self.missed = counter(
+            "missed_moments", "Moments that passed without a fire; up to 1,000 for each fire."
+        )
+        self.errors = counter("errors", "Errors, by type.", "type")
+        self.cycle_seconds = Histogram(
+            "fairqueue_scheduler_cycle_seconds",
+            "How long a pass of the loop took.",
+            ["queue"],
+            buckets=_CYCLE_BUCKETS,
+            registry=registry,
+        )
+        self.lateness_seconds = Histogram(
+            "fairqueue_scheduler_fire_lateness_seconds",
+            "How long after its nominal moment a fire was enqueued.",
+            ["queue"],
+            buckets=_LATENESS_BUCKETS,
+            registry=registry,
+        )
+        self.last_cycle = gauge(
+            "last_successful_cycle_timestamp_seconds", "When a pass last ended well."
+        )
+        self.started = gauge(
+            "start_timestamp_seconds", "Since when the thread is up; 0: it is not."
+        )
+        self.is_leader = gauge("is_leader", "1 while this scheduler leads.")
+        self.redis_up = gauge("redis_up", "1 while Redis answers this scheduler.")
+
+    def prepare(self, queue: str, scheduler: str) -> None:
+        """Show all series of a scheduler from the start, so that a rate sees the first error."""
+        for name in ERROR_TYPES:
+            self.errors.labels(queue, name)
+        for name in LOCK_OUTCOMES:
+            self.lock.labels(queue, name)
+        for name in ("ok", "failed"):
+            self.pushes.labels(queue, name)
+        for metric in (self.cycles, self.processed, self.missed):
+            metric.labels(queue)
+        for histogram in (self.cycle_seconds, self.lateness_seconds):
+            histogram.labels(queue)
+        for gauge in (self.last_cycle, self.started, self.is_leader, self.redis_up):
+            gauge.labels(queue, scheduler)
+
+
+class WorkerMetrics:
+    """What workers tell Prometheus: one set of metrics in a registry, labelled by queue and task.
+
+    A task is labelled by the name of its handler, so that names which somebody else has made up
+    do not become series.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.runs = Counter(
+            "fairqueue_worker_runs",
+            "Tasks that were run, by how that ended.",
+            ["queue", "task", "outcome"],
+            registry=registry,
+        )
+        self.run_seconds = Histogram(
+            "fairqueue_worker_run_seconds",
+            "How long handlers ran.",
+            ["queue", "task"],
+            buckets=_RUN_BUCKETS,
+            registry=registry,
+        )
+        self.stuck_runs = Gauge(
+            "fairqueue_worker_stuck_runs",
+            "Runs that go on although their time-out has ended them more than a lease ago.",
+            ["queue", "task"],
+            registry=registry,
+        )
+
+
+Metrics = TypeVar("Metrics")
+_made: WeakKeyDictionary[CollectorRegistry, dict[Any, Any]] = WeakKeyDictionary()
+_made_lock = threading.Lock()
+
+
+def made_once(
+    kind: Callable[[CollectorRegistry], Metrics], registry: CollectorRegistry | None
+) -> Metrics:
+    """The metrics of a registry, Prometheus' own one if None; a second call gives the same."""
+    registry = REGISTRY if registry is None else registry
+    if not isinstance(registry, CollectorRegistry):
+        raise ConfigurationError(f"registry must be a CollectorRegistry, not {kind_of(registry)}")
+    with _made_lock:
+        made = _made.setdefault(registry, {})
+        if kind not in made:
+            made[kind] = kind(registry)
+        metrics: Metrics = made[kind]
+        return metrics
+
+
+def scheduler_metrics(registry: CollectorRegistry | None = None) -> SchedulerMetrics:
+    """The metrics of the schedulers in a registry (Prometheus' own one if None), made once."""
+    return made_once(SchedulerMetrics, registry)
+
+
+def worker_metrics(registry: CollectorRegistry | None = None) -> WorkerMetrics:
+    """The metrics of the workers in a registry (Prometheus' own one if None), made once."""
+    return made_once(WorkerMetrics, registry)
+
+
+class QueueCollector(Collector):
+    """Reads a queue's counts from Redis at each scrape, in one bounded read.
+
+    Register it in one exporter for a queue, not in every process: each would say the same.
+    """
+
+    def __init__(self, queue: TaskQueue) -> None:
+        self._queue = queue
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of the moment; only `fairqueue_redis_up` 0 when Redis does not answer."""
+        try:
+            snapshot = self._queue.inspect(timeout=SCRAPE_TIMEOUT_S)
+        except FairQueueError as error:
+            answered = not isinstance(error, RedisUnavailable)
+            yield self._gauge("redis_up", "1 if Redis answered this scrape.", answered)
+            return
+        yield self._gauge("redis_up", "1 if Redis answered this scrape.", 1)
+        yield from self._metrics(snapshot)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not need Redis."""
+        return []
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        metric = GaugeMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
+        metric.add_metric([self._queue.name], value)
+        return metric
+
+    def _metrics(self, snapshot: QueueSnapshot) -> Iterator[Metric]:
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
+            counter.add_metric([self._queue.name], snapshot.counters.get(name, 0))
+            yield counter
+        for name, text in _GAUGES.items():
+            yield self._gauge(name, text, getattr(snapshot, name))
+        yield self._gauge(
+            "oldest_wait_seconds", "How long the oldest waiting task waits.", snapshot.oldest_wait
+        )
+        yield self._gauge(
+            "overdue_seconds", "How late the most overdue schedule is.", snapshot.overdue
+        )
+        yield self._gauge("leader_present", "1 while a scheduler leads.", _leads(snapshot))
+        if snapshot.jain_index is not None:
+            yield self._gauge(
+                "jain_index",
+                "How equal the service of backlogged users was, by weight, in the last window.",
+                snapshot.jain_index,
+            )
+
+
+def _leads(snapshot: QueueSnapshot) -> float:
+    until = snapshot.leader_until
+    return float(until is not None and until > snapshot.at)
+
+
+REQUEST_S = 10.0  # so long a client gets to send its request, and to read the answer
+_HEED_CLOSE_S = 0.1  # how often the server looks whether it is to close, which takes so long
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _TimedReader(socket.SocketIO):
+    """What a client sends, until a moment: a byte now and then buys no more time."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        super().__init__(connection, "r")
+        self._connection = connection
+        self._deadline = deadline
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Raises TimeoutError after the moment."""
+        self._connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            return super().readinto(buffer)
+        finally:
+            self._connection.settimeout(REQUEST_S)
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def setup(self) -> None:
+        """Each connection has a thread, which clients that send half a request must not keep."""
+        super().setup()
+        self.connection.settimeout(REQUEST_S)
+        self.rfile = io.BufferedReader(_TimedReader(self.connection, time.monotonic() + REQUEST_S))
+
+    def handle(self) -> None:
+        """Answer one request; a client that is too slow or leaves is no news."""
+        with suppress(TimeoutError, ConnectionError):
+            super().handle()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are no news."""
+
+
+# Those that have a port in this process.
+_servers: WeakSet["MetricsServer"] = WeakSet()
+
+
+class MetricsServer:
+    """An HTTP server for scrapes: it takes its port when it is made, and answers from `start`.
+
+    Whoever forks between the two can do so without a thread, and knows that the port can be had.
+    """
+
+    def __init__(self, port: int, host: str) -> None:
+        """Raises ConfigurationError naming what cannot be used."""
+        check_count(port, "port", ConfigurationError, most=65_535)
+        if not isinstance(host, str):
+            raise ConfigurationError(f"host must be a string, not {kind_of(host)}")
+        where = f"{repr(cut(host, LONGEST_SHOWN))[1:-1]}:{port}"  # escaped
+        try:
+            self._server = _Server((host, port), _QuietHandler)
+        except (OSError, ValueError, TypeError) as error:  # the last two: what no name can have
+            raise ConfigurationError(f"cannot serve metrics on {where}: {error}") from error
+        self.port = int(self._server.server_port)
+        self.url = f"http://{host}:{self.port}/metrics"
+        self._thread: threading.Thread | None = None
+        _servers.add(self)
+
+    def start(self, *registries: CollectorRegistry, queue: TaskQueue | None = None) -> None:
+        """Answer from now on, in a thread, with the metrics of this process and its children.
+
+        Those of the queue are told only where it is given: one exporter is enough for a queue.
+        """
+        everything = CollectorRegistry()
+        if queue is not None:
+            everything.register(QueueCollector(queue))
+        everything.register(Merged(*registries))
+        self._server.set_app(make_wsgi_app(everything))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            args=(_HEED_CLOSE_S,),
+            name="fairqueue-metrics",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether it answers."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        if self.is_alive():  # otherwise it would wait for a thread that is gone
+            self._server.shutdown()
+        self._server.server_close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def leave(self) -> None:
+        """Let go of the port in a forked copy of the process that has it, where nobody answers."""
+        self._server.socket.close()
+
+    def __enter__(self) -> "MetricsServer":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _leave_ports() -> None:
+    for server in _servers:
+        server.leave()
+
+
+# A copy that lives on would keep the port from whoever is started in the place of its parent.
+os.register_at_fork(after_in_child=_leave_ports)
+
+
+def serve_metrics(
+    queue: TaskQueue,
+    port: int = 9109,
+    host: str = "127.0.0.1",
+    registry: CollectorRegistry | None = None,
+) -> MetricsServer:
+    """Answer scrapes with the queue's metrics and those of this process.
+
+    `registry` is the one that was passed to the schedulers and workers (Prometheus' own one if
+    None); what the processes of a worker count is added up. Port 0 takes a free one; the answer's
+    `port` says which. Raises ConfigurationError naming the argument, also when the port is taken.
+    """
+    if not isinstance(queue, TaskQueue):
+        raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")
+    registry = REGISTRY if registry is None else registry
+    if not isinstance(registry, CollectorRegistry):
+        raise ConfigurationError(f"registry must be a CollectorRegistry, not {kind_of(registry)}")
+    server = MetricsServer(port, host)
+    server.start(registry, queue=queue)
+    return server

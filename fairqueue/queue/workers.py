@@ -1,0 +1,312 @@
+"""Keep the heartbeats of workers in Redis: who is alive, and what each runs."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fairqueue.clock import from_ms
+from fairqueue.link.connection import Argument, Link
+from fairqueue.models import UNREADABLE, new_id
+from fairqueue.validation import check_name
+
+BEAT_S = 10.0  # so often a worker says that it is alive
+GONE_AFTER_S = 3.5 * BEAT_S  # without a word for so long it counts as gone
+MAX_LISTED = 1000  # workers in one answer
+ANY = "*"  # stands for all names, where a worker takes what has no handler of its own
+MAX_CURRENT = 25  # tasks that a record names: a beat may read the records of 1,000 workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """A worker that is alive, as it said at its last heartbeat.
+
+    `names` are the tasks it has handlers for, "*" among them if it takes any. `current` are the
+    ids of the first 25 tasks that it held, the longest held first; `running` counts all of them.
+    `draining`: somebody has asked it to take no more and end.
+    """
+
+    worker_id: str
+    host: str
+    pid: int
+    version: str
+    slots: int
+    names: tuple[str, ...]
+    current: tuple[str, ...]
+    running: int
+    started_at: datetime
+    seen_at: datetime
+    gone_at: datetime
+    draining: bool = False
+    # Where its HTTP tasks may go, by name, as HttpTasks says it.
+    http: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaleRun:
+    """A run that went on a lease after its time-out, or after it was told to cancel.
+
+    Its task was ended; the run itself may go on in its worker.
+    """
+
+    task_id: str
+    user_id: str
+    name: str
+    worker_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRun:
+    """A run whose worker sends no heartbeats, or has let its lease end.
+
+    lease_ends: when another worker may take the run, or since when one may. is_heard: whether the
+    worker still sends heartbeats.
+    """
+
+    lease_ends: datetime
+    is_heard: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A task that has ended without a word of its worker, of which people should hear.
+
+    outcome: "expired" (its last lease was not extended), "timed_out" or "cancelled" (it went on for
+    a lease after it had to end). seconds: since it was claimed. text: what Redis knows the notice
+    by, to be passed on when it was heard.
+    """
+
+    task_id: str
+    user_id: str
+    name: str
+    schedule_id: str | None
+    worker_id: str
+    attempt: int
+    outcome: str
+    seconds: float
+    error: str
+    text: bytes
+
+    @property
+    def stale_run(self) -> StaleRun | None:
+        """The run that went on, if it did."""
+        if self.outcome == "expired":
+            return None
+        return StaleRun(
+            task_id=self.task_id,
+            user_id=self.user_id,
+            name=self.name,
+            worker_id=self.worker_id,
+            seconds=self.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a worker learns when it says that it is alive.
+
+    handled: names of tasks that any living worker has handlers for. notices: what ended without a
+    word of its worker. gone: workers that ended without a word. drained_by: who asked this one to
+    take no more tasks and end, if anybody has.
+    """
+
+    handled: frozenset[str]
+    notices: list[Notice]
+    gone: list[str]
+    drained_by: str | None = None
+
+
+class WorkerStore:
+    """The workers of one queue."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def beat(
+        self,
+        info: Mapping[str, object],
+        worker_id: str,
+        limits: Mapping[str, Mapping[str, float]] | None = None,
+        *,
+        can_alert: bool = False,
+        heard: Sequence[bytes] = (),
+    ) -> Beat:
+        """Say that a worker is alive; `limits` of its handlers are said once, when it starts.
+
+        Runs that do not answer are ended, too: see `look_over`, also for `can_alert` and `heard`.
+        Raises InvalidTask for an unusable id.
+        """
+        ttl_ms = round(GONE_AFTER_S * 1000)
+        return self._beat(info, worker_id, ttl_ms, limits, can_alert=can_alert, heard=heard)
+
+    def leave(self, worker_id: str, heard: Sequence[bytes] = ()) -> None:
+        """Say that a worker ends, and which notices it has passed on."""
+        self._beat({}, worker_id, 0, None, heard=heard)
+
+    def _beat(
+        self,
+        info: Mapping[str, object],
+        worker_id: str,
+        ttl_ms: int,
+        limits: Mapping[str, Mapping[str, float]] | None,
+        *,
+        can_alert: bool = False,
+        heard: Sequence[bytes] = (),
+    ) -> Beat:
+        check_name(worker_id, "worker_id")  # the field '' is taken
+        answer = self._link.run(
+            "beat",
+            worker=worker_id,
+            record=json.dumps({"id": worker_id, **info}, separators=(",", ":"))[:-1],
+            ttl_ms=ttl_ms,
+            limits="" if limits is None else json.dumps(limits),
+            can_alert="1" if can_alert else "",
+            rest=heard,
+        )
+        self._link.learn_time(int(answer[0]))
+        return Beat(
+            handled=frozenset(name.decode("utf-8", "replace") for name in answer[1]),
+            notices=_notices(answer[2]),
+            gone=[each.decode("utf-8", "replace") for each in answer[3]],
+            drained_by=answer[4].decode("utf-8", "replace") or None,
+        )
+
+    def drain(self, worker_id: str, by: str) -> bool:
+        """Ask a worker to take no more tasks, finish what it runs, and end; False if none is alive.
+
+        It hears of it with its next heartbeat, which comes every ten seconds. Then it ends as by
+        `stop`, without a time-out: `forever` returns, and one of several processes is not replaced.
+        Asked again, nothing changes. `by` says who asks, for its log. Raises InvalidTask for an
+        unusable id or name.
+        """
+        check_name(worker_id, "worker_id")
+        check_name(by, "by")
+        return bool(self._link.run("drain", op=new_id(), worker=worker_id, by=by) == b"asked")
+
+    def find_stale(self, now_ms: int | None = None) -> list[StaleRun]:
+        """Runs that went on after they had to end, each once to whoever asks first.
+
+        Ends those that are found now, as `look_over` does. They are still told to somebody who can
+        alert people.
+        """
+        return [run for each in self.look_over(now_ms) if (run := each.stale_run) is not None]
+
+    def look_over(
+        self, now_ms: int | None = None, *, can_alert: bool = False, heard: Sequence[bytes] = ()
+    ) -> list[Notice]:
+        """End runs that do not answer, take back expired leases, and hear what people should know.
+
+        With `can_alert` a notice is told again half a minute later, to whoever asks then, until its
+        text is among those `heard`; without, each is told once, for a log. At most a hundred at
+        once, and none that is older than an hour.
+        """
+        answer = self._link.run(
+            "find_stale", now_ms=now_ms, can_alert="1" if can_alert else "", rest=heard
+        )
+        return _notices(answer)
+
+    def lost(self, workers: Mapping[str, str]) -> dict[str, LostRun]:
+        """Those of the running tasks whose worker is gone or whose lease is over.
+
+        `workers`: of each task id, which worker has it. One that claims by itself, without a
+        `Worker`, sends no heartbeats, so that its runs are among them.
+        """
+        if not workers:
+            return {}
+        now_ms = self._link.now_ms()
+        ends, leases = self._link.ask(
+            ("ZMSCORE", self._link.keys["worker_ends"], *workers.values()),
+            ("ZMSCORE", self._link.keys["leases"], *workers),
+        )
+        found = {}
+        for task_id, gone, lease in zip(workers, ends, leases, strict=True):
+            if lease is None:
+                continue  # it has ended meanwhile
+            is_heard = gone is not None and float(gone) > now_ms
+            if not is_heard or float(lease) <= now_ms:
+                lease_ends = from_ms(int(float(lease)))
+                found[task_id] = LostRun(lease_ends=lease_ends, is_heard=is_heard)
+        return found
+
+    def is_anybody_there(self) -> bool:
+        """Whether a worker is alive, or somebody claims by themselves.
+
+        Those send no heartbeats: they count as there while they hold a lease, unless a worker is
+        gone whose lease that may be.
+        """
+        ends, leases = self._link.keys["worker_ends"], self._link.keys["leases"]
+        now_ms = self._link.now_ms()
+        alive, gone, held = self._link.ask(
+            ("ZCOUNT", ends, f"({now_ms}", "+inf"),
+            ("ZCOUNT", ends, "-inf", now_ms),
+            ("ZCOUNT", leases, f"({now_ms}", "+inf"),
+        )
+        return bool(alive) or (bool(held) and not gone)
+
+    def alive(self) -> list[WorkerInfo]:
+        """The workers that are alive, by id; at most a thousand."""
+        now_ms = self._link.now_ms()
+        ends = self._link.keys["worker_ends"]
+        most = ("LIMIT", 0, MAX_LISTED, "WITHSCORES")
+        flat = self._link.ask(("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most))[0]
+        if not flat:
+            return []
+        ids: list[Argument] = flat[::2]
+        records = self._link.ask(("HMGET", self._link.keys["workers"], *ids))[0]
+        found = (_info(text, end) for text, end in zip(records, flat[1::2], strict=True))
+        return sorted((each for each in found if each), key=lambda info: info.worker_id)
+
+
+def _notices(texts: Iterable[bytes]) -> list[Notice]:
+    """Notices as a script returns them; what somebody has planted among them is passed over."""
+    found = []
+    for text in texts:
+        fields = text.decode("utf-8", "replace").split("\0")
+        try:
+            task_id, user_id, name, schedule, worker_id, attempt, outcome, ms, _, error = fields
+            notice = Notice(
+                task_id=task_id,
+                user_id=user_id,
+                name=name,
+                schedule_id=schedule or None,
+                worker_id=worker_id,
+                attempt=int(attempt),
+                outcome=outcome,
+                seconds=int(ms) / 1000,
+                error=error,
+                text=text,
+            )
+        except ValueError:
+            continue
+        found.append(notice)
+    return found
+
+
+def _policies(said: object) -> dict[str, Mapping[str, Any]]:
+    if not isinstance(said, dict):
+        return {}
+    return {name: policy for name, policy in said.items() if isinstance(policy, dict)}
+
+
+def _info(text: bytes | None, end: bytes) -> WorkerInfo | None:
+    try:
+        record = json.loads(text or b"")
+        return WorkerInfo(
+            worker_id=str(record["id"]),
+            host=str(record["host"]),
+            pid=int(record["pid"]),
+            version=str(record["version"]),
+            slots=int(record["slots"]),
+            names=tuple(map(str, record["names"])),
+            current=tuple(map(str, record["current"])),
+            running=int(record["running"]),
+            started_at=from_ms(int(record["started"])),
+            seen_at=from_ms(int(record["seen"])),
+            gone_at=from_ms(int(float(end))),
+            draining=isinstance(record.get("drain"), str),
+            http=_policies(record.get("http")),
+        )
+    except UNREADABLE:
+        return None  # somebody has spoilt it; its next heartbeat writes it anew

@@ -1,0 +1,722 @@
+"""When a schedule fires: the moments of a cron expression, an interval or a single date.
+
+A schedule's rule is stored as a form, a dict that JSON can hold:
+
+    {"cron": "0 9 * * 1-5", "timezone": "Europe/London"}
+    {"every": 90000, "anchor": 1767225600000}    milliseconds; the moments are anchor + k * every
+    {"at": 1767225600000}
+
+Each may have `limits` (see `fairqueue.windows`). A `timezone` is UTC if there is none; that of an
+interval or a date is for its limits and for showing it.
+
+The rule where a zone changes its offset is Debian cron's:
+
+- An expression whose second, minute or hour field begins with `*` follows elapsed time. It fires
+  whenever the wall clock shows a matching time: in both passes of an overlap, never in a gap.
+- Any other is at fixed times. Each matching local time is one fire, at the first moment at which
+  the wall clock shows it; one that a gap skips fires at the end of the gap. Local times that land
+  on the same moment are one fire.
+
+Intervals are elapsed time too. pytz knows no daylight saving time after 2037, so later moments are
+those of the last known offset.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Literal
+
+from fairqueue.clock import LATEST_MS, from_ms, read_ms, to_ms
+from fairqueue.errors import InvalidCron, InvalidSchedule, shown
+from fairqueue.recurrence.cron import HORIZON_YEARS, Cron, parse_cron, resolve_hashed
+from fairqueue.recurrence.frequency import FIELD_NAMES, Frequency, as_cron
+from fairqueue.recurrence.windows import NO_CALENDARS, Calendars, Limits, check_windows, read_limits
+from fairqueue.recurrence.words import (
+    cron_words,
+    gap_words,
+    interval_words,
+    limits_words,
+    offset_words,
+    once_words,
+    overlap_words,
+)
+from fairqueue.recurrence.zones import Zone, find_zone
+from fairqueue.validation import check_count
+
+# Entries kept. A full house (hundreds of expressions in dozens of zones, due at one moment) is some
+# thousands of pairs with one moment each; beyond these numbers the oldest are computed again.
+_RECURRENCES_KEPT = 16_384
+_MOMENTS_KEPT = 65_536
+# These can be large: up to 20 kB with a year of dates.
+_LIMITED_KEPT = 4096
+
+# A smaller step than this is no schedule but a loop.
+SMALLEST_STEP_MS = 1000
+# A hundred years.
+LARGEST_STEP_MS = 3_155_760_000_000
+
+# Runs that one call computes: a second of work at most.
+MAX_RUNS = 10_000
+
+# How often a search through limits tries: tens of milliseconds. Each try skips all moments up to
+# the next opening, so what is not found then has one try a day for 27 years, or 24 a day for one.
+_MAX_TRIES = 10_000
+_HORIZON_MS = HORIZON_YEARS * 366 * 86_400_000
+
+_LATEST = LATEST_MS // 1000
+
+
+class Recurrence(ABC):
+    """The moments of one rule, in milliseconds since 1970, UTC.
+
+    Never changes, so it can be shared between threads. There are no moments before 1970 or after
+    9999.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def zone(self) -> Zone:
+        """The zone in which its moments are shown."""
+
+    @abstractmethod
+    def next_ms(self, after_ms: int) -> int | None:
+        """The first moment strictly after, or None when there is none within nine years."""
+
+    @abstractmethod
+    def latest_ms(self, at_ms: int) -> int | None:
+        """The latest moment at or before, or None when there is none within nine years."""
+
+    @abstractmethod
+    def count(self, from_ms: int, until_ms: int, cap: int) -> int:
+        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more."""
+
+    def previous_ms(self, before_ms: int) -> int | None:
+        """The latest moment strictly before, or None when there is none within nine years."""
+        return self.latest_ms(before_ms - 1)
+
+    def between(self, from_ms: int, until_ms: int, limit: int) -> list[int]:
+        """The first `limit` moments from `from_ms` until before `until_ms`, in order."""
+        return list(islice(self._walk(from_ms, until_ms), max(limit, 0)))
+
+    def _walk(self, from_ms: int, until_ms: int) -> Iterator[int]:
+        moment = self._find_next_ms(from_ms - 1)
+        while moment is not None and moment < until_ms:
+            yield moment
+            moment = self._find_next_ms(moment)
+
+    def _find_next_ms(self, after_ms: int) -> int | None:
+        """As `next_ms`, without leaving each of many moments in a cache that others share."""
+        return self.next_ms(after_ms)
+
+
+# Compared by identity, which `compile_recurrence` keeps: it is a key of caches, and must hash fast.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CronRecurrence(Recurrence):
+    """The moments of one expression in one zone. Made by `compile_recurrence`."""
+
+    cron_expr: str
+    timezone: str
+    _cron: Cron = field(repr=False)
+    _zone: Zone = field(repr=False)
+
+    @property
+    def zone(self) -> Zone:
+        """The zone of the expression."""
+        return self._zone
+
+    @property
+    def elapsed(self) -> bool:
+        """Whether it follows elapsed time where the clock changes, and not fixed times."""
+        return self._cron.wildcard
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """The first moment strictly after, or None when there is none within nine years."""
+        return _next_ms(self, after_ms // 1000)
+
+    def latest_ms(self, at_ms: int) -> int | None:
+        """The latest moment at or before, or None when there is none within nine years."""
+        return _latest_ms(self, at_ms // 1000)
+
+    def count(self, from_ms: int, until_ms: int, cap: int) -> int:
+        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more.
+
+        Takes microseconds for each month and each change of the clock, not for each moment.
+        """
+        after = max((from_ms - 1) // 1000, -1)
+        last = min((until_ms - 1) // 1000, _LATEST)
+        counted, starts = 0, self._zone.starts
+        while after < last and counted < cap:
+            period = self._zone.period(after + 1)
+            end = last if period + 1 == len(starts) else min(last, starts[period + 1] - 1)
+            counted += self._count_in_period(period, after, end, cap - counted)
+            after = end
+        return max(min(counted, cap), 0)
+
+    def skipped_local(self, moment_ms: int) -> int | None:
+        """The first local time, in seconds, that this moment makes up for: one that a gap took."""
+        gap = None if self.elapsed or moment_ms % 1000 else self._zone.gap(moment_ms // 1000)
+        if gap is None:
+            return None
+        local = self._cron.next_after(gap[0] - 1)
+        return local if local is not None and local < gap[1] else None
+
+    def _find_next_ms(self, after_ms: int) -> int | None:
+        moment = self._next(after_ms // 1000)
+        return None if moment is None else moment * 1000
+
+    def _next(self, after: int) -> int | None:
+        after = max(after, -1)
+        moment = self._next_elapsed(after) if self._cron.wildcard else self._next_fixed(after)
+        return None if moment is None or moment > _LATEST else moment
+
+    def _latest(self, at: int) -> int | None:
+        if at < 0:
+            return None
+        at = min(at, _LATEST)
+        moment = self._latest_elapsed(at) if self._cron.wildcard else self._latest_fixed(at)
+        return None if moment is None or moment < 0 else moment
+
+    def _count_in_period(self, period: int, after: int, until: int, cap: int) -> int:
+        """How many moments are after one and until another, which is in this period as well."""
+        zone = self._zone
+        if self._cron.wildcard:
+            offset = zone.offsets[period]
+            return self._cron.count(after + offset, until + offset, cap)
+        first, last = zone.furthest_local(after), zone.furthest_local(until)
+        gap = zone.gap(after + 1)
+        if gap is None:
+            return self._cron.count(first, last, cap)
+        # All that the gap has taken, and what is due at its end, are one moment.
+        taken = self._cron.count(gap[0] - 1, gap[1], gap[1] - gap[0] + 1)
+        return min(taken, 1) + self._cron.count(gap[1], last, cap)
+
+    # Fixed times. A local time has fired by a moment exactly if the wall clock has shown it, or a
+    # later one, by then. So what fires next is the first match beyond the furthest time shown.
+
+    def _next_fixed(self, after: int) -> int | None:
+        local = self._cron.next_after(self._zone.furthest_local(after))
+        return None if local is None else self._zone.first_reach(local)
+
+    def _latest_fixed(self, at: int) -> int | None:
+        local = self._cron.latest_until(self._zone.furthest_local(at))
+        return None if local is None else self._zone.first_reach(local)
+
+    # Elapsed time. In each period of the zone local and elapsed time run alike, so look into one
+    # period after the other.
+
+    def _next_elapsed(self, after: int) -> int | None:
+        starts, offsets = self._zone.starts, self._zone.offsets
+        period = self._zone.period(after)
+        while True:
+            local = self._cron.next_after(after + offsets[period])
+            if local is None:
+                return None
+            moment = local - offsets[period]
+            period += 1
+            if period == len(starts) or moment < starts[period]:
+                return moment
+            after = starts[period] - 1
+
+    def _latest_elapsed(self, at: int) -> int | None:
+        starts, offsets = self._zone.starts, self._zone.offsets
+        period = self._zone.period(at)
+        while True:
+            local = self._cron.latest_until(at + offsets[period])
+            if local is None:
+                return None
+            moment = local - offsets[period]
+            if moment >= starts[period]:
+                return moment
+            at = starts[period] - 1
+            period -= 1
+
+
+@lru_cache(maxsize=_MOMENTS_KEPT)
+def _next_ms(recurrence: CronRecurrence, after: int) -> int | None:
+    moment = recurrence._next(after)
+    return None if moment is None else moment * 1000
+
+
+@lru_cache(maxsize=_MOMENTS_KEPT)
+def _latest_ms(recurrence: CronRecurrence, at: int) -> int | None:
+    moment = recurrence._latest(at)
+    return None if moment is None else moment * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IntervalRecurrence(Recurrence):
+    """Moments that are all the same time apart, in elapsed time, so that they never drift.
+
+    The anchor is one of them, not the first: limits have a start.
+    """
+
+    every_ms: int
+    anchor_ms: int
+    _zone: Zone = field(repr=False)
+
+    @property
+    def zone(self) -> Zone:
+        """The zone in which its moments are shown."""
+        return self._zone
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """The first moment strictly after, or None after the year 9999."""
+        after_ms = max(after_ms, -1)
+        moment = after_ms + self.every_ms - (after_ms - self.anchor_ms) % self.every_ms
+        return moment if moment <= LATEST_MS else None
+
+    def latest_ms(self, at_ms: int) -> int | None:
+        """The latest moment at or before, or None before 1970."""
+        at_ms = min(at_ms, LATEST_MS)
+        moment = at_ms - (at_ms - self.anchor_ms) % self.every_ms
+        return moment if moment >= 0 else None
+
+    def count(self, from_ms: int, until_ms: int, cap: int) -> int:
+        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more."""
+        before = (max(from_ms, 0) - 1 - self.anchor_ms) // self.every_ms
+        last = (min(until_ms - 1, LATEST_MS) - self.anchor_ms) // self.every_ms
+        return max(min(last - before, cap), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnceRecurrence(Recurrence):
+    """A single moment."""
+
+    at_ms: int
+    _zone: Zone = field(repr=False)
+
+    @property
+    def zone(self) -> Zone:
+        """The zone in which its moment is shown."""
+        return self._zone
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """The moment, if it is strictly after."""
+        return self.at_ms if self.at_ms > after_ms else None
+
+    def latest_ms(self, at_ms: int) -> int | None:
+        """The moment, if it is at or before."""
+        return self.at_ms if self.at_ms <= at_ms else None
+
+    def count(self, from_ms: int, until_ms: int, cap: int) -> int:
+        """1 or 0."""
+        return max(min(int(from_ms <= self.at_ms < until_ms), cap), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LimitedRecurrence(Recurrence):
+    """Those moments of another recurrence that its limits allow.
+
+    A search ends without one after nine years, or 10,000 tries: then there is no next moment.
+    """
+
+    inner: Recurrence
+    limits: Limits = field(repr=False)
+
+    @property
+    def zone(self) -> Zone:
+        """The zone in which windows and dates are meant."""
+        return self.inner.zone
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """The first moment strictly after, or None when there is none within nine years."""
+        return _limited_next_ms(self, after_ms)
+
+    def latest_ms(self, at_ms: int) -> int | None:
+        """The latest moment at or before, or None when there is none within nine years."""
+        return _limited_latest_ms(self, at_ms)
+
+    def count(self, from_ms: int, until_ms: int, cap: int) -> int:
+        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more.
+
+        Takes some microseconds for each stretch of time that has a moment and is open.
+        """
+        from_ms = max(from_ms, self.limits.start_ms)
+        until_ms = min(until_ms, self.limits.end_ms)
+        opening, counted = self.limits.opening, 0
+        if opening is None:
+            return self.inner.count(from_ms, until_ms, cap)
+        while counted < cap:
+            moment = self._find_next_ms(from_ms - 1)
+            if moment is None or moment >= until_ms:
+                break
+            from_ms = opening.open_until(moment // 1000) * 1000
+            counted += self.inner.count(moment, min(from_ms, until_ms), cap - counted)
+        return max(min(counted, cap), 0)
+
+    def _find_next_ms(self, after_ms: int) -> int | None:
+        after_ms = max(after_ms, self.limits.start_ms - 1)
+        give_up_ms, opening = after_ms + _HORIZON_MS, self.limits.opening
+        for _ in range(_MAX_TRIES):
+            moment = self.inner._find_next_ms(after_ms)
+            if moment is None or moment >= self.limits.end_ms:
+                return None
+            open_at = moment // 1000 if opening is None else opening.next_open(moment // 1000)
+            if open_at == moment // 1000:
+                return moment
+            if moment > give_up_ms:
+                return None
+            after_ms = open_at * 1000 - 1
+        return None
+
+    def _find_latest_ms(self, at_ms: int) -> int | None:
+        at_ms = min(at_ms, self.limits.end_ms - 1)
+        give_up_ms, opening = at_ms - _HORIZON_MS, self.limits.opening
+        for _ in range(_MAX_TRIES):
+            moment = self.inner.latest_ms(at_ms)
+            if moment is None or moment < self.limits.start_ms:
+                return None
+            open_at = moment // 1000 if opening is None else opening.last_open(moment // 1000)
+            if open_at == moment // 1000:
+                return moment
+            if moment < give_up_ms:
+                return None
+            at_ms = open_at * 1000 + 999
+        return None
+
+
+@lru_cache(maxsize=_MOMENTS_KEPT)
+def _limited_next_ms(recurrence: LimitedRecurrence, after_ms: int) -> int | None:
+    return recurrence._find_next_ms(after_ms)
+
+
+@lru_cache(maxsize=_MOMENTS_KEPT)
+def _limited_latest_ms(recurrence: LimitedRecurrence, at_ms: int) -> int | None:
+    return recurrence._find_latest_ms(at_ms)
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=_RECURRENCES_KEPT)
+def _compiled(cron_expr: str, timezone: str) -> CronRecurrence:
+    return CronRecurrence(
+        cron_expr=cron_expr,
+        timezone=timezone,
+        _cron=parse_cron(cron_expr),
+        _zone=find_zone(timezone),
+    )
+
+
+def compile_recurrence(cron_expr: str, timezone: str) -> CronRecurrence:
+    """The recurrence of an expression in a zone; the same object for the same two texts.
+
+    Raises InvalidCron and UnknownTimezone. Thread-safe; compiled ones are kept.
+    """
+    try:
+        return _compiled(cron_expr, timezone)
+    except TypeError:
+        # A list or the like cannot be looked up in a cache; say what it should have been.
+        parse_cron(cron_expr)
+        find_zone(timezone)
+        raise
+
+
+_KINDS = ("cron", "every", "at")
+_KEYS = {
+    "cron": {"cron", "timezone", "limits"},
+    "every": {"every", "anchor", "timezone", "limits"},
+    "at": {"at", "timezone", "limits"},
+}
+
+
+def compile_form(
+    form: Mapping[str, Any], *, seed: str | None = None, calendars: Calendars = NO_CALENDARS
+) -> Recurrence:
+    """The recurrence of a stored form; the same object for the same form.
+
+    `seed`, such as the schedule's id, decides what `H` in an expression is; `calendars` has those
+    that the limits name. Raises InvalidSchedule, which names the value, and its kin InvalidCron and
+    UnknownTimezone. Thread-safe; compiled ones are kept.
+    """
+    kind = _kind(form)
+    timezone = form.get("timezone", "UTC")
+    recurrence: Recurrence
+    if kind == "cron":
+        cron_expr = form["cron"]
+        if seed is not None:
+            cron_expr = resolve_hashed(cron_expr, seed)
+        recurrence = compile_recurrence(cron_expr, timezone)
+    else:
+        find_zone(timezone)
+        recurrence = _compile_interval(form) if kind == "every" else _compile_once(form)
+    if "limits" not in form:
+        return recurrence
+    return _compile_limited(recurrence, form["limits"], calendars)
+
+
+def _kind(form: Mapping[str, Any]) -> str:
+    if not isinstance(form, Mapping):
+        raise InvalidSchedule(
+            f"{shown(form):.60} is no form: a dict with one of {', '.join(_KINDS)}"
+        )
+    kinds = [kind for kind in _KINDS if kind in form]
+    if len(kinds) != 1:
+        given = " and ".join(kinds) or "none"
+        raise InvalidSchedule(f"a form has one of {', '.join(_KINDS)}; this one has {given}")
+    known = _KEYS[kinds[0]]
+    for key in form:
+        if key not in known:
+            raise InvalidSchedule(
+                f"unknown {shown(key):.60} beside {kinds[0]!r}; known are "
+                f"{', '.join(sorted(known))}"
+            )
+    return kinds[0]
+
+
+def _compile_interval(form: Mapping[str, Any]) -> Recurrence:
+    every_ms = check_count(
+        form["every"],
+        "every (in milliseconds)",
+        InvalidSchedule,
+        least=SMALLEST_STEP_MS,
+        most=LARGEST_STEP_MS,
+    )
+    anchor_ms = check_count(form.get("anchor", 0), "anchor", InvalidSchedule, most=LATEST_MS)
+    return _interval(every_ms, anchor_ms, str(form.get("timezone", "UTC")))
+
+
+def _compile_once(form: Mapping[str, Any]) -> Recurrence:
+    at_ms = check_count(form["at"], "at", InvalidSchedule, most=LATEST_MS)
+    return _once(at_ms, str(form.get("timezone", "UTC")))
+
+
+def _compile_limited(inner: Recurrence, form: object, calendars: Calendars) -> Recurrence:
+    try:
+        text = json.dumps(form, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidSchedule(
+            f"limits {shown(form):.60} cannot be written as JSON: {error}"
+        ) from None
+    return _limited(inner, text, calendars)
+
+
+@lru_cache(maxsize=_RECURRENCES_KEPT)
+def _interval(every_ms: int, anchor_ms: int, timezone: str) -> IntervalRecurrence:
+    return IntervalRecurrence(every_ms=every_ms, anchor_ms=anchor_ms, _zone=find_zone(timezone))
+
+
+@lru_cache(maxsize=_RECURRENCES_KEPT)
+def _once(at_ms: int, timezone: str) -> OnceRecurrence:
+    return OnceRecurrence(at_ms=at_ms, _zone=find_zone(timezone))
+
+
+@lru_cache(maxsize=_LIMITED_KEPT)
+def _limited(inner: Recurrence, text: str, calendars: Calendars) -> LimitedRecurrence:
+    limits = read_limits(json.loads(text), inner.zone, calendars)
+    return LimitedRecurrence(inner=inner, limits=limits)
+
+
+# --- datetimes in, datetimes out ------------------------------------------------------------------
+
+# A rule as add_schedule takes it (an expression, a name such as EVERY_DAY, a builder, a dictionary
+# of fields), a form, or what one of them was compiled to.
+Spec = str | Frequency | Mapping[str, Any] | Recurrence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewedRun:
+    """One of the runs to come, and what a change of the clock does to it."""
+
+    utc: datetime
+    # The same moment as the wall clock shows it.
+    local: datetime
+    # Local time minus UTC, as in "+01:00".
+    offset: str
+    # Whether the run before had another offset.
+    offset_changed: bool
+    # "gap": its local time is skipped, so it runs at the end of the gap. "first" or "second": its
+    # local time comes twice, and this is that one.
+    shift: Literal["", "gap", "first", "second"]
+    # The same in words; empty if there is nothing to say.
+    note: str
+
+
+def next_run(spec: Spec, timezone: str | None, after: datetime) -> datetime:
+    """The first moment strictly after an aware datetime, as an aware datetime in the zone.
+
+    `spec` is what `add_schedule` takes as a rule (a cron expression, EVERY_DAY, `every().day`, a
+    dictionary of fields), or a form or a recurrence, whose zone is its own: `timezone` is None
+    then. In a form `at` and `anchor` may be aware datetimes or ISO 8601. Raises InvalidCron (also
+    when there is no such moment within nine years), InvalidSchedule for a form (likewise),
+    UnknownTimezone, and InvalidInput for a naive datetime.
+    """
+    recurrence = _recurrence(spec, timezone)
+    moment_ms = recurrence.next_ms(to_ms(after, "after"))
+    if moment_ms is not None:
+        return _in_zone(recurrence, moment_ms)
+    if _is_expression(spec):
+        raise InvalidCron(
+            f"{_expression(spec)!r} has no moment within {HORIZON_YEARS} years after {after}, or "
+            "none before the year 10000: choose days that come more often"
+        )
+    raise InvalidSchedule(
+        f"{shown(spec):.200} has no moment after {after}: none, or none for years"
+    )
+
+
+def matches(spec: Spec, moment: datetime, timezone: str | None = None) -> bool:
+    """Whether a rule has a moment in the second of an aware datetime.
+
+    An expression without a zone is in UTC; one of five fields has its moments at second 0. Raises
+    as `next_run`, but has no moments where there are none.
+    """
+    recurrence = _recurrence(spec, _zone_or_utc(spec, timezone))
+    second = to_ms(moment, "moment") // 1000 * 1000
+    return recurrence.next_ms(second - 1) in range(second, second + 1000)
+
+
+def previous_run(spec: Spec, timezone: str | None, at: datetime) -> datetime | None:
+    """The latest moment at or before an aware datetime, as an aware datetime in the zone.
+
+    None when there is none within nine years, or since 1970. Raises as `next_run`.
+    """
+    recurrence = _recurrence(spec, timezone)
+    moment_ms = recurrence.latest_ms(to_ms(at, "at"))
+    return None if moment_ms is None else _in_zone(recurrence, moment_ms)
+
+
+def between(
+    spec: Spec, timezone: str | None, start: datetime, end: datetime, limit: int = 1000
+) -> list[datetime]:
+    """The first `limit` moments from `start` until before `end`, as aware datetimes in the zone.
+
+    At most 10,000. Raises as `next_run`, but has no moments where there are none.
+    """
+    recurrence = _recurrence(spec, timezone)
+    check_count(limit, "limit", least=1, most=MAX_RUNS)
+    from_ms, until_ms = _ceil_ms(start, "start"), _ceil_ms(end, "end")
+    return [_in_zone(recurrence, at) for at in recurrence.between(from_ms, until_ms, limit)]
+
+
+def preview(
+    spec: Spec, n: int, after: datetime, *, timezone: str | None = None
+) -> list[PreviewedRun]:
+    """The first `n` runs after an aware datetime, with what changes of the clock do to them.
+
+    At most 10,000; fewer if there are no more. An expression without a zone is in UTC. Raises as
+    `next_run`.
+    """
+    recurrence = _recurrence(spec, _zone_or_utc(spec, timezone))
+    check_count(n, "n", least=1, most=MAX_RUNS)
+    after_ms = to_ms(after, "after")
+    moments = recurrence.between(after_ms + 1, LATEST_MS + 1, n)
+    offset = None
+    if moments and (before := recurrence.previous_ms(moments[0])) is not None:
+        offset = _offset(recurrence, before)
+    runs = []
+    for moment_ms in moments:
+        runs.append(_previewed(recurrence, moment_ms, offset))
+        offset = _offset(recurrence, moment_ms)
+    return runs
+
+
+def describe(spec: Spec, timezone: str | None = None, *, locale: str = "en_US") -> str:
+    """What a rule or a form says, in plain words, with the zone if it is given.
+
+    The words of an expression are in the language of `locale`, all others English. Raises as
+    `next_run`, InvalidInput for an unknown locale, and ConfigurationError where the package
+    cron-descriptor, of the extra `cli`, is not installed.
+    """
+    if _is_expression(spec) and timezone is None:
+        return cron_words(_expression(spec), locale)
+    return _words(_recurrence(spec, timezone), locale)
+
+
+def _words(recurrence: Recurrence, locale: str) -> str:
+    if isinstance(recurrence, CronRecurrence):
+        return f"{cron_words(recurrence.cron_expr, locale)} ({recurrence.timezone})"
+    if isinstance(recurrence, IntervalRecurrence):
+        return interval_words(recurrence.every_ms, recurrence.anchor_ms, recurrence.zone)
+    if isinstance(recurrence, OnceRecurrence):
+        return once_words(recurrence.at_ms, recurrence.zone)
+    if isinstance(recurrence, LimitedRecurrence):
+        limits = limits_words(recurrence.limits.form, recurrence.zone)
+        return "; ".join([_words(recurrence.inner, locale), *limits])
+    raise InvalidSchedule(f"there are no words for {recurrence!r:.60}")
+
+
+def _is_expression(spec: Spec) -> bool:
+    """Whether it says when, and not where: its zone is given beside it."""
+    if isinstance(spec, Mapping):
+        return not FIELD_NAMES.isdisjoint(spec)
+    return not isinstance(spec, Recurrence)
+
+
+def _expression(spec: Any) -> str:
+    is_plain = isinstance(spec, str) and not spec.upper().startswith("EVERY_")
+    return spec if is_plain else as_cron(spec)
+
+
+def _zone_or_utc(spec: Spec, timezone: str | None) -> str | None:
+    return "UTC" if timezone is None and _is_expression(spec) else timezone
+
+
+def _recurrence(spec: Spec, timezone: str | None) -> Recurrence:
+    if _is_expression(spec):
+        return compile_recurrence(_expression(spec), timezone)  # type: ignore[arg-type]  # it says what None lacks
+    if timezone is not None:
+        raise InvalidSchedule(f"timezone {shown(timezone):.60}: a form names its own; pass None")
+    return spec if isinstance(spec, Recurrence) else compile_form(_spoken(spec))
+
+
+def _spoken(form: Any) -> Any:
+    """A form as it is stored, where somebody has written it: moments may be dates or texts."""
+    if not isinstance(form, Mapping):
+        return form
+    limits = form.get("limits")
+    if isinstance(limits, Mapping):
+        check_windows(limits.get("windows"))
+    moments = {
+        name: read_ms(form[name], name, InvalidSchedule)
+        for name in ("at", "anchor")
+        if isinstance(form.get(name), str | datetime)
+    }
+    return {**form, **moments}
+
+
+def _previewed(recurrence: Recurrence, moment_ms: int, offset_before: int | None) -> PreviewedRun:
+    zone, moment, offset = recurrence.zone, moment_ms // 1000, _offset(recurrence, moment_ms)
+    rule = recurrence.inner if isinstance(recurrence, LimitedRecurrence) else recurrence
+    fixed = isinstance(rule, CronRecurrence) and not rule.elapsed
+    skipped = rule.skipped_local(moment_ms) if isinstance(rule, CronRecurrence) else None
+    shift: Literal["", "gap", "first", "second"] = ""
+    notes = []
+    if skipped is not None:
+        shift = "gap"
+        notes.append(gap_words(zone, moment, skipped))
+    elif showing := zone.showing(moment):
+        shift = "second" if showing == 2 else "first"
+        notes.append(overlap_words(zone, moment, only=fixed))
+    changed = offset_before is not None and offset != offset_before
+    if offset_before is not None and changed:
+        notes.append(f"UTC{offset_words(offset)}, after UTC{offset_words(offset_before)} before")
+    return PreviewedRun(
+        utc=from_ms(moment_ms),
+        local=_in_zone(recurrence, moment_ms),
+        offset=offset_words(offset),
+        offset_changed=changed,
+        shift=shift,
+        note="; ".join(notes),
+    )
+
+
+def _offset(recurrence: Recurrence, moment_ms: int) -> int:
+    zone = recurrence.zone
+    return zone.offsets[zone.period(moment_ms // 1000)]
+
+
+def _in_zone(recurrence: Recurrence, moment_ms: int) -> datetime:
+    return from_ms(moment_ms).astimezone(recurrence.zone.tzinfo)
+
+
+def _ceil_ms(moment: datetime, what: str) -> int:
+    """The first whole millisecond that is not before."""
+    floor = to_ms(moment, what)
+    return floor + 1 if isinstance(moment, datetime) and moment.microsecond % 1000 else floor

@@ -1,0 +1,129 @@
+"""Push tasks by the function that handles them, with their fields as keyword arguments."""
+
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+
+from fairqueue.models import Task
+from fairqueue.queue.queue import UNSET, TaskQueue
+from fairqueue.retry_policy import TaskPolicy, check_policy
+from fairqueue.worker.handlers import Handler
+from fairqueue.worker.hooks import Hookable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Dispatch:
+    """How tasks of one name are to be pushed. Immutable: each change makes another one.
+
+    The last of `delay` and `at` counts.
+    """
+
+    def __init__(self, queue: TaskQueue, fields: dict[str, Any]) -> None:
+        self._queue = queue
+        self._fields = fields
+
+    def push(self, user_id: str, /, **payload: Any) -> str:
+        """Push a task for a user, with these values as its payload; its id.
+
+        Raises InvalidTask, InvalidPayload or QueueFull as `Task.create` and `TaskQueue.push` do;
+        then nothing was stored.
+        """
+        return self._queue.push(Task.create(user_id=user_id, payload=payload, **self._fields))
+
+    def delay(self, seconds: float) -> "Dispatch":
+        """The same, to run so many seconds after the push."""
+        return self._with(delay=seconds, at=None)
+
+    def at(self, when: datetime | float) -> "Dispatch":
+        """The same, to run at an aware datetime or at seconds since 1970."""
+        return self._with(delay=None, at=when)
+
+    def options(
+        self,
+        *,
+        priority: int = UNSET,
+        task_id: str | None = UNSET,
+        tenant: str | None = UNSET,
+        **policy: Unpack[TaskPolicy],
+    ) -> "Dispatch":
+        """The same with another priority, for a tenant, or with a task id: twice is one task.
+
+        The others are the task's own policy, which wins over the handler's; see `Task.create`.
+        """
+        given = {
+            "priority": priority,
+            "task_id": task_id,
+            "tenant": tenant,
+            **policy,
+        }
+        check_policy({name: given[name] for name in policy})
+        return self._with(**{name: value for name, value in given.items() if value is not UNSET})
+
+    def _with(self, **fields: Any) -> "Dispatch":
+        return Dispatch(self._queue, self._fields | fields)
+
+
+class RegisteredTask(Hookable, Generic[P, R]):
+    """What `Worker.task` makes of a function or class: it can be called as before, and pushed.
+
+    Attributes that it does not have itself are those of the function or class.
+    """
+
+    def __init__(self, queue: TaskQueue, handler: Handler, target: Callable[P, R]) -> None:
+        functools.update_wrapper(self, target, updated=())
+        self.name = handler.name
+        self.__wrapped__ = target
+        self._hooks = handler.hooks
+        self._dispatch = Dispatch(queue, {"name": handler.name})
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function here and now, or make an instance of the class."""
+        return self.__wrapped__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up in __dict__: before __init__ there is no target, and this would never end.
+        if "__wrapped__" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["__wrapped__"], name)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name!r}: {self.__wrapped__!r}>"
+
+    def push(self, user_id: str, /, **payload: Any) -> str:
+        """Push a task for a user, with these values as its payload; its id. See `Dispatch.push`."""
+        return self._dispatch.push(user_id, **payload)
+
+    def delay(self, seconds: float) -> Dispatch:
+        """To be pushed so that it runs after so many seconds: `build.delay(60).push("alice")`."""
+        return self._dispatch.delay(seconds)
+
+    def at(self, when: datetime | float) -> Dispatch:
+        """To be pushed so that it runs at an aware datetime, or at seconds since 1970."""
+        return self._dispatch.at(when)
+
+    def options(
+        self,
+        *,
+        priority: int = UNSET,
+        task_id: str | None = UNSET,
+        tenant: str | None = UNSET,
+        **policy: Unpack[TaskPolicy],
+    ) -> Dispatch:
+        """To be pushed with a priority, for a tenant, or with a task id: twice is one task.
+
+        The others are the task's own policy, which wins over the handler's; see `Task.create`.
+        """
+        return self._dispatch.options(
+            priority=priority,
+            task_id=task_id,
+            tenant=tenant,
+            **policy,
+        )
+
+
+def unwrapped(target: Any) -> Any:
+    """The function or class of a registered task; anything else as it is."""
+    return target.__wrapped__ if isinstance(target, RegisteredTask) else target

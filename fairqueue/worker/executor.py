@@ -1,0 +1,273 @@
+"""Run one claimed task: filters, hooks, its handler, and what is recorded in the end."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from fairqueue.alerts import Alerts
+from fairqueue.errors import FairQueueError, LeaseLost, TimedOut
+from fairqueue.logs import error_line, log_event
+from fairqueue.metrics.collectors import WorkerMetrics
+from fairqueue.models import Claim
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.reports import Failure, Report, storable
+from fairqueue.retry_policy import RetryPolicy
+from fairqueue.worker.context import LogCapture
+from fairqueue.worker.event_loop import Stage
+from fairqueue.worker.handlers import Discard, Handler, Handlers, Retry
+from fairqueue.worker.hooks import Hook, Hooks
+from fairqueue.worker.isolation import run_isolated
+from fairqueue.worker.lease_keeper import Keeper, Run, about
+
+logger = logging.getLogger("fairqueue.worker")
+_log = partial(log_event, logger)
+
+# How a call that ends a claim is counted.
+OUTCOMES = {"retry": "retried", "release": "released", "bury": "buried"}
+# Those that count for the error rate.
+ENDINGS = {"finished", "retried", "buried"}
+# A task that this worker does not know waits this long for one that does, then twice that, ...
+UNKNOWN = RetryPolicy(retries=5, backoff=5.0, cap=300.0, jitter="none")
+
+Done = tuple[Claim, Any, Report]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What a thread that runs tasks has at hand."""
+
+    stage: Stage
+    keeper: Keeper
+    capture: LogCapture | None
+
+
+class Executor:
+    """Runs the tasks of a worker, each in the thread that asks for it."""
+
+    def __init__(
+        self,
+        queue: TaskQueue,
+        handlers: Handlers,
+        hooks: Hooks,
+        metrics: WorkerMetrics,
+        alerts: Alerts,
+    ) -> None:
+        self._queue = queue
+        self._handlers = handlers
+        self._hooks = hooks
+        self._metrics = metrics
+        self._alerts = alerts
+        # Kept: to look a series up costs more than all else that is done for a quick task.
+        self._seconds: dict[str, Histogram] = {}
+        self._counters: dict[tuple[str, str], Counter] = {}
+
+    def execute(self, run: Run, slot: Slot) -> Done | None:
+        """Run a task; what is to be recorded, or None: its end is recorded already.
+
+        Raises nothing, but for the KeyboardInterrupt of whoever runs tasks in the main thread.
+        """
+        if run.handler is None:
+            text = f"no handler for task {run.claim.task.name!r} here"
+            failure = Failure(type="UnknownTask", message=text)
+            self._offer_again(run, text, UNKNOWN, None, self._report(run, failure))
+            return None
+        try:
+            return self._execute(run, run.handler, slot)
+        except BaseException:  # nothing but an interrupt comes through
+            self.end(self._queue.release, run.claim)
+            raise
+
+    def _execute(self, run: Run, handler: Handler, slot: Slot) -> Done | None:
+        claim, context = run.claim, run.context
+        slot.stage.begin()
+        try:
+            for each in handler.filters:
+                if each.refuses(slot.stage, claim.task.payload, context):
+                    run.skipped = True
+                    self._clear(run, slot)
+                    return claim, {"skipped": each.hook.name}, Report(seconds=0.0)
+            for hook in self._hooks.before + handler.hooks.before:
+                hook(slot.stage, claim.task.payload, context)
+            result = self._call(run, handler, slot)
+        except BaseException as error:  # also SystemExit: it is the handler's, not ours
+            run.settle()  # again: TimedOut may have hit the first one
+            self._failed(run, handler, slot, error)
+            return None
+        self._tell(handler.hooks.then + self._hooks.then, run, slot, result, context)
+        self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, context)
+        self._clear(run, slot)
+        lines = context.logged
+        if lines is None:
+            return claim, storable(result), Report(seconds=run.seconds)
+        log, dropped = lines.kept()
+        return claim, storable(result), Report(seconds=run.seconds, log=log, log_dropped=dropped)
+
+    def _call(self, run: Run, handler: Handler, slot: Slot) -> Any:
+        """Call the handler, with its time-out. Raises what it raises."""
+        began = time.monotonic()
+        try:
+            if slot.capture is None:
+                return self._call_timed(run, handler, slot)
+            with slot.capture.of(run.context):
+                return self._call_timed(run, handler, slot)
+        finally:
+            run.seconds = time.monotonic() - began
+            self._observe(run)
+
+    def _call_timed(self, run: Run, handler: Handler, slot: Slot) -> Any:
+        if handler.settings.isolated:
+            return run_isolated(handler, run.context, capture=slot.capture is not None)
+        if handler.timeout is None:
+            return handler.run(run.context, slot.stage)
+        try:
+            deadline = time.monotonic() + handler.timeout
+            slot.keeper.expect(deadline)
+            run.begin(deadline)
+            return handler.run(run.context, slot.stage)
+        finally:
+            run.settle()
+
+    # --- after it ---------------------------------------------------------------------------------
+
+    def _failed(self, run: Run, handler: Handler, slot: Slot, error: BaseException) -> None:
+        """Tell the hooks, and record the failure. Raises the error if it is an interrupt."""
+        if _is_interrupt(error):
+            self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
+            raise error
+        failure = Failure.of(error)
+        if isinstance(error, TimedOut) and not failure.message:
+            text = f"ran for more than {handler.timeout or 0:g} s"
+            failure = Failure(type=failure.type, message=text, traceback=failure.traceback)
+        elif not isinstance(error, Retry | Discard | TimedOut):
+            said = about(run.claim) | {"error": f"{failure.type}: {failure.message}"}
+            _log("task_failed", logging.WARNING, exc_info=error, **said)
+        self._tell(handler.hooks.catch + self._hooks.catch, run, slot, error, run.context)
+        self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
+        self._clear(run, slot)  # before it is offered to others, who would work beside it
+        timed_out = run.overdue or isinstance(error, TimedOut)
+        if timed_out:
+            self._alerts.task_timed_out(run.claim.task, run.claim.attempt, handler.timeout or 0)
+        report = self._report(run, failure, timed_out=timed_out)
+        self._record_failure(run, handler.policy, error, failure, report)
+
+    def _record_failure(
+        self, run: Run, policy: RetryPolicy, error: BaseException, failure: Failure, report: Report
+    ) -> None:
+        if isinstance(error, Discard):
+            text = failure.message or "the handler discarded it"
+            self._bury(run, text, report)
+        elif isinstance(error, Retry):
+            text = failure.message or "the handler asked for a retry"
+            self._offer_again(run, text, policy, error.in_, report)
+        elif isinstance(error, TimedOut):
+            self._offer_again(run, f"timed out: {failure.message}", policy, None, report)
+        else:
+            text = f"{failure.type}: {failure.message}"
+            self._offer_again(run, text, policy, None, report)
+
+    def _report(self, run: Run, failure: Failure, *, timed_out: bool = False) -> Report:
+        return Report.of_failure(
+            run.claim.task.name,
+            failure,
+            seconds=run.seconds,
+            lines=run.context.logged,
+            timed_out=timed_out,
+        )
+
+    def _tell(self, hooks: Iterable[Hook], run: Run, slot: Slot, *arguments: Any) -> None:
+        """Call hooks whose failure changes nothing any more."""
+        for hook in hooks:
+            try:
+                hook(slot.stage, *arguments)
+            except BaseException as error:
+                if _is_interrupt(error):
+                    raise
+                said = about(run.claim) | {"hook": hook.name, "error": error_line(error)}
+                _log("hook_failed", logging.WARNING, exc_info=True, **said)
+
+    def _clear(self, run: Run, slot: Slot) -> None:
+        """End what the run has left in the event loop of its slot, and say so."""
+        left = slot.stage.clear() or run.context.left
+        if left is not None:
+            said = about(run.claim) | {"left": ", ".join(left.names), "count": left.count}
+            _log("left_running", logging.WARNING, **said, ended=left.ended)
+
+    # --- recording --------------------------------------------------------------------------------
+
+    def _offer_again(
+        self, run: Run, error: str, policy: RetryPolicy, delay: float | None, report: Report
+    ) -> None:
+        """Offer the task again as its policy says, or put it among the dead letters."""
+        wait = policy.delay(run.claim.attempt)
+        if wait is None:
+            self._bury(run, error, report)
+        else:
+            wait = wait if delay is None else delay
+            self.end(self._queue.retry, run.claim, error, wait, report=report)
+
+    def _bury(self, run: Run, error: str, report: Report) -> None:
+        claim = run.claim
+        # Otherwise it is somebody else's by now, or is tried again when its lease has ended.
+        if self.end(self._queue.bury, claim, error, report=report) == "buried":
+            self._alerts.task_failed(claim.task, claim.attempt, error, report.fingerprint)
+
+    def end(
+        self, action: Callable[..., None], claim: Claim, *arguments: object, **named: object
+    ) -> str:
+        """Record the end of a claim; what came of it, "not_recorded" if Redis could not be told."""
+        outcome = OUTCOMES[action.__name__]
+        try:
+            action(claim, *arguments, **named)
+        except LeaseLost:
+            outcome = "lost_lease"
+            _log("lease_lost", logging.WARNING, **about(claim))
+        except FairQueueError as error:
+            # The lease ends by itself, and the task is offered again.
+            outcome = "not_recorded"
+            _log("not_recorded", logging.WARNING, **about(claim), error=str(error))
+        self._count(claim, outcome)
+        return outcome
+
+    def recorded(self, runs: Sequence[Run], words: Sequence[str]) -> None:
+        """Count what was answered to runs that were recorded as done."""
+        for run, word in zip(runs, words, strict=True):
+            self._count(run.claim, "skipped" if run.skipped and word == "finished" else word)
+            if word == "lost_lease":
+                _log("lease_lost", logging.WARNING, **about(run.claim))
+
+    def _count(self, claim: Claim, outcome: str) -> None:
+        if outcome in ENDINGS:
+            self._alerts.run_ended(failed=outcome != "finished")
+        label = self._handlers.label(claim.task.name)
+        counter = self._counters.get((label, outcome))
+        if counter is None:
+            counter = self._metrics.runs.labels(self._queue.name, label, outcome)
+            self._counters[label, outcome] = counter
+        counter.inc()
+
+    def _observe(self, run: Run) -> None:
+        label = self._handlers.label(run.claim.task.name)
+        histogram = self._seconds.get(label)
+        if histogram is None:
+            histogram = self._metrics.run_seconds.labels(self._queue.name, label)
+            self._seconds[label] = histogram
+        histogram.observe(run.seconds)
+
+    def stuck_gauge(self, run: Run) -> Gauge:
+        """Where a run is counted that goes on after its time-out."""
+        label = self._handlers.label(run.claim.task.name)
+        return self._metrics.stuck_runs.labels(self._queue.name, label)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether somebody wants the program to end, and not only a handler."""
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+    )
