@@ -72,6 +72,14 @@ def test_asked_again_it_still_drains_for_the_first_who_asked(workers: WorkerStor
     assert (info.host, info.pid, info.names, info.draining) == ("here", 7, (), True)
 
 
+@pytest.mark.parametrize(("worker_id", "by"), [("", "ann"), ("w", ""), ("w", "a\0b"), ("w", None)])
+def test_who_asks_and_whom_has_to_be_a_name(workers: WorkerStore, worker_id: str, by: Any) -> None:
+    workers.beat(FACTS, "w")
+    with pytest.raises(InvalidInput):
+        workers.drain(worker_id, by=by)
+    assert workers.beat(FACTS, "w").drained_by is None
+
+
 def test_a_request_that_arrives_twice_is_one(
     queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis
 ) -> None:

@@ -287,6 +287,18 @@ def test_limits_of_names_are_reasons_also_before_a_claim_has_met_them(queue: Tas
     assert codes(queue, "b") == ["set_aside"]
 
 
+@pytest.mark.parametrize(("rate", "seconds"), [(0.5, 2), (1, 1), (4, 0.25)])
+def test_the_rate_of_a_name_is_a_reason_until_the_next_run_may_begin(
+    queue: TaskQueue, clock: ManualClock, rate: float, seconds: float
+) -> None:
+    beat(queue)
+    queue.set_limits("slow", rate=rate)
+    push(queue, "a", "b", name="slow")
+    claim_one(queue)
+    until = clock.now() + timedelta(seconds=seconds)
+    assert values(queue, "b", "name_rate") == {"name": "slow", "rate": rate, "until": until}
+
+
 def test_users_and_critical_tasks_that_go_first_are_told(queue: TaskQueue) -> None:
     beat(queue)
     fill(queue, "alice", 3)

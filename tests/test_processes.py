@@ -170,7 +170,8 @@ def test_a_process_has_the_usual_handler_for_the_ends_of_its_own_children(run: R
     program = run(
         """
         def serve(stop, index):
-            tell(usual=signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+            tell(usual=signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL and not blocked)
             stop.wait()
 
         group = ProcessGroup(serve, 1)
