@@ -31,11 +31,6 @@ from support import make_task
 
 from fairqueue.alerts import (
     KINDS,
-    LONGEST_BACKOFF_S,
-    MAX_DETAILS,
-    MAX_SUMMARY,
-    PENDING,
-    TRIES,
     Alert,
     AlertLimits,
     AlertNotSent,
@@ -50,6 +45,8 @@ from fairqueue.alerts import (
     Recipient,
     WebhookRecipient,
 )
+from fairqueue.alerts.alert import MAX_DETAILS, MAX_SUMMARY
+from fairqueue.alerts.limits import LONGEST_BACKOFF_S, PENDING, TRIES
 from fairqueue.errors import ConfigurationError, InvalidInput, TimedOut
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue.workers import StaleRun

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from scheduling import THURSDAY, add, at, eventually, tamper
 from support import claim_one, fill, in_thread, make_task, push
 
-import fairqueue.alerts
+import fairqueue.alerts.alerts
 from fairqueue import Discard, TaskContext, TaskQueue, Worker
 from fairqueue.alerts import Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
@@ -228,7 +228,7 @@ def test_redis_out_of_reach_is_told_by_a_worker_and_that_it_is_back(
     all_slots_are_busy: bool,
     beat_s: float,
 ) -> None:
-    monkeypatch.setattr(fairqueue.alerts, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(fairqueue.alerts.alerts, "LOOK_AGAIN_S", 0.05)
     monkeypatch.setattr("fairqueue.worker.heartbeat.BEAT_S", beat_s)
     monkeypatch.setattr("fairqueue.worker.lease_keeper.BEAT_S", beat_s)
     server = own_server(tmp_path)
@@ -376,7 +376,7 @@ def test_redis_out_of_reach_is_told_by_a_scheduler_and_that_it_is_back(
     people: Callable[..., Person],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairqueue.alerts, "LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(fairqueue.alerts.alerts, "LOOK_AGAIN_S", 0.05)
     server = own_server(tmp_path)
     person = people(limits=AlertLimits(redis_unreachable=0.2, quiet=0.001))
     with TaskQueue.from_url(server.url, timeout=0.3) as queue:
