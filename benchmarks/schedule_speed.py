@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from benchmarks.common import Bench
 from fairqueue import TaskScheduler
 from fairqueue.clock import ManualClock
-from fairqueue.recurrence.rules import _next_ms
+from fairqueue.recurrence.kinds import _next_ms
 
 PAYLOAD = {"report": 7, "note": "x" * 80}
 ZONES = [

@@ -170,7 +170,8 @@ def _json(data: bytes) -> Any:
 
 def _cron(data: bytes) -> None:
     """What is taken has moments that come one after the other, and words."""
-    from fairqueue.recurrence.rules import compile_recurrence, describe
+    from fairqueue.recurrence.kinds import compile_recurrence
+    from fairqueue.recurrence.moments import describe
 
     recurrence = compile_recurrence(_text(data), "Europe/Berlin")
     first = recurrence.next_ms(NOW_MS)
@@ -235,7 +236,7 @@ def _documents(data: bytes) -> None:
 def _records(data: bytes) -> None:
     """What stands in Redis may be by anybody."""
     from fairqueue.errors import FairQueueError
-    from fairqueue.history.runs import read_run
+    from fairqueue.history.records import read_run
     from fairqueue.models import Task
     from fairqueue.queue.queue import _handler_limits, _task_info, _user_settings
     from fairqueue.queue.workers import _info

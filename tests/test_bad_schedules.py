@@ -17,7 +17,7 @@ from fairqueue.inspection import Inspector
 from fairqueue.inspection.schedules import Schedules
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.recurrence.frequency import as_cron, every
-from fairqueue.recurrence.rules import between, describe, matches, next_run, preview, previous_run
+from fairqueue.recurrence.moments import between, describe, matches, next_run, preview, previous_run
 from fairqueue.scheduler.scheduler import TaskScheduler
 
 HUGE = "x" * 100_000

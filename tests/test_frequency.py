@@ -26,7 +26,8 @@ from fairqueue.recurrence.frequency import (
     from_fields,
     symbolic,
 )
-from fairqueue.recurrence.rules import compile_recurrence, next_run
+from fairqueue.recurrence.kinds import compile_recurrence
+from fairqueue.recurrence.moments import next_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "frequency.md"
 

@@ -23,7 +23,8 @@ from fairqueue.errors import (
     UnknownTask,
 )
 from fairqueue.history import runs as history_module
-from fairqueue.history.runs import ENDED, STATUSES, Attempt, FailureGroup, History, Run, RunDetails
+from fairqueue.history.records import Attempt, FailureGroup, Run, RunDetails
+from fairqueue.history.runs import ENDED, STATUSES, History
 from fairqueue.models import Claim, Page, Task
 from fairqueue.queue.queue import TaskQueue, this_place
 from fairqueue.queue.reports import Failure, LogLine, Report

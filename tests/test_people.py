@@ -25,7 +25,8 @@ from support import (
 from fairqueue import TaskQueue, TaskScheduler
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput, RedisRefused
-from fairqueue.history.runs import History, Run
+from fairqueue.history.records import Run
+from fairqueue.history.runs import History
 from fairqueue.models import Page, UserSettings
 from fairqueue.queue import delays
 from fairqueue.queue.delays import index_delayed

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import ms
 
-from fairqueue.recurrence.rules import compile_form
+from fairqueue.recurrence.kinds import compile_form
 from fairqueue.schedules.planning import (
     MISFIRE_GRACE_MS,
     MISFIRES,

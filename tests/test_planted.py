@@ -14,7 +14,7 @@ from support import push
 from fairqueue import FairQueueError, Task, TaskQueue, TaskScheduler
 from fairqueue.access.credentials import Actor
 from fairqueue.errors import BrokenRecord, InvalidInput, InvalidSchedule
-from fairqueue.history.runs import read_run
+from fairqueue.history.records import read_run
 from fairqueue.inspection import Inspector
 from fairqueue.stats.users import PeopleStore
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
 from fairqueue.errors import InvalidCron, InvalidInput, UnknownTimezone
-from fairqueue.recurrence import rules as module
-from fairqueue.recurrence.rules import Recurrence, compile_recurrence, next_run, previous_run
+from fairqueue.recurrence import kinds as module
+from fairqueue.recurrence.kinds import Recurrence, compile_recurrence
+from fairqueue.recurrence.moments import next_run, previous_run
 from fairqueue.recurrence.zones import find_zone
 
 DAY_MS = 86_400_000

@@ -15,7 +15,7 @@ from cronsim import CronSim, CronSimError
 
 from fairqueue.clock import from_ms
 from fairqueue.errors import InvalidCron
-from fairqueue.recurrence.rules import CronRecurrence, compile_recurrence
+from fairqueue.recurrence.kinds import CronRecurrence, compile_recurrence
 from fairqueue.recurrence.zones import Zone
 
 DAY = 86_400

@@ -24,12 +24,10 @@ from fairqueue.errors import (
 )
 from fairqueue.recurrence.cron import parse_cron, resolve_hashed
 from fairqueue.recurrence.jitter import jitter_ms
-from fairqueue.recurrence.rules import (
+from fairqueue.recurrence.kinds import Recurrence, compile_form, compile_recurrence
+from fairqueue.recurrence.moments import (
     MAX_RUNS,
-    Recurrence,
     between,
-    compile_form,
-    compile_recurrence,
     describe,
     next_run,
     preview,

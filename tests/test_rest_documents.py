@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fairqueue.access.credentials import KeyInfo, NewKey
-from fairqueue.history.runs import Attempt, Run, RunDetails
+from fairqueue.history.records import Attempt, Run, RunDetails
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.views import DayCount, Outcome, Preview, ScheduleView
 from fairqueue.models import Page, ScheduledTask, Task

@@ -12,7 +12,8 @@ from fairqueue.clock import ManualClock
 from fairqueue.demo.school import JOBS, TENANTS
 from fairqueue.demo.seeder import seed, seed_large
 from fairqueue.errors import ConfigurationError, InvalidInput
-from fairqueue.history.runs import History, Run
+from fairqueue.history.records import Run
+from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.models import QueueSettings, ScheduledTask
 from fairqueue.queue.queue import TaskQueue

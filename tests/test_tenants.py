@@ -19,7 +19,8 @@ from fairqueue.errors import (
     InvalidSchedule,
     InvalidTask,
 )
-from fairqueue.history.runs import ENDED, History, Run
+from fairqueue.history.records import Run
+from fairqueue.history.runs import ENDED, History
 from fairqueue.models import Page, ScheduledTask, Task, UserSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler

@@ -11,7 +11,8 @@ from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note, say
 from fairqueue.cli.text import duration_text, plural, printable, printable_lines
 from fairqueue.cli.values import PAST, read_object
-from fairqueue.history.runs import STATUSES, Attempt, Run, RunDetails
+from fairqueue.history.records import Attempt, Run, RunDetails
+from fairqueue.history.runs import STATUSES
 from fairqueue.inspection.documents import document
 
 RUN_COLUMNS: Columns = {

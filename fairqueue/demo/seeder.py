@@ -38,7 +38,7 @@ from fairqueue.inspection import Inspector
 from fairqueue.models import Claim, Task
 from fairqueue.queue.queue import CLAIM_LIMIT, TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
-from fairqueue.recurrence.rules import compile_recurrence
+from fairqueue.recurrence.kinds import compile_recurrence
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.schedules.outcomes import task_id_of
 from fairqueue.schedules.store import MAX_ADDED

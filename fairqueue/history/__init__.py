@@ -1,14 +1,7 @@
 """What became of tasks: runs, attempts and failures."""
 
-from fairqueue.history.runs import (
-    Attempt,
-    FailureGroup,
-    Filters,
-    History,
-    Run,
-    RunDetails,
-    read_run,
-)
+from fairqueue.history.records import Attempt, FailureGroup, Run, RunDetails, read_run
+from fairqueue.history.runs import Filters, History
 
 __all__ = [
     "Attempt",

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.errors import FairQueueError, QueueFull, RedisUnavailable, UnknownTask
-from fairqueue.history.runs import FailureGroup, Run, RunDetails
+from fairqueue.history.records import FailureGroup, Run, RunDetails
 from fairqueue.inspection.ground import Ground
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry

@@ -28,7 +28,8 @@ from fairqueue.inspection.views import (
 )
 from fairqueue.models import Page, Problem, ScheduledTask
 from fairqueue.recurrence.frequency import Frequency, as_cron
-from fairqueue.recurrence.rules import compile_form, describe, preview
+from fairqueue.recurrence.kinds import compile_form
+from fairqueue.recurrence.moments import describe, preview
 from fairqueue.schedules.backfill import Backfill
 from fairqueue.schedules.bulk import BulkResult, Filter, ScheduleChange, search
 from fairqueue.schedules.import_export import Diff, export, import_documents

@@ -2,20 +2,22 @@
 
 from fairqueue.recurrence.cron import resolve_hashed
 from fairqueue.recurrence.frequency import as_cron, every, from_fields, symbolic
-from fairqueue.recurrence.rules import (
+from fairqueue.recurrence.kinds import (
     LARGEST_STEP_MS,
-    MAX_RUNS,
     SMALLEST_STEP_MS,
     CronRecurrence,
     IntervalRecurrence,
     LimitedRecurrence,
     OnceRecurrence,
-    PreviewedRun,
     Recurrence,
-    Spec,
-    between,
     compile_form,
     compile_recurrence,
+)
+from fairqueue.recurrence.moments import (
+    MAX_RUNS,
+    PreviewedRun,
+    Spec,
+    between,
     describe,
     matches,
     next_run,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fairqueue.recurrence.jitter import jitter_ms
-from fairqueue.recurrence.rules import Recurrence
+from fairqueue.recurrence.kinds import Recurrence
 
 MISSED_CAP = 1000  # missed moments are counted up to this many at once
 MISFIRE_GRACE_MS = 60_000  # with misfire="skip", a moment that is no later than this is still fired

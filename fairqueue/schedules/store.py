@@ -40,7 +40,7 @@ from fairqueue.models import (
     text_or_none,
 )
 from fairqueue.recurrence.frequency import as_cron
-from fairqueue.recurrence.rules import Recurrence, compile_form, compile_recurrence
+from fairqueue.recurrence.kinds import Recurrence, compile_form, compile_recurrence
 from fairqueue.recurrence.windows import check_windows
 from fairqueue.recurrence.zones import find_zone
 from fairqueue.retry_policy import (

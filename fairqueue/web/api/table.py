@@ -7,7 +7,7 @@ import msgspec
 
 from fairqueue.access.audit import AuditEntry
 from fairqueue.access.credentials import KeyInfo, NewKey
-from fairqueue.history.runs import FailureGroup, Run, RunDetails
+from fairqueue.history.records import FailureGroup, Run, RunDetails
 from fairqueue.inspection.views import (
     Attention,
     DayCount,

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput
-from fairqueue.history.runs import FailureGroup, Run, RunDetails
+from fairqueue.history.records import FailureGroup, Run, RunDetails
 from fairqueue.inspection.documents import document
 from fairqueue.models import Page
 from fairqueue.schedules.bulk import BulkResult

@@ -8,7 +8,7 @@ from markupsafe import escape
 from starlette.responses import HTMLResponse
 
 from fairqueue.errors import InvalidInput
-from fairqueue.history.runs import Run
+from fairqueue.history.records import Run
 from fairqueue.inspection.runs import RunFilters
 from fairqueue.web.dashboard.pages.parts import options, read_local
 from fairqueue.web.dashboard.shell import Done

@@ -8,7 +8,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput
-from fairqueue.history.runs import STATUSES, UNFINISHED, Run
+from fairqueue.history.records import Run
+from fairqueue.history.runs import STATUSES, UNFINISHED
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.pages.parts import command, now_of, paths, segment

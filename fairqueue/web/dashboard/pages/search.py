@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import Forbidden, InvalidInput
-from fairqueue.history.runs import RunDetails
+from fairqueue.history.records import RunDetails
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.stats.users import UserInfo
