@@ -1,18 +1,15 @@
 """Tasks that call a URL: the public names of `fairqueue.http_tasks`, which needs httpx."""
 
-from fairqueue.http_tasks.tasks import (
-    HttpTasks,
+from fairqueue.http_tasks.network import (
     IpAddress,
     IpNetwork,
     Resolver,
-    SecretRequest,
-    Secrets,
     check_made,
-    check_request,
     forbidding_rule,
     look_up_by,
-    verify_signature,
 )
+from fairqueue.http_tasks.requests import check_request
+from fairqueue.http_tasks.tasks import HttpTasks, SecretRequest, Secrets, verify_signature
 
 __all__ = [
     "HttpTasks",

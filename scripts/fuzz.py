@@ -206,7 +206,9 @@ def _http(data: bytes) -> None:
     """A host that is taken is an address in its usual spelling, or a plain name."""
     import ipaddress
 
-    from fairqueue.http_tasks.tasks import _beginning, _request_of, forbidding_rule
+    from fairqueue.http_tasks.network import forbidding_rule
+    from fairqueue.http_tasks.requests import _beginning
+    from fairqueue.http_tasks.requests import request_of as _request_of
 
     value = _json(data)
     assert "@" not in _beginning(_text(data))

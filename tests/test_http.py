@@ -32,15 +32,9 @@ from support import dump, make_task
 from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidPayload
-from fairqueue.http_tasks.tasks import (
-    LOOKUPS,
-    RESULT_BODY_BYTES,
-    HttpTasks,
-    SecretRequest,
-    check_request,
-    forbidding_rule,
-    verify_signature,
-)
+from fairqueue.http_tasks.network import LOOKUPS, forbidding_rule
+from fairqueue.http_tasks.requests import check_request
+from fairqueue.http_tasks.tasks import RESULT_BODY_BYTES, HttpTasks, SecretRequest, verify_signature
 from fairqueue.validation import MAX_RESULT_BYTES, encode_json
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from rest import Client, World, make_app, make_world
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidPayload, InvalidSchedule
 from fairqueue.http_tasks import checks as outgoing
-from fairqueue.http_tasks import tasks as http
+from fairqueue.http_tasks import network
 from fairqueue.http_tasks.tasks import HttpTasks
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
@@ -36,7 +36,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
             raise socket.gaierror(f"no {host}")
         return known[host]
 
-    monkeypatch.setattr(http, "_look_up", look_up)
+    monkeypatch.setattr(network, "addresses_of", look_up)
     return known
 
 
@@ -242,7 +242,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         done.wait(60)
         return ["127.0.0.1"]
 
-    monkeypatch.setattr(http, "_look_up", look_up)
+    monkeypatch.setattr(network, "addresses_of", look_up)
     monkeypatch.setattr(outgoing, "HOST_S", 0.05)
     monkeypatch.setattr(outgoing, "HOSTS_S", 0.12)
     yield asked

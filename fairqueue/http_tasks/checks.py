@@ -51,7 +51,7 @@ class Outgoing:
         if policies == [] or (policies is None and not is_usual):
             return
         try:
-            from fairqueue.http_tasks.tasks import check_made
+            from fairqueue.http_tasks.network import check_made
         except ImportError:
             return
         check_made(payload, policies or (), self._addresses)
@@ -92,7 +92,7 @@ class Outgoing:
 
 
 def _look_up(host: str, deadline: float) -> list[str] | None:
-    from fairqueue.http_tasks.tasks import look_up_by
+    from fairqueue.http_tasks.network import look_up_by
 
     try:
         return look_up_by(host, deadline)
