@@ -4,7 +4,7 @@ from collections import Counter
 
 from benchmarks.common import Bench
 from fairqueue import Task
-from fairqueue.queue.queue import jain_index
+from fairqueue.queue.snapshot import jain_index
 
 QUIET = 100
 EACH = 10

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import redis
 
 from fairqueue.link.keys import KEY_TYPES, Keys
-from fairqueue.queue.queue import jain_index
+from fairqueue.queue.snapshot import jain_index
 from faults.journal import read_journals
 
 MIB = 1024 * 1024

@@ -240,7 +240,9 @@ def _records(data: bytes) -> None:
     from fairqueue.errors import FairQueueError
     from fairqueue.history.records import read_run
     from fairqueue.models import Task
-    from fairqueue.queue.queue import _handler_limits, _task_info, _user_settings
+    from fairqueue.queue.records import handler_limits as _handler_limits
+    from fairqueue.queue.records import task_info as _task_info
+    from fairqueue.queue.records import user_settings as _user_settings
     from fairqueue.queue.workers import _info
     from fairqueue.schedules.store import _problem, _read_state, read_definition
 

@@ -21,7 +21,8 @@ from support import (
 
 from fairqueue.clock import ManualClock
 from fairqueue.models import Task
-from fairqueue.queue.queue import TaskQueue, jain_index
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.snapshot import jain_index
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
 

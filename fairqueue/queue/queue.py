@@ -43,17 +43,22 @@ from fairqueue.models import (
     check_when,
     moment_text,
     new_id,
-    text_or_none,
+)
+from fairqueue.queue.explanation import Waiting
+from fairqueue.queue.records import (
+    broken_status,
+    handler_limits,
+    task_info,
+    user_settings,
 )
 from fairqueue.queue.reports import Failure, Report, fingerprint
-from fairqueue.queue.workers import ANY, WorkerInfo, WorkerStore
-from fairqueue.reasons import reason
+from fairqueue.queue.snapshot import snapshot
+from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import (
     MAX_ERROR_LENGTH,
     MAX_NOTE_LENGTH,
     MAX_RESULT_BYTES,
-    Priority,
     check_count,
     check_items,
     check_name,
@@ -76,7 +81,6 @@ LONGEST_WAIT_S = 5.0
 PAUSE_S = 0.1  # after a connection broke while it waited
 MAX_LEASE_S = 86_400.0
 JAIN_SAMPLE = 1000  # backlogged users whose service is compared
-MAX_BRIEF = 200  # characters of an error in a sentence
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
 MOST_SLOTS = 1000  # so many leases are looked at when all slots of a name seem taken
 
@@ -552,7 +556,7 @@ class TaskQueue:
             ("HGET", self.keys["tasks"], task_id),
             ("ZSCORE", self.keys["leases"], task_id),
         )
-        return None if status is None else _task_info(task_id, status, document, lease_end)
+        return None if status is None else task_info(task_id, status, document, lease_end)
 
     def explain(self, task_id: str) -> Explanation | None:
         """Why a task waits: the reasons, with the one that binds first; None if it is not known.
@@ -565,14 +569,14 @@ class TaskQueue:
         if not answer:
             return None
         try:
-            return _Waiting(task_id, answer, WorkerStore(self.link).alive()).explanation()
+            return Waiting(task_id, answer, WorkerStore(self.link).alive()).explanation()
         except UNREADABLE as error:
-            raise _broken_status(task_id, error) from None
+            raise broken_status(task_id, error) from None
 
     def inspect(self, timeout: float | None = None) -> QueueSnapshot:
         """Counts and counters of the queue at this moment, in one bounded read."""
         _check_timeout(timeout)
-        return _snapshot(self.link.run("inspect", sample=JAIN_SAMPLE, timeout=timeout))
+        return snapshot(self.link.run("inspect", sample=JAIN_SAMPLE, timeout=timeout))
 
     # --- settings ---------------------------------------------------------------------------------
 
@@ -627,7 +631,7 @@ class TaskQueue:
         if tenant is not UNSET:
             change["tenant"] = None if tenant is None else check_tenant(tenant, ConfigurationError)
         text = self._run("set_user", op=new_id(), user=user_id, change=json.dumps(change))
-        return _user_settings(text, self.link.now_ms())
+        return user_settings(text, self.link.now_ms())
 
     def _pause(self, paused: Any, note: Any, by: Any, until: Any) -> dict[str, object]:
         """What is said of a pause, as it is stored. Raises ConfigurationError."""
@@ -667,7 +671,7 @@ class TaskQueue:
         text, tenant = self.link.ask(
             ("HGET", self.keys["users"], user_id), ("HGET", self.keys["tenants"], user_id)
         )
-        settings = _user_settings(text or b"{}", self.link.now_ms())
+        settings = user_settings(text or b"{}", self.link.now_ms())
         return replace(settings, tenant=_tenant(tenant))
 
     def tenant_of(self, user_id: str) -> str | None:
@@ -703,7 +707,7 @@ class TaskQueue:
         """The limits that hold, by name of the tasks."""
         stored = self.link.ask(("HGETALL", self.keys["limits"]))[0]
         return {
-            name.decode("utf-8", "replace"): _handler_limits(text)
+            name.decode("utf-8", "replace"): handler_limits(text)
             for name, text in zip(stored[::2], stored[1::2], strict=True)
         }
 
@@ -899,20 +903,6 @@ def _tenant(name: bytes | None) -> str | None:
     return None if name is None else name.decode("utf-8", "replace")
 
 
-def _handler_limits(text: bytes) -> HandlerLimits:
-    try:
-        stored = json.loads(text)
-        timeout_ms = stored.get("timeout_ms")
-        slots, rate = stored.get("slots"), stored.get("rate")
-        return HandlerLimits(
-            slots=None if slots is None else int(slots),
-            rate=None if rate is None else float(rate),
-            timeout=None if timeout_ms is None else timeout_ms / 1000,
-        )
-    except UNREADABLE:
-        return HandlerLimits()
-
-
 def _claimed(task_id: bytes, document: bytes) -> Task:
     try:
         return Task.from_document(task_id.decode(), document)
@@ -938,318 +928,3 @@ def _error_text(error: object) -> str:
 def _parse_info(text: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
-
-
-def _moment(value: Any) -> datetime | None:
-    return None if value in (None, "", b"") else from_ms(int(float(value)))
-
-
-def _read_status(task_id: str, text: bytes) -> dict[str, Any]:
-    try:
-        status = json.loads(text)
-        status["state"], status["user"], status["pushed"]
-    except UNREADABLE as error:
-        raise _broken_status(task_id, error) from None
-    return dict(status)
-
-
-def _broken_status(task_id: str, error: Exception) -> BrokenRecord:
-    return BrokenRecord(f"the status of task {task_id!r} is unreadable: {error!r}")
-
-
-def _task_info(
-    task_id: str, text: bytes, document: bytes | None, lease_end: bytes | None
-) -> TaskInfo:
-    status = _read_status(task_id, text)
-    task = None
-    if document is not None:
-        try:
-            task = Task.from_document(task_id, document)
-        except BrokenRecord:
-            task = None
-    try:
-        return TaskInfo(
-            task_id=task_id,
-            state=status["state"],
-            user_id=status["user"],
-            name=status["name"],
-            priority=Priority(status["level"]),
-            attempts=status["attempts"],
-            pushed_at=from_ms(int(status["pushed"])),
-            due_at=from_ms(int(status["due"])),
-            claimed_at=_moment(status.get("claimed")),
-            ended_at=_moment(status.get("ended")),
-            lease_until=_moment(lease_end),
-            worker_id=status.get("worker"),
-            error=status.get("error"),
-            result=json.loads(status["result"]) if "result" in status else None,
-            cancel_requested=bool(status.get("cancel")),
-            task=task,
-        )
-    except UNREADABLE as error:
-        raise _broken_status(task_id, error) from None
-
-
-def _user_settings(text: bytes, now_ms: int) -> UserSettings:
-    try:
-        stored = json.loads(text)
-        for field in ("max_running", "max_waiting"):
-            if stored.get(field) is not None:
-                stored[field] = int(stored[field])
-        stored["weight"] = float(stored.get("weight", 1.0))
-        for field in ("paused_at", "paused_until"):
-            stored[field] = _moment(stored.get(field))
-        return without_past_pause(UserSettings(**stored), now_ms)
-    except UNREADABLE as error:
-        raise BrokenRecord(
-            f"the settings of a user, {text!r:.80}, are unreadable: {error!r}"
-        ) from None
-
-
-def without_past_pause(settings: UserSettings, now_ms: int) -> UserSettings:
-    """Settings as they hold now: a pause that is over is none."""
-    until = settings.paused_until
-    if settings.paused and (until is None or until > from_ms(now_ms)):
-        return settings
-    none = {"paused_at": None, "paused_by": None, "pause_note": None, "paused_until": None}
-    return replace(settings, paused=False, **none)  # type: ignore[arg-type]
-
-
-class _Waiting:
-    """What `explain` reads of a task, and the reasons that follow from it."""
-
-    def __init__(self, task_id: str, answer: list[Any], workers: Sequence[WorkerInfo]) -> None:
-        self.task_id = task_id
-        self.status = _read_status(task_id, answer[0])
-        self.state = str(self.status["state"])
-        self.user, self.name = str(self.status["user"]), str(self.status["name"])
-        self.now = from_ms(int(answer[1]))
-        self.lease_until, self.due = _moment(answer[2]), _moment(answer[3])
-        self.own, users = int(answer[4]), int(answer[5])
-        self.users = None if users < 0 else users
-        self.parked = answer[6] != b""
-        self.parked_until = None if answer[6] in (b"", b"inf") else _moment(answer[6])
-        self.settings = _user_settings(answer[7] or b"{}", int(answer[1]))
-        self.running = int(answer[8])
-        self.held = bool(answer[9])
-        self.limits = _handler_limits(answer[10] or b"{}")
-        self.document = answer[11]
-        self.critical, self.taken = int(answer[12]), int(answer[13])
-        self.name_free = _moment(answer[14])
-        self.leases = int(answer[15])
-        self.workers = workers
-
-    def explanation(self) -> Explanation:
-        reasons = tuple(reason(code, self.now, **values) for code, values in self._reasons())
-        waits = self.state == "ready" and not self.held
-        return Explanation(
-            task_id=self.task_id,
-            state=self.state,
-            summary=" ".join(each.text for each in reasons),
-            reasons=reasons,
-            delayed_until=self.due if self.state == "delayed" and not self._is_buffered else None,
-            own_tasks_ahead=self.own if waits else None,
-            users_ahead=self.users if waits and not self.parked else None,
-            user_paused=waits and self.settings.paused,
-            user_capped=waits and self._is_capped,
-            user_rate_limited_until=self._rate_until if waits else None,
-            waits_for_slot=self.held,
-        )
-
-    @property
-    def _is_buffered(self) -> bool:
-        return bool(self.status.get("buffered"))
-
-    @property
-    def _is_capped(self) -> bool:
-        most = self.settings.max_running
-        return most is not None and self.running >= most
-
-    @property
-    def _rate_until(self) -> datetime | None:
-        """When the rate of the user lets the next task begin, if that is what it waits for."""
-        if self.settings.rate is None or self.settings.paused or self._is_capped:
-            return None
-        until = self.parked_until
-        return until if until is not None and until > self.now else None
-
-    def _reasons(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self.state == "running":
-            yield from self._of_run()
-        elif self.state == "delayed":
-            yield from self._of_delay()
-            yield from self._of_pause()
-            yield from self._of_workers()
-        elif self.state == "ready":
-            blocks = [*self._of_workers(), *self._of_user(), *self._of_name()]
-            yield from blocks
-            yield from self._of_turn(is_blocked=bool(blocks))
-            if self.status.get("error") and self.status["attempts"]:
-                yield "retry", self._attempt()
-        else:
-            at = {"at": _moment(self.status.get("ended")) or self.now}
-            if self.state == "buried":
-                yield "failed", at | {"error": _brief(self.status.get("error"))}
-            else:
-                yield "cancelled" if self.state == "cancelled" else "succeeded", at
-
-    def _of_run(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield (
-            "running",
-            {
-                "worker": self.status.get("worker"),
-                "since": _moment(self.status.get("claimed")),
-                "until": self.lease_until,
-                "attempt": self.status["attempts"],
-            },
-        )
-        if self.status.get("cancel"):
-            yield "cancelling", {}
-
-    def _of_delay(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        is_due = self.due is None or self.due <= self.now
-        until = None if is_due else self.due
-        if self._is_buffered:
-            yield "buffered", {"schedule": self.status.get("schedule")}
-        elif self.status["attempts"]:
-            yield "retry", {**self._attempt(), "until": until}
-        elif not is_due:
-            yield "delayed", {"until": until}
-        if is_due:
-            yield "due", {"since": self.due or self.now}
-
-    def _attempt(self) -> dict[str, Any]:
-        """What the last attempt was, and out of how many, where the task itself says so."""
-        return {
-            "attempt": self.status["attempts"],
-            "attempts": _most_attempts(self.document),
-            "error": _brief(self.status.get("error")),
-        }
-
-    def _of_workers(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        takers = [worker for worker in self.workers if not worker.draining]
-        if not takers:
-            # Whoever claims without heartbeats counts as there while it holds a lease.
-            if self.workers or not self.leases:
-                yield "no_worker", {"draining": len(self.workers)}
-        elif not any({self.name, ANY}.intersection(worker.names) for worker in takers):
-            yield "no_handler", {"name": self.name, "workers": len(takers)}
-
-    def _of_pause(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        settings = self.settings
-        if settings.paused:
-            yield (
-                "user_paused",
-                {
-                    "user": self.user,
-                    "by": settings.paused_by,
-                    "since": settings.paused_at,
-                    "until": settings.paused_until,
-                    "note": settings.pause_note,
-                },
-            )
-
-    def _of_user(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        settings = self.settings
-        yield from self._of_pause()
-        if self._is_capped:
-            most = {"running": self.running, "max_running": settings.max_running}
-            yield "user_capped", {"user": self.user, **most}
-        if (until := self._rate_until) is not None:
-            yield "user_rate", {"user": self.user, "rate": settings.rate, "until": until}
-
-    def _of_name(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        slots, rate = self.limits.slots, self.limits.rate
-        is_full = slots is not None and self.taken >= slots
-        is_late = rate is not None and self.name_free is not None and self.name_free > self.now
-        if is_full:
-            yield "name_slots", {"name": self.name, "slots": slots, "taken": self.taken}
-        if is_late:
-            yield "name_rate", {"name": self.name, "rate": rate, "until": self.name_free}
-        if self.held and not is_full and not is_late:
-            yield "set_aside", {"name": self.name}
-
-    def _of_turn(self, *, is_blocked: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self.held:
-            return
-        own = {"tasks": self.own, "user": self.user}
-        if is_blocked or self.users is None:
-            if self.own:
-                yield "own_tasks", own
-            return
-        if self.critical and self.status.get("level") != Priority.CRITICAL:
-            yield "critical", {"users": self.critical}
-        yield "turn", {"users": self.users, **own}
-
-
-def _brief(error: object) -> str | None:
-    """The first line of an error, as a part of a sentence."""
-    lines = error.split("\n", 1) if isinstance(error, str) else [""]
-    return lines[0][:MAX_BRIEF].rstrip(" .") or None
-
-
-def _most_attempts(document: bytes) -> int | None:
-    """How many attempts a task asks for itself; None if it leaves that to its handler."""
-    try:
-        policy = json.loads(document)["policy"]
-        most, retries = policy.get("max_attempts"), policy.get("retries")
-    except UNREADABLE:
-        return None
-    if isinstance(most, int):
-        return most
-    return retries + 1 if isinstance(retries, int) else None
-
-
-def jain_index(service: Sequence[float]) -> float | None:
-    """How equal the service of users was: 1 all the same, 1/n one had all; None for nobody."""
-    total, squares = sum(service), sum(x * x for x in service)
-    return total * total / (len(service) * squares) if squares > 0 else None
-
-
-def _snapshot(answer: list[Any]) -> QueueSnapshot:
-    numbers = [int(value) for value in answer[2:13]]
-    leader, leader_until = _leader(answer[13])
-    return QueueSnapshot(
-        at=from_ms(int(answer[0])),
-        counters=dict(_pairs(answer[1])),
-        ready=numbers[0],
-        delayed=numbers[1],
-        running=numbers[2],
-        dead=numbers[3],
-        oldest_wait=numbers[4] / 1000,
-        active_users=numbers[5],
-        parked_users=numbers[6],
-        schedules=numbers[7],
-        active_schedules=numbers[8],
-        overdue=numbers[9] / 1000,
-        set_aside=numbers[10],
-        leader=leader,
-        leader_until=leader_until,
-        epoch=int(_number(answer[14])),
-        jain_index=jain_index([_number(value) for value in answer[15]]),
-    )
-
-
-def _leader(text: bytes) -> tuple[str | None, datetime | None]:
-    """Who leads, and until when; a record that somebody has spoilt is of nobody."""
-    try:
-        record = json.loads(text)
-        return text_or_none(record["scheduler"]), _moment(record["ends"])
-    except UNREADABLE:
-        return None, None
-
-
-def _number(text: bytes) -> float:
-    """A number of a record; 0 for what somebody has put there that is none."""
-    with suppress(ValueError):
-        value = float(text)
-        if math.isfinite(value):
-            return value
-    return 0.0
-
-
-def _pairs(flat: list[bytes]) -> Iterator[tuple[str, int]]:
-    """Names and counts; what somebody has put there that is no number is left out."""
-    for name, value in zip(flat[::2], flat[1::2], strict=True):
-        with suppress(ValueError):
-            yield name.decode(), int(value)

@@ -13,7 +13,8 @@ from fairqueue.errors import InvalidInput, shown
 from fairqueue.link.connection import Link
 from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id, text_or_none
 from fairqueue.queue.delays import index_all, index_delayed
-from fairqueue.queue.queue import jain_index, without_past_pause
+from fairqueue.queue.records import without_past_pause
+from fairqueue.queue.snapshot import jain_index
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.reasons import when
 from fairqueue.validation import check_count, check_name, check_tenant

@@ -1,0 +1,116 @@
+"""Read what is stored of a task, a user and a handler."""
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from fairqueue.clock import from_ms
+from fairqueue.errors import (
+    BrokenRecord,
+)
+from fairqueue.models import (
+    UNREADABLE,
+    HandlerLimits,
+    Task,
+    TaskInfo,
+    UserSettings,
+)
+from fairqueue.validation import (
+    Priority,
+)
+
+
+def handler_limits(text: bytes) -> HandlerLimits:
+    """Read the limits of a handler; what cannot be read is no limit."""
+    try:
+        stored = json.loads(text)
+        timeout_ms = stored.get("timeout_ms")
+        slots, rate = stored.get("slots"), stored.get("rate")
+        return HandlerLimits(
+            slots=None if slots is None else int(slots),
+            rate=None if rate is None else float(rate),
+            timeout=None if timeout_ms is None else timeout_ms / 1000,
+        )
+    except UNREADABLE:
+        return HandlerLimits()
+
+
+def moment_of(value: Any) -> datetime | None:
+    """Milliseconds as a datetime; None if there are none."""
+    return None if value in (None, "", b"") else from_ms(int(float(value)))
+
+
+def read_status(task_id: str, text: bytes) -> dict[str, Any]:
+    """Read the status of a task. Raises BrokenRecord."""
+    try:
+        status = json.loads(text)
+        status["state"], status["user"], status["pushed"]
+    except UNREADABLE as error:
+        raise broken_status(task_id, error) from None
+    return dict(status)
+
+
+def broken_status(task_id: str, error: Exception) -> BrokenRecord:
+    """Return the error for a status that cannot be read."""
+    return BrokenRecord(f"the status of task {task_id!r} is unreadable: {error!r}")
+
+
+def task_info(
+    task_id: str, text: bytes, document: bytes | None, lease_end: bytes | None
+) -> TaskInfo:
+    """Put together what is known of a task. Raises BrokenRecord."""
+    status = read_status(task_id, text)
+    task = None
+    if document is not None:
+        try:
+            task = Task.from_document(task_id, document)
+        except BrokenRecord:
+            task = None
+    try:
+        return TaskInfo(
+            task_id=task_id,
+            state=status["state"],
+            user_id=status["user"],
+            name=status["name"],
+            priority=Priority(status["level"]),
+            attempts=status["attempts"],
+            pushed_at=from_ms(int(status["pushed"])),
+            due_at=from_ms(int(status["due"])),
+            claimed_at=moment_of(status.get("claimed")),
+            ended_at=moment_of(status.get("ended")),
+            lease_until=moment_of(lease_end),
+            worker_id=status.get("worker"),
+            error=status.get("error"),
+            result=json.loads(status["result"]) if "result" in status else None,
+            cancel_requested=bool(status.get("cancel")),
+            task=task,
+        )
+    except UNREADABLE as error:
+        raise broken_status(task_id, error) from None
+
+
+def user_settings(text: bytes, now_ms: int) -> UserSettings:
+    """Read the settings of a user. Raises BrokenRecord."""
+    try:
+        stored = json.loads(text)
+        for field in ("max_running", "max_waiting"):
+            if stored.get(field) is not None:
+                stored[field] = int(stored[field])
+        stored["weight"] = float(stored.get("weight", 1.0))
+        for field in ("paused_at", "paused_until"):
+            stored[field] = moment_of(stored.get(field))
+        return without_past_pause(UserSettings(**stored), now_ms)
+    except UNREADABLE as error:
+        raise BrokenRecord(
+            f"the settings of a user, {text!r:.80}, are unreadable: {error!r}"
+        ) from None
+
+
+def without_past_pause(settings: UserSettings, now_ms: int) -> UserSettings:
+    """Settings as they hold now: a pause that is over is none."""
+    until = settings.paused_until
+    if settings.paused and (until is None or until > from_ms(now_ms)):
+        return settings
+    none = {"paused_at": None, "paused_by": None, "pause_note": None, "paused_until": None}
+    return replace(settings, paused=False, **none)  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""What a queue holds at a moment: the answer of the script inspect, as numbers."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from fairqueue.clock import from_ms
+from fairqueue.models import (
+    UNREADABLE,
+    QueueSnapshot,
+    text_or_none,
+)
+from fairqueue.queue.records import (
+    moment_of,
+)
+
+
+def jain_index(service: Sequence[float]) -> float | None:
+    """How equal the service of users was: 1 all the same, 1/n one had all; None for nobody."""
+    total, squares = sum(service), sum(x * x for x in service)
+    return total * total / (len(service) * squares) if squares > 0 else None
+
+
+def snapshot(answer: list[Any]) -> QueueSnapshot:
+    """Read the answer of the script."""
+    numbers = [int(value) for value in answer[2:13]]
+    leader, leader_until = _leader(answer[13])
+    return QueueSnapshot(
+        at=from_ms(int(answer[0])),
+        counters=dict(_pairs(answer[1])),
+        ready=numbers[0],
+        delayed=numbers[1],
+        running=numbers[2],
+        dead=numbers[3],
+        oldest_wait=numbers[4] / 1000,
+        active_users=numbers[5],
+        parked_users=numbers[6],
+        schedules=numbers[7],
+        active_schedules=numbers[8],
+        overdue=numbers[9] / 1000,
+        set_aside=numbers[10],
+        leader=leader,
+        leader_until=leader_until,
+        epoch=int(_number(answer[14])),
+        jain_index=jain_index([_number(value) for value in answer[15]]),
+    )
+
+
+def _leader(text: bytes) -> tuple[str | None, datetime | None]:
+    """Who leads, and until when; a record that somebody has spoilt is of nobody."""
+    try:
+        record = json.loads(text)
+        return text_or_none(record["scheduler"]), moment_of(record["ends"])
+    except UNREADABLE:
+        return None, None
+
+
+def _number(text: bytes) -> float:
+    """A number of a record; 0 for what somebody has put there that is none."""
+    with suppress(ValueError):
+        value = float(text)
+        if math.isfinite(value):
+            return value
+    return 0.0
+
+
+def _pairs(flat: list[bytes]) -> Iterator[tuple[str, int]]:
+    """Names and counts; what somebody has put there that is no number is left out."""
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        with suppress(ValueError):
+            yield name.decode(), int(value)
