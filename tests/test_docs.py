@@ -35,6 +35,29 @@ def test_each_key_is_used_by_a_script() -> None:
     assert used == set(KEY_TYPES)
 
 
+# --- the map --------------------------------------------------------------------------------------
+
+MAP = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_the_map_has_every_room_and_every_module_in_it() -> None:
+    rows = dict(re.findall(r"^\| (`[^|]+`) \| (.+) \|$", MAP[: MAP.index("## The walk")], re.M))
+    told = {name.rstrip("/") for rooms in rows for name in re.findall(r"`([\w/]+)`", rooms)}
+    package = ROOT / "fairqueue"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert told == rooms | {path.stem for path in package.glob("*.py")} - {"__init__"}
+    for room in rooms - {"cli", "demo", "inspection", "web"}:
+        named = next(what for names, what in rows.items() if f"`{room}/`" in names)
+        modules = {path.stem for path in (package / room).glob("*.py")} - {"__init__", "extra"}
+        assert modules <= set(re.findall(r"`(\w+)`", named)), room
+
+
+@pytest.mark.parametrize("file", sorted(set(re.findall(r"`([\w/]+\.(?:py|lua|html))`", MAP))))
+def test_each_file_on_the_map_is_there(file: str) -> None:
+    folders = [ROOT, ROOT / "fairqueue", ROOT / "lua"]
+    assert any((folder / file).is_file() for folder in folders)
+
+
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
