@@ -54,6 +54,21 @@ def test_an_interrupted_listener_waits_no_more(queue: TaskQueue) -> None:
     listener.close()
 
 
+def test_a_wait_for_another_thread_ends_with_its_time_a_nudge_or_for_good(
+    queue: TaskQueue,
+) -> None:
+    listener = queue.link.listener("wake")
+    assert listener.wait_for_nudge(0) is False
+    assert listener.wait_for_nudge(0.001) is False
+    listener.nudge()
+    assert listener.wait_for_nudge(60) is True
+    listener.interrupt()
+    assert listener.wait_for_nudge(0) is True
+    assert listener.wait_for_nudge(60) is True
+    assert listener.wait_for_nudge(60) is True
+    listener.close()
+
+
 def test_a_token_that_comes_between_two_waits_is_not_missed(queue: TaskQueue) -> None:
     listener = queue.link.listener("wake")
     assert listener.wait(0.001) is False

@@ -333,6 +333,24 @@ def test_a_longer_list_asks_redis_no_more_often(
 # --- one run --------------------------------------------------------------------------------------
 
 
+def test_when_a_delayed_run_was_ready_is_told_until_it_is_tried_again(
+    web: Web, queue: TaskQueue, clock: ManualClock
+) -> None:
+    queue.push(make_task("alice", "late", delay=60))
+    site = web()
+
+    def timeline() -> str:
+        text = words(get(site, "/runs/late"))
+        return text[text.index("Timeline") :][:300]
+
+    assert "Ready" in timeline()
+    clock.advance(60)
+    claim = claim_one(queue)
+    assert "Ready" in timeline()
+    queue.retry(claim, "again", 30)
+    assert "Ready" not in timeline()
+
+
 def test_a_failed_run_is_told_with_its_attempts(
     web: Web, queue: TaskQueue, clock: ManualClock, inspector: Inspector
 ) -> None:

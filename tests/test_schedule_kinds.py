@@ -630,7 +630,11 @@ def test_a_paused_schedule_fires_nothing_and_says_why(
 
 
 def test_a_pause_with_an_end_ends_by_itself(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+    scheduler: TaskScheduler,
+    clock: ManualClock,
+    queue: TaskQueue,
+    redis_client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     add_rule(scheduler, cron_expr="0 * * * *")
     add_rule(scheduler, "other", cron_expr="0 12 * * *")
@@ -640,8 +644,10 @@ def test_a_pause_with_an_end_ends_by_itself(
     assert get(scheduler, "s").is_active is False
     clock.set(at(5, 11, 30))
 
-    report = scheduler.tick()
+    with caplog.at_level("INFO", logger="fairqueue.scheduler"):
+        report = scheduler.tick()
 
+    assert caplog.text.count("schedule_resumed schedule=s") == 1
     assert (report.fired, report.set_aside, report.moved) == (0, 0, 0)
     assert 1700 < report.wait <= 1800
     schedule = get(scheduler, "s")

@@ -207,6 +207,12 @@ def test_every_key_of_a_script_is_declared_once_and_has_a_type(name: str) -> Non
 
 
 @every_script
+def test_every_script_checks_the_layout_of_the_queue_once(name: str) -> None:
+    text = load_script(name).plain_text.replace("local function check_layout(", "")
+    assert text.count("check_layout(") == 1
+
+
+@every_script
 def test_a_script_that_writes_looks_at_its_keys_before_anything_else(name: str) -> None:
     script, part = load_script(name), read_part(FOLDER / f"{name}.lua")
     lines = script.plain_text.splitlines()
