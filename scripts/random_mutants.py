@@ -70,7 +70,7 @@ NOT_RECORDED = (
             "fuzz",
             "failover",
             "embedded",
-            "up",
+            "service",
             "demo",
             "model",
             "rest_fuzz",

@@ -189,6 +189,12 @@ def test_arguments_that_make_no_sense_are_refused(
         own_server(**arguments)
 
 
+def test_a_log_that_is_not_there_is_told(own_server: OwnServer, tmp_path: Path) -> None:
+    server = own_server(tmp_path)
+    server.log_path.unlink()
+    assert server._last_words(0) == f"; it wrote no log to {server.log_path}"
+
+
 def test_a_failed_start_shows_the_log_and_leaves_nothing(
     own_server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,7 +242,7 @@ class PeopleStore:
                 since_ms=since_ms,
                 tenant=tenant,
                 after=after,
-                limit=min(SUMMED_CHUNK, MAX_SUMMED),
+                limit=SUMMED_CHUNK,
                 most=MAX_SUMMED + 1,  # one more, to know that there are more
             )
             found.add(flat)
