@@ -1,5 +1,6 @@
 """Tasks that call a URL: the public names of `fairqueue.http_tasks`, which needs httpx."""
 
+from fairqueue.http_tasks.http import HttpTasks, SecretRequest, Secrets, verify_signature
 from fairqueue.http_tasks.network import (
     IpAddress,
     IpNetwork,
@@ -9,7 +10,6 @@ from fairqueue.http_tasks.network import (
     look_up_by,
 )
 from fairqueue.http_tasks.requests import check_request
-from fairqueue.http_tasks.tasks import HttpTasks, SecretRequest, Secrets, verify_signature
 
 __all__ = [
     "HttpTasks",

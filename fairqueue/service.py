@@ -3,7 +3,7 @@
     this process  -->  dashboard, schedulers, workers: each a group of processes that are replaced
                   -->  the embedded server, if no Redis is named
 
-The groups are those of `fairqueue.processes`, so that nothing outlives this process, however it
+The groups are those of `runtime/processes.py`, so that nothing outlives this process, however it
 ends. Here is only what holds them together: in which order they start and end, and what is said.
 """
 

@@ -264,7 +264,7 @@ def _records(data: bytes) -> None:
 
 def _signature(data: bytes) -> None:
     """Nothing but the right one is one."""
-    from fairqueue.http_tasks.tasks import verify_signature
+    from fairqueue.http_tasks.http import verify_signature
 
     assert not verify_signature("k", _text(data), b"body", now=NOW_MS / 1000)
 

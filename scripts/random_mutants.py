@@ -2,7 +2,7 @@
 
     python scripts/mutants.py --random 100 --seed 7
     python scripts/mutants.py --random 20 --only lua/claim.lua    only files with this in their path
-    python scripts/mutants.py --random 99 --only glance.py::due_soon       only in this function
+    python scripts/mutants.py --random 99 --only overview.py::due_soon       only in this function
     python scripts/mutants.py --random 0 --map                    record again which tests run what
 
 A mutant is one small change of Python or Lua: another comparison, operator or number, an inverted
@@ -577,7 +577,9 @@ class Trial:
         output = result.stdout + result.stderr
         failed = re.search(r"^(?:FAILED|ERROR) (\S*?::.*?)(?: - |$)", output, re.M)
         if failed is None:
-            missing = set(re.findall(rf"not found: {re.escape(str(folder))}/(.+)$", output, re.M))
+            missing = set(
+                re.findall(rf"not found: (?:{re.escape(str(folder))}/)?(.+)$", output, re.M)
+            )
             rest = [test for test in tests if test not in missing]
             if len(rest) < len(tests):  # some were renamed since the map was recorded
                 self._unusable |= missing

@@ -22,7 +22,7 @@ from fairqueue.errors import (
     kind_of,
 )
 from fairqueue.history.runs import History
-from fairqueue.http_tasks.tasks import HttpTasks
+from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.inspection import Inspector
 from fairqueue.metrics.collectors import serve_metrics
 from fairqueue.models import Task

@@ -38,7 +38,7 @@ from fairqueue.alerts import KINDS, Alert, AlertLimits, Alerts, CallableRecipien
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor, Finding
 from fairqueue.errors import RedisRefused, RedisUnavailable
-from fairqueue.http_tasks.tasks import HttpTasks
+from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.inspection import Inspector
 from fairqueue.metrics.collectors import (
     ERROR_TYPES,

@@ -32,9 +32,9 @@ from support import dump, make_task
 from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidPayload
+from fairqueue.http_tasks.http import RESULT_BODY_BYTES, HttpTasks, SecretRequest, verify_signature
 from fairqueue.http_tasks.network import LOOKUPS, forbidding_rule
 from fairqueue.http_tasks.requests import check_request
-from fairqueue.http_tasks.tasks import RESULT_BODY_BYTES, HttpTasks, SecretRequest, verify_signature
 from fairqueue.validation import MAX_RESULT_BYTES, encode_json
 
 ROOT = Path(__file__).parent.parent
@@ -1350,7 +1350,7 @@ def run_python(program: str, **variables: str) -> "subprocess.CompletedProcess[s
 
 
 def test_without_httpx_the_import_says_what_to_install() -> None:
-    done = run_python("import sys; sys.modules['httpx'] = None; import fairqueue.http_tasks.tasks")
+    done = run_python("import sys; sys.modules['httpx'] = None; import fairqueue.http_tasks.http")
     assert "ImportError: fairqueue.http needs httpx" in done.stderr
     assert "pip install 'fairqueue[http]'" in done.stderr
 

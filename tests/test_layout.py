@@ -46,6 +46,19 @@ def test_a_layout_that_is_no_number_is_not_known_either(
     assert redis_client.hgetall(queue.keys["fair"]) == {b"layout": b"next"}
 
 
+def test_the_queue_of_a_later_version_is_not_deleted(
+    queue: TaskQueue, redis_client: redis.Redis
+) -> None:
+    push(queue, "a")
+    redis_client.hset(queue.keys["fair"], "layout", 2)
+    with pytest.raises(UnknownLayout):
+        queue.destroy()
+    redis_client.hset(queue.keys["fair"], "layout", 1)
+    redis_client.set(queue.keys["due"], "spoilt")
+    queue.destroy()
+    assert redis_client.keys("*") == []
+
+
 def test_those_who_handle_a_refusal_by_redis_handle_this_one() -> None:
     assert issubclass(UnknownLayout, RedisRefused)
 

@@ -13,7 +13,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidPayload, InvalidSchedule
 from fairqueue.http_tasks import checks as outgoing
 from fairqueue.http_tasks import network
-from fairqueue.http_tasks.tasks import HttpTasks
+from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler

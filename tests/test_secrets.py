@@ -32,8 +32,8 @@ from fairqueue import Alerts, Claim, FairQueueError, History, TaskQueue, TaskSch
 from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.alerts import Alert, AlertNotSent, EmailRecipient, WebhookRecipient
 from fairqueue.cli.logs import TextFormatter
+from fairqueue.http_tasks.http import HttpTasks, SecretRequest
 from fairqueue.http_tasks.requests import check_request
-from fairqueue.http_tasks.tasks import HttpTasks, SecretRequest
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import mask, unmask
 from fairqueue.logs import JsonFormatter

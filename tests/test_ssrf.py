@@ -31,7 +31,7 @@ from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alert, AlertNotSent, WebhookRecipient
 from fairqueue.clock import ManualClock
 from fairqueue.http_tasks.checks import Outgoing
-from fairqueue.http_tasks.tasks import HttpTasks
+from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web.api.operations import PREFIX
 

@@ -7,7 +7,6 @@ one for a recipient, so that one who hangs holds up nobody else.
 """
 
 import functools
-import logging
 import math
 import os
 import queue
@@ -39,8 +38,6 @@ from fairqueue.validation import (
     check_name,
     check_seconds,
 )
-
-logger = logging.getLogger("fairqueue.alerts")
 
 OUTCOMES = ("sent", "suppressed", "limited", "dropped", "failed")
 LOOK_AGAIN_S = 5.0  # while a limit is passed, so often is it looked at whether it still is

@@ -38,13 +38,15 @@ def index_all(link: Link) -> None:
     """Bring every delayed task into the index, also where the numbers of entries agree.
 
     An older version can leave one entry too many and one too few, which cancel each other out.
+    Where Redis takes no writes now, the index stays as it is.
     """
     cursor = None
-    while cursor != 0:
-        cursor, flat = link.ask(("ZSCAN", link.keys["delayed"], cursor or 0, "COUNT", STEP))[0]
-        cursor = int(cursor)
-        if flat:
-            link.run("index_delayed", source="delayed", next="delayed 0", rest=flat[::2])
+    with suppress(RedisRefused):
+        while cursor != 0:
+            cursor, flat = link.ask(("ZSCAN", link.keys["delayed"], cursor or 0, "COUNT", STEP))[0]
+            cursor = int(cursor)
+            if flat:
+                link.run("index_delayed", source="delayed", next="delayed 0", rest=flat[::2])
 
 
 def _agree(link: Link) -> bool:

@@ -23,6 +23,7 @@ from fairqueue.errors import (
     LeaseLost,
     QueueFull,
     RedisRefused,
+    UnknownLayout,
     UnknownTask,
     kind_of,
     shown,
@@ -176,7 +177,16 @@ class TaskQueue:
         return self._server
 
     def destroy(self) -> None:
-        """Delete the queue with all its tasks and schedules. There is no way back."""
+        """Delete the queue with all its tasks and schedules. There is no way back.
+
+        Raises UnknownLayout for the queue of a later version, which may have more keys.
+        """
+        try:
+            self.inspect()
+        except UnknownLayout:
+            raise
+        except RedisRefused:  # one whose keys are spoilt can be deleted
+            pass
         self.link.ask(("UNLINK", *self.keys.all()))
 
     def close(self) -> None:

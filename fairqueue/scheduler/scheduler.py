@@ -539,7 +539,7 @@ class TaskScheduler:
         *,
         tenant: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Schedules as documents that `import_schedules` takes; see `fairqueue.exchange`."""
+        """Schedules as documents that `import_schedules` takes; see `fairqueue.schedules`."""
         wanted = Filter(user_id=user_id, name=name, is_active=is_active, tenant=tenant)
         return export(self._link, self._store, wanted)
 

@@ -328,10 +328,17 @@ class PeopleStore:
             window_start=from_ms(int(window)),
         )
 
-    def waiting(self, user_id: str) -> int:
-        """How many tasks of a user wait or are delayed: as many as `purge` would cancel."""
+    def waiting(self, user_id: str, *, thorough: bool = False) -> int:
+        """How many tasks of a user wait or are delayed: as many as `purge` would cancel.
+
+        thorough: look through all delayed tasks of the queue, for those that an older version has
+        delayed and that nothing else shows. That takes about 8 ms for each thousand of them.
+        """
         check_name(user_id, "user_id")
-        index_delayed(self._link)
+        if thorough:
+            index_all(self._link)
+        else:
+            index_delayed(self._link)
         range_ = f"[{user_id}\0", f"({user_id}\1"
         keys = self._link.keys
         places = ("backlog", "held", "delayed_index")
@@ -350,13 +357,6 @@ class PeopleStore:
         for _ in range(MAX_LOOKS):  # none that an older version delayed may be left to run
             if index_delayed(self._link):
                 break
-        purged = self._purge(user_id, limit)
-        if purged == 0:  # as far as the index knows
-            index_all(self._link)
-            purged = self._purge(user_id, limit)
-        return purged
-
-    def _purge(self, user_id: str, limit: int) -> int:
         return int(self._link.run("purge", op=new_id(), user=user_id, limit=limit))
 
 

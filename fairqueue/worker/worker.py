@@ -373,11 +373,12 @@ class Worker(Hookable):
             raise ConfigurationError("forever() waits for signals: call it in the main thread")
         awake, waker = socket.socketpair()
         waker.setblocking(False)
+        # The file first: a signal that finds the handlers must find it too.
+        written_to = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         before = {
             number: signal.signal(number, lambda *_: None)
             for number in (signal.SIGINT, signal.SIGTERM)
         }
-        written_to = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         try:
             self.start()
             try:
