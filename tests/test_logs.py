@@ -246,7 +246,7 @@ def test_a_cycle_that_fails_by_an_error_that_cannot_be_shown_says_so(
 # --- all of it ------------------------------------------------------------------------------------
 
 # What is logged in somebody else's words: an alert's headline, the lines of a run.
-OTHERS = {("alerts", "self._logger"), ("context", "self.logger"), ("isolation", "logger")}
+OTHERS = {("recipients", "self._logger"), ("context", "self.logger"), ("isolation", "logger")}
 
 
 def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
@@ -281,7 +281,7 @@ def test_no_field_has_the_name_of_what_each_record_has() -> None:
     clashes = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for on, call in calls_of(path):
-            if on in ("log_event", "_log"):
+            if on in ("log_event", "_log", "log_warning"):
                 names: set[Any] = {each.arg for each in call.keywords}
                 clashes += [f"{path.name}:{call.lineno} {name}" for name in names & usual]
     assert clashes == []
