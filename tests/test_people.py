@@ -1002,6 +1002,7 @@ def test_a_purge_finds_what_an_older_version_delayed_though_the_numbers_agree(
     redis_client.zadd(index, {of_bob[0]: 0.0, **others})
 
     inspector = Inspector(queue)
+    assert inspector.users.purge("alice") == 600
     purged = inspector.users.purge("alice", dry_run=False)
 
     assert purged == 600

@@ -1,4 +1,4 @@
-"""An alert: what is told, in lines and fields that are safe to send."""
+"""An alert: its kind, severity, text and details, cut to what is safe to send."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ from fairqueue.models import new_id
 
 logger = logging.getLogger("fairqueue.alerts")
 
-# What is told once for each thing it happens to.
+# Sent once for each task, run or schedule concerned.
 EVENT_KINDS = (
     "task_failed",
     "task_timed_out",
@@ -28,7 +28,7 @@ EVENT_KINDS = (
     "schedule_disabled",
     "schedule_broken",
 )
-# What is told when a value reaches its limit, and again when it has come back.
+# Sent when a value reaches its limit, and again when it is back within it.
 LIMIT_KINDS = (
     "error_rate",
     "lock_failures",

@@ -190,7 +190,7 @@ class Users:
         self._guard.require("viewer" if dry_run else "admin", "drop the backlog of users")
         self._ground.check_user(user_id)
         people = self._ground.people
-        waiting = people.waiting(user_id, thorough=not dry_run)
+        waiting = people.waiting(user_id)
         if dry_run:
             return waiting
         done = 0

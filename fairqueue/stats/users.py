@@ -328,17 +328,15 @@ class PeopleStore:
             window_start=from_ms(int(window)),
         )
 
-    def waiting(self, user_id: str, *, thorough: bool = False) -> int:
-        """How many tasks of a user wait or are delayed: as many as `purge` would cancel.
+    def waiting(self, user_id: str) -> int:
+        """Count the tasks of a user that wait or are delayed: as many as `purge` would cancel.
 
-        thorough: look through all delayed tasks of the queue, for those that an older version has
-        delayed and that nothing else shows. That takes about 8 ms for each thousand of them.
+        It looks through all delayed tasks of the queue, in short steps, because an older version
+        may have delayed some that the index of users does not show.
         """
         check_name(user_id, "user_id")
-        if thorough:
-            index_all(self._link)
-        else:
-            index_delayed(self._link)
+        index_all(self._link)
+        index_delayed(self._link)  # drops what is there too much
         range_ = f"[{user_id}\0", f"({user_id}\1"
         keys = self._link.keys
         places = ("backlog", "held", "delayed_index")

@@ -170,7 +170,7 @@ def ask(request: Request) -> Response:
         request,
         f"users_{kind}.html",
         info=people.get(user_id),
-        waiting=people.purge(user_id, dry_run=True),
+        waiting=people.purge(user_id, dry_run=True) if kind == "drop" else 0,
         pauses=PAUSES,
         command=command,
     )
