@@ -1,8 +1,9 @@
 """Feed the parsers with what a fuzzer makes up, guided by the branches that it reaches.
 
 What reads text or bytes of others may say no by an error of FairQueue's own, and by no other; and
-what it takes, it has to take in one way. tests/test_fuzz.py does the same with values that people
-thought of, through every entry and on a real server; this looks for those that nobody thought of.
+what it takes, it has to take in one way. tests/proof/test_fuzz.py does the same with values that
+people thought of, through every entry and on a real server; this looks for those that nobody
+thought of.
 
     python scripts/fuzz.py --seconds 60             all targets, in turn
     python scripts/fuzz.py --seconds 600 cron http  those whose names contain one of the words

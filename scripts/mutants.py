@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("fairqueue", "faults", "lua", "tests", "setup.cfg", "pyproject.toml")
 AT_ONCE = 2
 TIMEOUT_S = 120
-MODEL = "tests/test_model.py"
+MODEL = "tests/proof/test_model.py"
 
 FAILED = re.compile(r"^FAILED \S*?::(\S+)", re.MULTILINE)
 # The families of guards on which the promises under faults rest.
@@ -1076,7 +1076,7 @@ def run_tests(
 
 def select(mutation: Mutation, with_model: bool) -> str:
     """What pytest is told to run for a mutation."""
-    return MODEL if with_model else f"tests/test_guards.py::{mutation.test}"
+    return MODEL if with_model else f"tests/proof/test_guards.py::{mutation.test}"
 
 
 def check_copy(folder: Path, selection: set[str]) -> None:

@@ -4,7 +4,7 @@
 not know where the guard is would notice that it is gone. For each of them, in a copy of the tree:
 
     storms  the ones that are hard on this kind of guard (`python -m faults --form proof`)
-    model   tests/test_model.py, for longer than `make test` runs it
+    model   tests/proof/test_model.py, for longer than `make test` runs it
     test    the quickest unit test, as in mutants.py
 
     python scripts/proof.py                   all of them, and the table

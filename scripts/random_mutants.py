@@ -49,31 +49,32 @@ NOT_MUTATED = {"fairqueue/demo/demo.py", "fairqueue/demo/school.py", "fairqueue/
 # They start programs. What runs in those is not recorded: a mutant that all other tests let pass
 # has to pass these, too, and those of the modules that they are named after before.
 IN_PROCESSES = [
-    f"tests/test_{name}.py"
+    f"tests/{name}.py"
     for name in [
-        "cli_metrics",
-        "cli_processes",
-        "processes",
-        "scheduler_processes",
-        "worker_processes",
+        "cli/test_cli_metrics",
+        "cli/test_cli_processes",
+        "runtime/test_processes",
+        "scheduler/test_scheduler_processes",
+        "worker/test_worker_processes",
     ]
 ]
 # Not recorded either, because they are slow: browsers, storms of faults, fuzzers.
 NOT_RECORDED = (
     *IN_PROCESSES,
     *(
-        f"tests/test_{name}*"
+        f"tests/{name}*"
         for name in [
-            "browser_",
-            "fault",
-            "failpoints",
-            "fuzz",
-            "failover",
-            "embedded",
-            "service",
-            "demo",
-            "model",
-            "rest_fuzz",
+            "browser/",
+            "proof/test_fault_",
+            "proof/test_failpoints",
+            "proof/test_fuzz",
+            "proof/test_model",
+            "proof/test_rest_fuzz",
+            "proof/test_soak",
+            "link/test_failover",
+            "runtime/test_embedded",
+            "test_service",
+            "demo/",
         ]
     ),
 )
@@ -474,7 +475,8 @@ class Chooser:
         # Fall back to all tests of the module, and to the files that are named after it.
         if len(recorded) < FEW:
             stem = Path(mutant.file).stem.rstrip("s")
-            found |= {f"tests/{each.name}" for each in (ROOT / "tests").glob(f"test_*{stem}*.py")}
+            named = (ROOT / "tests").rglob(f"test_*{stem}*.py")
+            found |= {str(path.relative_to(ROOT)) for path in named}
         return found
 
     def _running_script(self, mutant: Mutant) -> set[str]:

@@ -102,7 +102,7 @@ def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
 def test_each_row_of_the_bug_ledger_names_a_test_that_exists() -> None:
     ledger = (ROOT / "docs" / "reliability.md").read_text().partition("## The bug ledger")[2]
     bugs = [row for row in ledger.splitlines() if row.startswith("|")][2:]
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for row in bugs:
         (name,) = re.findall(r"`(test_\w+)` \|$", row)
         assert f"def {name}(" in tests, row

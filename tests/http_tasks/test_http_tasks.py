@@ -37,7 +37,7 @@ from fairqueue.http_tasks.network import LOOKUPS, forbidding_rule
 from fairqueue.http_tasks.requests import check_request
 from fairqueue.validation import MAX_RESULT_BYTES, encode_json
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SHORT = 0.3  # seconds of a time-out that is meant to pass
 TOKEN = 'zqYw-1"/zqYw\\91'  # needs escapes in JSON and in URLs
 

@@ -2,7 +2,7 @@
 
 Hypothesis makes up sequences of calls, clock jumps, lost replies and restarts; after every step the
 answers, the contents of every Redis key and what can be recomputed from them are compared with the
-model. `FAIRQUEUE_MODEL_EXAMPLES=2000 pytest tests/test_model.py` looks for longer, at random;
+model. `FAIRQUEUE_MODEL_EXAMPLES=2000 pytest tests/proof/test_model.py` looks for longer, at random;
 with `FAIRQUEUE_MODEL_SAME=1` at the same examples each time.
 """
 

@@ -51,7 +51,7 @@ from fairqueue.errors import (
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 
-GUIDE = Path(__file__).parent.parent / "docs" / "cli.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "cli.md"
 ROOM_FOR_HELP = 62  # characters beside the name of a command, at 80 columns
 COMMANDS = {" ".join(path): command for path, command in all_commands()}
 

@@ -29,7 +29,7 @@ from fairqueue.recurrence.frequency import (
 from fairqueue.recurrence.kinds import compile_recurrence
 from fairqueue.recurrence.moments import next_run
 
-PAGE = Path(__file__).parent.parent / "docs" / "frequency.md"
+PAGE = Path(__file__).parents[2] / "docs" / "frequency.md"
 
 START = datetime(2026, 1, 14, 10, 17, 42, tzinfo=UTC)  # a Wednesday
 

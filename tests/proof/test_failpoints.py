@@ -52,7 +52,7 @@ def test_a_process_that_dies_at_any_change_loses_nothing_and_doubles_nothing() -
     arguments = ["--seeds", "1", "--first", str(SEED), "--only", only, "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "faults.failpoints", *arguments],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=RUN_S,

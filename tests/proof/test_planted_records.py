@@ -1,6 +1,6 @@
 """Records that somebody else has planted, one kind after the other: what is told of them.
 
-tests/test_fuzz.py plants whatever can be thought of, and looks whether others go on.
+tests/proof/test_fuzz.py plants whatever can be thought of, and looks whether others go on.
 """
 
 import base64

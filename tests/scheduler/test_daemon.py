@@ -45,7 +45,7 @@ from fairqueue.scheduler.daemon import (
 )
 from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 DEADLINE = 60  # seconds until a process must have done what it was asked for
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -52,7 +52,7 @@ from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import Health
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "failure-modes.md"
 DAY = 86_400
 UNWRITTEN = re.compile("error: (Valkey|Redis) could not write its data to disk")

@@ -87,7 +87,7 @@ def test_a_fixed_name_wins_over_an_id_and_only_for_its_method() -> None:
     assert routes.find("POST", ["scheduler", "jobs", "bulk"])[0].name == "change_jobs"
 
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "rest.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "rest.md").read_text(encoding="utf-8")
 TENANT = {OBJECT: "own", LISTING: "own", SHARED: "no", OPEN: "any"}
 
 
