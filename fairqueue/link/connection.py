@@ -16,9 +16,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import redis
 from redis.connection import AbstractConnection
@@ -28,11 +28,21 @@ from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable, Unk
 from fairqueue.link.dialer import Dialer, NobodyThere, disconnect
 from fairqueue.link.dialer import connection_maker as _connection_maker
 from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.operation import Argument as Argument
+from fairqueue.link.operation import (
+    Ask,
+    Call,
+    Each,
+    Now,
+    Operation,
+    Together,
+    Wait,
+)
 from fairqueue.link.scripts import Script, load_script, script_names
 
-Argument = str | bytes | int | float
 Action = Callable[[AbstractConnection], Any]
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Half of REPLAY_MS in lua/lib/replay.lua: an operation is never repeated after Redis forgot it.
 MAX_TIMEOUT_S = 30.0
@@ -46,6 +56,7 @@ CLOCK_SAMPLE_S = 20.0
 # connection is dead although nobody closed it: a frozen server, or a network that swallows all.
 BLOCK_S = 5.0
 SILENCE_S = 2.0
+WAIT_PAUSE_S = 0.1  # after the connection of a wait broke
 # For the rest of an answer that has begun: meanwhile a listener heeds nobody else.
 PARTIAL_S = 0.05
 
@@ -107,6 +118,65 @@ class Link:
         with suppress(IndexError):
             while True:
                 disconnect(self._free.pop())
+
+    # --- operations -------------------------------------------------------------------------------
+
+    def perform(self, steps: Operation[Result]) -> Result:
+        """Run an operation: answer its requests one by one, blocking, and return its result."""
+        listener: Listener | None = None
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    if type(request) is Wait:
+                        listener = listener or self.listener(request.key)
+                        answer = self._wait(listener, request)
+                    else:
+                        answer = _ANSWERS[type(request)](self, request)
+                except BaseException as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return cast(Result, end.value)
+        finally:
+            if listener is not None:
+                listener.close()
+
+    def _wait(self, listener: "Listener", request: Wait) -> bool:
+        listener.listen_to(self.keys[request.key])
+        try:
+            return listener.wait(request.seconds)
+        except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
+            time.sleep(min(request.seconds, WAIT_PAUSE_S))
+            return False
+        except redis.ResponseError as error:
+            raise RedisRefused(f"Redis refused: {error}") from error
+
+    def _answer_call(self, call: Call) -> Any:
+        return self.run(
+            call.script, rest=call.rest, timeout=call.timeout, now_ms=call.now_ms, **call.arguments
+        )
+
+    def _answer_together(self, request: Together) -> list[Any]:
+        return self.run_together(*((call.script, _given(call)) for call in request.calls))
+
+    def _answer_each(self, request: Each) -> None:
+        calls = iter(request.calls)
+        first = next(calls, None)
+        if first is None:
+            return
+        given = (_given(call) for call in chain([first], calls))
+        with closing(self.run_each(first.script, given)) as answers:
+            for answer in answers:
+                if request.read(answer) is False:
+                    return
+
+    def _answer_ask(self, request: Ask) -> list[Any]:
+        return self.ask(*request.commands, timeout=request.timeout)
+
+    def _answer_now(self, request: Now) -> int:
+        return self.now_ms()
 
     # --- commands ---------------------------------------------------------------------------------
 
@@ -425,6 +495,19 @@ class Link:
     def listener(self, key: str) -> "Listener":
         """Something that waits for a token in a list, on a connection of its own meanwhile."""
         return Listener(self, self._dialer, self.keys[key])
+
+
+_ANSWERS: dict[type, Callable[[Link, Any], Any]] = {
+    Call: Link._answer_call,
+    Together: Link._answer_together,
+    Each: Link._answer_each,
+    Ask: Link._answer_ask,
+    Now: Link._answer_now,
+}
+
+
+def _given(call: Call) -> Mapping[str, Any]:
+    return {"rest": call.rest, "now_ms": call.now_ms, **call.arguments}
 
 
 def in_batches(
