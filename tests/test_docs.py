@@ -52,7 +52,10 @@ def test_the_map_has_every_room_and_every_module_in_it() -> None:
         assert modules <= set(re.findall(r"`(\w+)`", named)), room
 
 
-@pytest.mark.parametrize("file", sorted(set(re.findall(r"`([\w/]+\.(?:py|lua|html))`", MAP))))
+NAMED = MAP
+
+
+@pytest.mark.parametrize("file", sorted(set(re.findall(r"`([\w/]+\.(?:py|lua|html))`", NAMED))))
 def test_each_file_on_the_map_is_there(file: str) -> None:
     folders = [ROOT, ROOT / "fairqueue", ROOT / "lua"]
     assert any((folder / file).is_file() for folder in folders)
@@ -65,12 +68,8 @@ def test_the_first_example_of_the_readme_is_short() -> None:
     assert len([line for line in EXAMPLES[0].splitlines() if line.strip()]) <= 12
 
 
-@pytest.mark.parametrize(
-    ("example", "output"),
-    list(zip(EXAMPLES, ["bob {'report': 8}\n", "1 {'report': 8}\n", ""], strict=True)),
-    ids=["queue and scheduler", "worker", "dashboard"],
-)
-def test_the_examples_of_the_readme_work(tmp_path: Path, example: str, output: str) -> None:
+def test_the_example_of_the_readme_works(tmp_path: Path) -> None:
+    (example,) = EXAMPLES
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", example + "\nqueue.close()\n"],
         cwd=tmp_path,
@@ -80,7 +79,7 @@ def test_the_examples_of_the_readme_work(tmp_path: Path, example: str, output: s
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == output
+    assert done.stdout == "building report 8\n"
 
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]
@@ -93,9 +92,10 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_makefile_has_the_targets_that_a_page_names(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"make (\w+)", (ROOT / "README.md").read_text()):
+    for target in re.findall(r"(?:`|^)make (\w+)", (ROOT / page).read_text(), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

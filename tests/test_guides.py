@@ -12,7 +12,8 @@ import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
 # The tests of alerts, of HTTP tasks and of frequencies run those of theirs.
-PAGES = ["workers.md", "history.md", "recurrence.md", "schedules.md", "tenants.md", "dashboard.md"]
+PAGES = ["cheatsheet.md", "workers.md", "history.md", "recurrence.md", "schedules.md", "tenants.md"]
+PAGES += ["dashboard.md"]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULE = re.compile(r"# (\w+\.py)\n")  # the first line of an example that others import
