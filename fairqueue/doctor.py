@@ -41,7 +41,7 @@ HISTORY_BYTES = 2**30  # of ended runs: with more of them, they are told to be m
 HISTORY_SHARE = 0.5  # of maxmemory, where that is less
 HISTORY_SAMPLE = 100  # runs whose sizes are looked at
 RUN_BYTES = 450  # of a run besides its texts: its places in the indexes
-MOST_LEASES = 10_000  # as lua/repair.lua has it: more are not counted in one script
+MOST_LEASES = 10_000  # more are not counted in one script: lua/maintenance/repair_tasks.lua
 EXAMPLES = 5  # of what is wrong with a structure
 _HELLO = ("TIME",)  # not PING: a server that cannot write to its disk refuses that
 
@@ -420,10 +420,10 @@ class Records:
         if self._fix and not self._link.ask(("ZCARD", self._link.keys["delayed_index"]))[0]:
             index_delayed(self._link)  # an older version made none: that is nothing wrong
         for name in _OF_TASKS:
-            found += self._check("repair", name, self._entries(name), name)
-        found += self._check("repair", "task", self._entries("status"), "status")
+            found += self._check("repair_tasks", name, self._entries(name), name)
+        found += self._check("repair_tasks", "task", self._entries("status"), "status")
         found += self._check_counts()
-        found += self._check("repair", "user", self._users(), "users in line")
+        found += self._check("repair_tasks", "user", self._users(), "users in line")
         for name in _OF_RECORDS:
             found += self._check("repair_records", name, self._entries(name), name)
         if not found:
@@ -453,7 +453,7 @@ class Records:
         # Work goes on meanwhile: the script says which ones do differ.
         differing = [user for user, count in counts.items() if count]
         zeros = [user for user, count in self._stored_counts() if count <= 0]
-        return self._check("repair", "running", iter({*differing, *zeros}), "running")
+        return self._check("repair_tasks", "running", iter({*differing, *zeros}), "running")
 
     def _stored_counts(self) -> list[tuple[bytes, int]]:
         key = self._link.keys["running"]

@@ -1,7 +1,7 @@
 """Change the code at random places and see whether a test notices: `mutants.py --random`.
 
     python scripts/mutants.py --random 100 --seed 7
-    python scripts/mutants.py --random 20 --only lua/claim.lua    only files with this in their path
+    python scripts/mutants.py --random 20 --only task/claim.lua   only files with this in their path
     python scripts/mutants.py --random 99 --only overview.py::due_soon       only in this function
     python scripts/mutants.py --random 0 --map                    record again which tests run what
 

@@ -62,8 +62,9 @@ def check_that_scripts_came_along() -> None:
     """The Lua scripts are inside the installed package."""
     folder = files("fairqueue") / "lua"
     expect(folder.is_dir(), f"the wheel has no folder {folder}")
-    scripts = [entry.name for entry in folder.iterdir() if entry.name.endswith(".lua")]
-    expect(bool(scripts), f"{folder} of the wheel has no .lua files")
+    for group in ("task", "schedule", "lib"):
+        scripts = [entry for entry in (folder / group).iterdir() if entry.name.endswith(".lua")]
+        expect(bool(scripts), f"{folder / group} of the wheel has no .lua files")
 
 
 def check_that_what_pages_load_came_along() -> None:

@@ -388,7 +388,7 @@ def test_a_repair_whose_answer_was_lost_is_told_the_same_again(
 
 
 def repair(link: Link, kind: str, *entries: str) -> Any:
-    return link.run("repair", op=new_id(), kind=kind, fix="1", rest=entries)
+    return link.run("repair_tasks", op=new_id(), kind=kind, fix="1", rest=entries)
 
 
 def test_an_entry_that_was_put_right_meanwhile_is_no_difference(busy: TaskQueue) -> None:

@@ -161,10 +161,10 @@ class AccessStore:
         """
         if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
             raise InvalidInput(f"key_id {shown(key_id):.80} is none: 16 hexadecimal digits")
-        found = self._link.run("revoke", op=new_id(), rest=[key_id])
+        found = self._link.run("revoke_credentials", op=new_id(), rest=[key_id])
         # They hold no longer as it is; a crash in the middle of tidying up opens no door.
         for ids in self._sessions_of(key_id):
-            self._link.run("revoke", op=new_id(), rest=ids)
+            self._link.run("revoke_credentials", op=new_id(), rest=ids)
         return bool(found)
 
     def _sessions_of(self, key_id: str) -> list[list[bytes]]:
@@ -214,7 +214,7 @@ class AccessStore:
             return None
         new_key_id, new_secret = _new_secret()
         text = self._link.run(
-            "redeem",
+            "begin_session",
             op=new_id(),
             id=key_id,
             digest=_digest(secret),
@@ -252,7 +252,7 @@ class AccessStore:
             return NOBODY
         digest = _digest(secret)
         text, wait_ms = self._link.run(
-            "admit", id=key_id, digest=digest, interval_ms=1000 / rate, burst=burst
+            "authenticate", id=key_id, digest=digest, interval_ms=1000 / rate, burst=burst
         )
         actor = _actor(key_id, text, digest)
         return NOBODY if actor is None else Admission(actor=actor, wait=int(wait_ms) / 1000)

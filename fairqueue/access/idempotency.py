@@ -53,7 +53,7 @@ class ReplyStore:
         check_name(digest, "digest", InvalidInput)
         token = new_id()
         state, *answer = self._link.run(
-            "begin_reply", request=_field(key), digest=digest, token=token
+            "begin_request", request=_field(key), digest=digest, token=token
         )
         if state == b"done":
             return _read_answer(*answer)
@@ -79,7 +79,7 @@ class ReplyStore:
         body_bytes = body.encode("utf-8", "replace")
         is_whole = len(body_bytes) <= MAX_BODY_BYTES and len(headers_text) <= MAX_HEADERS_BYTES
         kept = self._link.run(
-            "end_reply",
+            "end_request",
             request=_field(key),
             token=token or "",
             status=status,
@@ -93,7 +93,7 @@ class ReplyStore:
 
         An answer that is kept stays. With the token of `begin`, only the caller's own reservation.
         """
-        self._link.run("drop_reply", request=_field(key), token=token or "")
+        self._link.run("drop_request", request=_field(key), token=token or "")
 
 
 def _field(key: object) -> str:

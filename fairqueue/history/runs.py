@@ -201,7 +201,7 @@ class History:
                 _range(source, *_bounds(value, source, position, wanted), size)
                 for value in _values(source, wanted)
             ]
-        answers = self._link.run_together(*(("runs", call) for call in calls))
+        answers = self._link.run_together(*(("list_runs", call) for call in calls))
         parts = [list(_triples(answer)) for answer in answers]
         found = [each for part in parts for each in part]
         # Those that were cut short because of their bytes end at different places: what another one
@@ -291,7 +291,10 @@ class History:
             *(("ZLEXCOUNT", index, f"[f{mark}\0", f"(f{mark}\1") for _, mark in marks)
         )
         samples = self._link.run_together(
-            *(("runs", _range("runs", f"(f{mark}\1", f"[f{mark}\0", SAMPLES)) for _, mark in marks)
+            *(
+                ("list_runs", _range("runs", f"(f{mark}\1", f"[f{mark}\0", SAMPLES))
+                for _, mark in marks
+            )
         )
         groups = []
         for (last_ms, mark), count, sample in zip(marks, counts, samples, strict=True):

@@ -33,7 +33,7 @@ CHANGING = frozenset(
     )
 )
 
-# `call_with` is how lua/claim.lua names a command once for many members.
+# `call_with` is how lua/task/claim.lua names a command once for many members.
 _CALLED = re.compile(r"\bp?call(?:_with)?\(\s*'(\w+)'")
 # The types of keys are probed by these, whose names are in a table of each script.
 _PROBED = re.compile(r"^local PROBES = \{(.*)\}$", re.MULTILINE)

@@ -19,7 +19,9 @@ from fairqueue.link.keys import KEY_TYPES
 # asks all its keys before its first write, unless its header says that it probes itself.
 _TYPE_PROBES = {"zset": "ZCARD", "hash": "HLEN", "list": "LLEN", "string": "STRLEN"}
 
-# The part that every script has: it refuses a queue that another version has laid out.
+LIB = "lib"  # the folder of the shared parts; the other folders hold scripts
+
+# The part that every script includes: it refuses a queue whose layout this version does not know.
 LAYOUT = "layout"
 
 _DECLARATION = re.compile(r"^-- (KEYS|ARGV) (\S+)(?:\s+(\S+))?", re.MULTILINE)
@@ -74,10 +76,23 @@ def lua_folder() -> Path:
     return inside if inside.is_dir() else inside.parent.parent / "lua"
 
 
+def script_files() -> dict[str, Path]:
+    """Map each script to its file. Folders only group scripts: a name is used once.
+
+    Raises ScriptError if two files have the same name.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(lua_folder().glob("*/*.lua")):
+        if path.stem in found:
+            raise ScriptError(f"two files are named {path.name}: {found[path.stem]} and {path}")
+        found[path.stem] = path
+    return {name: path for name, path in found.items() if path.parent.name != LIB}
+
+
 @cache
 def script_names() -> list[str]:
-    """The transitions, by the names of their files."""
-    return sorted(path.stem for path in lua_folder().glob("*.lua"))
+    """List the scripts by name."""
+    return sorted(script_files())
 
 
 def read_part(path: Path) -> Part:
@@ -122,11 +137,11 @@ def parts_of(name: str) -> list[Part]:
             raise ScriptError("circle of includes: " + " -> ".join((*above, part.name)))
         for include in part.includes:
             if include not in ordered:
-                visit(read_part(folder / "lib" / f"{include}.lua"), (*above, part.name))
+                visit(read_part(folder / LIB / f"{include}.lua"), (*above, part.name))
         ordered[part.name] = part
 
-    visit(read_part(folder / "lib" / f"{LAYOUT}.lua"), ())
-    visit(read_part(folder / f"{name}.lua"), ())
+    visit(read_part(folder / LIB / f"{LAYOUT}.lua"), ())
+    visit(read_part(script_files()[name]), ())
     return list(ordered.values())
 
 

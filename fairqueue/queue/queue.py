@@ -515,7 +515,7 @@ class TaskQueue:
 
     def _end(self, script: str, task_id: str | bytes, token: str, **arguments: Argument) -> Any:
         # Not a random operation id: a caller who got RedisUnavailable may make the same call again,
-        # and lua/extend.lua can tell a claim that was given back from one that was lost.
+        # and lua/task/extend.lua can tell a claim that was given back from one that was lost.
         name = task_id if isinstance(task_id, str) else task_id.hex()
         operation = f"{script}:{token}:{name}"
         return self._run(script, op=operation, id=task_id, token=token, **arguments)
@@ -586,7 +586,7 @@ class TaskQueue:
     def inspect(self, timeout: float | None = None) -> QueueSnapshot:
         """Counts and counters of the queue at this moment, in one bounded read."""
         _check_timeout(timeout)
-        return snapshot(self.link.run("inspect", sample=JAIN_SAMPLE, timeout=timeout))
+        return snapshot(self.link.run("queue_stats", sample=JAIN_SAMPLE, timeout=timeout))
 
     # --- settings ---------------------------------------------------------------------------------
 

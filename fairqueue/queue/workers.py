@@ -157,7 +157,7 @@ class WorkerStore:
     ) -> Beat:
         check_name(worker_id, "worker_id")  # the field '' is taken
         answer = self._link.run(
-            "beat",
+            "heartbeat",
             worker=worker_id,
             record=json.dumps({"id": worker_id, **info}, separators=(",", ":"))[:-1],
             ttl_ms=ttl_ms,

@@ -1200,7 +1200,7 @@ def _definition_text(
 
 
 def _read_state(text: bytes | None) -> dict[str, Any]:
-    """A state without what somebody has put there that cannot be, as lua/lib/states.lua reads it.
+    """Parse a stored state, without fields of a wrong type, as lua/lib/schedule_state.lua does.
 
     The next fire makes it good; until then the rest of it can be told.
     """

@@ -102,7 +102,10 @@ class Glance:
         values = [f"t{tenant}"] if tenant is not None else ["os", "of", "ot"]
         answers = self._link.run_together(
             *(
-                ("runs", {"source": "runs", "from": f"({v}\1", "to": f"({v}\0", "limit": limit})
+                (
+                    "list_runs",
+                    {"source": "runs", "from": f"({v}\1", "to": f"({v}\0", "limit": limit},
+                )
                 for v in values
             )
         )

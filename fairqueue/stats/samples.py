@@ -12,7 +12,7 @@ from fairqueue.errors import InvalidInput, shown
 from fairqueue.link.connection import Link
 from fairqueue.models import UNREADABLE
 
-FINE_MS, COARSE_MS = 15_000, 300_000  # the steps that lua/sample.lua keeps
+FINE_MS, COARSE_MS = 15_000, 300_000  # the steps that lua/maintenance/sample.lua keeps
 MAX_READ = 1000  # samples in one answer; a day has 288 of 5 minutes
 # A rate is told of two samples that are at most so many steps apart: over more of them it would
 # draw a quiet hour and a burst as one.

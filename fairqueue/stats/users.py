@@ -126,7 +126,7 @@ class PeopleStore:
         InvalidInput for a bad limit or tenant.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        names = self._link.run("active", limit=MAX_LISTED, tenant=_tenant(tenant))
+        names = self._link.run("active_users", limit=MAX_LISTED, tenant=_tenant(tenant))
         users = [user for name in names if (user := _user(name)) is not None]
         found: list[tuple[int, int, str]] = []
         for part in in_parts(users, COUNTED_CHUNK):
@@ -155,7 +155,7 @@ class PeopleStore:
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         index_delayed(self._link)
         more, found = self._link.run(
-            "names",
+            "list_users",
             after=_decode_cursor(cursor),
             prefix="" if prefix is None else check_name(prefix, "prefix"),
             tenant=_tenant(tenant),
@@ -221,7 +221,9 @@ class PeopleStore:
 
     def _people(self, users: list[str], since_ms: int) -> tuple[int, int, int, list[Any]]:
         """The time, the begin of the window, the runs that ended in it, and a row of each user."""
-        now_ms, window_ms, ended, *rows = self._link.run("people", since_ms=since_ms, rest=users)
+        now_ms, window_ms, ended, *rows = self._link.run(
+            "user_stats", since_ms=since_ms, rest=users
+        )
         return int(now_ms), int(window_ms), int(ended), rows
 
     def _demand(self, since_ms: int, tenant: str = "") -> "_Demand":
@@ -238,7 +240,7 @@ class PeopleStore:
         after = b""
         for _ in range(0, MAX_SUMMED, SUMMED_CHUNK):
             after, *flat = self._link.run(
-                "demand",
+                "users_in_window",
                 since_ms=since_ms,
                 tenant=tenant,
                 after=after,
@@ -309,7 +311,7 @@ class PeopleStore:
             raise InvalidInput(f"{len(users)} users are too many: {MAX_SHARED} at most")
         names = list(dict.fromkeys(check_name(user, "user_id") for user in users))
         window, everybody, *rows = self._link.run(
-            "shares",
+            "run_counts",
             since_ms=since_ms,
             until_ms=until_ms,
             buckets=buckets,

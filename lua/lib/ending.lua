@@ -1,6 +1,6 @@
 -- End tasks, keep the ended ones for as long as the settings say, and free what they held.
 --
--- @include limits history replay stats streaks delays
+-- @include limits history replay stats failure_streaks delays
 -- KEYS tasks    hash  task id -> its document, JSON
 -- KEYS ended    zset  task id -> when it finished or was cancelled, ms
 -- KEYS dead     zset  task id -> when it was buried, ms

@@ -1,6 +1,6 @@
 -- Store new tasks: documents, statuses, and their place among the waiting or the delayed.
 --
--- @include waiting replay stats tenants delays
+-- @include backlog replay stats tenants delays
 -- KEYS tasks    hash  task id -> its document, JSON, never changed
 -- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
 --

@@ -1,6 +1,6 @@
 -- Who is served next: start-time fair queueing between users.
 --
--- @include time settings records kinds
+-- @include time settings status kinds
 -- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes,
 --                      seen (when a claim last changed something, ms), recheck, ...
 -- KEYS ready     zset  user -> virtual start tag; all who may be served now

@@ -1,6 +1,6 @@
 -- Keep what became of runs: their attempts, and where a listing finds them.
 --
--- @include time records
+-- @include time status
 -- KEYS attempts  hash  task id -> a JSON line for each attempt that failed or has something to tell
 -- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>, all scores 0: ended runs
 -- KEYS failures  zset  fingerprint -> when a task was last buried with it, ms

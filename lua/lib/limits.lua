@@ -1,6 +1,6 @@
 -- Limits of handlers over all workers: how many of a name run at a time, and begin in a second.
 --
--- @include waiting
+-- @include backlog
 -- KEYS limits     hash  name -> JSON: slots, rate, timeout_ms; only names that have any
 -- KEYS slots      zset  <name> NUL <task id>, all scores 0: leased tasks that hold a slot
 -- KEYS slot_line  zset  <name> NUL <turn> NUL <user>, all scores 0: whose held task is next; and

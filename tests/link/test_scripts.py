@@ -18,6 +18,7 @@ from fairqueue.link.scripts import (
     lua_folder,
     parts_of,
     read_part,
+    script_files,
     with_numbers,
     without_unused,
 )
@@ -30,8 +31,8 @@ FILE_IDS = [str(path.relative_to(FOLDER)) for path in FILES]
 
 # What a full queue needs in order to drain, and what only reads.
 DRAINS = {"claim", "finish", "retry", "release", "bury", "cancel", "extend", "lead", "resign"}
-DRAINS |= {"beat", "discard", "prune"}
-READS = {"explain", "inspect", "runs", "people", "demand", "backlogs", "names", "active", "shares"}
+DRAINS |= {"heartbeat", "discard", "prune"}
+READS = {path.stem for path in (FOLDER / "read").glob("*.lua")}
 
 STORES = {"push", "fire", "revive", "add_schedules", "configure", "set_user", "set_limits"}
 
@@ -114,13 +115,13 @@ def test_a_file_opens_with_one_sentence_about_itself(path: Path) -> None:
 
 @every_script
 def test_every_script_says_what_it_returns(name: str) -> None:
-    header = (FOLDER / f"{name}.lua").read_text(encoding="utf-8").split("\n\n")[0]
+    header = script_files()[name].read_text(encoding="utf-8").split("\n\n")[0]
     assert re.search(r"^-- Returns ", header, re.MULTILINE), header
 
 
 @every_script
 def test_the_flags_say_who_may_run_when_memory_is_full(name: str) -> None:
-    flags = read_part(FOLDER / f"{name}.lua").flags
+    flags = read_part(script_files()[name]).flags
     if name in READS:
         assert flags == "no-writes"
     elif name in DRAINS:
@@ -214,13 +215,13 @@ def test_every_script_checks_the_layout_of_the_queue_once(name: str) -> None:
 
 @every_script
 def test_a_script_that_writes_looks_at_its_keys_before_anything_else(name: str) -> None:
-    script, part = load_script(name), read_part(FOLDER / f"{name}.lua")
+    script, part = load_script(name), read_part(script_files()[name])
     lines = script.plain_text.splitlines()
     probes = [number for number, line in enumerate(lines) if line == "probe_all()"]
     if name in READS:
         assert "PROBES" not in script.plain_text
     elif part.probes_itself:
-        assert re.search(r"\bprobe(_all)?\(", code_of(FOLDER / f"{name}.lua"))
+        assert re.search(r"\bprobe(_all)?\(", code_of(script_files()[name]))
     else:
         assert probes
         assert "redis.call" not in "\n".join(lines[: probes[0]]).replace(
@@ -262,7 +263,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_circle_of_includes_is_found(copied: Path, files: dict[str, str], circle: str) -> None:
-    (copied / "mine.lua").write_text("-- Mine.\n--\n-- @include a\n")
+    (copied / "task" / "mine.lua").write_text("-- Mine.\n--\n-- @include a\n")
     for name, text in files.items():
         (copied / f"{name}.lua").write_text(text + "\n")
     with pytest.raises(ScriptError, match=f"circle of includes: {circle}"):
@@ -272,7 +273,7 @@ def test_a_circle_of_includes_is_found(copied: Path, files: dict[str, str], circ
 def test_a_part_that_two_others_include_comes_once_and_first(copied: Path) -> None:
     (copied / "lib" / "a.lua").write_text("-- @include time\n")
     (copied / "lib" / "b.lua").write_text("-- @include time a\n")
-    (copied / "mine.lua").write_text("-- @include b a\n")
+    (copied / "task" / "mine.lua").write_text("-- @include b a\n")
     assert [part.name for part in parts_of("mine")] == ["layout", "time", "a", "b", "mine"]
 
 
@@ -283,11 +284,17 @@ def test_no_script_includes_itself_in_a_circle(name: str) -> None:
     assert parts[-1] == name
 
 
+def test_two_files_of_one_name_are_refused(copied: Path) -> None:
+    (copied / "read" / "push.lua").write_text("-- Mine.\n")
+    with pytest.raises(ScriptError, match=r"two files are named push\.lua"):
+        script_files()
+
+
 @pytest.mark.parametrize(
     "line", ["-- KEYS nonsense  hash  x", "-- KEYS tasks  zset  x", "-- KEYS tasks"]
 )
 def test_a_header_with_an_unknown_key_or_type_is_refused(copied: Path, line: str) -> None:
-    (copied / "mine.lua").write_text(line + "\n")
+    (copied / "task" / "mine.lua").write_text(line + "\n")
     with pytest.raises(ScriptError, match=r"mine\.lua: key \w+ is no"):
         parts_of("mine")
 
@@ -309,7 +316,7 @@ def test_scripts_are_found_inside_the_installed_package(
     shutil.copytree(FOLDER, inside)
     monkeypatch.setattr(scripts, "files", lambda package: tmp_path / "fairqueue")
     assert lua_folder() == inside
-    assert names() == sorted(path.stem for path in FOLDER.glob("*.lua"))
+    assert script_files().keys() == set(names())
     assert [part.name for part in parts_of("push")][-1] == "push"
 
 

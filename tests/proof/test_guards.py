@@ -871,7 +871,12 @@ def test_a_token_is_passed_on_some_times_and_no_more(
 def beat(queue: TaskQueue, worker: str, limits: str = "") -> list[Any]:
     """Say that a worker is alive, for ten seconds."""
     answer: list[Any] = queue.link.run(
-        "beat", worker=worker, record='{"names":["a"]', ttl_ms=10_000, limits=limits, can_alert=""
+        "heartbeat",
+        worker=worker,
+        record='{"names":["a"]',
+        ttl_ms=10_000,
+        limits=limits,
+        can_alert="",
     )
     return answer
 

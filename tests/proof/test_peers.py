@@ -915,7 +915,7 @@ def largest_shares(queue: TaskQueue) -> object:
 def largest_revoke(queue: TaskQueue) -> object:
     store = AccessStore(queue.link)
     ids = [store.create_key(f"k{n}", "viewer", by="me").info.key_id for n in range(REVOKED)]
-    return queue.link.run("revoke", op=new_id(), rest=ids) == REVOKED
+    return queue.link.run("revoke_credentials", op=new_id(), rest=ids) == REVOKED
 
 
 def largest_repair(queue: TaskQueue) -> object:
@@ -966,14 +966,14 @@ LARGEST = {
     "add_schedules": largest_add,
     "backfill": largest_backfill,
     "configure": largest_configure,
-    "people": largest_people,
+    "user_stats": largest_people,
     "backlogs": largest_backlogs,
-    "shares": largest_shares,
-    "revoke": largest_revoke,
-    "beat": largest_beat,
+    "run_counts": largest_shares,
+    "revoke_credentials": largest_revoke,
+    "heartbeat": largest_beat,
     "find_stale": largest_find_stale,
     "index_delayed": largest_index,
-    "repair": largest_repair,
+    "repair_tasks": largest_repair,
     "repair_records": largest_repair,
 }
 

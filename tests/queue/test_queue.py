@@ -1405,8 +1405,8 @@ def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[
         "set_user": lambda: queue.set_user("alice", weight=3.0),
         "set_limits": lambda: queue.set_limits("default", slots=3),
         "configure": lambda: queue.configure(max_attempts=7),
-        "beat": lambda: queue.link.run(
-            "beat", worker="w", record="{", ttl_ms=9, limits="", can_alert=""
+        "heartbeat": lambda: queue.link.run(
+            "heartbeat", worker="w", record="{", ttl_ms=9, limits="", can_alert=""
         ),
     }
 

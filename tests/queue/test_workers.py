@@ -234,7 +234,7 @@ def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
 def test_one_that_never_said_a_word_does_not_leave(
     queue: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = before_script(queue, monkeypatch, "beat", lambda: None)
+    sent = before_script(queue, monkeypatch, "heartbeat", lambda: None)
     assert make("mail").stop()
     assert sent == []
 

@@ -273,21 +273,21 @@ def test_a_page_of_users_is_read_in_few_round_trips_and_who_wants_service_once_i
     users = [f"user-{n:03d}" for n in range(100)]
     for user in users:
         fill(queue, user, 1)
-    sent = before_script(queue, monkeypatch, "people", lambda: None)
+    sent = before_script(queue, monkeypatch, "user_stats", lambda: None)
     found = people.read(users, clock.now() - HOUR)
     assert [info.user_id for info in found] == users
     assert [info.entitled for info in found] == [pytest.approx(0.01)] * 100
-    assert set(sent) == {"people", "demand", "backlogs"}
+    assert set(sent) == {"user_stats", "users_in_window", "backlogs"}
     assert len(sent) <= 20
-    looked_up = sent.count("demand")
+    looked_up = sent.count("users_in_window")
     fill(queue, "new", 1)
     clock.advance(9)
     (info,) = people.read(["new"], clock.now() - HOUR)
     assert info.entitled == pytest.approx(1 / 101)  # with the user itself as it is now
-    assert sent.count("demand") == looked_up
+    assert sent.count("users_in_window") == looked_up
     clock.advance(1)
     people.read(["new"], clock.now() - HOUR)
-    assert sent.count("demand") > looked_up
+    assert sent.count("users_in_window") > looked_up
 
 
 def test_bad_users_and_times_are_refused(people: PeopleStore, clock: ManualClock) -> None:

@@ -39,7 +39,7 @@ from fairqueue.web.memo import Memo
 from fairqueue.web.pace import MAX_KNOWN, Pace
 
 PATIENCE_S = 60.0
-AT_ONCE = 20  # sessions of one key, as lua/redeem.lua has it
+AT_ONCE = 20  # sessions of one key, as lua/access/begin_session.lua has it
 
 ADMIN = Actor(name="ann")
 OPERATOR = Actor(name="ole", role="operator")
@@ -347,7 +347,8 @@ def test_credentials_hold_until_they_end_or_their_key_does(
     assert store.holding([*ids, "0" * 16]) == ids
     clock.advance(11)
     assert store.holding(ids) == ids - {short}
-    store._link.run("revoke", op="x", rest=[key.info.key_id])  # as if it had died before the rest
+    # As if the caller had died before it revoked the rest.
+    store._link.run("revoke_credentials", op="x", rest=[key.info.key_id])
     assert store.holding(ids) == store.holding([]) == set()
 
 

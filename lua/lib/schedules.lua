@@ -1,0 +1,64 @@
+-- Keep what is planned for schedules: definitions, index, names, problems.
+--
+-- @include schedule_state replay stats
+-- KEYS schedules       hash  schedule id -> definition, JSON: what the user wrote
+-- KEYS schedule_index  zset  user NUL schedule id, all scores 0
+-- KEYS broken          hash  schedule id -> JSON: why the scheduler set it aside, and when
+-- KEYS scheduler_wake  list  at most one token, for a leader that waits
+-- KEYS schedule_names  zset  name NUL schedule id, all scores 0
+
+-- A moment computed from a clock that is this far from ours would be a wrong one.
+local SKEW_MS = 1000
+
+local function is_skewed(client_now)
+  return math.abs(tonumber(client_now) - now) > SKEW_MS
+end
+
+-- A plan is given up: if its moment has come and was not fired, it is one that was missed, and it is
+-- returned to be noted.
+local function count_dropped(id, state)
+  local nominal = tonumber(string.match(redis.call('HGET', K.plan, id) or '', ' (%d+)$') or nil)
+  if state.active and nominal and nominal <= now then
+    state.missed = (state.missed or 0) + 1
+    count('missed', 1)
+    return nominal
+  end
+end
+
+-- A schedule is found by its name too.
+local function name_schedule(id, old_name, name)
+  if old_name == name then return end
+  if old_name then redis.call('ZREM', K.schedule_names, old_name .. '\0' .. id) end
+  if name then redis.call('ZADD', K.schedule_names, 0, name .. '\0' .. id) end
+end
+
+-- The name in a definition; nil if that cannot be read.
+local function name_in(definition)
+  local name = (decode(definition) or {}).name
+  return type(name) == 'string' and name or nil
+end
+
+local function schedules_of(user)
+  return redis.call('ZLEXCOUNT', K.schedule_index, '[' .. user .. '\0', '(' .. user .. '\1')
+end
+
+local function soonest_due()
+  return tonumber(redis.call('ZRANGE', K.due, 0, 0, 'WITHSCORES')[2] or nil) or math.huge
+end
+
+local function wake_scheduler()
+  if redis.call('LLEN', K.scheduler_wake) == 0 then redis.call('LPUSH', K.scheduler_wake, '1') end
+end
+
+-- Take a schedule out of the plan: it has had all its moments, or, with the reason where an operator
+-- finds it, it cannot be planned.
+local function stop_planning(id, reason, completed)
+  local state = state_of(id)
+  state.active, state.reason = false, reason
+  state.paused, state.note, state.by, state['until'] = nil, nil, nil, nil
+  write_state(id, state)
+  redis.call('ZREM', K.due, id)
+  if not completed then
+    redis.call('HSET', K.broken, id, cjson.encode({ reason = reason, since = now }))
+  end
+end

@@ -1,0 +1,176 @@
+-- Look whether entries about schedules, tenants and workers agree, and put right those that do not.
+--
+-- @include schedules tenant_schedules
+-- KEYS moments      zset  schedule NUL last NUL first NUL how many NUL reason, all scores 0
+-- KEYS changes      zset  schedule NUL when NUL operation NUL JSON, all scores 0
+-- KEYS users        hash  user -> settings, JSON
+-- KEYS user_names   zset  users with settings, all scores 0
+-- KEYS workers      hash  worker id -> JSON
+-- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
+-- ARGV op    text  random id of this operation
+-- ARGV kind  text  which structure the entries are of
+-- ARGV fix   text  '1': put right what is wrong; empty: change nothing
+-- ARGV ...   entries: ids, users or members of the structure; some hundred at most
+--
+-- The definition and the state of a schedule decide where else it has to be. As in repair, each entry
+-- is looked at as it is now. What cannot be read is for the scheduler to set aside.
+--
+-- Returns for each entry that is wrong: the entry, what is wrong, '1' if it can be put right.
+
+local FIX = A.fix == '1'
+local found = {}
+
+local function wrong(entry, text, mend)
+  for _, value in ipairs({ entry, text, mend and '1' or '' }) do found[#found + 1] = value end
+  if FIX and mend then mend() end
+end
+
+-- Also one whose definition is gone, while it is told as a problem.
+local function is_known(id)
+  return redis.call('HEXISTS', K.schedules, id) == 1 or redis.call('HEXISTS', K.broken, id) == 1
+end
+
+local function has(key, member)
+  return redis.call('ZSCORE', key, member)
+end
+
+local function check_entry(id, key, member, text)
+  if not has(key, member) then wrong(id, text, function() redis.call('ZADD', key, 0, member) end) end
+end
+
+-- When to act on an active schedule that nobody would act on: at its moment, or now.
+local function plan_again(id)
+  local nominal = tonumber(string.match(redis.call('HGET', K.plan, id) or '', ' (%d+)$') or nil)
+  redis.call('ZADD', K.due, nominal or now, id)
+  wake_scheduler()
+end
+
+local function check_schedule(id)
+  local definition = decode(redis.call('HGET', K.schedules, id))
+  if not definition or type(definition.user_id) ~= 'string' then return end
+  if redis.call('HEXISTS', K.schedule_state, id) == 0 then
+    wrong(id, 'has no state')
+    return
+  end
+  local state = state_of(id)
+  local user = state.user or definition.user_id
+  check_entry(id, K.schedule_index, user .. '\0' .. id, 'is not in the index of its user')
+  if type(definition.name) == 'string' then
+    check_entry(id, K.schedule_names, definition.name .. '\0' .. id, 'is not found by its name')
+  end
+  if state.tenant then
+    check_entry(id, K.tenant_schedules, state.tenant .. '\0' .. user .. '\0' .. id,
+      'is not found by its tenant')
+  end
+  local is_due = has(K.due, id)
+  if (state.active or state['until']) and not is_due then
+    wrong(id, 'is active and nobody would act on it', function() plan_again(id) end)
+  elseif is_due and not state.active and not state['until'] then
+    wrong(id, 'is not active and would be acted on', function() redis.call('ZREM', K.due, id) end)
+  end
+end
+
+local function check_due(id)
+  if not has(K.due, id) or is_known(id) then return end
+  wrong(id, 'is due and has no definition', function() redis.call('ZREM', K.due, id) end)
+end
+
+local function check_plan(id)
+  if redis.call('HEXISTS', K.plan, id) == 0 or is_known(id) then return end
+  wrong(id, 'has a plan and no definition', function() redis.call('HDEL', K.plan, id) end)
+end
+
+local function check_state(id)
+  if redis.call('HEXISTS', K.schedule_state, id) == 0 or is_known(id) then return end
+  wrong(id, 'has a state and no definition',
+    function() redis.call('HDEL', K.schedule_state, id) end)
+end
+
+local function check_index(member)
+  local user, id = string.match(member, '^(%Z*)%z(%Z*)$')
+  if not has(K.schedule_index, member) then return end
+  if id and is_known(id) and state_of(id).user == user then return end
+  wrong(member, 'is in the index and not such a schedule',
+    function() redis.call('ZREM', K.schedule_index, member) end)
+end
+
+local function check_name(member)
+  local name, id = string.match(member, '^(%Z*)%z(%Z*)$')
+  if not has(K.schedule_names, member) then return end
+  if id and is_known(id) then
+    local right = name_in(redis.call('HGET', K.schedules, id))
+    if not right or right == name then return end
+  end
+  wrong(member, 'is a name of no schedule',
+    function() redis.call('ZREM', K.schedule_names, member) end)
+end
+
+local function check_tenant_schedule(member)
+  local tenant, user, id = string.match(member, '^(%Z*)%z(%Z*)%z(%Z*)$')
+  if not has(K.tenant_schedules, member) then return end
+  if id and is_known(id) then
+    local state = state_of(id)
+    if state.tenant == tenant and state.user == user then return end
+  end
+  wrong(member, 'is of a tenant and not such a schedule',
+    function() redis.call('ZREM', K.tenant_schedules, member) end)
+end
+
+local function check_notes(key, what)
+  return function(id)
+    local from, to = '[' .. id .. '\0', '(' .. id .. '\1'
+    if is_known(id) or redis.call('ZLEXCOUNT', key, from, to) == 0 then return end
+    wrong(id, 'has ' .. what .. ' and no definition',
+      function() redis.call('ZREMRANGEBYLEX', key, from, to) end)
+  end
+end
+
+local function check_settings(user)
+  if redis.call('HEXISTS', K.users, user) == 0 then return end
+  check_entry(user, K.user_names, user, 'has settings and is not listed')
+end
+
+local function check_listed(user)
+  if not has(K.user_names, user) or redis.call('HEXISTS', K.users, user) == 1 then return end
+  wrong(user, 'is listed and has no settings', function() redis.call('ZREM', K.user_names, user) end)
+end
+
+local function check_member(user)
+  local tenant = redis.call('HGET', K.tenants, user)
+  if tenant then
+    check_entry(user, K.tenant_users, tenant .. '\0' .. user, 'is not in the index of its tenant')
+  end
+end
+
+local function check_tenant_user(member)
+  local tenant, user = string.match(member, '^(%Z*)%z(%Z*)$')
+  if not has(K.tenant_users, member) then return end
+  if user and redis.call('HGET', K.tenants, user) == tenant then return end
+  wrong(member, 'is in the index and not of this tenant',
+    function() redis.call('ZREM', K.tenant_users, member) end)
+end
+
+local function check_worker(id)
+  if id == '' or redis.call('HEXISTS', K.workers, id) == 0 or has(K.worker_ends, id) then return end
+  wrong(id, 'is a worker that would never count as gone',
+    function() redis.call('HDEL', K.workers, id) end)
+end
+
+local function check_worker_end(id)
+  if not has(K.worker_ends, id) or redis.call('HEXISTS', K.workers, id) == 1 then return end
+  wrong(id, 'counts as a worker and has no record',
+    function() redis.call('ZREM', K.worker_ends, id) end)
+end
+
+local CHECKS = { schedules = check_schedule, due = check_due, plan = check_plan,
+  schedule_state = check_state, schedule_index = check_index, schedule_names = check_name,
+  tenant_schedules = check_tenant_schedule, moments = check_notes(K.moments, 'moments'),
+  changes = check_notes(K.changes, 'changes'), users = check_settings, user_names = check_listed,
+  tenants = check_member, tenant_users = check_tenant_user, workers = check_worker,
+  worker_ends = check_worker_end }
+
+local before = FIX and first_answer(A.op)
+if before then return decode(before) or {} end
+for i = FIRST, #ARGV do CHECKS[A.kind](ARGV[i]) end
+if FIX then remember(A.op, #found > 0 and cjson.encode(found) or '[]') end
+return found

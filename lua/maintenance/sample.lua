@@ -1,0 +1,84 @@
+-- Keep a sample of counters and gauges for charts, one of each slot of time.
+--
+-- @include ended_runs
+-- FLAGS allow-oom
+-- KEYS samples  zset  <f or c> NUL <slot, ms> NUL <JSON>, all scores 0: one in 15 s, one in 5 min
+-- KEYS stats    hash  counter -> value
+-- KEYS fair     hash  seq: how many tasks have been stored
+-- KEYS ready    zset  users who may be served
+-- KEYS parked   zset  users with waiting tasks who may not
+-- KEYS backlog  zset  waiting tasks
+-- KEYS held     zset  tasks that wait for a slot of their name
+-- KEYS delayed  zset  delayed tasks
+-- KEYS leases   zset  running tasks
+-- KEYS dead     zset  dead letters
+--
+-- Whoever comes first in a slot stores its sample. Repeated, it stores nothing more.
+--
+-- Returns 1 if a sample was stored, 0 if the slot has one.
+
+local MOST_RUNS = 100  -- whose waits are looked at
+local TRIMMED = 100    -- entries that go in one call at most; what is left goes with the next ones
+local COUNTERS = { 'finished', 'buried', 'timed_out', 'cancelled', 'fired', 'missed' }
+
+local function place_of(mark, ms)
+  return mark .. '\0' .. end_text(ms)
+end
+
+-- The members of the newest runs that did not end by being cancelled.
+local function newest_served(since)
+  local found, ends = {}, {}
+  for _, outcome in ipairs({ 'os', 'of', 'ot' }) do
+    for _, member in ipairs(newest_runs(outcome, since, MOST_RUNS)) do
+      ends[member] = tonumber(string.match(member, '%z(%d+)')) or 0
+      found[#found + 1] = member
+    end
+  end
+  table.sort(found, function(a, b) return ends[a] > ends[b] end)
+  for i = #found, MOST_RUNS + 1, -1 do found[i] = nil end
+  return found
+end
+
+-- What is to be seen now. A counter that somebody has spoilt is left out.
+local function measure()
+  local sample = {
+    at = now,
+    pushed = tonumber(redis.call('HGET', K.fair, 'seq') or '0'),
+    ready = redis.call('ZCARD', K.backlog) + redis.call('ZCARD', K.held),
+    delayed = redis.call('ZCARD', K.delayed),
+    running = redis.call('ZCARD', K.leases),
+    dead = redis.call('ZCARD', K.dead),
+    users = redis.call('ZCARD', K.ready) + redis.call('ZCARD', K.parked),
+  }
+  for i, value in ipairs(redis.call('HMGET', K.stats, unpack(COUNTERS))) do
+    sample[COUNTERS[i]] = tonumber(value or '0')
+  end
+  return sample
+end
+
+local function drop(from, to)
+  local members = redis.call('ZRANGEBYLEX', K.samples, from, to, 'LIMIT', 0, TRIMMED)
+  if #members > 0 then redis.call('ZREM', K.samples, unpack(members)) end
+end
+
+-- Store a sample of this slot, if there is none; whether it was.
+local function keep(mark, step_ms, keep_ms)
+  local slot = now - now % step_ms
+  local here = place_of(mark, slot)
+  local last = redis.call('ZREVRANGEBYLEX', K.samples, '(' .. here .. '\1', '[' .. mark .. '\0',
+    'LIMIT', 0, 1)[1]
+  if last and string.sub(last, 1, #here) == here then return false end
+  local sample = measure()
+  local since = last and tonumber(string.match(last, '"at":(%d+)')) or now - step_ms
+  local waits = waits_of(newest_served(since))
+  sample.wait_p50, sample.wait_p95 = percentile(waits, 0.5), percentile(waits, 0.95)
+  redis.call('ZADD', K.samples, 0, here .. '\0' .. cjson.encode(sample))
+  drop('[' .. mark .. '\0', '(' .. place_of(mark, slot - keep_ms))
+  -- A clock that was set back must not find its slots taken.
+  drop('[' .. place_of(mark, slot + step_ms), '(' .. mark .. '\1')
+  return true
+end
+
+if not keep('f', 15000, 4200000) then return 0 end
+keep('c', 300000, 88200000)
+return 1

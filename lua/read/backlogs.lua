@@ -1,0 +1,17 @@
+-- Say how much of some users waits and runs: one bounded read.
+--
+-- @include users
+-- FLAGS no-writes
+-- ARGV ...  users
+--
+-- Returns for each user: how many tasks wait, how many run.
+
+local users = {}
+for i = FIRST, #ARGV do users[#users + 1] = ARGV[i] end
+
+local answer = {}
+for i, running in ipairs(fields_of(K.running, users)) do
+  answer[#answer + 1] = waiting_of(users[i])
+  answer[#answer + 1] = math.max(0, tonumber(running or nil) or 0)
+end
+return answer

@@ -1,0 +1,42 @@
+-- Enqueue tasks for past moments of a schedule that did not become one.
+--
+-- @include schedules enqueue moments
+-- ARGV op        text  random id of this operation
+-- ARGV id        text  the schedule
+-- ARGV base      text  the revision of its plan, as it was read
+-- ARGV revision  text  random: what others have read of its moments is out of date then
+-- ARGV user      text  whose it is
+-- ARGV task_name text  of its tasks
+-- ARGV head      text  of their status
+-- ARGV level     int   their priority
+-- ARGV notes     text  what is to be noted of the moments (see lib/moments), a line each
+-- ARGV ...  moments, two each: ms, document; at most a few hundred
+--
+-- A moment has one task: one whose task is there, or was a minute ago, gets no other.
+--
+-- Returns { 'filled', how many }; or, with nothing changed, { 'changed' }, { 'full', 'queue' or 'user' }.
+
+local before = first_answer(A.op)
+if before then return { 'filled', tonumber(before) } end
+local plan = redis.call('HGET', K.plan, A.id)
+if not plan or revision_of(A.id) ~= A.base then return { 'changed' } end
+
+local ids, documents, new = {}, {}, {}
+for i = FIRST, #ARGV, 2 do
+  ids[#ids + 1] = A.id .. ':' .. ARGV[i]
+  documents[#documents + 1] = ARGV[i + 1]
+end
+for i, word in ipairs(known(ids, documents)) do
+  if word == 'new' then
+    new[#new + 1] = { id = ids[i], user = A.user, name = A.task_name, document = documents[i],
+      head = A.head, level = tonumber(A.level), when = '', schedule = A.id }
+  end
+end
+local full = is_full(A.user, #new, #new)
+if #new > 0 and full then return { 'full', full } end
+store(new)
+redis.call('HSET', K.plan, A.id, A.revision .. (string.match(plan, ' .*$') or ' -'))
+for note in string.gmatch(A.notes, '[^\n]+') do note_moments(A.id, note) end
+count('backfilled', #new)
+save_fair()
+return { 'filled', tonumber(remember(A.op, tostring(#new))) }

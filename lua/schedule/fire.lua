@@ -1,0 +1,251 @@
+-- Fire due schedules: enqueue the task of the moment and advance the plan, in one step.
+--
+-- @include fence schedules enqueue ending moments
+-- ARGV op       text  random id of this operation
+-- ARGV term_ms  int   the leader's term is renewed by this
+-- ARGV ...  fires, sixteen each: schedule id, plan as it was read, moment in ms (empty: nothing is to
+--           be fired), next moment in ms or empty, when to act then, how many moments were missed,
+--           what is to be noted of them (see lib/moments) or empty, user, name, document, head of the
+--           status, level, overlap ('allow', 'skip', 'buffer_one' or 'cancel_previous'), the number
+--           of runs after which it is completed or empty, reason to stop planning when there is no
+--           next moment, 'completed' if that is as it should be
+--
+-- Fence: an actor who does not lead changes nothing. Compare: a schedule whose plan is not the one
+-- that was read (fired, saved, removed by others) is left alone. The task's id is made of the
+-- schedule and the moment, so that a second fire of a moment is the same task; and no moment is fired
+-- that is not later than the last one, however the clock was set and the plan made anew.
+-- A fire that a limit refuses keeps its plan and is looked at again a little later.
+-- Overlap: while a task of the schedule is unfinished, 'skip' makes none; 'buffer_one' makes one
+-- that begins when the run before it has ended, and no second such; 'cancel_previous' cancels what
+-- is unfinished. Where that is too much for one call, some are left for the next one, as they are due.
+--
+-- Returns { 'stale' }, or 'fired' and a word for each: 'fired', 'skipped', 'passed' (nothing was to be
+-- fired), 'past' (it is not later than the last one), 'moved', 'refused' or 'later'.
+
+local REFUSED_MS = 5000
+local OPEN_READS = 300  -- unfinished tasks of schedules that are looked at in one call, roughly
+local CANCELS = 30      -- of them that are cancelled in one call, roughly: some 2 ms
+
+local before = first_answer(A.op)
+if before then
+  local words = {}
+  for word in string.gmatch(before, '[^\n]+') do words[#words + 1] = word end
+  return words
+end
+local leader = leads()
+if not leader then return { remember(A.op, 'stale') } end
+
+-- Unfinished tasks that may still be looked at, and cancelled, in this call.
+local reads_left, cancels_left = OPEN_READS, CANCELS
+
+-- The texts of records of a schedule's tasks. They tell enough of most: to decode them takes ten times
+-- as long.
+local function open_texts(schedule, members)
+  local ids = {}
+  for i, member in ipairs(members) do ids[i] = string.sub(member, #schedule + 2) end
+  reads_left = reads_left - #ids
+  return redis.call('HMGET', K.status, unpack(ids))
+end
+
+local function runs(text)
+  return text and string.find(text, '"state":"running"', 1, true)
+end
+
+-- Whether all unfinished tasks of a schedule run, and there are any: 'all', 'some', 'none', or nil: too
+-- many were looked at before.
+local function open_that_run(schedule)
+  local found, after, looked, most = 'none', nil, 0, 2  -- mostly a run, and one that is buffered
+  while looked < OPEN_READ do
+    if reads_left <= 0 then return nil end
+    local members = open_members(schedule, after, most)
+    if #members == 0 then break end
+    for i, text in ipairs(open_texts(schedule, members)) do
+      -- One of the first is looked at closely: a record that cannot be read is of no task that runs.
+      if looked > 0 and runs(text) then
+        found = 'all'
+      else
+        local ids, records = open_runs(schedule, { members[i] })
+        if ids[1] and records[ids[1]].state ~= 'running' then return 'some' end
+        if ids[1] then found = 'all' end
+      end
+    end
+    after, looked, most = members[#members], looked + #members, OPEN_READ
+  end
+  return found
+end
+
+-- What the schedule's unfinished tasks mean for a new one: 'fire', 'buffer', 'skip', or 'later': too
+-- many were looked at before.
+local function overlap_of(fire)
+  if fire.overlap == 'allow' or fire.overlap == 'cancel_previous' then return 'fire' end
+  if fire.overlap ~= 'skip' then
+    local running = open_that_run(fire.id)
+    if not running then return 'later' end
+    if running == 'none' then return 'fire' end
+    if running == 'all' then return 'buffer' end
+  end
+  -- The run before one that is buffered may have vanished without an end.
+  return let_buffered_begin(fire.id) and 'skip' or 'fire'
+end
+
+-- Cancel some unfinished tasks of a schedule, and ask those that run to end.
+local function cancel_open(schedule, members)
+  local unasked = {}
+  for i, text in ipairs(open_texts(schedule, members)) do
+    local is_asked = runs(text) and string.find(text, '"cancel":true', 1, true)
+    if not is_asked then unasked[#unasked + 1] = members[i] end
+  end
+  if #unasked == 0 then return end
+  local ids, records = open_runs(schedule, unasked)
+  for _, id in ipairs(ids) do
+    local record = records[id]
+    if record.state ~= 'running' then
+      cancel_waiting(id, record)
+    else
+      record.cancel = true
+      write_status(id, record)
+    end
+    cancels_left = cancels_left - 1
+  end
+end
+
+-- Cancel what is unfinished of a schedule; false if that is too much for one call. Then its state says
+-- how far it is, and the next call goes on there: it is fired when all have been cancelled.
+local function cancel_previous(fire, state)
+  local after = state.cancelled_to
+  while reads_left > 0 and cancels_left > 0 do
+    local members = open_members(fire.id, after, math.min(OPEN_READ, cancels_left))
+    if #members == 0 then
+      state.cancelled_to = nil
+      return true
+    end
+    cancel_open(fire.id, members)
+    after = members[#members]
+  end
+  state.cancelled_to = after
+  return false
+end
+
+-- It has had all the runs that it may have.
+local function complete(fire)
+  fire.next_ms, fire.completed = '', true
+  fire.reason = 'completed: it has had its ' .. text_of(fire.max_runs) .. ' runs'
+end
+
+local fires, ids, task_ids, documents = {}, {}, {}, {}
+for i = FIRST, #ARGV, 16 do
+  local fire = { id = ARGV[i], plan = ARGV[i + 1], moment = tonumber(ARGV[i + 2]),
+    next_ms = ARGV[i + 3], due_ms = ARGV[i + 4], missed = tonumber(ARGV[i + 5]), note = ARGV[i + 6],
+    user = ARGV[i + 7], name = ARGV[i + 8], document = ARGV[i + 9], head = ARGV[i + 10],
+    level = tonumber(ARGV[i + 11]), overlap = ARGV[i + 12], max_runs = tonumber(ARGV[i + 13]),
+    reason = ARGV[i + 14], completed = ARGV[i + 15] ~= '' }
+  fire.task_id = fire.id .. ':' .. ARGV[i + 2]  -- without a moment: no task has this id
+  fires[#fires + 1] = fire
+  ids[#ids + 1] = fire.id
+  task_ids[#task_ids + 1] = fire.task_id
+  documents[#documents + 1] = fire.document
+end
+local plans = redis.call('HMGET', K.plan, unpack(ids))
+local states = redis.call('HMGET', K.schedule_state, unpack(ids))
+local tasks = known(task_ids, documents)
+
+local words, new, of_user = {}, {}, {}
+local new_plans, new_states, new_due, done = {}, {}, {}, {}
+local noted, alone = {}, {}
+local fired, missed, refused, stopped, skipped = 0, 0, 0, 0, 0
+for i, fire in ipairs(fires) do
+  local state = read_state(states[i])
+  -- It is due, so it is active, whatever has become of its record.
+  state.user, state.active = state.user or fire.user, true
+  if fire.moment and fire.moment <= (tonumber(state.last_run) or -1) then
+    -- The clock was set back and the plan made anew since: this moment has had its fire.
+    fire.moment, fire.missed, fire.note, fire.is_past = nil, 0, '', true
+  end
+  if fire.moment and fire.max_runs and (state.runs or 0) >= fire.max_runs then
+    -- The limit is lower than it was.
+    fire.spent, fire.moment = fire.moment, nil
+    complete(fire)
+  end
+  local is_new = fire.moment and tasks[i] == 'new'
+  local own = (of_user[fire.user] or 0) + 1
+  local overlap = 'fire'
+  if plans[i] ~= fire.plan or done[fire.id] then
+    overlap = 'moved'
+  elseif is_new then
+    overlap = overlap_of(fire)
+  elseif not fire.moment then
+    overlap = 'skip'
+  end
+  if overlap == 'moved' or overlap == 'later' then
+    words[i] = overlap
+  elseif is_new and overlap ~= 'skip' and is_full(fire.user, #new + 1, own) then
+    words[i] = 'refused'
+    refused = refused + 1
+    state.refused = (state.refused or 0) + 1
+    new_due[#new_due + 1] = now + REFUSED_MS
+    new_due[#new_due + 1] = fire.id
+  elseif is_new and fire.overlap == 'cancel_previous' and not cancel_previous(fire, state) then
+    words[i] = 'later'
+  else
+    words[i] = overlap == 'skip' and 'skipped' or 'fired'
+    done[fire.id] = true
+    if not fire.moment then
+      words[i] = fire.is_past and 'past' or 'passed'
+      if fire.spent then alone[#alone + 1] = { fire.id, fire.spent, 'completed' } end
+    elseif overlap == 'skip' then
+      alone[#alone + 1] = { fire.id, fire.moment, 'overlap' }
+      skipped = skipped + 1
+      state.skipped = (state.skipped or 0) + 1
+    else
+      if is_new then
+        fired = fired + 1
+        of_user[fire.user] = own
+        new[#new + 1] = { id = fire.task_id, user = fire.user, name = fire.name,
+          document = fire.document, head = fire.head, level = fire.level, when = '',
+          schedule = fire.id, buffered = overlap == 'buffer' }
+      end
+      state.last_run = fire.moment
+      state.runs = (state.runs or 0) + 1
+      if fire.max_runs and state.runs >= fire.max_runs then
+        complete(fire)
+      end
+    end
+    if fire.note ~= '' then noted[#noted + 1] = fire end
+    if fire.missed > 0 then state.missed = (state.missed or 0) + fire.missed end
+    missed = missed + fire.missed
+    local revision = string.match(fire.plan, '^%S+')
+    if fire.next_ms ~= '' then
+      new_due[#new_due + 1] = fire.due_ms
+      new_due[#new_due + 1] = fire.id
+    end
+    new_plans[#new_plans + 1] = fire.id
+    new_plans[#new_plans + 1] = revision .. ' ' .. (fire.next_ms ~= '' and fire.next_ms or '-')
+  end
+  if words[i] ~= 'moved' then
+    new_states[#new_states + 1] = fire.id
+    new_states[#new_states + 1] = cjson.encode(state)
+  end
+end
+
+write_leader(leader, tonumber(A.term_ms))
+store(new)
+if #new_plans > 0 then redis.call('HSET', K.plan, unpack(new_plans)) end
+if #new_due > 0 then redis.call('ZADD', K.due, unpack(new_due)) end
+if #new_states > 0 then redis.call('HSET', K.schedule_state, unpack(new_states)) end
+for i, fire in ipairs(fires) do
+  if done[fire.id] and words[i] ~= 'moved' and fire.next_ms == '' then
+    stop_planning(fire.id, fire.reason, fire.completed)
+    if not fire.completed then stopped = stopped + 1 end
+  end
+end
+for _, fire in ipairs(noted) do note_moments(fire.id, fire.note) end
+for _, moment in ipairs(alone) do note_moment(unpack(moment)) end
+if fired > 0 then count('fired', fired) end
+if missed > 0 then count('missed', missed) end
+if refused > 0 then count('refused', refused) end
+if skipped > 0 then count('skipped', skipped) end
+if stopped > 0 then count('set_aside_cron', stopped) end
+save_fair()
+remember(A.op, 'fired\n' .. table.concat(words, '\n'))
+table.insert(words, 1, 'fired')
+return words

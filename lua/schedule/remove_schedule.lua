@@ -1,0 +1,34 @@
+-- Forget a schedule. Tasks that it has fired stay.
+--
+-- @include schedules moments changes tenant_schedules
+-- FLAGS allow-oom
+-- ARGV op        text  random id of this operation
+-- ARGV id        text  the schedule
+-- ARGV revision  text  the revision that it must have; empty: any
+--
+-- What is left of a schedule whose definition is gone is forgotten too.
+--
+-- Returns 'removed', 'absent', or 'stale': it has another revision, and nothing was changed.
+
+local before = first_answer(A.op)
+if before then return before end
+if redis.call('HEXISTS', K.schedules, A.id) == 0 and redis.call('HEXISTS', K.broken, A.id) == 0 then
+  return remember(A.op, 'absent')
+end
+if A.revision ~= '' then
+  local revision = string.match(redis.call('HGET', K.plan, A.id) or '', '^%S+')
+  if revision ~= A.revision then return remember(A.op, 'stale') end
+end
+local state, name = state_of(A.id), name_in(redis.call('HGET', K.schedules, A.id))
+redis.call('HDEL', K.schedules, A.id)
+if state.user then redis.call('ZREM', K.schedule_index, state.user .. '\0' .. A.id) end
+leave_tenant(A.id, state)
+redis.call('HDEL', K.plan, A.id)
+redis.call('ZREM', K.due, A.id)
+redis.call('HDEL', K.schedule_state, A.id)
+redis.call('HDEL', K.broken, A.id)
+name_schedule(A.id, name, nil)
+for _, key in ipairs({ K.moments, K.changes }) do
+  redis.call('ZREMRANGEBYLEX', key, '[' .. A.id .. '\0', '(' .. A.id .. '\1')
+end
+return remember(A.op, 'removed')
