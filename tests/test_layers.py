@@ -16,7 +16,7 @@ PACKAGE = Path(fairqueue.__file__).parent
 # sub-package, or a module at the top.
 LAYERS = [
     {"errors", "logs", "reasons", "aliases"},
-    {"clock", "validation"},
+    {"clock", "cursors", "validation"},
     {"retry_policy", "recurrence", "link", "runtime"},
     {"models", "testing"},
     {"queue", "schedules", "access"},
