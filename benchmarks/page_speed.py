@@ -11,7 +11,7 @@ from fairqueue.demo.seeder import seed_large
 from fairqueue.inspection import Inspector
 from fairqueue.web import create_app
 from fairqueue.web.app import reader
-from fairqueue.web.hub import Hub
+from fairqueue.web.live_updates import LiveUpdates
 
 SCHEDULES, RUNS, USERS = 10_000, 100_000, 500
 MOST = 30  # single round trips for one page
@@ -103,9 +103,9 @@ def streams(bench: Bench, inspector: Inspector) -> None:
     """Commands that one round of the event stream sends, with one viewer and with fifty."""
 
     async def commands_for(viewers: int) -> int:
-        hub = Hub(reader(inspector), poll=3600)
+        live_updates = LiveUpdates(reader(inspector), poll=3600)
         before = int(bench.client.info("stats")["total_commands_processed"])
-        streams = [hub.stream(None, None) for _ in range(viewers)]
+        streams = [live_updates.stream(None, None) for _ in range(viewers)]
         for stream in streams:
             async for message in stream:
                 if message.startswith(b"event: numbers"):
@@ -113,7 +113,7 @@ def streams(bench: Bench, inspector: Inspector) -> None:
         after = int(bench.client.info("stats")["total_commands_processed"])
         for stream in streams:
             await stream.aclose()
-        hub.close()
+        live_updates.close()
         return after - before - 1  # less the question itself
 
     asyncio.run(commands_for(1))  # loads the scripts

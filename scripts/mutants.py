@@ -973,7 +973,7 @@ MUTATIONS = (
     ),
     Mutation(
         "tenants: an id that one gives is its own",
-        "fairqueue/inspection/ground.py",
+        "fairqueue/inspection/context.py",
         "return given if sees(check(given)) else own_id(tenant, given)",
         "return given",
         "test_an_id_that_a_tenant_gives_is_not_compared_with_those_of_others",
@@ -1002,7 +1002,7 @@ MUTATIONS = (
     ),
     Mutation(
         "web: streams end with the server",
-        "fairqueue/web/hub.py",
+        "fairqueue/web/live_updates.py",
         "            if self._is_ending():\n                for viewer",
         "            if False:\n                for viewer",
         "test_streams_end_when_the_server_wants_to_end",

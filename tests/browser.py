@@ -61,13 +61,13 @@ class Site:
 
     def key(self, name: str = "ann", role: str = "admin", tenant: str | None = None) -> str:
         """The secret of a new API key."""
-        access: AccessStore = self.app.state.site.access
+        access: AccessStore = self.app.state.fairqueue.access
         return access.create_key(name, role, tenant, by="test").secret
 
     def login(self, name: str = "ann", role: str = "admin", tenant: str | None = None) -> str:
         """The path of a one-time link."""
         actor = Actor(name=name, role=role, tenant=tenant)
-        return f"/login?token={self.app.state.site.access.create_login(actor)}"
+        return f"/login?token={self.app.state.fairqueue.access.create_login(actor)}"
 
 
 Web = Callable[..., Site]

@@ -21,14 +21,14 @@ from fairqueue.queue.reports import Failure, LogLines, Report
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web import create_app
-from fairqueue.web.api.operations import PREFIX
-from fairqueue.web.api.serving import Routes
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.endpoint import PREFIX
+from fairqueue.web.api.endpoints import ENDPOINTS
+from fairqueue.web.api.service import Routes
 
 ROLES = ("viewer", "operator", "admin")
 TENANTS = (None, "acme", "globex")
 
-ROUTES = Routes(OPERATIONS)
+ROUTES = Routes(ENDPOINTS)
 PROBLEM = "application/problem+json"
 # What is written down about requests, and who may send them: no part of what they ask for.
 _ABOUT_REQUESTS = ("audit", "api_pace", "api_keys", "credentials", "credential_ends", "replies")
@@ -80,20 +80,20 @@ class Client:
 
 
 def check_form(response: httpx.Response) -> None:
-    """An answer has a status that its operation may have, and is what the table says."""
+    """An answer has a status that its endpoint may have, and is what the table says."""
     path = response.request.url.raw_path.decode().partition("?")[0].removeprefix(PREFIX)
     if response.status_code >= 400 and response.headers["content-type"] == PROBLEM:
         check_problem(response)
     if response.status_code in (404, 405):
         return
     parts = [httpx.URL(f"http://x/{part}").path[1:] for part in path.split("/")[1:]]
-    operation, _ = ROUTES.find(response.request.method, parts)
-    assert response.status_code in operation.statuses, (operation.name, response.status_code)
-    if response.status_code in (operation.status, *operation.other_statuses):
-        if operation.answer is None:
+    endpoint, _ = ROUTES.find(response.request.method, parts)
+    assert response.status_code in endpoint.statuses, (endpoint.name, response.status_code)
+    if response.status_code in (endpoint.status, *endpoint.other_statuses):
+        if endpoint.answer is None:
             assert response.content == b""
         elif response.request.method != "HEAD":
-            msgspec.convert(response.json(), operation.answer)
+            msgspec.convert(response.json(), endpoint.answer)
             assert response.headers["content-type"] == "application/json"
     elif response.status_code >= 400:
         assert response.headers["content-type"] == PROBLEM, response.text

@@ -2,11 +2,11 @@
 
 from fairqueue.cli.acl import acl
 from fairqueue.cli.bench import bench
-from fairqueue.cli.checkup import doctor
 from fairqueue.cli.completion import completion
 from fairqueue.cli.daemons import metrics, scheduler, worker
-from fairqueue.cli.exchange import export, import_
+from fairqueue.cli.doctor import doctor
 from fairqueue.cli.failed import failed
+from fairqueue.cli.import_export import export, import_
 from fairqueue.cli.keys import keys
 from fairqueue.cli.program import main, program
 from fairqueue.cli.runs import runs

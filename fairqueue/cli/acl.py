@@ -2,8 +2,8 @@
 
 import click
 
-from fairqueue.cli.frame import Command, Session, pass_session
 from fairqueue.cli.output import say
+from fairqueue.cli.session import Command, Session, pass_session
 from fairqueue.link.acl import acl_line
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import click
 from prometheus_client import CollectorRegistry
 
-from fairqueue.cli.frame import Command, Session, pass_session, reading
 from fairqueue.cli.listing import show
 from fairqueue.cli.output import note
+from fairqueue.cli.session import Command, Session, pass_session, reading
 from fairqueue.inspection.documents import document
 from fairqueue.models import Task, new_id
 from fairqueue.queue.queue import TaskQueue

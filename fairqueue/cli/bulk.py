@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.codes import FAILED, OK
-from fairqueue.cli.frame import Consent, F, Session
+from fairqueue.cli.exit_codes import FAILED, OK
 from fairqueue.cli.listing import show_one
 from fairqueue.cli.output import Progress
 from fairqueue.cli.output import note as tell
+from fairqueue.cli.session import Consent, F, Session
 from fairqueue.cli.text import in_words, plural
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document

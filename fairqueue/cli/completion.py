@@ -5,8 +5,8 @@ import os
 import click
 from click.shell_completion import get_completion_class
 
-from fairqueue.cli.frame import Command
 from fairqueue.cli.output import say
+from fairqueue.cli.session import Command
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_FAIRQUEUE_COMPLETE"

@@ -7,10 +7,12 @@ import click
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from fairqueue.alerts import Alerts
-from fairqueue.cli.alerting import alerting
+from fairqueue.cli.alert_options import alerting
 from fairqueue.cli.apps import load_worker
-from fairqueue.cli.codes import FAILED, NO_REDIS, OK, UNHEALTHY
-from fairqueue.cli.frame import (
+from fairqueue.cli.exit_codes import FAILED, NO_REDIS, OK, UNHEALTHY
+from fairqueue.cli.metrics_options import Metering, metered
+from fairqueue.cli.output import json_text, note, say
+from fairqueue.cli.session import (
     Command,
     Session,
     check_redis,
@@ -19,8 +21,6 @@ from fairqueue.cli.frame import (
     reading,
     until_signalled,
 )
-from fairqueue.cli.metering import Metering, metered
-from fairqueue.cli.output import json_text, note, say
 from fairqueue.cli.text import in_words
 from fairqueue.cli.values import DURATION
 from fairqueue.errors import ConfigurationError, RedisRefused

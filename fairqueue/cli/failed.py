@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from fairqueue.cli.bulk import code_of, tell_result
-from fairqueue.cli.codes import FAILED
-from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Walk, answer, paged, show
 from fairqueue.cli.output import Progress, json_text, note, say
 from fairqueue.cli.runs import RUN_COLUMNS, given_filters, run_filters, show_details
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.text import plural
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document

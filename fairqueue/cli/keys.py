@@ -3,10 +3,10 @@
 import click
 
 from fairqueue.access.credentials import ROLES
-from fairqueue.cli.codes import NOT_FOUND
-from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import NOT_FOUND
 from fairqueue.cli.listing import show
 from fairqueue.cli.output import json_text, note, say
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.values import DURATION
 from fairqueue.inspection.documents import document
 

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
-from fairqueue.cli.frame import F, Session
 from fairqueue.cli.output import json_text, note, print_json, print_pairs, print_table, say
+from fairqueue.cli.session import F, Session
 from fairqueue.errors import ConfigurationError
 from fairqueue.inspection.documents import document
 from fairqueue.models import Page

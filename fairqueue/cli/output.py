@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.fit import GAP, WRAPPED, fit
+from fairqueue.cli.column_widths import GAP, WRAPPED, fit
 from fairqueue.cli.text import cell, pairs, printable, short_cell, table
 
 Row = Mapping[str, object]

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.codes import FAILED, INTERRUPTED, OK, USAGE, exit_code
-from fairqueue.cli.frame import Group
+from fairqueue.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE, exit_code
 from fairqueue.cli.output import note
+from fairqueue.cli.session import Group
 from fairqueue.cli.text import printable
 from fairqueue.errors import FairQueueError
 from fairqueue.worker.heartbeat import VERSION

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.codes import FAILED
-from fairqueue.cli.frame import Consent, F, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note, say
+from fairqueue.cli.session import Consent, F, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.text import duration_text, plural, printable, printable_lines
 from fairqueue.cli.values import PAST, read_object
 from fairqueue.history.records import Attempt, Run, RunDetails

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.frame import F
+from fairqueue.cli.session import F
 from fairqueue.cli.values import DURATION, FUTURE, PRIORITY, read_duration, read_object
 
 BACKOFF_HELP = "Before a retry: a duration, or several with commas."

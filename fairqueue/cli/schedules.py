@@ -6,12 +6,12 @@ from typing import Any
 import click
 
 from fairqueue.cli.bulk import act_on_many, filtered, filters_of, is_one, meant
-from fairqueue.cli.codes import FAILED
-from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note, say
 from fairqueue.cli.runs import RUN_COLUMNS, log_columns
 from fairqueue.cli.schedule_fields import cleared, fields_of, read_rule, schedule_options
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.text import cell, exact_duration, moment_text, plural, printable
 from fairqueue.cli.values import DURATION, FUTURE, PAST, PRIORITY, read_object
 from fairqueue.inspection.documents import document

@@ -6,12 +6,12 @@ import click
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alerts
-from fairqueue.cli.alerting import alerting
+from fairqueue.cli.alert_options import alerting
 from fairqueue.cli.apps import check_app, load_worker
-from fairqueue.cli.codes import FAILED, OK
-from fairqueue.cli.frame import Command, F, Session, actor, pass_session, until_signalled
-from fairqueue.cli.metering import Metering, metered
+from fairqueue.cli.exit_codes import FAILED, OK
+from fairqueue.cli.metrics_options import Metering, metered
 from fairqueue.cli.output import note, say
+from fairqueue.cli.session import Command, F, Session, actor, pass_session, until_signalled
 from fairqueue.cli.values import DURATION
 from fairqueue.errors import ConfigurationError
 

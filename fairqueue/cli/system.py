@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.codes import OK, UNHEALTHY
-from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import OK, UNHEALTHY
 from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import json_text, print_table, say
+from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, reading
 from fairqueue.cli.text import duration_text, exact_duration, in_words, plural, printable
 from fairqueue.cli.values import (
     DURATION,

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.codes import FAILED
-from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Walk, answer, paged, show, show_one
 from fairqueue.cli.output import note
 from fairqueue.cli.runs import cancel_all, show_details
 from fairqueue.cli.schedule_fields import BACKOFF_HELP, read_backoff
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.text import duration_text, moment_text
 from fairqueue.cli.values import DURATION, FUTURE, PRIORITY, read_object
 from fairqueue.errors import UnknownTask

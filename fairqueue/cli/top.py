@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import click
 
-from fairqueue.cli.frame import Command, Session, pass_session, reading
 from fairqueue.cli.output import json_text, on_terminal, say
+from fairqueue.cli.session import Command, Session, pass_session, reading
 from fairqueue.cli.system import rate
 from fairqueue.cli.text import duration_text, in_words, printable, table
 from fairqueue.cli.values import DURATION

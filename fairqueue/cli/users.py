@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
 from fairqueue.cli.output import Progress
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.text import duration_text, plural
 from fairqueue.cli.values import FUTURE, Kind
 from fairqueue.inspection.documents import document

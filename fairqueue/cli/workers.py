@@ -2,9 +2,9 @@
 
 import click
 
-from fairqueue.cli.frame import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.cli.listing import show
 from fairqueue.cli.output import note
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
 from fairqueue.errors import UnknownWorker
 
 COLUMNS = {

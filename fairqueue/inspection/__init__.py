@@ -8,7 +8,7 @@ inspector.schedules.pause("report-7", note="too many mails")
 
 from fairqueue.access.credentials import Actor
 from fairqueue.inspection.administration import ApiKeys, Audit
-from fairqueue.inspection.ground import Ground, Stores
+from fairqueue.inspection.context import InspectionContext, Stores
 from fairqueue.inspection.runs import Failed, Runs, Tasks
 from fairqueue.inspection.schedules import Schedules
 from fairqueue.inspection.system import System, Workers
@@ -33,16 +33,16 @@ class Inspector:
         self.queue = stores.queue
         self.actor = actor
         self.stores = stores
-        ground = Ground(stores, actor)
-        self.schedules = Schedules(ground)
-        self.runs = Runs(ground)
-        self.failed = Failed(ground)
-        self.tasks = Tasks(ground)
-        self.users = Users(ground)
-        self.workers = Workers(ground)
-        self.system = System(ground)
-        self.audit = Audit(ground)
-        self.keys = ApiKeys(ground)
+        context = InspectionContext(stores, actor)
+        self.schedules = Schedules(context)
+        self.runs = Runs(context)
+        self.failed = Failed(context)
+        self.tasks = Tasks(context)
+        self.users = Users(context)
+        self.workers = Workers(context)
+        self.system = System(context)
+        self.audit = Audit(context)
+        self.keys = ApiKeys(context)
 
     def acting_as(self, actor: Actor) -> "Inspector":
         """The same queue for another actor; costs next to nothing."""

@@ -5,16 +5,16 @@ from datetime import datetime
 
 from fairqueue.access.audit import AuditEntry
 from fairqueue.access.credentials import KeyInfo, NewKey
-from fairqueue.inspection.ground import Ground
+from fairqueue.inspection.context import InspectionContext
 from fairqueue.models import Page
 
 
 class Audit:
     """Who changed what."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._guard = ground.guard
-        self._log = ground.stores.audit
+    def __init__(self, context: InspectionContext) -> None:
+        self._guard = context.guard
+        self._log = context.stores.audit
 
     def list(
         self,
@@ -45,9 +45,9 @@ class Audit:
 class ApiKeys:
     """The keys of the REST API and the dashboard."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._guard = ground.guard
-        self._access = ground.stores.access
+    def __init__(self, context: InspectionContext) -> None:
+        self._guard = context.guard
+        self._access = context.stores.access
 
     def list(self) -> builtins.list[KeyInfo]:
         """All keys, newest first, without their secrets."""

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from fairqueue.errors import FairQueueError, QueueFull, RedisUnavailable, UnknownTask
 from fairqueue.history.records import FailureGroup, Run, RunDetails
-from fairqueue.inspection.ground import Ground
+from fairqueue.inspection.context import InspectionContext
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.models import Explanation, Page, Task
@@ -38,9 +38,9 @@ class RunFilters(TypedDict, total=False):
 class _Looking:
     """What runs, failed ones and tasks have in common."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._guard = ground.guard
+    def __init__(self, context: InspectionContext) -> None:
+        self._context = context
+        self._guard = context.guard
 
     def get(self, task_id: str) -> RunDetails:
         """All that is kept of a run, with secrets masked. Raises UnknownTask, BrokenRecord."""
@@ -48,7 +48,7 @@ class _Looking:
 
     def explain(self, task_id: str) -> Explanation | None:
         """Why it waits. Raises UnknownTask."""
-        return self._ground.queue.explain(self._own(task_id).run.task_id)
+        return self._context.queue.explain(self._own(task_id).run.task_id)
 
     def cancel(self, task_id: str) -> bool:
         """See to it that it does not run, or ends as cancelled; False if it has ended.
@@ -58,13 +58,13 @@ class _Looking:
         self._guard.require("operator", "cancel runs")
         details = self._own(task_id)
         with self._changing("run.cancel", details.run) as noted:
-            cancelled = self._ground.queue.cancel(details.run.task_id)
+            cancelled = self._context.queue.cancel(details.run.task_id)
             noted.add(cancelled=cancelled)
         return cancelled
 
     def _own(self, task_id: str) -> RunDetails:
         self._guard.read()
-        details = self._ground.history.get(self._ground.task_id_of(task_id))
+        details = self._context.history.get(self._context.task_id_of(task_id))
         if details is None or not self._guard.actor.sees(details.run.tenant):
             raise UnknownTask(f"there is no task {task_id!r}")
         return details
@@ -75,8 +75,8 @@ class _Looking:
         self._guard.read()
         given = {**filters, "tenant": self._guard.scope(filters.get("tenant"))}
         if given.get("schedule_id") is not None:
-            given["schedule_id"] = self._ground.schedule_id_of(given["schedule_id"])
-        page = self._ground.history.runs(status, limit=limit, cursor=cursor, **given)
+            given["schedule_id"] = self._context.schedule_id_of(given["schedule_id"])
+        page = self._context.history.runs(status, limit=limit, cursor=cursor, **given)
         return Page([_masked_run(run) for run in page], page.cursor)
 
     def _changing(self, action: str, run: Run, details: Mapping[str, Any] = {}) -> Any:
@@ -89,10 +89,10 @@ class _Looking:
         details = self._own(task_id)
         if payload is not None and details.task is not None:
             payload = self._guard.unmask(payload, details.task.payload)
-            self._ground.stores.outgoing.check(details.task.name, check_payload(payload))
+            self._context.stores.outgoing.check(details.task.name, check_payload(payload))
         edited = {} if payload is None else {"payload": payload}
         with self._changing("run.retry", details.run, edited) as noted:
-            new_id = self._ground.history.retry(
+            new_id = self._context.history.retry(
                 details.run.task_id, triggered_by=self._guard.actor.name, payload=payload
             )
             noted.add(task_id=new_id)
@@ -121,19 +121,19 @@ class Runs(_Looking):
         self._guard.read()
         listed = check_items(task_ids, "task_ids", "ids of tasks")
         check_count(len(listed), "task_ids", most=1000)
-        found = self._ground.history.find(listed)
+        found = self._context.history.find(listed)
         return [_masked_run(run) for run in found if self._guard.actor.sees(run.tenant)]
 
     def lost(self, runs: Sequence[Run]) -> dict[str, LostRun]:
         """By their ids, those whose worker sends no heartbeats or has let its lease end."""
         self._guard.read()
         held = {run.task_id: run.worker_id for run in runs if run.status == "running"}
-        return self._ground.workers.lost({id_: by for id_, by in held.items() if by is not None})
+        return self._context.workers.lost({id_: by for id_, by in held.items() if by is not None})
 
     def logs(self, task_id: str, limit: int = 1000) -> builtins.list[LogEntry]:
         """The lines that it has logged, oldest first. Raises UnknownTask."""
         task_id = self._own(task_id).run.task_id
-        return self._ground.log_entries([task_id], limit)[::-1]
+        return self._context.log_entries([task_id], limit)[::-1]
 
     def retry(self, task_id: str) -> str:
         """Run a failed run again; the new one's id, the same when asked again.
@@ -164,7 +164,7 @@ class Failed(_Looking):
         self._guard.read()
         if self._guard.actor.tenant is not None:
             return self._own_groups(limit)
-        page = self._ground.history.failure_groups(limit, cursor)
+        page = self._context.history.failure_groups(limit, cursor)
         shown = [replace(group, latest=_masked_run(group.latest)) for group in page]
         return Page(shown, page.cursor)
 
@@ -194,7 +194,7 @@ class Failed(_Looking):
         self._guard.require("operator", "discard failed runs")
         details = self._own(task_id)
         with self._changing("run.discard", details.run) as noted:
-            discarded = self._ground.history.discard(details.run.task_id)
+            discarded = self._context.history.discard(details.run.task_id)
             noted.add(discarded=discarded)
         return discarded
 
@@ -240,16 +240,16 @@ class Failed(_Looking):
         return self._many("discard", page, self._discard_one, False, None, filters), page.cursor
 
     def _retry_one(self, run: Run) -> None:
-        self._ground.history.retry(run.task_id, triggered_by=self._guard.actor.name)
+        self._context.history.retry(run.task_id, triggered_by=self._guard.actor.name)
 
     def _discard_one(self, run: Run) -> None:
-        if not self._ground.history.discard(run.task_id):
+        if not self._context.history.discard(run.task_id):
             raise UnknownTask(f"task {run.task_id!r} is not among the failed ones any more")
 
     def export(self, **filters: Unpack[RunFilters]) -> Iterator[RunDetails]:
         """All failed runs that match, with attempts and arguments; secrets are masked."""
         for run in self._walk(filters):
-            details = self._ground.history.get(run.task_id)
+            details = self._context.history.get(run.task_id)
             if details is not None:
                 yield _masked(details)
 
@@ -328,16 +328,16 @@ class Tasks(_Looking):
             payload=payload,
             priority=priority,
             name=name,
-            task_id=self._ground.new_task_id(task_id),
+            task_id=self._context.new_task_id(task_id),
             delay=delay,
             at=at,
             triggered_by=self._guard.actor.name,
-            **self._ground.with_tenant(given),
+            **self._context.with_tenant(given),
         )
-        self._ground.stores.outgoing.check(task.name, task.payload)
+        self._context.stores.outgoing.check(task.name, task.payload)
         details = {"user_id": user_id, "name": name}
         with self._guard.change("task.push", task.task_id, tenant=task.tenant, details=details):
-            return self._ground.queue.push(task)
+            return self._context.queue.push(task)
 
     def reschedule(
         self,
@@ -350,7 +350,7 @@ class Tasks(_Looking):
         self._guard.require("operator", "move tasks")
         details = self._own(task_id)
         with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as noted:
-            moved = self._ground.queue.reschedule(details.run.task_id, at=at, delay=delay)
+            moved = self._context.queue.reschedule(details.run.task_id, at=at, delay=delay)
             noted.add(moved=moved)
         return moved
 

@@ -16,7 +16,7 @@ from fairqueue.errors import (
     UnknownSchedule,
     shown,
 )
-from fairqueue.inspection.ground import Ground
+from fairqueue.inspection.context import InspectionContext
 from fairqueue.inspection.masking import mask, mask_side, unmask
 from fairqueue.inspection.views import (
     DayCount,
@@ -75,9 +75,9 @@ class RuleLimits(TypedDict, total=False):
 class Schedules:
     """The schedules that an actor may see."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._guard = ground.guard
+    def __init__(self, context: InspectionContext) -> None:
+        self._context = context
+        self._guard = context.guard
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -88,8 +88,8 @@ class Schedules:
 
         Raises InvalidSchedule for a bad value, and Forbidden for another tenant.
         """
-        ground = self._ground
-        page = search(ground.link, ground.store, self._filter(filters), limit, cursor)
+        context = self._context
+        page = search(context.link, context.store, self._filter(filters), limit, cursor)
         return Page(self._views(page), page.cursor)
 
     def count(self, **filters: Unpack[ScheduleFilters]) -> int:
@@ -114,8 +114,8 @@ class Schedules:
         check_count(limit, "limit", InvalidSchedule, least=1, most=100)
         found: builtins.list[Upcoming] = []
         step = limit if self._guard.actor.tenant is None else UPCOMING_LOOKED
-        due = self._ground.glance.due_soon(step)
-        tasks = self._ground.store.read([schedule_id for schedule_id, _ in due])
+        due = self._context.glance.due_soon(step)
+        tasks = self._context.store.read([schedule_id for schedule_id, _ in due])
         for (_, at), task in zip(due, tasks, strict=True):
             if task is not None and self._guard.actor.sees(task.tenant):
                 found.append(Upcoming(at=at, schedule=_masked(task)))
@@ -127,7 +127,7 @@ class Schedules:
         A record that cannot be read does not say whose it is.
         """
         self._guard.read()
-        return [] if self._guard.actor.tenant is not None else self._ground.store.problems()
+        return [] if self._guard.actor.tenant is not None else self._context.store.problems()
 
     def moments(
         self,
@@ -139,14 +139,14 @@ class Schedules:
     ) -> Page[Moment]:
         """Its moments in a range, and what became of each; see TaskScheduler.moments."""
         schedule_id = self._own(schedule_id).schedule_id
-        return self._ground.scheduler.moments(schedule_id, start, end, limit, cursor)
+        return self._context.scheduler.moments(schedule_id, start, end, limit, cursor)
 
     def changes(
         self, schedule_id: str, limit: int = 20, cursor: str | None = None
     ) -> Page[ScheduleChange]:
         """Who changed what of it, newest first; secrets in payloads are masked."""
         schedule_id = self._own(schedule_id).schedule_id
-        page = self._ground.scheduler.changes(schedule_id, limit, cursor)
+        page = self._context.scheduler.changes(schedule_id, limit, cursor)
         shown = [
             replace(
                 each,
@@ -165,17 +165,17 @@ class Schedules:
         check_count(limit, "limit", InvalidSchedule, least=1, most=1000)
         # An id may have been another's schedule before, whose runs are kept: those stay theirs.
         own = self._guard.actor.tenant
-        runs = self._ground.history.runs(schedule_id=schedule_id, tenant=own, limit=LOG_RUNS)
-        return self._ground.log_entries([run.task_id for run in runs], limit)
+        runs = self._context.history.runs(schedule_id=schedule_id, tenant=own, limit=LOG_RUNS)
+        return self._context.log_entries([run.task_id for run in runs], limit)
 
     def history_chart(self, schedule_id: str, days: int = 30) -> builtins.list[DayCount]:
         """How its runs of the last days ended, oldest first; of the last thousand runs."""
         schedule_id = self._own(schedule_id).schedule_id
         check_count(days, "days", InvalidSchedule, least=1, most=366)
-        today = self._ground.now().date()
+        today = self._context.now().date()
         counts: defaultdict[date, Counter[str]] = defaultdict(Counter)
         own = self._guard.actor.tenant
-        for ending in self._ground.glance.endings([schedule_id], 1000, own)[schedule_id]:
+        for ending in self._context.glance.endings([schedule_id], 1000, own)[schedule_id]:
             counts[ending.ended_at.date()][ending.status] += 1
         wanted = [today - timedelta(days=ago) for ago in range(days - 1, -1, -1)]
         return [DayCount(day=day, **counts[day]) for day in wanted]
@@ -235,8 +235,8 @@ class Schedules:
     def add(self, *, on_conflict: str = "error", **spec: Any) -> str:
         """Store a schedule; its id. Takes what TaskScheduler.add_schedule takes."""
         self._guard.require("admin", "add schedules")
-        spec = self._ground.with_tenant(spec)
-        given = self._ground.new_schedule_id(spec.pop("schedule_id", None))
+        spec = self._context.with_tenant(spec)
+        given = self._context.new_schedule_id(spec.pop("schedule_id", None))
         if given is not None:
             spec["schedule_id"] = given
         spec["created_by"] = self._by
@@ -246,7 +246,7 @@ class Schedules:
         with self._guard.change(
             "schedule.add", target, tenant=spec.get("tenant"), details=spec
         ) as n:
-            schedule_id = self._ground.scheduler.add_schedule(on_conflict=on_conflict, **spec)
+            schedule_id = self._context.scheduler.add_schedule(on_conflict=on_conflict, **spec)
             n.add(schedule_id=schedule_id)
         return schedule_id
 
@@ -255,11 +255,11 @@ class Schedules:
         self._guard.require("admin", "add schedules")
         task = self._own(schedule_id)
         schedule_id = task.schedule_id
-        changes = self._ground.with_tenant(changes, known_user=task.user_id)
+        changes = self._context.with_tenant(changes, known_user=task.user_id)
         with self._changing("schedule.copy", task, changes) as noted:
-            new_id = self._ground.new_schedule_id(new_id)
+            new_id = self._context.new_schedule_id(new_id)
             changes["created_by"] = self._by
-            copied = self._ground.scheduler.copy_schedule(schedule_id, new_id, **changes)
+            copied = self._context.scheduler.copy_schedule(schedule_id, new_id, **changes)
             noted.add(schedule_id=copied)
         return copied
 
@@ -274,14 +274,14 @@ class Schedules:
         self._guard.require("admin", "change schedules")
         task = self._own(schedule_id)
         schedule_id = task.schedule_id
-        patch = self._ground.with_tenant(changes, known_user=task.user_id, is_new=False)
+        patch = self._context.with_tenant(changes, known_user=task.user_id, is_new=False)
         for field in ("payload", "metadata"):
             if isinstance(patch.get(field), Mapping):
                 patch[field] = unmask(patch[field], getattr(task, field))
         with self._changing("schedule.update", task, patch):
             self._found(
                 schedule_id,
-                self._ground.scheduler.update_schedule(
+                self._context.scheduler.update_schedule(
                     schedule_id,
                     changed_by=self._by,
                     if_revision=self._revision(task, if_match),
@@ -299,7 +299,7 @@ class Schedules:
             revision = self._revision(task, if_match)
             self._found(
                 schedule_id,
-                self._ground.scheduler.remove_schedule(schedule_id, if_revision=revision),
+                self._context.scheduler.remove_schedule(schedule_id, if_revision=revision),
             )
 
     def pause(
@@ -314,7 +314,7 @@ class Schedules:
         task = self._own(schedule_id)
         schedule_id = task.schedule_id
         with self._changing("schedule.pause", task, {"note": note, "until": until}):
-            scheduler = self._ground.scheduler
+            scheduler = self._context.scheduler
             self._found(
                 schedule_id,
                 scheduler.pause_schedule(schedule_id, note=note, by=self._by, until=until),
@@ -326,7 +326,7 @@ class Schedules:
         task = self._own(schedule_id)
         schedule_id = task.schedule_id
         with self._changing("schedule.resume", task, {"note": note}):
-            scheduler = self._ground.scheduler
+            scheduler = self._context.scheduler
             self._found(schedule_id, scheduler.resume_schedule(schedule_id, note=note, by=self._by))
 
     def toggle(self, schedule_id: str) -> bool:
@@ -347,7 +347,7 @@ class Schedules:
         if payload is not None:
             payload = self._guard.unmask(payload, task.payload)
         with self._changing("schedule.trigger", task) as noted:
-            scheduler = self._ground.scheduler
+            scheduler = self._context.scheduler
             task_id = scheduler.trigger(schedule_id, triggered_by=self._by, payload=payload)
             noted.add(task_id=task_id)
         return task_id
@@ -368,7 +368,7 @@ class Schedules:
         task = self._own(schedule_id)
         schedule_id = task.schedule_id
         options: Any = {"limit": limit, "priority": priority, "unknown_too": unknown_too}
-        scheduler = self._ground.scheduler
+        scheduler = self._context.scheduler
         if dry_run:
             return scheduler.backfill(schedule_id, start, end, dry_run=True, **options)
         with self._changing("schedule.backfill", task, {"start": start, "end": end}) as noted:
@@ -394,9 +394,9 @@ class Schedules:
         One that fails does not stop the others; see BulkResult. Raises InvalidSchedule.
         """
         wanted = self._filter(filters)
-        ids = self._ground.meant_schedules(ids)
+        ids = self._context.meant_schedules(ids)
         options: dict[str, Any] = {**asdict(wanted), "ids": ids, "note": note, "by": self._by}
-        scheduler = self._ground.scheduler
+        scheduler = self._context.scheduler
         patch = dict(changes or {})
         for field in patch.keys() & options.keys():
             raise InvalidSchedule(f"{field} cannot be changed of many schedules: update each")
@@ -404,7 +404,7 @@ class Schedules:
             return scheduler.bulk(action, dry_run=True, **options, **patch)
         self._guard.require(BULK_ROLES.get(action, "admin"), f"{action} schedules")
         if patch:
-            patch = self._ground.with_tenant(patch, is_new=False)
+            patch = self._context.with_tenant(patch, is_new=False)
         given = {name: value for name, value in filters.items() if value is not None}
         details = {"filters": given, "ids": list(ids or ()), "changes": patch, "note": note}
         with self._guard.change(
@@ -422,7 +422,7 @@ class Schedules:
         with self._guard.change(
             "schedules.export", "(all that match)", tenant=wanted.tenant, details={"filters": given}
         ) as noted:
-            documents = export(self._ground.link, self._ground.store, wanted)
+            documents = export(self._context.link, self._context.store, wanted)
             noted.add(exported=len(documents))
         return documents
 
@@ -435,9 +435,9 @@ class Schedules:
         """
         self._guard.require("admin", "import schedules")
         given = check_list(documents, "documents")
-        listed = [self._ground.with_tenant(each, is_new=False) for each in given]
+        listed = [self._context.with_tenant(each, is_new=False) for each in given]
         for each in listed:
-            each["schedule_id"] = self._ground.new_schedule_id(each.get("schedule_id"))
+            each["schedule_id"] = self._context.new_schedule_id(each.get("schedule_id"))
             if isinstance(each["schedule_id"], str):
                 self._check_not_anothers(each["schedule_id"])
         tenant = self._guard.actor.tenant
@@ -445,9 +445,9 @@ class Schedules:
 
         def run(dry: bool) -> Diff:
             change = check_change(self._by)
-            ground = self._ground
+            context = self._context
             return import_documents(
-                ground.link, ground.store, listed, prune=wanted, dry_run=dry, change=change
+                context.link, context.store, listed, prune=wanted, dry_run=dry, change=change
             )
 
         if dry_run:
@@ -471,7 +471,7 @@ class Schedules:
     def _own(self, schedule_id: str) -> ScheduledTask:
         """A schedule that the actor may see, with its secrets. Raises UnknownSchedule."""
         self._guard.read()
-        task = self._ground.store.get(self._ground.schedule_id_of(schedule_id))
+        task = self._context.store.get(self._context.schedule_id_of(schedule_id))
         if task is None or not self._guard.actor.sees(task.tenant):
             raise UnknownSchedule(f"there is no schedule {shown(schedule_id)}")
         return task
@@ -479,7 +479,7 @@ class Schedules:
     def _check_not_anothers(self, schedule_id: str) -> None:
         if self._guard.actor.tenant is None:
             return
-        task = self._ground.store.get(schedule_id)
+        task = self._context.store.get(schedule_id)
         if task is not None and not self._guard.actor.sees(task.tenant):
             raise UnknownSchedule(f"schedule id {shown(schedule_id)} cannot be used")
 
@@ -504,9 +504,9 @@ class Schedules:
 
     def _views(self, tasks: Sequence[ScheduledTask]) -> builtins.list[ScheduleView]:
         ids = [task.schedule_id for task in tasks]
-        endings = self._ground.glance.endings(ids, OUTCOMES, self._guard.actor.tenant)
+        endings = self._context.glance.endings(ids, OUTCOMES, self._guard.actor.tenant)
         complex_ids = [task.schedule_id for task in tasks if _is_complex(task)]
-        stored = dict(zip(complex_ids, self._ground.store.stored(complex_ids), strict=True))
+        stored = dict(zip(complex_ids, self._context.store.stored(complex_ids), strict=True))
         views = []
         for task in tasks:
             record = stored.get(task.schedule_id)

@@ -13,7 +13,7 @@ from fairqueue.errors import (
     plural,
     shown,
 )
-from fairqueue.inspection.ground import Ground
+from fairqueue.inspection.context import InspectionContext
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
 from fairqueue.link.keys import command_line
@@ -35,15 +35,15 @@ START_WORKER = "fairqueue worker --app tasks"  # of a tasks.py in the same folde
 class Workers:
     """The workers of the queue, which all tenants share."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._guard = ground.guard
+    def __init__(self, context: InspectionContext) -> None:
+        self._context = context
+        self._guard = context.guard
 
     def list(self) -> builtins.list[WorkerInfo]:
         """The workers that are alive. Raises Forbidden for an actor of one tenant."""
         self._guard.read()
         self._guard.require_all_tenants("look at workers")
-        return self._ground.workers.alive()
+        return self._context.workers.alive()
 
     def drain(self, worker_id: str) -> None:
         """Have a worker finish what it runs, take no more, and end. It hears within 10 s.
@@ -53,16 +53,16 @@ class Workers:
         self._guard.require("operator", "drain workers")
         self._guard.require_all_tenants("drain workers")
         with self._guard.change("worker.drain", worker_id):
-            if not self._ground.workers.drain(worker_id, self._guard.actor.name):
+            if not self._context.workers.drain(worker_id, self._guard.actor.name):
                 raise UnknownWorker(f"there is no living worker {worker_id!r}")
 
 
 class System:
     """The queue as a whole."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._guard = ground.guard
+    def __init__(self, context: InspectionContext) -> None:
+        self._context = context
+        self._guard = context.guard
 
     # --- numbers ----------------------------------------------------------------------------------
 
@@ -70,14 +70,14 @@ class System:
         """Counts of the whole queue. Raises Forbidden for an actor of one tenant."""
         self._guard.read()
         self._guard.require_all_tenants("look at the whole queue")
-        return self._ground.queue.inspect()
+        return self._context.queue.inspect()
 
     def overview(self) -> Overview:
         """The state of the queue; of one tenant, the numbers that exist of it alone."""
         self._guard.read()
-        now = self._ground.now()
+        now = self._context.now()
         tenant = self._guard.actor.tenant
-        glance = self._ground.glance
+        glance = self._context.glance
         recent = glance.recent(tenant, RECENT)
         waits, took = recent.waits, recent.seconds
         hour = glance.count_ended(now - timedelta(hours=1), tenant)
@@ -94,15 +94,15 @@ class System:
         )
 
     def _whole_queue(self, now: datetime) -> dict[str, Any]:
-        snapshot = self._ground.queue.inspect()
-        workers = self._ground.workers.alive()
+        snapshot = self._context.queue.inspect()
+        workers = self._context.workers.alive()
         return {
             "ready": snapshot.ready,
             "delayed": snapshot.delayed,
             "running": snapshot.running,
             "dead": snapshot.dead,
             "oldest_wait": snapshot.oldest_wait,
-            "due_within_hour": self._ground.glance.count_due(now + timedelta(hours=1)),
+            "due_within_hour": self._context.glance.count_due(now + timedelta(hours=1)),
             "schedules": snapshot.schedules,
             "active_schedules": snapshot.active_schedules,
             "workers": len(workers),
@@ -116,14 +116,14 @@ class System:
     def _one_tenant(self, tenant: str) -> dict[str, Any]:
         whole = ("ready", "delayed", "running", "dead", "oldest_wait", "due_within_hour")
         others = ("active_schedules", "workers", "worker_slots", "leader", "jain", "active_users")
-        count = self._ground.glance.count_schedules(tenant)
+        count = self._context.glance.count_schedules(tenant)
         return {**dict.fromkeys((*whole, *others, "snapshot")), "schedules": count}
 
     def series(self, window: str = "1h") -> Series:
         """What the queue did over time. Raises Forbidden for an actor of one tenant."""
         self._guard.read()
         self._guard.require_all_tenants("look at the whole queue")
-        return self._ground.samples.read(window)
+        return self._context.samples.read(window)
 
     def leader(self) -> LeaderInfo:
         """Who fires schedules."""
@@ -133,7 +133,7 @@ class System:
         """The server under the queue. Raises Forbidden for an actor of one tenant."""
         self._guard.read()
         self._guard.require_all_tenants("look at the server")
-        info, took, skew = self._ground.glance.server()
+        info, took, skew = self._context.glance.server()
         return RedisInfo(
             version=info.get("valkey_version") or info.get("redis_version", "?"),
             server="Valkey" if "valkey_version" in info else "Redis",
@@ -158,7 +158,7 @@ class System:
         self._guard.read()
         if self._guard.actor.tenant is not None:
             return self._failures()
-        snapshot = self._ground.queue.inspect()
+        snapshot = self._context.queue.inspect()
         found = [*self._of_scheduler(snapshot), *self._of_workers(snapshot), *self._failures()]
         found += self._of_redis()
         found.sort(key=lambda each: each.level != "error")
@@ -167,13 +167,13 @@ class System:
     def _of_scheduler(self, snapshot: QueueSnapshot) -> list[Attention]:
         found = []
         if snapshot.active_schedules and not _is_led(snapshot):
-            start = command_line(START_SCHEDULER, self._ground.queue.name)
+            start = command_line(START_SCHEDULER, self._context.queue.name)
             text = f"no scheduler leads: schedules do not fire. Start one: {start}"
             found.append(Attention(level="error", kind="leader", target="", text=text))
         elif snapshot.overdue > OVERDUE_S:
             text = f"a schedule is {snapshot.overdue:.0f} s late"
             found.append(Attention(level="warning", kind="leader", target="", text=text))
-        for problem in self._ground.store.problems()[:MAX_ATTENTION]:
+        for problem in self._context.store.problems()[:MAX_ATTENTION]:
             text = f"schedule {problem.schedule_id} was set aside: {problem.reason}"
             target = problem.schedule_id
             found.append(Attention(level="error", kind="schedule", target=target, text=text))
@@ -182,8 +182,8 @@ class System:
     def _of_workers(self, snapshot: QueueSnapshot) -> list[Attention]:
         if not (snapshot.ready or snapshot.running):
             return []
-        if not self._ground.workers.is_anybody_there():
-            start = command_line(START_WORKER, self._ground.queue.name)
+        if not self._context.workers.is_anybody_there():
+            start = command_line(START_WORKER, self._context.queue.name)
             text = f"no worker is alive: {_left_behind(snapshot)}. Start one: {start}"
             return [Attention(level="error", kind="workers", target="", text=text)]
         if not snapshot.ready:
@@ -195,8 +195,8 @@ class System:
         return []
 
     def _failures(self) -> list[Attention]:
-        since = self._ground.now() - timedelta(hours=1)
-        count = self._ground.glance.count_ended(since, self._guard.actor.tenant)
+        since = self._context.now() - timedelta(hours=1)
+        count = self._context.glance.count_ended(since, self._guard.actor.tenant)
         failed = count["failed"] + count["timed_out"]
         if not failed:
             return []
@@ -218,7 +218,7 @@ class System:
     def ready(self) -> list[str]:
         """Why the queue cannot be used now; empty if it can. For anybody who asks."""
         try:
-            snapshot = self._ground.queue.inspect()
+            snapshot = self._context.queue.inspect()
         except (RedisUnavailable, RedisRefused) as error:
             return [f"redis: {type(error).__name__}"]
         if snapshot.active_schedules and not _is_led(snapshot):
@@ -231,9 +231,9 @@ class System:
         """The settings of the queue that are in force, and the limits of names."""
         self._guard.read()
         self._guard.require_all_tenants("look at settings")
-        limits = {name: asdict(each) for name, each in self._ground.queue.get_limits().items()}
-        settings: dict[str, Any] = mask(asdict(self._ground.queue.settings()))
-        return {"queue": self._ground.queue.name, "settings": settings, "limits": limits}
+        limits = {name: asdict(each) for name, each in self._context.queue.get_limits().items()}
+        settings: dict[str, Any] = mask(asdict(self._context.queue.settings()))
+        return {"queue": self._context.queue.name, "settings": settings, "limits": limits}
 
     def configure(self, **changes: Any) -> QueueSettings:
         """Change settings; see TaskQueue.configure. Raises ConfigurationError."""
@@ -244,30 +244,32 @@ class System:
                 raise InvalidInput(f"setting {shown(name)} is none of {', '.join(sorted(known))}")
         if not changes:
             raise InvalidInput(f"no setting is given: pass some of {', '.join(sorted(known))}")
-        with self._guard.change("settings.change", self._ground.queue.name, details=changes):
-            return self._ground.queue.configure(**changes)
+        with self._guard.change("settings.change", self._context.queue.name, details=changes):
+            return self._context.queue.configure(**changes)
 
     def limits(self) -> dict[str, HandlerLimits]:
         """The limits that hold for tasks of a name, over all workers."""
         self._guard.read()
         self._guard.require_all_tenants("look at limits")
-        return self._ground.queue.get_limits()
+        return self._context.queue.get_limits()
 
     def set_limits(self, name: str, **limits: Any) -> None:
         """Limit all tasks of a name; see TaskQueue.set_limits."""
         self._require_admin("change limits")
         with self._guard.change("limits.change", name, details=limits):
-            self._ground.queue.set_limits(name, **limits)
+            self._context.queue.set_limits(name, **limits)
 
     def prune(self, older_than: float | timedelta, *, dry_run: bool = True) -> int:
         """Forget ended runs that old; how many. By default only count."""
         self._require_admin("forget runs")
         seconds = check_seconds(older_than, "older_than")
         if dry_run:
-            return self._ground.glance.count_before(self._ground.now() - timedelta(seconds=seconds))
+            return self._context.glance.count_before(
+                self._context.now() - timedelta(seconds=seconds)
+            )
         details = {"older_than": seconds}
         with self._guard.change("runs.prune", "(old ones)", details=details) as noted:
-            dropped = self._ground.history.prune(seconds)
+            dropped = self._context.history.prune(seconds)
             noted.add(dropped=dropped)
         return dropped
 

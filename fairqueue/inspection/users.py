@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fairqueue.errors import InvalidInput, UnknownUser, shown
-from fairqueue.inspection.ground import LONG_AGO, Ground
+from fairqueue.inspection.context import LONG_AGO, InspectionContext
 from fairqueue.models import Explanation, Page, UserSettings
 from fairqueue.queue.queue import UNSET
 from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
@@ -23,9 +23,9 @@ ORDERS = ("backlog", "name")
 class Users:
     """The users that an actor may see."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        self._guard = ground.guard
+    def __init__(self, context: InspectionContext) -> None:
+        self._context = context
+        self._guard = context.guard
 
     def list(
         self,
@@ -50,8 +50,8 @@ class Users:
         since = self._since(minutes)
         scope = self._guard.scope(tenant)
         if order == "name":
-            names = self._ground.people.names(limit, cursor, scope, prefix)
-            return Page(self._ground.people.read(names, since), names.cursor)
+            names = self._context.people.names(limit, cursor, scope, prefix)
+            return Page(self._context.people.read(names, since), names.cursor)
         return self._busiest(prefix, scope, since, limit, cursor)
 
     def _busiest(
@@ -62,19 +62,19 @@ class Users:
         limit: int,
         cursor: str | None,
     ) -> Page[UserInfo]:
-        active = self._ground.people.active(MAX_ACTIVE, tenant)
+        active = self._context.people.active(MAX_ACTIVE, tenant)
         wanted = [user for user in active if prefix is None or user.startswith(prefix)]
         start = _offset(cursor)
         more = start + limit < len(wanted)
-        found = self._ground.people.read(wanted[start : start + limit], since)
+        found = self._context.people.read(wanted[start : start + limit], since)
         return Page(found, str(start + limit) if more else None)
 
     def get(self, user_id: str, minutes: int = 60) -> UserInfo:
         """How a user fares. Raises UnknownUser."""
         self._guard.read()
         since = self._since(minutes)
-        self._ground.check_user(user_id)
-        (info,) = self._ground.people.read([user_id], since)
+        self._context.check_user(user_id)
+        (info,) = self._context.people.read([user_id], since)
         if not info.is_known:
             raise UnknownUser(f"there is no user {user_id!r}")
         return info
@@ -83,14 +83,14 @@ class Users:
         """How evenly all users are served. Raises Forbidden for an actor of one tenant."""
         self._guard.read()
         self._guard.require_all_tenants("compare all users")
-        return self._ground.people.overview(self._ground.queue.inspect(), self._since(minutes))
+        return self._context.people.overview(self._context.queue.inspect(), self._since(minutes))
 
     def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
         """Runs that ended, over time, of the users who got most and of all others together."""
         self._guard.read()
         check_count(top, "top", least=1, most=MAX_TOP)
         tenant = self._guard.actor.tenant
-        users = self._ground.people.top(self._since(minutes), top, tenant)
+        users = self._context.people.top(self._since(minutes), top, tenant)
         return self._series(minutes, users, tenant)
 
     def service(self, user_id: str, minutes: int = 60) -> ShareSeries:
@@ -99,16 +99,16 @@ class Users:
         Raises UnknownUser for one of another tenant.
         """
         self._guard.read()
-        self._ground.check_user(user_id)
+        self._context.check_user(user_id)
         return self._series(minutes, [user_id], self._guard.actor.tenant)
 
     def _series(self, minutes: int, users: builtins.list[str], tenant: str | None) -> ShareSeries:
         """Stretches that begin at round times, so that a run stays in its own while time passes."""
         self._since(minutes)
         step = timedelta(seconds=minutes * 60 // BUCKETS)
-        now = self._ground.now()
+        now = self._context.now()
         until = now + step - (now - LONG_AGO) % step
-        return self._ground.people.shares(until - BUCKETS * step, until, BUCKETS, users, tenant)
+        return self._context.people.shares(until - BUCKETS * step, until, BUCKETS, users, tenant)
 
     def next_wait(self, user_id: str) -> Explanation | None:
         """Why the next task of a user waits, or is delayed; None if there is none.
@@ -116,9 +116,9 @@ class Users:
         Raises UnknownUser for one of another tenant.
         """
         self._guard.read()
-        self._ground.check_user(user_id)
-        task_id = self._ground.people.next_task(user_id)
-        return None if task_id is None else self._ground.queue.explain(task_id)
+        self._context.check_user(user_id)
+        task_id = self._context.people.next_task(user_id)
+        return None if task_id is None else self._context.queue.explain(task_id)
 
     # --- changing ---------------------------------------------------------------------------------
 
@@ -163,17 +163,17 @@ class Users:
         Raises ConfigurationError for a bad note or moment.
         """
         self._guard.require("operator", "pause users")
-        self._ground.check_user(user_id)
+        self._context.check_user(user_id)
         told = {"paused": True, "note": note, "until": until}
         details = {name: value for name, value in told.items() if value is not None}
         with self._changing("user.pause", user_id, details):
             by = self._guard.actor.name
-            return self._ground.queue.pause_user(user_id, note=note, by=by, until=until)
+            return self._context.queue.pause_user(user_id, note=note, by=by, until=until)
 
     def resume(self, user_id: str) -> UserSettings:
         """Hand out the tasks of a user again."""
         self._guard.require("operator", "resume users")
-        self._ground.check_user(user_id)
+        self._context.check_user(user_id)
         return self._set("user.resume", user_id, {"paused": False})
 
     def purge(
@@ -188,8 +188,8 @@ class Users:
         Those that run go on.
         """
         self._guard.require("viewer" if dry_run else "admin", "drop the backlog of users")
-        self._ground.check_user(user_id)
-        people = self._ground.people
+        self._context.check_user(user_id)
+        people = self._context.people
         waiting = people.waiting(user_id)
         if dry_run:
             return waiting
@@ -207,15 +207,15 @@ class Users:
 
     def _set(self, action: str, user_id: str, change: Mapping[str, Any]) -> UserSettings:
         with self._changing(action, user_id, change):
-            return self._ground.queue.set_user(user_id, **change)
+            return self._context.queue.set_user(user_id, **change)
 
     def _changing(self, action: str, user_id: str, details: Mapping[str, Any]) -> Any:
-        tenant = self._ground.queue.tenant_of(user_id)
+        tenant = self._context.queue.tenant_of(user_id)
         return self._guard.change(action, user_id, tenant=tenant, details=details)
 
     def _since(self, minutes: int) -> datetime:
         check_count(minutes, "minutes", least=1, most=MAX_MINUTES)
-        return self._ground.now() - timedelta(minutes=minutes)
+        return self._context.now() - timedelta(minutes=minutes)
 
 
 def _offset(cursor: str | None) -> int:

@@ -22,10 +22,10 @@ from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.stats.samples import SampleStore
-from fairqueue.web.auth import PUBLIC, Gate, actor_of, check_base_url
-from fairqueue.web.hub import Hub, Numbers
-from fairqueue.web.problems import Problem, problem_of, problem_of_status
-from fairqueue.web.site import API_PREFIX, ROOT, Site, answer, site_of
+from fairqueue.web.app_state import API_PREFIX, ROOT, AppState, answer, app_state
+from fairqueue.web.auth import PUBLIC, AuthMiddleware, actor_of, check_base_url
+from fairqueue.web.live_updates import LiveUpdates, Numbers
+from fairqueue.web.problems import ProblemDetails, problem_of, problem_of_status
 
 MAX_BODY_BYTES = 16 * 1024 * 1024  # an import of ten thousand schedules has room
 READY_S = 1.0  # for so long an answer of /readyz is good: anyone may ask, Redis must not notice
@@ -84,10 +84,10 @@ def create_app(
     """
     inspector = Inspector(queue, Actor(name="web", via="web"))
     access = AccessStore(queue.link)
-    site = Site(
+    state = AppState(
         inspector=inspector,
         access=access,
-        hub=Hub(reader(inspector), holding=access.holding),
+        live_updates=LiveUpdates(reader(inspector), holding=access.holding),
         has_dashboard=dashboard,
         read_only=read_only,
         base_url=check_base_url(base_url) if base_url else None,
@@ -101,8 +101,8 @@ def create_app(
     app = Starlette(
         routes=_routes(dashboard, api, Readiness(inspector)),
         middleware=[
-            Middleware(Frame),
-            Middleware(Gate, site=site),
+            Middleware(EdgeMiddleware),
+            Middleware(AuthMiddleware, state=state),
         ],
         exception_handlers={
             FairQueueError: _on_error,
@@ -111,7 +111,7 @@ def create_app(
         },
         lifespan=_lifespan,
     )
-    app.state.site = site
+    app.state.fairqueue = state
     return app
 
 
@@ -139,7 +139,7 @@ def _public_of_api() -> frozenset[str]:
     return rest.PUBLIC
 
 
-def _error_page(request: Request, problem: Problem) -> Response:
+def _error_page(request: Request, problem: ProblemDetails) -> Response:
     from fairqueue.web.dashboard.shell import error_page
 
     return error_page(request, problem)
@@ -155,14 +155,14 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 def close_streams(app: Starlette) -> None:
     """End all event streams of an app, for good. Call it on the event loop."""
-    app.state.site.hub.close()
+    app.state.fairqueue.live_updates.close()
 
 
 # --- events ---------------------------------------------------------------------------------------
 
 
 def reader(inspector: Inspector) -> Callable[[str | None], Numbers]:
-    """What the hub reads: the overview's numbers, and the counters that only grow.
+    """What LiveUpdates reads: the overview's numbers, and the counters that only grow.
 
     Counters tell a page that there is something new, and how much. A tenant's viewers get what
     their tenant may see.
@@ -195,16 +195,16 @@ def _fields(overview: Any) -> dict[str, Any]:
 
 async def _events(request: Request) -> Response:
     """The stream of one page."""
-    hub, actor = site_of(request).hub, actor_of(request)
-    if hub.is_full(actor.key_id):
-        return Problem(
+    live_updates, actor = app_state(request).live_updates, actor_of(request)
+    if live_updates.is_full(actor.key_id):
+        return ProblemDetails(
             status=503,
             kind="too-many-viewers",
             detail="too many pages are open at once",
             headers={"Retry-After": "30"},
         ).response()
     return StreamingResponse(
-        hub.stream(actor.tenant, actor.key_id),
+        live_updates.stream(actor.tenant, actor.key_id),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
@@ -269,7 +269,7 @@ async def _on_crash(request: Request, error: Exception) -> Response:
 # --- around everything ----------------------------------------------------------------------------
 
 
-class Frame:
+class EdgeMiddleware:
     """Outermost: says where the app is mounted, adds security headers, and bounds bodies."""
 
     def __init__(self, app: ASGIApp) -> None:

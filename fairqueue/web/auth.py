@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fairqueue.access.credentials import Actor
 from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.inspection import Inspector
-from fairqueue.web.problems import Problem, problem_of, too_many, unauthorized
-from fairqueue.web.site import SAFE_METHODS, Site, answer, path_of, root_of, site_of
+from fairqueue.web.app_state import SAFE_METHODS, AppState, answer, app_state, path_of, root_of
+from fairqueue.web.problems import ProblemDetails, problem_of, too_many, unauthorized
 
 SESSION_COOKIE = "fairqueue_session"
 SESSION_S = 12 * 3600  # after so long one has to log in again
@@ -32,7 +32,7 @@ WRITES_FOR_ALL = frozenset({"/login", "/logout"})  # also where the app is read-
 
 def inspector_of(request: Request) -> Inspector:
     """What the sender of a request may see and do."""
-    return site_of(request).inspector.acting_as(actor_of(request))
+    return app_state(request).inspector.acting_as(actor_of(request))
 
 
 def actor_of(request: Request) -> Actor:
@@ -40,16 +40,16 @@ def actor_of(request: Request) -> Actor:
     return cast(Actor, request.state.actor)
 
 
-class Gate:
+class AuthMiddleware:
     """Stands before all routes: answers those who may not pass, and names those who may.
 
     Sets `request.state.actor`, and `request.state.secret` where there is one. Closed by default: a
     new route is protected without doing anything.
     """
 
-    def __init__(self, app: ASGIApp, site: Site) -> None:
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
-        self._site = site
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or answer it."""
@@ -69,40 +69,40 @@ class Gate:
         else:
             await self._refuse(request, problem)(scope, receive, send)
 
-    def _check(self, request: Request) -> Problem | None:
+    def _check(self, request: Request) -> ProblemDetails | None:
         """What is wrong with a request, whoever sent it."""
-        if not self._site.auth and not _is_loopback(request):
-            return Problem(
+        if not self._state.auth and not _is_loopback(request):
+            return ProblemDetails(
                 status=403,
                 kind="forbidden",
                 detail="without authentication only this machine is served, by the name localhost",
             )
         if request.method in SAFE_METHODS:
             return None
-        if not _is_same_origin(request, self._site.base_url):
-            return Problem(
+        if not _is_same_origin(request, self._state.base_url):
+            return ProblemDetails(
                 status=403,
                 kind="cross-site-request",
                 detail="this request comes from another site: nothing was changed",
             )
-        if self._site.read_only and path_of(request.scope) not in WRITES_FOR_ALL:
-            return Problem(
+        if self._state.read_only and path_of(request.scope) not in WRITES_FOR_ALL:
+            return ProblemDetails(
                 status=403, kind="read-only", detail="this dashboard is read-only: nothing changed"
             )
         return None
 
-    async def _admit(self, request: Request) -> Problem | None:
+    async def _admit(self, request: Request) -> ProblemDetails | None:
         path = path_of(request.scope)
-        if path in self._site.public or path.startswith(PUBLIC_FOLDERS):
+        if path in self._state.public or path.startswith(PUBLIC_FOLDERS):
             return None
-        if not self._site.auth:
+        if not self._state.auth:
             request.state.actor = LOCAL
             return None
         secret, via = _credential(request)
         if secret is None:
             return unauthorized("send an API key as `Authorization: Bearer fq_...`, or log in")
         admission = await run_in_threadpool(
-            self._site.access.admit, secret, rate=self._site.rate, burst=self._site.burst
+            self._state.access.admit, secret, rate=self._state.rate, burst=self._state.burst
         )
         if admission.wait > 0:
             return too_many(admission.wait)
@@ -112,7 +112,7 @@ class Gate:
         request.state.secret = secret
         return None
 
-    def _refuse(self, request: Request, problem: Problem) -> Response:
+    def _refuse(self, request: Request, problem: ProblemDetails) -> Response:
         request.state.actor = None
         return answer(request, problem)
 
@@ -208,8 +208,8 @@ def clear_session(request: Request, response: Response) -> None:
 
 def is_secure(request: Request) -> bool:
     """Whether cookies may travel by https only: as told, or as the request itself came."""
-    site = site_of(request)
-    if site.secure_cookies is not None:
-        return site.secure_cookies
-    base = site.base_url or str(request.url)
+    state = app_state(request)
+    if state.secure_cookies is not None:
+        return state.secure_cookies
+    base = state.base_url or str(request.url)
     return urlsplit(base).scheme == "https"

@@ -55,7 +55,7 @@ LATER = (429, 503)  # statuses that say: ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProblemDetails:
     """What went wrong with a request. `kind` is a stable word for programs, such as `forbidden`."""
 
     status: int
@@ -87,23 +87,25 @@ def _short(value: Any) -> Any:
     return cut(value, LONGEST_PART) if isinstance(value, str) else value
 
 
-def problem_of(error: FairQueueError) -> Problem:
+def problem_of(error: FairQueueError) -> ProblemDetails:
     """The problem that an error of the library is."""
     status = next(status for kind, status in STATUS if isinstance(error, kind))
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in LATER else {}
-    return Problem(status=status, kind=_kebab(type(error)), detail=str(error), headers=headers)
+    return ProblemDetails(
+        status=status, kind=_kebab(type(error)), detail=str(error), headers=headers
+    )
 
 
-def problem_of_status(status: int, detail: str | None = None) -> Problem:
+def problem_of_status(status: int, detail: str | None = None) -> ProblemDetails:
     """The problem that a bare HTTP status is, such as 404 for a path that nothing answers."""
     phrase = HTTPStatus(status).phrase
     kind = phrase.lower().replace(" ", "-").replace("'", "")
-    return Problem(status=status, kind=kind, detail=detail or phrase)
+    return ProblemDetails(status=status, kind=kind, detail=detail or phrase)
 
 
-def unauthorized(detail: str) -> Problem:
+def unauthorized(detail: str) -> ProblemDetails:
     """Nobody we know sent this."""
-    return Problem(
+    return ProblemDetails(
         status=401,
         kind="unauthorized",
         detail=detail,
@@ -111,12 +113,12 @@ def unauthorized(detail: str) -> Problem:
     )
 
 
-def too_many(wait: float, whose: str = "with this key") -> Problem:
+def too_many(wait: float, whose: str = "with this key") -> ProblemDetails:
     """Somebody has asked too often; `wait` in seconds."""
     seconds = max(1, math.ceil(wait))
     detail = f"too many requests {whose}: ask again in {seconds} s"
     headers = {"Retry-After": str(seconds)}
-    return Problem(status=429, kind="too-many-requests", detail=detail, headers=headers)
+    return ProblemDetails(status=429, kind="too-many-requests", detail=detail, headers=headers)
 
 
 def _kebab(kind: type[Exception]) -> str:

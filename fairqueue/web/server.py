@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fairqueue.errors import ConfigurationError
 from fairqueue.logs import log_event
 from fairqueue.validation import check_count
-from fairqueue.web.site import Site
+from fairqueue.web.app_state import AppState
 
 logger = logging.getLogger("fairqueue.web")
 
@@ -28,7 +28,7 @@ START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ClientLimits:
     """How long clients may take, in seconds, and how many there may be.
 
     `head`: from the start of a connection, or from the answer before, until all headers are there.
@@ -48,13 +48,13 @@ class Limits:
 class _Config(uvicorn.Config):
     """The settings of a server, with our own."""
 
-    def __init__(self, app: Starlette, limits: Limits, **settings: Any) -> None:
+    def __init__(self, app: Starlette, limits: ClientLimits, **settings: Any) -> None:
         super().__init__(app, **settings)
         self.limits = limits
 
 
 class _TimedProtocol(H11Protocol):
-    """A connection whose client has to get on with it: see Limits."""
+    """A connection whose client has to get on with it: see ClientLimits."""
 
     config: _Config
 
@@ -140,7 +140,7 @@ class _TimedProtocol(H11Protocol):
         self.transport.abort()
 
 
-class _Server(uvicorn.Server):
+class _WebUvicorn(uvicorn.Server):
     """Says when it answers, and ends the event streams first: uvicorn would wait for them."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -153,9 +153,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
-        site = getattr(getattr(app, "state", None), "site", None)
-        if isinstance(site, Site):
-            site.hub.close()
+        state = getattr(getattr(app, "state", None), "fairqueue", None)
+        if isinstance(state, AppState):
+            state.live_updates.close()
         await super().shutdown(sockets)
 
 
@@ -172,12 +172,12 @@ class WebServer:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        limits: Limits | None = None,
+        limits: ClientLimits | None = None,
     ) -> None:
         self._socket = _bind(host, port)
         self.host = host
         self.port: int = self._socket.getsockname()[1]
-        self._server = _Server(_config(app, limits))
+        self._server = _WebUvicorn(_config(app, limits))
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -228,11 +228,11 @@ def serve(app: Starlette, host: str = "127.0.0.1", port: int = 8000) -> None:
 
     Raises ConfigurationError for an address that cannot be had.
     """
-    _Server(_config(app)).run(sockets=[_bind(host, port)])
+    _WebUvicorn(_config(app)).run(sockets=[_bind(host, port)])
 
 
-def _config(app: Starlette, limits: Limits | None = None) -> uvicorn.Config:
-    limits = limits or Limits()
+def _config(app: Starlette, limits: ClientLimits | None = None) -> uvicorn.Config:
+    limits = limits or ClientLimits()
     return _Config(
         app,
         limits,

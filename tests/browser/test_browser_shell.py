@@ -204,7 +204,7 @@ def test_one_can_log_in_without_scripts(web: Web, open_page: Open) -> None:
 def end_session(site: Site, found: Page) -> str:
     """Let the session of a page be over; the id that its streams go by."""
     session = next(each for each in found.context.cookies() if each["name"] == "fairqueue_session")
-    access = site.app.state.site.access
+    access = site.app.state.fairqueue.access
     key_id: str = access.admit(session["value"], rate=100, burst=100).actor.key_id
     access.end(session["value"])
     return key_id
@@ -216,7 +216,7 @@ def test_a_page_says_that_its_session_has_expired_and_one_logs_in_there(
     site = web(auth=True)
     found = open_page(site, site.login())
     settle(found)
-    site.app.state.site.hub.end(end_session(site, found))
+    site.app.state.fairqueue.live_updates.end(end_session(site, found))
     expect(found.locator("#live")).to_have_attribute("data-state", "out")
     expect(found.locator(".toast")).to_contain_text("Your session has expired")
     check_page(found, ignore=("401",))
@@ -311,10 +311,10 @@ def test_a_paused_page_holds_no_stream(web: Web, open_page: Open) -> None:
     expect(found.locator("#live")).to_have_text("Paused")
     gone = threading.Event()
     for _ in range(300):
-        if site.app.state.site.hub.viewers == 0:
+        if site.app.state.fairqueue.live_updates.viewers == 0:
             break
         gone.wait(0.1)
-    assert site.app.state.site.hub.viewers == 0
+    assert site.app.state.fairqueue.live_updates.viewers == 0
     found.reload()
     expect(found.locator("#live")).to_have_attribute("aria-pressed", "false")
     found.get_by_role("button", name="Paused").click()

@@ -20,9 +20,9 @@ from commands import Cli, all_commands, parse
 from support import push
 
 from fairqueue.cli import output, program
-from fairqueue.cli.codes import exit_code
-from fairqueue.cli.fit import GAP, fit
-from fairqueue.cli.frame import Consent, actor
+from fairqueue.cli.column_widths import GAP, fit
+from fairqueue.cli.exit_codes import exit_code
+from fairqueue.cli.session import Consent, actor
 from fairqueue.cli.text import (
     cell,
     duration_text,

@@ -253,7 +253,9 @@ def test_metrics_whose_thread_has_died_end_with_an_error(
 def test_a_dashboard_whose_thread_has_died_ends_with_an_error(
     cli: Cli, live: TaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.web.server._Server, "run", lambda _, sockets: sockets[0].close())
+    monkeypatch.setattr(
+        fairqueue.web.server._WebUvicorn, "run", lambda _, sockets: sockets[0].close()
+    )
     done = cli.run("dashboard", "--port", "0")
     assert (done.code, "has ended" in done.err) == (1, True)
 

@@ -33,7 +33,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.runtime.embedded import EmbeddedServer
-from fairqueue.web.api.operations import PREFIX
+from fairqueue.web.api.endpoint import PREFIX
 
 STRICT = ssl.create_default_context()  # one for all: to make it takes longer than most tests
 PUBLIC = "127.99.0.1"  # stands for the Internet: the one address that may be called

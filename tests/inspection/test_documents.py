@@ -18,7 +18,7 @@ from fairqueue.queue.reports import LogLine
 from fairqueue.schedules.bulk import ScheduleChange
 from fairqueue.schedules.import_export import Diff
 from fairqueue.validation import Priority
-from fairqueue.web.api.shapes import shape
+from fairqueue.web.api.response_models import shape
 
 NOON = datetime(2026, 3, 5, 12, tzinfo=UTC)
 

@@ -620,7 +620,7 @@ Act = Callable[[Inspector], object]
 
 NINE = {"schedule_id": "nine", "cron_expr": "0 10 * * *", "user_id": "alice"}
 
-OPERATIONS: dict[str, Act] = {
+ENDPOINTS: dict[str, Act] = {
     "schedule.pause": lambda i: i.schedules.pause("nine"),
     "schedule.resume": lambda i: i.schedules.resume("nine"),
     "schedule.trigger": lambda i: i.schedules.trigger("nine"),
@@ -664,14 +664,14 @@ def furnished(inspector: Inspector, queue: TaskQueue, clock: ManualClock) -> Ins
     return inspector
 
 
-@pytest.mark.parametrize("action", [*OPERATIONS, *ADMINISTRATION])
+@pytest.mark.parametrize("action", [*ENDPOINTS, *ADMINISTRATION])
 def test_a_viewer_changes_nothing(
     furnished: Inspector, redis_client: redis.Redis, action: str
 ) -> None:
     before = state_of(redis_client)
 
     with pytest.raises(Forbidden, match="'vic' is viewer"):
-        (OPERATIONS | ADMINISTRATION)[action](furnished.acting_as(VIEWER))
+        (ENDPOINTS | ADMINISTRATION)[action](furnished.acting_as(VIEWER))
 
     assert state_of(redis_client) == before
 
@@ -688,9 +688,9 @@ def test_an_operator_administers_nothing(
     assert state_of(redis_client) == before
 
 
-@pytest.mark.parametrize("action", OPERATIONS)
+@pytest.mark.parametrize("action", ENDPOINTS)
 def test_what_an_operator_does_is_written_down(furnished: Inspector, action: str) -> None:
-    OPERATIONS[action](furnished.acting_as(OPERATOR))
+    ENDPOINTS[action](furnished.acting_as(OPERATOR))
 
     assert actions(furnished)[-1] == ("ole", action, "done")
 

@@ -31,7 +31,7 @@ from support import (
     until_blocked,
 )
 
-import fairqueue.cli.frame
+import fairqueue.cli.session
 import fairqueue.worker.worker
 from fairqueue import History, Task, TaskContext, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import KINDS, Alert, AlertLimits, Alerts, CallableRecipient
@@ -346,7 +346,7 @@ def test_without_redis_everybody_says_so_and_goes_on_when_it_is_back(
             with pytest.raises(RedisUnavailable):
                 push(queue, "meanwhile")
             assert Inspector(queue).system.ready() == ["redis: RedisUnavailable"]
-            monkeypatch.setattr(fairqueue.cli.frame, "CHECK_S", 0.05)
+            monkeypatch.setattr(fairqueue.cli.session, "CHECK_S", 0.05)
             assert Cli(server.url).run("status").code == 3
 
             server.restart()

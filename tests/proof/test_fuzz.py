@@ -44,8 +44,8 @@ from fairqueue.schedules.import_export import load_schedules
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import PeopleStore
 from fairqueue.web import create_app
-from fairqueue.web.api.operations import PREFIX
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.endpoint import PREFIX
+from fairqueue.web.api.endpoints import ENDPOINTS
 
 EXAMPLES = int(os.environ.get("FAIRQUEUE_FUZZ_EXAMPLES", "0"))  # 0: as each test says
 # What is written down about requests: no part of what they ask for.
@@ -890,7 +890,7 @@ requests = st.fixed_dictionaries(
 
 @pytest.mark.untidy
 @pytest.mark.parametrize(
-    "operation", OPERATIONS, ids=lambda operation: f"{operation.method} {operation.path}"
+    "operation", ENDPOINTS, ids=lambda operation: f"{operation.method} {operation.path}"
 )
 def test_no_bytes_break_the_rest_api(
     operation: Any, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
@@ -1335,7 +1335,7 @@ IDS = {
 }
 SPAN = "start=2023-11-14T00:00:00Z&end=2023-11-15T00:00:00Z"
 READS = [
-    *(f"{PREFIX}{each.path.format(**IDS)}" for each in OPERATIONS if each.method == "GET"),
+    *(f"{PREFIX}{each.path.format(**IDS)}" for each in ENDPOINTS if each.method == "GET"),
     f"{PREFIX}/scheduler/jobs/m-cron/moments?{SPAN}",
     *(
         f"{PREFIX}/tasks/{each}"

@@ -41,8 +41,8 @@ from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
 from fairqueue.validation import Priority
 from fairqueue.web import WebServer
 from fairqueue.web.auth import SESSION_COOKIE, _is_same_origin
-from fairqueue.web.hub import Hub
-from fairqueue.web.server import Limits
+from fairqueue.web.live_updates import LiveUpdates
+from fairqueue.web.server import ClientLimits
 
 TERM_S = 10.0
 
@@ -1320,7 +1320,7 @@ def test_counters_go_on_when_a_process_is_replaced() -> None:
 def test_a_half_sent_request_has_its_time() -> None:
     app = Starlette()
     with (
-        WebServer(app, limits=Limits(head=0.05)) as server,
+        WebServer(app, limits=ClientLimits(head=0.05)) as server,
         socket.create_connection((server.host, server.port), 30) as client,
     ):
         client.sendall(b"GET / HTTP/1.1\r\n")
@@ -1330,9 +1330,9 @@ def test_a_half_sent_request_has_its_time() -> None:
 def test_streams_end_when_the_server_wants_to_end() -> None:
     async def watch() -> list[bytes]:
         ending: list[bool] = []
-        hub = Hub(lambda tenant: {}, is_ending=lambda: bool(ending))
+        live_updates = LiveUpdates(lambda tenant: {}, is_ending=lambda: bool(ending))
         messages = []
-        async for message in hub.stream(None, None):
+        async for message in live_updates.stream(None, None):
             messages.append(message)
             ending.append(True)
         return messages

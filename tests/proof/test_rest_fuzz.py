@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairqueue.clock import ManualClock
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.web.api.operations import PREFIX, Operation
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.endpoint import PREFIX, Endpoint
+from fairqueue.web.api.endpoints import ENDPOINTS
 
 EXAMPLES = {GenerationMode.POSITIVE: 10, GenerationMode.NEGATIVE: 5}
 # Ids of what is there: those that are made up are of nothing.
@@ -78,23 +78,23 @@ def make_sense(case: Any, pick: int) -> None:
 
 
 def cases() -> list[Any]:
-    """Each operation with both modes; where nothing is asked for, nothing can be wrong."""
+    """Each endpoint with both modes; where nothing is asked for, nothing can be wrong."""
     return [
-        pytest.param(operation, mode, id=f"{operation.name}-{mode.value}")
-        for operation in OPERATIONS
+        pytest.param(endpoint, mode, id=f"{endpoint.name}-{mode.value}")
+        for endpoint in ENDPOINTS
         for mode in EXAMPLES
-        if mode is GenerationMode.POSITIVE or operation.role is not None
+        if mode is GenerationMode.POSITIVE or endpoint.role is not None
     ]
 
 
-@pytest.mark.parametrize(("operation", "mode"), cases())
+@pytest.mark.parametrize(("endpoint", "mode"), cases())
 def test_answers_are_as_the_document_says(
-    operation: Operation, mode: GenerationMode, schema: Any, door: Door, world: World
+    endpoint: Endpoint, mode: GenerationMode, schema: Any, door: Door, world: World
 ) -> None:
     door.app = world.app
-    described = schema[PREFIX + operation.path][operation.method]
+    described = schema[PREFIX + endpoint.path][endpoint.method]
     headers = {"Authorization": f"Bearer {world.keys['admin', None]}"}
-    checks = CHECKS if 503 in operation.other_statuses else [*CHECKS, not_a_server_error]
+    checks = CHECKS if 503 in endpoint.other_statuses else [*CHECKS, not_a_server_error]
 
     @settings(
         max_examples=EXAMPLES[mode],

@@ -38,8 +38,8 @@ from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import mask, unmask
 from fairqueue.logs import JsonFormatter
 from fairqueue.runtime.embedded import EmbeddedServer
-from fairqueue.web.api.operations import PREFIX
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.endpoint import PREFIX
+from fairqueue.web.api.endpoints import ENDPOINTS
 
 OwnServer = Callable[..., EmbeddedServer]
 STRICT = ssl.create_default_context()
@@ -260,7 +260,7 @@ def test_the_password_in_a_url_that_is_none_shows_nowhere(url: str, ears: Ears) 
 
 def paths_of(**ids: str) -> list[str]:
     """The paths of all operations of the API that read something."""
-    reading = [operation.path for operation in OPERATIONS if operation.method == "GET"]
+    reading = [operation.path for operation in ENDPOINTS if operation.method == "GET"]
     span = "start=2023-11-01T00:00:00Z&end=2023-12-01T00:00:00Z"
     more = {"/moments": f"?{span}", "/preview": "?cron_expr=0+9+*+*+*"}
     return [

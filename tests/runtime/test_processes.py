@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scheduling import eventually
 
-from fairqueue.cli.frame import until_signalled
+from fairqueue.cli.session import until_signalled
 from fairqueue.errors import ConfigurationError
 from fairqueue.runtime import processes
 from fairqueue.runtime.processes import ProcessGroup, wait_for

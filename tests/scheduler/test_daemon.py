@@ -25,7 +25,7 @@ from scheduling import add, eventually, get, tamper
 from support import Mute, in_thread, until_blocked
 
 from fairqueue.__main__ import main
-from fairqueue.cli import codes, listing, logs
+from fairqueue.cli import exit_codes, listing, logs
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
 from fairqueue.logs import JsonFormatter
@@ -916,12 +916,12 @@ def test_the_guide_lists_each_exit_code() -> None:
     listed = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
     assert listed == [0, 1, 2, 3, 6, 130]
     assert listed == [
-        codes.OK,
-        codes.FAILED,
-        codes.USAGE,
-        codes.NO_REDIS,
-        codes.UNHEALTHY,
-        codes.INTERRUPTED,
+        exit_codes.OK,
+        exit_codes.FAILED,
+        exit_codes.USAGE,
+        exit_codes.NO_REDIS,
+        exit_codes.UNHEALTHY,
+        exit_codes.INTERRUPTED,
     ]
 
 

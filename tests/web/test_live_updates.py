@@ -16,10 +16,10 @@ from fairqueue.access.credentials import AccessStore
 from fairqueue.errors import RedisUnavailable
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.web import hub as hub_module
+from fairqueue.web import live_updates as hub_module
 from fairqueue.web.app import reader
-from fairqueue.web.hub import Hub, Numbers, Viewer
-from fairqueue.web.memo import Memo
+from fairqueue.web.cache import Cache
+from fairqueue.web.live_updates import LiveUpdates, Numbers, Viewer
 
 PATIENCE_S = 30.0
 
@@ -52,14 +52,14 @@ def counting() -> tuple[Callable[[str | None], Numbers], list[str | None]]:
 def test_all_viewers_get_what_was_read_once() -> None:
     async def scene() -> None:
         read, calls = counting()
-        hub = Hub(read, poll=3600)
-        streams = [hub.stream(None, None) for _ in range(50)]
+        live_updates = LiveUpdates(read, poll=3600)
+        streams = [live_updates.stream(None, None) for _ in range(50)]
         seen = await asyncio.gather(*map(numbers_of, streams))
-        assert (seen, calls, hub.viewers) == ([{"n": 1}] * 50, [None], 50)
+        assert (seen, calls, live_updates.viewers) == ([{"n": 1}] * 50, [None], 50)
         for stream in streams:
             await stream.aclose()
-        assert hub.viewers == 0
-        hub.close()
+        assert live_updates.viewers == 0
+        live_updates.close()
 
     play(scene)
 
@@ -94,11 +94,11 @@ def test_fifty_viewers_cost_redis_what_one_does(
             done += 1
             return read(tenant)
 
-        hub = Hub(bounded, poll=0.01)
-        streams = [hub.stream(None, None) for _ in range(viewers)]
+        live_updates = LiveUpdates(bounded, poll=0.01)
+        streams = [live_updates.stream(None, None) for _ in range(viewers)]
         await asyncio.gather(*map(numbers_of, streams))
         await over.wait()
-        hub.close()
+        live_updates.close()
         for stream in streams:
             await stream.aclose()
 
@@ -110,18 +110,18 @@ def test_fifty_viewers_cost_redis_what_one_does(
 def test_nothing_is_read_while_nobody_looks() -> None:
     async def scene() -> None:
         read, calls = counting()
-        hub = Hub(read, poll=0.001)
-        stream = hub.stream(None, None)
+        live_updates = LiveUpdates(read, poll=0.001)
+        stream = live_updates.stream(None, None)
         await numbers_of(stream)
-        poller = hub._poller
+        poller = live_updates._poller
         await stream.aclose()
         assert poller is not None
         await poller  # it ends by itself
         asked = len(calls)
-        again = hub.stream(None, None)
+        again = live_updates.stream(None, None)
         assert (await numbers_of(again))["n"] == asked + 1  # and nothing old is shown
         await again.aclose()
-        hub.close()
+        live_updates.close()
 
     play(scene)
 
@@ -129,13 +129,13 @@ def test_nothing_is_read_while_nobody_looks() -> None:
 def test_who_comes_later_sees_the_newest_numbers_at_once() -> None:
     async def scene() -> None:
         read, calls = counting()
-        hub = Hub(read, poll=3600)
-        first = hub.stream(None, None)
+        live_updates = LiveUpdates(read, poll=3600)
+        first = live_updates.stream(None, None)
         await numbers_of(first)
-        second = hub.stream(None, None)
+        second = live_updates.stream(None, None)
         assert await numbers_of(second) == {"n": 1}
         assert calls == [None]
-        hub.close()
+        live_updates.close()
         await first.aclose()
         await second.aclose()
 
@@ -154,8 +154,8 @@ def test_a_viewer_that_is_slow_gets_only_the_newest() -> None:
                 enough.set()
             return {"n": min(calls, 5)}
 
-        hub = Hub(read, poll=0.001)
-        stream = hub.stream(None, None)
+        live_updates = LiveUpdates(read, poll=0.001)
+        stream = live_updates.stream(None, None)
         assert await anext(stream) == b"retry: 2000\n\n"
         while not enough.is_set():
             await asyncio.sleep(0.001)
@@ -163,7 +163,7 @@ def test_a_viewer_that_is_slow_gets_only_the_newest() -> None:
         while seen[-1] != {"n": 5}:
             seen.append(await numbers_of(stream))
         assert len(seen) <= 2
-        hub.close()
+        live_updates.close()
         await stream.aclose()
 
     play(scene)
@@ -171,11 +171,11 @@ def test_a_viewer_that_is_slow_gets_only_the_newest() -> None:
 
 def test_viewers_of_a_tenant_get_what_was_read_for_it() -> None:
     async def scene() -> None:
-        hub = Hub(lambda tenant: {"of": tenant}, poll=3600)
-        streams = {tenant: hub.stream(tenant, None) for tenant in (None, "acme", "globex")}
+        live_updates = LiveUpdates(lambda tenant: {"of": tenant}, poll=3600)
+        streams = {tenant: live_updates.stream(tenant, None) for tenant in (None, "acme", "globex")}
         seen = await asyncio.gather(*map(numbers_of, streams.values()))
         assert [each["of"] for each in seen] == list(streams)
-        hub.close()
+        live_updates.close()
         for stream in streams.values():
             await stream.aclose()
 
@@ -184,11 +184,11 @@ def test_viewers_of_a_tenant_get_what_was_read_for_it() -> None:
 
 def test_a_quiet_stream_says_that_it_is_alive() -> None:
     async def scene() -> None:
-        hub = Hub(lambda tenant: {}, poll=3600, heartbeat=0.01)
-        stream = hub.stream(None, None)
+        live_updates = LiveUpdates(lambda tenant: {}, poll=3600, heartbeat=0.01)
+        stream = live_updates.stream(None, None)
         await numbers_of(stream)
         assert await anext(stream) == b": alive\n\n"
-        hub.close()
+        live_updates.close()
         await stream.aclose()
 
     play(scene)
@@ -196,11 +196,11 @@ def test_a_quiet_stream_says_that_it_is_alive() -> None:
 
 def test_a_stream_ends_after_its_time_so_that_the_gate_is_asked_again() -> None:
     async def scene() -> None:
-        hub = Hub(lambda tenant: {}, poll=3600, stream=0.01)
-        seen = [message async for message in hub.stream(None, None)]
+        live_updates = LiveUpdates(lambda tenant: {}, poll=3600, stream=0.01)
+        seen = [message async for message in live_updates.stream(None, None)]
         assert seen[0] == b"retry: 2000\n\n"
-        assert hub.viewers == 0
-        hub.close()
+        assert live_updates.viewers == 0
+        live_updates.close()
 
     play(scene)
 
@@ -216,12 +216,12 @@ def test_viewers_are_told_when_redis_does_not_answer_and_when_it_does_again(
                 raise RedisUnavailable("gone")
             return {"n": 1}
 
-        hub = Hub(read, poll=0.001)
-        stream = hub.stream(None, None)
+        live_updates = LiveUpdates(read, poll=0.001)
+        stream = live_updates.stream(None, None)
         assert await numbers_of(stream) == {"unavailable": True}
         back.set()
         assert await numbers_of(stream) == {"n": 1}
-        hub.close()
+        live_updates.close()
         await stream.aclose()
 
     play(scene)
@@ -239,8 +239,8 @@ def test_all_viewers_are_told_while_redis_lets_one_call_wait() -> None:
                 back.wait(PATIENCE_S)  # as a call does that is repeated until its deadline
             return {"of": tenant}
 
-        hub = Hub(read, poll=0.001, answer=0.01)
-        streams = {tenant: hub.stream(tenant, None) for tenant in (None, "acme", "globex")}
+        live_updates = LiveUpdates(read, poll=0.001, answer=0.01)
+        streams = {tenant: live_updates.stream(tenant, None) for tenant in (None, "acme", "globex")}
         for tenant, stream in streams.items():
             assert await numbers_of(stream) == {"of": tenant}
         stuck.set()
@@ -250,7 +250,7 @@ def test_all_viewers_are_told_while_redis_lets_one_call_wait() -> None:
         back.set()
         for tenant, stream in streams.items():
             assert await numbers_of(stream) == {"of": tenant}
-        hub.close()
+        live_updates.close()
         for stream in streams.values():
             await stream.aclose()
 
@@ -278,13 +278,13 @@ def test_a_silence_is_told_within_two_seconds() -> None:
 
 def test_ending_a_session_ends_its_streams_and_no_others() -> None:
     async def scene() -> None:
-        hub = Hub(lambda tenant: {}, poll=3600)
-        mine, other = hub.stream(None, "mine"), hub.stream(None, "other")
+        live_updates = LiveUpdates(lambda tenant: {}, poll=3600)
+        mine, other = live_updates.stream(None, "mine"), live_updates.stream(None, "other")
         await asyncio.gather(numbers_of(mine), numbers_of(other))
-        hub.end("mine")
+        live_updates.end("mine")
         assert [message async for message in mine] == []
-        assert hub.viewers == 1
-        hub.close()
+        assert live_updates.viewers == 1
+        live_updates.close()
         assert [message async for message in other] == []
 
     play(scene)
@@ -303,19 +303,19 @@ def test_who_holds_what_is_asked_again_and_again_though_it_once_failed(
             return {"good"} & set(key_ids)
 
         read, _ = counting()
-        hub = Hub(read, holding=holding, poll=0.001, check=0.0)
-        first, local = hub.stream(None, "good"), hub.stream(None, None)
+        live_updates = LiveUpdates(read, holding=holding, poll=0.001, check=0.0)
+        first, local = live_updates.stream(None, "good"), live_updates.stream(None, None)
         await asyncio.gather(numbers_of(first), numbers_of(local))
         spoilt.set()
         async for _message in first:
             pass  # nobody knows whether it may go on: it ends, and its page comes again
-        again, revoked = hub.stream(None, "good"), hub.stream(None, "revoked")
+        again, revoked = live_updates.stream(None, "good"), live_updates.stream(None, "revoked")
         async for _message in revoked:
             pass
         for stream in (local, again):
             count = (await numbers_of(stream))["n"]
             assert (await numbers_of(stream))["n"] > count
-        hub.close()
+        live_updates.close()
         await again.aclose()
         await local.aclose()
 
@@ -332,14 +332,14 @@ def test_streams_go_on_while_redis_cannot_say_who_may_look() -> None:
             raise RedisUnavailable("gone")
 
         read, _ = counting()
-        hub = Hub(read, holding=holding, poll=0.001, check=0.0)
-        stream = hub.stream(None, "good")
+        live_updates = LiveUpdates(read, holding=holding, poll=0.001, check=0.0)
+        stream = live_updates.stream(None, "good")
         await numbers_of(stream)
         while not asked.is_set():
             await asyncio.sleep(0.001)
         await numbers_of(stream)
         await numbers_of(stream)
-        hub.close()
+        live_updates.close()
         await stream.aclose()
 
     play(scene)
@@ -352,12 +352,12 @@ def test_numbers_that_cannot_be_told_do_not_end_the_poller() -> None:
         def read(tenant: str | None) -> Numbers:
             return {"n": 1 if mended.is_set() else object()}
 
-        hub = Hub(read, poll=0.001)
-        stream = hub.stream(None, None)
+        live_updates = LiveUpdates(read, poll=0.001)
+        stream = live_updates.stream(None, None)
         assert await numbers_of(stream) == {"unavailable": True}
         mended.set()
         assert await numbers_of(stream) == {"n": 1}
-        hub.close()
+        live_updates.close()
         await stream.aclose()
 
     play(scene)
@@ -373,8 +373,8 @@ def test_a_credential_that_somebody_has_spoilt_ends_its_own_streams_only(
 
     async def scene() -> None:
         read, _ = counting()
-        hub = Hub(read, holding=store.holding, poll=0.001, check=0.0)
-        ends, goes_on = (hub.stream(None, key.info.key_id) for key in (spoilt, good))
+        live_updates = LiveUpdates(read, holding=store.holding, poll=0.001, check=0.0)
+        ends, goes_on = (live_updates.stream(None, key.info.key_id) for key in (spoilt, good))
         await asyncio.gather(numbers_of(ends), numbers_of(goes_on))
         record = json.loads(redis_client.hget(credentials, spoilt.info.key_id) or b"")
         text = json.dumps({**record, "parent": parent})
@@ -385,8 +385,8 @@ def test_a_credential_that_somebody_has_spoilt_ends_its_own_streams_only(
         store.revoke(good.info.key_id)
         async for _message in goes_on:
             pass
-        assert hub.viewers == 0
-        hub.close()
+        assert live_updates.viewers == 0
+        live_updates.close()
 
     play(scene)
 
@@ -473,7 +473,7 @@ def test_too_many_viewers_are_refused(web: Web, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_many_ask_for_at_the_same_time_is_read_once() -> None:
-    memo, made, gate = Memo(3600), [], threading.Event()
+    cache, made, gate = Cache(3600), [], threading.Event()
 
     def make() -> int:
         gate.wait(PATIENCE_S)
@@ -482,7 +482,7 @@ def test_what_many_ask_for_at_the_same_time_is_read_once() -> None:
 
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.append(memo.get("k", make))) for _ in range(10)
+        threading.Thread(target=lambda: found.append(cache.get("k", make))) for _ in range(10)
     ]
     for thread in threads:
         thread.start()
@@ -493,24 +493,24 @@ def test_what_many_ask_for_at_the_same_time_is_read_once() -> None:
 
 
 def test_what_is_kept_is_made_again_after_its_time_and_after_an_error() -> None:
-    brief = Memo(0.0)
+    brief = Cache(0.0)
     assert [brief.get("k", lambda n=n: n) for n in (1, 2)] == [1, 2]  # type: ignore[misc]
-    memo = Memo(3600)
+    cache = Cache(3600)
 
     def fail() -> int:
         raise RedisUnavailable("gone")
 
     with pytest.raises(RedisUnavailable):
-        memo.get("k", fail)
-    assert memo.get("k", lambda: 1) == 1
-    assert memo.get(("k", "acme"), lambda: 2) == 2
+        cache.get("k", fail)
+    assert cache.get("k", lambda: 1) == 1
+    assert cache.get(("k", "acme"), lambda: 2) == 2
 
 
 def test_open_pages_that_refresh_themselves_read_once_for_all(
     web: Web, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = web()
-    monkeypatch.setattr(site.app.state.site.memo, "_seconds", 3600)
+    monkeypatch.setattr(site.app.state.fairqueue.cache, "_seconds", 3600)
     for path in ("/", "/charts/wait"):
         site.http.get(path)
         before = int(redis_client.info("stats")["total_commands_processed"])

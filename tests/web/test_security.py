@@ -33,10 +33,10 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import LogLine, Report
 from fairqueue.web import create_app
 from fairqueue.web.auth import SESSION_COOKIE
-from fairqueue.web.dashboard.pages.parts import command, options
-from fairqueue.web.hub import MAX_OF_ONE, MAX_VIEWERS, Hub
-from fairqueue.web.memo import Memo
-from fairqueue.web.pace import MAX_KNOWN, Pace
+from fairqueue.web.cache import Cache
+from fairqueue.web.dashboard.pages.helpers import command, options
+from fairqueue.web.live_updates import MAX_OF_ONE, MAX_VIEWERS, LiveUpdates
+from fairqueue.web.rate_limit import MAX_KNOWN, RateLimiter
 
 PATIENCE_S = 60.0
 AT_ONCE = 20  # sessions of one key, as lua/access/begin_session.lua has it
@@ -253,16 +253,16 @@ def test_a_pace_lets_one_in_now_and_then_and_forgets_the_oldest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("fairqueue.web.pace.time.monotonic", lambda: now)
-    pace = Pace(2.0, 3)
-    assert [pace.wait("a") for _ in range(4)] == [0.0, 0.0, 0.0, 2.0]
-    assert pace.wait("b") == 0.0
+    monkeypatch.setattr("fairqueue.web.rate_limit.time.monotonic", lambda: now)
+    limiter = RateLimiter(2.0, 3)
+    assert [limiter.wait("a") for _ in range(4)] == [0.0, 0.0, 0.0, 2.0]
+    assert limiter.wait("b") == 0.0
     now += 2
-    assert (pace.wait("a"), pace.wait("a")) == (0.0, 2.0)
+    assert (limiter.wait("a"), limiter.wait("a")) == (0.0, 2.0)
     for number in range(MAX_KNOWN):
-        pace.wait(f"other {number}")
-    assert pace.wait("a") == 0.0
-    assert len(pace._free) == MAX_KNOWN
+        limiter.wait(f"other {number}")
+    assert limiter.wait("a") == 0.0
+    assert len(limiter._free) == MAX_KNOWN
 
 
 def test_a_login_that_was_refused_is_in_the_log_without_what_was_sent(
@@ -295,20 +295,24 @@ def test_a_change_is_in_the_log_also_when_the_audit_log_has_lost_it(
 # --- streams --------------------------------------------------------------------------------------
 
 
-async def begin(hub: Hub, key_id: str | None) -> Any:
-    stream = hub.stream(None, key_id)
+async def begin(live_updates: LiveUpdates, key_id: str | None) -> Any:
+    stream = live_updates.stream(None, key_id)
     await anext(stream)
     return stream
 
 
 def test_one_session_cannot_take_all_streams() -> None:
     async def scene() -> None:
-        hub = Hub(lambda tenant: {}, poll=3600)
-        streams = [await begin(hub, "eve") for _ in range(MAX_OF_ONE)]
-        assert (hub.is_full("eve"), hub.is_full("bob"), hub.is_full(None)) == (True, False, False)
-        streams += [await begin(hub, None) for _ in range(MAX_VIEWERS - MAX_OF_ONE)]
-        assert (hub.is_full("bob"), hub.is_full(None)) == (True, True)
-        hub.close()
+        live_updates = LiveUpdates(lambda tenant: {}, poll=3600)
+        streams = [await begin(live_updates, "eve") for _ in range(MAX_OF_ONE)]
+        assert (
+            live_updates.is_full("eve"),
+            live_updates.is_full("bob"),
+            live_updates.is_full(None),
+        ) == (True, False, False)
+        streams += [await begin(live_updates, None) for _ in range(MAX_VIEWERS - MAX_OF_ONE)]
+        assert (live_updates.is_full("bob"), live_updates.is_full(None)) == (True, True)
+        live_updates.close()
         for stream in streams:
             await stream.aclose()
 
@@ -321,15 +325,15 @@ def test_the_stream_of_a_key_that_was_revoked_ends_before_its_time(store: Access
     assert session is not None
 
     async def scene() -> None:
-        hub = Hub(lambda tenant: {}, holding=store.holding, poll=0.01, check=0.0)
-        staying = await begin(hub, kept.info.key_id)
-        ending = [await begin(hub, each.info.key_id) for each in (gone, session)]
+        live_updates = LiveUpdates(lambda tenant: {}, holding=store.holding, poll=0.01, check=0.0)
+        staying = await begin(live_updates, kept.info.key_id)
+        ending = [await begin(live_updates, each.info.key_id) for each in (gone, session)]
         store.revoke(gone.info.key_id)
         for stream in ending:
             async for _ in stream:  # until its end
                 pass
-        assert hub.viewers == 1
-        hub.close()
+        assert live_updates.viewers == 1
+        live_updates.close()
         await staying.aclose()
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
@@ -463,11 +467,11 @@ def test_a_session_cookie_opens_nothing_for_other_sites(web: Web) -> None:
 
 
 def test_what_fails_leaves_nothing_in_a_memo() -> None:
-    memo = Memo(60.0)
+    cache = Cache(60.0)
     for number in range(100):
         with pytest.raises(ZeroDivisionError):
-            memo.get(number, lambda: 1 // 0)
-    assert memo._making == {}
+            cache.get(number, lambda: 1 // 0)
+    assert cache._making == {}
 
 
 # --- terminals ------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ from support import is_closed_after, make_task
 
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app
-from fairqueue.web.server import Limits
+from fairqueue.web.server import ClientLimits
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 DEADLINE_S = 60  # for what has to happen
-SHORT = Limits(head=0.3, body=0.3, idle=0.3, write=0.3)
+SHORT = ClientLimits(head=0.3, body=0.3, idle=0.3, write=0.3)
 # For all that must not be over meanwhile.
-LONG = Limits(head=600, body=600, idle=600, write=600)
+LONG = ClientLimits(head=600, body=600, idle=600, write=600)
 
 
 async def _echo(request: Request) -> Response:
@@ -76,13 +76,13 @@ LONG_POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
 @pytest.mark.parametrize(
     ("limits", "sent"),
     [
-        (Limits(head=0.3), b""),
-        (Limits(head=0.3), b"GET / HTTP/1.1\r\nHost: x\r\n"),
-        (Limits(body=0.3), POST + b"12345"),
-        (Limits(body=0.3), POST),
+        (ClientLimits(head=0.3), b""),
+        (ClientLimits(head=0.3), b"GET / HTTP/1.1\r\nHost: x\r\n"),
+        (ClientLimits(body=0.3), POST + b"12345"),
+        (ClientLimits(body=0.3), POST),
     ],
 )
-def test_a_request_that_is_half_sent_is_dropped(limits: Limits, sent: bytes) -> None:
+def test_a_request_that_is_half_sent_is_dropped(limits: ClientLimits, sent: bytes) -> None:
     with WebServer(APP, limits=limits) as server, connected(server) as sock:
         sock.sendall(sent)
         assert rest_of(sock) == b""
@@ -91,7 +91,7 @@ def test_a_request_that_is_half_sent_is_dropped(limits: Limits, sent: bytes) -> 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nX-Slow: ", LONG_POST])
 def test_a_byte_now_and_then_buys_no_time(start: bytes) -> None:
     """However slowly it goes on: the time is that of the whole head, or body."""
-    limits = Limits(head=0.5, body=0.5, least_rate=1_000_000)
+    limits = ClientLimits(head=0.5, body=0.5, least_rate=1_000_000)
     with WebServer(APP, limits=limits) as server, connected(server) as sock:
         sock.sendall(start)
         sock.settimeout(0.05)
@@ -99,7 +99,7 @@ def test_a_byte_now_and_then_buys_no_time(start: bytes) -> None:
 
 
 def test_a_connection_that_nobody_uses_is_dropped_and_a_used_one_is_kept() -> None:
-    with WebServer(APP, limits=Limits(idle=0.3)) as server, connected(server) as sock:
+    with WebServer(APP, limits=ClientLimits(idle=0.3)) as server, connected(server) as sock:
         for _ in range(3):
             sock.sendall(GET)
             assert answer_of(sock).endswith(b"0 bytes")
@@ -107,7 +107,7 @@ def test_a_connection_that_nobody_uses_is_dropped_and_a_used_one_is_kept() -> No
 
 
 def test_the_second_request_of_a_connection_may_not_be_half_sent_either() -> None:
-    limits = Limits(head=0.3, idle=600)
+    limits = ClientLimits(head=0.3, idle=600)
     with WebServer(APP, limits=limits) as server, connected(server) as sock:
         sock.sendall(GET)
         answer_of(sock)
@@ -116,7 +116,7 @@ def test_the_second_request_of_a_connection_may_not_be_half_sent_either() -> Non
 
 
 def test_an_answer_that_nobody_reads_is_not_kept_for_ever() -> None:
-    with WebServer(APP, limits=Limits(write=0.3)) as server, connected(server) as sock:
+    with WebServer(APP, limits=ClientLimits(write=0.3)) as server, connected(server) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         assert sock.recv(12) == b"HTTP/1.1 200"
         connections = server._server.server_state.connections
@@ -136,7 +136,7 @@ def test_a_request_in_pieces_that_comes_in_time_is_answered() -> None:
 
 def test_a_body_has_more_time_the_more_of_it_has_come() -> None:
     """A megabyte at the least rate takes longer than the time of a body that does not come."""
-    limits = Limits(body=0.2, least_rate=1000)
+    limits = ClientLimits(body=0.2, least_rate=1000)
     size = 1_000_000
     with WebServer(APP, limits=limits) as server, connected(server) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
@@ -160,7 +160,7 @@ def test_an_open_stream_outlasts_the_times_of_requests(web: Web, queue: TaskQueu
 
 
 def test_more_connections_than_it_can_have_are_closed_at_once() -> None:
-    limits = Limits(connections=3, head=600)
+    limits = ClientLimits(connections=3, head=600)
     with WebServer(APP, limits=limits) as server, ExitStack() as stack:
         for _ in range(3):
             sock = stack.enter_context(connected(server))
@@ -192,7 +192,7 @@ from fairqueue.web import create_app
 
 queue = TaskQueue.from_url(sys.argv[1])
 inner = create_app(queue, auth=False)
-inner.state.site.hub._stream_s = 3600.0  # it does not end by itself meanwhile
+inner.state.fairqueue.live_updates._stream_s = 3600.0  # it does not end by itself meanwhile
 app = Starlette(routes=[Mount("/ops", inner)])
 config = uvicorn.Config(app, port=0, log_level="info")
 config.load()

@@ -4,18 +4,18 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Mount, Route
 
+from fairqueue.web.api.endpoint import PREFIX
+from fairqueue.web.api.endpoints import ENDPOINTS
 from fairqueue.web.api.openapi import describe
-from fairqueue.web.api.operations import PREFIX
-from fairqueue.web.api.serving import Service
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.service import Service
 
 # Paths that need no credential.
-PUBLIC = frozenset(PREFIX + operation.path for operation in OPERATIONS if operation.role is None)
+PUBLIC = frozenset(PREFIX + endpoint.path for endpoint in ENDPOINTS if endpoint.role is None)
 
 
 def api_routes() -> list[BaseRoute]:
     """What answers under /api/v1: one route, as the paths of the API are matched undecoded."""
-    return [Route("/{rest:path}", Service(OPERATIONS), name="rest")]
+    return [Route("/{rest:path}", Service(ENDPOINTS), name="rest")]
 
 
 def routes() -> list[BaseRoute]:
@@ -25,7 +25,7 @@ def routes() -> list[BaseRoute]:
 
 def openapi_document(root_path: str = "") -> dict[str, Any]:
     """The API as an OpenAPI 3.1 document; `root_path` is where the app is mounted."""
-    return describe(OPERATIONS, root_path)
+    return describe(ENDPOINTS, root_path)
 
 
 __all__ = ["PUBLIC", "api_routes", "openapi_document", "routes"]

@@ -9,8 +9,8 @@ at most, and no run beside an unfinished one.
 from typing import Any
 
 from fairqueue.errors import shown
+from fairqueue.web.api.errors import Refused, refuse
 from fairqueue.web.api.models import JobChanges, JobCopy, JobReplacement, NewJob
-from fairqueue.web.api.refusals import Refused, refuse
 
 # Their names, and ours.
 NAMES: dict[str, str] = {

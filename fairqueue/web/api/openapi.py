@@ -1,4 +1,4 @@
-"""Describe the operations as an OpenAPI 3.1 document."""
+"""Describe the endpoints as an OpenAPI 3.1 document."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fairqueue.web.api.aliases import SCHEMAS, TAKEN
-from fairqueue.web.api.operations import PREFIX, Nothing, Operation
+from fairqueue.web.api.endpoint import PREFIX, Endpoint, Nothing
 
 REF = "#/components/schemas/{name}"
 JSON, PROBLEM = "application/json", "application/problem+json"
@@ -51,17 +51,17 @@ class ProblemDocument(msgspec.Struct, kw_only=True, rename={"kind": "type"}):
     field: str | None = None
 
 
-def describe(operations: Sequence[Operation], root: str) -> dict[str, Any]:
+def describe(endpoints: Sequence[Endpoint], root: str) -> dict[str, Any]:
     """The document; `root` is the path under which the app is mounted, often empty."""
     models: list[Any] = [ProblemDocument]
-    for each in operations:
+    for each in endpoints:
         models += [model for model in (each.query, each.body, each.answer) if _is_model(model)]
     models = list(dict.fromkeys(models))
     _, schemas = msgspec.json.schema_components(models, ref_template=REF)
     for model in TAKEN:
         _add_aliases(schemas.get(model.__name__))
     paths: dict[str, dict[str, Any]] = {}
-    for each in operations:
+    for each in endpoints:
         paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _operation(each, schemas)
     used = _used(paths)
     return {
@@ -69,7 +69,7 @@ def describe(operations: Sequence[Operation], root: str) -> dict[str, Any]:
         "info": {"title": "FairQueue", "version": _version(), "description": DESCRIPTION},
         "servers": [{"url": root or "/"}],
         "security": [{"bearer": []}, {"key": []}],
-        "tags": [{"name": name} for name in dict.fromkeys(each.group for each in operations)],
+        "tags": [{"name": name} for name in dict.fromkeys(each.group for each in endpoints)],
         "paths": paths,
         "components": {
             "schemas": {name: schemas[name] for name in sorted(_closure(used, schemas))},
@@ -103,39 +103,39 @@ def _version() -> str:
         return "0"
 
 
-def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "operationId": operation.name,
-        "summary": operation.summary,
-        "tags": [operation.group],
-        "responses": {str(each): _response(operation, each) for each in operation.statuses},
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "tags": [endpoint.group],
+        "responses": {str(each): _response(endpoint, each) for each in endpoint.statuses},
     }
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in operation.parameters
+        for name in endpoint.parameters
     ]
-    parameters += _query(operation, schemas)
-    parameters += [_IDEMPOTENCY] if operation.is_write else []
-    parameters += [_IF_MATCH] if operation.heeds_match else []
-    parameters += [_IF_NONE_MATCH] if operation.has_etag and operation.method == "GET" else []
+    parameters += _query(endpoint, schemas)
+    parameters += [_IDEMPOTENCY] if endpoint.is_write else []
+    parameters += [_IF_MATCH] if endpoint.heeds_match else []
+    parameters += [_IF_NONE_MATCH] if endpoint.has_etag and endpoint.method == "GET" else []
     if parameters:
         described["parameters"] = parameters
-    if operation.has_body:
+    if endpoint.has_body:
         described["requestBody"] = {
-            "required": operation.needs_body,
-            "content": {JSON: {"schema": _ref(operation.body)}},
+            "required": endpoint.needs_body,
+            "content": {JSON: {"schema": _ref(endpoint.body)}},
         }
-    if operation.role is None:
+    if endpoint.role is None:
         described["security"] = []
     else:
-        described["description"] = f"Takes the role {operation.role}."
-        described["x-role"] = operation.role
-        described["x-tenants"] = operation.tenants
+        described["description"] = f"Takes the role {endpoint.role}."
+        described["x-role"] = endpoint.role
+        described["x-tenants"] = endpoint.tenants
     return described
 
 
-def _query(operation: Operation, schemas: dict[str, Any]) -> list[dict[str, Any]]:
-    model = schemas[operation.query.__name__] if operation.query is not Nothing else {}
+def _query(endpoint: Endpoint, schemas: dict[str, Any]) -> list[dict[str, Any]]:
+    model = schemas[endpoint.query.__name__] if endpoint.query is not Nothing else {}
     return [
         {
             "name": name,
@@ -159,22 +159,22 @@ def _ref(model: Any) -> dict[str, Any]:
     return {"$ref": REF.format(name=model.__name__)} if _is_model(model) else {"type": "object"}
 
 
-def _response(operation: Operation, status: int) -> dict[str, Any]:
+def _response(endpoint: Endpoint, status: int) -> dict[str, Any]:
     described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
-    if status in (operation.status, *operation.other_statuses) and operation.answer is not None:
-        described["content"] = {JSON: {"schema": _ref(operation.answer)}}
+    if status in (endpoint.status, *endpoint.other_statuses) and endpoint.answer is not None:
+        described["content"] = {JSON: {"schema": _ref(endpoint.answer)}}
     elif status >= 400:
         described["content"] = {PROBLEM: {"schema": _ref(ProblemDocument)}}
-    headers = _response_headers(operation, status)
+    headers = _response_headers(endpoint, status)
     if headers:
         described["headers"] = {name: {"schema": {"type": "string"}} for name in headers}
     return described
 
 
-def _response_headers(operation: Operation, status: int) -> list[str]:
-    if status in (429, 503) and operation.role is not None:
+def _response_headers(endpoint: Endpoint, status: int) -> list[str]:
+    if status in (429, 503) and endpoint.role is not None:
         return ["Retry-After"]
-    if status == 304 or (status == operation.status and operation.has_etag):
+    if status == 304 or (status == endpoint.status and endpoint.has_etag):
         return ["ETag"]
     return []
 

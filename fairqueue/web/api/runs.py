@@ -5,24 +5,24 @@ from typing import Any
 from fairqueue.errors import UnknownTask
 from fairqueue.inspection.documents import document
 from fairqueue.web.api import models as m
+from fairqueue.web.api.endpoint import ApiRequest, Nothing, Reply
+from fairqueue.web.api.errors import Refused, conflict
 from fairqueue.web.api.jobs import started
-from fairqueue.web.api.operations import Call, Nothing, Reply
-from fairqueue.web.api.refusals import Refused, conflict
 
 
-def list_runs(call: Call[m.RunQuery, Nothing]) -> Reply:
+def list_runs(call: ApiRequest[m.RunQuery, Nothing]) -> Reply:
     """List runs that match."""
     query = m.given(call.query)
     status = query.pop("status") or None
     return Reply(content=document(call.inspector.runs.list(status, **query)))
 
 
-def get_run(call: Call[Nothing, Nothing]) -> Reply:
+def get_run(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Read a run with its attempts and their logs."""
     return Reply(content=document(call.inspector.runs.get(call.path["task_id"])))
 
 
-def retry_run(call: Call[Nothing, m.Trigger]) -> Reply:
+def retry_run(call: ApiRequest[Nothing, m.Trigger]) -> Reply:
     """Run a failed run again."""
     task_id, payload = call.path["task_id"], call.body.payload
     runs = call.inspector.runs
@@ -30,7 +30,7 @@ def retry_run(call: Call[Nothing, m.Trigger]) -> Reply:
     return started(call, new_id)
 
 
-def cancel_run(call: Call[Nothing, Nothing]) -> Reply:
+def cancel_run(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Cancel a run."""
     return _cancel(call.path["task_id"], call.inspector.runs.cancel(call.path["task_id"]))
 
@@ -41,7 +41,7 @@ def _cancel(task_id: str, is_cancelled: bool) -> Reply:
     return Reply(content={"cancelled": True})
 
 
-def prune_runs(call: Call[Nothing, m.Prune]) -> Reply:
+def prune_runs(call: ApiRequest[Nothing, m.Prune]) -> Reply:
     """Forget runs that ended long ago."""
     count = call.inspector.system.prune(call.body.older_than, dry_run=call.body.dry_run)
     return _counted(call.body.dry_run, count)
@@ -54,22 +54,22 @@ def _counted(dry_run: bool, count: int) -> Reply:
 # --- failed ---------------------------------------------------------------------------------------
 
 
-def list_failed(call: Call[m.FailedQuery, Nothing]) -> Reply:
+def list_failed(call: ApiRequest[m.FailedQuery, Nothing]) -> Reply:
     """List failed runs that match."""
     return Reply(content=document(call.inspector.failed.list(**m.given(call.query))))
 
 
-def list_failure_groups(call: Call[m.PageQuery, Nothing]) -> Reply:
+def list_failure_groups(call: ApiRequest[m.PageQuery, Nothing]) -> Reply:
     """List failed runs by cause."""
     return Reply(content=document(call.inspector.failed.groups(**m.given(call.query))))
 
 
-def retry_failed(call: Call[Nothing, Nothing]) -> Reply:
+def retry_failed(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Run a failed run again."""
     return started(call, call.inspector.failed.retry(call.path["task_id"]))
 
 
-def discard_failed(call: Call[Nothing, Nothing]) -> Reply:
+def discard_failed(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Forget a failed run."""
     task_id = call.path["task_id"]
     if not call.inspector.failed.discard(task_id):
@@ -77,12 +77,12 @@ def discard_failed(call: Call[Nothing, Nothing]) -> Reply:
     return Reply()
 
 
-def retry_all_failed(call: Call[Nothing, m.FailedMany]) -> Reply:
+def retry_all_failed(call: ApiRequest[Nothing, m.FailedMany]) -> Reply:
     """Run all failed runs that match again."""
     return Reply(content=document(call.inspector.failed.retry_many(**m.given(call.body))))
 
 
-def discard_all_failed(call: Call[Nothing, m.FailedMany]) -> Reply:
+def discard_all_failed(call: ApiRequest[Nothing, m.FailedMany]) -> Reply:
     """Forget all failed runs that match."""
     return Reply(content=document(call.inspector.failed.discard_many(**m.given(call.body))))
 
@@ -90,22 +90,22 @@ def discard_all_failed(call: Call[Nothing, m.FailedMany]) -> Reply:
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-def list_tasks(call: Call[m.TaskQuery, Nothing]) -> Reply:
+def list_tasks(call: ApiRequest[m.TaskQuery, Nothing]) -> Reply:
     """List tasks that wait."""
     return Reply(content=document(call.inspector.tasks.list(**m.given(call.query))))
 
 
-def push_task(call: Call[Nothing, m.NewTask]) -> Reply:
+def push_task(call: ApiRequest[Nothing, m.NewTask]) -> Reply:
     """Push a task."""
     return started(call, call.inspector.tasks.push(**m.unusual(call.body)))
 
 
-def get_task(call: Call[Nothing, Nothing]) -> Reply:
+def get_task(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Read a task as a run."""
     return Reply(content=document(call.inspector.tasks.get(call.path["task_id"])))
 
 
-def explain_task(call: Call[Nothing, Nothing]) -> Reply:
+def explain_task(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Say why a task waits."""
     task_id = call.path["task_id"]
     explanation = call.inspector.tasks.explain(task_id)
@@ -114,12 +114,12 @@ def explain_task(call: Call[Nothing, Nothing]) -> Reply:
     return Reply(content=document(explanation))
 
 
-def cancel_task(call: Call[Nothing, Nothing]) -> Reply:
+def cancel_task(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Cancel a task."""
     return _cancel(call.path["task_id"], call.inspector.tasks.cancel(call.path["task_id"]))
 
 
-def reschedule_task(call: Call[Nothing, m.NewTime]) -> Reply:
+def reschedule_task(call: ApiRequest[Nothing, m.NewTime]) -> Reply:
     """Move the time of a task."""
     task_id = call.path["task_id"]
     times: dict[str, Any] = m.given(call.body)

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from fairqueue.access.credentials import id_of
 from fairqueue.logs import log_event
+from fairqueue.web.app_state import answer, app_state, link
 from fairqueue.web.auth import (
     LOOPBACK,
     SESSION_S,
@@ -19,7 +20,6 @@ from fairqueue.web.auth import (
 )
 from fairqueue.web.dashboard.shell import form_of, local_path, page
 from fairqueue.web.problems import too_many
-from fairqueue.web.site import answer, link, site_of
 
 logger = logging.getLogger("fairqueue.web")
 
@@ -55,11 +55,11 @@ async def login(request: Request) -> Response:
     form = await form_of(request, max_files=0, max_fields=10)
     secret = str(form.get("secret") or "").strip()
     where = local_path(request, str(form.get("next") or ""))
-    access = site_of(request).access
+    access = app_state(request).access
     session = None
     key_id, address = id_of(secret), request.client.host if request.client else ""
     if key_id is not None:
-        wait = site_of(request).logins.wait(address)
+        wait = app_state(request).logins.wait(address)
         if wait > 0:
             return await run_in_threadpool(answer, request, too_many(wait, "from this address"))
         session = await run_in_threadpool(access.redeem, secret, seconds=SESSION_S)
@@ -88,11 +88,11 @@ def _refused(request: Request, where: str) -> Response:
 
 async def logout(request: Request) -> Response:
     """End the session, here and in Redis, and the streams of its pages."""
-    site = site_of(request)
+    state = app_state(request)
     secret = getattr(request.state, "secret", None)
     if secret is not None:
-        await run_in_threadpool(site.access.end, secret)
-        site.hub.end(actor_of(request).key_id)
+        await run_in_threadpool(state.access.end, secret)
+        state.live_updates.end(actor_of(request).key_id)
     response = RedirectResponse(link(request, "login"), 303)
     clear_session(request, response)
     return response

@@ -23,11 +23,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from fairqueue.access.credentials import Actor
 from fairqueue.clock import from_ms
 from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput
+from fairqueue.web.app_state import SAFE_METHODS, app_state, link, path_of, root_of
 from fairqueue.web.auth import SESSION_COOKIE, is_secure
 from fairqueue.web.dashboard.filters import FILTERS
 from fairqueue.web.dashboard.icons import icon
-from fairqueue.web.problems import Problem, problem_of
-from fairqueue.web.site import SAFE_METHODS, link, path_of, root_of, site_of
+from fairqueue.web.problems import ProblemDetails, problem_of
 
 FOLDER = Path(__file__).parent
 ASSETS = FOLDER / "assets"  # ours
@@ -157,7 +157,7 @@ def partial(request: Request, template: str, *, status: int = 200, **context: An
 def _render(
     request: Request, template: str, status: int, actor: Actor | None, context: dict[str, Any]
 ) -> HTMLResponse:
-    site = site_of(request)
+    state = app_state(request)
     text = (
         environment()
         .get_template(template)
@@ -165,10 +165,10 @@ def _render(
             {
                 "request": request,
                 "actor": actor,
-                "read_only": site.read_only,
-                "has_login": site.auth,
+                "read_only": state.read_only,
+                "has_login": state.auth,
                 "navigation": navigation(request, actor),
-                "queue_name": site.inspector.queue.name,
+                "queue_name": state.inspector.queue.name,
                 "toast": _read_toast(request),
                 **context,
             }
@@ -181,7 +181,7 @@ def _render(
 def _now(request: Request) -> datetime:
     """The time of the queue, which is what moments on a page are compared with."""
     try:
-        return from_ms(site_of(request).inspector.queue.link.now_ms())
+        return from_ms(app_state(request).inspector.queue.link.now_ms())
     except FairQueueError:
         return datetime.now(UTC)
 
@@ -383,7 +383,7 @@ def _read_toast(request: Request) -> dict[str, str] | None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def error_page(request: Request, problem: Problem) -> Response:
+def error_page(request: Request, problem: ProblemDetails) -> Response:
     """What a person sees when it went wrong: the login, a toast, or a page that says so."""
     if problem.status == 401:
         return _to_login(request, problem)
@@ -400,7 +400,7 @@ def error_page(request: Request, problem: Problem) -> Response:
     return response
 
 
-def _to_login(request: Request, problem: Problem) -> Response:
+def _to_login(request: Request, problem: ProblemDetails) -> Response:
     if is_htmx(request):
         # The page stays, with what was typed into it, and asks for a key itself.
         headers = {"HX-Trigger": json.dumps({"fq:session": {}}), "HX-Reswap": "none"}

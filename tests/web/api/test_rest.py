@@ -1,4 +1,4 @@
-"""The REST API: what each operation does, and what it says when it cannot."""
+"""The REST API: what each endpoint does, and what it says when it cannot."""
 
 import re
 import shlex
@@ -19,18 +19,18 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import create_app
 from fairqueue.web.api import openapi_document
-from fairqueue.web.api.operations import (
+from fairqueue.web.api.endpoint import (
     LISTING,
     OBJECT,
     OPEN,
     PREFIX,
     SHARED,
-    Call,
-    Operation,
+    ApiRequest,
+    Endpoint,
     Reply,
 )
-from fairqueue.web.api.serving import MAX_BODY_BYTES, Routes, Service
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.endpoints import ENDPOINTS
+from fairqueue.web.api.service import MAX_BODY_BYTES, Routes, Service
 
 JOB = "/scheduler/jobs/acme-daily"
 NIGHTLY = {"user_id": "bo", "cron_expr": "0 3 * * *", "schedule_id": "nightly"}
@@ -69,19 +69,19 @@ def admin(world: World) -> Client:
 
 
 def test_the_specified_endpoints_are_all_there() -> None:
-    known = {f"{each.method} {re.sub(r'{[a-z_]+}', '{id}', each.path)}" for each in OPERATIONS}
+    known = {f"{each.method} {re.sub(r'{[a-z_]+}', '{id}', each.path)}" for each in ENDPOINTS}
     wanted = SPECIFIED.split("\n")[1:-1]
     assert len(wanted) == 15
     assert set(wanted) <= known
 
 
 def test_names_and_paths_of_operations_are_unique() -> None:
-    assert len({each.name for each in OPERATIONS}) == len(OPERATIONS)
-    assert len({(each.method, each.path) for each in OPERATIONS}) == len(OPERATIONS)
+    assert len({each.name for each in ENDPOINTS}) == len(ENDPOINTS)
+    assert len({(each.method, each.path) for each in ENDPOINTS}) == len(ENDPOINTS)
 
 
 def test_a_fixed_name_wins_over_an_id_and_only_for_its_method() -> None:
-    routes = Routes(OPERATIONS)
+    routes = Routes(ENDPOINTS)
     assert routes.find("GET", ["scheduler", "jobs", "export"])[0].name == "export_jobs"
     assert routes.find("GET", ["scheduler", "jobs", "bulk"])[0].name == "get_job"
     assert routes.find("POST", ["scheduler", "jobs", "bulk"])[0].name == "change_jobs"
@@ -95,7 +95,7 @@ def test_the_guide_lists_every_operation_as_it_is() -> None:
     rows = re.findall(r"^\| ([A-Z]+) \| `([^`]+)` \| (\w+) \| (\w+) \| (.+) \|$", GUIDE, re.M)
     assert rows == [
         (each.method, each.path, each.role or "nobody", TENANT[each.tenants], each.summary)
-        for each in OPERATIONS
+        for each in ENDPOINTS
     ]
 
 
@@ -829,20 +829,20 @@ def test_without_redis_requests_are_to_be_repeated_and_the_process_is_well(
         assert client.send("GET", "/ready").status_code == 503
 
 
-def probe(handler: Callable[[Call[Any, Any]], Reply], queue: TaskQueue) -> Client:
-    """A client of an app that has one operation of the test's own, GET /nowhere."""
-    operation = Operation(
+def probe(handler: Callable[[ApiRequest[Any, Any]], Reply], queue: TaskQueue) -> Client:
+    """A client of an app that has one endpoint of the test's own, GET /nowhere."""
+    endpoint = Endpoint(
         method="GET", path="/nowhere", handler=handler, role="viewer", tenants=OPEN, answer=None
     )
     app = make_app(queue)
-    app.router.routes[:] = [Mount(PREFIX, routes=[Route("/{rest:path}", Service([operation]))])]
+    app.router.routes[:] = [Mount(PREFIX, routes=[Route("/{rest:path}", Service([endpoint]))])]
     return Client(app, AccessStore(queue.link).create_key("ann", "admin", by="test").secret)
 
 
 def test_a_mistake_of_ours_is_logged_and_not_told(
     queue: TaskQueue, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def crash(call: Call[Any, Any]) -> Reply:
+    def crash(call: ApiRequest[Any, Any]) -> Reply:
         raise KeyError("hunter2")
 
     problem = probe(crash, queue).send_own("GET", "/nowhere").json()
@@ -858,7 +858,7 @@ def test_library_calls_do_not_run_on_the_event_loop(
 ) -> None:
     ran: list[threading.Thread] = []
 
-    def handler(call: Call[Any, Any]) -> Reply:
+    def handler(call: ApiRequest[Any, Any]) -> Reply:
         ran.append(threading.current_thread())
         return Reply()
 

@@ -1,4 +1,4 @@
-"""Every operation, with every role and every tenant: what is allowed, and that the rest is not."""
+"""Every endpoint, with every role and every tenant: what is allowed, and that the rest is not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from rest import ROLES, TENANTS, World, days_ago, make_world
 from fairqueue.access.audit import AuditLog
 from fairqueue.clock import ManualClock
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.web.api.operations import LISTING, OBJECT, SHARED, Operation
-from fairqueue.web.api.table import OPERATIONS
+from fairqueue.web.api.endpoint import LISTING, OBJECT, SHARED, Endpoint
+from fairqueue.web.api.endpoints import ENDPOINTS
 
 JOB = "/scheduler/jobs/acme-daily"
 DEFINITION = {"user_id": "acme-ann", "cron_expr": "0 10 * * *"}
@@ -107,26 +107,26 @@ EXAMPLES: dict[str, Example] = {
     "list_limits": path("/limits"),
     "set_limits": path("/limits/acme-mail", {"slots": 3}),
 }
-PROTECTED = [operation for operation in OPERATIONS if operation.role is not None]
+PROTECTED = [endpoint for endpoint in ENDPOINTS if endpoint.role is not None]
 # Writes that change nothing of the queue: they compute.
 NO_CHANGE = ("preview_body",)
 # What a resume of a user who is not paused, and a job that is active, leaves as it was.
 NO_TRACE = ("resume_job", "resume_user", "create_key", "revoke_key", *NO_CHANGE)
 
 
-def expected(operation: Operation, role: str | None, tenant: str | None) -> set[int]:
+def expected(endpoint: Endpoint, role: str | None, tenant: str | None) -> set[int]:
     """The status that the table promises; either refusal where both are due."""
-    assert operation.role is not None
+    assert endpoint.role is not None
     if role is None:
         return {401}
     refusals = set()
-    if ROLES.index(role) < ROLES.index(operation.role):
+    if ROLES.index(role) < ROLES.index(endpoint.role):
         refusals.add(403)
-    if tenant is not None and operation.tenants == SHARED:
+    if tenant is not None and endpoint.tenants == SHARED:
         refusals.add(403)
-    if tenant == "globex" and operation.tenants == OBJECT:
+    if tenant == "globex" and endpoint.tenants == OBJECT:
         refusals.add(404)
-    return refusals or {operation.status}
+    return refusals or {endpoint.status}
 
 
 def cases() -> list[tuple[str | None, str | None]]:
@@ -134,36 +134,36 @@ def cases() -> list[tuple[str | None, str | None]]:
 
 
 def test_every_operation_has_an_example() -> None:
-    assert {operation.name for operation in PROTECTED} == set(EXAMPLES)
+    assert {endpoint.name for endpoint in PROTECTED} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("operation", PROTECTED, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("endpoint", PROTECTED, ids=lambda endpoint: endpoint.name)
 def test_an_operation_is_for_its_role_and_for_its_tenant_only(
-    operation: Operation, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+    endpoint: Endpoint, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
 ) -> None:
     world = make_world(queue, clock, redis_client)
     for role, tenant in cases():
         before = world.state()
-        where, body = EXAMPLES[operation.name](world)
+        where, body = EXAMPLES[endpoint.name](world)
         request = {} if body is None else {"json": body}
-        response = world.client(role, tenant).send(operation.method, where, **request)
-        wanted = expected(operation, role, tenant)
+        response = world.client(role, tenant).send(endpoint.method, where, **request)
+        wanted = expected(endpoint, role, tenant)
         assert response.status_code in wanted, (role, tenant, response.text)
-        is_others = tenant == "globex" and operation.tenants in (OBJECT, LISTING)
-        if not response.is_success or is_others or not operation.is_write:
+        is_others = tenant == "globex" and endpoint.tenants in (OBJECT, LISTING)
+        if not response.is_success or is_others or not endpoint.is_write:
             assert world.state() == before, (role, tenant)
         if is_others and response.is_success:
             assert "acme" not in response.text, (role, response.text)
-        elif response.is_success and operation.is_write:
-            assert operation.name in NO_TRACE or world.state() != before, (role, tenant)
-            check_audit(operation, world, f"{role} of {tenant}")
+        elif response.is_success and endpoint.is_write:
+            assert endpoint.name in NO_TRACE or world.state() != before, (role, tenant)
+            check_audit(endpoint, world, f"{role} of {tenant}")
             redis_client.flushdb()
             world = make_world(queue, clock, redis_client)
 
 
-def check_audit(operation: Operation, world: World, actor: str) -> None:
+def check_audit(endpoint: Endpoint, world: World, actor: str) -> None:
     """The change that was just made is the newest entry of the audit log."""
-    if operation.name in NO_CHANGE:
+    if endpoint.name in NO_CHANGE:
         return
     entry = AuditLog(world.queue.link).entries(limit=1)[0]
     assert (entry.actor, entry.via, entry.outcome) == (actor, "rest", "done")
@@ -212,36 +212,36 @@ IDS = {
 }
 
 
-def asked(operation: Operation, world: World, id_: str) -> tuple[int, str]:
+def asked(endpoint: Endpoint, world: World, id_: str) -> tuple[int, str]:
     """How an admin of globex is answered who names this id; the id itself is not compared."""
-    if operation.name in NAMED:
-        where, body = NAMED[operation.name][1](id_)
+    if endpoint.name in NAMED:
+        where, body = NAMED[endpoint.name][1](id_)
     else:
-        where, body = EXAMPLES[operation.name](world)
+        where, body = EXAMPLES[endpoint.name](world)
         for known in (each for ids in IDS.values() for each in ids):
             where = where.replace(f"/{known}", f"/{id_}")
     request = {} if body is None else {"json": body}
-    response = world.client("admin", "globex").send(operation.method, where, **request)
-    if response.is_success and operation.status == 201:
+    response = world.client("admin", "globex").send(endpoint.method, where, **request)
+    if response.is_success and endpoint.status == 201:
         return response.status_code, ""  # a new object, whose times and marks are its own
     return response.status_code, response.text.replace(id_, "ID")
 
 
-NAMING = [operation for operation in PROTECTED if operation.name in NAMED or operation.parameters]
+NAMING = [endpoint for endpoint in PROTECTED if endpoint.name in NAMED or endpoint.parameters]
 
 
-@pytest.mark.parametrize("operation", NAMING, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("endpoint", NAMING, ids=lambda endpoint: endpoint.name)
 def test_a_tenant_learns_nothing_of_the_ids_of_others(
-    operation: Operation, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+    endpoint: Endpoint, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
 ) -> None:
     world = make_world(queue, clock, redis_client)
     own = {**GLOBEX, "schedule_id": "globex-own"}
     world.client("admin", "globex").ok("POST", "/scheduler/jobs", json=own)
-    kind = NAMED[operation.name][0] if operation.name in NAMED else operation.parameters[0]
-    nobodys = asked(operation, world, "made-up")
+    kind = NAMED[endpoint.name][0] if endpoint.name in NAMED else endpoint.parameters[0]
+    nobodys = asked(endpoint, world, "made-up")
     for id_ in IDS[kind]:
         before = acmes(world)
-        assert asked(operation, world, id_) == nobodys
+        assert asked(endpoint, world, id_) == nobodys
         assert acmes(world) == before
 
 

@@ -16,7 +16,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.inspection.schedules import Schedules
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api import openapi_document
-from fairqueue.web.api.operations import PREFIX
+from fairqueue.web.api.endpoint import PREFIX
 
 JOB = "/scheduler/jobs/acme-daily"
 ONCE = {"Idempotency-Key": "one"}

@@ -17,7 +17,7 @@ from rest import fail
 from support import check_consistency, fill, make_task
 
 from fairqueue.access.credentials import AccessStore
-from fairqueue.cli.frame import Session
+from fairqueue.cli.session import Session
 from fairqueue.clock import ManualClock
 from fairqueue.demo.seeder import seed
 from fairqueue.doctor import Doctor

@@ -23,8 +23,8 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
 from fairqueue.queue.workers import LostRun, WorkerStore
 from fairqueue.web.dashboard.pages import failed as failed_page
-from fairqueue.web.dashboard.pages.parts import segment
-from fairqueue.web.dashboard.pages.run_parts import first_line, short
+from fairqueue.web.dashboard.pages.helpers import segment
+from fairqueue.web.dashboard.pages.run_helpers import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)

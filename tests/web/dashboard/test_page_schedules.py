@@ -22,7 +22,7 @@ from fairqueue.inspection import Actor, Inspector
 from fairqueue.link.connection import Link
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
-from fairqueue.web.dashboard.pages.parts import (
+from fairqueue.web.dashboard.pages.helpers import (
     command,
     local_text,
     read_local,

@@ -21,7 +21,7 @@ from fairqueue.inspection import Inspector
 from fairqueue.models import UserSettings
 from fairqueue.stats.users import UserInfo
 from fairqueue.web.dashboard.filters import dotted
-from fairqueue.web.dashboard.pages.user_parts import evenness, hint, scale_of
+from fairqueue.web.dashboard.pages.user_helpers import evenness, hint, scale_of
 from fairqueue.web.dashboard.pages.users import tones_of
 
 ODD = [

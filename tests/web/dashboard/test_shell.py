@@ -33,13 +33,13 @@ from fairqueue.errors import (
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import WebServer, create_app, serve
+from fairqueue.web.app_state import link
 from fairqueue.web.auth import SESSION_COOKIE, SESSION_S, actor_of, inspector_of
 from fairqueue.web.dashboard import filters, shell
 from fairqueue.web.dashboard.icons import SHAPES, icon
 from fairqueue.web.dashboard.login import MAX_SECRET
 from fairqueue.web.dashboard.shell import Done, Form, action, form_of
 from fairqueue.web.problems import problem_of
-from fairqueue.web.site import link
 
 HTML = {"Accept": "text/html"}
 HTMX = {"Accept": "text/html", "HX-Request": "true"}
@@ -169,7 +169,7 @@ def test_a_session_that_is_over_is_told_at_the_login(web: Web) -> None:
     site = web(auth=True)
     site.http.post("/login", data={"secret": site.key()})
     cookie = site.http.cookies[SESSION_COOKIE]
-    site.app.state.site.access.end(cookie)
+    site.app.state.fairqueue.access.end(cookie)
     sent = {**HTML, "Sec-Fetch-Site": "same-origin", "Referer": f"{site.url}/runs"}
     looked = site.http.get("/runs", headers=sent).headers["location"]
     assert looked == "/login?next=/runs&why=expired"
@@ -605,7 +605,7 @@ def test_health_is_told_without_redis_and_readiness_is_not(
 def test_asking_for_readiness_again_and_again_is_not_felt_by_redis(web: Web) -> None:
     site = web()
     asked: list[int] = []
-    system = site.app.state.site.inspector.system
+    system = site.app.state.fairqueue.inspector.system
     ready = system.ready
 
     def count() -> list[str]:

@@ -10,8 +10,8 @@ from fairqueue.access.audit import AuditEntry
 from fairqueue.errors import InvalidInput
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.parts import command, json_text, now_of, options
-from fairqueue.web.dashboard.pages.run_parts import LABELS, WINDOWS, window_of
+from fairqueue.web.dashboard.pages.helpers import command, json_text, now_of, options
+from fairqueue.web.dashboard.pages.run_helpers import LABELS, WINDOWS, window_of
 from fairqueue.web.dashboard.shell import page
 from fairqueue.web.problems import problem_of
 

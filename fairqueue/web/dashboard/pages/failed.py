@@ -18,8 +18,8 @@ from fairqueue.inspection.documents import document
 from fairqueue.models import Page
 from fairqueue.schedules.bulk import BulkResult
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.parts import command, now_of, paths, posted, segment
-from fairqueue.web.dashboard.pages.run_parts import (
+from fairqueue.web.dashboard.pages.helpers import command, now_of, paths, posted, segment
+from fairqueue.web.dashboard.pages.run_helpers import (
     LABELS,
     TEXTS,
     filters_of,

@@ -6,10 +6,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, NoMatchFound, Route
 
 from fairqueue.inspection.views import Attention
+from fairqueue.web.app_state import app_state, link
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import series_document
 from fairqueue.web.dashboard.shell import page
-from fairqueue.web.site import link, site_of
 
 WINDOWS = ("15m", "1h", "24h")
 USUAL = "15m"  # in a longer one, the first minutes of a queue are a dot
@@ -44,7 +44,7 @@ def overview(request: Request) -> Response:
     inspector = inspector_of(request)
     tenant = actor_of(request).tenant
     # Open pages refresh themselves: fifty of them must not cost more than one.
-    view, attention, upcoming = site_of(request).memo.get(
+    view, attention, upcoming = app_state(request).cache.get(
         ("overview", tenant),
         lambda: (
             inspector.system.overview(),
@@ -71,7 +71,7 @@ def series(request: Request) -> Response:
     lines, unit = CHARTS[kind]
     window, system = _window(request), inspector_of(request).system
     key = ("series", window, actor_of(request).tenant)
-    found = site_of(request).memo.get(key, lambda: system.series(window))
+    found = app_state(request).cache.get(key, lambda: system.series(window))
     return series_document(found, lines, unit)
 
 

@@ -13,11 +13,11 @@ from fairqueue.errors import InvalidInput
 from fairqueue.history.records import RunDetails
 from fairqueue.history.runs import UNFINISHED
 from fairqueue.inspection.runs import FAILED, WAITING
+from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.pages.parts import command, json_text, options, paths, segment
-from fairqueue.web.dashboard.pages.run_parts import short, took, waited
+from fairqueue.web.dashboard.pages.helpers import command, json_text, options, paths, segment
+from fairqueue.web.dashboard.pages.run_helpers import short, took, waited
 from fairqueue.web.dashboard.shell import Done, Form, action, page
-from fairqueue.web.site import link
 
 RUN_TYPES = {
     "queued": "pushed to the queue",

@@ -11,9 +11,10 @@ from fairqueue.errors import InvalidInput
 from fairqueue.history.records import Run
 from fairqueue.history.runs import STATUSES, UNFINISHED
 from fairqueue.models import Page
+from fairqueue.web.app_state import link
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.parts import command, now_of, paths, segment
-from fairqueue.web.dashboard.pages.run_parts import (
+from fairqueue.web.dashboard.pages.helpers import command, now_of, paths, segment
+from fairqueue.web.dashboard.pages.run_helpers import (
     LABELS,
     filters_of,
     flags,
@@ -25,7 +26,6 @@ from fairqueue.web.dashboard.pages.run_parts import (
 )
 from fairqueue.web.dashboard.shell import page, partial
 from fairqueue.web.problems import problem_of
-from fairqueue.web.site import link
 
 PAGE = 25  # runs on one page
 

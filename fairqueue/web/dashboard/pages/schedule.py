@@ -15,8 +15,9 @@ from fairqueue.inspection.views import DayCount, ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.schedules.outcomes import Moment
 from fairqueue.validation import Priority
+from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.pages.parts import (
+from fairqueue.web.dashboard.pages.helpers import (
     command,
     json_text,
     local_text,
@@ -29,9 +30,8 @@ from fairqueue.web.dashboard.pages.parts import (
     utc_text,
     wall,
 )
-from fairqueue.web.dashboard.pages.run_parts import short
+from fairqueue.web.dashboard.pages.run_helpers import short
 from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
-from fairqueue.web.site import link
 
 NEXT = 5  # runs to come that are shown
 AHEAD = timedelta(days=3660)  # they are looked for within ten years

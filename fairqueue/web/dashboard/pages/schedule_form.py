@@ -29,8 +29,9 @@ from fairqueue.inspection.masking import MASK
 from fairqueue.inspection.views import Preview, ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.validation import Priority
+from fairqueue.web.app_state import app_state, link
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.parts import (
+from fairqueue.web.dashboard.pages.helpers import (
     command,
     json_text,
     local_text,
@@ -46,7 +47,6 @@ from fairqueue.web.dashboard.pages.parts import (
 from fairqueue.web.dashboard.pages.schedule import MISFIRES, OVERLAPS, PRIORITIES
 from fairqueue.web.dashboard.shell import Form, navigation, page, partial, set_toast
 from fairqueue.web.problems import problem_of
-from fairqueue.web.site import link, site_of
 
 KINDS = ("cron_expr", "every", "at")
 LIMITS = ("start", "end", "windows", "exclude")
@@ -330,7 +330,7 @@ def _existing(request: Request, kind: str, schedule_id: str | None) -> tuple[Tas
 def _check_role(request: Request) -> None:
     """A form that cannot be saved is not shown. Raises Forbidden."""
     actor = actor_of(request)
-    if not actor.may("admin") or site_of(request).read_only:
+    if not actor.may("admin") or app_state(request).read_only:
         raise Forbidden(f"{actor.name!r} cannot change schedules here: that takes the role admin")
 
 

@@ -14,7 +14,7 @@ from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.schedules.bulk import BulkResult
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.parts import (
+from fairqueue.web.dashboard.pages.helpers import (
     brief,
     command,
     options,

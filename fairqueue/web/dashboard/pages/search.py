@@ -13,10 +13,10 @@ from fairqueue.history.records import RunDetails
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.stats.users import UserInfo
+from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.pages.parts import paths, query_value, segment
+from fairqueue.web.dashboard.pages.helpers import paths, query_value, segment
 from fairqueue.web.dashboard.shell import page
-from fairqueue.web.site import link
 
 Found = TypeVar("Found")
 

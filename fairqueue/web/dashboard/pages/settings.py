@@ -14,12 +14,12 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.access.credentials import ROLES, KeyInfo
 from fairqueue.errors import InvalidInput
 from fairqueue.models import QueueSettings
+from fairqueue.web.app_state import app_state
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.filters import duration, number, share
-from fairqueue.web.dashboard.pages.parts import command, posted, read_seconds, seconds_text
-from fairqueue.web.dashboard.pages.run_parts import refused
+from fairqueue.web.dashboard.pages.helpers import command, posted, read_seconds, seconds_text
+from fairqueue.web.dashboard.pages.run_helpers import refused
 from fairqueue.web.dashboard.shell import STATIC, Done, Form, action, page
-from fairqueue.web.site import site_of
 
 # For how long a new key may hold: as the command line says it, and in words.
 LIFETIMES = [("", "never"), ("1d", "in 1 day"), ("30d", "in 30 days"), ("365d", "in 1 year")]
@@ -147,7 +147,7 @@ def _page(
 ) -> Response:
     inspector = inspector_of(request)
     found = inspector.system.settings()
-    site = site_of(request)
+    state = app_state(request)
     return page(
         request,
         "settings.html",
@@ -159,7 +159,7 @@ def _page(
         lifetimes=LIFETIMES,
         key_error=key_error,
         key_typed=key_typed or {},
-        site=site,
+        state=state,
         server=inspector.system.redis(),
         versions=vendored(),
         python=platform.python_version(),

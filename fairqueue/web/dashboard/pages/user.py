@@ -7,7 +7,7 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.errors import InvalidTask, UnknownUser
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import chart_document
-from fairqueue.web.dashboard.pages.parts import (
+from fairqueue.web.dashboard.pages.helpers import (
     brief,
     command,
     paths,
@@ -15,7 +15,7 @@ from fairqueue.web.dashboard.pages.parts import (
     rule_text,
     segment,
 )
-from fairqueue.web.dashboard.pages.user_parts import (
+from fairqueue.web.dashboard.pages.user_helpers import (
     WINDOWS,
     hint,
     scale_of,

@@ -16,7 +16,7 @@ from fairqueue.stats.users import ShareSeries, UserInfo
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import Line, chart_document
 from fairqueue.web.dashboard.filters import duration
-from fairqueue.web.dashboard.pages.parts import (
+from fairqueue.web.dashboard.pages.helpers import (
     command,
     now_of,
     options,
@@ -24,7 +24,7 @@ from fairqueue.web.dashboard.pages.parts import (
     query_value,
     segment,
 )
-from fairqueue.web.dashboard.pages.user_parts import (
+from fairqueue.web.dashboard.pages.user_helpers import (
     WINDOWS,
     evenness,
     hint,

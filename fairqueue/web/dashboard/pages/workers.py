@@ -11,8 +11,8 @@ from fairqueue.errors import InvalidInput
 from fairqueue.inspection.views import RedisInfo
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.filters import duration, number, share, size
-from fairqueue.web.dashboard.pages.parts import command, paths, segment
-from fairqueue.web.dashboard.pages.run_parts import refused, short
+from fairqueue.web.dashboard.pages.helpers import command, paths, segment
+from fairqueue.web.dashboard.pages.run_helpers import refused, short
 from fairqueue.web.dashboard.shell import Done, Form, action, page
 
 CURRENT = 5  # runs of a worker that are named; the others are counted

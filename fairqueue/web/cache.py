@@ -10,7 +10,7 @@ Kept = TypeVar("Kept")
 MAX_KEPT = 1000  # values; old ones go when there are more
 
 
-class Memo:
+class Cache:
     """Values by key, each good for some seconds. May be used by many threads.
 
     The key must name all that the value depends on, the reader's tenant above all.

@@ -2,10 +2,10 @@
 
 import click
 
-from fairqueue.cli.codes import OK, UNHEALTHY
-from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_session, reading
+from fairqueue.cli.exit_codes import OK, UNHEALTHY
 from fairqueue.cli.listing import show
 from fairqueue.cli.output import Progress, note
+from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, reading
 from fairqueue.cli.text import plural
 from fairqueue.doctor import PROBLEM, Doctor, Finding
 from fairqueue.link.keys import command_line

@@ -1,4 +1,4 @@
-"""Say what an operation of the API is: one row of the table that everything else is made from."""
+"""Say what an endpoint of the API is: one row of the table that everything else is made from."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ B = TypeVar("B", bound=Input)
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
-# What an operation is about, for a key that belongs to a tenant.
+# What an endpoint is about, for a key that belongs to a tenant.
 OBJECT = "object"  # one object: that of another tenant is not found
 LISTING = "listing"  # many: those of its tenant only
 SHARED = "shared"  # what all tenants share: forbidden
@@ -29,7 +29,7 @@ class Nothing(Input):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[Q, B]):
+class ApiRequest(Generic[Q, B]):
     """A request that has passed all checks of its form.
 
     root is the path under which the API is mounted; if_match are the etags that the client holds.
@@ -45,7 +45,7 @@ class Call(Generic[Q, B]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a handler answers; without a status, the one of its operation.
+    """What a handler answers; without a status, the one of its endpoint.
 
     `kept` stands for the content where the answer is kept for repeated requests.
     """
@@ -57,7 +57,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Endpoint:
     """One row of the table.
 
     role: what it takes, None where nobody has to say who they are. tenants: OBJECT, LISTING, SHARED
@@ -67,7 +67,7 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Call[Any, Any]], Reply]
+    handler: Callable[[ApiRequest[Any, Any]], Reply]
     role: str | None
     tenants: str
     answer: Any

@@ -6,7 +6,7 @@ import time
 MAX_KNOWN = 10_000  # of those who came lately; the oldest are forgotten, and may come again
 
 
-class Pace:
+class RateLimiter:
     """One every `seconds`, and `burst` of them at once, for each who comes. For many threads."""
 
     def __init__(self, seconds: float, burst: int) -> None:

@@ -1,4 +1,4 @@
-"""Serve the operations: find the one that is meant, check the form of a request, answer it."""
+"""Serve the endpoints: find the one that is meant, check the form of a request, answer it."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ from fairqueue.logs import log_event
 from fairqueue.models import new_id
 from fairqueue.validation import check_name
 from fairqueue.web.api.aliases import resolve
+from fairqueue.web.api.endpoint import ApiRequest, Endpoint, Nothing, Reply
+from fairqueue.web.api.errors import Refused, conflict, of_form, of_library, refuse
 from fairqueue.web.api.models import Input
-from fairqueue.web.api.operations import Call, Nothing, Operation, Reply
-from fairqueue.web.api.refusals import Refused, conflict, of_form, of_library, refuse
+from fairqueue.web.app_state import app_state
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.problems import MEDIA_TYPE, Problem
-from fairqueue.web.site import site_of
+from fairqueue.web.problems import MEDIA_TYPE, ProblemDetails
 
 logger = logging.getLogger("fairqueue.web")
 
@@ -56,16 +56,16 @@ class Answer:
 class Service:
     """The API as an ASGI app, for whatever comes after its prefix."""
 
-    def __init__(self, operations: Iterable[Operation]) -> None:
-        self._routes = Routes(operations)
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._routes = Routes(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, whatever happens."""
         request = Request(scope, receive)
         try:
-            operation, path = self._routes.find(request.method, segments(scope))
-            body = await read_body(request) if operation.has_body else b""
-            answer = await run_in_threadpool(answer_to, operation, path, request, body)
+            endpoint, path = self._routes.find(request.method, segments(scope))
+            body = await read_body(request) if endpoint.has_body else b""
+            answer = await run_in_threadpool(answer_to, endpoint, path, request, body)
         except Refused as refused:
             answer = problem_answer(refused.problem, request)
         response = answer.response(request.method == "HEAD")
@@ -75,11 +75,11 @@ class Service:
 
 def rate_policy(request: Request) -> str:
     """How often a key may ask: so many requests within so many seconds, at any rate."""
-    site = site_of(request)
-    return f'"key";q={site.burst};w={math.ceil(site.burst / site.rate)}'
+    state = app_state(request)
+    return f'"key";q={state.burst};w={math.ceil(state.burst / state.rate)}'
 
 
-# --- which operation ------------------------------------------------------------------------------
+# --- which endpoint ------------------------------------------------------------------------------
 
 
 def segments(scope: Scope) -> list[str]:
@@ -92,31 +92,33 @@ def segments(scope: Scope) -> list[str]:
 
 
 class Routes:
-    """The operations by their paths."""
+    """The endpoints by their paths."""
 
-    def __init__(self, operations: Iterable[Operation]) -> None:
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         # Fixed names win over ids: `jobs/export` is the export.
         self._rows = sorted(
-            ((operation.path.split("/")[1:], operation) for operation in operations),
+            ((endpoint.path.split("/")[1:], endpoint) for endpoint in endpoints),
             key=lambda row: [part.startswith("{") for part in row[0]],
         )
 
-    def find(self, method: str, parts: Sequence[str]) -> tuple[Operation, dict[str, str]]:
-        """The operation, and what its path says. Raises Refused: 404, or 405 with Allow."""
+    def find(self, method: str, parts: Sequence[str]) -> tuple[Endpoint, dict[str, str]]:
+        """The endpoint, and what its path says. Raises Refused: 404, or 405 with Allow."""
         allowed: list[str] = []
-        for template, operation in self._rows:
+        for template, endpoint in self._rows:
             path = _match(template, parts)
             if path is None:
                 continue
-            if method == operation.method or (method, operation.method) == ("HEAD", "GET"):
-                return operation, path
-            allowed += ["GET", "HEAD"] if operation.method == "GET" else [operation.method]
+            if method == endpoint.method or (method, endpoint.method) == ("HEAD", "GET"):
+                return endpoint, path
+            allowed += ["GET", "HEAD"] if endpoint.method == "GET" else [endpoint.method]
         if not allowed:
             raise refuse(404, "not-found", f"there is nothing at {cut('/' + '/'.join(parts), 200)}")
         allow = ", ".join(dict.fromkeys(allowed))
         detail = f"{method} is not possible here: {allow}"
         raise Refused(
-            Problem(status=405, kind="method-not-allowed", detail=detail, headers={"Allow": allow})
+            ProblemDetails(
+                status=405, kind="method-not-allowed", detail=detail, headers={"Allow": allow}
+            )
         )
 
 
@@ -158,9 +160,9 @@ def _check_type(request: Request, body: bytes) -> bytes:
     return body
 
 
-def read_query(operation: Operation, request: Request) -> Input:
+def read_query(endpoint: Endpoint, request: Request) -> Input:
     """The query string as its model. Raises Refused: 422."""
-    model = operation.query
+    model = endpoint.query
     fields = {each.encode_name: each.type for each in msgspec.structs.fields(model)}
     values: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
@@ -180,77 +182,75 @@ def _is_list(kind: Any) -> bool:
     return getattr(getattr(kind, "__origin__", kind), "__origin__", None) is list
 
 
-def read_json(operation: Operation, body: bytes) -> Input:
+def read_json(endpoint: Endpoint, body: bytes) -> Input:
     """The body as its model; an empty one has no fields. Raises Refused: 400, 422."""
-    if not operation.has_body:
+    if not endpoint.has_body:
         return Nothing()
     try:
         value = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise refuse(400, "malformed-json", f"the body is no JSON: {error}") from None
-    value, aliases = resolve(value, operation.body)
+    value, aliases = resolve(value, endpoint.body)
     try:
-        return msgspec.convert(value, operation.body)
+        return msgspec.convert(value, endpoint.body)
     except msgspec.ValidationError as error:
-        known = [each.encode_name for each in msgspec.structs.fields(operation.body)]
+        known = [each.encode_name for each in msgspec.structs.fields(endpoint.body)]
         raise of_form(error, "body", known, aliases) from None
 
 
 # --- answers --------------------------------------------------------------------------------------
 
 
-def answer_to(
-    operation: Operation, path: Mapping[str, str], request: Request, body: bytes
-) -> Answer:
+def answer_to(endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes) -> Answer:
     """Do what a request asks for, and say how it went. Runs in a thread; raises nothing."""
     try:
-        key = request.headers.get("idempotency-key") if operation.is_write else None
+        key = request.headers.get("idempotency-key") if endpoint.is_write else None
         if key is None:
-            return _done(operation, path, request, body)
-        return _done_once(key, operation, path, request, body)
+            return _done(endpoint, path, request, body)
+        return _done_once(key, endpoint, path, request, body)
     except Refused as refused:
         return problem_answer(refused.problem, request)
     except FairQueueError as error:
         return problem_answer(of_library(error, ["Idempotency-Key"]), request)
     except Exception:
-        return _crashed(operation, request)
+        return _crashed(endpoint, request)
 
 
-def _done(operation: Operation, path: Mapping[str, str], request: Request, body: bytes) -> Answer:
+def _done(endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes) -> Answer:
     try:
-        call = _call(operation, path, request, body)
-        return _finished(operation, operation.handler(call), request)
+        call = _call(endpoint, path, request, body)
+        return _finished(endpoint, endpoint.handler(call), request)
     except Refused as refused:
         return problem_answer(refused.problem, request)
     except FairQueueError as error:
-        return problem_answer(of_library(error, _names(operation)), request)
+        return problem_answer(of_library(error, _names(endpoint)), request)
     except Exception:
-        return _crashed(operation, request)
+        return _crashed(endpoint, request)
 
 
-def _names(operation: Operation) -> list[str]:
-    models = (operation.body, operation.query)
-    return [field for model in models for field in model.__struct_fields__] + operation.parameters
+def _names(endpoint: Endpoint) -> list[str]:
+    models = (endpoint.body, endpoint.query)
+    return [field for model in models for field in model.__struct_fields__] + endpoint.parameters
 
 
 def _call(
-    operation: Operation, path: Mapping[str, str], request: Request, body: bytes
-) -> Call[Any, Any]:
-    is_public = operation.role is None
-    inspector = site_of(request).inspector if is_public else inspector_of(request)
-    call = Call(
+    endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes
+) -> ApiRequest[Any, Any]:
+    is_public = endpoint.role is None
+    inspector = app_state(request).inspector if is_public else inspector_of(request)
+    call = ApiRequest(
         inspector=inspector,
         path=path,
-        query=read_query(operation, request),
-        body=read_json(operation, body),
+        query=read_query(endpoint, request),
+        body=read_json(endpoint, body),
         root=str(request.scope.get("root_path", "")),
     )
-    if operation.heeds_match and "if-match" in request.headers:
+    if endpoint.heeds_match and "if-match" in request.headers:
         return replace(call, if_match=_if_match(call, request.headers["if-match"]))
     return call
 
 
-def _if_match(call: Call[Any, Any], header: str) -> str | None:
+def _if_match(call: ApiRequest[Any, Any], header: str) -> str | None:
     """The etag that has to be the present one. Raises StaleVersion where none can be."""
     tags = [tag.strip() for tag in header.split(",") if tag.strip()]
     if "*" in tags:
@@ -265,16 +265,16 @@ def _if_match(call: Call[Any, Any], header: str) -> str | None:
     raise StaleVersion(f"none of the etags {header!r:.200} is that of the job now")
 
 
-def _finished(operation: Operation, reply: Reply, request: Request) -> Answer:
-    status = reply.status or operation.status
+def _finished(endpoint: Endpoint, reply: Reply, request: Request) -> Answer:
+    status = reply.status or endpoint.status
     body = b"" if reply.content is None else _encoded(reply.content)
     headers = dict(reply.headers)
     if body:
         headers["Content-Type"] = JSON
-    if operation.has_etag:
+    if endpoint.has_etag:
         headers["ETag"] = tag = f'"{reply.content["etag"]}"'
         headers["Cache-Control"] = "private, no-cache"  # may be kept, if it is asked for each time
-        if operation.method == "GET" and _is_known(tag, request.headers.get("if-none-match", "")):
+        if endpoint.method == "GET" and _is_known(tag, request.headers.get("if-none-match", "")):
             headers.pop("Content-Type")
             return Answer(status=304, headers=headers, body=b"")
     if isinstance(reply.content, dict) and reply.content.get("cursor"):
@@ -303,7 +303,7 @@ def _next(request: Request, cursor: str) -> str:
     return "?" + urlencode([*items, ("cursor", cursor)])
 
 
-def problem_answer(problem: Problem, request: Request) -> Answer:
+def problem_answer(problem: ProblemDetails, request: Request) -> Answer:
     """A problem as it goes out."""
     response = problem.response(_sent_path(request.scope))
     headers = {**problem.headers, "Content-Type": MEDIA_TYPE}
@@ -316,7 +316,7 @@ def _sent_path(scope: Scope) -> str:
     return str(scope["path"]) if raw is None else raw.decode("latin-1").partition("?")[0]
 
 
-def _crashed(operation: Operation, request: Request) -> Answer:
+def _crashed(endpoint: Endpoint, request: Request) -> Answer:
     """A mistake of ours: the log has the traceback, the client an id to find it by."""
     incident = new_id()
     log_event(
@@ -324,12 +324,12 @@ def _crashed(operation: Operation, request: Request) -> Answer:
         "request_crashed",
         logging.ERROR,
         exc_info=True,
-        operation=operation.name,
+        operation=endpoint.name,
         incident=incident,
     )
     detail = f"something went wrong here; the log says what, under incident {incident}"
     extra = {"incident": incident}
-    problem = Problem(status=500, kind="internal-error", detail=detail, extra=extra)
+    problem = ProblemDetails(status=500, kind="internal-error", detail=detail, extra=extra)
     return problem_answer(problem, request)
 
 
@@ -338,7 +338,7 @@ def _crashed(operation: Operation, request: Request) -> Answer:
 
 def _done_once(
     header: str,
-    operation: Operation,
+    endpoint: Endpoint,
     path: Mapping[str, str],
     request: Request,
     body: bytes,
@@ -364,7 +364,7 @@ def _done_once(
     if begun.state != "new":
         raise Refused(_in_use(begun.state, header))
     try:
-        answer = _done(operation, path, request, body)
+        answer = _done(endpoint, path, request, body)
     except BaseException:
         store.drop(key, token=begun.token)
         raise
@@ -386,15 +386,15 @@ def _digest(request: Request, body: bytes) -> str:
     return hashlib.sha256(repr(said).encode() + b"\n" + body).hexdigest()
 
 
-def _in_use(state: str, header: str) -> Problem:
+def _in_use(state: str, header: str) -> ProblemDetails:
     if state == "running":
-        return Problem(
+        return ProblemDetails(
             status=409,
             kind="request-running",
             detail=f"a request with Idempotency-Key {header!r} is being done: ask again soon",
             headers={"Retry-After": str(RUNNING_RETRY_S)},
         )
-    return Problem(
+    return ProblemDetails(
         status=422,
         kind="idempotency-key-reused",
         detail=f"Idempotency-Key {header!r} was used for another request: choose a new one",

@@ -51,7 +51,7 @@ class Stores:
         return TaskScheduler(self.queue, scheduler_id="inspector", registry=CollectorRegistry())
 
 
-class Ground:
+class InspectionContext:
     """Stores and rules together."""
 
     def __init__(self, stores: Stores, actor: Actor) -> None:

@@ -1,4 +1,4 @@
-"""What all parts of the web app share: the inspector, the credentials, the hub and the options."""
+"""What all parts of the web app share: the inspector, credentials, live updates and options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from starlette.types import Scope
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.inspection import Inspector
-from fairqueue.web.hub import POLL_S, Hub
-from fairqueue.web.memo import Memo
-from fairqueue.web.pace import Pace
-from fairqueue.web.problems import Problem
+from fairqueue.web.cache import Cache
+from fairqueue.web.live_updates import POLL_S, LiveUpdates
+from fairqueue.web.problems import ProblemDetails
+from fairqueue.web.rate_limit import RateLimiter
 
 API_PREFIX = "/api"
 ROOT = "fairqueue.root"  # in a scope: the path under which the app is mounted
@@ -24,18 +24,18 @@ LOGIN_EVERY_S, LOGINS_AT_ONCE = 2.0, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class AppState:
     """One app.
 
     public: paths that need no credential. error_page: makes the answer for people; without a
-    dashboard all get problems. memo: what many viewers read at the same time. paths: of routes by
+    dashboard all get problems. cache: what many viewers read at the same time. paths: of routes by
     name and parameters; to look one up goes through all routes. logins: how often one address may
     try.
     """
 
     inspector: Inspector
     access: AccessStore
-    hub: Hub
+    live_updates: LiveUpdates
     has_dashboard: bool
     read_only: bool
     base_url: str | None
@@ -44,15 +44,15 @@ class Site:
     secure_cookies: bool | None
     auth: bool
     public: frozenset[str]
-    error_page: Callable[[Request, Problem], Response] | None
-    memo: Memo = field(default_factory=lambda: Memo(POLL_S))
-    logins: Pace = field(default_factory=lambda: Pace(LOGIN_EVERY_S, LOGINS_AT_ONCE))
+    error_page: Callable[[Request, ProblemDetails], Response] | None
+    cache: Cache = field(default_factory=lambda: Cache(POLL_S))
+    logins: RateLimiter = field(default_factory=lambda: RateLimiter(LOGIN_EVERY_S, LOGINS_AT_ONCE))
     paths: dict[tuple[str, ...], str] = field(default_factory=dict)
 
 
-def site_of(request: Request) -> Site:
-    """The site that a request came to."""
-    return cast(Site, request.app.state.site)
+def app_state(request: Request) -> AppState:
+    """Return the shared state of the app that received a request."""
+    return cast(AppState, request.app.state.fairqueue)
 
 
 def root_of(scope: Scope) -> str:
@@ -71,7 +71,7 @@ def link(request: Request, name: str, **parameters: Any) -> str:
 
     Values may hold any character; one that may hold a slash needs `{name:path}` in its route.
     """
-    paths = site_of(request).paths
+    paths = app_state(request).paths
     key = (name, *parameters)
     if key not in paths:
         marks = {parameter: f"\0{parameter}\0" for parameter in parameters}
@@ -87,12 +87,12 @@ def is_for_programs(request: Request) -> bool:
     """Whether errors go out as problem+json: for the API, and where there are no pages."""
     path = path_of(request.scope)
     is_api = path == API_PREFIX or path.startswith(API_PREFIX + "/")
-    return is_api or not site_of(request).has_dashboard
+    return is_api or not app_state(request).has_dashboard
 
 
-def answer(request: Request, problem: Problem) -> Response:
+def answer(request: Request, problem: ProblemDetails) -> Response:
     """A problem as its reader wants it."""
-    site = site_of(request)
-    if site.error_page is None or is_for_programs(request):
+    state = app_state(request)
+    if state.error_page is None or is_for_programs(request):
         return problem.response(path_of(request.scope))
-    return site.error_page(request, problem)
+    return state.error_page(request, problem)

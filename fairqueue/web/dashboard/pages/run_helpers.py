@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse
 from fairqueue.errors import InvalidInput
 from fairqueue.history.records import Run
 from fairqueue.inspection.runs import RunFilters
-from fairqueue.web.dashboard.pages.parts import options, read_local
+from fairqueue.web.dashboard.pages.helpers import options, read_local
 from fairqueue.web.dashboard.shell import Done
 from fairqueue.web.problems import problem_of
 

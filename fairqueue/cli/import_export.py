@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from fairqueue.cli.bulk import filtered, filters_of
-from fairqueue.cli.frame import Command, Consent, Session, destructive, pass_session, reading
 from fairqueue.cli.listing import show_one
 from fairqueue.cli.output import Progress, note, on_terminal, say
+from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, reading
 from fairqueue.cli.text import cell, plural, printable
 from fairqueue.inspection.documents import document
 from fairqueue.schedules.import_export import FORMATS, Diff, dump_schedules, load_schedules

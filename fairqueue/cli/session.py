@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from fairqueue.access.credentials import Actor
-from fairqueue.cli.codes import FAILED
+from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.logs import FORMATS, LEVELS, configure_logging
 from fairqueue.cli.output import note
 from fairqueue.errors import ConfigurationError, RedisRefused

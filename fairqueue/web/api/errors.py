@@ -18,7 +18,7 @@ from fairqueue.errors import (
     UnknownTimezone,
     cut,
 )
-from fairqueue.web.problems import LONGEST_PART, Problem, problem_of
+from fairqueue.web.problems import LONGEST_PART, ProblemDetails, problem_of
 
 # Where an error is always about the same field.
 FIELDS: dict[type[FairQueueError], str] = {
@@ -33,24 +33,24 @@ _NAMED = re.compile(r"^Object (?P<kind>contains unknown|missing required) field 
 class Refused(Exception):
     """A request that gets a problem for an answer."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ProblemDetails) -> None:
         super().__init__(problem.detail)
         self.problem = problem
 
 
 def refuse(status: int, kind: str, detail: str, **extra: Any) -> Refused:
     """A refusal; `extra` are members of the problem besides those that all have."""
-    return Refused(Problem(status=status, kind=kind, detail=detail, extra=extra))
+    return Refused(ProblemDetails(status=status, kind=kind, detail=detail, extra=extra))
 
 
-def conflict(detail: str) -> Problem:
+def conflict(detail: str) -> ProblemDetails:
     """What is there now does not allow it."""
-    return Problem(status=409, kind="conflict", detail=detail)
+    return ProblemDetails(status=409, kind="conflict", detail=detail)
 
 
-def not_found(kind: str, detail: str) -> Problem:
+def not_found(kind: str, detail: str) -> ProblemDetails:
     """There is no such thing."""
-    return Problem(status=404, kind=kind, detail=detail)
+    return ProblemDetails(status=404, kind=kind, detail=detail)
 
 
 def of_form(
@@ -82,7 +82,7 @@ def of_form(
     return refuse(422, "invalid-input", detail, **({"field": field} if field else {}))
 
 
-def of_library(error: FairQueueError, known: Sequence[str]) -> Problem:
+def of_library(error: FairQueueError, known: Sequence[str]) -> ProblemDetails:
     """An error of the library, with the field that it is about where that is known."""
     problem = problem_of(error)
     field = next((field for kind, field in FIELDS.items() if isinstance(error, kind)), None)

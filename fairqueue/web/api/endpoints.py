@@ -1,4 +1,4 @@
-"""The operations of the API, all of them: routes, checks, documents and tests follow from this."""
+"""The endpoints of the API, all of them: routes, checks, documents and tests follow from this."""
 
 from functools import lru_cache
 from typing import Any
@@ -35,25 +35,25 @@ from fairqueue.stats.samples import Series
 from fairqueue.stats.users import FairnessView, ShareSeries, UserInfo
 from fairqueue.web.api import jobs, runs, system
 from fairqueue.web.api import models as m
-from fairqueue.web.api.openapi import describe
-from fairqueue.web.api.operations import (
+from fairqueue.web.api.endpoint import (
     LISTING,
     OBJECT,
     OPEN,
     PREFIX,
     SHARED,
-    Call,
+    ApiRequest,
+    Endpoint,
     Nothing,
-    Operation,
     Reply,
 )
-from fairqueue.web.api.shapes import fields_of, page, record, shape, whole
+from fairqueue.web.api.openapi import describe
+from fairqueue.web.api.response_models import fields_of, page, record, shape, whole
 
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 
 
 class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What an operation answers."""
+    """What an endpoint answers."""
 
 
 class Started(Answer):
@@ -134,8 +134,8 @@ _USER = "/users/{user_id}"
 
 def _row(
     method: str, path: str, handler: Any, role: str | None, tenants: str, answer: Any, **more: Any
-) -> Operation:
-    return Operation(
+) -> Endpoint:
+    return Endpoint(
         method=method,
         path=path,
         handler=handler,
@@ -146,14 +146,14 @@ def _row(
     )
 
 
-def openapi(call: Call[Nothing, Nothing]) -> Reply:
+def openapi(call: ApiRequest[Nothing, Nothing]) -> Reply:
     """Describe the API: the document that you read."""
     return Reply(content=_described(call.root.removesuffix(PREFIX)))
 
 
 @lru_cache(maxsize=8)
 def _described(root: str) -> dict[str, Any]:
-    return describe(OPERATIONS, root)  # anyone may ask
+    return describe(ENDPOINTS, root)  # anyone may ask
 
 
 # fmt: off
@@ -271,4 +271,4 @@ _PUBLIC = (
     _row("GET", "/openapi.json", openapi, None, OPEN, dict[str, Any]),
 )
 # fmt: on
-OPERATIONS: tuple[Operation, ...] = (*_JOBS, *_RUNS, *_SYSTEM, *_PUBLIC)
+ENDPOINTS: tuple[Endpoint, ...] = (*_JOBS, *_RUNS, *_SYSTEM, *_PUBLIC)

@@ -84,7 +84,7 @@ class Viewer:
             yield b"event: numbers\ndata: " + self._last + b"\n\n"
 
 
-class Hub:
+class LiveUpdates:
     """The streams of one process. Belongs to one event loop; polls only while somebody looks."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Hub:
         return key_id is not None and own >= MAX_OF_ONE
 
     async def stream(self, tenant: str | None, key_id: str | None) -> AsyncGenerator[bytes, None]:
-        """The messages of one viewer, until it leaves, its session ends or the hub closes."""
+        """The messages of one viewer, until it leaves, its session ends or `close` is called."""
         viewer = Viewer(tenant, key_id)
         self._viewers.add(viewer)
         try:

@@ -18,9 +18,9 @@ from fairqueue.errors import InvalidInput, UnknownTimezone
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.recurrence.zones import find_zone
+from fairqueue.web.app_state import root_of
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.shell import MAX_FIELDS, Form, form_of
-from fairqueue.web.site import root_of
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)", re.ASCII)
