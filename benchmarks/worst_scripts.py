@@ -22,7 +22,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.doctor import Records
 from fairqueue.history.runs import History
 from fairqueue.models import Claim
-from fairqueue.queue.queue import CLAIM_LIMIT, EXTEND_CHUNK
+from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
 from fairqueue.queue.reports import Failure, LogLines, Report
 from fairqueue.queue.workers import MAX_CURRENT, WorkerStore
 from fairqueue.schedules.store import ADDED_AT_ONCE, MAX_ADDED

@@ -27,7 +27,7 @@ from fairqueue.errors import (
     RedisUnavailable,
     ScheduleConflict,
 )
-from fairqueue.queue.queue import Answer
+from fairqueue.queue.claim import Answer
 from fairqueue.runtime.processes import wait_for
 from faults.journal import Journal
 from faults.witness import Witness

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairqueue.link.connection import Link
-from fairqueue.queue.queue import CLAIM_HEAD
+from fairqueue.queue.claim import CLAIM_HEAD
 from faults.journal import Journal, read_journals
 
 # What a leader does by the token of its term, and a worker by the token of its lease.

@@ -36,7 +36,8 @@ from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.models import Claim, Task
-from fairqueue.queue.queue import CLAIM_LIMIT, TaskQueue
+from fairqueue.queue.claim import CLAIM_LIMIT
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
 from fairqueue.recurrence.kinds import compile_recurrence
 from fairqueue.scheduler.scheduler import TaskScheduler

@@ -8,7 +8,7 @@ from typing import Any
 from fairqueue.errors import InvalidInput, UnknownUser, shown
 from fairqueue.inspection.context import LONG_AGO, InspectionContext
 from fairqueue.models import Explanation, Page, UserSettings
-from fairqueue.queue.queue import UNSET
+from fairqueue.queue.base import UNSET
 from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
 from fairqueue.validation import check_count
 

@@ -191,6 +191,18 @@ def fingerprint(task_name: str, failure: Failure, *, timed_out: bool = False) ->
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
+def failure_arguments(error: object, report: Report | None, name: str) -> dict[str, str]:
+    """What the scripts that record a failed attempt take of it."""
+    text = str(error).encode("utf-8", "replace").decode()[:MAX_ERROR_LENGTH]
+    mark = report.fingerprint if report is not None else ""
+    return {
+        "error": text,
+        "timed_out": "1" if report is not None and report.timed_out else "",
+        "fingerprint": mark or fingerprint(name, Failure(type="", message=text)),
+        "report": "" if report is None else report.document,
+    }
+
+
 def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The context of a log line as it can be kept: a JSON object of some MAX_CONTEXT_BYTES.
 

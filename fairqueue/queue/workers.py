@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import from_ms
-from fairqueue.link.connection import Argument, Link
+from fairqueue.link.connection import Link
+from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operation, steps
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import check_name
 
@@ -122,8 +123,9 @@ class WorkerStore:
     """The workers of one queue."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
 
+    @operation
     def beat(
         self,
         info: Mapping[str, object],
@@ -132,18 +134,21 @@ class WorkerStore:
         *,
         can_alert: bool = False,
         heard: Sequence[bytes] = (),
-    ) -> Beat:
+    ) -> Operation[Beat]:
         """Say that a worker is alive; `limits` of its handlers are said once, when it starts.
 
         Runs that do not answer are ended, too: see `look_over`, also for `can_alert` and `heard`.
         Raises InvalidTask for an unusable id.
         """
         ttl_ms = round(GONE_AFTER_S * 1000)
-        return self._beat(info, worker_id, ttl_ms, limits, can_alert=can_alert, heard=heard)
+        return (
+            yield from self._beat(info, worker_id, ttl_ms, limits, can_alert=can_alert, heard=heard)
+        )
 
-    def leave(self, worker_id: str, heard: Sequence[bytes] = ()) -> None:
+    @operation
+    def leave(self, worker_id: str, heard: Sequence[bytes] = ()) -> Operation[None]:
         """Say that a worker ends, and which notices it has passed on."""
-        self._beat({}, worker_id, 0, None, heard=heard)
+        yield from self._beat({}, worker_id, 0, None, heard=heard)
 
     def _beat(
         self,
@@ -154,9 +159,9 @@ class WorkerStore:
         *,
         can_alert: bool = False,
         heard: Sequence[bytes] = (),
-    ) -> Beat:
+    ) -> Operation[Beat]:
         check_name(worker_id, "worker_id")  # the field '' is taken
-        answer = self._link.run(
+        answer = yield Call(
             "heartbeat",
             worker=worker_id,
             record=json.dumps({"id": worker_id, **info}, separators=(",", ":"))[:-1],
@@ -165,7 +170,7 @@ class WorkerStore:
             can_alert="1" if can_alert else "",
             rest=heard,
         )
-        self._link.learn_time(int(answer[0]))
+        self.link.learn_time(int(answer[0]))
         return Beat(
             handled=frozenset(name.decode("utf-8", "replace") for name in answer[1]),
             notices=_notices(answer[2]),
@@ -173,7 +178,8 @@ class WorkerStore:
             drained_by=answer[4].decode("utf-8", "replace") or None,
         )
 
-    def drain(self, worker_id: str, by: str) -> bool:
+    @operation
+    def drain(self, worker_id: str, by: str) -> Operation[bool]:
         """Ask a worker to take no more tasks, finish what it runs, and end; False if none is alive.
 
         It hears of it with its next heartbeat, which comes every ten seconds. Then it ends as by
@@ -183,31 +189,36 @@ class WorkerStore:
         """
         check_name(worker_id, "worker_id")
         check_name(by, "by")
-        return bool(self._link.run("drain", op=new_id(), worker=worker_id, by=by) == b"asked")
+        word = yield Call("drain", op=new_id(), worker=worker_id, by=by)
+        return bool(word == b"asked")
 
-    def find_stale(self, now_ms: int | None = None) -> list[StaleRun]:
+    @operation
+    def find_stale(self, now_ms: int | None = None) -> Operation[list[StaleRun]]:
         """Runs that went on after they had to end, each once to whoever asks first.
 
         Ends those that are found now, as `look_over` does. They are still told to somebody who can
         alert people.
         """
-        return [run for each in self.look_over(now_ms) if (run := each.stale_run) is not None]
+        notices = yield from steps(self.look_over)(now_ms)
+        return [run for each in notices if (run := each.stale_run) is not None]
 
+    @operation
     def look_over(
         self, now_ms: int | None = None, *, can_alert: bool = False, heard: Sequence[bytes] = ()
-    ) -> list[Notice]:
+    ) -> Operation[list[Notice]]:
         """End runs that do not answer, take back expired leases, and hear what people should know.
 
         With `can_alert` a notice is told again half a minute later, to whoever asks then, until its
         text is among those `heard`; without, each is told once, for a log. At most a hundred at
         once, and none that is older than an hour.
         """
-        answer = self._link.run(
+        answer = yield Call(
             "find_stale", now_ms=now_ms, can_alert="1" if can_alert else "", rest=heard
         )
         return _notices(answer)
 
-    def lost(self, workers: Mapping[str, str]) -> dict[str, LostRun]:
+    @operation
+    def lost(self, workers: Mapping[str, str]) -> Operation[dict[str, LostRun]]:
         """Those of the running tasks whose worker is gone or whose lease is over.
 
         `workers`: of each task id, which worker has it. One that claims by itself, without a
@@ -215,10 +226,10 @@ class WorkerStore:
         """
         if not workers:
             return {}
-        now_ms = self._link.now_ms()
-        ends, leases = self._link.ask(
-            ("ZMSCORE", self._link.keys["worker_ends"], *workers.values()),
-            ("ZMSCORE", self._link.keys["leases"], *workers),
+        now_ms = yield Now()
+        ends, leases = yield Ask(
+            ("ZMSCORE", self.link.keys["worker_ends"], *workers.values()),
+            ("ZMSCORE", self.link.keys["leases"], *workers),
         )
         found = {}
         for task_id, gone, lease in zip(workers, ends, leases, strict=True):
@@ -230,31 +241,33 @@ class WorkerStore:
                 found[task_id] = LostRun(lease_ends=lease_ends, is_heard=is_heard)
         return found
 
-    def is_anybody_there(self) -> bool:
+    @operation
+    def is_anybody_there(self) -> Operation[bool]:
         """Whether a worker is alive, or somebody claims by themselves.
 
         Those send no heartbeats: they count as there while they hold a lease, unless a worker is
         gone whose lease that may be.
         """
-        ends, leases = self._link.keys["worker_ends"], self._link.keys["leases"]
-        now_ms = self._link.now_ms()
-        alive, gone, held = self._link.ask(
+        ends, leases = self.link.keys["worker_ends"], self.link.keys["leases"]
+        now_ms = yield Now()
+        alive, gone, held = yield Ask(
             ("ZCOUNT", ends, f"({now_ms}", "+inf"),
             ("ZCOUNT", ends, "-inf", now_ms),
             ("ZCOUNT", leases, f"({now_ms}", "+inf"),
         )
         return bool(alive) or (bool(held) and not gone)
 
-    def alive(self) -> list[WorkerInfo]:
+    @operation
+    def alive(self) -> Operation[list[WorkerInfo]]:
         """The workers that are alive, by id; at most a thousand."""
-        now_ms = self._link.now_ms()
-        ends = self._link.keys["worker_ends"]
+        now_ms = yield Now()
+        ends = self.link.keys["worker_ends"]
         most = ("LIMIT", 0, MAX_LISTED, "WITHSCORES")
-        flat = self._link.ask(("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most))[0]
+        flat = (yield Ask(("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most)))[0]
         if not flat:
             return []
         ids: list[Argument] = flat[::2]
-        records = self._link.ask(("HMGET", self._link.keys["workers"], *ids))[0]
+        records = (yield Ask(("HMGET", self.link.keys["workers"], *ids)))[0]
         found = (_info(text, end) for text, end in zip(records, flat[1::2], strict=True))
         return sorted((each for each in found if each), key=lambda info: info.worker_id)
 

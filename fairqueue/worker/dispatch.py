@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from fairqueue.models import Task
-from fairqueue.queue.queue import UNSET, TaskQueue
+from fairqueue.queue.base import UNSET
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.retry_policy import TaskPolicy, check_policy
 from fairqueue.worker.handlers import Handler
 from fairqueue.worker.hooks import Hookable

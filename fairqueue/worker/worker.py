@@ -33,7 +33,10 @@ from fairqueue.logs import error_line, log_event
 from fairqueue.metrics.collectors import worker_metrics
 from fairqueue.metrics.processes import Tally
 from fairqueue.models import Claim, Task, new_id
-from fairqueue.queue.queue import FINISH_CHUNK, LONGEST_WAIT_S, Answer, TaskQueue, check_limits
+from fairqueue.queue.claim import LONGEST_WAIT_S, Answer
+from fairqueue.queue.end import FINISH_CHUNK
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.settings import check_limits
 from fairqueue.runtime.processes import ProcessGroup, wait_for
 from fairqueue.runtime.threads import keep_going
 from fairqueue.validation import check_count, check_items, check_name, check_seconds

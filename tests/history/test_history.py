@@ -26,7 +26,8 @@ from fairqueue.history import runs as history_module
 from fairqueue.history.records import Attempt, FailureGroup, Run, RunDetails
 from fairqueue.history.runs import ENDED, STATUSES, History
 from fairqueue.models import Claim, Page, Task
-from fairqueue.queue.queue import TaskQueue, this_place
+from fairqueue.queue.claim import this_place
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.validation import Priority

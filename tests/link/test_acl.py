@@ -332,7 +332,7 @@ def test_the_list_of_plain_commands_is_what_the_modules_send(redis_client: redis
     modules = [
         path
         for path in PACKAGE.rglob("*.py")
-        if re.search(r"\.ask\(|send_command\(", path.read_text(encoding="utf-8"))
+        if re.search(r"\.ask\(|\bAsk\(|send_command\(", path.read_text(encoding="utf-8"))
     ]
     sent = {command for path in modules for command in sent_by(path, containers, known)}
     # EVAL: for servers that are too old, and for fakeredis.

@@ -30,7 +30,8 @@ from fairqueue.link import connection
 from fairqueue.link import dialer as dialing
 from fairqueue.link.connection import Action, Listener, in_batches
 from fairqueue.link.dialer import connection_maker
-from fairqueue.queue.queue import TaskQueue, _push_arguments
+from fairqueue.queue.push import push_row
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.proxy import Proxy
@@ -315,7 +316,7 @@ def test_batches_on_their_way_keep_the_deadline_that_they_had(
 
     monkeypatch.setattr(link, "_connection", stub)
     monkeypatch.setattr(link, "_repeat", watched)
-    calls = ({"rest": _push_arguments(make_task(f"t{n}"))} for n in range(4))
+    calls = ({"rest": push_row(make_task(f"t{n}"))} for n in range(4))
     before = time.monotonic()
     assert list(link.run_each("push", calls)) == [[b"pushed", 1]] * 4
     assert [sent_at is not None for sent_at in since] == [True, True, False]
@@ -337,7 +338,7 @@ def test_a_long_push_leaves_a_server_that_leads_no_more(
     monkeypatch.setattr(queue.link, "_free", [])
     monkeypatch.setattr(queue.link._dialer, "dial", watched)
     monkeypatch.setattr(queue.link._dialer, "still_leads", lambda *_: next(leads, True))
-    calls = [{"rest": _push_arguments(make_task(f"u{n}"))} for n in range(6)]
+    calls = [{"rest": push_row(make_task(f"u{n}"))} for n in range(6)]
     assert [answer[0] for answer in queue.link.run_each("push", calls)] == [b"pushed"] * 6
     assert len(dials) == 2
     assert queue.size() == 7

@@ -26,7 +26,8 @@ from support import (
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.models import Claim
-from fairqueue.queue.queue import TaskQueue, _push_arguments
+from fairqueue.queue.push import push_row
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -72,7 +73,7 @@ def command_of(name: str, queue: TaskQueue) -> Command:
     mine = {"op": f"op-{name}", "id": claim.task.task_id, "token": claim.token}
     new = [make_task("carol", f"new-{n}") for n in range(3)] + [make_task("dave", "d", delay=9)]
     arguments: dict[str, dict[str, Any]] = {
-        "push": {"rest": [argument for task in new for argument in _push_arguments(task)]},
+        "push": {"rest": [argument for task in new for argument in push_row(task)]},
         "claim": claim_arguments("op-claim", limit=3),
         "finish": {"rest": [claim.task.task_id, claim.token, '{"ok":1}', "1.5", '{"n":1}']},
         "retry": {**mine, **FAILURE, "delay_ms": 0},
@@ -323,7 +324,7 @@ def test_a_buried_task_that_is_gone_is_not_finished(queue: TaskQueue) -> None:
 def test_a_push_that_was_refused_can_be_sent_again_and_done(queue: TaskQueue) -> None:
     queue.configure(max_waiting=1)
     push(queue, "t1")
-    command = Command("push", {"rest": [*_push_arguments(make_task(task_id="t2"))]})
+    command = Command("push", {"rest": [*push_row(make_task(task_id="t2"))]})
     assert command.send(queue)[0] == b"full"
     queue.finish(claim_one(queue))
     assert command.send(queue) == [b"pushed", 1]

@@ -58,8 +58,9 @@ from fairqueue.errors import InvalidSchedule, RedisUnavailable
 from fairqueue.inspection import Inspector
 from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import Claim, new_id
+from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
 from fairqueue.queue.delays import index_delayed
-from fairqueue.queue.queue import CLAIM_LIMIT, EXTEND_CHUNK, FINISH_CHUNK
+from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.schedules.store import MAX_ADDED

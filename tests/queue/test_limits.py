@@ -51,7 +51,7 @@ def held(client: redis.Redis) -> list[str]:
 
 def hint_of(queue: TaskQueue, limit: int = 1, names: str = "") -> float:
     """What a claim says until when there may be more, in seconds."""
-    return queue._claim_once("w", limit, 1_000_000, names)[1]
+    return queue.link.perform(queue._claim_once("w", limit, 1_000_000, names))[1]
 
 
 def claim_slow(queue: TaskQueue, limit: int = 1, lease: float = 1000) -> list[Claim]:
@@ -72,7 +72,7 @@ def drain(queue: TaskQueue, at_most: int) -> list[str]:
 @pytest.fixture
 def tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiting claim is ended by a token and not by looking again after a while."""
-    monkeypatch.setattr("fairqueue.queue.queue.LONGEST_WAIT_S", 1000.0)
+    monkeypatch.setattr("fairqueue.queue.claim.LONGEST_WAIT_S", 1000.0)
 
 
 # --- slots ----------------------------------------------------------------------------------------
@@ -927,7 +927,7 @@ def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(
     end = block(queue, clock, how)
     fill(queue, "bob", 3, name="a")
     assert queue.claim("w", names=["b"]) == []  # it has looked at all, and is not to look again
-    wake = queue.keys[queue._claim_once("w", 1, 1000, "+b").wake]
+    wake = queue.keys[queue.link.perform(queue._claim_once("w", 1, 1000, "+b")).wake]
     redis_client.delete(wake)
     end()
     assert redis_client.exists(wake) or how in ("rate", "delay")  # by the clock, which wakes nobody
@@ -1004,7 +1004,7 @@ def test_a_kind_that_is_heard_of_no_more_is_forgotten(
     queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
 ) -> None:
     queue.claim("w", names=["a"])
-    wake = queue.keys[queue._claim_once("w", 1, 1000, "+a").wake]
+    wake = queue.keys[queue.link.perform(queue._claim_once("w", 1, 1000, "+a")).wake]
     push(queue, "t1", name="a")
     assert redis_client.delete(wake) == 1
     clock.advance(61)
@@ -1239,7 +1239,7 @@ class Chaos:
 
     def take(self, limit: int, names: str = "") -> tuple[list[Claim], float]:
         before = self.running()
-        claims, hint, _ = self.queue._claim_once("w", limit, 60_000, names)
+        claims, hint, _ = self.queue.link.perform(self.queue._claim_once("w", limit, 60_000, names))
         begun = Counter(claim.task.name for claim in claims)
         for name, slots in self.slots.items():
             assert begun[name] <= max(0, slots - before[name])

@@ -49,7 +49,8 @@ from fairqueue.link.connection import Link
 from fairqueue.link.keys import KEY_TYPES
 from fairqueue.link.scripts import load_script, parts_of
 from fairqueue.models import Claim, QueueSettings, UserSettings
-from fairqueue.queue.queue import TaskQueue, this_place
+from fairqueue.queue.claim import this_place
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.reasons import when
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
@@ -123,7 +124,7 @@ def test_the_same_id_with_other_content_is_refused(
 ) -> None:
     queue.push(make_task(task_id="t1", payload={"n": 1}))
     before = dump(redis_client)
-    with pytest.raises(InvalidTask, match="'t1' is taken by a task with other content"):
+    with pytest.raises(InvalidTask, match="'t1' belongs to a task with other content"):
         queue.push(make_task(**{"user_id": "alice", "task_id": "t1", **other}))
     assert dump(redis_client) == before
 
@@ -399,7 +400,7 @@ def test_a_claim_takes_no_more_than_a_megabyte_of_documents(
         push(queue, f"t{n}", user_id=f"u{n % 3}", payload=payload)
     taken = []
     while True:
-        claims, hint, _ = queue._claim_once("w", 250, 30_000, "")
+        claims, hint, _ = queue.link.perform(queue._claim_once("w", 250, 30_000, ""))
         size = sum(len(claim.task.document) for claim in claims)
         assert claims
         assert size < 2**20 + len(claims[0].task.document)
@@ -1022,7 +1023,7 @@ def test_a_snapshot_counts_everything(queue: TaskQueue, clock: ManualClock) -> N
 
 def hint_of(queue: TaskQueue) -> float:
     """How long the claim says until there may be more, in seconds."""
-    return queue._claim_once("w", 1, 30_000, "")[1]
+    return queue.link.perform(queue._claim_once("w", 1, 30_000, ""))[1]
 
 
 def test_how_long_an_idle_worker_may_wait(queue: TaskQueue, clock: ManualClock) -> None:

@@ -20,7 +20,8 @@ from fairqueue.doctor import Doctor, Records
 from fairqueue.errors import InvalidSchedule, InvalidTask, RedisRefused
 from fairqueue.history.runs import History
 from fairqueue.models import DIGESTED_BYTES, Task
-from fairqueue.queue.queue import FINISHED_AT_ONCE, TaskQueue
+from fairqueue.queue.end import FINISHED_AT_ONCE
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, Report
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer

@@ -214,8 +214,8 @@ def test_two_times_at_once_are_refused(queue: TaskQueue) -> None:
 
 @pytest.mark.parametrize("task", [None, {}, "t1", 7, {"user_id": "alice"}], ids=repr)
 def test_what_is_no_task_is_refused(queue: TaskQueue, task: Any) -> None:
-    refused(lambda: queue.push(task), InvalidTask, repr(task), "no Task")
-    refused(lambda: queue.push_many([make_task(), task]), InvalidTask, repr(task), "no Task")
+    refused(lambda: queue.push(task), InvalidTask, repr(task), "must be a Task")
+    refused(lambda: queue.push_many([make_task(), task]), InvalidTask, repr(task), "must be a Task")
 
 
 # --- payloads -------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ def test_a_folder_that_cannot_be_is_named_and_not_repeated(path: Any) -> None:
 
 @pytest.mark.parametrize("value", ["x", 5, datetime.now, object()])
 def test_what_tells_no_time_is_no_clock(redis_client: redis.Redis, value: Any) -> None:
-    said = "clock must be None, or have a method now_ms"
+    said = "clock must be None or have a method now_ms"
     refused(lambda: TaskQueue(redis_client, clock=value), ConfigurationError, said)
     refused(lambda: TaskQueue.from_url("redis://h", clock=value), ConfigurationError, said)
 

@@ -29,8 +29,7 @@ from fairqueue.history.records import Run
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.models import Page, UserSettings
-from fairqueue.queue import delays
-from fairqueue.queue.delays import index_delayed
+from fairqueue.queue.delays import DelayIndex, index_delayed
 from fairqueue.reasons import when
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.stats.users import PeopleStore, UserInfo
@@ -754,7 +753,9 @@ def test_what_cannot_be_indexed_is_not_looked_for_at_each_heartbeat(
     push(queue, *(f"t{n}" for n in range(600)), user_id="alice", delay=3600)
     redis_client.zadd(queue.keys["delayed"], {"ghost": clock.now_ms() + 3_600_000})
     index_delayed(queue.link)
-    with mock.patch("fairqueue.queue.delays._step", wraps=delays._step) as step:
+    with mock.patch.object(
+        DelayIndex, "_step", autospec=True, side_effect=DelayIndex._step
+    ) as step:
         index_delayed(queue.link)
         clock.advance(59)
         index_delayed(queue.link)

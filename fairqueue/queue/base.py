@@ -1,0 +1,75 @@
+"""What the operations of a queue share: name, keys, driver, and the check of the server."""
+
+from typing import Any
+
+from fairqueue.errors import ConfigurationError, RedisRefused
+from fairqueue.link.connection import Link
+from fairqueue.link.keys import Keys
+from fairqueue.link.operation import Ask, Call, Operation, operation
+from fairqueue.validation import check_seconds
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "unchanged"
+
+
+UNSET: Any = _Unset()  # the default of arguments where None has a meaning of its own
+
+
+class QueueBase:
+    """One queue and the driver that runs its operations."""
+
+    def __init__(self, name: str, link: Link) -> None:
+        self.name = name
+        self.link = link
+        self._checked = False
+
+    @property
+    def keys(self) -> Keys:
+        """The names of the queue's keys in Redis."""
+        return self.link.keys
+
+    @operation
+    def check(self, timeout: float | None = None) -> Operation[None]:
+        """Check that Redis answers and keeps what it stores.
+
+        Raises RedisUnavailable, or ConfigurationError for a server that evicts keys or is too old.
+        """
+        check_timeout(timeout)
+        yield from self._check(timeout)
+
+    def _check(self, timeout: float | None = None) -> Operation[None]:
+        try:
+            info = parse_info((yield Ask(("INFO",), timeout=timeout))[0])
+        except RedisRefused:
+            info = {}  # not permitted, or not supported: fakeredis
+            yield Ask(("PING",), timeout=timeout)
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy.startswith("allkeys"):
+            raise ConfigurationError(
+                f"this Redis has maxmemory-policy {policy!r} and may evict tasks and schedules: "
+                "set it to 'noeviction'"
+            )
+        version = info.get("redis_version", "7.0")
+        if int(version.split(".")[0]) < 7:
+            raise ConfigurationError(f"this is Redis {version}: FairQueue needs 7.0 or later")
+        self._checked = True
+
+    def _call(self, call: Call) -> Operation[Any]:
+        """Run a script that writes; the first time, check the server before."""
+        if not self._checked:
+            yield from self._check()
+        return (yield call)
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises ConfigurationError unless `timeout` is None or a positive number of seconds."""
+    if timeout is not None:
+        check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    """The fields of the answer to INFO."""
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}

@@ -1,0 +1,210 @@
+"""End claims: finish, retry, release and bury; cancel and reschedule tasks."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from fairqueue.errors import InvalidInput, LeaseLost, UnknownTask, kind_of
+from fairqueue.link.connection import in_batches
+from fairqueue.link.operation import Call, Each, Operation, Together, operation, steps
+from fairqueue.models import Claim, check_when, moment_text, new_id
+from fairqueue.queue.claim import (
+    CLAIM_LIMIT,
+    Answer,
+    ClaimOperations,
+    check_claim,
+    check_lease,
+    claim_call,
+    end_call,
+    wanted_names,
+)
+from fairqueue.queue.reports import Report, failure_arguments
+from fairqueue.validation import (
+    MAX_RESULT_BYTES,
+    check_count,
+    check_items,
+    check_name,
+    check_seconds,
+    encode_json,
+)
+
+FINISH_CHUNK = 250  # results that one call of finish_and_claim takes
+FINISHED_AT_ONCE = 100  # of them in one script, and fewer with long results: some 4 ms
+FINISHED_BYTES = 256 * 1024
+
+# A claim, the result, and what the attempt reports.
+Result = tuple[Claim, Any] | tuple[Claim, Any, Report | None]
+
+
+class EndOperations(ClaimOperations):
+    """The part of a queue that records how claims ended."""
+
+    @operation
+    def finish(self, claim: Claim, result: Any = None) -> Operation[None]:
+        """Record that the task is done, with a small JSON result if there is one.
+
+        Raises LeaseLost if another worker may own it now, InvalidPayload for a bad result.
+        """
+        words = yield from steps(self.finish_many)([(check_claim(claim), result)])
+        if words[0] == "lost_lease":
+            raise _lost(claim.task.task_id)
+
+    @operation
+    def finish_many(self, results: Iterable[Result]) -> Operation[list[str]]:
+        """Record that many tasks are done, given as (claim, result) or (claim, result, report).
+
+        Returns one word for each: "finished", "cancelled" (its cancellation was requested), or
+        "lost_lease" (nothing changed).
+        """
+        words: list[str] = []
+        yield Each(
+            _finish_calls(_finish_rows(results)),
+            lambda answer: words.extend(word.decode() for word in answer),
+        )
+        return words
+
+    @operation
+    def finish_and_claim(
+        self,
+        results: Sequence[Result],
+        worker_id: str,
+        limit: int,
+        lease: float = 30.0,
+        *,
+        names: Iterable[str] | None = None,
+        avoid: Iterable[str] = (),
+    ) -> Operation[tuple[list[str], list[Claim], float]]:
+        """Record what is done and take the next tasks, in one round trip.
+
+        Takes at most 250 results, and returns at most 250 tasks whatever the limit. Returns the
+        words of `finish_many`, the claims of `claim`, and how many seconds until there may be more
+        (infinite if nothing is known to come).
+        """
+        words, answer = yield from steps(self.exchange)(
+            results, worker_id, limit, lease, names=names, avoid=avoid
+        )
+        return words, answer.claims, answer.hint
+
+    @operation
+    def exchange(
+        self,
+        results: Sequence[Result],
+        worker_id: str,
+        limit: int,
+        lease: float = 30.0,
+        *,
+        names: Iterable[str] | None = None,
+        avoid: Iterable[str] = (),
+    ) -> Operation[tuple[list[str], Answer]]:
+        """As `finish_and_claim`, with the list at which to wait when nothing is found."""
+        check_name(worker_id, "worker_id")
+        rows = _finish_rows(results)
+        check_count(len(rows), "results", most=FINISH_CHUNK)
+        check_count(limit, "limit", most=CLAIM_LIMIT)
+        lease_ms = check_lease(lease)
+        if not self._checked:
+            yield from self._check()
+        finishes = list(_finish_calls(rows))
+        if not limit:
+            answers = yield Together(*finishes)
+            return _words(answers), Answer([], 0.0, "wake")
+        claim, token = claim_call(worker_id, limit, lease_ms, wanted_names(names, avoid))
+        *answers, last = yield Together(*finishes, claim)
+        return _words(answers), (yield from self._read_claims(last, token, worker_id, lease_ms))
+
+    @operation
+    def retry(
+        self, claim: Claim, error: str = "", delay: float = 0.0, *, report: Report | None = None
+    ) -> Operation[None]:
+        """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost."""
+        delay_ms = round(check_seconds(delay, "delay") * 1000)
+        failure = failure_arguments(error, report, check_claim(claim).task.name)
+        del failure["fingerprint"]
+        yield from self._end("retry", claim, delay_ms=delay_ms, **failure)
+
+    @operation
+    def release(self, claim: Claim) -> Operation[None]:
+        """Give the task back as if it had not been claimed. Raises LeaseLost."""
+        yield from self._end("release", claim)
+
+    @operation
+    def bury(
+        self, claim: Claim, error: str = "", *, report: Report | None = None
+    ) -> Operation[None]:
+        """Move the task to the dead letters. Raises LeaseLost."""
+        failure = failure_arguments(error, report, check_claim(claim).task.name)
+        yield from self._end("bury", claim, **failure)
+
+    def _end(self, script: str, claim: Claim, **arguments: Any) -> Operation[None]:
+        task_id = check_claim(claim).task.task_id
+        word = yield from self._call(end_call(script, task_id, claim.token, **arguments))
+        if word == b"lost_lease":
+            raise _lost(task_id)
+
+    @operation
+    def cancel(self, task_id: str) -> Operation[bool]:
+        """Cancel a task: remove it if it waits, or ask its worker to stop it.
+
+        True if it will not run, or, when it runs now, if the request is recorded: its worker sees
+        it with the next `extend`, and however the run ends, the task ends as cancelled. A run that
+        goes on for another lease is ended without its worker. False if the task has ended
+        otherwise or is not known.
+        """
+        check_name(task_id, "task_id")
+        word = yield from self._call(Call("cancel", op=new_id(), id=task_id))
+        return bool(word != b"over")
+
+    @operation
+    def reschedule(
+        self, task_id: str, *, at: datetime | float | None = None, delay: float | None = None
+    ) -> Operation[bool]:
+        """Change when a task becomes ready; False if a worker has claimed it, or it has ended.
+
+        `at` is an aware datetime or seconds since 1970, `delay` is in seconds from now; neither, or
+        a time in the past, means now. Its place among the user's tasks is that of its push.
+        Raises UnknownTask, and InvalidTask for a bad time.
+        """
+        check_name(task_id, "task_id")
+        when = moment_text(*check_when(delay, at))
+        word = yield from self._call(Call("reschedule", op=new_id(), id=task_id, when=when))
+        if word == b"absent":
+            raise UnknownTask(f"there is no task {task_id!r} to reschedule")
+        return bool(word == b"moved")
+
+
+def _words(answers: Iterable[Iterable[bytes]]) -> list[str]:
+    return [word.decode() for answer in answers for word in answer]
+
+
+def _finish_rows(results: object) -> list[tuple[str, ...]]:
+    """The rows of results, given as (claim, result) or (claim, result, report)."""
+    rows = []
+    for result in check_items(results, "results", "(claim, result)"):
+        if not isinstance(result, tuple | list) or not 2 <= len(result) <= 3:
+            raise InvalidInput(
+                f"results must be pairs of a claim and its result, not {kind_of(result)}"
+            )
+        check_claim(result[0])
+        rows.append(_finish_row(*result))
+    return rows
+
+
+def _finish_row(claim: Claim, result: Any, report: Report | None = None) -> tuple[str, ...]:
+    text = "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES)
+    if report is None:
+        return claim.task.task_id, claim.token, text, "", ""
+    took_ms = f"{report.seconds * 1000:.3f}"
+    return claim.task.task_id, claim.token, text, took_ms, report.document
+
+
+def _finish_calls(rows: Sequence[tuple[str, ...]]) -> Iterator[Call]:
+    """The scripts that finish tasks: each takes a bounded number and size."""
+    batches = in_batches(rows, FINISHED_AT_ONCE, lambda row: sum(map(len, row)), FINISHED_BYTES)
+    return (Call("finish", rest=[field for row in batch for field in row]) for batch in batches)
+
+
+def _lost(task_id: str) -> LeaseLost:
+    return LeaseLost(
+        f"the lease of task {task_id!r} is lost: another worker may own it now, and nothing was "
+        "changed; ask for a longer lease, or extend it while the task runs"
+    )

@@ -1,0 +1,88 @@
+"""Push tasks: one, or many in few round trips."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fairqueue.errors import InvalidTask, QueueFull, shown
+from fairqueue.link.connection import in_batches
+from fairqueue.link.operation import Argument, Call, Each, Operation, operation
+from fairqueue.models import Task
+from fairqueue.queue.base import QueueBase
+from fairqueue.validation import check_items
+
+PUSH_CHUNK = 250  # tasks in one script: some 3 ms of the server's time
+
+
+class PushOperations(QueueBase):
+    """The part of a queue that stores new tasks."""
+
+    @operation
+    def push(self, task: Task) -> Operation[str]:
+        """Store a task and return its id. Pushing the same task again has no effect.
+
+        Raises InvalidTask when the id belongs to another task, QueueFull when a limit is reached;
+        then nothing was stored.
+        """
+        answer = yield from self._call(Call("push", rest=push_row(task)))
+        _check_pushed(answer, "nothing was stored")
+        return task.task_id
+
+    @operation
+    def push_many(self, tasks: Iterable[Task]) -> Operation[list[str]]:
+        """Store many tasks in few round trips; returns their ids in order.
+
+        Each batch of a few hundred is stored completely or not at all. Raises as `push`; with more
+        than one batch, other batches may have been stored then. The call can be repeated with the
+        same tasks: those that are stored already are not stored twice.
+        """
+        listed = check_items(tasks, "tasks", "tasks", InvalidTask)
+        for task in listed:
+            _check_task(task)
+        if not listed:
+            return []
+        if not self._checked:
+            yield from self._check()
+        stored = "nothing was stored"
+        if len(listed) > PUSH_CHUNK:
+            stored = "its batch was not stored, others of this call may be"
+        calls = (
+            Call("push", rest=[field for task in batch for field in push_row(task)])
+            for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
+        )
+        yield Each(calls, lambda answer: _check_pushed(answer, stored))
+        return [task.task_id for task in listed]
+
+
+def push_row(task: Task) -> tuple[Argument, ...]:
+    """A task as the script takes it. Raises InvalidTask for anything else."""
+    _check_task(task)
+    return (
+        task.task_id,
+        task.user_id,
+        task.name,
+        task.document,
+        task.status_head,
+        int(task.priority),
+        task.when,
+        task.schedule_id or "",
+    )
+
+
+def _check_task(task: object) -> None:
+    if not isinstance(task, Task):
+        raise InvalidTask(f"task must be a Task, not {shown(task)}: make one with Task.create(...)")
+
+
+def _check_pushed(answer: list[Any], stored: str) -> None:
+    """Raise what the script refused; `stored` says what became of the rest."""
+    if answer[0] == b"other":
+        raise InvalidTask(
+            f"task_id {answer[1].decode()!r} belongs to a task with other content: choose "
+            f"another id; {stored}"
+        )
+    if answer[0] == b"full":
+        whose = "the queue" if answer[1] == b"queue" else "the user"
+        raise QueueFull(
+            f"task {answer[2].decode()!r} does not fit: {whose} has as many waiting tasks as "
+            f"max_waiting allows; {stored}"
+        )
