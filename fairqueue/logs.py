@@ -1,12 +1,12 @@
 """How the library writes to the log: events with fields, readable with any formatter.
 
-A record's message is the name of the event and its fields, so that `logging.basicConfig()` alone
-tells what happened, to what, and why:
+A record's message is the name of the event and its fields, so that `logging.basicConfig()` is
+enough to read them:
 
     WARNING:fairqueue.worker:task_failed task=7f3a user=alice attempt=2 error="ValueError: gone"
 
-The same fields are attributes of the record (they are passed as `extra`), for handlers that want
-them apart, such as `JsonFormatter`. The library itself never configures handlers or levels.
+The fields are also attributes of the record (they are passed as `extra`), for handlers such as
+`JsonFormatter`. The library itself never configures handlers or levels.
 """
 
 import itertools
@@ -16,12 +16,12 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-# Characters of a value that a message shows; the attribute of the record has all of them.
+# Characters of a value in a message; the attribute of the record is never cut.
 MAX_SHOWN = 500
-# Of a value that JSON cannot hold as it is: characters of a text or a name in it, values in lists
-# and objects in all, and how deep these may be in each other.
+# Limits of `plain`: characters of a text, values in all lists and objects, and levels of nesting.
 MAX_PLAIN_TEXT, MAX_PLAIN_VALUES, MAX_PLAIN_DEPTH = 500, 100, 4
 
 USUAL_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime"}
@@ -38,11 +38,11 @@ def log_event(
 ) -> None:
     """Log an event with its fields, in the message and as attributes of the record.
 
-    `exc_info` is as in the logging module: True, or the error whose traceback is to be logged.
-    Records of one event have one template, by which tools that group records can group them. A
-    field must not have the name of an attribute that each record has, such as `name`. What a
-    handler or a filter of the application raises ends here, and so does what a value raises that
-    is to be shown: it must not end the work that is told.
+    `exc_info` is as in the logging module: True, or the error whose traceback is logged. All
+    records of an event have the same template, by which tools can group them. A field must not
+    have the name of a standard attribute of records, such as `name`. Errors raised by handlers and
+    filters of the application, or by a value that is formatted, are suppressed: logging must not
+    end the work it reports.
     """
     if not logger.isEnabledFor(level):
         return
@@ -53,8 +53,13 @@ def log_event(
         logger.log(level, template, *values, extra=extra, exc_info=exc_info, stacklevel=2)
 
 
+def event_logger(name: str) -> "partial[None]":
+    """Return `log_event` for the logger of this name."""
+    return partial(log_event, logging.getLogger(name))
+
+
 def value_text(value: object) -> str:
-    """A value on one line; in quotes where it has spaces, quotes or control characters."""
+    """Return a value on one line; quoted if it has spaces, quotes or control characters."""
     text = text_of(value)
     if len(text) > MAX_SHOWN:
         text = text[:MAX_SHOWN] + "..."
@@ -63,51 +68,47 @@ def value_text(value: object) -> str:
 
 
 def text_of(value: object) -> str:
-    """What a value says of itself; also of one that cannot say it."""
+    """Return `str(value)`, or a substitute if that raises."""
+    return _str(value, f"a {type(value).__name__} that cannot be shown")
+
+
+def error_text(error: BaseException) -> str:
+    """Return `str(error)`, or a substitute if that raises."""
+    return _str(error, "(its text cannot be read)")
+
+
+def _str(value: object, substitute: str) -> str:
     try:
         return str(value)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # the value's own code, or a number of thousands of digits
-        return f"a {type(value).__name__} that cannot be shown"
-
-
-def error_text(error: BaseException) -> str:
-    """What an error says; also of one that cannot say it."""
-    try:
-        return str(error)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # the error's own code
-        return "(its text cannot be read)"
+    except BaseException:  # from the value's own code, or an integer of thousands of digits
+        return substitute
 
 
 def error_line(error: BaseException) -> str:
-    """The type of an error and what it says, whatever it is.
-
-    Better than its repr, which need not say either: `network:ConnectionError` is one of redis-py.
-    """
+    """Return the type and the text of an error; its repr need not contain either."""
     text = error_text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def clean(text: str, most: int) -> str:
-    """The beginning of a text, as text that can be stored: lone surrogates are none."""
+    """Return up to `most` characters of a text, without lone surrogates, which cannot be stored."""
     return text[:most].encode("utf-8", "replace").decode()
 
 
 def plain_text(value: object) -> str:
-    """The beginning of what a value says of itself, as text that can be stored."""
+    """Return the beginning of `str(value)`, as text that can be stored."""
     return clean(text_of(value), MAX_PLAIN_TEXT)
 
 
 def new_budget() -> Iterator[None]:
-    """For so many values in lists and objects has `plain` room."""
+    """Return the budget of `plain`: how many values of lists and objects it keeps."""
     return itertools.repeat(None, MAX_PLAIN_VALUES)
 
 
 def plain(value: Any, budget: Iterator[None], depth: int = MAX_PLAIN_DEPTH) -> Any:
-    """A value as JSON can hold it, cut to size; "..." where too much was seen already."""
+    """Return a value that JSON can hold, cut to size; "..." stands for values nested too deep."""
     if value is None or isinstance(value, bool):
         return value
     if (type(value) is int and value.bit_length() <= 64) or (
@@ -123,31 +124,31 @@ def plain(value: Any, budget: Iterator[None], depth: int = MAX_PLAIN_DEPTH) -> A
             items = zip(value.items(), budget, strict=False)
             return {plain_text(name): plain(each, budget, depth - 1) for (name, each), _ in items}
         return [plain(each, budget, depth - 1) for each, _ in zip(value, budget, strict=False)]
-    except Exception:  # one of the application's own kind, or another thread changes it
+    except Exception:  # a class of the application, or another thread changes it
         return plain_text(value)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was passed to the logger as `extra`."""
+    """Return the fields that were passed to the logger as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in USUAL_ATTRIBUTES}
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """When it was logged: UTC, ISO 8601, to the millisecond."""
+    """Return when a record was logged: UTC, ISO 8601, to the millisecond."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object on a line of its own, for machines.
+    """Formats a record as one line of JSON.
 
-    It has `time`, `level`, `logger` and `message`, all that was passed as `extra` (for records of
-    this library `event` and its fields), and `exception` with the traceback if there is one; a
-    field of `extra` that has one of these names is left out. What JSON does not know is written as
-    its text, and a value that it cannot hold at all is cut as in the log of a run.
+    The object has `time`, `level`, `logger` and `message`, the fields passed as `extra` (for
+    records of this library `event` and its fields), and `exception` with the traceback if there is
+    one. Fields of `extra` that have one of these names are left out. Values of types that JSON does
+    not have are written as text; values that it cannot hold at all are cut as in the log of a run.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         line: dict[str, Any] = {
             "time": time_of(record),
             "level": record.levelname.lower(),
@@ -159,12 +160,12 @@ class JsonFormatter(logging.Formatter):
         line |= {name: each for name, each in fields_of(record).items() if name not in line}
         try:
             return _encoded(line)
-        except Exception:  # a circle, a name that is no text, a number that is none, ...
+        except Exception:  # a cycle, a key that is not text, a NaN, ...
             return _encoded({plain_text(name): _holdable(each) for name, each in line.items()})
 
 
 def _holdable(value: Any) -> Any:
-    """A value that JSON can hold: this one if it can."""
+    """Return the value if JSON can hold it, else a plain version of it."""
     try:
         _encoded(value)
     except Exception:

@@ -1,4 +1,4 @@
-"""Push tasks by the function that handles them, with their fields as keyword arguments."""
+"""Push tasks through the function that handles them, with the payload as keyword arguments."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Dispatch:
-    """How tasks of one name are to be pushed. Immutable: each change makes another one.
+    """How tasks of one name are pushed. Immutable: each method returns a new one.
 
     The last of `delay` and `at` counts.
     """
@@ -27,19 +27,19 @@ class Dispatch:
         self._fields = fields
 
     def push(self, user_id: str, /, **payload: Any) -> str:
-        """Push a task for a user, with these values as its payload; its id.
+        """Push a task for a user, with these values as its payload; return its id.
 
-        Raises InvalidTask, InvalidPayload or QueueFull as `Task.create` and `TaskQueue.push` do;
-        then nothing was stored.
+        Raises InvalidTask, InvalidPayload or QueueFull, as `Task.create` and `TaskQueue.push` do;
+        nothing is stored then.
         """
         return self._queue.push(Task.create(user_id=user_id, payload=payload, **self._fields))
 
     def delay(self, seconds: float) -> "Dispatch":
-        """The same, to run so many seconds after the push."""
+        """Run the task this many seconds after the push."""
         return self._with(delay=seconds, at=None)
 
     def at(self, when: datetime | float) -> "Dispatch":
-        """The same, to run at an aware datetime or at seconds since 1970."""
+        """Run the task at an aware datetime, or at seconds since 1970."""
         return self._with(delay=None, at=when)
 
     def options(
@@ -50,16 +50,12 @@ class Dispatch:
         tenant: str | None = UNSET,
         **policy: Unpack[TaskPolicy],
     ) -> "Dispatch":
-        """The same with another priority, for a tenant, or with a task id: twice is one task.
+        """Set the priority, the tenant, or the id, which makes repeated pushes one task.
 
-        The others are the task's own policy, which wins over the handler's; see `Task.create`.
+        The other options are the task's own policy, which wins over the handler's; see
+        `Task.create`.
         """
-        given = {
-            "priority": priority,
-            "task_id": task_id,
-            "tenant": tenant,
-            **policy,
-        }
+        given = {"priority": priority, "task_id": task_id, "tenant": tenant, **policy}
         check_policy({name: given[name] for name in policy})
         return self._with(**{name: value for name, value in given.items() if value is not UNSET})
 
@@ -68,7 +64,7 @@ class Dispatch:
 
 
 class RegisteredTask(Hookable, Generic[P, R]):
-    """What `Worker.task` makes of a function or class: it can be called as before, and pushed.
+    """A registered function or class, which can be called as before, and pushed.
 
     Attributes that it does not have itself are those of the function or class.
     """
@@ -81,11 +77,11 @@ class RegisteredTask(Hookable, Generic[P, R]):
         self._dispatch = Dispatch(queue, {"name": handler.name})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now, or make an instance of the class."""
+        """Call the function directly, or create an instance of the class."""
         return self.__wrapped__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Looked up in __dict__: before __init__ there is no target, and this would never end.
+        # Looked up in __dict__: before __init__ there is no target, and this would recurse.
         if "__wrapped__" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.__dict__["__wrapped__"], name)
@@ -94,15 +90,15 @@ class RegisteredTask(Hookable, Generic[P, R]):
         return f"<task {self.name!r}: {self.__wrapped__!r}>"
 
     def push(self, user_id: str, /, **payload: Any) -> str:
-        """Push a task for a user, with these values as its payload; its id. See `Dispatch.push`."""
+        """Push a task for a user, with these values as its payload; see `Dispatch.push`."""
         return self._dispatch.push(user_id, **payload)
 
     def delay(self, seconds: float) -> Dispatch:
-        """To be pushed so that it runs after so many seconds: `build.delay(60).push("alice")`."""
+        """Run the task this many seconds after the push: `build.delay(60).push("alice")`."""
         return self._dispatch.delay(seconds)
 
     def at(self, when: datetime | float) -> Dispatch:
-        """To be pushed so that it runs at an aware datetime, or at seconds since 1970."""
+        """Run the task at an aware datetime, or at seconds since 1970."""
         return self._dispatch.at(when)
 
     def options(
@@ -113,18 +109,10 @@ class RegisteredTask(Hookable, Generic[P, R]):
         tenant: str | None = UNSET,
         **policy: Unpack[TaskPolicy],
     ) -> Dispatch:
-        """To be pushed with a priority, for a tenant, or with a task id: twice is one task.
-
-        The others are the task's own policy, which wins over the handler's; see `Task.create`.
-        """
-        return self._dispatch.options(
-            priority=priority,
-            task_id=task_id,
-            tenant=tenant,
-            **policy,
-        )
+        """Set options of the task; see `Dispatch.options`."""
+        return self._dispatch.options(priority=priority, task_id=task_id, tenant=tenant, **policy)
 
 
 def unwrapped(target: Any) -> Any:
-    """The function or class of a registered task; anything else as it is."""
+    """Return the function or class of a registered task; anything else unchanged."""
     return target.__wrapped__ if isinstance(target, RegisteredTask) else target

@@ -1,7 +1,7 @@
-"""Call what belongs to one run in one context, and end what it leaves running in the event loop.
+"""Isolate the runs of a slot from each other: context variables, and leftovers in the event loop.
 
-A slot runs the tasks of one user after those of another. What one of them sets in a context
-variable, or starts beside its handler, must not reach the next.
+A slot runs tasks of different users one after the other. Context variables that a run sets, and
+asyncio tasks that it starts, must not reach the next run.
 """
 
 import asyncio
@@ -14,15 +14,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
-# Seconds for all that a run has left behind to end after it was cancelled. What has not ended then
-# never goes on: its event loop is given up. Only a thread cannot be ended.
+# Seconds for the leftovers of a run to end after they were cancelled. The event loop of those that
+# have not ended by then is abandoned, so that they never continue. Threads cannot be ended.
 LEFT_S = 1.0
-THREADS_LOOK_S = 0.005  # between two looks at threads that have something to finish
-MAX_NAMED = 10  # of those that were left running
-# Timers of connections that close: nobody's own code, and each ends with its connection.
+THREAD_CHECK_S = 0.005  # between two checks of busy threads
+MAX_NAMED = 10  # leftovers that are named
+# Timers of closing connections are not the handler's code, and end with their connection.
 _HARMLESS = "asyncio.sslproto"
 
 Arguments = ParamSpec("Arguments")
@@ -31,7 +30,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What a run has left running: names of the first few, how many, and if all ended when told."""
+    """What a run left running: the first few names, how many, and whether all have ended."""
 
     names: tuple[str, ...]
     count: int
@@ -40,13 +39,13 @@ class Leftovers:
 
 @dataclass(slots=True)
 class _Generators:
-    """The async generators of one run, while they are not closed."""
+    """The async generators of one run that are not closed."""
 
     open: "weakref.WeakSet[AsyncGenerator[Any, Any]]" = field(default_factory=weakref.WeakSet)
-    closing: bool = False  # one was dropped half-way, and the event loop is to close it
+    closing: bool = False  # one was dropped unfinished, and the event loop is about to close it
 
     def watch(self) -> None:
-        """Learn of each one that is begun from now on, until the event loop stops."""
+        """Track generators that are started from now on, until the event loop stops."""
         loops = sys.get_asyncgen_hooks()
 
         def begin(generator: AsyncGenerator[Any, Any]) -> None:
@@ -62,18 +61,18 @@ class _Generators:
         sys.set_asyncgen_hooks(firstiter=begin, finalizer=drop)
 
     def left(self) -> list[AsyncGenerator[Any, Any]]:
-        """Those that were begun and not brought to their end."""
+        """Return those that were started and not exhausted."""
         return [each for each in self.open if getattr(each, "ag_frame", None) is not None]
 
     def take(self) -> list[AsyncGenerator[Any, Any]]:
-        """As `left`; each once, since it need not heed that it is to end."""
+        """Return as `left`, but each only once, since it may refuse to close."""
         taken = self.left()
         self.open.clear()
         return taken
 
 
 class _Threads(ThreadPoolExecutor):
-    """The threads of an event loop, which know what they have not finished."""
+    """The threads of an event loop, with a record of unfinished calls."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="asyncio")
@@ -86,44 +85,39 @@ class _Threads(ThreadPoolExecutor):
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> "Future[Answer]":
-        """Let a thread call it."""
+        """Call it in a thread."""
         job = super().submit(call, *args, **kwargs)
         self._unfinished[job] = call
         job.add_done_callback(lambda job: self._unfinished.pop(job, None))
         return job
 
     def unfinished(self) -> "dict[Future[Any], Callable[..., Any]]":
-        """What they have not finished, and what is called there."""
+        """Return the unfinished calls, by future."""
         return self._unfinished.copy()
 
 
-class Stage:
-    """Where one slot runs its tasks, one after the other. It has an event loop once one is needed.
+class Runner:
+    """Calls the code of one run after the other in a slot; creates an event loop on first use.
 
-    For one thread. `begin` comes first for each run, `clear` last.
+    For one thread. Call `begin` first for each run, and `clear` last.
     """
 
     def __init__(self) -> None:
-        self._runner: asyncio.Runner | None = None
+        self._loops: asyncio.Runner | None = None
         self._variables = contextvars.Context()
         self._generators = _Generators()
         self._threads = _Threads()
-        self._used = False  # the event loop, by this run
+        self._used = False  # whether this run has used the event loop
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._runner is not None:
-            self._runner.close()
+    def __exit__(self, *exc_info: object) -> None:
+        if self._loops is not None:
+            self._loops.close()
 
     def begin(self) -> None:
-        """A run begins: it sees the context variables of this thread, and changes its own copy."""
+        """Begin a run, with its own copy of the context variables of this thread."""
         self._variables = contextvars.copy_context()
         self._generators = _Generators()
         self._used = False
@@ -133,15 +127,15 @@ class Stage:
         return self._variables.run(function, *arguments)
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end, in the context of the run."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-            self._replace_threads(self._runner.get_loop())
+        """Run a coroutine until it ends, in the context of the run."""
+        if self._loops is None:
+            self._loops = asyncio.Runner()
+            self._replace_threads(self._loops.get_loop())
         self._used = True
-        return self._runner.run(self._watched(coroutine), context=self._variables)
+        return self._loops.run(self._watched(coroutine), context=self._variables)
 
     def _replace_threads(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let those that are there finish what they do, and the next run have others."""
+        """Give the next run new threads; the old ones finish what they do."""
         self._threads.shutdown(wait=False)
         self._threads = _Threads()
         loop.set_default_executor(self._threads)
@@ -153,19 +147,19 @@ class Stage:
     def clear(self) -> Leftovers | None:
         """Cancel what the run has left in the event loop; None if there was nothing.
 
-        What goes on in spite of it is never run again: the next run gets another event loop. What
-        goes on in a thread cannot be ended, and is only told.
+        If something ignores that, its event loop is abandoned and the next run gets a new one.
+        Threads cannot be ended, and are only reported.
         """
-        if self._runner is None or not self._used:
+        if self._loops is None or not self._used:
             return None
-        loop = self._runner.get_loop()
+        loop = self._loops.get_loop()
         sweep = _Sweep(loop, self._generators, self._threads)
         if not sweep.is_needed():
             return None
-        self._runner.run(sweep.run(), context=contextvars.copy_context())
+        self._loops.run(sweep.run(), context=contextvars.copy_context())
         ended = sweep.ended and not self._threads.unfinished()
         if not sweep.ended:
-            self._runner = None
+            self._loops = None
             loop.close()
         elif not ended:
             self._replace_threads(loop)
@@ -176,8 +170,8 @@ class Stage:
 class _Sweep:
     """Ends what a run has left in an event loop, one kind after the other, for LEFT_S at most.
 
-    What ends may start more of any kind, so that all are looked at again until nothing is there.
-    Timers, and calls for the next turn, can be seen only in the event loops of asyncio itself.
+    Leftovers may start others while they end, so all kinds are checked again until none is left.
+    Timers and pending callbacks are visible only in the event loops of asyncio itself.
     """
 
     def __init__(
@@ -188,7 +182,7 @@ class _Sweep:
         self._threads = threads
         self._seen: set[Future[Any]] = set()
         self.names: list[str] = []
-        self.ended = False  # all but what threads do
+        self.ended = False  # all but calls in threads
 
     def is_needed(self) -> bool:
         """Whether there is anything to end."""
@@ -197,31 +191,31 @@ class _Sweep:
             or self._generators.closing
             or self._generators.left()
             or self._timers()
-            or self._turns()
+            or self._callbacks()
             or self._threads.unfinished()
         )
 
     async def run(self) -> None:
-        """End all that is there, as far as that can be done in time."""
+        """End all leftovers, as far as time allows."""
         end = self._loop.time() + LEFT_S
-        await asyncio.sleep(0)  # a generator that was dropped gets the task that closes it
+        await asyncio.sleep(0)  # lets a dropped generator get the task that closes it
         while (seconds := end - self._loop.time()) > 0:
             self.ended = False
             if tasks := self._cancel_tasks() or self._close_generators():
                 await _end(tasks, seconds)
-            elif self._cancel_timers() or self._turns():
+            elif self._cancel_timers() or self._callbacks():
                 await asyncio.sleep(0)
             else:
                 self.ended = True
                 if not self._cancel_jobs():
                     return
-                await asyncio.sleep(THREADS_LOOK_S)
+                await asyncio.sleep(THREAD_CHECK_S)
         if not self.ended and not self.names:
-            self._name(getattr(each, "_callback", each) for each in self._turns())
+            self._name(getattr(each, "_callback", each) for each in self._callbacks())
 
     def _cancel_tasks(self) -> "set[asyncio.Task[Any]]":
         tasks = {each for each in asyncio.all_tasks() if each is not asyncio.current_task()}
-        # Others are those with which the event loop closes a generator.
+        # Tasks of other awaitables are those with which the event loop closes a generator.
         left = [task for task in tasks if inspect.iscoroutine(task.get_coro())]
         self._name(task.get_coro() for task in left)
         for task in left:
@@ -241,7 +235,7 @@ class _Sweep:
         return bool(timers)
 
     def _cancel_jobs(self) -> bool:
-        """Whether a thread has something to finish; what none has begun is given up."""
+        """Cancel calls that no thread has begun; True if any call is unfinished."""
         new = {
             job: call for job, call in self._threads.unfinished().items() if job not in self._seen
         }
@@ -255,8 +249,8 @@ class _Sweep:
         timers: Iterable[asyncio.TimerHandle] = getattr(self._loop, "_scheduled", ())
         return [each for each in timers if not each.cancelled() and _module(each) != _HARMLESS]
 
-    def _turns(self) -> list[asyncio.Handle]:
-        """Calls for the next turn of the event loop."""
+    def _callbacks(self) -> list[asyncio.Handle]:
+        """Callbacks for the next iteration of the event loop."""
         return list(getattr(self._loop, "_ready", ()))
 
     def _name(self, started: Iterable[Any]) -> None:
@@ -264,11 +258,11 @@ class _Sweep:
 
 
 async def _end(tasks: "set[asyncio.Task[Any]]", seconds: float) -> None:
-    """Wait for these to end; how they do is nobody's business any more."""
+    """Wait for these to end, and ignore how."""
     done, _ = await asyncio.wait(tasks, timeout=seconds)
     for task in done:
         if not task.cancelled():
-            task.exception()  # otherwise asyncio complains that nobody asked
+            task.exception()  # otherwise asyncio logs that it was never retrieved
 
 
 async def _close(generator: AsyncGenerator[Any, Any]) -> None:
@@ -282,7 +276,7 @@ def _module(handle: asyncio.Handle) -> object:
 
 def _name_of(started: Any) -> str:
     if isinstance(started, functools.partial):
-        # That of `asyncio.to_thread` calls what it was given in a context.
+        # `asyncio.to_thread` wraps the function in the `run` of a context.
         in_context = isinstance(getattr(started.func, "__self__", None), contextvars.Context)
         return _name_of(started.args[0] if in_context and started.args else started.func)
     return str(getattr(started, "__qualname__", None) or type(started).__name__)

@@ -1,38 +1,36 @@
-"""Run one claimed task: filters, hooks, its handler, and what is recorded in the end."""
+"""Run one claimed task: its filters, hooks and handler, and the record of how it ended."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from fairqueue.alerts import Alerts
 from fairqueue.errors import FairQueueError, LeaseLost, TimedOut
-from fairqueue.logs import error_line, log_event
+from fairqueue.logs import error_line, event_logger
 from fairqueue.metrics.collectors import WorkerMetrics
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, Report, storable
 from fairqueue.retry_policy import RetryPolicy
 from fairqueue.worker.context import LogCapture
-from fairqueue.worker.event_loop import Stage
+from fairqueue.worker.event_loop import Runner
 from fairqueue.worker.handlers import Discard, Handler, Handlers, Retry
 from fairqueue.worker.hooks import Hook, Hooks
 from fairqueue.worker.isolation import run_isolated
-from fairqueue.worker.lease_keeper import Keeper, Run, about
+from fairqueue.worker.lease_keeper import ActiveRun, LeaseKeeper, about
 
-logger = logging.getLogger("fairqueue.worker")
-_log = partial(log_event, logger)
+_log = event_logger("fairqueue.worker")
 
-# How a call that ends a claim is counted.
+# The outcome that a call that ends a claim is counted as.
 OUTCOMES = {"retry": "retried", "release": "released", "bury": "buried"}
-# Those that count for the error rate.
+# The outcomes that count for the error rate.
 ENDINGS = {"finished", "retried", "buried"}
-# A task that this worker does not know waits this long for one that does, then twice that, ...
+# How long a task without a handler here waits for a worker that has one.
 UNKNOWN = RetryPolicy(retries=5, backoff=5.0, cap=300.0, jitter="none")
 
 Done = tuple[Claim, Any, Report]
@@ -40,15 +38,15 @@ Done = tuple[Claim, Any, Report]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What a thread that runs tasks has at hand."""
+    """What a thread needs to run tasks."""
 
-    stage: Stage
-    keeper: Keeper
+    runner: Runner
+    keeper: LeaseKeeper
     capture: LogCapture | None
 
 
 class Executor:
-    """Runs the tasks of a worker, each in the thread that asks for it."""
+    """Runs the tasks of a worker in the calling thread."""
 
     def __init__(
         self,
@@ -63,44 +61,44 @@ class Executor:
         self._hooks = hooks
         self._metrics = metrics
         self._alerts = alerts
-        # Kept: to look a series up costs more than all else that is done for a quick task.
+        # Cached: looking up a series costs more than the rest of the work for a quick task.
         self._seconds: dict[str, Histogram] = {}
         self._counters: dict[tuple[str, str], Counter] = {}
 
-    def execute(self, run: Run, slot: Slot) -> Done | None:
-        """Run a task; what is to be recorded, or None: its end is recorded already.
+    def execute(self, run: ActiveRun, slot: Slot) -> Done | None:
+        """Run a task; return what is to be recorded, or None if its end is recorded already.
 
-        Raises nothing, but for the KeyboardInterrupt of whoever runs tasks in the main thread.
+        Raises nothing except KeyboardInterrupt in the main thread.
         """
         if run.handler is None:
             text = f"no handler for task {run.claim.task.name!r} here"
             failure = Failure(type="UnknownTask", message=text)
-            self._offer_again(run, text, UNKNOWN, None, self._report(run, failure))
+            self._retry(run, text, UNKNOWN, None, self._report(run, failure))
             return None
         try:
             return self._execute(run, run.handler, slot)
-        except BaseException:  # nothing but an interrupt comes through
+        except BaseException:  # only an interrupt gets here
             self.end(self._queue.release, run.claim)
             raise
 
-    def _execute(self, run: Run, handler: Handler, slot: Slot) -> Done | None:
+    def _execute(self, run: ActiveRun, handler: Handler, slot: Slot) -> Done | None:
         claim, context = run.claim, run.context
-        slot.stage.begin()
+        slot.runner.begin()
         try:
             for each in handler.filters:
-                if each.refuses(slot.stage, claim.task.payload, context):
+                if each.refuses(slot.runner, claim.task.payload, context):
                     run.skipped = True
                     self._clear(run, slot)
                     return claim, {"skipped": each.hook.name}, Report(seconds=0.0)
             for hook in self._hooks.before + handler.hooks.before:
-                hook(slot.stage, claim.task.payload, context)
+                hook(slot.runner, claim.task.payload, context)
             result = self._call(run, handler, slot)
-        except BaseException as error:  # also SystemExit: it is the handler's, not ours
-            run.settle()  # again: TimedOut may have hit the first one
+        except BaseException as error:  # including SystemExit, which comes from the handler
+            run.settle()  # again, because TimedOut may have interrupted the first call
             self._failed(run, handler, slot, error)
             return None
-        self._tell(handler.hooks.then + self._hooks.then, run, slot, result, context)
-        self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, context)
+        self._call_hooks(handler.hooks.then + self._hooks.then, run, slot, result, context)
+        self._call_hooks(handler.hooks.finally_ + self._hooks.finally_, run, slot, context)
         self._clear(run, slot)
         lines = context.logged
         if lines is None:
@@ -108,8 +106,8 @@ class Executor:
         log, dropped = lines.kept()
         return claim, storable(result), Report(seconds=run.seconds, log=log, log_dropped=dropped)
 
-    def _call(self, run: Run, handler: Handler, slot: Slot) -> Any:
-        """Call the handler, with its time-out. Raises what it raises."""
+    def _call(self, run: ActiveRun, handler: Handler, slot: Slot) -> Any:
+        """Call the handler, with its time-out. Raises what the handler raises."""
         began = time.monotonic()
         try:
             if slot.capture is None:
@@ -120,36 +118,36 @@ class Executor:
             run.seconds = time.monotonic() - began
             self._observe(run)
 
-    def _call_timed(self, run: Run, handler: Handler, slot: Slot) -> Any:
+    def _call_timed(self, run: ActiveRun, handler: Handler, slot: Slot) -> Any:
         if handler.settings.isolated:
             return run_isolated(handler, run.context, capture=slot.capture is not None)
         if handler.timeout is None:
-            return handler.run(run.context, slot.stage)
+            return handler.run(run.context, slot.runner)
         try:
             deadline = time.monotonic() + handler.timeout
             slot.keeper.expect(deadline)
             run.begin(deadline)
-            return handler.run(run.context, slot.stage)
+            return handler.run(run.context, slot.runner)
         finally:
             run.settle()
 
-    # --- after it ---------------------------------------------------------------------------------
+    # --- after the handler ------------------------------------------------------------------------
 
-    def _failed(self, run: Run, handler: Handler, slot: Slot, error: BaseException) -> None:
-        """Tell the hooks, and record the failure. Raises the error if it is an interrupt."""
+    def _failed(self, run: ActiveRun, handler: Handler, slot: Slot, error: BaseException) -> None:
+        """Call the hooks and record the failure. Raises the error if it is an interrupt."""
         if _is_interrupt(error):
-            self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
+            self._call_hooks(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
             raise error
         failure = Failure.of(error)
         if isinstance(error, TimedOut) and not failure.message:
             text = f"ran for more than {handler.timeout or 0:g} s"
             failure = Failure(type=failure.type, message=text, traceback=failure.traceback)
         elif not isinstance(error, Retry | Discard | TimedOut):
-            said = about(run.claim) | {"error": f"{failure.type}: {failure.message}"}
-            _log("task_failed", logging.WARNING, exc_info=error, **said)
-        self._tell(handler.hooks.catch + self._hooks.catch, run, slot, error, run.context)
-        self._tell(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
-        self._clear(run, slot)  # before it is offered to others, who would work beside it
+            fields = about(run.claim) | {"error": f"{failure.type}: {failure.message}"}
+            _log("task_failed", logging.WARNING, exc_info=error, **fields)
+        self._call_hooks(handler.hooks.catch + self._hooks.catch, run, slot, error, run.context)
+        self._call_hooks(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
+        self._clear(run, slot)  # before other workers can take the task
         timed_out = run.overdue or isinstance(error, TimedOut)
         if timed_out:
             self._alerts.task_timed_out(run.claim.task, run.claim.attempt, handler.timeout or 0)
@@ -157,21 +155,26 @@ class Executor:
         self._record_failure(run, handler.policy, error, failure, report)
 
     def _record_failure(
-        self, run: Run, policy: RetryPolicy, error: BaseException, failure: Failure, report: Report
+        self,
+        run: ActiveRun,
+        policy: RetryPolicy,
+        error: BaseException,
+        failure: Failure,
+        report: Report,
     ) -> None:
         if isinstance(error, Discard):
             text = failure.message or "the handler discarded it"
             self._bury(run, text, report)
         elif isinstance(error, Retry):
             text = failure.message or "the handler asked for a retry"
-            self._offer_again(run, text, policy, error.in_, report)
+            self._retry(run, text, policy, error.in_, report)
         elif isinstance(error, TimedOut):
-            self._offer_again(run, f"timed out: {failure.message}", policy, None, report)
+            self._retry(run, f"timed out: {failure.message}", policy, None, report)
         else:
             text = f"{failure.type}: {failure.message}"
-            self._offer_again(run, text, policy, None, report)
+            self._retry(run, text, policy, None, report)
 
-    def _report(self, run: Run, failure: Failure, *, timed_out: bool = False) -> Report:
+    def _report(self, run: ActiveRun, failure: Failure, *, timed_out: bool = False) -> Report:
         return Report.of_failure(
             run.claim.task.name,
             failure,
@@ -180,30 +183,32 @@ class Executor:
             timed_out=timed_out,
         )
 
-    def _tell(self, hooks: Iterable[Hook], run: Run, slot: Slot, *arguments: Any) -> None:
-        """Call hooks whose failure changes nothing any more."""
+    def _call_hooks(
+        self, hooks: Iterable[Hook], run: ActiveRun, slot: Slot, *arguments: Any
+    ) -> None:
+        """Call hooks whose errors are only logged."""
         for hook in hooks:
             try:
-                hook(slot.stage, *arguments)
+                hook(slot.runner, *arguments)
             except BaseException as error:
                 if _is_interrupt(error):
                     raise
-                said = about(run.claim) | {"hook": hook.name, "error": error_line(error)}
-                _log("hook_failed", logging.WARNING, exc_info=True, **said)
+                fields = about(run.claim) | {"hook": hook.name, "error": error_line(error)}
+                _log("hook_failed", logging.WARNING, exc_info=True, **fields)
 
-    def _clear(self, run: Run, slot: Slot) -> None:
-        """End what the run has left in the event loop of its slot, and say so."""
-        left = slot.stage.clear() or run.context.left
+    def _clear(self, run: ActiveRun, slot: Slot) -> None:
+        """End what the run has left in the event loop of its slot, and log it."""
+        left = slot.runner.clear() or run.context.left
         if left is not None:
-            said = about(run.claim) | {"left": ", ".join(left.names), "count": left.count}
-            _log("left_running", logging.WARNING, **said, ended=left.ended)
+            fields = about(run.claim) | {"left": ", ".join(left.names), "count": left.count}
+            _log("left_running", logging.WARNING, **fields, ended=left.ended)
 
     # --- recording --------------------------------------------------------------------------------
 
-    def _offer_again(
-        self, run: Run, error: str, policy: RetryPolicy, delay: float | None, report: Report
+    def _retry(
+        self, run: ActiveRun, error: str, policy: RetryPolicy, delay: float | None, report: Report
     ) -> None:
-        """Offer the task again as its policy says, or put it among the dead letters."""
+        """Retry the task as its policy says, or bury it."""
         wait = policy.delay(run.claim.attempt)
         if wait is None:
             self._bury(run, error, report)
@@ -211,16 +216,16 @@ class Executor:
             wait = wait if delay is None else delay
             self.end(self._queue.retry, run.claim, error, wait, report=report)
 
-    def _bury(self, run: Run, error: str, report: Report) -> None:
+    def _bury(self, run: ActiveRun, error: str, report: Report) -> None:
         claim = run.claim
-        # Otherwise it is somebody else's by now, or is tried again when its lease has ended.
+        # Otherwise the lease was lost, or the task is offered again when it expires.
         if self.end(self._queue.bury, claim, error, report=report) == "buried":
             self._alerts.task_failed(claim.task, claim.attempt, error, report.fingerprint)
 
     def end(
         self, action: Callable[..., None], claim: Claim, *arguments: object, **named: object
     ) -> str:
-        """Record the end of a claim; what came of it, "not_recorded" if Redis could not be told."""
+        """Record the end of a claim; return the outcome, or "not_recorded" if that failed."""
         outcome = OUTCOMES[action.__name__]
         try:
             action(claim, *arguments, **named)
@@ -228,14 +233,14 @@ class Executor:
             outcome = "lost_lease"
             _log("lease_lost", logging.WARNING, **about(claim))
         except FairQueueError as error:
-            # The lease ends by itself, and the task is offered again.
+            # The lease expires, and the task is offered again.
             outcome = "not_recorded"
             _log("not_recorded", logging.WARNING, **about(claim), error=str(error))
         self._count(claim, outcome)
         return outcome
 
-    def recorded(self, runs: Sequence[Run], words: Sequence[str]) -> None:
-        """Count what was answered to runs that were recorded as done."""
+    def recorded(self, runs: Sequence[ActiveRun], words: Sequence[str]) -> None:
+        """Count the answers to runs that were recorded as finished."""
         for run, word in zip(runs, words, strict=True):
             self._count(run.claim, "skipped" if run.skipped and word == "finished" else word)
             if word == "lost_lease":
@@ -251,7 +256,7 @@ class Executor:
             self._counters[label, outcome] = counter
         counter.inc()
 
-    def _observe(self, run: Run) -> None:
+    def _observe(self, run: ActiveRun) -> None:
         label = self._handlers.label(run.claim.task.name)
         histogram = self._seconds.get(label)
         if histogram is None:
@@ -259,14 +264,14 @@ class Executor:
             self._seconds[label] = histogram
         histogram.observe(run.seconds)
 
-    def stuck_gauge(self, run: Run) -> Gauge:
-        """Where a run is counted that goes on after its time-out."""
+    def stuck_gauge(self, run: ActiveRun) -> Gauge:
+        """Return the gauge for a run that goes on after its time-out."""
         label = self._handlers.label(run.claim.task.name)
         return self._metrics.stuck_runs.labels(self._queue.name, label)
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether somebody wants the program to end, and not only a handler."""
+    """Whether the program is interrupted, and not only a handler."""
     return (
         isinstance(error, KeyboardInterrupt)
         and threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""What a worker runs for a task: handlers by name, and what happens when one fails."""
+"""The handlers of a worker, by task name, and their options."""
 
 import asyncio
 import copy
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.errors import ConfigurationError, TimedOut, shown
-from fairqueue.logs import log_event
+from fairqueue.logs import event_logger
 from fairqueue.models import Task
 from fairqueue.retry_policy import RetryPolicy, check_timeout
 from fairqueue.validation import check_count, check_name, check_number, check_seconds
 from fairqueue.worker.context import RunningTask, TaskContext
-from fairqueue.worker.event_loop import Stage
-from fairqueue.worker.hooks import KINDS, Callables, Filter, Hooks, filters, is_async, needed
+from fairqueue.worker.event_loop import Runner
+from fairqueue.worker.hooks import KINDS, Callables, Hooks, TaskFilter, filters, is_async, needed
 
-logger = logging.getLogger("fairqueue.worker")
+_log = event_logger("fairqueue.worker")
 
 LEAST_RATE, MOST_RATE = 0.001, 1e6  # runs of a handler per second
 
 
 class Retry(Exception):
-    """Raised by a handler: offer the task again, after `in_` seconds or as its policy says."""
+    """Raised by a handler to retry the task, after `in_` seconds or as its policy says."""
 
     def __init__(self, reason: str = "", *, in_: float | None = None) -> None:
         super().__init__(reason)
@@ -33,11 +33,11 @@ class Retry(Exception):
 
 
 class Discard(Exception):
-    """Raised by a handler: it makes no sense to try this task again; to the dead letters."""
+    """Raised by a handler to bury the task without further attempts."""
 
 
 class HandlerOptions(TypedDict, total=False):
-    """What may be said of a handler when it is registered; `Worker.task` explains each."""
+    """The options of a handler; `Worker.task` explains each."""
 
     retries: int
     backoff: float | Sequence[float]
@@ -56,44 +56,39 @@ class HandlerOptions(TypedDict, total=False):
     finally_: Callables
 
 
-# Those that a class may have as attributes when it is registered with its module.
+# The options that may be attributes of a class, when it is registered with its module.
 CLASS_OPTIONS = (
-    "retries",
-    "backoff",
-    "backoff_cap",
-    "backoff_multiplier",
-    "jitter",
-    "timeout",
-    "slots",
-    "rate",
-    "isolation",
+    *("retries", "backoff", "backoff_cap", "backoff_multiplier", "jitter"),
+    *("timeout", "slots", "rate", "isolation"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
-    """The options of a handler, checked."""
+    """The checked options of a handler."""
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float | None = None
     slots: int = 0
     rate: float | None = None
     isolated: bool = False
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[TaskFilter, ...] = ()
     hooks: tuple[tuple[str, Callables], ...] = ()
 
     @classmethod
     def create(cls, **options: Unpack[HandlerOptions]) -> "HandlerSettings":
-        """Settings of a handler. Raises ConfigurationError naming the option and its value."""
+        """Check options. Raises ConfigurationError naming the option and its value."""
         unknown = sorted(options.keys() - HandlerOptions.__annotations__.keys())
         if unknown:
             known = ", ".join(HandlerOptions.__annotations__)
-            raise ConfigurationError(f"{shown(unknown[0])} is no option of a handler: {known} are")
+            raise ConfigurationError(
+                f"{shown(unknown[0])} is not an option of a handler: use one of {known}"
+            )
         timeout, rate = options.get("timeout"), options.get("rate")
         isolation = options.get("isolation", "thread")
         if isolation not in ("thread", "process"):
             raise ConfigurationError(
-                f"isolation {shown(isolation)} is neither 'thread' nor 'process'"
+                f"isolation must be 'thread' or 'process', not {shown(isolation)}"
             )
         if timeout is not None:
             timeout = check_timeout(timeout, ConfigurationError)
@@ -103,7 +98,7 @@ class HandlerSettings:
         usual_jitter = "none" if isinstance(backoff, list | tuple) else "full"
         hooks = tuple((kind, options[kind]) for kind in KINDS if kind in options)  # type: ignore[literal-required]
         for kind, calls in hooks:
-            Hooks().add(kind, calls)  # so that a bad one is named here
+            Hooks().add(kind, calls)  # so that a bad hook raises here
         return cls(
             policy=RetryPolicy.create(
                 options.get("retries", 5),
@@ -122,14 +117,14 @@ class HandlerSettings:
 
     @property
     def limits(self) -> dict[str, float | None]:
-        """What has to hold across all workers, and is therefore stored; {} if nothing has."""
+        """The limits that hold across all workers, and are stored; {} if there are none."""
         if not self.slots and self.rate is None and self.timeout is None:
             return {}
         return {"slots": self.slots, "rate": self.rate, "timeout": self.timeout}
 
 
 class Handler:
-    """A callable that runs tasks of one name. Made by `Worker.task`."""
+    """A callable that runs tasks of one name. Created by `Worker.task`."""
 
     def __init__(
         self,
@@ -155,32 +150,31 @@ class Handler:
         self._takes_context = _takes_context(call, what, takes_task=takes_task)
         self.is_async = is_async(call)
 
-    def run(self, context: TaskContext, stage: Stage) -> Any:
-        """Call it for a task; its result. Raises whatever it raises, TimedOut if it is async."""
+    def run(self, context: TaskContext, runner: Runner) -> Any:
+        """Call it for a task and return its result.
+
+        Raises whatever the handler raises, and TimedOut if it is async.
+        """
         target = self.target
         if self._is_class:
-            target = stage.call(target).handle
+            target = runner.call(target).handle
         first: Task | dict[str, Any]
         first = RunningTask.of(context) if self._takes_task else context.task.payload
         arguments = (first, context) if self._takes_context else (first,)
-        answer = stage.call(target, *arguments)
-        return stage.wait(self._await(answer)) if self.is_async else answer
+        answer = runner.call(target, *arguments)
+        return runner.wait(self._await(answer)) if self.is_async else answer
 
     def under(self, policy: Mapping[str, Any]) -> "Handler":
-        """The same, with retries, delays and time-out as a task wants them.
+        """Return a copy with the retry policy and time-out of a task.
 
-        Raises ConfigurationError for what was stored and cannot be used.
+        Raises ConfigurationError if the stored policy is invalid.
         """
         timeout = self.timeout
         if "timeout" in policy:
             timeout = check_timeout(policy["timeout"], ConfigurationError)
         settings = replace(self.settings, policy=self.policy.under(policy), timeout=timeout)
         changed = copy.copy(self)
-        changed.settings, changed.policy, changed.timeout = (
-            settings,
-            settings.policy,
-            settings.timeout,
-        )
+        changed.settings, changed.policy, changed.timeout = settings, settings.policy, timeout
         return changed
 
     async def _await(self, coroutine: Any) -> Any:
@@ -195,39 +189,38 @@ class Handler:
 
 
 class Handlers:
-    """The handlers of a worker, by task name; nothing else is ever run."""
+    """The handlers of a worker, by task name. Nothing else is ever run."""
 
     def __init__(self, default: Callable[[Task], Any] | None) -> None:
         self._by_name: dict[str, Handler] = {}
         self._default = None
         if default is not None:
             if not callable(default):
-                raise ConfigurationError(f"handler {shown(default)} cannot be called")
+                raise ConfigurationError(f"handler must be callable, not {shown(default)}")
             self._default = Handler("", default, HandlerSettings(), takes_task=True)
 
     def add(self, handler: Handler) -> None:
-        """Take a handler. Raises ConfigurationError if its name has one already."""
+        """Add a handler. Raises ConfigurationError if its name has one already."""
         check_name(handler.name, "name", ConfigurationError)
         if handler.name in self._by_name:
             raise ConfigurationError(f"task {handler.name!r} has a handler already")
         self._by_name[handler.name] = handler
 
     def label(self, name: str) -> str:
-        """A task's name where it has a handler of its own, for metrics; else which one it has."""
+        """Return the metric label of a task: its name, "default", or "unknown"."""
         if name in self._by_name:
             return name
         return "unknown" if self._default is None else "default"
 
     def find(self, task: Task) -> Handler | None:
-        """The handler of a task, the default one, or None; with the task's own policy."""
+        """Return the handler of a task, with the task's own policy; None if there is none."""
         handler = self._by_name.get(task.name, self._default)
         if handler is None or not task.policy:
             return handler
         try:
             return handler.under(task.policy)
         except (ConfigurationError, AttributeError, TypeError) as error:
-            log_event(
-                logger,
+            _log(
                 "policy_unusable",
                 logging.WARNING,
                 task=task.task_id,
@@ -242,16 +235,16 @@ class Handlers:
         return self._default is not None
 
     def named(self) -> list[Handler]:
-        """All that have a name."""
+        """Return all handlers except the default one."""
         return list(self._by_name.values())
 
 
 def handler_classes(module_name: str) -> dict[str, tuple[type, HandlerOptions]]:
-    """The classes of a module that can handle tasks, by dotted path, with their options.
+    """Import a module and return its handler classes, by dotted path, with their options.
 
-    Those that are defined there and have a method `handle`, but for abstract ones and those whose
-    name begins with an underscore. Imports the module. Raises ConfigurationError if that fails or
-    there is no such class.
+    Handler classes are defined there and have a method `handle`; abstract ones and those whose name
+    begins with an underscore are left out. Raises ConfigurationError if the import fails or there
+    is no such class.
     """
     check_name(module_name, "module", ConfigurationError)
     try:
@@ -280,11 +273,11 @@ def _handles(value: type, module_name: str) -> bool:
 
 
 def _callable_of(target: Any) -> Callable[..., Any]:
-    """What is called with the payload in the end, as far as that is known without an instance."""
+    """Return the callable that gets the payload, as far as known without an instance."""
     if inspect.isclass(target):
         return _handle_of(target)
     if not callable(target):
-        raise ConfigurationError(f"{shown(target)} cannot be called: a function, or a class")
+        raise ConfigurationError(f"handler must be a function or a class, not {shown(target)}")
     return target  # type: ignore[no-any-return]
 
 
@@ -296,20 +289,22 @@ def _handle_of(target: type) -> Callable[..., Any]:
     try:
         inspect.signature(target).bind()
     except TypeError as error:
-        raise ConfigurationError(f"class {name} must be made without arguments: {error}") from None
+        raise ConfigurationError(
+            f"class {name} must have a constructor without arguments: {error}"
+        ) from None
     except ValueError:
         pass  # written in C
     if isinstance(inspect.getattr_static(target, "handle"), staticmethod | classmethod):
         return method  # type: ignore[no-any-return]
-    return functools.partial(method, None)  # None for self: to look at it, never to call it
+    return functools.partial(method, None)  # None for self: for its signature only, never called
 
 
 def _takes_context(call: Callable[..., Any], what: str, *, takes_task: bool) -> bool:
-    """Whether a handler gets a context after its first argument, which it must take."""
+    """Whether a handler takes a context as its second argument. Checks that it takes the first."""
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
-        return False  # written in C: it gets the payload
+        return False  # written in C: it gets only the payload
     count, takes_any = needed(signature)
     takes_context = not takes_task and (count > 1 or takes_any)
     try:

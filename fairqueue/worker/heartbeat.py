@@ -1,4 +1,4 @@
-"""Say that a worker is alive and what it runs, and learn which tasks are for others."""
+"""Report that a worker is alive and what it runs, and learn which tasks other workers handle."""
 
 import logging
 import math
@@ -8,35 +8,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from fairqueue.alerts import Alerts
 from fairqueue.errors import RedisUnavailable
-from fairqueue.logs import log_event
+from fairqueue.logs import event_logger
 from fairqueue.queue.delays import index_delayed
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import ANY, BEAT_S, MAX_CURRENT, Beat, Notice, WorkerStore
 
-logger = logging.getLogger("fairqueue.worker")
-_log = partial(log_event, logger)
+_log = event_logger("fairqueue.worker")
 
-
-def _version() -> str:
-    try:
-        return version("fairqueue")
-    except PackageNotFoundError:
-        return "not installed"
-
-
-VERSION = _version()
+try:
+    VERSION = version("fairqueue")
+except PackageNotFoundError:
+    VERSION = "not installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a worker says of itself; `names` of its handlers, with their limits.
+class WorkerProfile:
+    """What a worker reports about itself.
 
-    http: where its HTTP tasks may go, by name; see HttpTasks.http_policy.
+    limits: the limits of each of its handlers, by task name. http: where its HTTP tasks may send
+    requests, by task name; see HttpTasks.http_policy.
     """
 
     worker_id: str
@@ -47,42 +41,42 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Which tasks a worker claims, as `TaskQueue.claim` takes it."""
+class ClaimFilter:
+    """Which tasks a worker claims, as arguments of `TaskQueue.claim`."""
 
     names: tuple[str, ...] | None = None
     avoid: tuple[str, ...] = ()
 
 
-class Presence:
+class Heartbeat:
     """The heartbeats of one worker, until it leaves.
 
-    `choice` leaves tasks to other workers that can run them where this one cannot. A task of a name
-    that nobody can run is left to nobody; it is claimed, and fails with that reason.
+    `claim_filter` leaves tasks that this worker cannot run to workers that can. Tasks of a name
+    that no worker handles are claimed anyway, and fail for that reason.
 
-    `on_drain` is called when the worker was asked to take no more and end; `is_draining` says so
-    from then on.
+    `on_drain` is called when the worker is asked to claim no more tasks and end; `is_draining` is
+    True from then on.
     """
 
     def __init__(
         self,
         queue: TaskQueue,
-        facts: Callable[[], Facts],
+        profile: Callable[[], WorkerProfile],
         alerts: Alerts,
         on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._store = WorkerStore(queue.link)
-        self._facts = facts
+        self._profile = profile
         self._alerts = alerts
         self._on_drain = on_drain
-        self._lock = threading.Lock()  # one heartbeat at a time: the newest is the last
-        self._said: Facts | None = None
+        self._lock = threading.Lock()  # one heartbeat at a time, so that the newest comes last
+        self._sent: WorkerProfile | None = None
         self._left = False
         self._started_ms = 0
         self._next = 0.0  # monotonic seconds
-        self._heard: list[bytes] = []  # notices that were passed on, and are to be told no more
-        self.choice = Choice()
+        self._heard: list[bytes] = []  # notices that were handled, to be acknowledged
+        self.claim_filter = ClaimFilter()
         self.is_draining = False
 
     @property
@@ -91,36 +85,37 @@ class Presence:
         return self._next
 
     def begin(self) -> None:
-        """Be known before the first claim. Raises RedisUnavailable and its kin."""
-        if self._said is None:
+        """Send the first heartbeat, before the first claim. Raises as `beat`."""
+        if self._sent is None:
             self.beat(())
 
     def beat(self, current: Iterable[str]) -> None:
-        """Say what runs now, and learn of the others. Raises RedisUnavailable and its kin.
+        """Report the ids of the running tasks, and learn about other workers.
 
-        Nothing happens after `leave`: a thread that is late must not bring the worker back.
+        Does nothing after `leave`: a late thread must not bring the worker back. Raises
+        RedisUnavailable and other errors of Redis.
         """
         try:
             with self._lock:
                 if self._left:
                     return
-                facts = self._facts()
+                profile = self._profile()
                 heard = len(self._heard)
-                beat = self._say(facts, list(current))
-                self._said = facts
+                beat = self._send(profile, list(current))
+                self._sent = profile
                 del self._heard[:heard]
                 self._next = time.monotonic() + BEAT_S
         except RedisUnavailable:
-            # A worker whose slots are all taken talks to Redis in no other way.
+            # A worker whose slots are all taken contacts Redis in no other way.
             self._alerts.redis_failed()
             raise
         self._alerts.redis_ok()
-        self._learn(beat, facts)  # first: some of it is told only once
+        self._learn(beat, profile)  # first, because notices are delivered only once
         index_delayed(self._queue.link)
         if self._alerts.has_recipients:
             self._alerts.watch(self._queue.inspect())
 
-    def _say(self, facts: Facts, current: list[str]) -> Beat:
+    def _send(self, profile: WorkerProfile, current: list[str]) -> Beat:
         if not self._started_ms:
             self._started_ms = self._queue.link.now_ms()
         return self._store.beat(
@@ -128,21 +123,21 @@ class Presence:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "version": VERSION,
-                "slots": facts.slots,
-                "names": [*facts.limits, *([ANY] if facts.takes_any else [])],
+                "slots": profile.slots,
+                "names": [*profile.limits, *([ANY] if profile.takes_any else [])],
                 "current": current[:MAX_CURRENT],
                 "running": len(current),
                 "started": self._started_ms,
-                **({"http": facts.http} if facts.http else {}),
+                **({"http": profile.http} if profile.http else {}),
             },
-            facts.worker_id,
-            facts.limits if facts != self._said else None,
+            profile.worker_id,
+            profile.limits if profile != self._sent else None,
             can_alert=self._alerts.has_recipients,
             heard=self._heard,
         )
 
-    def _learn(self, beat: Beat, facts: Facts) -> None:
-        self.choice = _choose(beat.handled, facts)
+    def _learn(self, beat: Beat, profile: WorkerProfile) -> None:
+        self.claim_filter = _claim_filter(beat.handled, profile)
         for notice in beat.notices:
             report(notice, self._alerts)
         if self._alerts.has_recipients:
@@ -152,30 +147,33 @@ class Presence:
             _log("worker_gone", logging.WARNING, worker=worker_id, queue=self._queue.name)
         if beat.drained_by is not None and not self.is_draining:
             self.is_draining = True
-            _log("worker_draining", worker=facts.worker_id, by=beat.drained_by)
+            _log("worker_draining", worker=profile.worker_id, by=beat.drained_by)
             self._on_drain()
 
     def leave(self) -> None:
-        """Say once that the worker ends, if it ever said a word. Raises RedisUnavailable."""
+        """Report once that the worker has ended, if it ever sent a heartbeat.
+
+        Raises RedisUnavailable.
+        """
         with self._lock:
             self._left, self._next = True, math.inf
-            if self._said is not None:
-                self._store.leave(self._said.worker_id, self._heard)
-                self._said = None
+            if self._sent is not None:
+                self._store.leave(self._sent.worker_id, self._heard)
+                self._sent = None
 
 
-def _choose(handled: frozenset[str], facts: Facts) -> Choice:
-    """What a worker claims, where workers with these names are alive."""
-    own = facts.limits.keys()
-    if facts.takes_any:
-        return Choice()
-    if ANY in handled and own:  # somebody takes whatever this one does not know
-        return Choice(names=tuple(sorted(own)))
-    return Choice(avoid=tuple(sorted(handled - own - {ANY})))
+def _claim_filter(handled: frozenset[str], profile: WorkerProfile) -> ClaimFilter:
+    """Return what a worker claims, given the task names that living workers handle."""
+    own = profile.limits.keys()
+    if profile.takes_any:
+        return ClaimFilter()
+    if ANY in handled and own:  # another worker takes all other names
+        return ClaimFilter(names=tuple(sorted(own)))
+    return ClaimFilter(avoid=tuple(sorted(handled - own - {ANY})))
 
 
 def report(notice: Notice, alerts: Alerts) -> None:
-    """Say that a task has ended without a word of its worker, to the log and to people."""
+    """Log and alert that a task has ended without a report of its worker."""
     fields = {"task": notice.task_id, "user": notice.user_id, "worker": notice.worker_id}
     run = notice.stale_run
     if run is not None:

@@ -1,14 +1,14 @@
-"""Run a handler in a process of its own, which can be killed whatever it does.
+"""Run a handler in its own process, which can be killed whatever it does.
 
-The process is started by a fork server (where there is none, anew), never by a plain fork of a
-process with threads. It finds the handler by module and name, gets its task as JSON, and answers in
-JSON over a pipe: nothing that a child says is unpickled. It is killed with SIGKILL, which neither
-a loop in C nor a blocked signal can hold up.
+The process is started by a fork server (or spawned, where there is none), never by a plain fork of
+a process with threads. It finds the handler by module and name, gets its task as JSON, and answers
+in JSON over a pipe: nothing from the child is unpickled. It is killed with SIGKILL, which neither a
+loop in C nor a blocked signal can delay.
 
-As always with `multiprocessing`, the child imports the main script too: what that does must stand
-under `if __name__ == "__main__"`. A handler that is defined in the main script works there. The
-environment and the working directory are those of the moment when the first such process was
-started. A handler there cannot use `multiprocessing` to start processes itself; `subprocess` works.
+As always with `multiprocessing`, the child also imports the main script, whose code must therefore
+be guarded by `if __name__ == "__main__"`. A handler may be defined in the main script. The
+environment and the working directory are those at the start of the first such process. A handler
+cannot start processes with `multiprocessing`; `subprocess` works.
 """
 
 import fcntl
@@ -34,43 +34,43 @@ from fairqueue.models import Task
 from fairqueue.queue.reports import MAX_LINE_LENGTH, Failure, bounded, storable
 from fairqueue.worker.context import LogCapture, TaskContext
 from fairqueue.worker.dispatch import unwrapped
-from fairqueue.worker.event_loop import Leftovers, Stage
+from fairqueue.worker.event_loop import Leftovers, Runner
 from fairqueue.worker.handlers import Discard, Handler, HandlerSettings, Retry
 
-START_S = 60.0  # a process whose handler has not begun after this long is given up
-EXIT_S = 1.0  # so long a process may take to end after it has said how its handler went
-MAX_MESSAGE_BYTES = 256 * 1024  # far more than a result or a traceback has: the other end is broken
+START_S = 60.0  # a process whose handler has not begun after this long is killed
+EXIT_S = 1.0  # how long a process may take to end after its last message
+MAX_MESSAGE_BYTES = 256 * 1024  # far more than a result or a traceback needs
 
-# Multiprocessing looks after all children of a process whenever one is started. One thread at a
-# time: of two that ask how a child ended, only one gets the answer.
+# Starting a child makes multiprocessing reap all others. One thread at a time: of two that ask how
+# a child ended, only one gets the answer.
 _children = threading.Lock()
 
 
 class ProcessFailed(Exception):
-    """A handler failed in its process, or that process ended without a word.
+    """A handler failed in its process, or that process ended without an answer.
 
-    `failure` has the type, the message and the traceback of what was raised there.
+    `failure` has the type, the message and the traceback of the error in the process.
     """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
         if failure.traceback:
-            self.add_note(failure.traceback)  # so that it is seen where this is logged
+            self.add_note(failure.traceback)  # so that logs show it
 
 
 def check_isolated(target: Any) -> None:
-    """See that a child process can find this handler. Raises ConfigurationError."""
+    """Check that a child process can find this handler by name. Raises ConfigurationError."""
     path = getattr(target, "__qualname__", "")
     if not (inspect.isfunction(target) or inspect.isclass(target)) or "<" in path:
         raise ConfigurationError(
-            f"{shown(target)} cannot run with isolation='process': its process finds it by name, "
-            "so that it must be a function or a class at the top level of a module"
+            f"{shown(target)} cannot run with isolation='process': it must be a function or a "
+            "class at the top level of a module, so that its process can find it by name"
         )
 
 
 def check_findable(handler: Handler) -> None:
-    """See that its name leads to this handler, now that modules are loaded.
+    """Check that its name leads to this handler, now that all modules are loaded.
 
     Raises ConfigurationError.
     """
@@ -81,29 +81,29 @@ def check_findable(handler: Handler) -> None:
         found = None
     if found is not handler.target:
         raise ConfigurationError(
-            f"the handler of {handler.name!r} cannot run with isolation='process': {module}.{path} "
-            f"is {'not there' if found is None else 'something else'}, and its process finds it so"
+            f"the handler of {handler.name!r} cannot run with isolation='process': its process "
+            f"looks for {module}.{path}, which {'does not exist' if found is None else 'differs'}"
         )
 
 
 def check_not_starting() -> None:
-    """See that this is no child that is just importing the main script of its parent.
+    """Check that this is not a child that is importing the main script of its parent.
 
     Raises ConfigurationError.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
-            "a worker is started while a process is being set up that imports the main script: "
-            "start it there under `if __name__ == '__main__':`"
+            "a worker was started while a child process imports the main script: start it under "
+            "`if __name__ == '__main__':`"
         )
 
 
 def run_isolated(handler: Handler, context: TaskContext, *, capture: bool) -> Any:
-    """Run a handler in a process of its own; its result.
+    """Run a handler in its own process and return its result.
 
-    The process is killed when its time-out is over, which counts from the beginning of the handler,
-    and when `context.stop` is called. Raises what the handler did, if that was Retry, Discard or
-    TimedOut, and ProcessFailed for all else.
+    The process is killed after the time-out, which counts from the start of the handler, and when
+    `context.stop` is called. Raises Retry, Discard or TimedOut if the handler did, and
+    ProcessFailed for all other errors.
     """
     request = {
         "module": handler.target.__module__,
@@ -114,7 +114,7 @@ def run_isolated(handler: Handler, context: TaskContext, *, capture: bool) -> An
         "attempt": context.attempt,
         "capture": capture,
     }
-    child = _Child(json.dumps(request), context)
+    child = _TaskProcess(json.dumps(request), context)
     context.on_stop = child.kill
     try:
         if context.cancelled:  # before there was anything to kill
@@ -132,14 +132,14 @@ def _start_method() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     method = multiprocessing.get_context("forkserver")
-    # Only our own modules: one of the application may open connections when it is imported, which
-    # all children would share.
+    # Only our own modules: a module of the application may open connections when it is imported,
+    # which all children would share.
     method.set_forkserver_preload([__name__])
     return method
 
 
-class _Child:
-    """The process of one run, seen from the worker."""
+class _TaskProcess:
+    """The process of one run, as seen by the worker."""
 
     def __init__(self, request: str, context: TaskContext) -> None:
         self._context = context
@@ -162,14 +162,14 @@ class _Child:
             watched.close()
 
     def kill(self) -> None:
-        """End it now, whatever it does. Any thread may."""
+        """Kill the process. May be called from any thread."""
         with self._ending:
             if not self._closed:
-                with suppress(OSError):  # it may have become another user's
+                with suppress(OSError):  # it may run as another user by now
                     self._process.kill()
 
     def close(self) -> None:
-        """See that it has ended, and free what it held here."""
+        """Wait for the process to end, kill it if needed, and free its resources."""
         if not wait([self._process.sentinel], EXIT_S):
             self.kill()
         self._exit_code()
@@ -180,7 +180,7 @@ class _Child:
         self._alive.close()
 
     def result(self, timeout: float | None) -> Any:
-        """Wait for what it says in the end. Raises as `run_isolated`."""
+        """Wait for the result. Raises as `run_isolated`."""
         deadline: float | None = time.monotonic() + START_S
         begun = False
         while True:
@@ -189,20 +189,20 @@ class _Child:
                 self.kill()
                 raise self._overdue(timeout if begun else None)
             try:
-                word, value = self._heard(json.loads(text))
+                kind, value = self._read(json.loads(text))
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 self.kill()
-                raise _failed("its process said something that makes no sense") from error
-            if word == "begun":
+                raise _failed("its process sent a malformed message") from error
+            if kind == "begun":
                 begun = True
                 deadline = None if timeout is None else time.monotonic() + timeout
-            elif word == "error":
+            elif kind == "error":
                 raise value
-            elif word == "result":
+            elif kind == "result":
                 return value
 
     def _next_message(self, deadline: float | None) -> bytes | None:
-        """What it says next; None if the deadline passes before. Raises ProcessFailed."""
+        """Return the next message; None if the deadline passes first. Raises ProcessFailed."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return None
@@ -210,30 +210,30 @@ class _Child:
         if not ready:
             return None
         try:
-            # What it has said before it died counts.
+            # Messages sent before it died count.
             if self._here in ready or self._here.poll():
                 return self._here.recv_bytes(MAX_MESSAGE_BYTES)
         except EOFError:
-            self.kill()  # it has closed its end, or is dying
+            self.kill()  # it has closed the pipe, or is dying
         except OSError as error:
             self.kill()
-            raise _failed(f"its process said more than {MAX_MESSAGE_BYTES} bytes") from error
+            raise _failed(f"its process sent more than {MAX_MESSAGE_BYTES} bytes") from error
         raise self._died()
 
-    def _heard(self, message: Any) -> tuple[str, Any]:
-        """A message, understood: its word, and the result or error that it tells of."""
-        ((word, value),) = message.items()
-        if word == "log":
+    def _read(self, message: Any) -> tuple[str, Any]:
+        """Handle a message; return its kind, and its result or error."""
+        ((kind, value),) = message.items()
+        if kind == "log":
             self._log(*value)
-        elif word == "left":
+        elif kind == "left":
             names, count, ended = value
             self._context.left = Leftovers(tuple(map(str, names)), int(count), bool(ended))
-        elif word == "error":
+        elif kind == "error":
             value = _rebuilt(**value)
-        return word, value
+        return kind, value
 
     def _log(self, level: int, message: str, own: bool, context: Any) -> None:
-        """Log what was said to `context.log` there; keep what was said to other loggers."""
+        """Log a line of `context.log` in the process; keep a line of another logger."""
         fields = dict(context)
         if own:
             self._context.log.log(int(level), "%s", message, extra=fields)
@@ -246,7 +246,7 @@ class _Child:
         return _failed(f"its handler had not begun after {START_S:g} s")
 
     def _died(self) -> ProcessFailed:
-        """Why it has ended without a word."""
+        """Return why the process has ended without a result."""
         code = self._exit_code()
         if self._context.lease_lost:
             text = "its process was killed: the lease was lost"
@@ -266,7 +266,7 @@ class _Child:
 
 
 def _failed(text: str) -> ProcessFailed:
-    """A failure that is not the handler's own."""
+    """Return a failure of the process, not of the handler."""
     return ProcessFailed(Failure(type=ProcessFailed.__name__, message=text))
 
 
@@ -280,7 +280,7 @@ def _signal_name(number: int) -> str:
 def _rebuilt(
     kind: str, type: str, message: str, traceback: str, place: str, in_: float | None = None
 ) -> Exception:
-    """The error that a child has told of."""
+    """Return the error that a child has reported."""
     failure = Failure(
         type=str(type), message=str(message), traceback=str(traceback), place=str(place)
     )
@@ -293,72 +293,72 @@ def _rebuilt(
         error = TimedOut(message)
     else:
         return ProcessFailed(failure)
-    vars(error)["failure"] = failure  # where it happened there
+    vars(error)["failure"] = failure  # with the traceback of the process
     return error
 
 
 # --- in the child ---------------------------------------------------------------------------------
 
 
-class _Voice:
-    """What the child says to its worker. Any thread may log."""
+class _Messages:
+    """Messages from the child to its worker. May be used by any thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         text = json.dumps(message).encode()
         with self._lock:
             self._connection.send_bytes(text)
 
 
-class _ToldLines:
-    """Log lines that are told to the worker as they come."""
+class _SentLines:
+    """Log lines that are sent to the worker at once."""
 
-    def __init__(self, voice: _Voice, *, own: bool) -> None:
-        self._voice = voice
+    def __init__(self, messages: _Messages, *, own: bool) -> None:
+        self._messages = messages
         self._own = own
 
     def keep(self, level: int, message: str, context: Mapping[str, Any]) -> None:
         line = [level, clean(message, MAX_LINE_LENGTH), self._own, bounded(context)]
-        self._voice.say({"log": line})
+        self._messages.send({"log": line})
 
 
 def _main(connection: Connection, worker: Connection, request: str) -> None:
-    """Run one handler and say how that went."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which decides
+    """Run one handler and send its result or error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the worker
     _end_with_worker(worker)
     logging.getLogger("fairqueue.task").disabled = True  # the worker logs these lines
-    voice = _Voice(connection)
+    messages = _Messages(connection)
     try:
-        voice.say({"result": storable(_run(json.loads(request), voice))})
-    except BaseException as error:  # also SystemExit: it is the handler's
-        voice.say({"error": _facts(error)})
+        messages.send({"result": storable(_run(json.loads(request), messages))})
+    except BaseException as error:  # including SystemExit, which comes from the handler
+        messages.send({"error": _error_fields(error)})
 
 
-def _run(request: dict[str, Any], voice: _Voice) -> Any:
+def _run(request: dict[str, Any], messages: _Messages) -> Any:
     target = _find(request["module"], request["path"])
     handler = Handler(request["name"], target, HandlerSettings())
     task = Task.from_document(request["task_id"], request["document"])
-    context = TaskContext(task, request["attempt"], lines=_ToldLines(voice, own=True))
+    context = TaskContext(task, request["attempt"], lines=_SentLines(messages, own=True))
     capture = LogCapture() if request["capture"] else None
     if capture is not None:
         capture.attach()
-    others = TaskContext(task, request["attempt"], lines=_ToldLines(voice, own=False))
-    voice.say({"begun": True})
-    with Stage() as stage, capture.of(others) if capture else nullcontext():
-        stage.begin()
+    others = TaskContext(task, request["attempt"], lines=_SentLines(messages, own=False))
+    messages.send({"begun": True})
+    with Runner() as runner, capture.of(others) if capture else nullcontext():
+        runner.begin()
         try:
-            return handler.run(context, stage)
+            return handler.run(context, runner)
         finally:
-            left = stage.clear()
+            left = runner.clear()
             if left is not None:
-                voice.say({"left": [left.names, left.count, left.ended]})
+                messages.send({"left": [left.names, left.count, left.ended]})
 
 
-def _facts(error: BaseException) -> dict[str, Any]:
-    """What can be said of an error in JSON."""
+def _error_fields(error: BaseException) -> dict[str, Any]:
+    """Return an error as JSON fields."""
     failure = Failure.of(error)
     kinds = {"retry": Retry, "discard": Discard, "timed_out": TimedOut}
     kind = next((kind for kind, of in kinds.items() if isinstance(error, of)), "error")
@@ -373,7 +373,7 @@ def _facts(error: BaseException) -> dict[str, Any]:
 
 
 def _find(module: str, path: str) -> Any:
-    """The function or class of this name, as the module has it."""
+    """Import a function or class by module and name."""
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         found = unwrapped(getattr(found, name))
@@ -381,15 +381,14 @@ def _find(module: str, path: str) -> Any:
 
 
 def _end_with_worker(worker: Connection) -> None:
-    """End this process when the other end of this pipe closes: when its worker has died.
+    """End this process when the other end of this pipe closes because its worker has died.
 
-    A thread would see it, but does not run while a handler holds the interpreter's lock. So Linux
-    is asked to send the signal by itself.
+    A thread cannot run while a handler holds the GIL, so on Linux the kernel sends the signal.
     """
 
     def watch() -> None:
         with suppress(OSError):
-            worker.poll(None)  # nobody writes: what can be read is the end
+            worker.poll(None)  # nothing is ever written: it becomes readable at the end
         os.kill(os.getpid(), signal.SIGKILL)
 
     if sys.platform == "linux":
@@ -397,14 +396,14 @@ def _end_with_worker(worker: Connection) -> None:
         fcntl.fcntl(worker.fileno(), fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(worker.fileno(), fcntl.F_GETFL)
         fcntl.fcntl(worker.fileno(), fcntl.F_SETFL, flags | os.O_ASYNC)
-    # Also where Linux does so: the worker may have died before it was asked.
+    # Also on Linux: the worker may have died before F_SETSIG.
     threading.Thread(target=watch, name="fairqueue-parent", daemon=True).start()
 
 
-def _begin_in_child() -> None:
-    """Forget the parent's fork server: a child that is no child of ours cannot be waited for.
+def _reset_in_child() -> None:
+    """Forget the parent's fork server, whose children this process cannot wait for.
 
-    The standard library has no word for this, so it is done only where its names are as we know.
+    The standard library has no function for this, so it is done only if its internals are known.
     """
     global _children
     _children = threading.Lock()
@@ -417,5 +416,4 @@ def _begin_in_child() -> None:
     server.__init__()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -51,7 +51,7 @@ def announce(queue: TaskQueue, name: str = "http", **options: Any) -> None:
     """A worker lives that runs HTTP tasks."""
     worker = Worker(queue)
     HttpTasks(**options).register(worker, name)
-    worker._presence.beat(())
+    worker._heartbeat.beat(())
 
 
 # What makes a task or a schedule, for REST.
@@ -156,7 +156,7 @@ def test_tasks_that_a_worker_runs_with_a_handler_of_its_own_are_none_of_ours(
     make_world_client(world).refused(422, "POST", "/tasks", json=body)
     worker = Worker(world.queue)
     worker.task("http")(lambda payload: None)
-    worker._presence.beat(())
+    worker._heartbeat.beat(())
     make_world_client(world).ok("POST", "/tasks", json=body)
 
 

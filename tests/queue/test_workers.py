@@ -28,13 +28,13 @@ Make = Callable[..., Worker]
 def test_a_worker_hears_once_that_it_is_to_drain(queue: TaskQueue) -> None:
     heard: list[str] = []
     worker = Worker(queue, lambda task: None, worker_id="w")
-    presence = worker._new_presence(lambda: heard.append("drain"))
-    presence.beat(())
-    assert (heard, presence.is_draining) == ([], False)
+    heartbeat = worker._core.new_heartbeat(lambda: heard.append("drain"))
+    heartbeat.beat(())
+    assert (heard, heartbeat.is_draining) == ([], False)
     assert WorkerStore(queue.link).drain("w", "ann")
     for _ in range(3):
-        presence.beat(())
-    assert (heard, presence.is_draining) == (["drain"], True)
+        heartbeat.beat(())
+    assert (heard, heartbeat.is_draining) == (["drain"], True)
 
 
 def test_a_worker_names_those_of_its_tasks_that_it_has_held_for_longest(
@@ -47,7 +47,7 @@ def test_a_worker_names_those_of_its_tasks_that_it_has_held_for_longest(
     try:
         worker.start()
         queue.push_many(Task.create(user_id="alice", task_id=each) for each in first)
-        eventually(lambda: workers.alive()[0].running == len(first), "a heartbeat")
+        eventually(lambda: [w.running for w in workers.alive()] == [len(first)], "a heartbeat")
         queue.push_many(Task.create(user_id="alice", task_id=each) for each in others)
         eventually(lambda: workers.alive()[0].running == len(first + others), "a heartbeat")
         assert {*workers.alive()[0].current} == {*first}
@@ -72,9 +72,9 @@ def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
         raise RedisUnavailable("away")
 
     monkeypatch.setattr(fairqueue.worker.heartbeat, "index_delayed", away)
-    presence = Worker(queue, lambda task: None, worker_id="w")._new_presence()
+    heartbeat = Worker(queue, lambda task: None, worker_id="w")._core.new_heartbeat()
     with pytest.raises(RedisUnavailable):
-        presence.beat(())
+        heartbeat.beat(())
     assert [record.message.split()[0] for record in caplog.records] == ["task_given_up"]
 
 
@@ -222,13 +222,13 @@ def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves
 def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
     queue: TaskQueue, make: Make
 ) -> None:
-    presence = make("mail")._new_presence()
-    presence.beat(["t"])
-    presence.leave()
-    presence.begin()
-    presence.beat(["t"])
+    heartbeat = make("mail")._core.new_heartbeat()
+    heartbeat.beat(["t"])
+    heartbeat.leave()
+    heartbeat.begin()
+    heartbeat.beat(["t"])
     assert alive(queue) == []
-    assert presence.next_beat == math.inf
+    assert heartbeat.next_beat == math.inf
 
 
 def test_one_that_never_said_a_word_does_not_leave(
@@ -302,8 +302,8 @@ def test_heartbeats_that_fail_are_said_and_tried_again(
 def test_a_forked_copy_of_a_worker_has_a_name_of_its_own(queue: TaskQueue, make: Make) -> None:
     worker, named = make("mail"), make("mail", worker_id="mine")
     before = worker.worker_id
-    worker._begin_life()  # as after a fork
-    named._begin_life()
+    worker._reset()  # as after a fork
+    named._reset()
     assert worker.worker_id != before
     assert named.worker_id == "mine"
 

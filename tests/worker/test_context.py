@@ -14,7 +14,7 @@ from support import push
 
 from fairqueue import TaskContext, TaskQueue, Worker
 from fairqueue.clock import ManualClock
-from fairqueue.worker import event_loop as stage
+from fairqueue.worker import event_loop
 
 Run = Callable[[Worker], None]
 
@@ -222,7 +222,7 @@ def test_what_does_not_heed_being_cancelled_is_never_run_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stage, "LEFT_S", 0.05)
+    monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     steps: list[str] = []
     worker = Worker(live, concurrency=1)
 
@@ -352,7 +352,7 @@ def test_a_call_that_comes_again_with_each_turn_is_never_run_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stage, "LEFT_S", 0.05)
+    monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     turns: list[int] = []
     worker = Worker(live, concurrency=1)
 
@@ -420,7 +420,7 @@ def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stage, "LEFT_S", 0.05)
+    monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     go_on = threading.Event()
     begun: list[int] = []
     worker = Worker(live, concurrency=1)

@@ -22,7 +22,7 @@ from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.retry_policy import RetryPolicy
 from fairqueue.worker.context import LogCapture, RunningTask, TaskContext
-from fairqueue.worker.event_loop import Stage
+from fairqueue.worker.event_loop import Runner
 from fairqueue.worker.handlers import Discard, Handler, Handlers, HandlerSettings, Retry
 from fairqueue.worker.worker import Worker
 
@@ -30,10 +30,10 @@ PAYLOAD = {"n": 7}
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with Stage() as stage:
-        stage.begin()
-        yield stage
+def runner() -> Iterator[Runner]:
+    with Runner() as runner:
+        runner.begin()
+        yield runner
 
 
 @pytest.fixture
@@ -299,9 +299,9 @@ class AsyncCallable:
     ],
 )
 def test_a_handler_of_one_argument_gets_the_payload(
-    context: TaskContext, stage: Stage, target: Any
+    context: TaskContext, runner: Runner, target: Any
 ) -> None:
-    assert handler(target).run(context, stage) == PAYLOAD
+    assert handler(target).run(context, runner) == PAYLOAD
 
 
 @pytest.mark.parametrize(
@@ -319,30 +319,32 @@ def test_a_handler_of_one_argument_gets_the_payload(
     ],
 )
 def test_a_handler_of_two_arguments_gets_the_payload_and_the_context(
-    context: TaskContext, stage: Stage, target: Any
+    context: TaskContext, runner: Runner, target: Any
 ) -> None:
-    payload, given = handler(target).run(context, stage)
+    payload, given = handler(target).run(context, runner)
     assert payload == PAYLOAD
     assert given is context
 
 
 @pytest.mark.parametrize("target", [with_option, named_only])
 def test_arguments_with_a_default_are_the_handlers_own(
-    context: TaskContext, stage: Stage, target: Any
+    context: TaskContext, runner: Runner, target: Any
 ) -> None:
-    assert handler(target).run(context, stage)[1] in (1, 2)
+    assert handler(target).run(context, runner)[1] in (1, 2)
 
 
 def test_builtins_get_the_payload(
-    context: TaskContext, stage: Stage, capsys: pytest.CaptureFixture[str]
+    context: TaskContext, runner: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert handler(len).run(context, stage) == 1
-    assert handler(max).run(context, stage) == "n"  # one whose signature is not known
-    handler(print).run(context, stage)
+    assert handler(len).run(context, runner) == 1
+    assert handler(max).run(context, runner) == "n"  # one whose signature is not known
+    handler(print).run(context, runner)
     assert capsys.readouterr().out.startswith(str(PAYLOAD))
 
 
-def test_each_run_of_a_class_has_an_instance_of_its_own(context: TaskContext, stage: Stage) -> None:
+def test_each_run_of_a_class_has_an_instance_of_its_own(
+    context: TaskContext, runner: Runner
+) -> None:
     class Counting:
         def __init__(self) -> None:
             self.runs = 0
@@ -352,7 +354,7 @@ def test_each_run_of_a_class_has_an_instance_of_its_own(context: TaskContext, st
             return self.runs
 
     one = handler(Counting)
-    assert [one.run(context, stage) for _ in range(3)] == [1, 1, 1]
+    assert [one.run(context, runner) for _ in range(3)] == [1, 1, 1]
 
 
 def no_arguments() -> None: ...
@@ -399,10 +401,10 @@ class NeedsArguments:
         (NoHandle, "NoHandle .* `handle`"),
         (dict, "dict .* `handle`"),
         (HandleIsNone, "HandleIsNone .* `handle`"),
-        (NeedsArguments, "NeedsArguments must be made without arguments: .*'database'"),
-        ("build", "'build' cannot be called"),
-        (None, "None cannot be called"),
-        (NoHandle(), "NoHandle object .* cannot be called"),
+        (NeedsArguments, "NeedsArguments must have a constructor without arguments: .*'database'"),
+        ("build", "must be a function or a class, not 'build'"),
+        (None, "must be a function or a class, not None"),
+        (NoHandle(), "must be a function or a class, not .*NoHandle object"),
     ],
 )
 def test_what_cannot_be_a_handler_is_refused(worker: Worker, target: Any, says: str) -> None:
@@ -420,10 +422,12 @@ def test_a_name_has_one_handler(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("target", [plain, anything, plain_async, Plain, AsyncCallable()])
-def test_the_default_handler_gets_the_task(context: TaskContext, stage: Stage, target: Any) -> None:
+def test_the_default_handler_gets_the_task(
+    context: TaskContext, runner: Runner, target: Any
+) -> None:
     found = Handlers(target).find(make_task(name="whatever"))
     assert found is not None
-    result = found.run(context, stage)
+    result = found.run(context, runner)
     assert (result[0] if isinstance(result, tuple) else result) == context.task
 
 
@@ -434,7 +438,7 @@ def test_a_default_handler_that_cannot_take_a_task_is_refused(target: Any) -> No
 
 
 def test_a_default_handler_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="handler 'x' cannot be called"):
+    with pytest.raises(ConfigurationError, match="handler must be callable, not 'x'"):
         Handlers("x")  # type: ignore[arg-type]
 
 
@@ -450,7 +454,7 @@ def test_a_handler_of_its_own_goes_before_the_default_one() -> None:
 # --- time in async handlers -----------------------------------------------------------------------
 
 
-def test_an_async_handler_is_ended_by_its_time_out(context: TaskContext, stage: Stage) -> None:
+def test_an_async_handler_is_ended_by_its_time_out(context: TaskContext, runner: Runner) -> None:
     ended: list[str] = []
 
     async def forever(payload: Any) -> None:
@@ -461,19 +465,19 @@ def test_an_async_handler_is_ended_by_its_time_out(context: TaskContext, stage: 
             raise
 
     with pytest.raises(TimedOut, match=r"ran for more than 0\.01 s"):
-        handler(forever, timeout=0.01).run(context, stage)
+        handler(forever, timeout=0.01).run(context, runner)
     assert ended == ["cancelled"]
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0])
 def test_a_time_out_that_an_async_handler_raises_itself_is_its_own_error(
-    context: TaskContext, stage: Stage, timeout: float | None
+    context: TaskContext, runner: Runner, timeout: float | None
 ) -> None:
     async def fails(payload: Any) -> None:
         raise TimeoutError("the database did not answer")
 
     with pytest.raises(TimeoutError, match="the database did not answer"):
-        handler(fails, timeout).run(context, stage)
+        handler(fails, timeout).run(context, runner)
 
 
 # --- the context ----------------------------------------------------------------------------------
@@ -501,7 +505,7 @@ def test_a_context_knows_its_task_and_logs_with_its_id(
     ("field", "value", "named"),
     [
         ("queue", "default", "queue must be a TaskQueue, not a str"),
-        ("handler", 5, "handler 5"),
+        ("handler", 5, "handler must be callable, not 5"),
         ("concurrency", 0, "concurrency 0"),
         ("concurrency", 251, "concurrency 251"),
         ("concurrency", 2.0, "concurrency 2.0"),
@@ -549,15 +553,15 @@ def test_a_worker_that_was_never_started_is_stopped(worker: Worker) -> None:
         ("rate", -1, "rate -1"),
         ("rate", "fast", "rate 'fast'"),
         ("rate", float("inf"), "rate inf"),
-        ("when", 5, "when 5 cannot be called"),
-        ("skip", [plain, "x"], "skip 'x' cannot be called"),
+        ("when", 5, "when must be callable, not 5"),
+        ("skip", [plain, "x"], "skip must be callable, not 'x'"),
         ("when", three, "when 'three' must take (payload, context)"),
         ("before", three, "before 'three' must take (payload, context)"),
-        ("then", None, "then None cannot be called"),
+        ("then", None, "then must be callable, not None"),
         ("catch", three, "catch 'three' must take (error, context)"),
         ("finally_", with_context, "finally_ 'with_context' must take (context)"),
         ("finally_", only_named, "finally_ 'only_named' must take (context)"),
-        ("retires", 5, "'retires' is no option of a handler"),
+        ("retires", 5, "'retires' is not an option of a handler"),
     ],
 )
 def test_a_bad_option_is_named(worker: Worker, field: str, value: object, named: str) -> None:
@@ -671,14 +675,14 @@ JOBS = """
 
 
 def test_the_classes_of_a_module_are_registered_by_their_dotted_paths(
-    worker: Worker, module: Callable[[str], str], context: TaskContext, stage: Stage
+    worker: Worker, module: Callable[[str], str], context: TaskContext, runner: Runner
 ) -> None:
     name = module(JOBS)
     assert worker.register_module(name) == [f"{name}.SendReport", f"{name}.Derived"]
     report, derived = worker._handlers.named()
     assert (report.policy.retries, report.timeout, report.settings.slots) == (1, 2.5, 3)
     assert derived.policy.backoff == (1.0, 2.0)
-    assert [each.run(context, stage) for each in (report, derived)] == ["sent", "derived"]
+    assert [each.run(context, runner) for each in (report, derived)] == ["sent", "derived"]
 
 
 def test_modules_may_be_named_when_the_worker_is_made(

@@ -243,13 +243,13 @@ def test_a_process_that_ends_by_itself_is_a_failure_that_says_how(
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        ({"text": "junk"}, "makes no sense"),
-        ({"text": "[]"}, "makes no sense"),
-        ({"text": "{}"}, "makes no sense"),
-        ({"text": '{"log": [1]}'}, "makes no sense"),
-        ({"text": '{"log": ["x", "y", 1]}'}, "makes no sense"),
-        ({"text": '{"error": {}}'}, "makes no sense"),
-        ({"text": '{"error": 5}'}, "makes no sense"),
+        ({"text": "junk"}, "malformed message"),
+        ({"text": "[]"}, "malformed message"),
+        ({"text": "{}"}, "malformed message"),
+        ({"text": '{"log": [1]}'}, "malformed message"),
+        ({"text": '{"log": ["x", "y", 1]}'}, "malformed message"),
+        ({"text": '{"error": {}}'}, "malformed message"),
+        ({"text": '{"error": 5}'}, "malformed message"),
         ({"text": "x", "times": MAX_MESSAGE_BYTES + 1}, f"more than {MAX_MESSAGE_BYTES} bytes"),
     ],
 )
@@ -358,7 +358,7 @@ def test_a_handler_whose_name_means_something_else_is_refused_at_the_start(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.register("job", fails, isolation="process")
-    for other, text in ((facts, "is something else"), (None, "is not there")):
+    for other, text in ((facts, "which differs"), (None, "which does not exist")):
         monkeypatch.setattr(sys.modules[__name__], "fails", other)
         with pytest.raises(ConfigurationError, match=text):
             worker.start()
@@ -517,7 +517,7 @@ def test_a_main_script_that_is_not_guarded_fails_and_says_what_to_do(
 ) -> None:
     push(live, "t")
     _, errors = script(guard="").communicate(timeout=60)
-    assert "start it there under `if __name__ == '__main__':`" in errors
+    assert "start it under `if __name__ == '__main__':`" in errors
     found = live.get("t")
     assert found is not None
     assert found.error == (

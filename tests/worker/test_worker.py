@@ -30,7 +30,7 @@ from support import (
     stats,
 )
 
-import fairqueue.worker.worker
+import fairqueue.worker.pool
 from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, LeaseLost
@@ -595,9 +595,7 @@ def test_a_failure_after_the_task_was_given_back_is_not_recorded_either(
 def test_what_no_slot_has_begun_is_given_back_at_once(
     live: TaskQueue, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        fairqueue.worker.worker, "QUICK_S", 1000.0
-    )  # so that tasks are claimed ahead
+    monkeypatch.setattr(fairqueue.worker.pool, "QUICK_S", 1000.0)  # so that tasks are claimed ahead
     worker = make(live, lambda task: None, concurrency=1)
     worker.task("gate")(gate)
     worker.start()

@@ -17,6 +17,7 @@ import redis
 from scheduling import eventually
 from support import check_consistency, fill, in_thread, places, push
 
+import fairqueue.worker.pool
 import fairqueue.worker.worker
 from fairqueue import TaskContext, TaskInfo, TaskQueue, Worker
 from fairqueue.errors import ConfigurationError
@@ -346,7 +347,7 @@ def test_a_process_is_replaced_after_so_many_tasks_and_each_runs_once(
 def test_tasks_that_are_given_back_do_not_wear_a_process_out(
     live: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.worker, "UNBEGUN_S", 0.01)
+    monkeypatch.setattr(fairqueue.worker.pool, "UNBEGUN_S", 0.01)
     ended, gate = threading.Event(), threading.Event()
     worker = Worker(live, lambda task: task.payload and gate.wait(60), concurrency=1)
     worker._start_pool(3, ended.set)
@@ -368,8 +369,8 @@ def test_tasks_that_are_given_back_do_not_wear_a_process_out(
 def test_one_that_is_worn_out_does_not_wait_for_ever_for_a_run_that_hangs(
     live: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.worker, "WORN_OUT_S", 0.05)
-    monkeypatch.setattr(fairqueue.worker.worker, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(fairqueue.worker.pool, "WORN_OUT_S", 0.05)
+    monkeypatch.setattr(fairqueue.worker.pool, "LONGEST_WAIT_S", 0.05)
     ended, gate = threading.Event(), threading.Event()
     worker = Worker(live, lambda task: task.payload and gate.wait(60), concurrency=2)
     worker._start_pool(2, ended.set)
@@ -388,7 +389,7 @@ def test_a_hungry_process_is_replaced_and_has_finished_its_task_before(
     live: TaskQueue, start: Start
 ) -> None:
     code = """
-    fairqueue.worker.worker.MEMORY_LOOK_S = 0.05
+    fairqueue.worker.worker.MEMORY_CHECK_S = 0.05
     kept = []
 
     def eat(payload):
@@ -779,13 +780,13 @@ def test_a_process_that_has_lost_a_thread_is_replaced_as_one_that_has_crashed(
     live: TaskQueue, redis_client: redis.Redis, start: Start
 ) -> None:
     code = """
-    first = fairqueue.worker.worker._Pool._run_tasks
+    first = fairqueue.worker.pool.ThreadPool._run_tasks
 
     def run_tasks(pool):
         if client.incr("side:slots") > 1:  # the first of all ends at once
             first(pool)
 
-    fairqueue.worker.worker._Pool._run_tasks = run_tasks
+    fairqueue.worker.pool.ThreadPool._run_tasks = run_tasks
     """
     program = start(code, processes=1, concurrency=1)
     push(live, "t")

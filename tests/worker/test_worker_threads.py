@@ -19,14 +19,14 @@ from fairqueue.alerts import Alerts
 from fairqueue.errors import FairQueueError
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
-from fairqueue.worker.lease_keeper import Keeper
-from fairqueue.worker.worker import _Pool
+from fairqueue.worker.lease_keeper import LeaseKeeper
+from fairqueue.worker.pool import ThreadPool
 
 # What each kind of thread does, by the beginning of its name.
 KINDS = {
-    "fairqueue-slot": (_Pool, "_run_tasks"),
-    "fairqueue-worker": (_Pool, "_take_turns"),
-    "fairqueue-leases": (Keeper, "_keep"),
+    "fairqueue-slot": (ThreadPool, "_run_tasks"),
+    "fairqueue-worker": (ThreadPool, "_take_turns"),
+    "fairqueue-leases": (LeaseKeeper, "_keep"),
 }
 Make = Callable[..., Worker]
 
@@ -161,15 +161,15 @@ def test_a_worker_that_fails_finishes_what_runs_and_takes_no_more(
     live: TaskQueue, redis_client: redis.Redis, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, die = threading.Event(), threading.Event(), threading.Event()
-    first = _Pool._run_tasks
+    first = ThreadPool._run_tasks
 
-    def run_tasks(pool: _Pool) -> None:
+    def run_tasks(pool: ThreadPool) -> None:
         if threading.current_thread().name == "fairqueue-slot-1":
             die.wait(30)
         else:
             first(pool)
 
-    monkeypatch.setattr(_Pool, "_run_tasks", run_tasks)
+    monkeypatch.setattr(ThreadPool, "_run_tasks", run_tasks)
     worker = make(concurrency=2)
 
     @worker.task("default")
@@ -193,9 +193,9 @@ def test_what_runs_when_the_thread_that_records_dies_is_given_back(
     live: TaskQueue, redis_client: redis.Redis, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    first = _Pool._take_turns
+    first = ThreadPool._take_turns
 
-    def take_turns(pool: _Pool) -> None:
+    def take_turns(pool: ThreadPool) -> None:
         turn = pool._turn
 
         def last_turn() -> None:
@@ -207,7 +207,7 @@ def test_what_runs_when_the_thread_that_records_dies_is_given_back(
         first(pool)
         del pool._is_drained
 
-    monkeypatch.setattr(_Pool, "_take_turns", take_turns)
+    monkeypatch.setattr(ThreadPool, "_take_turns", take_turns)
     worker = make(concurrency=1)
 
     @worker.task("default")
@@ -248,15 +248,15 @@ def test_a_worker_in_which_nothing_can_be_shown_goes_on(
     live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of a turn of the dispatcher, and one of a slot."""
-    first_turn, failed = _Pool._turn, threading.Event()
+    first_turn, failed = ThreadPool._turn, threading.Event()
 
-    def turn(pool: _Pool) -> None:
+    def turn(pool: ThreadPool) -> None:
         if not failed.is_set():
             failed.set()
             raise Mute
         first_turn(pool)
 
-    monkeypatch.setattr(_Pool, "_turn", turn)
+    monkeypatch.setattr(ThreadPool, "_turn", turn)
     worker = make(lambda task: None, concurrency=1)
     execute, ran = worker._executor.execute, threading.Event()
 
