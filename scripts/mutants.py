@@ -375,8 +375,8 @@ MUTATIONS = (
     Mutation(
         "notices: told no more when they were heard",
         "lua/worker/find_stale.lua",
-        "notices.forget({ unpack(ARGV, FIRST) })",
-        "notices.forget({})",
+        "forget_notices()\n",
+        "",
         "test_what_ended_without_a_word_is_told_until_somebody_has_heard",
     ),
     Mutation(
@@ -679,7 +679,7 @@ MUTATIONS = (
     Mutation(
         "extend: the worker's own time-out",
         "lua/task/extend.lua",
-        "    set_deadline(ARGV[i], record, tonumber(ARGV[i + 2]))\n",
+        "    set_deadline(id, record, tonumber(R.timeout_ms[i]))\n",
         "",
         "test_a_run_has_the_time_that_its_own_worker_gives_it",
     ),

@@ -1,22 +1,26 @@
-"""Read the Lua files: one per transition, each with a header that is its contract.
+"""Load the Lua scripts: one file per transition, each with a header that is its contract.
 
-A header names the keys and arguments of its script; `@include` brings in shared parts from
-`lua/lib` with theirs. Here the names get their positions, so that neither Lua nor Python ever
-counts them: a script sees `K.<key>`, `A.<argument>`, and its remaining arguments from `FIRST` on.
+A header declares the keys and arguments of its script by name; `@include` adds shared parts from
+`lua/lib` with theirs. This module assigns the positions, so that neither Lua nor Python counts
+them. Lua sees keys as `K.<key>` and arguments as `A.<argument>`. Arguments that repeat are rows:
+the header names the fields of a row, Lua reads `R.<field>[i]` for each `i = FIRST, #ARGV, ROW`,
+and Python packs a row by keyword with `Script.row`.
 """
 
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from fairqueue.link.keys import KEY_TYPES
 
-# Raises WRONGTYPE where a key holds something else. Redis does not roll a script back, so a script
-# asks all its keys before its first write, unless its header says that it probes itself.
+# Each command raises WRONGTYPE if the key has another type. Redis does not roll a script back, so
+# a script probes all its keys before its first write, unless its header says "PROBES itself".
 _TYPE_PROBES = {"zset": "ZCARD", "hash": "HLEN", "list": "LLEN", "string": "STRLEN"}
 
 LIB = "lib"  # the folder of the shared parts; the other folders hold scripts
@@ -24,33 +28,33 @@ LIB = "lib"  # the folder of the shared parts; the other folders hold scripts
 # The part that every script includes: it refuses a queue whose layout this version does not know.
 LAYOUT = "layout"
 
-_DECLARATION = re.compile(r"^-- (KEYS|ARGV) (\S+)(?:\s+(\S+))?", re.MULTILINE)
+_DECLARATION = re.compile(r"^-- (KEYS|ARGV|ROW) (\S+)(?:\s+(\S+))?", re.MULTILINE)
 _INCLUDE = re.compile(r"^-- @include (.+)$", re.MULTILINE)
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _PROBES_ITSELF = re.compile(r"^-- PROBES itself", re.MULTILINE)
+_ROW_FIELD = re.compile(r"\bR\.(\w+)\[(\w+)\]")
 
-
-# A function of a part, with the comment above it: it begins and ends at the margin.
+# A function with the comment above it. It begins and ends in the first column.
 _FUNCTION = re.compile(
     r"(?:^--[^\n]*\n)*^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.M | re.S
 )
 _WORD = re.compile(r"\w+")
-# A constant that is a number, at the margin.
+# A constant number, declared in the first column.
 _CONSTANT = re.compile(r"^local ([A-Z][A-Z0-9_]*) = (-?[0-9][0-9.]*)[ \t]*(?:--[^\n]*)?\n", re.M)
 
 
 class ScriptError(Exception):
-    """A Lua file does not keep its contract: a mistake in the project, not in its use."""
+    """A Lua file breaks its contract. This is a bug in FairQueue, not in its use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One Lua file as it stands: what its header declares, and its text."""
+    """One Lua file: the declarations of its header, and its text."""
 
     name: str
     keys: dict[str, str]
     arguments: tuple[str, ...]
-    takes_rest: bool
+    row: tuple[str, ...]
     includes: tuple[str, ...]
     flags: str
     probes_itself: bool
@@ -59,19 +63,24 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script that is ready to be sent."""
+    """A script that is ready to be sent.
+
+    row: packs the fields of one row, given by keyword, in the order of the header; `fields` names
+    them. plain_text: the text without the first line, `#!lua`, for servers that do not know it.
+    """
 
     name: str
     keys: tuple[str, ...]
     arguments: tuple[str, ...]
-    takes_rest: bool
+    fields: tuple[str, ...]
+    row: Callable[..., tuple[Any, ...]]
     text: str
     plain_text: str
     sha: str
 
 
 def lua_folder() -> Path:
-    """Where the Lua files are: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the Lua files: in the installed package, or beside it in a checkout."""
     inside = Path(str(files("fairqueue"))) / "lua"
     return inside if inside.is_dir() else inside.parent.parent / "lua"
 
@@ -96,27 +105,29 @@ def script_names() -> list[str]:
 
 
 def read_part(path: Path) -> Part:
-    """Read one Lua file. Raises ScriptError for a header that names an unknown key or type."""
+    """Read one Lua file. Raises ScriptError if its header is wrong."""
     text = path.read_text(encoding="utf-8")
     keys: dict[str, str] = {}
     arguments: list[str] = []
-    takes_rest = False
+    row: list[str] = []
     for kind, name, declared_type in _DECLARATION.findall(text):
         if kind == "KEYS":
             if KEY_TYPES.get(name) != declared_type:
-                raise ScriptError(f"{path.name}: key {name} is no {declared_type} in keys.py")
+                raise ScriptError(f"{path.name}: key {name} is not a {declared_type} in keys.py")
             keys[name] = declared_type
-        elif name == "...":
-            takes_rest = True
-        else:
+        elif kind == "ROW":
+            row.append(name)
+        elif name != "...":
             arguments.append(name)
+    if bool(row) != ("\n-- ARGV ... " in text):
+        raise ScriptError(f"{path.name}: declare `ARGV ...` and the fields of its rows together")
     include = _INCLUDE.search(text)
     flags = _FLAGS.search(text)
     return Part(
         name=path.stem,
         keys=keys,
         arguments=tuple(arguments),
-        takes_rest=takes_rest,
+        row=tuple(row),
         includes=tuple(include.group(1).split()) if include else (),
         flags=flags.group(1).strip() if flags else "",
         probes_itself=_PROBES_ITSELF.search(text) is not None,
@@ -125,9 +136,9 @@ def read_part(path: Path) -> Part:
 
 
 def parts_of(name: str) -> list[Part]:
-    """The included parts of a script in the order of need, then the script itself.
+    """Return the parts of a script, each after those it includes, and the script itself last.
 
-    Raises ScriptError for a circle of includes.
+    Raises ScriptError if parts include each other in a circle.
     """
     folder = lua_folder()
     ordered: dict[str, Part] = {}
@@ -146,9 +157,9 @@ def parts_of(name: str) -> list[Part]:
 
 
 def without_unused(text: str) -> str:
-    """A script without the functions of its parts that it never calls.
+    """Remove the functions that nothing calls.
 
-    A function of Lua has room for 200 local variables, and each function of a part is one.
+    Lua allows 200 local variables in a function, and each function of a part is one.
     """
     while True:
         counts = Counter(_WORD.findall(text))
@@ -160,41 +171,67 @@ def without_unused(text: str) -> str:
 
 
 def with_numbers(text: str) -> str:
-    """A script with its constants put in where they are used: each would be a local variable, too.
+    """Replace constants by their numbers: each constant would be a local variable, too.
 
-    Raises ScriptError for a constant whose name also stands in quotes, as words of Redis do.
+    Raises ScriptError if the name of a constant also appears as a string, as in 'LIMIT'.
     """
     numbers = dict(_CONSTANT.findall(text))
     for name in numbers:
         if f"'{name}'" in text:
-            raise ScriptError(f"constant {name} has the name of a word in quotes")
+            raise ScriptError(f"constant {name} has the same name as a string")
     text = _CONSTANT.sub("", text)
     return _WORD.sub(lambda word: numbers.get(word[0], word[0]), text)
 
 
+def with_rows(text: str, row: tuple[str, ...]) -> str:
+    """Replace `R.<field>[i]` by its place in ARGV. Raises ScriptError for an unknown field."""
+
+    def place(found: re.Match[str]) -> str:
+        field, i = found.groups()
+        if field not in row:
+            raise ScriptError(f"{found[0]}: no header declares the row field {field}")
+        offset = row.index(field)
+        return f"ARGV[{i} + {offset}]" if offset else f"ARGV[{i}]"
+
+    return _ROW_FIELD.sub(place, text)
+
+
+def _packer(fields: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    """Make a function that takes the fields as keywords and returns them as a tuple.
+
+    It is compiled, as namedtuple does: pushing calls it for each task, and looking the fields up
+    in a dictionary takes four times as long. The names come from the headers.
+    """
+    if not fields:
+        return lambda: ()
+    names = ", ".join(fields)
+    packer: Callable[..., tuple[Any, ...]] = eval(f"lambda *, {names}: ({names},)")  # noqa: S307
+    return packer
+
+
 def _is_used(function: re.Match[str], counts: Counter[str]) -> bool:
-    """Whether a function is named elsewhere than in itself."""
+    """Return whether a function is named outside of itself."""
     name = function["name"]
     return counts[name] > _WORD.findall(function[0]).count(name)
 
 
 @cache
 def load_script(name: str) -> Script:
-    """Put a script together from its parts; done once for each."""
+    """Assemble a script from its parts, once in a process."""
     parts = parts_of(name)
     main = parts[-1]
     keys = {key: type_ for part in parts for key, type_ in part.keys.items()}
     arguments = list(dict.fromkeys(argument for part in parts for argument in part.arguments))
+    row = next((part.row for part in parts if part.row), ())
     lines = [
         "local K = { " + ", ".join(f"{k} = KEYS[{i}]" for i, k in enumerate(keys, 1)) + " }",
         "local A = { " + ", ".join(f"{a} = ARGV[{i}]" for i, a in enumerate(arguments, 1)) + " }",
-        f"local FIRST = {len(arguments) + 1}",
     ]
     texts = [part.text for part in parts]
-    if not any(part.name == "fair" for part in parts):  # which reads it with all else of that key
+    if not any(part.name == "fair" for part in parts):  # which reads all fields of that key
         texts.insert(1, "check_layout(redis.call('HGET', K.fair, 'layout'))\n")
     if "no-writes" not in main.flags:
-        # The key `fair` is read in any case.
+        # Every script reads the key `fair`.
         probed = {key: _TYPE_PROBES[type_] for key, type_ in keys.items() if key != "fair"}
         probes = ", ".join(f"{key} = '{probe}'" for key, probe in probed.items())
         lines += [
@@ -204,14 +241,17 @@ def load_script(name: str) -> Script:
         ]
         if not main.probes_itself:
             lines.append("probe_all()")
-    body = "\n".join([*lines, with_numbers(without_unused("\n".join(texts)))])
+    texts.insert(0, f"local FIRST = {len(arguments) + 1}\nlocal ROW = {len(row)}\n")
+    code = with_rows(with_numbers(without_unused("\n".join(texts))), row)
+    body = "\n".join([*lines, code])
     flags = f" flags={main.flags}" if main.flags else ""
     text = f"#!lua{flags}\n{body}"
     return Script(
         name=name,
         keys=tuple(keys),
         arguments=tuple(arguments),
-        takes_rest=main.takes_rest,
+        fields=row,
+        row=_packer(row),
         text=text,
         plain_text=body,
         sha=hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fairqueue.clock import from_ms
 from fairqueue.errors import BrokenRecord, FairQueueError, InvalidInput, InvalidTask, kind_of
 from fairqueue.link.operation import Argument, Call, Operation, Wait, operation
+from fairqueue.link.scripts import load_script
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue.base import QueueBase
 from fairqueue.queue.reports import failure_arguments
@@ -139,7 +140,11 @@ class ClaimOperations(QueueBase):
             given = [_timeout_ms(each) for each in timeouts]
         if len(given) != len(listed):
             raise InvalidTask(f"{len(given)} timeouts for {len(listed)} claims: give one for each")
-        rows = [(c.task.task_id, c.token, ms) for c, ms in zip(listed, given, strict=True)]
+        pack = load_script("extend").row
+        rows = [
+            pack(id=claim.task.task_id, token=claim.token, timeout_ms=timeout_ms)
+            for claim, timeout_ms in zip(listed, given, strict=True)
+        ]
         words: list[str] = []
         for i in range(0, len(rows), EXTEND_CHUNK):
             rest: list[Argument] = [each for row in rows[i : i + EXTEND_CHUNK] for each in row]

@@ -7,6 +7,7 @@ from typing import Any
 from fairqueue.errors import InvalidInput, LeaseLost, UnknownTask, kind_of
 from fairqueue.link.connection import in_batches
 from fairqueue.link.operation import Call, Each, Operation, Together, operation, steps
+from fairqueue.link.scripts import load_script
 from fairqueue.models import Claim, check_when, moment_text, new_id
 from fairqueue.queue.claim import (
     CLAIM_LIMIT,
@@ -191,10 +192,13 @@ def _finish_rows(results: object) -> list[tuple[str, ...]]:
 
 def _finish_row(claim: Claim, result: Any, report: Report | None = None) -> tuple[str, ...]:
     text = "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES)
-    if report is None:
-        return claim.task.task_id, claim.token, text, "", ""
-    took_ms = f"{report.seconds * 1000:.3f}"
-    return claim.task.task_id, claim.token, text, took_ms, report.document
+    return load_script("finish").row(
+        id=claim.task.task_id,
+        token=claim.token,
+        result=text,
+        took="" if report is None else f"{report.seconds * 1000:.3f}",
+        report="" if report is None else report.document,
+    )
 
 
 def _finish_calls(rows: Sequence[tuple[str, ...]]) -> Iterator[Call]:

@@ -6,6 +6,7 @@ from typing import Any
 from fairqueue.errors import InvalidTask, QueueFull, shown
 from fairqueue.link.connection import in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation
+from fairqueue.link.scripts import load_script
 from fairqueue.models import Task
 from fairqueue.queue.base import QueueBase
 from fairqueue.validation import check_items
@@ -56,15 +57,15 @@ class PushOperations(QueueBase):
 def push_row(task: Task) -> tuple[Argument, ...]:
     """A task as the script takes it. Raises InvalidTask for anything else."""
     _check_task(task)
-    return (
-        task.task_id,
-        task.user_id,
-        task.name,
-        task.document,
-        task.status_head,
-        int(task.priority),
-        task.when,
-        task.schedule_id or "",
+    return load_script("push").row(
+        id=task.task_id,
+        user=task.user_id,
+        name=task.name,
+        document=task.document,
+        head=task.status_head,
+        level=int(task.priority),
+        when=task.when,
+        schedule=task.schedule_id or "",
     )
 
 

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
@@ -33,6 +33,7 @@ from fairqueue.errors import (
 )
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.link.connection import BATCH_BYTES, Argument, Listener, in_batches
+from fairqueue.link.scripts import load_script
 from fairqueue.logs import error_line, error_text, log_event
 from fairqueue.metrics.collectors import scheduler_metrics
 from fairqueue.models import (
@@ -144,7 +145,7 @@ class _Fire:
     is_last: bool
     user_id: str
     moment_ms: int | None  # None: no moment is fired, only the plan moves on
-    arguments: list[Argument] = field(default_factory=list)
+    row: tuple[Argument, ...]
 
     def said(self) -> dict[str, Any]:
         """What a log event says of it."""
@@ -694,7 +695,7 @@ class TaskScheduler:
                         "token": self._leadership.token,
                         "term_ms": self._leadership.term_ms,
                         "now_ms": now_ms,
-                        "rest": [argument for fire in fires for argument in fire.arguments],
+                        "rest": [field for fire in fires for field in fire.row],
                     }
 
         with closing(self._link.run_each("fire", calls())) as answers:
@@ -769,24 +770,24 @@ class TaskScheduler:
         rules = definition.rules
         step = plan(rules, _nominal(due, now_ms), now_ms)
         reason, completed = ("", "") if step.next_ms is not None else _end_of(definition)
-        arguments: list[Argument] = [
-            due.schedule_id,
-            due.plan,
-            "" if step.moment_ms is None else step.moment_ms,
-            "" if step.next_ms is None else step.next_ms,
-            "" if step.due_ms is None else step.due_ms,
-            step.missed,
-            step.note,
-            definition.user_id,
-            definition.name,
-            "" if step.moment_ms is None else definition.document(step.moment_ms),
-            definition.status_head,
-            int(definition.priority),
-            definition.overlap,
-            definition.rare["max_runs"] or "",
-            reason,
-            completed,
-        ]
+        row = load_script("fire").row(
+            id=due.schedule_id,
+            plan=due.plan,
+            moment="" if step.moment_ms is None else step.moment_ms,
+            next_ms="" if step.next_ms is None else step.next_ms,
+            due_ms="" if step.due_ms is None else step.due_ms,
+            missed=step.missed,
+            note=step.note,
+            user=definition.user_id,
+            name=definition.name,
+            document="" if step.moment_ms is None else definition.document(step.moment_ms),
+            head=definition.status_head,
+            level=int(definition.priority),
+            overlap=definition.overlap,
+            max_runs=definition.rare["max_runs"] or "",
+            reason=reason,
+            completed=completed,
+        )
         acted_ms = now_ms if step.moment_ms is None else due_ms(rules, step.moment_ms)
         is_last = step.next_ms is None and not completed
         return _Fire(
@@ -796,7 +797,7 @@ class TaskScheduler:
             is_last=is_last,
             user_id=definition.user_id,
             moment_ms=step.moment_ms,
-            arguments=arguments,
+            row=row,
         )
 
     def _count_fires(

@@ -10,7 +10,8 @@ from operator import itemgetter
 
 from fairqueue.clock import from_ms
 from fairqueue.errors import InvalidSchedule, QueueFull, ScheduleConflict
-from fairqueue.link.connection import Argument, Link, in_batches
+from fairqueue.link.connection import Link, in_batches
+from fairqueue.link.scripts import load_script
 from fairqueue.models import encode_payload, new_id, origin_fields, status_head, task_document
 from fairqueue.retry_policy import encode_policy, status_fields
 from fairqueue.schedules.outcomes import (
@@ -168,9 +169,8 @@ def _fill(
     items = [(number, ms) for number, run in enumerate(runs) for ms in run]
     for batch in in_batches(items, CHUNK, lambda _: len(document) + len(tail)):
         revision = new_revision(base)
-        rest: list[Argument] = []
-        for _, ms in batch:
-            rest += [ms, f"{document}{ms}{tail}"]
+        row = load_script("backfill").row
+        rows = (row(moment=ms, document=f"{document}{ms}{tail}") for _, ms in batch)
         answer = link.run(
             "backfill",
             op=new_id(),
@@ -182,7 +182,7 @@ def _fill(
             head=head,
             level=int(request.priority),
             notes="\n".join(_notes(batch)),
-            rest=rest,
+            rest=[field for each in rows for field in each],
         )
         if answer[0] == b"changed":
             return filled, False

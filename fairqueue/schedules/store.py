@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -26,6 +26,7 @@ from fairqueue.errors import (
     told,
 )
 from fairqueue.link.connection import Argument, Link
+from fairqueue.link.scripts import load_script
 from fairqueue.models import (
     DEFAULT_NAME,
     UNREADABLE,
@@ -463,7 +464,7 @@ class ScheduleStore:
         operation = new_id()
         for _ in range(CLOCK_TRIES):
             now_ms = self._link.now_ms()
-            rows = [each for spec in checked for each in self._planned(*spec, now_ms)]
+            rows = [field for spec in checked for field in self._row(*spec, now_ms)]
             _check_added_bytes(rows)
             answer = self._link.run(
                 "add_schedules",
@@ -484,15 +485,25 @@ class ScheduleStore:
             self._link.learn_time(int(answer[1]))
         raise ScheduleConflict("the clock of Redis jumps again and again: nothing was stored")
 
-    def _planned(self, schedule_id: str, fields: dict[str, Any], now_ms: int) -> Iterator[Argument]:
-        """What the script takes of a new schedule."""
+    def _row(self, schedule_id: str, fields: dict[str, Any], now_ms: int) -> tuple[Argument, ...]:
+        """Pack a new schedule for the script `add_schedules`."""
         fields, by = _anchored(fields, now_ms), fields["created_by"]
         text = _definition_text(fields, created_by=by, created_ms=now_ms, updated_ms=now_ms)
         next_ms, due = _first_moment(schedule_id, fields, now_ms)
         self._check_interval(schedule_id, fields, now_ms)
-        yield from (schedule_id, fields["user_id"], fields["name"], text, new_id())
-        yield from (next_ms, due) if fields["is_active"] else ("", "")
-        yield from (fields["tenant"] or "", fields["title"] or "", Change(by=by).made_text(fields))
+        is_active = fields["is_active"]
+        return load_script("add_schedules").row(
+            id=schedule_id,
+            user=fields["user_id"],
+            name=fields["name"],
+            definition=text,
+            revision=new_id(),
+            next_ms=next_ms if is_active else "",
+            due_ms=due if is_active else "",
+            tenant=fields["tenant"] or "",
+            title=fields["title"] or "",
+            change=Change(by=by).made_text(fields),
+        )
 
     def update(
         self,

@@ -5,7 +5,8 @@
 --                 differed after the last walk, and when that was, ms
 -- ARGV source  text  'delayed': the entries are ids to bring in; 'delayed_index': members to look at
 -- ARGV next    text  where the next step goes on, or empty: the walk is over
--- ARGV ...     entries, some hundred at most
+-- ARGV ...     entries, a few hundred at most
+-- ROW entry   text  task id, or member of the index
 --
 -- Clients of before the index leave it as it is when they delay a task or take one up. Each entry is
 -- looked at as it is now; repeated, nothing changes.
@@ -35,7 +36,7 @@ local function look_at(members)
 end
 
 local entries = {}
-for i = FIRST, #ARGV do entries[#entries + 1] = ARGV[i] end
+for i = FIRST, #ARGV do entries[#entries + 1] = R.entry[i] end
 local changed = 0
 if #entries > 0 then changed = A.source == 'delayed' and look_for(entries) or look_at(entries) end
 local off = redis.call('ZCARD', K.delayed) - redis.call('ZCARD', K.delayed_index)

@@ -10,7 +10,8 @@
 -- ARGV op    text  random id of this operation
 -- ARGV kind  text  which structure the entries are of
 -- ARGV fix   text  '1': put right what is wrong; empty: change nothing
--- ARGV ...   entries: ids, users or members of the structure; some hundred at most
+-- ARGV ...    entries, a few hundred at most
+-- ROW entry  text  ids, users or members of the structure
 --
 -- The definition and the state of a schedule decide where else it has to be. As in repair, each entry
 -- is looked at as it is now. What cannot be read is for the scheduler to set aside.
@@ -171,6 +172,6 @@ local CHECKS = { schedules = check_schedule, due = check_due, plan = check_plan,
 
 local before = FIX and first_answer(A.op)
 if before then return decode(before) or {} end
-for i = FIRST, #ARGV do CHECKS[A.kind](ARGV[i]) end
+for i = FIRST, #ARGV do CHECKS[A.kind](R.entry[i]) end
 if FIX then remember(A.op, #found > 0 and cjson.encode(found) or '[]') end
 return found

@@ -4,7 +4,8 @@
 -- ARGV op    text  random id of this operation
 -- ARGV kind  text  which structure the entries are of: 'task' and 'user' are looked at in all places
 -- ARGV fix   text  '1': put right what is wrong; empty: change nothing
--- ARGV ...   entries: ids of tasks, users, or members of the structure; some hundred at most
+-- ARGV ...    entries, a few hundred at most
+-- ROW entry  text  ids of tasks, users, or members of the structure
 --
 -- The status of a task decides where else it has to be. Each entry is looked at again here, so that
 -- what others changed since the caller read it counts as it is now.
@@ -424,7 +425,7 @@ local before = FIX and first_answer(A.op)
 if before then return decode(before) or {} end
 if A.kind == 'running' and redis.call('ZCARD', K.leases) > MOST_LEASES then return {} end
 load_limits()
-for i = FIRST, #ARGV do CHECKS[A.kind](ARGV[i]) end
+for i = FIRST, #ARGV do CHECKS[A.kind](R.entry[i]) end
 if FIX then
   save_fair()
   remember(A.op, #found > 0 and cjson.encode(found) or '[]')

@@ -3,11 +3,12 @@
 -- @include users
 -- FLAGS no-writes
 -- ARGV ...  users
+-- ROW user  text  user id
 --
 -- Returns for each user: how many tasks wait, how many run.
 
 local users = {}
-for i = FIRST, #ARGV do users[#users + 1] = ARGV[i] end
+for i = FIRST, #ARGV do users[#users + 1] = R.user[i] end
 
 local answer = {}
 for i, running in ipairs(fields_of(K.running, users)) do

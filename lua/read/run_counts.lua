@@ -7,6 +7,7 @@
 -- ARGV buckets   int   how many there are
 -- ARGV tenant    text  of whose runs all are counted, or empty: of everybody's
 -- ARGV ...  users
+-- ROW user  text  user id
 --
 -- Returns { since when the history is whole, ms; how many of all runs ended in each stretch; then for
 -- each user how many of its own did }.
@@ -43,5 +44,5 @@ local function counts_of(places)
 end
 
 local answer = { cut_window(first), counts_of(PLACES) }
-for i = FIRST, #ARGV do answer[#answer + 1] = counts_of({ 'u' .. ARGV[i] }) end
+for i = FIRST, #ARGV do answer[#answer + 1] = counts_of({ 'u' .. R.user[i] }) end
 return answer

@@ -9,6 +9,7 @@
 -- KEYS delayed_index   zset  user NUL when NUL task id: tasks that become ready later
 -- ARGV since_ms  int  the begin of the window in which runs are counted
 -- ARGV ...  users, some dozens
+-- ROW user  text  user id
 --
 -- The window begins later where runs that ended in it have been dropped by now.
 --
@@ -53,7 +54,7 @@ local function delayed_of(user)
 end
 
 local page = {}
-for i = FIRST, #ARGV do page[#page + 1] = ARGV[i] end
+for i = FIRST, #ARGV do page[#page + 1] = R.user[i] end
 
 local rows = {}
 local settings, running = fields_of(K.users, page), fields_of(K.running, page)

@@ -5,9 +5,17 @@
 -- ARGV op           text  random id of this operation
 -- ARGV client_now   int   what the caller, who has computed the next runs, takes for now, ms
 -- ARGV on_conflict  text  'error' or 'replace': what to do with an id that is taken
--- ARGV ...  schedules, ten each: id, user, name of its tasks, definition, revision, next moment in ms
---           or empty: it is paused, when to act then, tenant or empty, title or empty, what is noted of
---           its making (see lib/changes)
+-- ARGV ...  schedules, at most a few thousand
+-- ROW id          text  of the schedule
+-- ROW user        text  whose schedule it is
+-- ROW name        text  name of its tasks
+-- ROW definition  text  what the user wrote, JSON
+-- ROW revision    text  random, new with every save
+-- ROW next_ms     int   the next fire time, ms; empty: it is paused
+-- ROW due_ms      int   when to act at that time, ms
+-- ROW tenant      text  its tenant, or empty
+-- ROW title       text  its title, or empty
+-- ROW change      text  who created it (see lib/changes), or empty
 --
 -- A replaced schedule keeps its counts, its last run and its changes, and is as active as it is said.
 --
@@ -19,7 +27,7 @@ if before then return { before } end
 if is_skewed(A.client_now) then return { 'skewed', now } end
 
 local ids = {}
-for i = FIRST, #ARGV, 10 do ids[#ids + 1] = ARGV[i] end
+for i = FIRST, #ARGV, ROW do ids[#ids + 1] = R.id[i] end
 local GROUP = 500  -- unpack() has room for a few thousand values
 local taken, left = {}, {}
 for from = 1, #ids, GROUP do
@@ -37,9 +45,10 @@ for from = 1, #ids, GROUP do
 end
 
 local more = {}
-for i = FIRST, #ARGV, 10 do
-  local old = taken[ARGV[i]] and left[ARGV[i]]
-  if not old or old.user ~= ARGV[i + 1] then more[ARGV[i + 1]] = (more[ARGV[i + 1]] or 0) + 1 end
+for i = FIRST, #ARGV, ROW do
+  local id, user = R.id[i], R.user[i]
+  local old = taken[id] and left[id]
+  if not old or old.user ~= user then more[user] = (more[user] or 0) + 1 end
 end
 if SETTINGS.max_schedules > 0 then
   for user, added in pairs(more) do
@@ -56,13 +65,13 @@ end
 for from = 1, #ids, GROUP do
   local definitions, plans, due, states, index, named, made = {}, {}, {}, {}, {}, {}, {}
   for n = from, math.min(from + GROUP - 1, #ids) do
-    local i = FIRST + (n - 1) * 10
-    local id, user, name, due_ms = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 6]
-    local is_active = ARGV[i + 5] ~= ''
+    local i = FIRST + (n - 1) * ROW
+    local id, user, name, due_ms = R.id[i], R.user[i], R.name[i], R.due_ms[i]
+    local is_active = R.next_ms[i] ~= ''
     local state = { user = user, active = is_active, runs = 0, since = now }
     if not is_active then state.paused = now end
-    if ARGV[i + 7] ~= '' then state.tenant = ARGV[i + 7] end
-    if ARGV[i + 8] ~= '' then state.title = ARGV[i + 8] end
+    if R.tenant[i] ~= '' then state.tenant = R.tenant[i] end
+    if R.title[i] ~= '' then state.title = R.title[i] end
     local old, old_name = left[id], taken[id] and name_in(taken[id])
     if old_name and old_name ~= name then name_schedule(id, old_name, nil) end
     if old then
@@ -80,9 +89,9 @@ for from = 1, #ids, GROUP do
     end
     enter_tenant(id, state)
     definitions[#definitions + 1] = id
-    definitions[#definitions + 1] = ARGV[i + 3]
+    definitions[#definitions + 1] = R.definition[i]
     plans[#plans + 1] = id
-    plans[#plans + 1] = ARGV[i + 4] .. ' ' .. (is_active and ARGV[i + 5] or '-')
+    plans[#plans + 1] = R.revision[i] .. ' ' .. (is_active and R.next_ms[i] or '-')
     if is_active then
       due[#due + 1] = due_ms
       due[#due + 1] = id
@@ -97,10 +106,10 @@ for from = 1, #ids, GROUP do
     named[#named + 1] = 0
     named[#named + 1] = name .. '\0' .. id
     if taken[id] then
-      note_change(id, A.op, ARGV[i + 9])
-    elseif ARGV[i + 9] ~= '' then
+      note_change(id, A.op, R.change[i])
+    elseif R.change[i] ~= '' then
       made[#made + 1] = 0
-      made[#made + 1] = change_member(id, '!' .. A.op, ARGV[i + 9])  -- before all other changes of this ms
+      made[#made + 1] = change_member(id, '!' .. A.op, R.change[i])  -- before all other changes of this ms
     end
   end
   redis.call('HSET', K.schedules, unpack(definitions))

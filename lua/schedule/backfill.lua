@@ -10,7 +10,9 @@
 -- ARGV head      text  of their status
 -- ARGV level     int   their priority
 -- ARGV notes     text  what is to be noted of the moments (see lib/moments), a line each
--- ARGV ...  moments, two each: ms, document; at most a few hundred
+-- ARGV ...  fire times, at most a few hundred
+-- ROW moment    int   the fire time, ms
+-- ROW document  text  the task, JSON
 --
 -- A moment has one task: one whose task is there, or was a minute ago, gets no other.
 --
@@ -22,9 +24,9 @@ local plan = redis.call('HGET', K.plan, A.id)
 if not plan or revision_of(A.id) ~= A.base then return { 'changed' } end
 
 local ids, documents, new = {}, {}, {}
-for i = FIRST, #ARGV, 2 do
-  ids[#ids + 1] = A.id .. ':' .. ARGV[i]
-  documents[#documents + 1] = ARGV[i + 1]
+for i = FIRST, #ARGV, ROW do
+  ids[#ids + 1] = A.id .. ':' .. R.moment[i]
+  documents[#documents + 1] = R.document[i]
 end
 for i, word in ipairs(known(ids, documents)) do
   if word == 'new' then

@@ -3,12 +3,23 @@
 -- @include fence schedules enqueue ending moments
 -- ARGV op       text  random id of this operation
 -- ARGV term_ms  int   the leader's term is renewed by this
--- ARGV ...  fires, sixteen each: schedule id, plan as it was read, moment in ms (empty: nothing is to
---           be fired), next moment in ms or empty, when to act then, how many moments were missed,
---           what is to be noted of them (see lib/moments) or empty, user, name, document, head of the
---           status, level, overlap ('allow', 'skip', 'buffer_one' or 'cancel_previous'), the number
---           of runs after which it is completed or empty, reason to stop planning when there is no
---           next moment, 'completed' if that is as it should be
+-- ARGV ...  due schedules, at most a few hundred
+-- ROW id        text  of the schedule
+-- ROW plan      text  its plan as it was read
+-- ROW moment    int   the fire time, ms; empty: fire nothing, only advance the plan
+-- ROW next_ms   int   the next fire time, ms; empty: there is none
+-- ROW due_ms    int   when to act at the next fire time, ms
+-- ROW missed    int   how many fire times were missed
+-- ROW note      text  stretches of fire times to be noted (see lib/moments), or empty
+-- ROW user      text  whose schedule it is
+-- ROW name      text  name of the task
+-- ROW document  text  the task, JSON
+-- ROW head      text  of its status; see push
+-- ROW level     int   its priority
+-- ROW overlap   text  'allow', 'skip', 'buffer_one' or 'cancel_previous'
+-- ROW max_runs  int   the schedule is completed after this many runs, or empty
+-- ROW reason    text  why planning stops when there is no next fire time
+-- ROW completed text  'completed' if that is the regular end of the schedule, or empty
 --
 -- Fence: an actor who does not lead changes nothing. Compare: a schedule whose plan is not the one
 -- that was read (fired, saved, removed by others) is left alone. The task's id is made of the
@@ -133,13 +144,13 @@ local function complete(fire)
 end
 
 local fires, ids, task_ids, documents = {}, {}, {}, {}
-for i = FIRST, #ARGV, 16 do
-  local fire = { id = ARGV[i], plan = ARGV[i + 1], moment = tonumber(ARGV[i + 2]),
-    next_ms = ARGV[i + 3], due_ms = ARGV[i + 4], missed = tonumber(ARGV[i + 5]), note = ARGV[i + 6],
-    user = ARGV[i + 7], name = ARGV[i + 8], document = ARGV[i + 9], head = ARGV[i + 10],
-    level = tonumber(ARGV[i + 11]), overlap = ARGV[i + 12], max_runs = tonumber(ARGV[i + 13]),
-    reason = ARGV[i + 14], completed = ARGV[i + 15] ~= '' }
-  fire.task_id = fire.id .. ':' .. ARGV[i + 2]  -- without a moment: no task has this id
+for i = FIRST, #ARGV, ROW do
+  local fire = { id = R.id[i], plan = R.plan[i], moment = tonumber(R.moment[i]),
+    next_ms = R.next_ms[i], due_ms = R.due_ms[i], missed = tonumber(R.missed[i]), note = R.note[i],
+    user = R.user[i], name = R.name[i], document = R.document[i], head = R.head[i],
+    level = tonumber(R.level[i]), overlap = R.overlap[i], max_runs = tonumber(R.max_runs[i]),
+    reason = R.reason[i], completed = R.completed[i] ~= '' }
+  fire.task_id = fire.id .. ':' .. R.moment[i]  -- without a moment: no task has this id
   fires[#fires + 1] = fire
   ids[#ids + 1] = fire.id
   task_ids[#task_ids + 1] = fire.task_id

@@ -3,7 +3,8 @@
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op   text  random id of this operation
--- ARGV ...  ids of tasks, at most a few hundred
+-- ARGV ...  tasks, at most a few hundred
+-- ROW id   text  of the task
 --
 -- What is no dead letter is left alone.
 --
@@ -16,7 +17,7 @@ if before then
 end
 local dead, seen = {}, {}
 for i = FIRST, #ARGV do
-  local id = ARGV[i]
+  local id = R.id[i]
   if not seen[id] and redis.call('ZSCORE', K.dead, id) then dead[#dead + 1] = id end
   seen[id] = true
 end

@@ -6,8 +6,10 @@
 -- KEYS deadlines  zset  leased task id -> when it is ended if it has not answered, ms
 -- ARGV op        text  random id of this operation
 -- ARGV lease_ms  int   how long from now
--- ARGV ...  leases, three each: task id, token, how long the handler may run in ms, 0: for ever,
---           empty: it is not known
+-- ARGV ...         leases, at most a few hundred
+-- ROW id          text  of the task
+-- ROW token       text  of the lease
+-- ROW timeout_ms  int   how long the handler may run; 0: no limit; empty: not known
 --
 -- No lease goes beyond the deadline of its run, which is a lease after its time-out; and a lease after
 -- its worker has heard that it is to be cancelled. From then on its lease is lost. The time-out is the
@@ -72,14 +74,15 @@ local function is_held(record, token)
     and not (record.deadline and record.deadline <= now)
 end
 
-for i = FIRST, #ARGV, 3 do
-  local record = read_status(ARGV[i])
-  if is_held(record, ARGV[i + 1]) then
-    set_deadline(ARGV[i], record, tonumber(ARGV[i + 2]))
-    ends[#ends + 1] = new_end(ARGV[i], record)
-    ends[#ends + 1] = ARGV[i]
+for i = FIRST, #ARGV, ROW do
+  local id, token = R.id[i], R.token[i]
+  local record = read_status(id)
+  if is_held(record, token) then
+    set_deadline(id, record, tonumber(R.timeout_ms[i]))
+    ends[#ends + 1] = new_end(id, record)
+    ends[#ends + 1] = id
     answer[#answer + 1] = record.cancel and 'cancel' or 'extended'
-  elseif has_ended(ARGV[i], record, ARGV[i + 1]) then
+  elseif has_ended(id, record, token) then
     answer[#answer + 1] = 'ended'
   else
     answer[#answer + 1] = 'lost_lease'

@@ -2,8 +2,12 @@
 --
 -- @include ending
 -- FLAGS allow-oom
--- ARGV ...  tasks, five each: id, token, result (JSON, or empty), ms that the handler took (or
---           empty), what the attempt has to tell (JSON, or empty); at most a few hundred
+-- ARGV ...     tasks, at most a few hundred
+-- ROW id      text  of the task
+-- ROW token   text  of its lease
+-- ROW result  text  JSON, or empty
+-- ROW took    int   ms that the handler took, or empty
+-- ROW report  text  what the worker reports of the attempt, JSON, or empty
 --
 -- Replay: a task that this token finished before is finished, also when its record is gone by now.
 -- A task whose cancelling was asked for ends as cancelled.
@@ -11,7 +15,7 @@
 -- Returns a word for each: 'finished', 'cancelled', or 'lost_lease' (nothing was changed).
 
 local ids = {}
-for i = FIRST, #ARGV, 5 do ids[#ids + 1] = ARGV[i] end
+for i = FIRST, #ARGV, ROW do ids[#ids + 1] = R.id[i] end
 local records = read_statuses(ids)
 
 local function ended_before(id, token)
@@ -44,19 +48,19 @@ end
 
 local texts = {}
 local answer, closed, ended, counts = {}, {}, {}, { finished = 0, cancelled = 0, lost_lease = 0 }
-for i = FIRST, #ARGV, 5 do
-  local id, token, result = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+for i = FIRST, #ARGV, ROW do
+  local id, token, result = R.id[i], R.token[i], R.result[i]
   local record = records[id]
   local word
   if is_held(record, token) then
     word = record.cancel and 'cancelled' or 'finished'
-    texts[id] = finished_text(id, record, result, ARGV[i + 3])
+    texts[id] = finished_text(id, record, result, R.took[i])
     free(id, record)
     record.state, record.ended, record.error, record.timed_out = word, now, nil, nil
     if result ~= '' then record.result = result end
-    record.took = tonumber(ARGV[i + 3])
-    if ARGV[i + 4] ~= '' then
-      keep_attempt(id, record, word == 'finished' and 'succeeded' or word, ARGV[i + 4])
+    record.took = tonumber(R.took[i])
+    if R.report[i] ~= '' then
+      keep_attempt(id, record, word == 'finished' and 'succeeded' or word, R.report[i])
     end
     closed[#closed + 1] = id
     ended[#ended + 1] = now_text

@@ -3,8 +3,15 @@
 -- @include enqueue
 -- PROBES itself: a lone task of a user who is being served touches few keys, and is the hot path,
 --   where no worker waits for some names only
--- ARGV ...  tasks, eight each: id, user, name, document, head of the status, level, when, schedule
---           (when: empty now, +ms after so long, ms at that moment; schedule: mostly empty)
+-- ARGV ...       tasks, at most a few hundred
+-- ROW id        text  of the task
+-- ROW user      text  whose task it is
+-- ROW name      text  name of the task
+-- ROW document  text  the task, JSON
+-- ROW head      text  the part of its status that the client knows: JSON without the closing brace
+-- ROW level     int   priority
+-- ROW when      text  empty: now; '+ms': after a delay; 'ms': at that time
+-- ROW schedule  text  id of its schedule, or empty
 --
 -- Replay: a task that is stored, or was until a minute ago, with the same document is counted as
 -- pushed and left as it is.
@@ -13,12 +20,12 @@
 -- { 'full', 'queue' or 'user', id }; the last two changed nothing.
 
 local ids, documents, list = {}, {}, {}
-for i = FIRST, #ARGV, 8 do
-  ids[#ids + 1] = ARGV[i]
-  documents[#documents + 1] = ARGV[i + 3]
-  list[#list + 1] = { id = ARGV[i], user = ARGV[i + 1], name = ARGV[i + 2], document = ARGV[i + 3],
-    head = ARGV[i + 4], level = tonumber(ARGV[i + 5]), when = ARGV[i + 6],
-    schedule = ARGV[i + 7] ~= '' and ARGV[i + 7] or nil }
+for i = FIRST, #ARGV, ROW do
+  ids[#ids + 1] = R.id[i]
+  documents[#documents + 1] = R.document[i]
+  list[#list + 1] = { id = R.id[i], user = R.user[i], name = R.name[i], document = R.document[i],
+    head = R.head[i], level = tonumber(R.level[i]), when = R.when[i],
+    schedule = R.schedule[i] ~= '' and R.schedule[i] or nil }
 end
 
 local answers = known(ids, documents)

@@ -2,9 +2,8 @@
 --
 -- @include stale_runs
 -- FLAGS allow-oom
--- ARGV ...  notices that were told before and have been passed on: they are not told again
 --
 -- Returns notices, see lib/notices.
 
-notices.forget({ unpack(ARGV, FIRST) })
+forget_notices()
 return find_stale()

@@ -11,7 +11,6 @@
 -- ARGV record  text  JSON without its closing brace
 -- ARGV ttl_ms  int   it counts as gone after so long without another beat; 0: it goes now
 -- ARGV limits  text  JSON: name -> limits, for all its handlers; empty: as said before
--- ARGV ...  notices that were told before and have been passed on: they are not told again
 --
 -- Limits that an operator has set stand over what workers declare. Repeated, it says the same
 -- again, but for notices: those come again later.
@@ -86,7 +85,7 @@ local function distinct(lines)
   return names
 end
 
-notices.forget({ unpack(ARGV, FIRST) })
+forget_notices()
 -- One that leaves looks for nothing: nobody would hear of what it finds.
 if tonumber(A.ttl_ms) == 0 then
   redis.call('HDEL', K.workers, A.worker, '')

@@ -20,6 +20,7 @@ from fairqueue.link.scripts import (
     read_part,
     script_files,
     with_numbers,
+    with_rows,
     without_unused,
 )
 from fairqueue.link.scripts import script_names as names
@@ -62,7 +63,7 @@ def with_includes(path: Path) -> list[Part]:
 
 
 @every_file
-def test_every_declared_key_and_argument_is_used(path: Path) -> None:
+def test_every_declared_key_argument_and_row_field_is_used(path: Path) -> None:
     part = read_part(path)
     # What a shared part declares, it may declare for those that include it.
     users = [path]
@@ -71,29 +72,33 @@ def test_every_declared_key_and_argument_is_used(path: Path) -> None:
     code = "\n".join(code_of(user) for user in users)
     unused = [key for key in part.keys if not re.search(rf"\bK\.{key}\b", code)]
     unused += [name for name in part.arguments if not re.search(rf"\bA\.{name}\b", code)]
+    unused += [name for name in part.row if not re.search(rf"\bR\.{name}\[i\]", code_of(path))]
     assert unused == []
-    assert part.takes_rest == ("FIRST" in code_of(path))
+    assert bool(part.row) == ("FIRST" in code_of(path))
 
 
 @every_file
-def test_every_used_key_and_argument_is_declared(path: Path) -> None:
+def test_every_used_key_argument_and_row_field_is_declared(path: Path) -> None:
     parts = with_includes(path)
     keys = {key for part in parts for key in part.keys}
     arguments = {name for part in parts for name in part.arguments}
     code = code_of(path)
     assert set(re.findall(r"\bK\.(\w+)", code)) <= keys
     assert set(re.findall(r"\bA\.(\w+)", code)) <= arguments
+    assert set(re.findall(r"\bR\.(\w+)", code)) <= set(parts[-1].row)
 
 
 @every_file
 def test_no_key_or_argument_is_reached_by_its_number(path: Path) -> None:
     code = code_of(path)
     assert "KEYS" not in code
-    positions = re.findall(r"ARGV\[([^\]]*)\]", code)
-    assert [p for p in positions if not re.fullmatch(r"i( \+ \d+)?", p)] == []
-    # `i` counts from FIRST, or from FIRST by groups.
-    starts = re.findall(r"for i = (\S+), #ARGV", code) + re.findall(r"local i = (\S+) \+", code)
-    assert not positions or set(starts) == {"FIRST"}
+    assert code.count("ARGV") == code.count("#ARGV")
+    # `i` goes from FIRST by rows; with one field, a row is one argument.
+    loops = re.findall(r"for i = (.+), #ARGV(.*) do", code)
+    starts = re.findall(r"local i = (\S+) \+ \(n - 1\) \* (\w+)$", code, re.M)
+    step = ", ROW" if len(read_part(path).row) > 1 else ""
+    assert {*loops, *((first, f", {by}") for first, by in starts)} <= {("FIRST", step)}
+    assert bool(loops) == ("R." in code)
 
 
 @every_file
@@ -295,7 +300,45 @@ def test_two_files_of_one_name_are_refused(copied: Path) -> None:
 )
 def test_a_header_with_an_unknown_key_or_type_is_refused(copied: Path, line: str) -> None:
     (copied / "task" / "mine.lua").write_text(line + "\n")
-    with pytest.raises(ScriptError, match=r"mine\.lua: key \w+ is no"):
+    with pytest.raises(ScriptError, match=r"mine\.lua: key \w+ is not a"):
+        parts_of("mine")
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def test_a_row_is_packed_in_the_order_of_the_header_whatever_the_order_of_its_fields() -> None:
+    script = load_script("extend")
+    assert script.fields == ("id", "token", "timeout_ms")
+    assert script.row(timeout_ms=7, id="a", token="b") == ("a", "b", 7)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"id": 1, "token": 2}, {"id": 1, "token": 2, "timeout_ms": 3, "user": 4}]
+)
+def test_a_row_with_a_missing_or_an_unknown_field_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(TypeError):
+        load_script("extend").row(**fields)
+
+
+def test_a_script_without_rows_packs_nothing() -> None:
+    assert load_script("claim").fields == ()
+    assert load_script("claim").row() == ()
+
+
+def test_row_fields_are_read_from_their_places() -> None:
+    assert with_rows("f(R.b[i], R.a[j], A.b)", ("a", "b")) == "f(ARGV[i + 1], ARGV[j], A.b)"
+
+
+def test_a_row_field_that_no_header_declares_is_refused() -> None:
+    with pytest.raises(ScriptError, match="row field c"):
+        with_rows("R.c[i]", ("a", "b"))
+
+
+@pytest.mark.parametrize("lines", ["-- ROW id  text  x", "-- ARGV ...  tasks"])
+def test_rows_and_what_they_are_go_together(copied: Path, lines: str) -> None:
+    (copied / "task" / "mine.lua").write_text(f"-- Mine.\n{lines}\n")
+    with pytest.raises(ScriptError, match=r"mine\.lua: declare"):
         parts_of("mine")
 
 

@@ -998,7 +998,7 @@ def filled(queue: TaskQueue) -> TaskScheduler:
 
 
 def test_each_script_that_takes_a_list_is_tried_with_its_longest() -> None:
-    lists = {name for name in script_names() if load_script(name).takes_rest}
+    lists = {name for name in script_names() if load_script(name).fields}
     assert LARGEST.keys() == lists
 
 
