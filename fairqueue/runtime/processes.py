@@ -6,10 +6,10 @@
 Children that are started later are therefore copies of the parent as it was at `start`, and never
 of a process with threads.
 
-Nobody outlives its boss. The supervisor sees the end of the socket pair or, where forked copies of
-the parent keep that open, the end of the parent itself; it then lets the children finish, kills
+No process outlives its parent. The supervisor sees the end of the socket pair or, if forked copies
+of the parent keep that open, the end of the parent itself; it then lets the children finish, kills
 those that do not, and ends. The children see the end of a pipe that only the supervisor can write
-to. A parent-death signal would not do: Linux sends it when the *thread* that forked ends.
+to. A parent-death signal would not work: Linux sends it when the *thread* that forked ends.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn, Self
 
 from fairqueue.errors import ConfigurationError, FairQueueError, shown
@@ -36,40 +36,40 @@ from fairqueue.validation import check_count, check_name, check_seconds
 
 logger = logging.getLogger("fairqueue.processes")
 
-# Seconds before a child that crashed is replaced: twice as many each time, up to the longest. Also
-# the least time between two starts of a child that ends without an error.
+# Seconds before a crashed child is replaced: doubled each time, up to the longest. Also the minimum
+# time between two starts of a child that ends without an error.
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 30.0
-# Seconds after which a child counts as healthy: its next crash is a first one again.
+# Seconds after which a child counts as healthy, and its backoff is reset.
 HEALTHY_S = 60.0
-# Seconds for the supervisor to answer beyond what it was given: it only forks, signals and waits.
-# One that is later is killed.
+# Seconds for the supervisor to answer beyond its time-out: it only forks, signals and waits. After
+# that it is killed.
 ANSWER_S = 10.0
-# Seconds for the supervisor to fork all children: a copy of a large process takes its time.
+# Seconds for the supervisor to fork all children: forking a large process takes time.
 START_S = 60.0
-# Seconds between two looks at who our parent is, where the kernel cannot tell of its end.
+# Seconds between two checks of the parent, if the kernel cannot report its end.
 PARENT_CHECK_S = 1.0
-# So often a main thread that waits looks whether another thread was given a signal.
+# How often a waiting main thread wakes up, in case another thread received a signal.
 LOOK_UP_S = 1.0
-# Seconds of the longest wait, eleven days: poll() cannot take more than twice that. A stop that was
-# given more time kills after this.
+# Seconds of the longest wait, eleven days: poll() accepts at most twice that. A `stop` with a
+# longer time-out kills after this.
 LONGEST_WAIT_S = 1_000_000.0
-# The last cells of the table that the supervisor writes and the parent reads. Before them comes one
-# for each child: its pid, or 0.
+# The last cells of the table that the supervisor writes and the parent reads. The cells before them
+# hold the pid of each child, or 0.
 RESTARTS, OUTCOME = -2, -1
-# How it ended: each child by itself, or some killed. 0, neither: the supervisor died, or runs.
-# So an end that it was not told to is never taken for one that it was.
+# How the group ended: all children by themselves, or some killed. 0: the supervisor still runs, or
+# has died.
 STOPPED, KILLED = 1, 2
 
-# The status of a child that is not to be replaced.
+# The exit status of a child that is not to be replaced.
 RETIRED = 113
 
-# Serves until the event is set; the number is the child's index. True: it is not to be replaced.
+# Runs until the event is set; the number is the child's index. Returns True not to be replaced.
 Serve = Callable[[threading.Event, int], bool | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What the supervisor has to know."""
+class _GroupSettings:
+    """What the supervisor needs to know."""
 
     serve: Serve
     count: int
@@ -82,15 +82,15 @@ class _Plan:
 class ProcessGroup:
     """Runs `serve(stop, index)` in `count` processes, each with an index of its own from 0 on.
 
-    `serve` returns soon after the event `stop` is set: by `stop()`, by a SIGTERM to its process,
-    when the memory limit is reached, and when the parent or the supervisor died. One that returns
-    earlier is called again, in a new process, at once (ten times a second at most); one that raises
-    or dies, after a pause that doubles with each time. The new process has the index of the old.
-    One that returns True has retired and is not called again; when all have, the group has ended.
+    `serve` must return soon after the event `stop` is set: by `stop()`, by a SIGTERM to its
+    process, at the memory limit, and when the parent or the supervisor has died. If it returns
+    earlier, it is called again at once in a new process with the same index (at most ten times a
+    second); if it raises or dies, after a pause that doubles each time. If it returns True, it has
+    retired and is not called again; when all have retired, the group ends.
 
-    The children are copies of this process as it is when `start` is called. A lock that another
-    thread holds at that moment stays locked in them: start the group before threads. When `serve`
-    has returned, the process ends without waiting for threads that it left.
+    The children are copies of this process at the time of `start`. A lock that another thread holds
+    at that time stays locked in them, so start the group before threads. When `serve` has returned,
+    the process ends without waiting for its other threads.
 
     All methods may be called from any thread. In a forked copy of this process `stop` does nothing.
     """
@@ -107,27 +107,27 @@ class ProcessGroup:
     ) -> None:
         """Start nothing yet.
 
-        name: what the log calls these processes.
-        max_memory: bytes of resident memory, those shared with the parent included, beyond which a
+        name: the name of these processes in logs.
+        max_memory: bytes of resident memory, including those shared with the parent, beyond which a
             child is asked to end and replaced. Linux only.
-        grace: seconds to finish before SIGKILL, for a child that is over its memory or whose parent
-            or supervisor died.
-        memory_interval: seconds between two looks at the memory.
+        grace: seconds to finish before SIGKILL, for a child beyond its memory limit or whose parent
+            or supervisor has died.
+        memory_interval: seconds between two checks of the memory.
 
         Raises ConfigurationError naming the argument.
         """
         if not callable(serve):
             raise ConfigurationError(
-                f"serve {shown(serve)} cannot be called: a function (stop, index)"
+                f"serve must be a function of (stop, index), not {shown(serve)}"
             )
         if max_memory is not None:
             check_count(max_memory, "max_memory", ConfigurationError, least=1, most=2**63 - 1)
             if _memory_of(os.getpid()) is None:
                 raise ConfigurationError(
-                    f"max_memory {max_memory!r} cannot be watched: there is no /proc here that "
-                    "tells the memory of a process; leave it out"
+                    f"max_memory {max_memory!r} cannot be enforced: this system has no /proc to "
+                    "read the memory of a process from; leave it out"
                 )
-        self._plan = _Plan(
+        self._settings = _GroupSettings(
             serve=serve,
             count=check_count(count, "count", ConfigurationError, least=1, most=10_000),
             name=check_name(name, "name", ConfigurationError),
@@ -137,23 +137,23 @@ class ProcessGroup:
                 memory_interval, "memory_interval", ConfigurationError, least=0.001
             ),
         )
-        # Re-entrant, as is the other: a signal handler may stop what the main thread just starts.
+        # Re-entrant: a signal handler may stop what the main thread is starting.
         self._lock = threading.RLock()
-        self._run: _Run | None = None
+        self._run: _SupervisorHandle | None = None
 
     def start(self) -> None:
-        """Start the processes and return when all are there; nothing happens if they run already.
+        """Start the processes, unless they run already, and return when all have been forked.
 
         If the supervisor had died, its children first get `grace` seconds to end. Raises
-        FairQueueError if the system refuses a process; nothing is left running then.
+        FairQueueError if a process cannot be forked; nothing is left running then.
         """
         with self._lock:
             before = self._own_run()
             if before is not None:
                 if before.is_alive():
                     return
-                before.finish(self._plan.grace)
-            run = self._run = _Run(self._plan)
+                before.finish(self._settings.grace)
+            run = self._run = _SupervisorHandle(self._settings)
             try:
                 run.wait_until_started()
             except BaseException:
@@ -162,11 +162,11 @@ class ProcessGroup:
                 raise
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Ask all to stop, and return when they are gone; True if none had to be killed.
+        """Ask all processes to stop and wait for them; True if none had to be killed.
 
-        Those that still run after `timeout` seconds are killed. While another thread waits in
-        `stop`, the shorter of both times counts. A second call returns what the first did. Raises
-        ConfigurationError for a timeout that is none.
+        Those that still run after `timeout` seconds are killed. If another thread also waits in
+        `stop`, the shorter time-out counts. A second call returns the same as the first. Raises
+        ConfigurationError for an invalid timeout.
         """
         timeout = check_seconds(timeout, "timeout", ConfigurationError)
         run = self._own_run()
@@ -177,17 +177,17 @@ class ProcessGroup:
             return run.finish(timeout)
 
     def is_alive(self) -> bool:
-        """Whether the supervisor runs, and with it the promise that dead children are replaced."""
+        """Whether the supervisor runs, so that dead children are replaced."""
         run = self._own_run()
         return run is not None and run.is_alive()
 
     def has_died(self) -> bool:
-        """Whether the supervisor as last started was killed, or failed, before it was to end."""
+        """Whether the last supervisor was killed, or failed, before it was asked to end."""
         run = self._own_run()
         return run is not None and run.has_died()
 
     def alive(self) -> list[int]:
-        """The process ids of the children that live, by index."""
+        """Return the process ids of the living children, by index."""
         run = self._own_run()
         return [] if run is None else [pid for pid in run.pids() if _exists(pid)]
 
@@ -199,7 +199,7 @@ class ProcessGroup:
 
     @property
     def supervisor_pid(self) -> int:
-        """The process id of the supervisor as last started; 0 if it never was."""
+        """The process id of the last supervisor; 0 if there was none."""
         run = self._own_run()
         return 0 if run is None else run.pid
 
@@ -207,45 +207,40 @@ class ProcessGroup:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def _own_run(self) -> "_Run | None":
-        # A forked copy of the process that started them has no say. It must not wait for the lock
-        # either, which may be held by a thread that it does not have.
+    def _own_run(self) -> "_SupervisorHandle | None":
+        # A forked copy of the owner does not control the group. It must not take the lock either,
+        # which may be held by a thread that does not exist there.
         run = self._run
         return run if run is not None and run.owner == os.getpid() else None
 
 
-class _Run:
-    """The parent's side of one start: asks the supervisor to stop, and waits for the end."""
+class _SupervisorHandle:
+    """The parent's side of one start: asks the supervisor to stop, and waits for its end."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, settings: _GroupSettings) -> None:
         self.owner = os.getpid()
-        self.table = memoryview(mmap.mmap(-1, 8 * (plan.count + 2))).cast("q")
+        self.table = memoryview(mmap.mmap(-1, 8 * (settings.count + 2))).cast("q")
         self._reaping = threading.RLock()
         self._reaped = False
         self._all_ended: bool | None = None
         ours, theirs = socket.socketpair()
-        # The supervisor and the children keep the other end open: this one ends with the last.
+        # The supervisor and the children keep the other end open: this end closes with the last.
         everyone, held = os.pipe()
 
         def supervise() -> None:
             ours.close()
             os.close(everyone)
-            _Supervisor(plan, theirs, self.owner, self.table).run()
+            _Supervisor(settings, theirs, self.owner, self.table).run()
 
         try:
             self.pid = _fork(supervise)
         except OSError as error:
             ours.close()
             os.close(everyone)
-            raise FairQueueError(f"no process can be started: {error}") from error
+            raise FairQueueError(f"cannot start processes: {error}") from error
         finally:
             theirs.close()
             os.close(held)
@@ -253,7 +248,7 @@ class _Run:
         self._everyone = open(everyone, "rb", buffering=0)  # noqa: SIM115  closed in finish()
 
     def wait_until_started(self) -> None:
-        """Return when all children were forked. Raises FairQueueError if that failed."""
+        """Return when all children have been forked. Raises FairQueueError if that fails."""
         self._channel.settimeout(START_S)
         line = b""
         try:
@@ -263,18 +258,18 @@ class _Run:
                     raise ConnectionResetError("it ended")
                 line += received
         except OSError as error:
-            raise FairQueueError(f"the supervisor does not start its processes: {error}") from error
+            raise FairQueueError(f"the supervisor did not start its processes: {error}") from error
         if line != b"\n":
-            raise FairQueueError(f"no process can be started: {line.decode().strip()}")
+            raise FairQueueError(f"cannot start processes: {line.decode().strip()}")
 
     def ask_to_stop(self, timeout: float) -> None:
-        """Tell the supervisor how long the children have; one that is gone needs no telling."""
+        """Tell the supervisor how long the children have, if it still exists."""
         with contextlib.suppress(OSError):
-            # The flag: an application that lets SIGPIPE kill it should not die of this.
+            # The flag prevents SIGPIPE, which may kill the application.
             self._channel.sendall(b"%f\n" % timeout, getattr(socket, "MSG_NOSIGNAL", 0))
 
     def finish(self, timeout: float) -> bool:
-        """Return when all are gone; True if none was killed. One thread at a time."""
+        """Wait until all are gone; True if none was killed. For one thread at a time."""
         if self._all_ended is None:
             deadline = time.monotonic() + timeout
             if not self._hangs_up(timeout + ANSWER_S):
@@ -294,15 +289,15 @@ class _Run:
         return not self._reaped
 
     def has_died(self) -> bool:
-        """Whether the supervisor is gone without having said how its children ended."""
+        """Whether the supervisor is gone without having recorded how its children ended."""
         return not self.is_alive() and not self.table[OUTCOME]
 
     def pids(self) -> list[int]:
-        """The children as the supervisor saw them last; none after `finish`."""
+        """Return the children that the supervisor last recorded; none after `finish`."""
         return [] if self._all_ended is not None else [pid for pid in self.table[:RESTARTS] if pid]
 
     def _hangs_up(self, seconds: float) -> bool:
-        """Whether the supervisor ends its side of the channel within so many seconds."""
+        """Whether the supervisor closes its side of the channel within `seconds`."""
         self._channel.settimeout(min(seconds, LONGEST_WAIT_S))
         try:
             while self._channel.recv(4096):
@@ -314,7 +309,7 @@ class _Run:
         return True
 
     def _kill(self) -> None:
-        """Kill a supervisor that hangs; its children will notice."""
+        """Kill a supervisor that hangs; its children notice that and end."""
         with self._reaping, contextlib.suppress(ProcessLookupError):
             if not self._reaped:
                 os.kill(self.pid, signal.SIGKILL)
@@ -328,10 +323,10 @@ class _Run:
                     self._reaped = True
 
     def _end_orphans(self, deadline: float) -> bool:
-        """Wait for the children of a supervisor that died, which stop by themselves, or kill them.
+        """Wait for the children of a dead supervisor, which stop by themselves, or kill them.
 
-        They are killed by number only while the pipe tells that some live: the numbers of those
-        that have ended may belong to others by now.
+        They are killed by pid only while the pipe shows that some live: the pids of those that have
+        ended may belong to other processes by now.
         """
         ended = _ends(self._everyone.fileno(), deadline - time.monotonic())
         for pid in [] if ended else self.pids():
@@ -342,34 +337,38 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Child:
-    """One index: the process that serves it now, or when the next one is due."""
+class _ChildSlot:
+    """One index: its current process, or when the next one is due."""
 
     index: int
     backoff: float
-    pid: int = 0  # 0: none at the moment
+    pid: int = 0  # 0: none
     since: float = 0.0
     due: float = 0.0  # when to start the next one
     kill_at: float = math.inf  # set when it was asked to end
     asked: bool = False
-    retired: bool = False  # it is not to be replaced
+    retired: bool = False  # not to be replaced
 
 
 class _Supervisor:
-    """What the supervising process runs: one thread, which sleeps until something happens."""
+    """The program of the supervisor process: one thread, which sleeps until something happens."""
 
     def __init__(
-        self, plan: _Plan, channel: socket.socket, parent: int, table: "memoryview[int]"
+        self,
+        settings: _GroupSettings,
+        channel: socket.socket,
+        parent: int,
+        table: "memoryview[int]",
     ) -> None:
-        self._plan = plan
+        self._settings = settings
         self._channel = channel
         self._parent = parent
         self._table = table
-        self._children = [_Child(index, FIRST_BACKOFF_S) for index in range(plan.count)]
+        self._children = [_ChildSlot(index, FIRST_BACKOFF_S) for index in range(settings.count)]
         self._unread = b""
         self._stopping = False
         self._killed = False
-        self._look_at = math.inf if plan.max_memory is None else 0.0
+        self._check_memory_at = math.inf if settings.max_memory is None else 0.0
         self._lifeline, self._lifeline_held = os.pipe()
         self._signals, self._signals_in = os.pipe()
         self._parent_file = _watch_process(parent)
@@ -379,7 +378,7 @@ class _Supervisor:
                 self._poll.register(file, select.POLLIN)
 
     def run(self) -> None:
-        """Supervise until told to stop or left alone."""
+        """Supervise until asked to stop, or until the parent is gone."""
         self._take_over_signals()
         self._start_all()
         while not self._stopping or any(child.pid for child in self._children):
@@ -390,9 +389,9 @@ class _Supervisor:
     def _take_over_signals(self) -> None:
         os.set_blocking(self._signals, False)
         os.set_blocking(self._signals_in, False)
-        # Also ends the use of a file that the parent's event loop reads.
+        # This also stops writing to a file that the parent's event loop reads.
         signal.set_wakeup_fd(self._signals_in, warn_on_full_buffer=False)
-        # A terminal sends these to all its processes: the parent decides what they mean.
+        # A terminal sends these to all its processes; the parent handles them.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -407,24 +406,24 @@ class _Supervisor:
         except OSError as error:
             answer = f"{error}\n".encode()
             self._stop(0)
-        with contextlib.suppress(OSError):  # the parent has died; the next wait tells
+        with contextlib.suppress(OSError):  # the parent has died; the next wait notices
             self._channel.sendall(answer)
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Sleep until a signal, a word of the parent, its end, or the next thing that is due."""
-        moments = [self._look_at]
-        moments += [child.kill_at for child in self._children if child.pid]
+        """Sleep until a signal, a message or the end of the parent, or the next due time."""
+        times = [self._check_memory_at]
+        times += [child.kill_at for child in self._children if child.pid]
         if not self._stopping:
-            moments += [child.due for child in self._children if not child.pid]
-        seconds = min(min(moments) - time.monotonic(), LONGEST_WAIT_S)
+            times += [child.due for child in self._children if not child.pid]
+        seconds = min(min(times) - time.monotonic(), LONGEST_WAIT_S)
         if self._parent_file is None and not self._stopping:
             seconds = min(seconds, PARENT_CHECK_S)
         for file, _ in self._poll.poll(max(0.0, seconds) * 1000):
             if file == self._signals:
                 if signal.SIGTERM in os.read(self._signals, 4096):
-                    self._stop(self._plan.grace)
+                    self._stop(self._settings.grace)
             elif file == self._channel.fileno():
                 self._listen()
             else:
@@ -434,7 +433,7 @@ class _Supervisor:
             self._abandoned()
 
     def _listen(self) -> None:
-        """The parent says for how many seconds the children may go on, or hangs up."""
+        """Read how many seconds the children have, or that the channel was closed."""
         try:
             received = self._channel.recv(4096)
         except OSError:
@@ -448,11 +447,11 @@ class _Supervisor:
 
     def _abandoned(self) -> None:
         if not self._stopping:
-            _log(logging.WARNING, "group_abandoned", group=self._plan.name, pid=self._parent)
-        self._stop(self._plan.grace)
+            _log(logging.WARNING, "group_abandoned", group=self._settings.name, pid=self._parent)
+        self._stop(self._settings.grace)
 
     def _act(self, now: float) -> None:
-        """Do all that is due at this moment."""
+        """Do everything that is due now."""
         for child in self._children:
             if child.pid:
                 self._reap(child, now)
@@ -460,19 +459,19 @@ class _Supervisor:
                 self._kill(child)
             if not child.pid and not self._stopping and now >= child.due:
                 self._restart(child, now)
-        if now >= self._look_at:
-            self._look_at = now + self._plan.memory_interval
+        if now >= self._check_memory_at:
+            self._check_memory_at = now + self._settings.memory_interval
             self._check_memory()
 
-    # --- what is done -----------------------------------------------------------------------------
+    # --- actions ----------------------------------------------------------------------------------
 
-    def _start(self, child: _Child, now: float) -> None:
+    def _start(self, child: _ChildSlot, now: float) -> None:
         child.pid = _fork(lambda: self._be_child(child.index))
         child.since, child.kill_at, child.asked = now, math.inf, False
         self._table[child.index] = child.pid
         _log(logging.INFO, "process_started", **self._fields(child))
 
-    def _restart(self, child: _Child, now: float) -> None:
+    def _restart(self, child: _ChildSlot, now: float) -> None:
         try:
             self._start(child, now)
         except OSError as error:
@@ -481,7 +480,7 @@ class _Supervisor:
         else:
             self._table[RESTARTS] += 1
 
-    def _reap(self, child: _Child, now: float) -> None:
+    def _reap(self, child: _ChildSlot, now: float) -> None:
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if not pid:
             return
@@ -501,48 +500,48 @@ class _Supervisor:
             fields["restart_in"] = round(child.due - now, 3)
         _log(logging.WARNING if crashed else logging.INFO, "process_ended", **fields)
 
-    def _back_off(self, child: _Child, now: float) -> None:
+    def _back_off(self, child: _ChildSlot, now: float) -> None:
         child.due = now + child.backoff
         child.backoff = min(child.backoff * 2, LONGEST_BACKOFF_S)
 
     def _stop(self, seconds: float) -> None:
-        """Ask all children to end within so many seconds, or sooner if they were asked before."""
+        """Ask all children to end within `seconds`, or sooner if they were asked before."""
         self._stopping = True
-        self._look_at = math.inf
+        self._check_memory_at = math.inf
         for child in self._children:
             if child.pid:
                 self._ask_to_end(child, seconds)
 
-    def _ask_to_end(self, child: _Child, seconds: float) -> None:
+    def _ask_to_end(self, child: _ChildSlot, seconds: float) -> None:
         child.asked = True
         child.kill_at = min(child.kill_at, time.monotonic() + seconds)
         os.kill(child.pid, signal.SIGTERM)
 
-    def _kill(self, child: _Child) -> None:
+    def _kill(self, child: _ChildSlot) -> None:
         self._killed = self._killed or self._stopping
         child.kill_at = math.inf
         os.kill(child.pid, signal.SIGKILL)
         _log(logging.WARNING, "process_killed", **self._fields(child))
 
     def _check_memory(self) -> None:
-        limit = self._plan.max_memory
+        limit = self._settings.max_memory
         for child in self._children:
             memory = _memory_of(child.pid) if child.pid and not child.asked else None
             if limit is not None and memory is not None and memory > limit:
                 fields = self._fields(child) | {"memory": memory, "max_memory": limit}
                 _log(logging.WARNING, "process_over_memory", **fields)
-                self._ask_to_end(child, self._plan.grace)
+                self._ask_to_end(child, self._settings.grace)
 
-    def _fields(self, child: _Child) -> dict[str, object]:
-        return {"group": self._plan.name, "index": child.index, "pid": child.pid}
+    def _fields(self, child: _ChildSlot) -> dict[str, object]:
+        return {"group": self._settings.name, "index": child.index, "pid": child.pid}
 
     # --- in a child -------------------------------------------------------------------------------
 
     def _be_child(self, index: int) -> int:
-        """Serve, in a process that was forked for it; the status that it ends with."""
+        """Run `serve` in a forked process; return its exit status."""
         signal.set_wakeup_fd(-1)
-        # The lifeline must end with the supervisor, and the parent must see the supervisor's end:
-        # no child may keep those open.
+        # The lifeline must close with the supervisor, and the parent must see the supervisor's end,
+        # so no child may keep these open.
         self._channel.close()
         for file in (self._lifeline_held, self._signals, self._signals_in, self._parent_file):
             if file is not None:
@@ -553,27 +552,27 @@ class _Supervisor:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         threading.Thread(
             target=_watch,
-            args=(self._lifeline, asked, stop, self._plan),
+            args=(self._lifeline, asked, stop, self._settings),
             name="fairqueue-stop",
             daemon=True,
         ).start()
-        return RETIRED if self._plan.serve(stop, index) else 0
+        return RETIRED if self._settings.serve(stop, index) else 0
 
 
 def wait_for(stop: threading.Event) -> None:
-    """Wait in the main thread until an event is set, and look up once in a while.
+    """Wait in the main thread until an event is set, and wake up once in a while.
 
-    Handlers of signals run in the main thread, and only a signal that this thread itself is given
-    ends its wait. After a process was frozen, as by SIGSTOP, it may be another one.
+    Signal handlers run in the main thread, but only a signal that this thread itself receives ends
+    its wait. After a SIGSTOP another thread may receive it.
     """
     while not stop.wait(LOOK_UP_S):
         pass
 
 
 def _catch_sigterm() -> int:
-    """Let SIGTERM write to a pipe, of which this is the end to read.
+    """Make SIGTERM write to a pipe, and return the end to read.
 
-    It cannot set an event: the thread that it interrupts may hold the event's lock.
+    The handler cannot set an event: the thread that it interrupts may hold the event's lock.
     """
     asked, ask = os.pipe()
     os.set_blocking(ask, False)
@@ -583,7 +582,7 @@ def _catch_sigterm() -> int:
         if os.getpid() == child:
             with contextlib.suppress(BlockingIOError):
                 os.write(ask, b"\0")
-        else:  # forked by `serve`: the signal is its own matter
+        else:  # forked by `serve`, and not ours to handle
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -591,8 +590,8 @@ def _catch_sigterm() -> int:
     return asked
 
 
-def _watch(lifeline: int, asked: int, stop: threading.Event, plan: _Plan) -> None:
-    """In a thread of each child: set the event when asked to, or when the supervisor has died."""
+def _watch(lifeline: int, asked: int, stop: threading.Event, settings: _GroupSettings) -> None:
+    """In a thread of each child: set the event when asked to end or the supervisor has died."""
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     poll.register(asked, select.POLLIN)
@@ -600,24 +599,23 @@ def _watch(lifeline: int, asked: int, stop: threading.Event, plan: _Plan) -> Non
         os.read(asked, 4096)
         stop.set()
     stop.set()
-    _log(logging.WARNING, "supervisor_died", group=plan.name, pid=os.getpid())
-    time.sleep(plan.grace)
-    os.kill(os.getpid(), signal.SIGKILL)  # nobody else is left to do it
+    _log(logging.WARNING, "supervisor_died", group=settings.name, pid=os.getpid())
+    time.sleep(settings.grace)
+    os.kill(os.getpid(), signal.SIGKILL)  # no other process is left to do it
 
 
 def _fork(work: Callable[[], int | None]) -> int:
-    """Fork a process that does this work and nothing else, with all signals blocked; its pid.
+    """Fork a process that runs `work` with all signals blocked; return its pid.
 
-    It ends with the status that the work returns, or with 1 after an exception, which is logged.
+    It exits with the status that `work` returns, or with 1 after an exception, which is logged.
     """
     _flush()
-    # A signal that comes before the new process has its own handlers waits until it has.
+    # Signals wait until the new process has its own handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings():
-            # Python 3.12 warns of locks that threads hold while we fork. The supervisor takes none
-            # of the parent's but those of logging, which Python makes anew; for those that `serve`
-            # takes, see ProcessGroup.
+            # Python 3.12 warns that threads may hold locks. Of the parent's locks the supervisor
+            # takes only those of logging, which Python reinitializes; for `serve` see ProcessGroup.
             warnings.filterwarnings(
                 "ignore", r"This process .* is multi-threaded", DeprecationWarning
             )
@@ -630,7 +628,7 @@ def _fork(work: Callable[[], int | None]) -> int:
 
 
 def _work_and_exit(work: Callable[[], int | None]) -> NoReturn:
-    """Work, and end the process without the parent's exit handlers and `finally` clauses."""
+    """Run `work` and exit without the parent's exit handlers and `finally` clauses."""
     status = 1
     try:
         status = work() or 0
@@ -644,24 +642,24 @@ def _work_and_exit(work: Callable[[], int | None]) -> NoReturn:
 
 
 def _flush() -> None:
-    """Write out standard output: what waits in it would be written by both sides of a fork."""
+    """Flush standard output: buffered text would be written by both sides of a fork."""
     for stream in (sys.stdout, sys.stderr):
-        # None, closed, or a pipe that nobody reads.
+        # It may be None, closed, or a broken pipe.
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.flush()
 
 
 def _watch_process(pid: int) -> int | None:
-    """A file that can be read when the process has ended; None where the kernel has none."""
+    """Return a file that becomes readable when the process ends; None if not supported."""
     pidfd_open = getattr(os, "pidfd_open", None)  # Linux only
     if pidfd_open is not None:
-        with contextlib.suppress(OSError):  # an old kernel, a sandbox, or it has ended already
+        with contextlib.suppress(OSError):  # an old kernel, a sandbox, or already ended
             return int(pidfd_open(pid))
     return None
 
 
 def _ends(pipe: int, seconds: float) -> bool:
-    """Whether all who can write to a pipe are gone within so many seconds."""
+    """Whether all writers of a pipe are gone within `seconds`."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(max(0.0, min(seconds, LONGEST_WAIT_S)) * 1000))
@@ -670,13 +668,13 @@ def _ends(pipe: int, seconds: float) -> bool:
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except OSError:  # none, or somebody else's by now
+    except OSError:  # gone, or another user's by now
         return False
     return True
 
 
 def _memory_of(pid: int) -> int | None:
-    """Bytes of resident memory of a process; None where it cannot be read."""
+    """Return the resident memory of a process in bytes; None if it cannot be read."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -685,6 +683,6 @@ def _memory_of(pid: int) -> int | None:
 
 
 def _log(level: int, event: str, **fields: object) -> None:
-    # A handler that raises must not end the supervisor, nor keep a child from killing itself.
+    # An error must neither end the supervisor nor keep a child from killing itself.
     with contextlib.suppress(Exception):
         log_event(logger, event, level, **fields)
