@@ -21,6 +21,7 @@ from fairqueue.access.idempotency import ReplyStore
 from fairqueue.clock import ManualClock
 from fairqueue.doctor import Records
 from fairqueue.history.runs import History
+from fairqueue.link.operation import Ask, Call
 from fairqueue.models import Claim
 from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
 from fairqueue.queue.reports import Failure, LogLines, Report
@@ -679,7 +680,7 @@ class Meter:
     def watch(self, link: Any) -> dict[str, float]:
         """From now on, the longest call of each script and of reading commands, ms."""
         worst: dict[str, float] = {}
-        run, ask = link.run, link.ask
+        run, ask = link._call, link._ask
 
         def measured(name: str, call: Callable[[], Any]) -> Any:
             start = self._now()
@@ -688,21 +689,16 @@ class Meter:
             worst[name] = max(worst.get(name, 0.0), taken)
             return answer
 
-        def run_one(name: str, **arguments: Any) -> Any:
-            return measured(name, lambda: run(name, **arguments))
+        def run_one(call: Call) -> Any:
+            return measured(call.script, lambda: run(call))
 
         def ask_one(command: Any, timeout: float | None) -> Any:
-            return measured(str(command[0]), lambda: ask(command, timeout=timeout)[0])
+            return measured(str(command[0]), lambda: ask(Ask(command, timeout=timeout))[0])
 
-        def ask_each(*commands: Any, timeout: float | None = None) -> list[Any]:
-            return [ask_one(command, timeout) for command in commands]
-
-        def run_each(name: str, calls: Any) -> Iterator[Any]:
-            for call in calls:
-                yield run_one(name, **call)
-
-        link.run, link.ask, link.run_each = run_one, ask_each, run_each
-        link.run_together = lambda *calls: [run_one(name, **call) for name, call in calls]
+        link._call = run_one
+        link._ask = lambda request: [ask_one(each, request.timeout) for each in request.commands]
+        link._stream = lambda calls: (run_one(call) for call in calls)
+        link._together = lambda request: [run_one(call) for call in request.calls]
         return worst
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -60,10 +61,10 @@ _HANDSHAKE = ("AUTH", "CLIENT SETINFO", "SELECT")
 _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
 # Where a command is not written at the call that sends it: (module, function) -> which they are.
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
-    ("connection", "run_each"): (),  # scripts
+    ("connection", "_stream"): (),  # scripts
+    ("connection", "ask"): (),  # what its callers name
     ("connection", "_evaluate_by_sha"): (),  # scripts
     ("dialer", "_primary"): (),  # asks a sentinel, by a method of that name
-    ("delays", "_agree"): ("ZCARD",),
     ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
     ("doctor", "_tried"): (
         *("HGET", "HLEN", "HEXISTS", "HDEL", "HMGET", "ZCARD", "ZSCORE", "ZREM", "LLEN"),
@@ -95,7 +96,7 @@ def sent_commands(folder: Path | None = None) -> set[str]:
     found: set[str] = set()
     for path in sorted(folder.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if ".ask(" in text or "send_command(" in text:
+        if re.search(r"\.ask\(|\bAsk\(|send_command\(", text):
             found.update(_commands_in(ast.parse(text), path.stem))
     return found
 
@@ -111,14 +112,15 @@ def _commands_in(tree: ast.Module, module: str) -> Iterator[str]:
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
             continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
         # The function of a call is the one that begins last before it.
         inside = [each.name for each in functions if each.lineno <= node.lineno]
         place = (module, inside[-1] if inside else "")
-        if node.func.attr == "send_command":
+        if name == "send_command":
             yield from _command(node.args, place, node)
-        elif node.func.attr == "ask" and not _is_text(node.args):
+        elif name in ("ask", "Ask") and not _is_text(node.args):
             for argument in node.args:
                 yield from _asked(argument, place, constants)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Call, Together
 from fairqueue.queue.claim import CLAIM_HEAD
 from faults.journal import Journal, read_journals
 
@@ -53,44 +54,48 @@ class Witness(Link):
         link._sent, link._ends_ms, link._attempts = {}, 0, {}
         return link
 
-    def run(self, name: str, **arguments: Any) -> Any:
+    def _call(self, call: Call) -> Any:
         sent_ms = now_ms()
-        answer = super().run(name, **arguments)
-        self._saw(name, arguments, answer, sent_ms)
+        answer = super()._call(call)
+        self._saw_call(call, answer, sent_ms)
         return answer
 
-    def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
-        sent: deque[tuple[Mapping[str, Any], int]] = deque()
+    def _stream(self, calls: Iterable[Call]) -> Generator[Any, None, None]:
+        sent: deque[tuple[Call, int]] = deque()
 
-        def watched() -> Iterator[Mapping[str, Any]]:
+        def watched() -> Iterator[Call]:
             for call in calls:
                 sent.append((call, now_ms()))
                 yield call
 
-        for answer in super().run_each(name, watched()):
-            call, sent_ms = sent.popleft()
-            self._saw(name, call, answer, sent_ms)
+        for answer in super()._stream(watched()):
+            self._saw_call(sent[0][0], answer, sent[0][1])
+            sent.popleft()
             yield answer
 
-    def run_together(self, *calls: tuple[str, Mapping[str, Any]]) -> list[Any]:
+    def _together(self, request: Together) -> list[Any]:
         sent_ms = now_ms()
-        answers = super().run_together(*calls)
-        for (name, arguments), answer in zip(calls, answers, strict=True):
-            self._saw(name, arguments, answer, sent_ms)
+        answers = super()._together(request)
+        for call, answer in zip(request.calls, answers, strict=True):
+            self._saw_call(call, answer, sent_ms)
         return answers
 
-    def _command(self, script: Any, **arguments: Any) -> Any:
-        made = super()._command(script, **arguments)
-        if script.name in OF_LEADERS:
-            if script.name == "resign":
+    def _command(self, call: Call) -> Any:
+        made = super()._command(call)
+        name = call.script
+        if name in OF_LEADERS:
+            if name == "resign":
                 self.journal.note("resigning")
-            if self.stop_before[script.name].is_set():
-                self.stop_before[script.name].clear()
+            if self.stop_before[name].is_set():
+                self.stop_before[name].clear()
                 # To this thread: one to the process might stop it only after the command is sent.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             # When it was sent first: what is repeated after a lost reply was allowed or not then.
-            self._sent.setdefault(arguments["op"], now_ms())
+            self._sent.setdefault(call.arguments["op"], now_ms())
         return made
+
+    def _saw_call(self, call: Call, answer: Any, sent_ms: int) -> None:
+        self._saw(call.script, {**call.arguments, "rest": call.rest}, answer, sent_ms)
 
     def _saw(self, name: str, arguments: Mapping[str, Any], answer: Any, sent_ms: int) -> None:
         if name == "lead" and answer[0] != b"follower":

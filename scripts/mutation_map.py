@@ -115,9 +115,9 @@ class Recorder:
 
         command = Link._command
 
-        def noting(link: Link, name: Any, *arguments: Any, **named: Any) -> Any:
-            self._scripts[getattr(name, "name", str(name))].add(self._test)
-            return command(link, name, *arguments, **named)
+        def noting(link: Link, call: Any) -> Any:
+            self._scripts[call.script].add(self._test)
+            return command(link, call)
 
         Link._command = noting  # type: ignore[method-assign,assignment]
 

@@ -12,7 +12,7 @@ import redis
 from support import State, dump
 
 from fairqueue.clock import from_ms, to_ms
-from fairqueue.link.scripts import Script
+from fairqueue.link.operation import Call
 from fairqueue.models import ScheduledTask
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -110,11 +110,11 @@ def before_script(
     command = queue.link._command
     sent: list[str] = []
 
-    def hooked(given: Script, **arguments: Any) -> Any:
-        sent.append(given.name)
-        if given.name == script and sent.count(script) <= times:
+    def hooked(call: Call) -> Any:
+        sent.append(call.script)
+        if call.script == script and sent.count(script) <= times:
             do()
-        return command(given, **arguments)
+        return command(call)
 
     monkeypatch.setattr(queue.link, "_command", hooked)
     return sent

@@ -51,8 +51,8 @@ class DelayIndex:
         cursor = None
         with suppress(RedisRefused):
             while cursor != 0:
-                scan = ("ZSCAN", self.link.keys["delayed"], cursor or 0, "COUNT", STEP)
-                cursor, flat = (yield Ask(scan))[0]
+                delayed = self.link.keys["delayed"]
+                cursor, flat = (yield Ask(("ZSCAN", delayed, cursor or 0, "COUNT", STEP)))[0]
                 cursor = int(cursor)
                 if flat:
                     yield Call("index_delayed", source="delayed", next="delayed 0", rest=flat[::2])

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.errors import InvalidInput, LeaseLost, UnknownTask, kind_of
-from fairqueue.link.connection import in_batches
+from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Call, Each, Operation, Together, operation, steps
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Claim, check_when, moment_text, new_id

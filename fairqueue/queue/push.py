@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fairqueue.errors import InvalidTask, QueueFull, shown
-from fairqueue.link.connection import in_batches
+from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Task

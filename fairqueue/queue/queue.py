@@ -7,7 +7,8 @@ import redis
 
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, UnknownLayout, kind_of
-from fairqueue.link.connection import MAX_TIMEOUT_S, Link
+from fairqueue.link.connection import Link
+from fairqueue.link.driver import MAX_TIMEOUT_S
 from fairqueue.link.keys import Keys
 from fairqueue.link.operation import Ask, Operation, operation, steps
 from fairqueue.link.urls import open_client

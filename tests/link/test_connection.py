@@ -26,10 +26,13 @@ from support import (
 import fairqueue.worker.worker
 from fairqueue import Worker
 from fairqueue.errors import RedisRefused, RedisUnavailable
-from fairqueue.link import connection
 from fairqueue.link import dialer as dialing
-from fairqueue.link.connection import Action, Listener, in_batches
+from fairqueue.link import listener as listening
+from fairqueue.link.connection import Action
 from fairqueue.link.dialer import connection_maker
+from fairqueue.link.driver import BATCH_BYTES, in_batches
+from fairqueue.link.listener import Listener
+from fairqueue.link.operation import Call
 from fairqueue.queue.push import push_row
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -81,7 +84,7 @@ def test_a_token_that_comes_between_two_waits_is_not_missed(queue: TaskQueue) ->
 def test_a_listener_wants_its_token_for_longer_than_the_server_waits(
     queue: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BLOCK_S", 0.01)
+    monkeypatch.setattr(listening, "BLOCK_S", 0.01)
     listener = queue.link.listener("wake")
     before = count_commands(redis_client)["blpop"]
     waiting = in_thread(lambda: listener.wait(60))
@@ -94,8 +97,8 @@ def test_a_listener_wants_its_token_for_longer_than_the_server_waits(
 def test_a_listener_whose_connection_is_dead_without_having_been_told_makes_a_new_one(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BLOCK_S", 0.2)
-    monkeypatch.setattr(connection, "SILENCE_S", 0.2)
+    monkeypatch.setattr(listening, "BLOCK_S", 0.2)
+    monkeypatch.setattr(listening, "SILENCE_S", 0.2)
     server = own_server()
     with Proxy.start(server.socket_path) as proxy, TaskQueue.from_url(proxy.url) as queue:
         listener = queue.link.listener("wake")
@@ -128,12 +131,12 @@ def test_file_descriptors_beyond_the_reach_of_select_can_be_waited_for(
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 2200:
-        monkeypatch.setattr(connection, "SELECTABLE", 0)
+        monkeypatch.setattr(listening, "SELECTABLE", 0)
     else:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2200), hard))
     opened: list[socket.socket] = []
     try:
-        while connection.SELECTABLE and (not opened or opened[-1].fileno() < 1100):
+        while listening.SELECTABLE and (not opened or opened[-1].fileno() < 1100):
             opened.append(socket.socket())
         listener = queue.link.listener("wake")
         assert listener.wait(0.001) is False
@@ -216,7 +219,7 @@ def test_what_was_done_beside_what_was_refused_is_not_said_to_have_changed_nothi
     push(queue, "a")
     claim = claim_one(queue)
     redis_client.set(queue.keys["served_before"], "no hash")
-    with pytest.raises(RedisUnavailable, match="whether it was done before that is not known"):
+    with pytest.raises(RedisUnavailable, match="it is not known whether it was done before"):
         queue.finish_and_claim([(claim, None, None)], "w", 1)
     info = queue.get("a")
     assert info is not None
@@ -233,7 +236,7 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
     def sizes(items: list[int], most: int) -> list[list[int]]:
         return [list(batch) for batch in in_batches(items, most, lambda size: size)]
 
-    million = connection.BATCH_BYTES
+    million = BATCH_BYTES
     assert sizes([], 2) == []
     assert sizes([1, 1, 1, 1, 1], 2) == [[1, 1], [1, 1], [1]]
     assert sizes([million, million, 1], 10) == [[million], [million], [1]]
@@ -271,7 +274,7 @@ def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_done(
     refusal = redis.ResponseError("OOM command not allowed")
     with pytest.raises(RedisRefused):
         queue.link._repeat(failing(refusal), None)
-    with pytest.raises(RedisUnavailable, match=r"OOM.* whether it was done .* is not known"):
+    with pytest.raises(RedisUnavailable, match=r"OOM.* it is not known whether it was done"):
         queue.link._repeat(failing(redis.ConnectionError("lost"), refusal), None)
 
 
@@ -316,9 +319,9 @@ def test_batches_on_their_way_keep_the_deadline_that_they_had(
 
     monkeypatch.setattr(link, "_connection", stub)
     monkeypatch.setattr(link, "_repeat", watched)
-    calls = ({"rest": push_row(make_task(f"t{n}"))} for n in range(4))
+    calls = (Call("push", rest=push_row(make_task(f"t{n}"))) for n in range(4))
     before = time.monotonic()
-    assert list(link.run_each("push", calls)) == [[b"pushed", 1]] * 4
+    assert list(link._stream(calls)) == [[b"pushed", 1]] * 4
     assert [sent_at is not None for sent_at in since] == [True, True, False]
     assert all(sent_at >= before for sent_at in since if sent_at is not None)
 
@@ -338,8 +341,8 @@ def test_a_long_push_leaves_a_server_that_leads_no_more(
     monkeypatch.setattr(queue.link, "_free", [])
     monkeypatch.setattr(queue.link._dialer, "dial", watched)
     monkeypatch.setattr(queue.link._dialer, "still_leads", lambda *_: next(leads, True))
-    calls = [{"rest": push_row(make_task(f"u{n}"))} for n in range(6)]
-    assert [answer[0] for answer in queue.link.run_each("push", calls)] == [b"pushed"] * 6
+    calls = [Call("push", rest=push_row(make_task(f"u{n}"))) for n in range(6)]
+    assert [answer[0] for answer in queue.link._stream(calls)] == [b"pushed"] * 6
     assert len(dials) == 2
     assert queue.size() == 7
 

@@ -24,8 +24,8 @@ from scheduling import eventually, fire_id
 from support import check_consistency, in_thread, make_task, places, until_blocked
 
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
-from fairqueue.link import connection
 from fairqueue.link import dialer as dialing
+from fairqueue.link import listener as listening
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -269,8 +269,8 @@ def test_a_replica_is_promoted_by_hand_without_loss_when_writes_are_paused_and_i
 def test_a_wait_on_a_frozen_primary_is_woken_by_the_new_one(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BLOCK_S", 1.0)
-    monkeypatch.setattr(connection, "SILENCE_S", 0.5)
+    monkeypatch.setattr(listening, "BLOCK_S", 1.0)
+    monkeypatch.setattr(listening, "SILENCE_S", 0.5)
     with TaskQueue.from_url(fleet.sentinel_url(), timeout=TIMEOUT_S) as queue:
         listener = queue.link.listener("wake")
         assert not listener.wait(0.01)  # the old primary knows the wish now
@@ -283,7 +283,7 @@ def test_a_wait_on_a_frozen_primary_is_woken_by_the_new_one(
         listener.close()
 
 
-def wait_for_token(listener: connection.Listener) -> bool:
+def wait_for_token(listener: listening.Listener) -> bool:
     """As callers do: for a while, and again if there was none or the connection failed."""
     for _ in range(100):
         try:
@@ -420,7 +420,7 @@ def test_servers_and_sentinels_have_passwords_of_their_own(fleet: Fleet) -> None
         ):
             with TaskQueue.from_url(url) as queue, pytest.raises(RedisRefused) as error:
                 queue.push(make_task(task_id="t2"))
-            assert "refused to let us in" in str(error.value)
+            assert "refused the login" in str(error.value)
             assert "wrong-one" not in str(error.value)
 
 

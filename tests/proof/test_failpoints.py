@@ -125,7 +125,7 @@ def test_a_call_that_is_refused_was_answered(redis_url: str, redis_client: redis
     points = Failpoints.record()
     with TaskQueue(points.client(redis_url)) as queue:
         redis_client.set(queue.keys["tasks"].decode(), "text")
-        with pytest.raises(Exception, match="something else has written here"):
+        with pytest.raises(Exception, match="another program has written here"):
             queue.push(make_task())
         redis_client.flushdb()
     assert points.passed["push", "after"] == points.passed["push", "sent"] > 0

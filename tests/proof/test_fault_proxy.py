@@ -23,7 +23,7 @@ from support import until_blocked as until_waiting
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import FairQueueError, RedisUnavailable
-from fairqueue.link import connection
+from fairqueue.link import listener as listening
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -89,8 +89,8 @@ def patient(proxy: Proxy, near: redis.Redis) -> Iterator[TaskQueue]:
 @pytest.fixture
 def quickly_alarmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that wait for a token count as dead after less than a second of silence."""
-    monkeypatch.setattr(connection, "BLOCK_S", 0.1)
-    monkeypatch.setattr(connection, "SILENCE_S", 0.3)
+    monkeypatch.setattr(listening, "BLOCK_S", 0.1)
+    monkeypatch.setattr(listening, "SILENCE_S", 0.3)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack
@@ -50,7 +51,8 @@ from fairqueue.errors import (
 )
 from fairqueue.link.connection import Link
 from fairqueue.link.keys import KEY_TYPES
-from fairqueue.models import Claim, Task
+from fairqueue.link.operation import Call
+from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.leadership import Reading
@@ -155,20 +157,21 @@ class EchoingLink(Link):
     last_arguments: dict[str, Any]
     sent: list["Sent"]
 
-    def run(self, name: str, **arguments: Any) -> Any:
+    def _call(self, call: Call) -> Any:
+        name, arguments = call.script, {**call.arguments, "rest": call.rest, "now_ms": call.now_ms}
         self.last_arguments = arguments
-        self.last_answer = self._echoed(name, lambda: Link.run(self, name, **arguments))
+        self.last_answer = self._echoed(name, lambda: Link._call(self, call))
         self._keep(name, arguments, self.last_answer)
         return self.last_answer
 
-    def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
+    def _stream(self, calls: Iterable[Call]) -> Generator[Any, None, None]:
         for call in calls:
-            answer = self._echoed(name, partial(self._run_one, name, call))
-            self._keep(name, call, answer)
+            answer = self._echoed(call.script, partial(self._stream_one, call))
+            self._keep(call.script, {**call.arguments, "rest": call.rest}, answer)
             yield answer
 
-    def _run_one(self, name: str, call: Mapping[str, Any]) -> Any:
-        return next(super().run_each(name, [call]))
+    def _stream_one(self, call: Call) -> Any:
+        return next(super()._stream([call]))
 
     def _keep(self, name: str, arguments: Mapping[str, Any], answer: Any) -> None:
         word = answer[0] if isinstance(answer, list) and answer else answer
@@ -180,7 +183,7 @@ class EchoingLink(Link):
         return [s for s in self.sent if self.travelled_ms - s.travelled_ms <= REPLAY_MS / 2]
 
     def send_again(self, sent: "Sent") -> None:
-        again = Link.run(self, sent.name, **sent.arguments)
+        again = Link._call(self, Call(sent.name, **sent.arguments))
         assert _essence(sent.name, again) == _essence(sent.name, sent.answer), sent.name
 
     def _echoed(self, name: str, send: Callable[[], Any]) -> Any:
@@ -350,13 +353,9 @@ class Machine(RuleBasedStateMachine):
         self.queue.link.close()
         self.queue.link = self.link
         self.ids = Ids()
-        for module in (
-            "queue.queue",
-            "scheduler.scheduler",
-            "schedules.store",
-            "scheduler.leadership",
-        ):
-            self.cleanup.enter_context(mock.patch(f"fairqueue.{module}.new_id", self.ids))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("fairqueue.") and getattr(module, "new_id", None) is new_id:
+                self.cleanup.enter_context(mock.patch.object(module, "new_id", self.ids))
         quiet = mock.patch.object(logging.getLogger("fairqueue.scheduler"), "disabled", True)
         self.cleanup.enter_context(quiet)
         # A leader looks over the queue now and then; here that is a rule of its own.

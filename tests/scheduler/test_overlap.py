@@ -10,7 +10,7 @@ from support import claim_one, count_commands, dump, fill, ids_of, places, stats
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import BrokenRecord, InvalidSchedule
-from fairqueue.link.scripts import Script
+from fairqueue.link.operation import Call
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
@@ -630,11 +630,11 @@ def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
     BEFORE[before](firing)
     command, sent = scheduler.queue.link._command, []
 
-    def recorded(script: Script, **arguments: Any) -> Any:
-        words = command(script, **arguments)
-        if script.name == "fire":
-            sent.append(words)
-        return words
+    def recorded(call: Call) -> Any:
+        made = command(call)
+        if call.script == "fire":
+            sent.append(made[1])
+        return made
 
     monkeypatch.setattr(scheduler.queue.link, "_command", recorded)
     report = firing.fire()

@@ -31,7 +31,8 @@ from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
 from fairqueue.link.connection import Link
 from fairqueue.link.keys import KEY_TYPES
-from fairqueue.link.scripts import Script, load_script
+from fairqueue.link.operation import Call
+from fairqueue.link.scripts import load_script
 from fairqueue.models import status_head, task_document
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -1859,9 +1860,10 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
     sent: list[tuple[str, list[Any]]] = []
     seen: set[str] = set()
 
-    def note(script: Script, **arguments: Any) -> Any:
-        sent.append((script.name, command(script, **arguments)))
-        return sent[-1][1]
+    def note(call: Call) -> Any:
+        made = command(call)
+        sent.append((call.script, made[1]))
+        return made
 
     def repeated(answer: Any) -> Any:
         """Send all commands of the call again, after the call."""

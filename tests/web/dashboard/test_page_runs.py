@@ -312,7 +312,7 @@ def test_a_longer_list_asks_redis_no_more_often(
         get(site, path)
         return len(asked)
 
-    for name in ("ask", "run", "run_together"):
+    for name in ("_ask", "_call", "_together"):
         method = getattr(Link, name)
 
         def counted(self: Link, *given: Any, _method: Any = method, **named: Any) -> Any:
