@@ -981,8 +981,8 @@ MUTATIONS = (
     # --- connections and processes
     Mutation(
         "connection: a server that was there may come back",
-        "fairqueue/link/connection.py",
-        "if isinstance(failure, NobodyThere) and not self._was_there:",
+        "fairqueue/link/driver.py",
+        "if isinstance(failure, NobodyThere) and not self._driver._was_there:",
         "if isinstance(failure, NobodyThere):",
         "test_a_server_that_was_there_before_is_given_time_to_come_back",
     ),
