@@ -11,13 +11,18 @@ from typing import Protocol
 
 import pytest
 import redis
-from browser import chromium, open_page, web
+from helpers.browser import chromium, open_page, web
+from helpers.rest import Api, make_api
+from helpers.state import check_consistency
+from helpers.world import World
 from limited.sitecustomize import is_on, make_user
 from prometheus_client import CollectorRegistry
-from support import check_consistency
 
 from fairqueue.clock import ManualClock
+from fairqueue.history.runs import History
+from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 
@@ -146,9 +151,17 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def scheduler(queue: TaskQueue, registry: CollectorRegistry) -> TaskScheduler:
-    """A scheduler of `queue` that does something only when the test ticks it."""
-    return TaskScheduler(queue, "one", registry=registry)
+def world(
+    redis_client: redis.Redis, clock: ManualClock, queue: TaskQueue, registry: CollectorRegistry
+) -> World:
+    """`queue` with its clock, its server and everything that works on it."""
+    return World(redis_client, clock, queue, registry)
+
+
+@pytest.fixture
+def scheduler(world: World) -> TaskScheduler:
+    """A scheduler of `queue` that acts only when the test ticks it."""
+    return world.scheduler
 
 
 @pytest.fixture
@@ -156,6 +169,27 @@ def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskSchedul
     """A second scheduler with its own connections, as in another process."""
     with TaskQueue(redis_client, clock=clock) as queue:
         yield TaskScheduler(queue, "two", registry=CollectorRegistry())
+
+
+@pytest.fixture
+def history(world: World) -> History:
+    return world.history
+
+
+@pytest.fixture
+def workers(world: World) -> WorkerStore:
+    return world.workers
+
+
+@pytest.fixture
+def inspector(world: World) -> Inspector:
+    return world.inspector
+
+
+@pytest.fixture
+def api(world: World) -> Api:
+    """The REST API of `queue`, which has one of everything."""
+    return make_api(world)
 
 
 @pytest.fixture

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.network import LossyProxy
+from helpers.schedules import add
+from helpers.state import changes, check_consistency, dump
+from helpers.tasks import push
+from helpers.waiting import in_thread
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import add
-from support import LossyProxy, changes, check_consistency, dump, fill, in_thread, push
 
-from fairqueue.clock import ManualClock
 from fairqueue.doctor import OK, PROBLEM, WARNING, Doctor, Finding
 from fairqueue.link.connection import Link
 from fairqueue.models import new_id
@@ -96,70 +99,66 @@ def test_commands_that_the_user_of_redis_may_not_run_are_named(
     assert how in finding.text
 
 
-def test_schedules_without_a_leader_and_tasks_without_a_worker_are_problems(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+def test_schedules_without_a_leader_and_tasks_without_a_worker_are_problems(world: World) -> None:
+    scheduler = TaskScheduler(world.queue, registry=CollectorRegistry())
     add(scheduler, cron_expr="* * * * *")
-    push(queue, "a")
-    clock.advance(200)
-    found = by_check(Doctor(queue).examine())
+    world.push("a")
+    world.advance(200)
+    found = by_check(Doctor(world.queue).examine())
     assert [found[name].level for name in ("leader", "overdue", "workers")] == [PROBLEM] * 3
     scheduler.tick()
-    WorkerStore(queue.link).beat(
+    WorkerStore(world.queue.link).beat(
         {"host": "h", "pid": 1, "version": "1", "slots": 4, "names": ["*"], "current": []}
         | {"running": 0, "started": 0},
         "w",
     )
-    found = by_check(Doctor(queue).examine())
+    found = by_check(Doctor(world.queue).examine())
     assert [found[name].level for name in ("leader", "schedules", "workers")] == [OK] * 3
     assert found["workers"].text == "1 worker is alive, with 4 slots"
     scheduler.stop()
 
 
-def test_runs_that_go_on_after_their_time_out_are_told(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "a", "b", timeout=1)
-    claims = queue.claim("w", limit=2, lease=10)
-    queue.extend(claims, lease=300)
-    queue.finish(claims[1])
-    clock.advance(11)
-    workers = WorkerStore(queue.link)
+def test_runs_that_go_on_after_their_time_out_are_told(world: World) -> None:
+    world.push("a", "b", timeout=1)
+    claims = world.queue.claim("w", limit=2, lease=10)
+    world.queue.extend(claims, lease=300)
+    world.queue.finish(claims[1])
+    world.advance(11)
+    workers = WorkerStore(world.queue.link)
     assert len(workers.find_stale()) == 1
     info = {"host": "h", "pid": 1, "version": "1", "slots": 4, "names": ["*"], "started": 0}
     workers.beat(info | {"current": ["a", "b", "c"], "running": 3}, "w")
-    finding = by_check(Doctor(queue).examine())["stale runs"]
+    finding = by_check(Doctor(world.queue).examine())["stale runs"]
     assert (finding.level, finding.details) == (WARNING, {"stale": ["a"]})
     assert finding.text == "1 slot is taken by runs that do not end, such as a"
     workers.beat(info | {"current": ["b"], "running": 1}, "w")  # it has ended at last
-    assert by_check(Doctor(queue).examine())["stale runs"].level == OK
+    assert by_check(Doctor(world.queue).examine())["stale runs"].level == OK
 
 
 # --- records that have to agree -------------------------------------------------------------------
 
 
 @pytest.fixture
-def busy(queue: TaskQueue, clock: ManualClock) -> TaskQueue:
+def busy(world: World) -> TaskQueue:
     """A queue with tasks in every state, users of every kind, schedules and tenants."""
-    queue.set_limits("slotted", slots=1, timeout=60)
-    queue.set_user("capped", max_running=1)
-    queue.set_user("paused", paused=True)
-    queue.set_user("alice", tenant="north")
-    push(queue, "held-1", "held-2", "held-3", name="slotted")
-    fill(queue, "capped", 3)
-    fill(queue, "paused", 2)
-    fill(queue, "bob", 6, tenant="south")
-    push(queue, "urgent", user_id="dora", priority=6)
-    push(queue, "late", user_id="bob", delay=3600)
-    claims = queue.claim("w", limit=8, lease=300)
+    world.queue.set_limits("slotted", slots=1, timeout=60)
+    world.queue.set_user("capped", max_running=1)
+    world.queue.set_user("paused", paused=True)
+    world.queue.set_user("alice", tenant="north")
+    world.push("held-1", "held-2", "held-3", name="slotted")
+    world.fill("capped", 3)
+    world.fill("paused", 2)
+    world.fill("bob", 6, tenant="south")
+    world.push("urgent", user_id="dora", priority=6)
+    world.push("late", user_id="bob", delay=3600)
+    claims = world.queue.claim("w", limit=8, lease=300)
     by_id = {claim.task.task_id: claim for claim in claims}
     done = [claim for task_id, claim in by_id.items() if task_id.startswith("bob")]
-    queue.finish(done[0])
-    queue.bury(done[1], "broken")
-    push(queue, "urgent-2", user_id="erin", priority=6)
-    queue.cancel("bob-5")
-    scheduler = TaskScheduler(queue, lock_timeout=3600, registry=CollectorRegistry())
+    world.queue.finish(done[0])
+    world.queue.bury(done[1], "broken")
+    world.push("urgent-2", user_id="erin", priority=6)
+    world.queue.cancel("bob-5")
+    scheduler = TaskScheduler(world.queue, lock_timeout=3600, registry=CollectorRegistry())
     add(scheduler, "nine", tenant="north")
     add(scheduler, "ten", user_id="bob", name="report")
     add(scheduler, "off")
@@ -167,16 +166,16 @@ def busy(queue: TaskQueue, clock: ManualClock) -> TaskQueue:
     scheduler.trigger("ten")
     add(scheduler, "each", cron_expr="* * * * *", overlap="buffer_one", name="each")
     for _ in range(2):  # the second waits until the first has run
-        clock.advance(60)
+        world.advance(60)
         scheduler.tick()
-        queue.claim("w", names=["each"], lease=300)
+        world.queue.claim("w", names=["each"], lease=300)
     scheduler.stop()
-    WorkerStore(queue.link).beat(
+    WorkerStore(world.queue.link).beat(
         {"host": "h", "pid": 1, "version": "1", "slots": 4, "names": ["*"], "current": []}
         | {"running": 0, "started": 0},
         "w",
     )
-    return queue
+    return world.queue
 
 
 def test_a_busy_queue_agrees_with_itself_and_looking_changes_nothing(
@@ -319,15 +318,15 @@ def test_a_run_that_waits_for_the_one_before_it_goes_on_waiting(
 
 
 def test_all_damages_together_are_repaired_and_the_queue_goes_on(
-    busy: TaskQueue, redis_client: redis.Redis, clock: ManualClock
+    busy: TaskQueue, world: World
 ) -> None:
     for damage, _ in DAMAGES:
-        damage(redis_client, busy)
+        damage(world.redis, busy)
     Doctor(busy).examine(fix=True)
     Doctor(busy).examine(fix=True)  # what one repair uncovered
     assert wrong(Doctor(busy).examine()) == {}
-    check_consistency(redis_client)
-    clock.advance(4000)  # leases end, delayed tasks are due
+    world.check()
+    world.advance(4000)  # leases end, delayed tasks are due
     busy.set_user("paused", paused=False)
     while claims := busy.claim("w", limit=10):
         busy.finish_many((claim, None) for claim in claims)
@@ -423,24 +422,20 @@ def test_work_that_goes_on_is_no_difference(redis_client: redis.Redis) -> None:
     check_consistency(redis_client)
 
 
-def test_a_delayed_task_is_brought_back_with_its_own_moment(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    push(queue, "t", delay=60)
-    due = redis_client.zscore(queue.keys["delayed"], "t")
-    assert due == clock.now_ms() + 60_000
-    redis_client.delete(queue.keys["delayed"], queue.keys["delayed_index"])
-    clock.advance(10)
-    assert repair(queue.link, "task", "t") != []
-    assert redis_client.zscore(queue.keys["delayed"], "t") == due
-    assert queue.claim("w") == []
+def test_a_delayed_task_is_brought_back_with_its_own_moment(world: World) -> None:
+    world.push("t", delay=60)
+    due = world.redis.zscore(world.keys["delayed"], "t")
+    assert due == world.clock.now_ms() + 60_000
+    world.redis.delete(world.keys["delayed"], world.keys["delayed_index"])
+    world.advance(10)
+    assert repair(world.queue.link, "task", "t") != []
+    assert world.redis.zscore(world.keys["delayed"], "t") == due
+    assert world.queue.claim("w") == []
 
 
-def test_a_waiting_task_is_brought_back_as_one_that_waits_from_now_on(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    push(queue, "t")
-    redis_client.delete(queue.keys["waiting"])
-    clock.advance(10)
-    assert repair(queue.link, "task", "t") != []
-    assert redis_client.zscore(queue.keys["waiting"], "t") == clock.now_ms()
+def test_a_waiting_task_is_brought_back_as_one_that_waits_from_now_on(world: World) -> None:
+    world.push("t")
+    world.redis.delete(world.keys["waiting"])
+    world.advance(10)
+    assert repair(world.queue.link, "task", "t") != []
+    assert world.redis.zscore(world.keys["waiting"], "t") == world.clock.now_ms()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.schedules import THURSDAY, at, fire_id
+from helpers.tasks import Mute, make_task
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import THURSDAY, add, at, fire_id
-from support import Mute, make_task
 
 import fairqueue
 from fairqueue.cli.logs import TextFormatter
-from fairqueue.clock import ManualClock
 from fairqueue.errors import RedisUnavailable
 from fairqueue.logs import MAX_SHOWN, JsonFormatter, error_line, fields_of, log_event
 from fairqueue.queue.queue import TaskQueue
@@ -195,13 +195,13 @@ def test_a_failed_task_is_named_with_its_reason(
 
 
 def test_a_fire_tells_task_user_and_lateness(
-    scheduler: TaskScheduler, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock.set(THURSDAY)
-    add(scheduler, "nine", user_id="alice")
-    clock.set(at(5, 9, 0, 2))
+    world.clock.set(THURSDAY)
+    world.add("nine", user_id="alice")
+    world.clock.set(at(5, 9, 0, 2))
     caplog.set_level(logging.DEBUG, "fairqueue")
-    scheduler.tick()
+    world.tick()
     task = fire_id("nine", at(5, 9))
     assert lines(caplog, "schedule_fired") == [
         f"schedule_fired schedule=nine task={task} user=alice late_ms=2000"

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from scheduling import eventually
-from support import make_task
+from helpers.tasks import make_task
+from helpers.waiting import eventually
+from helpers.world import World
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.errors import (
@@ -450,10 +451,8 @@ def test_the_demo_leaves_nothing_on_a_server_of_others(
     assert redis_client.keys("*") == [b"theirs"]
 
 
-def test_the_demo_leaves_a_queue_of_others_alone(
-    redis_url: str, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    TaskScheduler(queue).add_schedule("* * * * *", "alice", schedule_id="theirs")
+def test_the_demo_leaves_a_queue_of_others_alone(redis_url: str, world: World) -> None:
+    TaskScheduler(world.queue).add_schedule("* * * * *", "alice", schedule_id="theirs")
     with pytest.raises(ConfigurationError, match="seed an empty one"):
         run(url=redis_url, port=0, demo=True)
-    assert TaskScheduler(queue).get_schedule("theirs") is not None
+    assert TaskScheduler(world.queue).get_schedule("theirs") is not None

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import redis
-from support import LossyProxy, dump
+from helpers.network import LossyProxy
+from helpers.state import dump
+from helpers.world import World
 
 from fairqueue.access.audit import CUT, MAX_DETAILS_BYTES, AuditEntry, AuditLog
 from fairqueue.access.credentials import Actor
@@ -25,11 +27,11 @@ def log(queue: TaskQueue) -> AuditLog:
 
 
 @pytest.fixture
-def plant(queue: TaskQueue, redis_client: redis.Redis) -> Callable[..., None]:
+def plant(world: World) -> Callable[..., None]:
     """Put members into the log that it has not written."""
 
     def plant(*members: bytes) -> None:
-        redis_client.zadd(queue.keys["audit"], dict.fromkeys(members, 0))
+        world.redis.zadd(world.keys["audit"], dict.fromkeys(members, 0))
 
     return plant
 
@@ -338,14 +340,14 @@ def test_a_listing_that_cannot_be_is_refused(
 
 
 def test_the_newest_ten_thousand_entries_are_kept_and_can_all_be_walked_through(
-    log: AuditLog, plant: Callable[..., None], redis_client: redis.Redis, clock: ManualClock
+    log: AuditLog, plant: Callable[..., None], world: World
 ) -> None:
     head = b'{"actor":"old","role":"admin","via":"cli","action":"a","target":"%d","details":{}}'
-    base = clock.now_ms() - 20_000
+    base = world.clock.now_ms() - 20_000
     members = [b"%013d-000000-%024x\0" % (base + n, n) + head % n + b"\0" for n in range(10_050)]
     plant(*members)
     write(log, "new")
-    audit = dump(redis_client)["audit"]
+    audit = world.dump()["audit"]
     assert len(audit) == 10_000
     assert members[50].decode() not in audit
     assert members[51].decode() in audit

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 import redis
-from support import LossyProxy, dump, make_task
+from helpers.network import LossyProxy
+from helpers.state import dump
+from helpers.tasks import make_task
+from helpers.world import World
 
 from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import MAX_KEYS, AccessStore, Actor, Admission, KeyInfo, NewKey
@@ -34,11 +37,11 @@ def store(queue: TaskQueue) -> AccessStore:
 
 
 @pytest.fixture
-def redis_of(queue: TaskQueue, redis_client: redis.Redis) -> Callable[..., Any]:
+def redis_of(world: World) -> Callable[..., Any]:
     """Send a command about one key of the queue."""
 
     def send(command: str, key: str, *arguments: Any) -> Any:
-        return redis_client.execute_command(command, queue.keys[key], *arguments)
+        return world.redis.execute_command(command, world.keys[key], *arguments)
 
     return send
 
@@ -161,13 +164,11 @@ def test_a_key_that_cannot_be_is_refused_and_nothing_is_stored(
     assert dump(redis_client) == {}
 
 
-def test_keys_are_listed_newest_first_without_sessions(
-    store: AccessStore, clock: ManualClock
-) -> None:
+def test_keys_are_listed_newest_first_without_sessions(store: AccessStore, world: World) -> None:
     made = []
     for name in ("one", "two", "three"):
         made.append(make_key(store, name))
-        clock.advance(1)
+        world.advance(1)
     store.redeem(made[0].secret)
     store.create_login(Actor(name="ann"))
     assert store.keys() == [key.info for key in reversed(made)]
@@ -233,10 +234,8 @@ def test_as_many_keys_as_the_queue_holds_and_no_more(
     ],
     ids=range(11),
 )
-def test_what_has_not_the_form_of_a_secret_costs_no_round_trip(
-    clock: ManualClock, secret: Any
-) -> None:
-    with TaskQueue.from_url("redis://127.0.0.1:1/0", clock=clock, timeout=0.1) as nowhere:
+def test_what_has_not_the_form_of_a_secret_costs_no_round_trip(world: World, secret: Any) -> None:
+    with TaskQueue.from_url("redis://127.0.0.1:1/0", clock=world.clock, timeout=0.1) as nowhere:
         store = AccessStore(nowhere.link)
         assert store.admit(secret, rate=1.0, burst=1) == Admission(actor=None, wait=0.0)
         assert store.redeem(secret) is None
@@ -268,20 +267,18 @@ def test_a_wrong_secret_opens_nothing_and_uses_up_nothing_of_its_owners(
 # --- pace -----------------------------------------------------------------------------------------
 
 
-def test_requests_come_in_bursts_and_then_at_their_rate(
-    store: AccessStore, clock: ManualClock
-) -> None:
+def test_requests_come_in_bursts_and_then_at_their_rate(store: AccessStore, world: World) -> None:
     key = make_key(store)
 
     def waits(count: int) -> list[float]:
         return [store.admit(key.secret, rate=10.0, burst=3).wait for _ in range(count)]
 
     assert waits(4) == [0, 0, 0, 0.1]
-    clock.advance(0.06)
+    world.advance(0.06)
     assert waits(1) == [0.04]
-    clock.advance(0.04)
+    world.advance(0.04)
     assert waits(2) == [0, 0.1]
-    clock.advance(HOUR)
+    world.advance(HOUR)
     assert waits(4) == [0, 0, 0, 0.1]
 
 
@@ -430,9 +427,7 @@ def test_each_call_is_done_once_though_its_reply_is_lost(
         assert store.keys() == []
 
 
-def test_a_key_that_is_made_again_is_the_one_that_was_made(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_a_key_that_is_made_again_is_the_one_that_was_made(world: World) -> None:
     record = '{"kind":"key","name":"ci","role":"admin","by":"root","hash":"x"}'
     call: dict[str, Any] = {
         "op": "o",
@@ -441,10 +436,10 @@ def test_a_key_that_is_made_again_is_the_one_that_was_made(
         "ttl_ms": 1000,
         "source": "",
     }
-    answer, state = queue.link.run("add_credential", **call), dump(redis_client)
-    clock.advance(30)
-    assert queue.link.run("add_credential", **call) == answer
-    assert dump(redis_client) == state
+    answer, state = world.queue.link.run("add_credential", **call), world.dump()
+    world.advance(30)
+    assert world.queue.link.run("add_credential", **call) == answer
+    assert world.dump() == state
 
 
 def test_a_session_ends_after_its_time(store: AccessStore, clock: ManualClock) -> None:
@@ -563,16 +558,14 @@ def test_a_login_does_not_outlive_the_session_that_made_it(
 # --- bounded, and robust --------------------------------------------------------------------------
 
 
-def test_what_has_ended_is_dropped_when_others_are_made(
-    store: AccessStore, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_what_has_ended_is_dropped_when_others_are_made(store: AccessStore, world: World) -> None:
     for _ in range(3):
         session = store.redeem(make_key(store, expires_in=HOUR).secret)
         assert session is not None
         admit(store, session.secret)
-    clock.advance(HOUR)
+    world.advance(HOUR)
     new = make_key(store)
-    state = dump(redis_client)
+    state = world.dump()
     assert set(state["credentials"]) == set(state["api_keys"]) == {new.info.key_id}
     assert not {"sessions", "credential_ends", "api_pace"} & state.keys()
 

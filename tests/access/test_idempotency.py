@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from support import LossyProxy, dump
+from helpers.network import LossyProxy
+from helpers.state import dump
+from helpers.world import World
 
 from fairqueue.access.idempotency import Begun, ReplyStore
-from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -91,22 +92,18 @@ def test_an_answer_to_a_request_that_nobody_began_is_not_kept(
 # --- owners that are gone -------------------------------------------------------------------------
 
 
-def test_a_reservation_whose_owner_is_gone_is_given_anew(
-    store: ReplyStore, clock: ManualClock
-) -> None:
+def test_a_reservation_whose_owner_is_gone_is_given_anew(store: ReplyStore, world: World) -> None:
     store.begin("k", "d")
-    clock.advance(59.999)
+    world.advance(59.999)
     assert store.begin("k", "d").state == "running"
-    clock.advance(0.001)
+    world.advance(0.001)
     assert store.begin("k", "d").state == "new"
     assert store.begin("k", "d").state == "running"
 
 
-def test_an_owner_who_lost_the_reservation_changes_nothing(
-    store: ReplyStore, clock: ManualClock
-) -> None:
+def test_an_owner_who_lost_the_reservation_changes_nothing(store: ReplyStore, world: World) -> None:
     slow = store.begin("k", "d")
-    clock.advance(60)
+    world.advance(60)
     quick = store.begin("k", "d")
     store.drop("k", token=slow.token)
     assert store.done("k", 500, {}, "slow", token=slow.token) is False
@@ -228,9 +225,9 @@ def test_a_status_that_is_none_is_refused(store: ReplyStore, status: Any) -> Non
 )
 @pytest.mark.parametrize("generation", ["replies", "replies_before"])
 def test_a_record_that_somebody_has_spoilt_counts_as_none(
-    store: ReplyStore, queue: TaskQueue, redis_client: redis.Redis, generation: str, garbage: str
+    store: ReplyStore, world: World, generation: str, garbage: str
 ) -> None:
-    redis_client.hset(queue.keys[generation], field_of("k"), garbage)
+    world.redis.hset(world.keys[generation], field_of("k"), garbage)
     assert store.done("k", 200, {}, "") is False
     store.drop("k")
     begun = store.begin("k", "d")
@@ -240,11 +237,11 @@ def test_a_record_that_somebody_has_spoilt_counts_as_none(
 
 @pytest.mark.parametrize("headers", ["x", "[]", "null"])
 def test_an_answer_whose_headers_are_spoilt_is_one_of_which_the_status_is_known(
-    store: ReplyStore, queue: TaskQueue, redis_client: redis.Redis, headers: str
+    store: ReplyStore, world: World, headers: str
 ) -> None:
     answer = {"status": 200, "headers": headers, "body": "b"}
     record = json.dumps({"digest": "d", "owner": "o", "at": 1, **answer})
-    redis_client.hset(queue.keys["replies"], field_of("k"), record)
+    world.redis.hset(world.keys["replies"], field_of("k"), record)
     assert store.begin("k", "d") == Begun(state="done", status=200, is_whole=False)
 
 
@@ -252,29 +249,27 @@ def test_an_answer_whose_headers_are_spoilt_is_one_of_which_the_status_is_known(
 
 
 def test_an_answer_is_kept_for_at_least_a_day_and_at_most_two(
-    store: ReplyStore, redis_client: redis.Redis, clock: ManualClock
+    store: ReplyStore, world: World
 ) -> None:
     do(store, "first")
-    clock.advance(DAY)
+    world.advance(DAY)
     do(store, "last")
-    clock.advance(1)
+    world.advance(1)
     do(store, "next")  # turns the generations
     assert [store.begin(key, "d").state for key in ("first", "last")] == ["done", "done"]
-    clock.advance(DAY)
+    world.advance(DAY)
     assert store.begin("last", "d").state == "done"
-    clock.advance(1)
+    world.advance(1)
     do(store, "later")
     assert store.begin("next", "d").state == "done"
     assert store.begin("first", "d").state == "new"
 
 
-def test_a_reservation_outlives_a_change_of_generations(
-    store: ReplyStore, clock: ManualClock
-) -> None:
+def test_a_reservation_outlives_a_change_of_generations(store: ReplyStore, world: World) -> None:
     do(store, "old")
-    clock.advance(DAY)
+    world.advance(DAY)
     begun = store.begin("k", "d")
-    clock.advance(1)
+    world.advance(1)
     do(store, "new")
     assert store.begin("k", "d").state == "running"
     assert store.done("k", 200, {}, "", token=begun.token) is True
@@ -282,35 +277,33 @@ def test_a_reservation_outlives_a_change_of_generations(
 
 
 def test_generations_change_when_there_are_too_many_answers(
-    store: ReplyStore, queue: TaskQueue, redis_client: redis.Redis
+    store: ReplyStore, world: World
 ) -> None:
     do(store, "k")
     strangers: dict[Any, Any] = {f"x{n}": "{}" for n in range(10_000)}
-    redis_client.hset(queue.keys["replies"], mapping=strangers)
+    world.redis.hset(world.keys["replies"], mapping=strangers)
     do(store, "new")
-    state = dump(redis_client)
+    state = world.dump()
     assert state["replies"].keys() == {"", field_of("new")}
     assert len(state["replies_before"]) == 10_002
     assert store.begin("k", "d").state == "done"
 
 
-def test_generations_change_when_the_answers_are_too_large(
-    store: ReplyStore, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_generations_change_when_the_answers_are_too_large(store: ReplyStore, world: World) -> None:
     do(store, "k", body="x" * 1000)
-    since, size = dump(redis_client)["replies"][""].split()
+    since, size = world.dump()["replies"][""].split()
     assert 1000 < int(size) < 2000
-    redis_client.hset(queue.keys["replies"], "", f"{since} {33 * 1024 * 1024}")
+    world.redis.hset(world.keys["replies"], "", f"{since} {33 * 1024 * 1024}")
     do(store, "new")
-    assert dump(redis_client)["replies"].keys() == {"", field_of("new")}
+    assert world.dump()["replies"].keys() == {"", field_of("new")}
     assert store.begin("k", "d").state == "done"
 
 
 @pytest.mark.parametrize("spoilt", ["x", "", "1 -1", "1e400 1"])
 def test_a_generation_whose_time_is_spoilt_begins_anew(
-    store: ReplyStore, queue: TaskQueue, redis_client: redis.Redis, spoilt: str
+    store: ReplyStore, world: World, spoilt: str
 ) -> None:
     do(store, "k")
-    redis_client.hset(queue.keys["replies"], "", spoilt)
+    world.redis.hset(world.keys["replies"], "", spoilt)
     do(store, "new")
     assert store.begin("k", "d").state == "done"

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tasks import make_task
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from support import make_task
 
 from fairqueue.alerts import (
     KINDS,
@@ -177,10 +178,10 @@ def snapshot(**fields: Any) -> QueueSnapshot:
     return QueueSnapshot(**plain | fields)
 
 
-def outcomes(registry: CollectorRegistry, kind: str = "task_failed") -> dict[str, float]:
+def outcomes(world: World, kind: str = "task_failed") -> dict[str, float]:
     """Counts by outcome, zeros left out."""
     found = {}
-    for family in registry.collect():
+    for family in world.registry.collect():
         for sample in family.samples:
             if sample.name == "fairqueue_alerts_total" and sample.labels["kind"] == kind:
                 found[sample.labels["outcome"]] = sample.value
@@ -591,7 +592,7 @@ def test_nothing_is_started_before_the_first_alert(make: Make) -> None:
 
 
 def test_an_alert_reaches_each_recipient_with_its_source_and_is_counted(
-    make: Make, registry: CollectorRegistry
+    make: Make, world: World
 ) -> None:
     inboxes = [Inbox(), Inbox()]
     alerts = make(*inboxes, source="queue mail")
@@ -599,11 +600,11 @@ def test_an_alert_reaches_each_recipient_with_its_source_and_is_counted(
     alerts.raise_(alert)
     assert alerts.flush(DEADLINE_S)
     assert [inbox.alerts for inbox in inboxes] == [[replace(alert, source="queue mail")]] * 2
-    assert outcomes(registry) == {"sent": 2}
+    assert outcomes(world) == {"sent": 2}
 
 
 def test_the_same_alert_is_suppressed_counted_and_told_with_the_next_one(
-    make: Make, time: Time, registry: CollectorRegistry
+    make: Make, time: Time, world: World
 ) -> None:
     inbox = Inbox()
     alerts = make(inbox, repeat_after=100.0)
@@ -614,12 +615,10 @@ def test_the_same_alert_is_suppressed_counted_and_told_with_the_next_one(
     assert alerts.flush(DEADLINE_S)
     assert [alert.suppressed for alert in inbox.alerts] == [0, 4]
     assert inbox.alerts[1].headline() == "about k [4 more of these since the last alert]"
-    assert outcomes(registry) == {"sent": 2, "suppressed": 4}
+    assert outcomes(world) == {"sent": 2, "suppressed": 4}
 
 
-def test_alerts_beyond_the_rate_arrive_as_one_summary(
-    make: Make, time: Time, registry: CollectorRegistry
-) -> None:
+def test_alerts_beyond_the_rate_arrive_as_one_summary(make: Make, time: Time, world: World) -> None:
     inbox = Inbox()
     alerts = make(inbox, per_minute=2)
     for key in range(39):
@@ -630,7 +629,7 @@ def test_alerts_beyond_the_rate_arrive_as_one_summary(
     alerts.flush(0)  # wakes the thread, which else sleeps by a clock that is not ours
     inbox.wait_for(3)
     assert inbox.alerts[2].summary == "37 more: 37 task_failed"
-    assert outcomes(registry) == {"sent": 2, "limited": 37}
+    assert outcomes(world) == {"sent": 2, "limited": 37}
 
 
 def test_a_limit_and_its_end_arrive_without_anybody_asking_for_the_end(
@@ -716,7 +715,7 @@ def test_a_failed_task_is_told_by_ids_and_error_but_never_by_its_payload(make: M
     "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr
 )
 def test_a_recipient_that_raises_anything_is_tried_again_and_stops_nobody_else(
-    make: Make, time: Time, events: Events, registry: CollectorRegistry, error: BaseException
+    make: Make, time: Time, events: Events, world: World, error: BaseException
 ) -> None:
     inbox, failing = Inbox(), Hanging(error)
     failing.gate.set()
@@ -729,11 +728,11 @@ def test_a_recipient_that_raises_anything_is_tried_again_and_stops_nobody_else(
     assert alerts.flush(DEADLINE_S)
     assert [alert.key for alert in failing.alerts] == ["a", "a"]
     assert [alert.key for alert in inbox.alerts] == ["a"]
-    assert outcomes(registry) == {"sent": 2, "failed": 1}
+    assert outcomes(world) == {"sent": 2, "failed": 1}
 
 
 def test_a_hanging_recipient_blocks_neither_who_raises_nor_the_others(
-    make: Make, time: Time, events: Events, registry: CollectorRegistry
+    make: Make, time: Time, events: Events, world: World
 ) -> None:
     inbox, hanging = Inbox(), Hanging()
     alerts = make(hanging, inbox, per_minute=PENDING)
@@ -754,7 +753,7 @@ def test_a_hanging_recipient_blocks_neither_who_raises_nor_the_others(
     assert len(hanging.alerts) == 1 + PENDING
     assert hanging.alerts[1].key == "3-0"
     assert [alert.dropped for alert in hanging.alerts[:3]] == [0, 2 * PENDING, 0]
-    assert outcomes(registry) == {"sent": 1 + 4 * PENDING, "failed": 1, "dropped": 2 * PENDING}
+    assert outcomes(world) == {"sent": 1 + 4 * PENDING, "failed": 1, "dropped": 2 * PENDING}
     assert events.names() == ["alert_overdue", "alert_late"]
 
 
@@ -799,14 +798,14 @@ def test_the_time_out_of_a_handler_is_not_swallowed(make: Make) -> None:
         make(Inbox(), monotonic=overdue).raise_(news())
 
 
-def test_without_recipients_nothing_happens_at_all(make: Make, registry: CollectorRegistry) -> None:
+def test_without_recipients_nothing_happens_at_all(make: Make, world: World) -> None:
     before = set(threading.enumerate())
     alerts = make()
     alerts.raise_(news())
     alerts.raise_("fire")  # type: ignore[arg-type]
     assert alerts.close(0)
     assert set(threading.enumerate()) <= before
-    assert outcomes(registry) == {}
+    assert outcomes(world) == {}
 
 
 def test_a_signal_handler_may_raise_an_alert_while_one_is_being_raised(
@@ -828,7 +827,7 @@ def test_a_signal_handler_may_raise_an_alert_while_one_is_being_raised(
 
 
 def test_closing_sends_what_waits_and_the_summary_and_ends_the_thread(
-    make: Make, time: Time, events: Events, registry: CollectorRegistry
+    make: Make, time: Time, events: Events, world: World
 ) -> None:
     inbox, failing = Inbox(), Hanging(ValueError("no"))
     failing.gate.set()
@@ -845,7 +844,7 @@ def test_closing_sends_what_waits_and_the_summary_and_ends_the_thread(
     alerts.raise_(news("c"))
     assert alerts.close(0)
     assert len(inbox.alerts) == 2
-    assert outcomes(registry) == {"sent": 1, "limited": 1, "failed": 2, "dropped": 2}
+    assert outcomes(world) == {"sent": 1, "limited": 1, "failed": 2, "dropped": 2}
 
 
 def test_closing_does_not_wait_longer_than_it_is_told(make: Make, events: Events) -> None:
@@ -878,14 +877,12 @@ def test_what_is_no_recipient_is_refused(recipient: Any) -> None:
         Alerts([recipient])
 
 
-def test_two_alerts_share_the_metrics_of_a_registry(
-    make: Make, registry: CollectorRegistry
-) -> None:
+def test_two_alerts_share_the_metrics_of_a_registry(make: Make, world: World) -> None:
     for inbox in (Inbox(), Inbox()):
         alerts = make(inbox)
         alerts.raise_(Alert(kind="disk_full", summary="of our own"))
         assert alerts.flush(DEADLINE_S)
-    assert outcomes(registry, "other") == {"sent": 2}
+    assert outcomes(world, "other") == {"sent": 2}
 
 
 FORKING = """

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.schedules import THURSDAY, add, at
+from helpers.tasks import fill, make_task, push
+from helpers.waiting import eventually, in_thread
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import THURSDAY, add, at, eventually, tamper
-from support import claim_one, fill, in_thread, make_task, push
 
 import fairqueue.alerts.alerts
 from fairqueue import Discard, TaskContext, TaskQueue, Worker
 from fairqueue.alerts import Alert, AlertLimits, Alerts, CallableRecipient
-from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -66,14 +67,14 @@ def refuses(payload: dict[str, Any]) -> None:
 
 
 def test_a_task_that_has_failed_for_good_is_told_and_no_attempt_before(
-    queue: TaskQueue, clock: ManualClock, person: Person
+    world: World, person: Person
 ) -> None:
-    worker = Worker(queue, alerts=person.alerts)
+    worker = Worker(world.queue, alerts=person.alerts)
     worker.register("mail", refuses, retries=1, backoff=1, jitter="none")
-    push(queue, "t", name="mail", payload={"secret": "do not tell"})
+    world.push("t", name="mail", payload={"secret": "do not tell"})
     worker.run_once()
     assert person.heard() == []
-    clock.advance(1)
+    world.advance(1)
     worker.run_once()
     (alert,) = person.heard()
     assert alert.kind == "task_failed"
@@ -84,30 +85,26 @@ def test_a_task_that_has_failed_for_good_is_told_and_no_attempt_before(
     assert "do not tell" not in alert.text()
 
 
-def test_a_task_that_nobody_knows_is_told_when_it_is_buried(
-    queue: TaskQueue, clock: ManualClock, person: Person
-) -> None:
-    worker = Worker(queue, alerts=person.alerts)
-    push(queue, "t", name="unknown")
+def test_a_task_that_nobody_knows_is_told_when_it_is_buried(world: World, person: Person) -> None:
+    worker = Worker(world.queue, alerts=person.alerts)
+    world.push("t", name="unknown")
     for _ in range(6):
         assert worker.run_once() == 1
-        clock.advance(300)
+        world.advance(300)
     (alert,) = person.heard("task_failed")
     assert "no handler for task 'unknown' here" in alert.summary
 
 
-def test_a_failure_after_the_lease_was_lost_is_not_told(
-    queue: TaskQueue, clock: ManualClock, person: Person
-) -> None:
-    worker = Worker(queue, alerts=person.alerts, lease=30)
+def test_a_failure_after_the_lease_was_lost_is_not_told(world: World, person: Person) -> None:
+    worker = Worker(world.queue, alerts=person.alerts, lease=30)
 
     @worker.task("default")
     def late(payload: dict[str, Any]) -> None:
-        clock.advance(31)
-        queue.finish(claim_one(queue, worker="other"))
+        world.advance(31)
+        world.queue.finish(world.claim_one(worker="other"))
         raise Discard("too late to say so")
 
-    push(queue, "t")
+    world.push("t")
     worker.run_once()
     assert person.heard() == []
 
@@ -133,16 +130,12 @@ def test_a_run_that_was_ended_by_its_time_out_is_told(
 
 @pytest.mark.parametrize("by", ["worker", "scheduler"])
 def test_a_run_that_does_not_end_is_told_once(
-    queue: TaskQueue,
-    clock: ManualClock,
-    person: Person,
-    monkeypatch: pytest.MonkeyPatch,
-    by: str,
+    world: World, person: Person, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr("fairqueue.worker.heartbeat.BEAT_S", 3600.0)  # it does not report itself
     begun, go_on = threading.Event(), threading.Event()
     contexts: list[TaskContext] = []
-    stuck = Worker(queue, lease=1000.0, worker_id="stuck")
+    stuck = Worker(world.queue, lease=1000.0, worker_id="stuck")
 
     @stuck.task("mail", timeout=60)
     def stays(payload: dict[str, Any], context: TaskContext) -> None:
@@ -150,18 +143,18 @@ def test_a_run_that_does_not_end_is_told_once(
         begun.set()
         assert go_on.wait(60)
 
-    push(queue, "t", name="mail")
+    world.push("t", name="mail")
     ran = in_thread(stuck.run_once)
     try:
         assert begun.wait(20)
-        clock.advance(900)
+        world.advance(900)
         assert contexts[0].heartbeat()
-        clock.advance(200)
-        look: Callable[[], object] = Worker(queue, alerts=person.alerts).run_once
+        world.advance(200)
+        look: Callable[[], object] = Worker(world.queue, alerts=person.alerts).run_once
         if by == "scheduler":
-            look = TaskScheduler(queue, alerts=person.alerts).tick
+            look = TaskScheduler(world.queue, alerts=person.alerts).tick
         look()
-        clock.advance(20)
+        world.advance(20)
         look()
         (alert,) = person.heard("stale_run")
     finally:
@@ -312,16 +305,14 @@ def test_alerts_that_are_none_are_refused(queue: TaskQueue, value: Any) -> None:
 # --- schedulers -----------------------------------------------------------------------------------
 
 
-def test_schedules_that_fire_no_more_are_told(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, person: Person
-) -> None:
-    clock.set(THURSDAY)
-    scheduler = TaskScheduler(queue, alerts=person.alerts)
+def test_schedules_that_fire_no_more_are_told(world: World, person: Person) -> None:
+    world.clock.set(THURSDAY)
+    scheduler = TaskScheduler(world.queue, alerts=person.alerts)
     for schedule_id in ("fine", "odd cron", "spoilt"):
         add(scheduler, schedule_id)
-    tamper(redis_client, queue, "odd cron", cron_expr="every now and then")
-    redis_client.hset(queue.keys["schedules"], "spoilt", "not JSON")
-    clock.set(at(5, 9))
+    world.tamper("odd cron", cron_expr="every now and then")
+    world.redis.hset(world.keys["schedules"], "spoilt", "not JSON")
+    world.clock.set(at(5, 9))
     scheduler.tick()
     scheduler.tick()
     told = {alert.kind: alert for alert in person.heard()}
@@ -329,42 +320,38 @@ def test_schedules_that_fire_no_more_are_told(
     assert told["schedule_disabled"].details["schedule"] == "odd cron"
     assert told["schedule_broken"].details["schedule"] == "spoilt"
     assert "every now and then" in told["schedule_disabled"].summary
-    assert queue.size() == 1  # of the one that is fine
+    assert world.queue.size() == 1  # of the one that is fine
 
 
 def test_a_schedule_without_a_next_moment_is_told_when_it_fires_for_the_last_time(
-    queue: TaskQueue, clock: ManualClock, people: Callable[..., Person]
+    world: World, people: Callable[..., Person]
 ) -> None:
     person = people(limits=AlertLimits(lateness=None))
-    clock.set(at(1, 0).replace(year=9998, month=12, day=31))
-    scheduler = TaskScheduler(queue, alerts=person.alerts)
+    world.clock.set(at(1, 0).replace(year=9998, month=12, day=31))
+    scheduler = TaskScheduler(world.queue, alerts=person.alerts)
     add(scheduler, "last", cron_expr="0 0 1 1 *")
-    clock.set(at(1, 0).replace(year=9999, month=1))
+    world.clock.set(at(1, 0).replace(year=9999, month=1))
     assert scheduler.tick().fired == 1
     (alert,) = person.heard()
     assert (alert.kind, alert.details["schedule"]) == ("schedule_disabled", "last")
 
 
-def test_a_leader_whose_place_is_taken_is_told(
-    queue: TaskQueue, clock: ManualClock, people: Callable[..., Person]
-) -> None:
+def test_a_leader_whose_place_is_taken_is_told(world: World, people: Callable[..., Person]) -> None:
     person = people(limits=AlertLimits(lock_failures=1))
-    scheduler = TaskScheduler(queue, "one", alerts=person.alerts)
+    scheduler = TaskScheduler(world.queue, "one", alerts=person.alerts)
     scheduler.tick()
-    clock.advance(60)  # beyond its term
-    TaskScheduler(queue, "two").tick()
+    world.advance(60)  # beyond its term
+    TaskScheduler(world.queue, "two").tick()
     assert not scheduler.tick().is_leader
     (alert,) = person.heard()
     assert alert.kind == "lock_failures"
 
 
-def test_a_schedule_that_fires_late_is_told(
-    queue: TaskQueue, clock: ManualClock, person: Person
-) -> None:
-    clock.set(THURSDAY)
-    scheduler = TaskScheduler(queue, alerts=person.alerts)
+def test_a_schedule_that_fires_late_is_told(world: World, person: Person) -> None:
+    world.clock.set(THURSDAY)
+    scheduler = TaskScheduler(world.queue, alerts=person.alerts)
     add(scheduler)
-    clock.set(at(5, 9, 10))
+    world.clock.set(at(5, 9, 10))
     scheduler.tick()
     (alert,) = person.heard()
     assert (alert.kind, alert.details["value"]) == ("lateness", 600.0)

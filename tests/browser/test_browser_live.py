@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from browser import Open, Site, Web, check_page, settle
+from helpers.browser import Open, Site, Web, check_page, settle
+from helpers.tasks import claim_one, fill, make_task
+from helpers.world import World
 from playwright.sync_api import Page, expect
-from support import beat, claim_one, fill, make_task
 
-from fairqueue.clock import ManualClock
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import LogLine, Report
@@ -92,14 +92,14 @@ def test_a_chart_that_crosses_midnight_says_the_day(web: Web, open_page: Open) -
     ],
 )
 def test_a_range_over_several_days_has_the_day_of_both_ends(
-    web: Web, queue: TaskQueue, clock: ManualClock, open_page: Open, days: int, shown: str
+    web: Web, world: World, open_page: Open, days: int, shown: str
 ) -> None:
     today = datetime(2026, 3, 5, 6, 0, tzinfo=UTC)  # seven in Berlin
-    clock.set(today - timedelta(days=days, hours=1))
-    inspector = Inspector(queue)
+    world.clock.set(today - timedelta(days=days, hours=1))
+    inspector = Inspector(world.queue)
     inspector.schedules.add(schedule_id="six", cron_expr="0 6 * * *", user_id="alice")
     inspector.schedules.pause("six")
-    clock.set(today + timedelta(minutes=30))
+    world.clock.set(today + timedelta(minutes=30))
     inspector.schedules.resume("six")
     page = open_page(web(), "/schedules/six")
     missed = page.get_by_role("row", name="paused")
@@ -107,16 +107,14 @@ def test_a_range_over_several_days_has_the_day_of_both_ends(
     check_page(page)
 
 
-def test_a_range_within_a_day_says_its_day_once(
-    web: Web, queue: TaskQueue, clock: ManualClock, open_page: Open
-) -> None:
-    clock.set(datetime(2026, 3, 4, 5, 30, tzinfo=UTC))
-    inspector = Inspector(queue)
+def test_a_range_within_a_day_says_its_day_once(web: Web, world: World, open_page: Open) -> None:
+    world.clock.set(datetime(2026, 3, 4, 5, 30, tzinfo=UTC))
+    inspector = Inspector(world.queue)
     inspector.schedules.add(schedule_id="hourly", cron_expr="0 6-8 * * *", user_id="alice")
     inspector.schedules.pause("hourly")
-    clock.set(datetime(2026, 3, 4, 9, 0, tzinfo=UTC))
+    world.clock.set(datetime(2026, 3, 4, 9, 0, tzinfo=UTC))
     inspector.schedules.resume("hourly")
-    clock.set(datetime(2026, 3, 5, 5, 0, tzinfo=UTC))
+    world.clock.set(datetime(2026, 3, 5, 5, 0, tzinfo=UTC))
     page = open_page(web(), "/schedules/hourly")
     missed = page.get_by_role("row", name="paused")
     expect(missed.locator("td").first).to_have_text("04 Mar 07:00:00 to 09:00:00")
@@ -253,17 +251,15 @@ def test_the_page_of_a_schedule_follows_what_happens(
     check_page(page)
 
 
-def test_the_page_of_a_run_follows_it_to_its_end(
-    web: Web, queue: TaskQueue, open_page: Open
-) -> None:
-    task = queue.push(make_task("alice", name="report"))
+def test_the_page_of_a_run_follows_it_to_its_end(web: Web, world: World, open_page: Open) -> None:
+    task = world.queue.push(make_task("alice", name="report"))
     page = open_page(web(), f"/runs/{task}")
     settle(page)
     expect(page.locator("#attempts")).to_contain_text("No worker has begun it yet")
-    claim = claim_one(queue)
+    claim = world.claim_one()
     pulse(page)
     expect(page.locator("#attempts .chip")).to_have_text("running")
-    queue.bury(claim, "disk full")
+    world.queue.bury(claim, "disk full")
     pulse(page)
     expect(page.locator("#run-state")).to_contain_text("disk full")
     expect(page.locator("#attempts .chip")).to_have_text("failed")
@@ -274,19 +270,19 @@ def test_the_page_of_a_run_follows_it_to_its_end(
 
 
 def test_runs_in_a_list_are_brought_up_to_date_where_they_are(
-    web: Web, queue: TaskQueue, clock: ManualClock, open_page: Open
+    web: Web, world: World, open_page: Open
 ) -> None:
-    queue.push(make_task("alice", name="report"))
-    claim = claim_one(queue)
+    world.queue.push(make_task("alice", name="report"))
+    claim = world.claim_one()
     page = open_page(web(), "/runs?status=running")
     settle(page)
     rows = page.locator("tbody[data-refresh] tr")
     expect(rows).to_have_count(1)
     expect(rows.locator(".chip")).to_have_text("running")
-    clock.advance(5)
-    queue.finish(claim)
-    fill(queue, "bob", 2)
-    queue.claim("w", limit=2)
+    world.advance(5)
+    world.queue.finish(claim)
+    world.fill("bob", 2)
+    world.queue.claim("w", limit=2)
     pulse(page)
     expect(rows.locator(".chip")).to_have_text("succeeded")
     expect(rows).to_have_count(1)  # and the new ones are only announced
@@ -294,14 +290,12 @@ def test_runs_in_a_list_are_brought_up_to_date_where_they_are(
     check_page(page)
 
 
-def test_the_page_of_a_user_follows_what_happens(
-    web: Web, queue: TaskQueue, open_page: Open
-) -> None:
-    queue.push(make_task("alice", name="report"))
+def test_the_page_of_a_user_follows_what_happens(web: Web, world: World, open_page: Open) -> None:
+    world.queue.push(make_task("alice", name="report"))
     page = open_page(web(), "/users/alice")
     settle(page)
     expect(page.locator("#waiting-tasks tbody tr")).to_have_count(1)
-    queue.finish(claim_one(queue))
+    world.queue.finish(world.claim_one())
     pulse(page)
     expect(page.locator("#waiting-tasks")).to_contain_text("Nothing waits")
     expect(page.locator("#last-runs .chip")).to_have_text("succeeded")
@@ -312,14 +306,14 @@ def test_the_page_of_a_user_follows_what_happens(
 
 
 def test_runs_of_a_worker_that_is_gone_say_so_and_when_their_lease_ends(
-    web: Web, queue: TaskQueue, clock: ManualClock, open_page: Open
+    web: Web, world: World, open_page: Open
 ) -> None:
     now = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
-    clock.set(now)
-    task = queue.push(make_task("alice", name="report"))
-    beat(queue, "w1")
-    queue.claim("w1", lease=60)
-    clock.advance(GONE_AFTER_S)
+    world.clock.set(now)
+    task = world.queue.push(make_task("alice", name="report"))
+    world.beat("w1")
+    world.queue.claim("w1", lease=60)
+    world.advance(GONE_AFTER_S)
     site = web()
     page = open_page(site, "/")
     running = page.locator(".stat", has_text="Running")
@@ -334,7 +328,7 @@ def test_runs_of_a_worker_that_is_gone_say_so_and_when_their_lease_ends(
     expect(notice).to_contain_text("another worker takes it")
     expect(notice.locator("time")).to_have_attribute("datetime", "2026-03-05T12:01:00.000Z")
     check_page(page)
-    clock.advance(90)
+    world.advance(90)
     page.goto(f"{site.url}/runs/{task}")
     expect(notice).to_contain_text("the next free worker takes it")
     page.goto(f"{site.url}/workers")

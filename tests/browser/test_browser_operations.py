@@ -1,7 +1,8 @@
 """Workers, the audit log and settings in a real browser: what people see, press and hear."""
 
 import pytest
-from browser import Open, Web, check_page, settle
+from helpers.browser import Open, Web, check_page, settle
+from helpers.world import World
 from playwright.sync_api import expect
 
 from fairqueue.demo.seeder import seed
@@ -12,7 +13,7 @@ from fairqueue.queue.workers import WorkerStore
 XSS = "<img src=x onerror=alert(1)>"
 
 
-def beat(queue: TaskQueue, worker_id: str = "worker-1", current: tuple[str, ...] = ()) -> None:
+def beat(world: World, worker_id: str = "worker-1", current: tuple[str, ...] = ()) -> None:
     """Let a worker say that it is alive."""
     info = {
         "host": worker_id,
@@ -22,20 +23,20 @@ def beat(queue: TaskQueue, worker_id: str = "worker-1", current: tuple[str, ...]
         "names": [worker_id],
         "current": current,
         "running": len(current),
-        "started": queue.link.now_ms(),
+        "started": world.queue.link.now_ms(),
     }
-    WorkerStore(queue.link).beat(info, worker_id)
+    WorkerStore(world.queue.link).beat(info, worker_id)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 390), ("dark", 1280)])
 def test_the_pages_are_sound(
-    queue: TaskQueue, web: Web, open_page: Open, theme: str, width: int
+    world: World, web: Web, open_page: Open, theme: str, width: int
 ) -> None:
-    seed(queue)
-    beat(queue, current=("a", "b", "c"))
-    beat(queue, XSS)
-    queue.set_limits("mails.send", slots=3)
-    Inspector(queue).keys.create(XSS, "operator")
+    seed(world.queue)
+    beat(world, current=("a", "b", "c"))
+    beat(world, XSS)
+    world.queue.set_limits("mails.send", slots=3)
+    Inspector(world.queue).keys.create(XSS, "operator")
     site = web()
 
     for path in ("/workers", "/audit", "/audit?action=run.&last=7d", "/settings"):
@@ -51,8 +52,8 @@ def test_empty_pages_are_sound(web: Web, open_page: Open, path: str) -> None:
     check_page(page)
 
 
-def test_a_worker_is_drained_by_keyboard(queue: TaskQueue, web: Web, open_page: Open) -> None:
-    beat(queue)
+def test_a_worker_is_drained_by_keyboard(world: World, web: Web, open_page: Open) -> None:
+    beat(world)
     page = open_page(web(), "/workers")
 
     page.get_by_role("button", name="Drain", exact=True).press("Enter")

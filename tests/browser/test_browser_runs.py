@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from browser import Open, Web, check_page, settle
+from helpers.browser import Open, Web, check_page, settle
+from helpers.tasks import claim_one, make_task
+from helpers.world import World
 from playwright.sync_api import expect
-from support import claim_one, make_task
 
-from fairqueue.clock import ManualClock
 from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
@@ -16,10 +16,10 @@ from fairqueue.web.dashboard.pages import failed as failed_page
 XSS = "<img src=x onerror=alert(1)>"
 
 
-def fail(queue: TaskQueue, task_id: str, **fields: object) -> None:
+def fail(world: World, task_id: str, **fields: object) -> None:
     """A run that has failed for good."""
-    queue.push(make_task("alice", task_id, **fields))
-    queue.bury(claim_one(queue), "it broke")
+    world.queue.push(make_task("alice", task_id, **fields))
+    world.queue.bury(world.claim_one(), "it broke")
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
@@ -52,14 +52,14 @@ def test_empty_pages_are_sound(web: Web, open_page: Open, path: str) -> None:
 
 
 def test_new_runs_are_announced_and_do_not_move_what_is_read(
-    queue: TaskQueue, web: Web, open_page: Open, clock: ManualClock
+    world: World, web: Web, open_page: Open
 ) -> None:
-    fail(queue, "first")
+    fail(world, "first")
     page = open_page(web(), "/runs")
     settle(page)
 
-    clock.advance(1)
-    fail(queue, "second")
+    world.advance(1)
+    fail(world, "second")
 
     hint = page.locator(".new-rows")
     expect(hint).to_contain_text("1 new")
@@ -68,9 +68,9 @@ def test_new_runs_are_announced_and_do_not_move_what_is_read(
     expect(page.locator("tbody tr")).to_have_count(2)
 
 
-def test_filters_are_used_by_keyboard(queue: TaskQueue, web: Web, open_page: Open) -> None:
-    fail(queue, "a")
-    queue.push(make_task("bob", "b"))
+def test_filters_are_used_by_keyboard(world: World, web: Web, open_page: Open) -> None:
+    fail(world, "a")
+    world.queue.push(make_task("bob", "b"))
     page = open_page(web(), "/runs")
 
     page.get_by_label("pending").focus()
@@ -83,10 +83,8 @@ def test_filters_are_used_by_keyboard(queue: TaskQueue, web: Web, open_page: Ope
     expect(page.get_by_label("pending")).to_be_checked()
 
 
-def test_a_run_is_edited_and_run_again_by_keyboard(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
-    fail(queue, "a", payload={"api_key": "k-123", "to": XSS})
+def test_a_run_is_edited_and_run_again_by_keyboard(world: World, web: Web, open_page: Open) -> None:
+    fail(world, "a", payload={"api_key": "k-123", "to": XSS})
     page = open_page(web(), "/runs/a")
 
     page.get_by_role("button", name="Edit and retry").focus()
@@ -104,7 +102,7 @@ def test_a_run_is_edited_and_run_again_by_keyboard(
     expect(page.locator(".toast").first).to_contain_text("It runs again")
     expect(page.get_by_text("Retry of")).to_be_visible()
     expect(page.get_by_text("Why is it waiting?")).to_be_visible()
-    assert claim_one(queue).task.payload == {"api_key": "k-123", "to": "eve"}
+    assert world.claim_one().task.payload == {"api_key": "k-123", "to": "eve"}
     check_page(page, ignore=("422",))
 
 
@@ -124,14 +122,11 @@ def test_a_dialog_is_left_by_escape_and_nothing_happens(
 
 
 def test_many_failed_runs_are_run_again_with_progress(
-    queue: TaskQueue,
-    web: Web,
-    open_page: Open,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, web: Web, open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failed_page, "PART", 3)
     for number in range(10):
-        fail(queue, f"a-{number}")
+        fail(world, f"a-{number}")
     page = open_page(web(), "/failed")
 
     page.get_by_role("button", name="Retry all…").click()
@@ -139,14 +134,14 @@ def test_many_failed_runs_are_run_again_with_progress(
 
     expect(page.get_by_role("heading", name="Done")).to_be_visible()
     expect(page.get_by_role("status").filter(has_text="10 runs were run again")).to_be_visible()
-    assert queue.size() == 10
+    assert world.queue.size() == 10
     check_page(page)
-    parts = Inspector(queue).audit.list(action="runs.retry")
+    parts = Inspector(world.queue).audit.list(action="runs.retry")
     assert len(parts) == 4
 
 
-def test_an_export_is_downloaded(queue: TaskQueue, web: Web, open_page: Open) -> None:
-    fail(queue, "a")
+def test_an_export_is_downloaded(world: World, web: Web, open_page: Open) -> None:
+    fail(world, "a")
     page = open_page(web(), "/failed")
 
     with page.expect_download() as started:

@@ -5,15 +5,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from browser import Open, Web, check_page, settle
+from helpers.browser import Open, Web, check_page, settle
+from helpers.rest import fail
+from helpers.world import World
 from playwright.sync_api import Dialog, Page, expect
-from rest import fail
-from support import claim_one
 
 from fairqueue.clock import ManualClock
 from fairqueue.inspection import Inspector
-from fairqueue.queue.queue import TaskQueue
-from fairqueue.scheduler.scheduler import TaskScheduler
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
 
@@ -23,36 +21,28 @@ def clock() -> ManualClock:
     return ManualClock(START)
 
 
-@pytest.fixture
-def inspector(queue: TaskQueue) -> Inspector:
-    return Inspector(queue)
-
-
-def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
+def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:
     """Add a schedule, daily at nine unless told otherwise."""
     rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
     given = {**rule, "user_id": "alice", "name": "report", **fields}
-    return inspector.schedules.add(schedule_id=schedule_id, **given)
+    return world.inspector.schedules.add(schedule_id=schedule_id, **given)
 
 
 @pytest.fixture
-def lively(
-    queue: TaskQueue, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def lively(world: World) -> None:
     """Schedules of each state, one of them with runs and a change, one with a nasty name."""
-    add(inspector, "off", user_id="carol", max_failures=1)
-    clock.set(START + timedelta(hours=1))
-    assert scheduler.tick().fired == 1
-    fail(queue)
-    add(inspector, timezone="Europe/London", payload={"to": "bo", "token": "x"}, tenant="acme")
-    inspector.schedules.trigger("nine")
-    queue.finish(claim_one(queue))
-    inspector.schedules.trigger("nine")
-    fail(queue)
-    inspector.schedules.update("nine", {"cron_expr": "30 1 * * *"})
-    add(inspector, "poll", every=5400, user_id="bob")
-    inspector.schedules.pause("poll", note="too many mails")
-    add(inspector, "once", at=START + timedelta(days=1), name="<script>alert(1)</script>")
+    add(world, "off", user_id="carol", max_failures=1)
+    assert world.tick_at(START + timedelta(hours=1)).fired == 1
+    fail(world.queue)
+    add(world, timezone="Europe/London", payload={"to": "bo", "token": "x"}, tenant="acme")
+    world.inspector.schedules.trigger("nine")
+    world.queue.finish(world.claim_one())
+    world.inspector.schedules.trigger("nine")
+    fail(world.queue)
+    world.inspector.schedules.update("nine", {"cron_expr": "30 1 * * *"})
+    add(world, "poll", every=5400, user_id="bob")
+    world.inspector.schedules.pause("poll", note="too many mails")
+    add(world, "once", at=START + timedelta(days=1), name="<script>alert(1)</script>")
 
 
 @pytest.mark.usefixtures("lively")
@@ -155,10 +145,10 @@ def test_a_schedule_is_made_with_the_form(web: Web, inspector: Inspector, open_p
 
 
 def test_all_that_match_are_paused_after_a_question_with_their_number(
-    web: Web, inspector: Inspector, open_page: Open
+    web: Web, world: World, open_page: Open
 ) -> None:
     for number in range(60):
-        add(inspector, f"s{number:02}", name="mails.send" if number < 55 else "report")
+        add(world, f"s{number:02}", name="mails.send" if number < 55 else "report")
     page = open_page(web(), "/schedules?name_prefix=mails")
     bar = page.locator("#bulk")
     expect(bar).to_be_hidden()
@@ -172,19 +162,17 @@ def test_all_that_match_are_paused_after_a_question_with_their_number(
     expect(dialog).to_contain_text("Pause 55 schedules?")
     expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
     check_page(page)
-    assert inspector.schedules.count(is_active=False) == 0
+    assert world.inspector.schedules.count(is_active=False) == 0
 
     dialog.get_by_label("Note").fill("quiet")
     dialog.get_by_role("button", name="Pause 55 schedules").click()
     expect(page.locator(".toast")).to_contain_text("55 schedules paused")
-    assert inspector.schedules.count(is_active=False) == 55
+    assert world.inspector.schedules.count(is_active=False) == 55
 
 
-def test_ticked_rows_are_deleted_and_no_others(
-    web: Web, inspector: Inspector, open_page: Open
-) -> None:
+def test_ticked_rows_are_deleted_and_no_others(web: Web, world: World, open_page: Open) -> None:
     for name in ("a", "b", "c"):
-        add(inspector, name)
+        add(world, name)
     page = open_page(web(), "/schedules")
     page.get_by_label("Select report, a").check()
     page.get_by_label("Select report, c").check()
@@ -208,9 +196,9 @@ def press_until(page: Page, name: str) -> None:
 
 
 def test_a_schedule_is_paused_with_the_keyboard_alone(
-    web: Web, inspector: Inspector, open_page: Open
+    web: Web, world: World, open_page: Open
 ) -> None:
-    add(inspector)
+    add(world)
     page = open_page(web(), "/schedules/nine")
     settle(page)
     press_until(page, "Pause")
@@ -226,13 +214,13 @@ def test_a_schedule_is_paused_with_the_keyboard_alone(
     press_until(page, "Pause it")
     page.keyboard.press("Enter")
     expect(page.locator(".toast")).to_contain_text("Paused nine.")
-    assert inspector.schedules.get("nine").state == "paused"
+    assert world.inspector.schedules.get("nine").state == "paused"
 
 
 def test_a_refusal_is_told_inside_the_dialog_and_what_was_typed_stays(
-    web: Web, inspector: Inspector, open_page: Open
+    web: Web, world: World, open_page: Open
 ) -> None:
-    add(inspector)
+    add(world)
     page = open_page(web(), "/schedules/nine")
     page.get_by_role("button", name="Trigger", exact=True).click()
     dialog = page.get_by_role("dialog")
@@ -248,13 +236,11 @@ def test_a_refusal_is_told_inside_the_dialog_and_what_was_typed_stays(
     dialog.get_by_label("Payload").fill('{"day": 2}')
     dialog.get_by_role("button", name="Trigger it").click()
     expect(page.locator(".toast")).to_contain_text("waits for a worker")
-    assert len(inspector.tasks.list()) == 1
+    assert len(world.inspector.tasks.list()) == 1
 
 
-def test_a_backfill_is_counted_and_then_done(
-    web: Web, inspector: Inspector, open_page: Open
-) -> None:
-    add(inspector, cron_expr="0 * * * *")
+def test_a_backfill_is_counted_and_then_done(web: Web, world: World, open_page: Open) -> None:
+    add(world, cron_expr="0 * * * *")
     page = open_page(web(), "/schedules/nine")
     page.get_by_label("From (UTC)").fill("2026-03-05T00:00")
     page.get_by_label("Until, not included").fill("2026-03-05T07:00")
@@ -267,19 +253,17 @@ def test_a_backfill_is_counted_and_then_done(
     page.get_by_role("button", name="Count").click()
     page.get_by_role("button", name="Create 6 runs").click()
     expect(page.locator(".toast")).to_contain_text("6 runs created")
-    assert len(inspector.tasks.list()) == 6
+    assert len(world.inspector.tasks.list()) == 6
 
 
-def test_rows_are_kept_up_to_date_where_they_are(
-    web: Web, inspector: Inspector, open_page: Open
-) -> None:
-    add(inspector, "b")
+def test_rows_are_kept_up_to_date_where_they_are(web: Web, world: World, open_page: Open) -> None:
+    add(world, "b")
     page = open_page(web(), "/schedules")
     settle(page)
     page.get_by_label("Select report, b").check()
     page.get_by_label("Select report, b").blur()
-    add(inspector, "a")
-    inspector.schedules.pause("b")
+    add(world, "a")
+    world.inspector.schedules.pause("b")
     page.evaluate("document.body.dispatchEvent(new CustomEvent('fq:pulse'))")
     expect(page.locator("#schedule-rows tr")).to_contain_text("paused")
     expect(page.locator("#schedule-rows tr")).to_have_count(1)
@@ -287,14 +271,12 @@ def test_rows_are_kept_up_to_date_where_they_are(
     check_page(page)
 
 
-def test_texts_of_users_run_nothing(
-    web: Web, queue: TaskQueue, inspector: Inspector, open_page: Open
-) -> None:
+def test_texts_of_users_run_nothing(web: Web, world: World, open_page: Open) -> None:
     attack = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
-    add(inspector, attack, name=attack, user_id=attack, payload={attack: attack})
-    inspector.schedules.trigger(attack)
-    fail(queue, attack)
-    inspector.schedules.pause(attack, note=attack)
+    add(world, attack, name=attack, user_id=attack, payload={attack: attack})
+    world.inspector.schedules.trigger(attack)
+    fail(world.queue, attack)
+    world.inspector.schedules.pause(attack, note=attack)
     site = web()
     page = open_page(site, "/schedules")
     shown: list[str] = []

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import jinja2
 import pytest
-from browser import Open, Site, Web, check_page, settle
+from helpers.browser import Open, Site, Web, check_page, settle
+from helpers.tasks import fill
+from helpers.world import World
 from playwright.sync_api import Page, expect
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from support import fill
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import StaleVersion
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
@@ -95,14 +95,14 @@ def parts(web: Web, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]:
     return start
 
 
-def fill_overview(queue: TaskQueue, clock: ManualClock) -> None:
+def fill_overview(world: World) -> None:
     """Tasks, a schedule whose name is hostile, and two samples."""
-    fill(queue, "alice", 3)
+    world.fill("alice", 3)
     hostile = "<img src=x onerror=alert(1)>"
-    Inspector(queue).schedules.add(cron_expr="* * * * *", user_id="alice", name=hostile)
+    Inspector(world.queue).schedules.add(cron_expr="* * * * *", user_id="alice", name=hostile)
     for _ in range(3):
-        SampleStore(queue.link).take()
-        clock.advance(15)
+        SampleStore(world.queue.link).take()
+        world.advance(15)
 
 
 # --- looks ----------------------------------------------------------------------------------------
@@ -112,9 +112,9 @@ def fill_overview(queue: TaskQueue, clock: ManualClock) -> None:
     ("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 360)]
 )
 def test_the_overview_is_in_order(
-    queue: TaskQueue, clock: ManualClock, web: Web, open_page: Open, theme: str, width: int
+    world: World, web: Web, open_page: Open, theme: str, width: int
 ) -> None:
-    fill_overview(queue, clock)
+    fill_overview(world)
     found = open_page(web(), theme=theme, width=width)
     settle(found)
     expect(found.get_by_role("heading", level=1)).to_have_text("Overview")
@@ -145,10 +145,8 @@ def test_an_error_page_is_in_order(web: Web, open_page: Open) -> None:
     check_page(found, ignore=("404",))
 
 
-def test_names_are_shown_as_they_are(
-    queue: TaskQueue, clock: ManualClock, web: Web, open_page: Open
-) -> None:
-    fill_overview(queue, clock)
+def test_names_are_shown_as_they_are(world: World, web: Web, open_page: Open) -> None:
+    fill_overview(world)
     found = open_page(web())
     expect(found.locator("#upcoming")).to_contain_text("<img src=x onerror=alert(1)>")
     assert found.locator("#upcoming img").count() == 0
@@ -334,10 +332,8 @@ def test_a_paused_page_shows_moments_that_do_not_go_on_counting(
     expect(fires).to_have_text(re.compile(r"\d\d:\d\d:\d\d$"))
 
 
-def test_a_chart_has_its_numbers_in_a_table(
-    queue: TaskQueue, clock: ManualClock, web: Web, open_page: Open
-) -> None:
-    fill_overview(queue, clock)
+def test_a_chart_has_its_numbers_in_a_table(world: World, web: Web, open_page: Open) -> None:
+    fill_overview(world)
     found = open_page(web(), "/?window=15m")
     settle(found)
     chart = found.locator("#backlog")
@@ -477,9 +473,7 @@ def test_the_theme_is_kept(web: Web, open_page: Open) -> None:
     check_page(found)
 
 
-def test_times_are_local_or_utc(
-    clock: ManualClock, parts: Callable[..., Site], open_page: Open
-) -> None:
+def test_times_are_local_or_utc(world: World, parts: Callable[..., Site], open_page: Open) -> None:
     found = open_page(parts(), "/parts")  # the browser is in Berlin
     time = found.locator("time[data-time=moment]").first
     local = time.inner_text()

@@ -1,29 +1,29 @@
 """The pages about users in a real browser: charts, dialogs, keys, looks and axe."""
 
 import pytest
-from browser import Open, Web, check_page, settle
+from helpers.browser import Open, Web, check_page, settle
+from helpers.tasks import fill, push
+from helpers.world import World
 from playwright.sync_api import expect
-from support import claim_one, fill, push
 
 from fairqueue import TaskQueue
-from fairqueue.clock import ManualClock
 from fairqueue.demo.seeder import seed
 
 NASTY = "<img src=x onerror=alert(1)>/?#%"
 
 
 @pytest.fixture
-def lively(queue: TaskQueue, clock: ManualClock) -> None:
+def lively(world: World) -> None:
     """Users in each state, some of whom got more than others."""
-    queue.set_user("paused", paused=True, tenant="acme")
-    queue.set_user("capped", weight=4, max_running=1)
-    queue.set_user("rated", rate=0.01, max_waiting=100)
+    world.queue.set_user("paused", paused=True, tenant="acme")
+    world.queue.set_user("capped", weight=4, max_running=1)
+    world.queue.set_user("rated", rate=0.01, max_waiting=100)
     for minute in range(10):
         for user in ("paused", "capped", "rated", "bob", NASTY):
-            push(queue, f"{user}-{minute}a", f"{user}-{minute}b", user_id=user)
-        queue.finish_many((claim, None) for claim in queue.claim("w", limit=3))
-        clock.advance(60)
-    claim_one(queue)
+            world.push(f"{user}-{minute}a", f"{user}-{minute}b", user_id=user)
+        world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=3))
+        world.advance(60)
+    world.claim_one()
 
 
 @pytest.mark.usefixtures("lively")
@@ -117,10 +117,8 @@ def test_limits_are_changed_in_a_dialog_and_what_was_typed_stays_when_it_is_refu
     assert queue.get_user("alice").weight == 2.5
 
 
-def test_limits_are_changed_on_the_page_of_a_user(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
-    fill(queue, "alice", 1)
+def test_limits_are_changed_on_the_page_of_a_user(world: World, web: Web, open_page: Open) -> None:
+    world.fill("alice", 1)
     page = open_page(web(), "/users/alice")
     settle(page)
     page.get_by_label("Running at most").fill("many")

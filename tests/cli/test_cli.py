@@ -16,8 +16,8 @@ from typing import Any
 import click
 import pytest
 import redis
-from commands import Cli, all_commands, parse
-from support import push
+from helpers.commands import Cli, all_commands, parse
+from helpers.tasks import push
 
 from fairqueue.cli import output, program
 from fairqueue.cli.column_widths import GAP, fit

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import redis
-from commands import Cli
-from scheduling import add, eventually, tamper
-from support import push
+from helpers.commands import Cli
+from helpers.schedules import add, tamper
+from helpers.tasks import push
+from helpers.waiting import eventually
 from test_cli_processes import Start, line_of, start
 
 from fairqueue.alerts import Alerts

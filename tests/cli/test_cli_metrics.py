@@ -9,10 +9,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from commands import Cli
+from helpers.commands import Cli
+from helpers.schedules import add
+from helpers.tasks import push
+from helpers.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
-from scheduling import add, eventually
-from support import push
 from test_cli_processes import Start, line_of, start
 
 from fairqueue.queue.queue import TaskQueue

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from scheduling import eventually
-from support import fill, places, push
+from helpers.state import places
+from helpers.tasks import fill, push
+from helpers.waiting import eventually
 
 from fairqueue.history.runs import History
 from fairqueue.queue.queue import TaskQueue

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from commands import Cli
+from helpers.commands import Cli
+from helpers.state import check_consistency
+from helpers.tasks import claim_one
 from prometheus_client import CollectorRegistry
-from support import check_consistency, claim_one
 
 from fairqueue.models import ScheduledTask
 from fairqueue.queue.queue import TaskQueue

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import redis
-from commands import Cli
+from helpers.commands import Cli
+from helpers.state import dump
+from helpers.tasks import claim_one, fill, push
 from prometheus_client import CollectorRegistry
-from support import claim_one, dump, fill, push
 
 import fairqueue.metrics.collectors
 import fairqueue.web.server

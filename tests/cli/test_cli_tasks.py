@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from commands import Cli
-from support import claim_one, fill, push
+from helpers.commands import Cli
+from helpers.tasks import claim_one, fill, push
 
 from fairqueue.history.runs import History
 from fairqueue.inspection.documents import document

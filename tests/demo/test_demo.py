@@ -6,9 +6,9 @@ from dataclasses import fields
 from datetime import UTC, datetime
 
 import pytest
-from support import make_task
+from helpers.tasks import make_task
+from helpers.world import World
 
-from fairqueue.clock import ManualClock
 from fairqueue.demo import demo
 from fairqueue.demo.demo import (
     LIVE,
@@ -147,16 +147,14 @@ def test_the_noisy_user_floods_and_the_others_want_a_little(queue: TaskQueue) ->
     assert 5 < pushed - demo.BACKLOG < 60
 
 
-def test_a_drained_backlog_is_filled_again(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drained_backlog_is_filled_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "BACKLOG", 3)
     monkeypatch.setattr(demo, "LEAST_BACKLOG", 3)
     monkeypatch.setattr(demo, "WISHES", {})
-    load = Load(queue)
+    load = Load(world.queue)
     assert [load.push(), load.push()] == [3, 0]
-    (claim,) = queue.claim("w")
-    queue.finish(claim)
+    (claim,) = world.queue.claim("w")
+    world.queue.finish(claim)
     assert load.push() == 3
 
 
@@ -206,27 +204,25 @@ def test_a_queue_of_others_is_left_alone(queue: TaskQueue) -> None:
     assert [each.schedule_id for each in TaskScheduler(queue).list_schedules()] == ["theirs"]
 
 
-def test_live_schedules_fire_within_seconds(queue: TaskQueue, clock: ManualClock) -> None:
-    demo.fill(queue)
-    scheduler = TaskScheduler(queue)
-    clock.advance(5)
+def test_live_schedules_fire_within_seconds(world: World) -> None:
+    demo.fill(world.queue)
+    scheduler = TaskScheduler(world.queue)
+    world.advance(5)
     scheduler.tick()
     found = scheduler.get_schedule(MARK)
     assert found is not None
     assert found.run_count == 1
 
 
-def test_what_is_read_is_what_has_happened_since_the_start(
-    quick: None, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.push(make_task())
-    queue.finish(*queue.claim("w"))
-    reader = Reader(queue)
-    queue.push_many(make_task(NOISY) for _ in range(3))
-    queue.push(make_task("ann"))
-    clock.advance(1)
-    for claim in queue.claim("w", limit=2):
-        queue.finish(claim)
+def test_what_is_read_is_what_has_happened_since_the_start(quick: None, world: World) -> None:
+    world.queue.push(make_task())
+    world.queue.finish(*world.queue.claim("w"))
+    reader = Reader(world.queue)
+    world.queue.push_many(make_task(NOISY) for _ in range(3))
+    world.queue.push(make_task("ann"))
+    world.advance(1)
+    for claim in world.queue.claim("w", limit=2):
+        world.queue.finish(claim)
     shot = reader.read(["news"])
     assert (shot.served, shot.fired, shot.state.ready) == (2, 0, 2)
     assert shot.users[0].user_id == NOISY

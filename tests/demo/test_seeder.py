@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 import redis
-from support import check_consistency, claim_one, dump, make_task
+from helpers.state import check_consistency
+from helpers.tasks import make_task
+from helpers.world import World
 
 from fairqueue.clock import ManualClock
 from fairqueue.demo.school import JOBS, TENANTS
@@ -71,20 +73,18 @@ def test_some_schedules_are_paused_with_a_note(queue: TaskQueue) -> None:
         assert found[name].paused_at is not None
 
 
-def test_what_became_of_each_schedule_is_what_its_runs_say(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    seed(queue)
-    scheduled = Counter(r.schedule_id for r in all_runs(queue) if r.run_type == "scheduled")
-    scheduler = TaskScheduler(queue)
-    for each in all_schedules(queue):
+def test_what_became_of_each_schedule_is_what_its_runs_say(world: World) -> None:
+    seed(world.queue)
+    scheduled = Counter(r.schedule_id for r in all_runs(world.queue) if r.run_type == "scheduled")
+    scheduler = TaskScheduler(world.queue)
+    for each in all_schedules(world.queue):
         assert each.run_count == scheduled[each.schedule_id] > 0
         assert each.missed_count == each.skipped_count == 0
-        assert each.created_at < clock.now()
+        assert each.created_at < world.now()
         if each.is_active:
             assert each.next_run is not None
-            assert each.next_run > clock.now()
-        moments = scheduler.moments(each.schedule_id, each.created_at, clock.now(), limit=1000)
+            assert each.next_run > world.now()
+        moments = scheduler.moments(each.schedule_id, each.created_at, world.now(), limit=1000)
         told = Counter(moment.outcome for moment in moments)
         assert told.keys() <= {"fired", "skipped"}
         assert told["fired"] == each.run_count
@@ -188,12 +188,12 @@ def test_five_failed_runs_stand_there_to_be_run_again(queue: TaskQueue) -> None:
     assert queue.size() == 1
 
 
-def test_runs_lie_in_the_past_month(queue: TaskQueue, clock: ManualClock) -> None:
-    seed(queue)
-    ends = [run.ended_at for run in all_runs(queue) if run.ended_at]
+def test_runs_lie_in_the_past_month(world: World) -> None:
+    seed(world.queue)
+    ends = [run.ended_at for run in all_runs(world.queue) if run.ended_at]
     assert len(ends) == 100
-    assert max(ends) <= clock.now()
-    assert clock.now() - timedelta(days=31) < min(ends) < clock.now() - timedelta(days=14)
+    assert max(ends) <= world.now()
+    assert world.now() - timedelta(days=31) < min(ends) < world.now() - timedelta(days=14)
     assert len({end.date() for end in ends}) > 10
 
 
@@ -241,27 +241,27 @@ def test_failed_runs_of_one_cause_are_one_group(queue: TaskQueue) -> None:
 # --- the queue ------------------------------------------------------------------------------------
 
 
-def test_nothing_waits_runs_or_leads(queue: TaskQueue, clock: ManualClock) -> None:
-    seed(queue)
-    state = queue.inspect()
+def test_nothing_waits_runs_or_leads(world: World) -> None:
+    seed(world.queue)
+    state = world.queue.inspect()
     assert (state.ready, state.delayed, state.running, state.dead) == (0, 0, 0, 20)
     assert (state.overdue, state.set_aside, state.leader) == (0.0, 0, None)
-    assert queue.link.clock is clock
+    assert world.queue.link.clock is world.clock
 
 
-def test_nothing_is_dropped_by_what_comes_after(queue: TaskQueue, clock: ManualClock) -> None:
-    seed(queue)
-    clock.advance(timedelta(days=7))
+def test_nothing_is_dropped_by_what_comes_after(world: World) -> None:
+    seed(world.queue)
+    world.advance(timedelta(days=7))
     for number in range(30):
-        queue.push(make_task("alice", f"later-{number}"))
-        queue.finish(claim_one(queue))
-    assert len(all_runs(queue)) == 130
+        world.queue.push(make_task("alice", f"later-{number}"))
+        world.queue.finish(world.claim_one())
+    assert len(all_runs(world.queue)) == 130
 
 
-def test_a_scheduler_goes_on_from_there(queue: TaskQueue, clock: ManualClock) -> None:
-    seed(queue)
-    clock.advance(900)
-    report = TaskScheduler(queue).tick()
+def test_a_scheduler_goes_on_from_there(world: World) -> None:
+    seed(world.queue)
+    world.advance(900)
+    report = TaskScheduler(world.queue).tick()
     assert report.is_leader
     assert report.fired == 2  # what is due every five and every fifteen minutes
 
@@ -279,27 +279,25 @@ def test_the_same_seed_makes_the_same_past(redis_client: redis.Redis) -> None:
     assert past(7) != past(8)
 
 
-def test_now_may_be_given(queue: TaskQueue, clock: ManualClock) -> None:
-    now = clock.now() - timedelta(days=400)
-    seeded = seed(queue, now=now)
+def test_now_may_be_given(world: World) -> None:
+    now = world.now() - timedelta(days=400)
+    seeded = seed(world.queue, now=now)
     assert seeded.now == now
-    assert all(run.ended_at and run.ended_at <= now for run in all_runs(queue))
+    assert all(run.ended_at and run.ended_at <= now for run in all_runs(world.queue))
 
 
 @pytest.mark.parametrize("what", ["schedule", "task", "delayed", "ended"])
-def test_a_queue_with_something_in_it_is_refused(
-    queue: TaskQueue, redis_client: redis.Redis, what: str
-) -> None:
+def test_a_queue_with_something_in_it_is_refused(world: World, what: str) -> None:
     if what == "schedule":
-        TaskScheduler(queue).add_schedule("* * * * *", "alice")
+        TaskScheduler(world.queue).add_schedule("* * * * *", "alice")
     else:
-        queue.push(make_task(delay=60.0 if what == "delayed" else None))
+        world.queue.push(make_task(delay=60.0 if what == "delayed" else None))
         if what == "ended":
-            queue.finish(claim_one(queue))
-    before = dump(redis_client)
+            world.queue.finish(world.claim_one())
+    before = world.dump()
     with pytest.raises(ConfigurationError, match=r"'default' has .* seed an empty one"):
-        seed(queue)
-    assert dump(redis_client) == before
+        seed(world.queue)
+    assert world.dump() == before
 
 
 def test_force_empties_it_first(queue: TaskQueue) -> None:
@@ -321,11 +319,11 @@ def test_force_empties_it_first(queue: TaskQueue) -> None:
     ],
 )
 def test_bad_arguments_store_nothing(
-    queue: TaskQueue, redis_client: redis.Redis, arguments: dict[str, object], message: str
+    world: World, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        seed(queue, **arguments)  # type: ignore[arg-type]
-    assert dump(redis_client) == {}
+        seed(world.queue, **arguments)  # type: ignore[arg-type]
+    assert world.dump() == {}
 
 
 def test_one_school_is_enough(queue: TaskQueue) -> None:
@@ -334,17 +332,17 @@ def test_one_school_is_enough(queue: TaskQueue) -> None:
     assert {run.tenant for run in all_runs(queue)} == {"only", None}
 
 
-def test_many_are_seeded_as_well(queue: TaskQueue, clock: ManualClock) -> None:
-    seed_large(queue, schedules=300, runs=2500, users=7)
-    state = queue.inspect()
+def test_many_are_seeded_as_well(world: World) -> None:
+    seed_large(world.queue, schedules=300, runs=2500, users=7)
+    state = world.queue.inspect()
     assert (state.schedules, state.ready, state.running, state.overdue) == (300, 0, 0, 0.0)
     assert state.counters["finished"] + state.counters["buried"] == 2500
     assert 0 < state.dead < 250
-    assert {each.tenant for each in all_schedules(queue)} == {f"tenant-{n}" for n in range(7)}
-    runs = History(queue).runs(user_id="user-0003", limit=1000)
+    assert {each.tenant for each in all_schedules(world.queue)} == {f"tenant-{n}" for n in range(7)}
+    runs = History(world.queue).runs(user_id="user-0003", limit=1000)
     assert len(runs) == 357
-    assert all(run.ended_at and run.ended_at <= clock.now() for run in runs)
-    assert queue.settings() != QueueSettings()
+    assert all(run.ended_at and run.ended_at <= world.now() for run in runs)
+    assert world.queue.settings() != QueueSettings()
 
 
 def test_each_job_has_a_schedule_of_its_own() -> None:

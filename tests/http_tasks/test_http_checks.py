@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
-import redis
-from rest import Client, World, make_app, make_world
+from helpers.rest import Api, Client, make_api, make_app
+from helpers.world import World
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidPayload, InvalidSchedule
 from fairqueue.http_tasks import checks as outgoing
 from fairqueue.http_tasks import network
@@ -41,10 +40,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def world(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, names: dict[str, list[str]]
-) -> World:
-    return make_world(queue, clock, redis_client)
+def api(world: World, names: dict[str, list[str]]) -> Api:
+    return make_api(world)
 
 
 def announce(queue: TaskQueue, name: str = "http", **options: Any) -> None:
@@ -105,72 +102,72 @@ BAD_URLS = [
 @pytest.mark.parametrize("url", BAD_URLS)
 @pytest.mark.parametrize("making", MAKING)
 def test_what_no_worker_would_send_is_refused_when_it_is_made(
-    world: World, names: dict[str, list[str]], making: str, url: str
+    api: Api, names: dict[str, list[str]], making: str, url: str
 ) -> None:
     names["inside.example"] = ["93.184.216.34", "192.168.0.7"]
-    before = world.state()
+    before = api.state()
     method, path, body = MAKING[making]({"url": url})
-    problem = world.client().refused(422, method, path, json=body)
+    problem = api.client().refused(422, method, path, json=body)
     assert "payload.url" in problem["detail"]
     assert "pass@" not in problem["detail"]
-    assert world.state() == before
+    assert api.state() == before
 
 
 @pytest.mark.parametrize("url", [PUBLIC, "https://outside.example/", "https://unknown.example/"])
 @pytest.mark.parametrize("making", MAKING)
 def test_what_may_be_sent_or_cannot_be_looked_up_is_taken(
-    world: World, names: dict[str, list[str]], making: str, url: str
+    api: Api, names: dict[str, list[str]], making: str, url: str
 ) -> None:
     names["outside.example"] = ["93.184.216.34"]
     method, path, body = MAKING[making]({"url": url})
-    world.client().ok(method, path, json=body)
+    api.client().ok(method, path, json=body)
 
 
-def test_what_a_living_worker_allows_is_taken(world: World) -> None:
-    client = world.client()
+def test_what_a_living_worker_allows_is_taken(api: Api) -> None:
+    client = api.client()
     body = {"user_id": "acme-ann", "name": "http", "payload": {"url": "http://10.1.2.3/"}}
     assert "allow_private=" in client.refused(422, "POST", "/tasks", json=body)["detail"]
-    announce(world.queue)
-    announce(world.queue, allow_private=["10.1.0.0/16"], allow_http=True)
-    client = make_world_client(world)
+    announce(api.world.queue)
+    announce(api.world.queue, allow_private=["10.1.0.0/16"], allow_http=True)
+    client = fresh_client(api)
     client.ok("POST", "/tasks", json=body)
     body["payload"] = {"url": "https://10.2.0.1/"}
     assert "no living worker" in client.refused(422, "POST", "/tasks", json=body)["detail"]
 
 
-def test_tasks_of_another_name_are_http_tasks_where_a_worker_says_so(world: World) -> None:
+def test_tasks_of_another_name_are_http_tasks_where_a_worker_says_so(api: Api) -> None:
     body = {"user_id": "acme-ann", "name": "hook", "payload": {"url": INSIDE}}
-    world.client().ok("POST", "/tasks", json=body)  # nobody knows what it is
-    announce(world.queue, "hook")
-    again = make_world_client(world)
+    api.client().ok("POST", "/tasks", json=body)  # nobody knows what it is
+    announce(api.world.queue, "hook")
+    again = fresh_client(api)
     again.refused(422, "POST", "/tasks", json=body)
 
 
 @pytest.mark.parametrize("payload", [{"url": INSIDE}, {"url": "not a url"}, {"url": 7, "n": 1}])
 def test_tasks_that_a_worker_runs_with_a_handler_of_its_own_are_none_of_ours(
-    world: World, payload: dict[str, Any]
+    api: Api, payload: dict[str, Any]
 ) -> None:
     body = {"user_id": "acme-ann", "name": "http", "payload": payload}
-    world.client().refused(422, "POST", "/tasks", json=body)
-    announce(world.queue)
-    make_world_client(world).refused(422, "POST", "/tasks", json=body)
-    worker = Worker(world.queue)
+    api.client().refused(422, "POST", "/tasks", json=body)
+    announce(api.world.queue)
+    fresh_client(api).refused(422, "POST", "/tasks", json=body)
+    worker = Worker(api.world.queue)
     worker.task("http")(lambda payload: None)
     worker._heartbeat.beat(())
-    make_world_client(world).ok("POST", "/tasks", json=body)
+    fresh_client(api).ok("POST", "/tasks", json=body)
 
 
-def make_world_client(world: World) -> Client:
+def fresh_client(api: Api) -> Client:
     """A client of another process, which has read nothing of workers yet."""
-    return Client(make_app(world.queue), world.keys["admin", None])
+    return Client(make_app(api.world.queue), api.keys["admin", None])
 
 
 @pytest.mark.parametrize("payload", [{}, {"n": 1}, {"to": "https://10.0.0.1/"}])
 def test_a_task_that_is_called_http_and_has_no_url_is_none_of_ours(
-    world: World, payload: dict[str, Any]
+    api: Api, payload: dict[str, Any]
 ) -> None:
     body = {"user_id": "acme-ann", "name": "http", "payload": payload}
-    world.client().ok("POST", "/tasks", json=body)
+    api.client().ok("POST", "/tasks", json=body)
 
 
 def test_schedules_of_the_library_are_looked_at_too(
@@ -261,16 +258,16 @@ def test_a_slow_name_server_holds_nobody_up(queue: TaskQueue, slow: list[str]) -
     assert slow.count("host-0.example") == 1
 
 
-def test_what_a_worker_says_of_its_http_tasks_is_not_listed(world: World) -> None:
-    announce(world.queue, allow_private=["10.1.0.0/16"])
-    assert "10.1.0.0" not in world.client().send("GET", "/workers").text
+def test_what_a_worker_says_of_its_http_tasks_is_not_listed(api: Api) -> None:
+    announce(api.world.queue, allow_private=["10.1.0.0/16"])
+    assert "10.1.0.0" not in api.client().send("GET", "/workers").text
 
 
-def test_a_policy_that_somebody_has_planted_allows_nothing(world: World) -> None:
-    announce(world.queue)
-    key = world.queue.keys["workers"]
-    for worker, record in cast(dict[bytes, bytes], world.redis.hgetall(key)).items():
+def test_a_policy_that_somebody_has_planted_allows_nothing(api: Api) -> None:
+    announce(api.world.queue)
+    key = api.world.queue.keys["workers"]
+    for worker, record in cast(dict[bytes, bytes], api.world.redis.hgetall(key)).items():
         planted = record.replace(b'"allow_private":[]', b'"allow_private":[{"a":1}]')
-        world.redis.hset(key, worker, planted)
+        api.world.redis.hset(key, worker, planted)
     body = {"user_id": "acme-ann", "name": "http", "payload": {"url": INSIDE}}
-    world.client().refused(422, "POST", "/tasks", json=body)
+    api.client().refused(422, "POST", "/tasks", json=body)

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import redis
+from helpers.tasks import make_task
+from helpers.world import World
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import dump, make_task
 
-from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, Worker
+from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidPayload
 from fairqueue.http_tasks.http import RESULT_BODY_BYTES, HttpTasks, SecretRequest, verify_signature
@@ -165,8 +165,8 @@ def call(http: HttpTasks, url: str, run: Run | None = None, **fields: Any) -> di
     return http.handle({"url": url, **fields}, cast(TaskContext, run or Run()))
 
 
-def info(queue: TaskQueue, task_id: str) -> TaskInfo:
-    found = queue.get(task_id)
+def info(world: World, task_id: str) -> TaskInfo:
+    found = world.queue.get(task_id)
     assert found is not None
     return found
 
@@ -278,49 +278,49 @@ def test_a_cancelled_task_is_not_sent(web: LocalServer) -> None:
 
 
 def test_a_call_that_fails_once_is_made_again_with_the_same_key(
-    queue: TaskQueue, clock: ManualClock, web: LocalServer
+    world: World, web: LocalServer
 ) -> None:
     statuses = iter([500, 200])
     web.script = lambda call: call.answer(next(statuses), b"well")
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     make().register(worker, retries=1, backoff=2.0, jitter="none")
     payload = {"url": web.url, "method": "POST", "json": {"n": 1}}
-    queue.push(make_task(task_id="hook", name="http", payload=payload))
+    world.queue.push(make_task(task_id="hook", name="http", payload=payload))
     assert worker.run_once() == 1
-    assert (info(queue, "hook").state, worker.run_once()) == ("delayed", 0)
-    assert "answered 500: well" in str(info(queue, "hook").error)
-    clock.advance(2)
+    assert (info(world, "hook").state, worker.run_once()) == ("delayed", 0)
+    assert "answered 500: well" in str(info(world, "hook").error)
+    world.advance(2)
     assert worker.run_once() == 1
-    assert info(queue, "hook").state == "finished"
-    assert info(queue, "hook").result["body"] == "well"
+    assert info(world, "hook").state == "finished"
+    assert info(world, "hook").result["body"] == "well"
     sent = [(s.headers["idempotency-key"], s.headers["fairqueue-attempt"]) for s in web.seen]
     assert sent == [("hook", "1"), ("hook", "2")]
     assert web.seen[0].body == web.seen[1].body
 
 
 def test_a_server_that_never_recovers_ends_in_the_dead_letters(
-    queue: TaskQueue, clock: ManualClock, web: LocalServer
+    world: World, web: LocalServer
 ) -> None:
     web.script = lambda call: call.answer(503, Retry_After="120")
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     make().register(worker, "call", retries=1)
-    queue.push(make_task(task_id="hook", name="call", payload={"url": web.url}))
+    world.queue.push(make_task(task_id="hook", name="call", payload={"url": web.url}))
     assert worker.run_once() == 1
-    clock.advance(119)
+    world.advance(119)
     assert worker.run_once() == 0  # as the server asked
-    clock.advance(1)
+    world.advance(1)
     assert worker.run_once() == 1
-    assert info(queue, "hook").state == "buried"
+    assert info(world, "hook").state == "buried"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 422])
-def test_a_refusal_is_not_tried_again(queue: TaskQueue, web: LocalServer, status: int) -> None:
+def test_a_refusal_is_not_tried_again(world: World, web: LocalServer, status: int) -> None:
     web.script = lambda call: call.answer(status, b"no such thing " + b"x" * 5000)
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     make().register(worker)
-    queue.push(make_task(task_id="hook", name="http", payload={"url": web.url}))
+    world.queue.push(make_task(task_id="hook", name="http", payload={"url": web.url}))
     assert worker.run_once() == 1
-    found = info(queue, "hook")
+    found = info(world, "hook")
     assert found.state == "buried"
     assert f"answered {status}: no such thing xxx" in str(found.error)
     assert len(str(found.error)) < 600
@@ -328,14 +328,14 @@ def test_a_refusal_is_not_tried_again(queue: TaskQueue, web: LocalServer, status
 
 @pytest.mark.parametrize("payload", [{}, {"url": "http://127.0.0.1/", "method": "BREW"}])
 def test_a_payload_that_is_no_request_is_not_tried_again(
-    queue: TaskQueue, payload: dict[str, Any]
+    world: World, payload: dict[str, Any]
 ) -> None:
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     make().register(worker)
-    queue.push(make_task(task_id="hook", name="http", payload=payload))
+    world.queue.push(make_task(task_id="hook", name="http", payload=payload))
     assert worker.run_once() == 1
-    assert info(queue, "hook").state == "buried"
-    assert "payload." in str(info(queue, "hook").error)
+    assert info(world, "hook").state == "buried"
+    assert "payload." in str(info(world, "hook").error)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 599])
@@ -664,29 +664,26 @@ ECHOES = {
 @pytest.mark.parametrize("status", [200, 302, 404, 500])
 @pytest.mark.parametrize("echo", ECHOES.values(), ids=ECHOES.keys())
 def test_a_secret_that_the_server_repeats_shows_nowhere(
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    web: LocalServer,
-    caplog: pytest.LogCaptureFixture,
-    status: int,
-    echo: str,
+    world: World, web: LocalServer, caplog: pytest.LogCaptureFixture, status: int, echo: str
 ) -> None:
     caplog.set_level(logging.DEBUG, "fairqueue")
     web.script = lambda call: call.answer(
         status, echo.encode(), Content_Type=echo, Location=echo, Retry_After=echo
     )
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     http = make(secrets=secrets_of(API=TOKEN, KEY="zqYw-1"), signing_secret="secret:KEY")
     http.register(worker)
     headers = {"Authorization": "Bearer secret:API"}
-    queue.push(make_task(task_id="hook", name="http", payload={"url": web.url, "headers": headers}))
+    world.queue.push(
+        make_task(task_id="hook", name="http", payload={"url": web.url, "headers": headers})
+    )
     assert worker.run_once() == 1
     assert web.seen[0].headers["authorization"] == f"Bearer {TOKEN}"
-    found = info(queue, "hook")
+    found = info(world, "hook")
     assert "***" in str(found.result or found.error)
     assert "http_answered" in caplog.text
     logged = [vars(record) for record in caplog.records]
-    for place in (dump(redis_client), caplog.text, logged, http, vars(http)):
+    for place in (world.dump(), caplog.text, logged, http, vars(http)):
         assert "zqYw" not in repr(place)
 
 

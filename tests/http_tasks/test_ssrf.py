@@ -21,15 +21,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-import redis
+from helpers.rest import make_app
+from helpers.tasks import make_task
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from rest import make_app
-from support import make_task
 
-from fairqueue import TaskQueue, TaskScheduler, Worker
+from fairqueue import Worker
 from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alert, AlertNotSent, WebhookRecipient
-from fairqueue.clock import ManualClock
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.runtime.embedded import EmbeddedServer
@@ -532,12 +531,12 @@ def name_server(host: str) -> list[str]:
 
 
 def make_worker(
-    queue: TaskQueue,
+    world: World,
     resolver: Callable[[str], Iterable[str]] = name_server,
     allow: Iterable[str] = (PUBLIC,),
 ) -> Worker:
     """A worker whose HTTP tasks may call the public server and no other."""
-    worker = Worker(queue, concurrency=250, registry=CollectorRegistry())
+    worker = Worker(world.queue, concurrency=250, registry=CollectorRegistry())
     tasks = HttpTasks(
         allow_private=allow, allow_http=True, resolver=resolver, timeout=5, ssl_context=STRICT
     )
@@ -545,11 +544,11 @@ def make_worker(
     return worker
 
 
-def ended(queue: TaskQueue, task_ids: Iterable[str]) -> dict[str, str]:
+def ended(world: World, task_ids: Iterable[str]) -> dict[str, str]:
     """Tasks that ended in any other way than by being refused: id -> what became of them."""
     found = {}
     for task_id in task_ids:
-        info = queue.get(task_id)
+        info = world.queue.get(task_id)
         assert info is not None
         if info.state != "buried":
             found[task_id] = f"{info.state}: {info.task and info.task.payload} {info.result}"
@@ -559,13 +558,13 @@ def ended(queue: TaskQueue, task_ids: Iterable[str]) -> dict[str, str]:
 # --- that the watchers see ------------------------------------------------------------------------
 
 
-def test_a_connection_to_the_inside_would_be_seen(queue: TaskQueue, inside: Inside) -> None:
+def test_a_connection_to_the_inside_would_be_seen(world: World, inside: Inside) -> None:
     """What proves the other tests: the same way, with a worker that may call all of the inside."""
-    worker = make_worker(queue, allow=["127.0.0.0/8", "::1"])
+    worker = make_worker(world, allow=["127.0.0.0/8", "::1"])
     for number, address in enumerate(inside.listeners):
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{inside.port}/"
-        queue.push(
+        world.queue.push(
             make_task(task_id=f"t{number}", name="http", payload={"url": url, "timeout": 0.1})
         )
     worker.run_until_empty()
@@ -585,24 +584,24 @@ def test_a_name_that_is_looked_up_by_the_way_would_be_seen(inside: Inside) -> No
 # --- the corpus, by each way in -------------------------------------------------------------------
 
 
-def test_no_url_that_is_pushed_leads_inside(queue: TaskQueue, inside: Inside) -> None:
+def test_no_url_that_is_pushed_leads_inside(world: World, inside: Inside) -> None:
     urls = corpus(inside.port)
     urls += with_tls(urls)
     payloads = [{"url": url, "timeout": 1} for url in urls]
-    ids = queue.push_many(make_task(name="http", payload=payload) for payload in payloads)
-    assert make_worker(queue).run_until_empty() == len(ids)
+    ids = world.queue.push_many(make_task(name="http", payload=payload) for payload in payloads)
+    assert make_worker(world).run_until_empty() == len(ids)
     inside.was_left_alone()
-    assert ended(queue, ids) == {}
+    assert ended(world, ids) == {}
 
 
 def test_an_answer_of_a_name_server_that_is_no_address_is_told(
-    queue: TaskQueue, inside: Inside
+    world: World, inside: Inside
 ) -> None:
     payload = {"url": "http://socket.example/"}
-    task_id = queue.push(make_task(name="http", payload=payload))
-    make_worker(queue).run_until_empty()
+    task_id = world.queue.push(make_task(name="http", payload=payload))
+    make_worker(world).run_until_empty()
     inside.was_left_alone()
-    info = queue.get(task_id)
+    info = world.queue.get(task_id)
     assert info is not None
     assert "http://socket.example: what the host was looked up as is no address" in str(info.error)
 
@@ -614,30 +613,28 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unguarded")
-def test_no_url_that_a_schedule_fires_leads_inside(
-    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler, inside: Inside
-) -> None:
+def test_no_url_that_a_schedule_fires_leads_inside(world: World, inside: Inside) -> None:
     urls = corpus(inside.port)
-    scheduler.add_schedules(
+    world.scheduler.add_schedules(
         {"schedule_id": f"s{n}", "user_id": "eve", "every": 60, "name": "http"}
         | {"payload": {"url": url}}
         for n, url in enumerate(urls)
     )
-    clock.advance(60)
-    while scheduler.tick().fired:
+    world.advance(60)
+    while world.tick().fired:
         pass
-    assert make_worker(queue).run_until_empty() == len(urls)
+    assert make_worker(world).run_until_empty() == len(urls)
     inside.was_left_alone()
-    assert queue.inspect().dead == len(urls)
+    assert world.queue.inspect().dead == len(urls)
 
 
 Request = tuple[str, str, dict[str, Any]]
 
 
-def send_all(queue: TaskQueue, requests: Iterable[Request]) -> list[httpx.Response]:
+def send_all(world: World, requests: Iterable[Request]) -> list[httpx.Response]:
     """Send many requests to the REST API as an admin, one after the other."""
-    app = make_app(queue)
-    secret = AccessStore(queue.link).create_key("eve", "admin", by="test").secret
+    app = make_app(world.queue)
+    secret = AccessStore(world.queue.link).create_key("eve", "admin", by="test").secret
 
     async def send() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
@@ -696,43 +693,43 @@ def job(schedule_id: str, url: str) -> dict[str, Any]:
     ("way", "nth"), [(by_task, 2), (by_trigger, 3), (by_edit, 5), (by_import, 1)]
 )
 def test_no_url_that_comes_by_the_rest_api_leads_inside(
-    queue: TaskQueue, inside: Inside, way: Callable[[list[str]], list[Request]], nth: int
+    world: World, inside: Inside, way: Callable[[list[str]], list[Request]], nth: int
 ) -> None:
     urls = corpus(inside.port)[::nth]
-    responses = send_all(queue, way(urls))
+    responses = send_all(world, way(urls))
     assert {response.status_code for response in responses} <= {200, 201}
-    assert make_worker(queue).run_until_empty() == len(urls)
+    assert make_worker(world).run_until_empty() == len(urls)
     inside.was_left_alone()
-    assert queue.inspect().dead == len(urls)
+    assert world.queue.inspect().dead == len(urls)
 
 
 def test_a_url_that_names_an_address_inside_is_refused_when_it_comes(
-    queue: TaskQueue, inside: Inside
+    world: World, inside: Inside
 ) -> None:
     urls = [
         f"https://{'[' + each + ']' if ':' in each else each}:{inside.port}/"
         for addresses in ADDRESSES.values()
         for each in addresses
     ]
-    responses = send_all(queue, by_task(urls))
+    responses = send_all(world, by_task(urls))
     assert [response.status_code for response in responses] == [422] * len(urls)
     inside.was_left_alone()
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
 def test_no_url_of_which_a_payload_is_read_from_a_spoilt_record_leads_inside(
-    queue: TaskQueue, redis_client: redis.Redis, inside: Inside
+    world: World, inside: Inside
 ) -> None:
     """What stands in Redis may be by somebody else: the worker trusts none of it."""
     urls = [f"http://127.0.0.1:{inside.port}/", f"http://2130706433:{inside.port}/"]
     odd: list[Any] = [None, 7, [urls[0]], {"url": urls[0]}, urls[0].encode().hex(), "\ud800"]
-    ids = queue.push_many(make_task(name="http") for _ in (*urls, *odd))
+    ids = world.queue.push_many(make_task(name="http") for _ in (*urls, *odd))
     for task_id, url in zip(ids, (*urls, *odd), strict=True):
         document = {"user": "alice", "name": "http", "priority": 3, "payload": {"url": url}}
-        redis_client.hset(queue.keys["tasks"], task_id, json.dumps(document))
-    assert make_worker(queue).run_until_empty() == len(ids)
+        world.redis.hset(world.keys["tasks"], task_id, json.dumps(document))
+    assert make_worker(world).run_until_empty() == len(ids)
     inside.was_left_alone()
-    assert ended(queue, ids) == {}
+    assert ended(world, ids) == {}
 
 
 # --- names that change their meaning --------------------------------------------------------------
@@ -762,39 +759,41 @@ REBINDINGS: dict[str, list[list[str]]] = {
 
 @pytest.mark.parametrize("kind", REBINDINGS)
 def test_a_name_that_turns_inside_after_it_was_checked_is_called_where_it_was(
-    queue: TaskQueue, inside: Inside, public: Public, kind: str
+    world: World, inside: Inside, public: Public, kind: str
 ) -> None:
     resolver = Rebinding([*REBINDINGS[kind]])
-    worker = make_worker(queue, resolver)
+    worker = make_worker(world, resolver)
     url = f"http://rebind.example:{public.port}/once"
-    ids = [queue.push(make_task(name="http", payload={"url": url})) for _ in range(2)]
+    ids = [world.queue.push(make_task(name="http", payload={"url": url})) for _ in range(2)]
     assert worker.run_until_empty() == 2
     inside.was_left_alone(public=1)
     assert (resolver.asked, public.paths) == (2, ["/once"])  # each task looks once
-    assert sorted(info.state for i in ids if (info := queue.get(i))) == ["buried", "finished"]
+    assert sorted(info.state for i in ids if (info := world.queue.get(i))) == ["buried", "finished"]
 
 
 def test_a_name_that_turns_inside_while_the_answer_is_read_is_not_called(
-    queue: TaskQueue, inside: Inside, public: Public
+    world: World, inside: Inside, public: Public
 ) -> None:
     def changing(host: str) -> Iterator[str]:
         yield PUBLIC
         yield "127.0.0.1"
 
-    queue.push(make_task(name="http", payload={"url": f"http://rebind.example:{public.port}/"}))
-    assert make_worker(queue, changing).run_until_empty() == 1
+    world.queue.push(
+        make_task(name="http", payload={"url": f"http://rebind.example:{public.port}/"})
+    )
+    assert make_worker(world, changing).run_until_empty() == 1
     inside.was_left_alone()
     assert public.paths == []
 
 
 def test_a_public_address_that_is_dead_leads_to_no_other_look_up(
-    queue: TaskQueue, inside: Inside
+    world: World, inside: Inside
 ) -> None:
     """Nobody listens there at this port; a second look would find the inside."""
     resolver = Rebinding([[PUBLIC, PUBLIC], ["127.0.0.1"]])
     url = f"http://rebind.example:{inside.port}/"
-    queue.push(make_task(name="http", payload={"url": url, "timeout": 1}))
-    assert make_worker(queue, resolver).run_until_empty() == 1
+    world.queue.push(make_task(name="http", payload={"url": url, "timeout": 1}))
+    assert make_worker(world, resolver).run_until_empty() == 1
     inside.was_left_alone(public=2)
     assert resolver.asked == 1
 
@@ -802,11 +801,11 @@ def test_a_public_address_that_is_dead_leads_to_no_other_look_up(
 # --- answers that lead elsewhere ------------------------------------------------------------------
 
 
-def test_no_answer_leads_anywhere_else(queue: TaskQueue, inside: Inside, public: Public) -> None:
+def test_no_answer_leads_anywhere_else(world: World, inside: Inside, public: Public) -> None:
     count = len(public.answers)
     base = f"http://public.example:{public.port}"
-    worker = make_worker(queue, lambda host: [PUBLIC])
-    queue.push_many(
+    worker = make_worker(world, lambda host: [PUBLIC])
+    world.queue.push_many(
         make_task(name="http", payload={"url": f"{base}/{n}", "method": method})
         for n in range(count)
         for method in ("GET", "POST")
@@ -832,17 +831,13 @@ def test_no_answer_to_an_alert_leads_anywhere_else(inside: Inside, public: Publi
 
 @pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "all_proxy", "no_proxy"])
 def test_no_proxy_of_the_environment_is_used(
-    queue: TaskQueue,
-    inside: Inside,
-    public: Public,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    world: World, inside: Inside, public: Public, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for each in (name, name.upper()):
         monkeypatch.setenv(each, f"http://127.0.0.1:{inside.port}")
     url = f"http://public.example:{public.port}/"
-    queue.push(make_task(name="http", payload={"url": url}))
-    assert make_worker(queue, lambda host: [PUBLIC]).run_until_empty() == 1
+    world.queue.push(make_task(name="http", payload={"url": url}))
+    assert make_worker(world, lambda host: [PUBLIC]).run_until_empty() == 1
     webhook = f"http://{PUBLIC}:{public.port}/"
     WebhookRecipient(webhook, allow_http=True, context=STRICT).send(
         Alert(kind="task_failed", summary="something")
@@ -881,7 +876,7 @@ def test_an_operators_slip_in_the_url_of_a_webhook_connects_nowhere(
 
 
 def test_the_socket_of_an_embedded_server_cannot_be_named(
-    own_server: Callable[..., EmbeddedServer], queue: TaskQueue, inside: Inside
+    own_server: Callable[..., EmbeddedServer], world: World, inside: Inside
 ) -> None:
     """It has no TCP port, and no URL leads to a file."""
     path = urlsplit(own_server().url).path
@@ -889,7 +884,7 @@ def test_the_socket_of_an_embedded_server_cannot_be_named(
     urls = [f"http+unix://{escaped}/", f"unix://{path}", f"http://unix:{path}:/", f"file://{path}"]
     urls += [f"http://{escaped}/", f"http://localhost{path}", f"http://[{path}]/", path]
     inside.tried.clear()
-    ids = queue.push_many(make_task(name="http", payload={"url": url}) for url in urls)
-    assert make_worker(queue).run_until_empty() == len(urls)
+    ids = world.queue.push_many(make_task(name="http", payload={"url": url}) for url in urls)
+    assert make_worker(world).run_until_empty() == len(urls)
     inside.was_left_alone()
-    assert ended(queue, ids) == {}
+    assert ended(world, ids) == {}

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import redis
-from scheduling import THURSDAY, at, state_of
-from support import beat, claim_one, make_task
+from helpers.schedules import THURSDAY, at
+from helpers.state import state_of
+from helpers.tasks import claim_one, make_task
+from helpers.world import World
 
 from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
@@ -62,10 +64,10 @@ def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
     return inspector.schedules.add(schedule_id=schedule_id, **given)
 
 
-def fail(queue: TaskQueue, task_id: str = "t", **fields: Any) -> str:
+def fail(world: World, task_id: str = "t", **fields: Any) -> str:
     """A task that has failed for good."""
-    queue.push(make_task(fields.pop("user_id", "alice"), task_id, **fields))
-    queue.bury(claim_one(queue), "it broke")
+    world.queue.push(make_task(fields.pop("user_id", "alice"), task_id, **fields))
+    world.queue.bury(world.claim_one(), "it broke")
     return task_id
 
 
@@ -219,16 +221,14 @@ def test_bulk_actions_may_be_of_chosen_ones(inspector: Inspector) -> None:
     assert [view.schedule.schedule_id for view in inspector.schedules.list()] == ["b"]
 
 
-def test_runs_of_a_schedule_are_counted_by_day(
-    inspector: Inspector, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.configure(keep_finished_for=timedelta(days=7))
+def test_runs_of_a_schedule_are_counted_by_day(inspector: Inspector, world: World) -> None:
+    world.queue.configure(keep_finished_for=timedelta(days=7))
     add(inspector)
     inspector.schedules.trigger("nine")
-    queue.finish(claim_one(queue))
-    clock.advance(timedelta(days=1))
+    world.queue.finish(world.claim_one())
+    world.advance(timedelta(days=1))
     inspector.schedules.trigger("nine")
-    queue.bury(claim_one(queue), "no")
+    world.queue.bury(world.claim_one(), "no")
 
     days = inspector.schedules.history_chart("nine", days=3)
 
@@ -239,14 +239,12 @@ def test_runs_of_a_schedule_are_counted_by_day(
     ]
 
 
-def test_log_lines_of_a_schedules_runs_are_put_together(
-    inspector: Inspector, queue: TaskQueue
-) -> None:
+def test_log_lines_of_a_schedules_runs_are_put_together(inspector: Inspector, world: World) -> None:
     add(inspector)
     task_id = inspector.schedules.trigger("nine")
-    claim = claim_one(queue)
+    claim = world.claim_one()
     lines = LogLine(1000, "info", "began"), LogLine(2000, "error", "no paper")
-    queue.finish_many([(claim, None, Report(seconds=1.0, log=lines))])
+    world.queue.finish_many([(claim, None, Report(seconds=1.0, log=lines))])
 
     logged = inspector.schedules.logs("nine")
 
@@ -272,23 +270,21 @@ def test_arguments_and_results_of_runs_are_masked(inspector: Inspector, queue: T
 
 
 def test_a_failed_run_is_edited_and_run_again_with_its_secrets(
-    inspector: Inspector, queue: TaskQueue
+    inspector: Inspector, world: World
 ) -> None:
-    fail(queue, payload={"token": "s3cret", "n": 1})
+    fail(world, payload={"token": "s3cret", "n": 1})
 
     new_id = inspector.runs.edit_and_retry("t", {"token": MASK, "n": 2})
 
-    task = claim_one(queue).task
+    task = world.claim_one().task
     assert (task.task_id, task.payload) == (new_id, {"token": "s3cret", "n": 2})
     assert inspector.runs.get(new_id).run.triggered_by == "ann"
 
 
-def test_all_failed_runs_that_match_are_run_again_once(
-    inspector: Inspector, queue: TaskQueue
-) -> None:
+def test_all_failed_runs_that_match_are_run_again_once(inspector: Inspector, world: World) -> None:
     for task_id in ("a", "b"):
-        fail(queue, task_id, name="reports.build")
-    fail(queue, "c", name="mails.send")
+        fail(world, task_id, name="reports.build")
+    fail(world, "c", name="mails.send")
     told: list[tuple[int, int]] = []
 
     counted = inspector.failed.retry_many(name="reports.build")
@@ -299,12 +295,12 @@ def test_all_failed_runs_that_match_are_run_again_once(
 
     assert (counted.matched, done.done, again.matched) == (2, 2, 0)
     assert told == [(1, 2), (2, 2)]
-    assert queue.size() == 2
+    assert world.queue.size() == 2
 
 
-def test_failed_runs_are_run_again_page_by_page(inspector: Inspector, queue: TaskQueue) -> None:
+def test_failed_runs_are_run_again_page_by_page(inspector: Inspector, world: World) -> None:
     for task_id in ("a", "b", "c"):
-        fail(queue, task_id)
+        fail(world, task_id)
     inspector.failed.retry("b")
     before = len(inspector.audit.list())
 
@@ -313,28 +309,28 @@ def test_failed_runs_are_run_again_page_by_page(inspector: Inspector, queue: Tas
     again, _ = inspector.failed.retry_page()
 
     assert (first.done, second.done, end) == (1, 1, None)
-    assert (again.matched, queue.size()) == (0, 3)
+    assert (again.matched, world.queue.size()) == (0, 3)
     assert len(inspector.audit.list()) == before + 2  # where nothing was done, nothing is said
 
 
 def test_a_page_that_a_full_queue_stops_can_be_tried_again(
-    inspector: Inspector, queue: TaskQueue
+    inspector: Inspector, world: World
 ) -> None:
     for task_id in ("a", "b", "c"):
-        fail(queue, task_id)
-    queue.configure(max_waiting=1)
+        fail(world, task_id)
+    world.queue.configure(max_waiting=1)
 
     stopped, _ = inspector.failed.retry_page()
-    queue.configure(max_waiting=0)
+    world.queue.configure(max_waiting=0)
     rest, _ = inspector.failed.retry_page()
 
     assert (stopped.done, stopped.failed, stopped.left) == (1, 1, 1)
     assert rest.done == 2
 
 
-def test_failed_runs_are_discarded_page_by_page(inspector: Inspector, queue: TaskQueue) -> None:
+def test_failed_runs_are_discarded_page_by_page(inspector: Inspector, world: World) -> None:
     for task_id in ("a", "b", "c"):
-        fail(queue, task_id)
+        fail(world, task_id)
 
     first, cursor = inspector.failed.discard_page(limit=2)
     second, end = inspector.failed.discard_page(limit=2, cursor=cursor)
@@ -345,29 +341,27 @@ def test_failed_runs_are_discarded_page_by_page(inspector: Inspector, queue: Tas
 
 @pytest.mark.parametrize("act", ["retry_page", "discard_page"])
 def test_pages_of_failed_runs_are_not_for_a_viewer(
-    inspector: Inspector, queue: TaskQueue, act: str
+    inspector: Inspector, world: World, act: str
 ) -> None:
-    fail(queue)
+    fail(world)
 
     with pytest.raises(Forbidden):
         getattr(inspector.acting_as(VIEWER).failed, act)()
 
-    assert queue.size() == 0
+    assert world.queue.size() == 0
     assert len(inspector.failed.list()) == 1
 
 
-def test_failed_runs_are_discarded(inspector: Inspector, queue: TaskQueue) -> None:
+def test_failed_runs_are_discarded(inspector: Inspector, world: World) -> None:
     for task_id in ("a", "b", "c"):
-        fail(queue, task_id)
+        fail(world, task_id)
 
     assert inspector.failed.discard("a") is True
     assert inspector.failed.discard_many(dry_run=False).done == 2
     assert inspector.failed.list() == []
 
 
-def test_a_task_is_pushed_explained_moved_and_cancelled(
-    inspector: Inspector, queue: TaskQueue
-) -> None:
+def test_a_task_is_pushed_explained_moved_and_cancelled(inspector: Inspector, world: World) -> None:
     task_id = inspector.tasks.push(user_id="alice", name="mails.send")
 
     explanation = inspector.tasks.explain(task_id)
@@ -430,14 +424,14 @@ def test_shares_are_those_of_the_runs_that_ended(inspector: Inspector, queue: Ta
 
 
 def test_shares_over_time_stay_in_their_stretches_while_time_passes(
-    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+    inspector: Inspector, world: World
 ) -> None:
-    queue.push_many(make_task("alice") for _ in range(3))
-    queue.push(make_task("bob"))
-    queue.finish_many((claim, None) for claim in queue.claim("w", limit=4))
+    world.queue.push_many(make_task("alice") for _ in range(3))
+    world.queue.push(make_task("bob"))
+    world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=4))
 
     before = inspector.users.service("alice")
-    clock.advance(60)
+    world.advance(60)
     after = inspector.users.service("alice")
 
     ended = [
@@ -493,26 +487,24 @@ def test_an_unknown_user_is_unknown(inspector: Inspector) -> None:
 # --- tenants --------------------------------------------------------------------------------------
 
 
-def test_what_an_actor_of_a_tenant_makes_belongs_to_it(
-    north: Inspector, queue: TaskQueue, clock: ManualClock
-) -> None:
+def test_what_an_actor_of_a_tenant_makes_belongs_to_it(north: Inspector, world: World) -> None:
     add(north, user_id="nils")
-    clock.set(at(5, 9))
+    world.clock.set(at(5, 9))
     north.stores.scheduler.tick()
-    queue.finish(claim_one(queue))
+    world.queue.finish(world.claim_one())
 
     (run,) = north.runs.list()
 
     assert (north.schedules.get("nine").tenant, run.tenant) == ("north", "north")
-    assert queue.tenant_of("nils") == "north"
+    assert world.queue.tenant_of("nils") == "north"
 
 
 def test_another_tenants_things_are_not_there(
-    inspector: Inspector, north: Inspector, south: Inspector, queue: TaskQueue
+    inspector: Inspector, north: Inspector, south: Inspector, world: World
 ) -> None:
     add(north, "cold", user_id="nils")
     add(inspector, "shared", user_id="root")
-    failed = fail(queue, "t", user_id="nils", tenant="north")
+    failed = fail(world, "t", user_id="nils", tenant="north")
 
     looks: list[tuple[Callable[[], object], type[FairQueueError]]] = [
         (lambda: south.schedules.get("cold"), UnknownSchedule),
@@ -600,12 +592,12 @@ def test_what_all_tenants_share_is_not_for_an_actor_of_one(
 
 
 def test_the_overview_of_a_tenant_has_its_own_numbers_only(
-    inspector: Inspector, north: Inspector, queue: TaskQueue
+    inspector: Inspector, north: Inspector, world: World
 ) -> None:
     add(north, "cold", user_id="nils")
     add(inspector, "other", user_id="root")
-    fail(queue, "t", user_id="nils", tenant="north")
-    fail(queue, "u", user_id="root")
+    fail(world, "t", user_id="nils", tenant="north")
+    fail(world, "u", user_id="root")
 
     overview = north.system.overview()
 
@@ -655,12 +647,12 @@ ADMINISTRATION: dict[str, Act] = {
 
 
 @pytest.fixture
-def furnished(inspector: Inspector, queue: TaskQueue, clock: ManualClock) -> Inspector:
+def furnished(inspector: Inspector, world: World) -> Inspector:
     """A queue with one of each; entries of the audit log are ordered by time."""
-    fail(queue, "dead")
+    fail(world, "dead")
     add(inspector)
-    queue.push(make_task("alice", "waits"))
-    clock.advance(1)
+    world.queue.push(make_task("alice", "waits"))
+    world.advance(1)
     return inspector
 
 
@@ -753,41 +745,41 @@ def _of_workers(inspector: Inspector) -> list[str]:
 
 
 def test_somebody_who_claims_without_a_worker_counts_as_one_while_holding_a_lease(
-    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+    inspector: Inspector, world: World
 ) -> None:
-    queue.push(make_task("alice", "held"))
-    queue.claim("me", lease=60)
+    world.queue.push(make_task("alice", "held"))
+    world.queue.claim("me", lease=60)
     assert _of_workers(inspector) == []
-    queue.push(make_task("alice", "waits"))
+    world.queue.push(make_task("alice", "waits"))
     assert _of_workers(inspector) == []
-    clock.advance(61)
+    world.advance(61)
     (text,) = _of_workers(inspector)
     assert text.startswith("no worker is alive: 1 task waits, 1 run has lost its worker.")
 
 
 def test_the_runs_of_a_worker_that_has_died_need_attention_before_their_leases_end(
-    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+    inspector: Inspector, world: World
 ) -> None:
-    queue.push(make_task("alice", "held"))
-    beat(queue, "w")
-    queue.claim("w", lease=600)
+    world.queue.push(make_task("alice", "held"))
+    world.beat("w")
+    world.queue.claim("w", lease=600)
     assert _of_workers(inspector) == []
-    clock.advance(GONE_AFTER_S)
+    world.advance(GONE_AFTER_S)
     (text,) = _of_workers(inspector)
     assert text.startswith("no worker is alive: 1 run has lost its worker.")
 
 
 def test_a_task_that_has_waited_for_long_needs_attention_though_there_are_workers(
-    inspector: Inspector, queue: TaskQueue, clock: ManualClock
+    inspector: Inspector, world: World
 ) -> None:
-    queue.push(make_task("alice", "waits"))
-    beat(queue, "w")
-    clock.advance(OLD_WAIT_S)
-    beat(queue, "w")
+    world.queue.push(make_task("alice", "waits"))
+    world.beat("w")
+    world.advance(OLD_WAIT_S)
+    world.beat("w")
     kinds = ("users", "workers")
     assert [each for each in inspector.system.attention() if each.kind in kinds] == []
-    clock.advance(60)
-    beat(queue, "w")
+    world.advance(60)
+    world.beat("w")
     (found,) = (each for each in inspector.system.attention() if each.kind in kinds)
     assert (found.level, found.text) == ("warning", "the oldest task has waited 11 minutes")
 

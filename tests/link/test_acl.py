@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from commands import Cli
+from helpers.commands import Cli
+from helpers.schedules import THURSDAY, add
+from helpers.tasks import claim_one, push
+from helpers.world import World
 from limited import sitecustomize as limited_user
 from prometheus_client import CollectorRegistry
-from scheduling import THURSDAY, add
-from support import check_consistency, claim_one, push
 
 import fairqueue
 from fairqueue.clock import ManualClock
@@ -62,10 +63,10 @@ class Command:
             yield cls(row[0].decode().upper(), abs(row[1]), flags, has_keys)
 
 
-def commands_of(client: redis.Redis) -> dict[str, Command]:
+def commands_of(world: World) -> dict[str, Command]:
     """All commands of the server, subcommands as in CONFIG|GET."""
     # As it came: redis-py leaves subcommands out.
-    connection = client.connection_pool.make_connection()
+    connection = world.redis.connection_pool.make_connection()
     try:
         connection.connect()
         connection.send_command("COMMAND")
@@ -103,9 +104,11 @@ def minimal(granted: Granting, clock: ManualClock) -> Iterator[TaskQueue]:
         yield queue
 
 
-def verdict(client: redis.Redis, command: Command, *words: object) -> str:
+def verdict(world: World, command: Command, *words: object) -> str:
     """What Redis would say to the user: OK, or why not."""
-    answer: Any = client.execute_command("ACL", "DRYRUN", USER, *command.name.split("|"), *words)
+    answer: Any = world.redis.execute_command(
+        "ACL", "DRYRUN", USER, *command.name.split("|"), *words
+    )
     return str(answer.decode())
 
 
@@ -119,13 +122,11 @@ def arguments_of(command: Command, key: bytes) -> list[object]:
 # --- it is enough ---------------------------------------------------------------------------------
 
 
-def test_the_documented_user_can_do_a_whole_round(
-    minimal: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    clock.set(THURSDAY)
+def test_the_documented_user_can_do_a_whole_round(minimal: TaskQueue, world: World) -> None:
+    world.clock.set(THURSDAY)
     scheduler = TaskScheduler(minimal, registry=CollectorRegistry())
     add(scheduler)
-    clock.advance(60)
+    world.advance(60)
     assert scheduler.tick().fired == 1
     push(minimal, "pushed", user_id="bob")
     for _ in range(2):
@@ -135,7 +136,7 @@ def test_the_documented_user_can_do_a_whole_round(
     assert [each for each in findings.values() if each.level == PROBLEM] == []
     assert findings["permissions"].text == "all commands are allowed (by ACL DRYRUN)"
     scheduler.stop()
-    check_consistency(redis_client)
+    world.check()
 
 
 def test_nothing_that_fairqueue_does_is_refused_in_silence(
@@ -228,13 +229,11 @@ def test_a_user_that_may_only_look_sees_all_and_changes_nothing(
 # --- and no more than that ------------------------------------------------------------------------
 
 
-def test_every_other_command_of_the_server_is_refused(
-    minimal: TaskQueue, redis_client: redis.Redis
-) -> None:
-    commands = commands_of(redis_client)
+def test_every_other_command_of_the_server_is_refused(minimal: TaskQueue, world: World) -> None:
+    commands = commands_of(world)
     assert set(needed_commands()) <= commands.keys()
     for name, command in commands.items():
-        said = verdict(redis_client, command, *arguments_of(command, KEYS["status"]))
+        said = verdict(world, command, *arguments_of(command, KEYS["status"]))
         if name in needed_commands() or "no_auth" in command.flags:  # who says who they are
             assert said == "OK", name
         else:
@@ -248,13 +247,13 @@ def test_every_other_command_of_the_server_is_refused(
     ["foreign", "{fairqueue:mail}:status", "{fairqueue:default2}:status", "{fairqueue:default}"],
 )
 def test_the_keys_of_others_are_refused_to_every_command(
-    minimal: TaskQueue, redis_client: redis.Redis, key: str
+    minimal: TaskQueue, world: World, key: str
 ) -> None:
-    commands = commands_of(redis_client)
+    commands = commands_of(world)
     tried = [commands[name] for name in needed_commands() if commands[name].has_keys]
     assert len(tried) > 30
     for command in tried:
-        said = verdict(redis_client, command, *arguments_of(command, key.encode()))
+        said = verdict(world, command, *arguments_of(command, key.encode()))
         assert f"no permissions to access the '{key}' key" in said, (command, said)
 
 
@@ -328,8 +327,8 @@ def sent_by(path: Path, containers: set[str], known: set[str]) -> Iterator[str]:
 SENDS = re.compile(r"\.ask\(|\bAsk\(|send_command\(|class Driver")
 
 
-def test_the_list_of_plain_commands_is_what_the_modules_send(redis_client: redis.Redis) -> None:
-    known = set(commands_of(redis_client))
+def test_the_list_of_plain_commands_is_what_the_modules_send(world: World) -> None:
+    known = set(commands_of(world))
     containers = {name.partition("|")[0] for name in known if "|" in name}
     # Only those that send something: others name methods of HTTP.
     modules = [
@@ -354,10 +353,10 @@ def test_the_commands_of_a_script_are_all_found(script: str) -> None:
     assert [word for word in by_name if not word.startswith("'")] == []
 
 
-def test_each_command_is_needed_by_a_module_or_a_script(redis_client: redis.Redis) -> None:
+def test_each_command_is_needed_by_a_module_or_a_script(world: World) -> None:
     called = {command for script in script_names() for command in called_by(script)}
     assert set(needed_commands()) == {*SENT, *called}
-    commands = commands_of(redis_client)
+    commands = commands_of(world)
     writing = {name for name in needed_commands() if "write" in commands[name].flags}
     assert writing == CHANGING
 

@@ -9,19 +9,13 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.state import places
+from helpers.tasks import make_task, push
+from helpers.waiting import eventually, in_thread, until_blocked
+from helpers.world import World
 from prometheus_client import CollectorRegistry
 from redis.connection import AbstractConnection
 from redis.sentinel import Sentinel
-from scheduling import eventually
-from support import (
-    claim_one,
-    count_commands,
-    in_thread,
-    make_task,
-    places,
-    push,
-    until_blocked,
-)
 
 import fairqueue.worker.worker
 from fairqueue import Worker
@@ -58,10 +52,8 @@ def test_an_interrupted_listener_waits_no_more(queue: TaskQueue) -> None:
     listener.close()
 
 
-def test_a_wait_for_another_thread_ends_with_its_time_a_nudge_or_for_good(
-    queue: TaskQueue,
-) -> None:
-    listener = queue.link.listener("wake")
+def test_a_wait_for_another_thread_ends_with_its_time_a_nudge_or_for_good(world: World) -> None:
+    listener = world.queue.link.listener("wake")
     assert listener.wait_for_nudge(0) is False
     assert listener.wait_for_nudge(0.001) is False
     listener.nudge()
@@ -82,14 +74,14 @@ def test_a_token_that_comes_between_two_waits_is_not_missed(queue: TaskQueue) ->
 
 
 def test_a_listener_wants_its_token_for_longer_than_the_server_waits(
-    queue: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "BLOCK_S", 0.01)
-    listener = queue.link.listener("wake")
-    before = count_commands(redis_client)["blpop"]
+    listener = world.queue.link.listener("wake")
+    before = world.count_commands()["blpop"]
     waiting = in_thread(lambda: listener.wait(60))
-    eventually(lambda: count_commands(redis_client)["blpop"] >= before + 3, "asked again")
-    redis_client.lpush(queue.keys["wake"], "1")
+    eventually(lambda: world.count_commands()["blpop"] >= before + 3, "asked again")
+    world.redis.lpush(world.keys["wake"], "1")
     assert waiting() is True
     listener.close()
 
@@ -214,17 +206,16 @@ def test_who_tries_again_has_no_more_than_the_time_that_is_left(
 
 
 def test_what_was_done_beside_what_was_refused_is_not_said_to_have_changed_nothing(
-    queue: TaskQueue, redis_client: redis.Redis
+    world: World,
 ) -> None:
-    push(queue, "a")
-    claim = claim_one(queue)
-    redis_client.set(queue.keys["served_before"], "no hash")
+    claim = world.push_and_claim("a")
+    world.redis.set(world.keys["served_before"], "no hash")
     with pytest.raises(RedisUnavailable, match="it is not known whether it was done before"):
-        queue.finish_and_claim([(claim, None, None)], "w", 1)
-    info = queue.get("a")
+        world.queue.finish_and_claim([(claim, None, None)], "w", 1)
+    info = world.queue.get("a")
     assert info is not None
     assert info.state == "finished"
-    redis_client.delete(queue.keys["served_before"])
+    world.redis.delete(world.keys["served_before"])
 
 
 def test_what_is_written_is_utf_8_whatever_the_url_says() -> None:
@@ -268,14 +259,12 @@ def failing(*errors: Exception) -> Callable[[object], str]:
     return action
 
 
-def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_done(
-    queue: TaskQueue,
-) -> None:
+def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_done(world: World) -> None:
     refusal = redis.ResponseError("OOM command not allowed")
     with pytest.raises(RedisRefused):
-        queue.link._repeat(failing(refusal), None)
+        world.queue.link._repeat(failing(refusal), None)
     with pytest.raises(RedisUnavailable, match=r"OOM.* it is not known whether it was done"):
-        queue.link._repeat(failing(redis.ConnectionError("lost"), refusal), None)
+        world.queue.link._repeat(failing(redis.ConnectionError("lost"), refusal), None)
 
 
 def test_what_may_have_been_done_is_not_sent_again_after_its_deadline(queue: TaskQueue) -> None:
@@ -559,27 +548,23 @@ def test_a_claim_that_waits_makes_no_new_connection_each_time(own_server: OwnSer
         assert connections_made(client) - before < 10
 
 
-def test_a_free_connection_that_the_server_has_closed_is_not_waited_on(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    listener = queue.link.listener("wake")
-    queue.size()
-    redis_client.client_kill_filter(_type="normal", skipme=True)
+def test_a_free_connection_that_the_server_has_closed_is_not_waited_on(world: World) -> None:
+    listener = world.queue.link.listener("wake")
+    world.queue.size()
+    world.redis.client_kill_filter(_type="normal", skipme=True)
     waiting = in_thread(lambda: listener.wait(30))
-    until_blocked(redis_client)
+    world.until_blocked()
     listener.nudge()
     assert waiting()
     listener.close()
 
 
-def test_a_connection_on_which_a_token_is_still_wanted_is_not_given_to_others(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    listener = queue.link.listener("wake")
+def test_a_connection_on_which_a_token_is_still_wanted_is_not_given_to_others(world: World) -> None:
+    listener = world.queue.link.listener("wake")
     waiting = in_thread(lambda: listener.wait(30))
-    until_blocked(redis_client)
+    world.until_blocked()
     listener.nudge()
     assert waiting()
     listener.close()
-    assert queue.size() == 0
-    assert cast(dict[str, int], redis_client.info("clients"))["blocked_clients"] == 0
+    assert world.queue.size() == 0
+    assert cast(dict[str, int], world.redis.info("clients"))["blocked_clients"] == 0

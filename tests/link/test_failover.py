@@ -16,12 +16,14 @@ from typing import Self, cast
 
 import pytest
 import redis
+from helpers.schedules import fire_id
+from helpers.state import check_consistency, places
+from helpers.tasks import make_task
+from helpers.waiting import eventually, in_thread, until_blocked
 from prometheus_client import CollectorRegistry
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
-from scheduling import eventually, fire_id
-from support import check_consistency, in_thread, make_task, places, until_blocked
 
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
 from fairqueue.link import dialer as dialing

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import fakeredis
 import pytest
-from support import claim_one, fill, ids_of, make_task, push, served_users
+from helpers.tasks import claim_one, fill, ids_of, make_task, push, served_users
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.recorded import RECORDED, load
+from helpers.tasks import make_task, push
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from recorded import RECORDED, load
-from scheduling import state_of
-from support import make_task, push
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import RedisRefused, UnknownLayout
@@ -23,40 +23,34 @@ def layout_of(queue: TaskQueue, client: redis.Redis) -> object:
 
 
 @pytest.mark.parametrize("name", script_names())
-def test_every_script_refuses_a_layout_that_it_does_not_know(
-    queue: TaskQueue, redis_client: redis.Redis, name: str
-) -> None:
-    push(queue, "a")
-    redis_client.hset(queue.keys["fair"], "layout", 2)
-    before = state_of(redis_client, replay=True)
+def test_every_script_refuses_a_layout_that_it_does_not_know(world: World, name: str) -> None:
+    world.push("a")
+    world.redis.hset(world.keys["fair"], "layout", 2)
+    before = world.state(replay=True)
     names = load_script(name).arguments
     arguments: dict[str, Any] = {argument: "" for argument in names if argument != "now_ms"}
     with pytest.raises(UnknownLayout, match=REFUSED):
-        queue.link.run(name, **arguments)
-    assert state_of(redis_client, replay=True) == before
-    redis_client.hset(queue.keys["fair"], "layout", 1)
+        world.queue.link.run(name, **arguments)
+    assert world.state(replay=True) == before
+    world.redis.hset(world.keys["fair"], "layout", 1)
 
 
-def test_a_layout_that_is_no_number_is_not_known_either(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    redis_client.hset(queue.keys["fair"], "layout", "next")
+def test_a_layout_that_is_no_number_is_not_known_either(world: World) -> None:
+    world.redis.hset(world.keys["fair"], "layout", "next")
     with pytest.raises(UnknownLayout, match="has layout next"):
-        push(queue, "a")
-    assert redis_client.hgetall(queue.keys["fair"]) == {b"layout": b"next"}
+        world.push("a")
+    assert world.redis.hgetall(world.keys["fair"]) == {b"layout": b"next"}
 
 
-def test_the_queue_of_a_later_version_is_not_deleted(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "a")
-    redis_client.hset(queue.keys["fair"], "layout", 2)
+def test_the_queue_of_a_later_version_is_not_deleted(world: World) -> None:
+    world.push("a")
+    world.redis.hset(world.keys["fair"], "layout", 2)
     with pytest.raises(UnknownLayout):
-        queue.destroy()
-    redis_client.hset(queue.keys["fair"], "layout", 1)
-    redis_client.set(queue.keys["due"], "spoilt")
-    queue.destroy()
-    assert redis_client.keys("*") == []
+        world.queue.destroy()
+    world.redis.hset(world.keys["fair"], "layout", 1)
+    world.redis.set(world.keys["due"], "spoilt")
+    world.queue.destroy()
+    assert world.redis.keys("*") == []
 
 
 def test_those_who_handle_a_refusal_by_redis_handle_this_one() -> None:
@@ -76,13 +70,11 @@ def test_those_who_handle_a_refusal_by_redis_handle_this_one() -> None:
         ),
     ],
 )
-def test_whoever_writes_to_a_new_queue_notes_its_layout(
-    queue: TaskQueue, redis_client: redis.Redis, write: object
-) -> None:
+def test_whoever_writes_to_a_new_queue_notes_its_layout(world: World, write: object) -> None:
     assert callable(write)
-    assert layout_of(queue, redis_client) is None
-    write(queue)
-    assert layout_of(queue, redis_client) == b"1"
+    assert layout_of(world.queue, world.redis) is None
+    write(world.queue)
+    assert layout_of(world.queue, world.redis) == b"1"
 
 
 @pytest.mark.parametrize("name", RECORDED)

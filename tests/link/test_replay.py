@@ -10,20 +10,11 @@ from typing import Any
 
 import pytest
 import redis
-from support import (
-    LossyProxy,
-    changes,
-    check_consistency,
-    claim_one,
-    dump,
-    fill,
-    ids_of,
-    make_task,
-    push,
-    stats,
-)
+from helpers.network import LossyProxy
+from helpers.state import changes, check_consistency, stats
+from helpers.tasks import claim_one, ids_of, make_task, push
+from helpers.world import World
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.models import Claim
 from fairqueue.queue.push import push_row
@@ -49,11 +40,11 @@ def tasks_in(answer: list[Any]) -> list[Any]:
     return [answer[i : i + 4] for i in range(4, len(answer), 4)]
 
 
-def held(queue: TaskQueue) -> Claim:
+def held(world: World) -> Claim:
     """A claim on `alice-0`, of four tasks of alice and bob each."""
-    fill(queue, "alice", 4)
-    fill(queue, "bob", 4)
-    claim = claim_one(queue, lease=30)
+    world.fill("alice", 4)
+    world.fill("bob", 4)
+    claim = world.claim_one(lease=30)
     assert claim.task.task_id == "alice-0"
     return claim
 
@@ -67,9 +58,9 @@ def claim_arguments(op: str, limit: int) -> dict[str, Any]:
     return {"op": op, "limit": limit, **fixed}
 
 
-def command_of(name: str, queue: TaskQueue) -> Command:
+def command_of(name: str, world: World) -> Command:
     """A command that will be done when it is sent for the first time."""
-    claim = held(queue)
+    claim = held(world)
     mine = {"op": f"op-{name}", "id": claim.task.task_id, "token": claim.token}
     new = [make_task("carol", f"new-{n}") for n in range(3)] + [make_task("dave", "d", delay=9)]
     arguments: dict[str, dict[str, Any]] = {
@@ -130,16 +121,16 @@ ANSWERS_AGAIN: dict[str, Any] = {"push": [b"pushed", 0]}
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("later", [0, 1, 29.9])
 def test_a_command_sent_again_changes_nothing_and_says_the_same(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str, later: float
+    world: World, name: str, later: float
 ) -> None:
-    command = command_of(name, queue)
-    before = dump(redis_client)
-    first = command.send(queue)
-    once = dump(redis_client)
+    command = command_of(name, world)
+    before = world.dump()
+    first = command.send(world.queue)
+    once = world.dump()
     assert once != before
-    clock.advance(later)
-    again = command.send(queue)
-    assert changes(once, dump(redis_client)) == COUNTED.get(name, {})
+    world.advance(later)
+    again = command.send(world.queue)
+    assert changes(once, world.dump()) == COUNTED.get(name, {})
     if name == "claim":
         assert tasks_in(again) == tasks_in(first)
         assert len(tasks_in(again)) == 3
@@ -149,21 +140,21 @@ def test_a_command_sent_again_changes_nothing_and_says_the_same(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_command_sent_again_within_the_horizon_is_recognised_after_many_others(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str
+    world: World, name: str
 ) -> None:
     """The generation of remembered operations turns once in between."""
-    queue.configure(keep_finished=0, keep_dead=0)
-    command = command_of(name, queue)
-    clock.advance(59)
-    first = command.send(queue)
-    clock.advance(2)
+    world.queue.configure(keep_finished=0, keep_dead=0)
+    command = command_of(name, world)
+    world.advance(59)
+    first = command.send(world.queue)
+    world.advance(2)
     for n in range(30):
-        push(queue, f"x{n}", user_id="zoe")
-        queue.cancel(f"x{n}")
-    clock.advance(26)
-    once = dump(redis_client)
-    again = command.send(queue)
-    assert changes(once, dump(redis_client)) == COUNTED.get(name, {})
+        world.push(f"x{n}", user_id="zoe")
+        world.queue.cancel(f"x{n}")
+    world.advance(26)
+    once = world.dump()
+    again = command.send(world.queue)
+    assert changes(once, world.dump()) == COUNTED.get(name, {})
     if name == "claim":
         assert tasks_in(again) == tasks_in(first)
     else:
@@ -198,127 +189,117 @@ MEANWHILE: dict[str, Callable[[TaskQueue], None]] = {
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "claim"])
 def test_a_command_sent_again_after_other_events_is_recognised(
-    queue: TaskQueue, redis_client: redis.Redis, name: str, meanwhile: str
+    world: World, name: str, meanwhile: str
 ) -> None:
-    command = command_of(name, queue)
-    first = command.send(queue)
-    MEANWHILE[meanwhile](queue)
-    once = dump(redis_client)
-    again = command.send(queue)
-    after = changes(once, dump(redis_client))
+    command = command_of(name, world)
+    first = command.send(world.queue)
+    MEANWHILE[meanwhile](world.queue)
+    once = world.dump()
+    again = command.send(world.queue)
+    after = changes(once, world.dump())
     if name == "push":
         assert after.pop("stats.duplicates") == (None, "4")
     assert after == {}
     assert again == ANSWERS_AGAIN.get(name, first)
 
 
-def test_a_claim_sent_again_returns_only_what_it_still_holds(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    command = command_of("claim", queue)
-    command.send(queue)
-    records = dump(redis_client)["status"]
+def test_a_claim_sent_again_returns_only_what_it_still_holds(world: World) -> None:
+    command = command_of("claim", world)
+    command.send(world.queue)
+    records = world.dump()["status"]
     mine = [task_id for task_id, record in records.items() if record.get("token") == "op-claim"]
-    queue.link.run("finish", rest=[mine[0], "op-claim", "", "", ""])
-    again = command.send(queue)
+    world.queue.link.run("finish", rest=[mine[0], "op-claim", "", "", ""])
+    again = command.send(world.queue)
     assert sorted(task[0].decode() for task in tasks_in(again)) == sorted(mine[1:])
 
 
-def test_a_claim_whose_leases_have_expired_claims_anew(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    command = command_of("claim", queue)
-    first = command.send(queue)
-    clock.advance(31)
-    others = queue.claim("other", limit=8)
+def test_a_claim_whose_leases_have_expired_claims_anew(world: World) -> None:
+    command = command_of("claim", world)
+    first = command.send(world.queue)
+    world.advance(31)
+    others = world.queue.claim("other", limit=8)
     assert {task[0].decode() for task in tasks_in(first)} <= set(ids_of(others))
-    assert tasks_in(command.send(queue)) == []
-    queue.release(others[0])
-    ((task_id, *_),) = tasks_in(command.send(queue))
+    assert tasks_in(command.send(world.queue)) == []
+    world.queue.release(others[0])
+    ((task_id, *_),) = tasks_in(command.send(world.queue))
     assert task_id.decode() == others[0].task.task_id
 
 
-def test_a_claim_that_found_nothing_may_find_something_when_it_is_sent_again(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_claim_that_found_nothing_may_find_something_when_it_is_sent_again(world: World) -> None:
     command = Command("claim", claim_arguments("op", limit=1))
-    assert tasks_in(command.send(queue)) == []
-    empty = dump(redis_client)
-    assert tasks_in(command.send(queue)) == []
-    assert dump(redis_client) == empty
-    push(queue, "t1")
-    assert tasks_in(command.send(queue))[0][0] == b"t1"
+    assert tasks_in(command.send(world.queue)) == []
+    empty = world.dump()
+    assert tasks_in(command.send(world.queue)) == []
+    assert world.dump() == empty
+    world.push("t1")
+    assert tasks_in(command.send(world.queue))[0][0] == b"t1"
 
 
-def test_a_repeated_claim_tells_the_lease_as_it_is(queue: TaskQueue, clock: ManualClock) -> None:
-    push(queue, "t1")
-    run = queue.link.run
+def test_a_repeated_claim_tells_the_lease_as_it_is(world: World) -> None:
+    world.push("t1")
+    run = world.queue.link.run
     answers = []
 
     def lost_reply(name: str, **arguments: Any) -> Any:
         answers.append(run(name, **arguments))
-        clock.advance(10)
+        world.advance(10)
         return run(name, **arguments)
 
-    queue.link.run = lost_reply  # type: ignore[method-assign]
+    world.queue.link.run = lost_reply  # type: ignore[method-assign]
     try:
-        queue.check()
-        (claim,) = queue.claim("w", lease=30)
+        world.queue.check()
+        (claim,) = world.queue.claim("w", lease=30)
     finally:
-        queue.link.run = run  # type: ignore[method-assign]
-    info = queue.get("t1")
+        world.queue.link.run = run  # type: ignore[method-assign]
+    info = world.queue.get("t1")
     assert info is not None
     assert claim.lease_until == info.lease_until
 
 
-def test_a_finish_sent_again_by_a_worker_that_lost_its_lease_is_refused_again(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    claim = held(queue)
-    clock.advance(31)
-    queue.claim("other", limit=8)
-    before = dump(redis_client)
+def test_a_finish_sent_again_by_a_worker_that_lost_its_lease_is_refused_again(world: World) -> None:
+    claim = held(world)
+    world.advance(31)
+    world.queue.claim("other", limit=8)
+    before = world.dump()
     command = Command("finish", {"rest": [claim.task.task_id, claim.token, "", "", ""]})
-    assert command.send(queue) == [b"lost_lease"]
-    assert command.send(queue) == [b"lost_lease"]
-    assert changes(before, dump(redis_client)) == {"stats.lost_leases": (None, "2")}
+    assert command.send(world.queue) == [b"lost_lease"]
+    assert command.send(world.queue) == [b"lost_lease"]
+    assert changes(before, world.dump()) == {"stats.lost_leases": (None, "2")}
 
 
 @pytest.mark.parametrize("name", ["retry", "release", "bury"])
-def test_a_refusal_sent_again_is_refused_again(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str
-) -> None:
-    command = command_of(name, queue)
-    clock.advance(31)
-    queue.claim("other", limit=8)
-    assert command.send(queue) == b"lost_lease"
-    once = dump(redis_client)
-    assert command.send(queue) == b"lost_lease"
-    assert dump(redis_client) == once
+def test_a_refusal_sent_again_is_refused_again(world: World, name: str) -> None:
+    command = command_of(name, world)
+    world.advance(31)
+    world.queue.claim("other", limit=8)
+    assert command.send(world.queue) == b"lost_lease"
+    once = world.dump()
+    assert command.send(world.queue) == b"lost_lease"
+    assert world.dump() == once
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["finished", "cancelled"])
 def test_a_finish_sent_again_after_its_task_is_gone_says_how_it_ended(
-    queue: TaskQueue, asked: bool
+    world: World, asked: bool
 ) -> None:
-    queue.configure(keep_finished=0)
-    claim = held(queue)
+    world.queue.configure(keep_finished=0)
+    claim = held(world)
     if asked:
-        queue.cancel(claim.task.task_id)
+        world.queue.cancel(claim.task.task_id)
     command = Command("finish", {"rest": [claim.task.task_id, claim.token, "", "", ""]})
-    first = command.send(queue)
+    first = command.send(world.queue)
     assert first == [b"cancelled" if asked else b"finished"]
-    assert queue.get(claim.task.task_id) is None
-    assert command.send(queue) == first
+    assert world.queue.get(claim.task.task_id) is None
+    assert command.send(world.queue) == first
 
 
-def test_a_buried_task_that_is_gone_is_not_finished(queue: TaskQueue) -> None:
-    queue.configure(keep_dead=0)
-    claim = held(queue)
-    queue.bury(claim, "no")
-    assert queue.get(claim.task.task_id) is None
+def test_a_buried_task_that_is_gone_is_not_finished(world: World) -> None:
+    world.queue.configure(keep_dead=0)
+    claim = held(world)
+    world.queue.bury(claim, "no")
+    assert world.queue.get(claim.task.task_id) is None
     with pytest.raises(LeaseLost):
-        queue.finish(claim)
+        world.queue.finish(claim)
 
 
 def test_a_push_that_was_refused_can_be_sent_again_and_done(queue: TaskQueue) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.state import check_consistency
+from helpers.tasks import make_task, push
+from helpers.tls import Authority, TlsFront
+from helpers.waiting import in_thread, until_blocked
 from prometheus_client import CollectorRegistry
-from support import check_consistency, in_thread, make_task, push, until_blocked
-from tls import Authority, TlsFront
 
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.queue.queue import TaskQueue

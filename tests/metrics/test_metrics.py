@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.network import is_closed_after
+from helpers.schedules import THURSDAY, at
+from helpers.tasks import make_task
+from helpers.waiting import eventually
+from helpers.world import World
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
-from scheduling import THURSDAY, at, before_script, eventually, tamper
-from support import is_closed_after, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
@@ -83,11 +86,9 @@ def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> s
 # --- the monitoring points ------------------------------------------------------------------------
 
 
-def test_every_monitoring_point_is_there_before_anything_happens(
-    queue: TaskQueue, registry: CollectorRegistry
-) -> None:
-    TaskScheduler(queue, "one", registry=registry)
-    samples = scrape(queue, registry)
+def test_every_monitoring_point_is_there_before_anything_happens(world: World) -> None:
+    TaskScheduler(world.queue, "one", registry=world.registry)
+    samples = scrape(world.queue, world.registry)
 
     wanted = {
         # schedules processed per second; lock acquisition; push success; processing time
@@ -116,28 +117,26 @@ def test_every_monitoring_point_is_there_before_anything_happens(
     assert counts(samples) == {}
 
 
-def test_known_events_have_known_values(
-    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock, redis_client: redis.Redis
-) -> None:
+def test_known_events_have_known_values(world: World) -> None:
     began = time.time()
-    scheduler = TaskScheduler(queue, "one", registry=registry)
-    queue.set_user("full", max_waiting=1)
-    queue.push(make_task("full"))
+    scheduler = TaskScheduler(world.queue, "one", registry=world.registry)
+    world.queue.set_user("full", max_waiting=1)
+    world.queue.push(make_task("full"))
     add(scheduler, "hourly", cron_expr="0 * * * *")
     add(scheduler, "refused", user_id="full")
     add(scheduler, "unreadable")
     add(scheduler, "bad cron")
     add(scheduler, "later", cron_expr="0 9 1 1 *")
-    redis_client.hset(queue.keys["schedules"], "unreadable", "{")
-    tamper(redis_client, queue, "bad cron", cron_expr="x")
-    clock.set(at(5, 11, 0, 2))
+    world.redis.hset(world.keys["schedules"], "unreadable", "{")
+    world.tamper("bad cron", cron_expr="x")
+    world.clock.set(at(5, 11, 0, 2))
 
-    before = scrape(queue, registry)
+    before = scrape(world.queue, world.registry)
     assert before["fairqueue_overdue_seconds"] == 7202
     assert before["fairqueue_leader_present"] == 0
     scheduler.tick()
 
-    samples = scrape(queue, registry)
+    samples = scrape(world.queue, world.registry)
     assert counts(samples) == {
         "cycles_total": 1,
         "schedules_processed_total": 4,
@@ -178,26 +177,24 @@ def test_known_events_have_known_values(
     }  # fmt: skip
 
 
-def test_the_lock_is_counted_as_acquired_contended_and_lost(
-    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock
-) -> None:
-    one = TaskScheduler(queue, "one", registry=registry)
+def test_the_lock_is_counted_as_acquired_contended_and_lost(world: World) -> None:
+    one = TaskScheduler(world.queue, "one", registry=world.registry)
     others = CollectorRegistry()
-    two = TaskScheduler(queue, "two", registry=others)
+    two = TaskScheduler(world.queue, "two", registry=others)
     one.tick()
     two.tick()
     two.tick()
-    clock.advance(10)
+    world.advance(10)
     two.tick()
     one.tick()
 
-    assert counts(scrape(queue, registry)) == {
+    assert counts(scrape(world.queue, world.registry)) == {
         "cycles_total": 2,
         "lock_total{outcome=acquired}": 1,
         "lock_total{outcome=contended}": 1,
         "lock_total{outcome=lost}": 1,
     }
-    samples = scrape(queue, others)
+    samples = scrape(world.queue, others)
     assert counts(samples) == {
         "cycles_total": 3,
         "lock_total{outcome=contended}": 2,
@@ -207,18 +204,13 @@ def test_the_lock_is_counted_as_acquired_contended_and_lost(
     assert samples["fairqueue_terms_total"] == 2
 
 
-def test_a_refused_stale_fire_is_a_lost_lock(
-    queue: TaskQueue,
-    registry: CollectorRegistry,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler = TaskScheduler(queue, "one", registry=registry)
+def test_a_refused_stale_fire_is_a_lost_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = TaskScheduler(world.queue, "one", registry=world.registry)
     add(scheduler)
-    clock.set(at(5, 9))
-    before_script(queue, monkeypatch, "fire", lambda: clock.advance(10))
+    world.clock.set(at(5, 9))
+    world.before_script(monkeypatch, "fire", lambda: world.advance(10))
     scheduler.tick()
-    found = counts(scrape(queue, registry))
+    found = counts(scrape(world.queue, world.registry))
     assert found["lock_total{outcome=lost}"] == 1
     assert "pushes_total{outcome=ok}" not in found
 
@@ -288,20 +280,18 @@ def test_the_uptime_is_there_while_the_thread_is(
 # --- the queue's counters -------------------------------------------------------------------------
 
 
-def test_counters_add_up_over_objects_and_outlive_them(
-    redis_client: redis.Redis, clock: ManualClock, registry: CollectorRegistry
-) -> None:
+def test_counters_add_up_over_objects_and_outlive_them(world: World) -> None:
     for n in range(2):
-        with TaskQueue(redis_client, clock=clock) as queue:
+        with TaskQueue(world.redis, clock=world.clock) as queue:
             scheduler = TaskScheduler(queue, registry=CollectorRegistry())
             add(scheduler, f"s{n}", cron_expr="* * * * *")
-            clock.advance(60)
+            world.advance(60)
             scheduler.tick()
             queue.push(make_task("bob", f"task{n}"))
             queue.finish(queue.claim("w")[0])
 
-    with TaskQueue(redis_client, clock=clock) as queue:
-        samples = scrape(queue, registry)
+    with TaskQueue(world.redis, clock=world.clock) as queue:
+        samples = scrape(queue, world.registry)
     # s0 at the first minute, s0 and s1 at the second; the second scheduler waited for the term
     assert samples["fairqueue_fired_total"] == 3
     assert samples["fairqueue_claimed_total"] == 2
@@ -309,26 +299,24 @@ def test_counters_add_up_over_objects_and_outlive_them(
     assert samples["fairqueue_terms_total"] == 2
 
 
-def test_the_life_of_tasks_is_counted(
-    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock
-) -> None:
-    queue.set_user("full", max_waiting=1)
-    queue.push_many(make_task("alice", name) for name in ("a", "b", "c", "d", "e"))
-    queue.push(make_task("alice", "a"))
-    queue.push(make_task("full"))
+def test_the_life_of_tasks_is_counted(world: World) -> None:
+    world.queue.set_user("full", max_waiting=1)
+    world.queue.push_many(make_task("alice", name) for name in ("a", "b", "c", "d", "e"))
+    world.queue.push(make_task("alice", "a"))
+    world.queue.push(make_task("full"))
     with pytest.raises(QueueFull):
-        queue.push(make_task("full"))
-    queue.push(make_task("alice", "later", delay=60))
-    held = {claim.task.task_id: claim for claim in queue.claim("w", limit=6)}
-    queue.finish(held["a"])
-    queue.retry(held["b"], delay=60)
-    queue.release(held["c"])
-    queue.bury(held["d"])
-    queue.cancel("c")
+        world.queue.push(make_task("full"))
+    world.queue.push(make_task("alice", "later", delay=60))
+    held = {claim.task.task_id: claim for claim in world.queue.claim("w", limit=6)}
+    world.queue.finish(held["a"])
+    world.queue.retry(held["b"], delay=60)
+    world.queue.release(held["c"])
+    world.queue.bury(held["d"])
+    world.queue.cancel("c")
     with pytest.raises(LeaseLost):
-        queue.finish(held["b"])
+        world.queue.finish(held["b"])
 
-    samples = scrape(queue, registry)
+    samples = scrape(world.queue, world.registry)
     wanted = {
         "duplicates_total": 1,
         "refused_total": 1,
@@ -346,14 +334,12 @@ def test_the_life_of_tasks_is_counted(
     assert {name: samples[f"fairqueue_{name}"] for name in wanted} == wanted
 
 
-def test_no_metric_has_a_label_for_users(
-    queue: TaskQueue, registry: CollectorRegistry, clock: ManualClock
-) -> None:
-    scheduler = TaskScheduler(queue, "one", registry=registry)
+def test_no_metric_has_a_label_for_users(world: World) -> None:
+    scheduler = TaskScheduler(world.queue, "one", registry=world.registry)
     add(scheduler, user_id="somebody-special")
-    clock.set(at(5, 9))
+    world.clock.set(at(5, 9))
     scheduler.tick()
-    with serve_metrics(queue, port=0, registry=registry) as server:
+    with serve_metrics(world.queue, port=0, registry=world.registry) as server:
         text = fetch(server.url)
     labels = {
         label
@@ -369,18 +355,16 @@ def test_no_metric_has_a_label_for_users(
 
 
 @pytest.mark.untidy
-def test_two_schedulers_share_a_registry(
-    queue: TaskQueue, registry: CollectorRegistry, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    with TaskQueue(redis_client, "second", clock=clock) as second:
-        one = TaskScheduler(queue, "one", registry=registry)
-        two = TaskScheduler(queue, "two", registry=registry)
-        three = TaskScheduler(second, "three", registry=registry)
+def test_two_schedulers_share_a_registry(world: World) -> None:
+    with TaskQueue(world.redis, "second", clock=world.clock) as second:
+        one = TaskScheduler(world.queue, "one", registry=world.registry)
+        two = TaskScheduler(world.queue, "two", registry=world.registry)
+        three = TaskScheduler(second, "three", registry=world.registry)
         for scheduler in (one, two, three):
             scheduler.tick()
 
     def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"fairqueue_scheduler_{name}", labels)
+        return world.registry.get_sample_value(f"fairqueue_scheduler_{name}", labels)
 
     assert value("cycles_total", queue="default") == 2
     assert value("cycles_total", queue="second") == 1
@@ -389,11 +373,9 @@ def test_two_schedulers_share_a_registry(
     assert value("is_leader", queue="second", scheduler="three") == 1
 
 
-def test_a_custom_registry_keeps_out_of_the_common_one(
-    queue: TaskQueue, registry: CollectorRegistry
-) -> None:
-    TaskScheduler(queue, "only here", registry=registry)
-    with serve_metrics(queue, port=0) as server:
+def test_a_custom_registry_keeps_out_of_the_common_one(world: World) -> None:
+    TaskScheduler(world.queue, "only here", registry=world.registry)
+    with serve_metrics(world.queue, port=0) as server:
         assert "only here" not in fetch(server.url)
 
 
@@ -418,29 +400,27 @@ def test_the_collector_can_be_registered_by_hand_and_without_redis(
         assert registry.get_sample_value("fairqueue_redis_up", {"queue": "default"}) == 0
 
 
-def test_a_port_that_is_taken_is_named(queue: TaskQueue, registry: CollectorRegistry) -> None:
-    server = serve_metrics(queue, port=0, registry=registry)
+def test_a_port_that_is_taken_is_named(world: World) -> None:
+    server = serve_metrics(world.queue, port=0, registry=world.registry)
     with pytest.raises(ConfigurationError, match=f"127.0.0.1:{server.port}"):
-        serve_metrics(queue, port=server.port, registry=registry)
+        serve_metrics(world.queue, port=server.port, registry=world.registry)
     server.close()
-    with serve_metrics(queue, port=server.port, registry=registry) as again:
+    with serve_metrics(world.queue, port=server.port, registry=world.registry) as again:
         assert again.port == server.port  # freed by close
 
 
 @pytest.mark.processes
-def test_a_forked_copy_does_not_keep_the_port(
-    queue: TaskQueue, registry: CollectorRegistry
-) -> None:
+def test_a_forked_copy_does_not_keep_the_port(world: World) -> None:
     def wait(stop: threading.Event, index: int) -> None:
         stop.wait()
 
-    server = serve_metrics(queue, port=0, registry=registry)
+    server = serve_metrics(world.queue, port=0, registry=world.registry)
     group = ProcessGroup(wait, 1)
     group.start()
     try:
         assert "fairqueue" in fetch(server.url)
         server.close()
-        with serve_metrics(queue, port=server.port, registry=registry) as again:
+        with serve_metrics(world.queue, port=server.port, registry=world.registry) as again:
             assert again.port == server.port
     finally:
         group.stop(10)
@@ -448,14 +428,10 @@ def test_a_forked_copy_does_not_keep_the_port(
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
 def test_a_scrape_that_is_half_sent_is_dropped(
-    queue: TaskQueue,
-    registry: CollectorRegistry,
-    sent: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    world: World, sent: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fairqueue.metrics.collectors.REQUEST_S", 0.3)
-    with serve_metrics(queue, port=0, registry=registry) as server:
+    with serve_metrics(world.queue, port=0, registry=world.registry) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
             client.sendall(sent)
             assert client.recv(1) == b""
@@ -464,11 +440,11 @@ def test_a_scrape_that_is_half_sent_is_dropped(
 
 
 def test_a_byte_of_a_scrape_now_and_then_buys_no_time(
-    queue: TaskQueue, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairqueue.metrics.collectors.REQUEST_S", 0.5)
     with (
-        serve_metrics(queue, port=0, registry=registry) as server,
+        serve_metrics(world.queue, port=0, registry=world.registry) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as client,
     ):
         client.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")

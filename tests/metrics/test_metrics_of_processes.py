@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from helpers.waiting import eventually
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -21,7 +22,6 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.registry import Collector
-from scheduling import eventually
 
 from fairqueue.metrics import processes as tally_module
 from fairqueue.metrics.processes import Merged, Tally

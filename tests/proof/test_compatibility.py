@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.recorded import RECORDED, load
+from helpers.state import check_consistency, dump, places
+from helpers.tasks import claim_one, ids_of
 from prometheus_client import CollectorRegistry
-from recorded import RECORDED, load
-from support import check_consistency, claim_one, dump, ids_of, places
 
 from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import AccessStore

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from support import fill, make_task
+from helpers.tasks import fill, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.link.scripts import parts_of, script_names

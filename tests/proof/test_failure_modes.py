@@ -17,19 +17,14 @@ from typing import Any
 
 import pytest
 import redis
-from commands import Cli, parse
+from helpers.commands import Cli, parse
+from helpers.network import StallingProxy
+from helpers.schedules import THURSDAY, add, at, fire_id, fired_ids, get
+from helpers.state import changes, check_consistency, dump, places, state_of
+from helpers.tasks import claim_one, push
+from helpers.waiting import eventually, until_blocked
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import THURSDAY, add, at, eventually, fire_id, fired_ids, get, state_of, tamper
-from support import (
-    StallingProxy,
-    changes,
-    check_consistency,
-    claim_one,
-    dump,
-    places,
-    push,
-    until_blocked,
-)
 
 import fairqueue.cli.session
 import fairqueue.worker.worker
@@ -470,17 +465,17 @@ def test_a_redis_that_cannot_write_its_log_keeps_what_it_has_acknowledged(
 
 
 def test_a_full_redis_refuses_what_is_new_and_lets_workers_drain_it(
-    own_server: OwnServer, clock: ManualClock, registry: CollectorRegistry
+    own_server: OwnServer, world: World
 ) -> None:
     server = own_server()
     with (
-        TaskQueue.from_url(server.url, clock=clock) as queue,
+        TaskQueue.from_url(server.url, clock=world.clock) as queue,
         redis.Redis.from_url(server.url) as client,
     ):
-        scheduler = TaskScheduler(queue, registry=registry)
+        scheduler = TaskScheduler(queue, registry=world.registry)
         add(scheduler)
         push(queue, "a", "b", "c", "d")
-        clock.set(at(5, 9))
+        world.clock.set(at(5, 9))
         client.config_set("maxmemory", 1_000_000)
         before = state_of(client)
         with pytest.raises(RedisRefused, match="maxmemory"):
@@ -490,7 +485,7 @@ def test_a_full_redis_refuses_what_is_new_and_lets_workers_drain_it(
         # The term is all that has changed, so that others do not take over for nothing.
         changed = {name.partition(".")[0] for name in changes(before, state_of(client))}
         assert changed == {"leader", "epoch", "stats"}
-        assert errors_of(registry, "push") == 1
+        assert errors_of(world.registry, "push") == 1
         assert finding(queue, "memory").level == "problem"
         assert any("of its maxmemory" in text for text in attention(queue))
 
@@ -508,18 +503,15 @@ def test_a_full_redis_refuses_what_is_new_and_lets_workers_drain_it(
 
 
 def test_a_redis_that_comes_back_empty_is_used_from_the_start_and_schedules_are_imported(
-    own_server: OwnServer,
-    clock: ManualClock,
-    registry: CollectorRegistry,
-    caplog: pytest.LogCaptureFixture,
+    own_server: OwnServer, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     server = own_server()  # without a folder nothing is kept
     with (
-        TaskQueue.from_url(server.url, clock=clock) as queue,
+        TaskQueue.from_url(server.url, clock=world.clock) as queue,
         redis.Redis.from_url(server.url) as client,
     ):
-        scheduler = TaskScheduler(queue, "s", registry=registry)
+        scheduler = TaskScheduler(queue, "s", registry=world.registry)
         add(scheduler)
         exported = scheduler.export_schedules()
         push(queue, "held", "waiting")
@@ -535,13 +527,13 @@ def test_a_redis_that_comes_back_empty_is_used_from_the_start_and_schedules_are_
         assert report.is_leader
         assert {"lock_lost", "lock_acquired"} <= events(caplog)
         lost = {"queue": "default", "outcome": "lost"}
-        assert registry.get_sample_value("fairqueue_scheduler_lock_total", lost) == 1
+        assert world.registry.get_sample_value("fairqueue_scheduler_lock_total", lost) == 1
         assert (metric(queue, "schedules"), metric(queue, "ready")) == (0, 0)
         assert (metric(queue, "epoch"), metric(queue, "pushed_total")) == (1, 0)
 
         diff = scheduler.import_schedules(exported, dry_run=False)
         assert diff.added == ["nine"]
-        clock.set(at(5, 9))
+        world.clock.set(at(5, 9))
         assert scheduler.tick().fired == 1
         assert fired_ids(client, queue) == [fire_id("nine", at(5, 9))]
         check_consistency(client)
@@ -641,24 +633,26 @@ def test_a_worker_cut_off_from_redis_loses_its_lease_and_records_nothing(
 
 
 def test_a_worker_that_crashes_is_missed_and_its_task_is_run_by_another(
-    queue: TaskQueue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    push(queue, "a")
-    store = WorkerStore(queue.link)
+    world.push("a")
+    store = WorkerStore(world.queue.link)
     about = {"host": "h", "pid": 7, "version": "1", "slots": 1, "names": ["*"], "started": 0}
     store.beat({**about, "current": ["a"], "running": 1}, "doomed")
-    claim_one(queue, worker="doomed", lease=30)  # and it is not heard of again
+    world.claim_one(worker="doomed", lease=30)  # and it is not heard of again
     assert [worker.worker_id for worker in store.alive()] == ["doomed"]
 
-    clock.advance(GONE_AFTER_S + 1)
-    with_all = Worker(queue, lambda task: None, worker_id="other", registry=CollectorRegistry())
+    world.advance(GONE_AFTER_S + 1)
+    with_all = Worker(
+        world.queue, lambda task: None, worker_id="other", registry=CollectorRegistry()
+    )
     assert with_all.run_until_empty() == 1
 
     assert [worker.worker_id for worker in store.alive()] == ["other"]
     gone = [each for each in caplog.records if getattr(each, "event", "") == "worker_gone"]
     assert [getattr(each, "worker", "") for each in gone] == ["doomed"]
-    assert outcomes(queue, "a") == ["expired", "succeeded"]
-    assert metric(queue, "expired_total") == 1
+    assert outcomes(world.queue, "a") == ["expired", "succeeded"]
+    assert metric(world.queue, "expired_total") == 1
     with_all.stop()
 
 
@@ -736,40 +730,43 @@ def test_a_handler_that_cannot_be_ended_holds_one_slot_and_is_seen(
 
 
 def test_a_target_that_cannot_be_reached_is_tried_again_and_then_a_dead_letter(
-    queue: TaskQueue, clock: ManualClock, alerts: Alerts, told: list[Alert]
+    world: World, alerts: Alerts, told: list[Alert]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]  # and nobody listens there from now on
     registry = CollectorRegistry()
-    worker = Worker(queue, lambda task: None, registry=registry, alerts=alerts)
+    worker = Worker(world.queue, lambda task: None, registry=registry, alerts=alerts)
     http = HttpTasks(allow_private=["127.0.0.1"], allow_http=True)
     http.register(worker, name="http", retries=2, backoff=[60.0, 120.0], jitter="none")
     payload = {"url": f"http://127.0.0.1:{port}/hook"}
-    push(queue, "call", name="http", payload=payload)
-    push(queue, "other", user_id="bob")
+    world.push("call", name="http", payload=payload)
+    world.push("other", user_id="bob")
 
     assert worker.run_until_empty() == 2
-    info = info_of(queue, "call")
-    assert (info.state, info.due_at) == ("delayed", clock.now() + timedelta(seconds=60))
+    info = info_of(world.queue, "call")
+    assert (info.state, info.due_at) == ("delayed", world.now() + timedelta(seconds=60))
     assert "127.0.0.1" in str(info.error)
-    assert info_of(queue, "other").state == "finished"
-    clock.advance(60)
+    assert info_of(world.queue, "other").state == "finished"
+    world.advance(60)
     assert worker.run_until_empty() == 1
-    clock.advance(119)
+    world.advance(119)
     assert worker.run_until_empty() == 0
-    clock.advance(1)
+    world.advance(1)
     assert worker.run_until_empty() == 1
 
-    assert (info_of(queue, "call").state, outcomes(queue, "call")) == ("buried", ["failed"] * 3)
-    (group,) = History(queue).failure_groups()
+    assert (info_of(world.queue, "call").state, outcomes(world.queue, "call")) == (
+        "buried",
+        ["failed"] * 3,
+    )
+    (group,) = History(world.queue).failure_groups()
     assert group.count == 1
-    assert "warning: a run failed lately" in attention(queue)
+    assert "warning: a run failed lately" in attention(world.queue)
     eventually(lambda: told, "people are told")
     assert [alert.kind for alert in told] == ["task_failed"]
     labels = {"queue": "default", "task": "http", "outcome": "retried"}
     assert registry.get_sample_value("fairqueue_worker_runs_total", labels) == 2
-    again = History(queue).retry("call")
-    assert info_of(queue, again).state == "ready"
+    again = History(world.queue).retry("call")
+    assert info_of(world.queue, again).state == "ready"
     worker.stop()
 
 
@@ -777,57 +774,54 @@ BROKEN = ["not JSON", "{}", "[1]", '{"user_id": 7}', "\udcff"]
 
 
 def test_a_schedule_whose_record_is_broken_is_set_aside_and_the_others_fire(
-    queue: TaskQueue,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    alerts: Alerts,
-    told: list[Alert],
-    caplog: pytest.LogCaptureFixture,
+    world: World, alerts: Alerts, told: list[Alert], caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = CollectorRegistry()
-    scheduler = TaskScheduler(queue, registry=registry, alerts=alerts)
+    scheduler = TaskScheduler(world.queue, registry=registry, alerts=alerts)
     for n, text in enumerate(BROKEN):
         add(scheduler, f"broken {n}")
         record = text.encode("utf-8", "surrogateescape")
-        redis_client.hset(queue.keys["schedules"], f"broken {n}", record)
+        world.redis.hset(world.keys["schedules"], f"broken {n}", record)
     add(scheduler, "cron")
-    tamper(redis_client, queue, "cron", cron_expr="61 * * * *")
+    world.tamper("cron", cron_expr="61 * * * *")
     add(scheduler, "fine")
-    clock.set(at(5, 9))
+    world.clock.set(at(5, 9))
 
     report = scheduler.tick()
 
     assert (report.fired, report.set_aside) == (1, len(BROKEN) + 1)
-    assert fired_ids(redis_client, queue) == [fire_id("fine", at(5, 9))]
+    assert world.fired_ids() == [fire_id("fine", at(5, 9))]
     named = {problem.schedule_id for problem in scheduler.problems()}
     assert named == {"cron", *(f"broken {n}" for n in range(len(BROKEN)))}
     assert errors_of(registry, "deserialization") == len(BROKEN)
     assert errors_of(registry, "cron") == 1
-    assert metric(queue, "set_aside") == len(BROKEN) + 1
+    assert metric(world.queue, "set_aside") == len(BROKEN) + 1
     assert "schedule_set_aside" in events(caplog)
-    assert any(text.startswith("error: schedule cron was set aside:") for text in attention(queue))
-    assert finding(queue, "schedules").level == "warning"
+    assert any(
+        text.startswith("error: schedule cron was set aside:") for text in attention(world.queue)
+    )
+    assert finding(world.queue, "schedules").level == "warning"
     eventually(lambda: len(told) == len(BROKEN) + 1, "people are told")
     assert {alert.kind for alert in told} == {"schedule_broken", "schedule_disabled"}
 
     add(scheduler, "broken 0", on_conflict="replace")  # written anew, it is as good as any
-    clock.set(at(6, 9))
+    world.clock.set(at(6, 9))
     assert scheduler.tick().fired == 2
 
 
 @pytest.mark.untidy  # what is broken stays so until the doctor comes
-def test_a_task_whose_record_is_broken_stops_no_other(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "bad document", "bad status", "fine")
-    redis_client.hset(queue.keys["tasks"], "bad document", "not JSON")
-    redis_client.hset(queue.keys["status"], "bad status", "not JSON")
+def test_a_task_whose_record_is_broken_stops_no_other(world: World) -> None:
+    world.push("bad document", "bad status", "fine")
+    world.redis.hset(world.keys["tasks"], "bad document", "not JSON")
+    world.redis.hset(world.keys["status"], "bad status", "not JSON")
 
-    assert [claim.task.task_id for claim in queue.claim("w", limit=10)] == ["fine"]
+    assert [claim.task.task_id for claim in world.queue.claim("w", limit=10)] == ["fine"]
 
-    assert info_of(queue, "bad document").state == "buried"
-    assert metric(queue, "broken_tasks_total") >= 1
-    wrong = [each for each in Doctor(queue).examine(fix=True) if each.check.startswith("records")]
+    assert info_of(world.queue, "bad document").state == "buried"
+    assert metric(world.queue, "broken_tasks_total") >= 1
+    wrong = [
+        each for each in Doctor(world.queue).examine(fix=True) if each.check.startswith("records")
+    ]
     assert any("bad status" in each.text for each in wrong)
 
 

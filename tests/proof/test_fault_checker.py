@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from support import claim_one, make_task
+from helpers.tasks import claim_one, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.models import Claim
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.untidy  # that is what the checker is to see
 COUNTS = ("lost", "unexpected", "duplicated", "doubled", "repeated_completions", "unfinished")
 
 
-class World:
+class Storm:
     """A queue on which two tasks were pushed and run, with the journals of who did it."""
 
     def __init__(self, queue: TaskQueue, client: redis.Redis, folder: Path) -> None:
@@ -54,10 +54,10 @@ class World:
 
 
 @pytest.fixture
-def world(redis_client: redis.Redis, clock: ManualClock, tmp_path: Path) -> Iterator[World]:
+def storm(redis_client: redis.Redis, clock: ManualClock, tmp_path: Path) -> Iterator[Storm]:
     with TaskQueue(redis_client, clock=clock) as queue:
         queue.configure(keep_finished=1000, keep_dead=1000)
-        yield World(queue, redis_client, tmp_path)
+        yield Storm(queue, redis_client, tmp_path)
 
 
 def found(verdict: Verdict) -> dict[str, int]:
@@ -66,115 +66,115 @@ def found(verdict: Verdict) -> dict[str, int]:
     return {name: getattr(verdict, name) for name in names if getattr(verdict, name)}
 
 
-def test_a_world_in_which_nothing_went_wrong_has_no_violation(world: World) -> None:
-    verdict = world.verdict()
+def test_a_storm_in_which_nothing_went_wrong_has_no_violation(storm: Storm) -> None:
+    verdict = storm.verdict()
     assert found(verdict) == {}
     assert (verdict.tasks, verdict.runs, verdict.acknowledged) == (2, 2, 2)
     assert verdict.violations(durable=True) == 0
 
 
-def test_a_task_that_was_acknowledged_and_is_not_there_is_lost(world: World) -> None:
-    world.push(2, "ok", store=False)
-    verdict = world.verdict()
+def test_a_task_that_was_acknowledged_and_is_not_there_is_lost(storm: Storm) -> None:
+    storm.push(2, "ok", store=False)
+    verdict = storm.verdict()
     assert found(verdict) == {"lost": 1}
     assert verdict.violations(durable=True) == 1
     assert verdict.violations(durable=False) == 0
 
 
-def test_what_nobody_knows_may_be_there_or_not(world: World) -> None:
-    world.push(2, "unknown", store=False)
-    world.push(3, "unknown")
-    world.work()
-    assert found(world.verdict()) == {}
+def test_what_nobody_knows_may_be_there_or_not(storm: Storm) -> None:
+    storm.push(2, "unknown", store=False)
+    storm.push(3, "unknown")
+    storm.work()
+    assert found(storm.verdict()) == {}
 
 
-def test_a_task_that_nobody_meant_to_push_is_unexpected(world: World) -> None:
-    world.queue.push(make_task(task_id="p9-9.1"))
-    world.work()
-    assert found(world.verdict()) == {"unexpected": 1}
+def test_a_task_that_nobody_meant_to_push_is_unexpected(storm: Storm) -> None:
+    storm.queue.push(make_task(task_id="p9-9.1"))
+    storm.work()
+    assert found(storm.verdict()) == {"unexpected": 1}
 
 
-def test_a_task_that_was_refused_and_is_there_is_unexpected(world: World) -> None:
-    world.push(2, "failed")
-    world.work()
-    assert found(world.verdict()) == {"unexpected": 1}
+def test_a_task_that_was_refused_and_is_there_is_unexpected(storm: Storm) -> None:
+    storm.push(2, "failed")
+    storm.work()
+    assert found(storm.verdict()) == {"unexpected": 1}
 
 
-def test_a_task_that_has_not_ended_is_seen(world: World) -> None:
-    world.push(2, "ok")
-    assert found(world.verdict()) == {"unfinished": 1}
+def test_a_task_that_has_not_ended_is_seen(storm: Storm) -> None:
+    storm.push(2, "ok")
+    assert found(storm.verdict()) == {"unfinished": 1}
 
 
-def test_a_task_that_was_finished_and_never_run_is_seen(world: World) -> None:
-    world.push(2, "ok")
-    world.queue.finish(claim_one(world.queue))
-    assert found(world.verdict()) == {"unfinished": 1}
+def test_a_task_that_was_finished_and_never_run_is_seen(storm: Storm) -> None:
+    storm.push(2, "ok")
+    storm.queue.finish(claim_one(storm.queue))
+    assert found(storm.verdict()) == {"unfinished": 1}
 
 
-def test_a_task_that_was_enqueued_twice_is_seen(world: World) -> None:
-    world.client.hincrby(world.queue.keys["fair"], "seq", 1)
-    assert found(world.verdict()) == {"duplicated": 1}
+def test_a_task_that_was_enqueued_twice_is_seen(storm: Storm) -> None:
+    storm.client.hincrby(storm.queue.keys["fair"], "seq", 1)
+    assert found(storm.verdict()) == {"duplicated": 1}
 
 
-def test_a_completion_that_was_counted_twice_is_seen(world: World) -> None:
-    world.client.hincrby(world.queue.keys["stats"], "finished", 1)
-    assert found(world.verdict()) == {"doubled": 1}
+def test_a_completion_that_was_counted_twice_is_seen(storm: Storm) -> None:
+    storm.client.hincrby(storm.queue.keys["stats"], "finished", 1)
+    assert found(storm.verdict()) == {"doubled": 1}
 
 
-def test_a_completion_that_two_workers_were_told_of_is_seen(world: World) -> None:
-    world.worker.note("done", ["p0-0.0"])
-    verdict = world.verdict()
+def test_a_completion_that_two_workers_were_told_of_is_seen(storm: Storm) -> None:
+    storm.worker.note("done", ["p0-0.0"])
+    verdict = storm.verdict()
     assert found(verdict) == {"repeated_completions": 1}
     assert verdict.violations(durable=False) == 0
 
 
-def test_a_completion_that_was_acknowledged_and_is_not_there_is_lost(world: World) -> None:
-    world.push(2, "ok")
-    claim = claim_one(world.queue)
-    world.worker.note("run", "p0-0.2", "alice", 0.0, None)
-    world.worker.note("done", ["p0-0.2"])
-    world.queue.bury(claim, "no")
-    assert found(world.verdict()) == {"lost": 1}
+def test_a_completion_that_was_acknowledged_and_is_not_there_is_lost(storm: Storm) -> None:
+    storm.push(2, "ok")
+    claim = claim_one(storm.queue)
+    storm.worker.note("run", "p0-0.2", "alice", 0.0, None)
+    storm.worker.note("done", ["p0-0.2"])
+    storm.queue.bury(claim, "no")
+    assert found(storm.verdict()) == {"lost": 1}
 
 
-def test_structures_that_do_not_agree_are_seen(world: World) -> None:
-    world.client.hset(world.queue.keys["running"], "alice", 3)
-    assert found(world.verdict()) == {"disagreements": 1}
+def test_structures_that_do_not_agree_are_seen(storm: Storm) -> None:
+    storm.client.hset(storm.queue.keys["running"], "alice", 3)
+    assert found(storm.verdict()) == {"disagreements": 1}
 
 
-def steady(world: World, clock: ManualClock) -> TaskScheduler:
+def steady(storm: Storm, clock: ManualClock) -> TaskScheduler:
     """A scheduler with a schedule of every second, which has fired twice."""
-    scheduler = TaskScheduler(world.queue)
+    scheduler = TaskScheduler(storm.queue)
     scheduler.add_schedule("* * * * * *", "alice", schedule_id="steady-0")
     for _ in range(2):
         clock.advance(1)
         scheduler.tick()
-        world.work()
+        storm.work()
     return scheduler
 
 
-def test_moments_that_add_up_are_right(world: World, clock: ManualClock) -> None:
-    scheduler = steady(world, clock)
+def test_moments_that_add_up_are_right(storm: Storm, clock: ManualClock) -> None:
+    scheduler = steady(storm, clock)
     clock.advance(3)  # two are missed
     scheduler.tick()
-    world.work()
-    verdict = world.verdict()
+    storm.work()
+    verdict = storm.verdict()
     assert (found(verdict), verdict.fires, verdict.missed) == ({}, 3, 2)
 
 
 @pytest.mark.parametrize("count", ["runs", "missed"])
-def test_moments_that_do_not_add_up_are_seen(world: World, clock: ManualClock, count: str) -> None:
-    steady(world, clock)
-    key = world.queue.keys["schedule_state"]
-    state: dict[str, Any] = json.loads(world.client.hget(key, "steady-0") or b"")
+def test_moments_that_do_not_add_up_are_seen(storm: Storm, clock: ManualClock, count: str) -> None:
+    steady(storm, clock)
+    key = storm.queue.keys["schedule_state"]
+    state: dict[str, Any] = json.loads(storm.client.hget(key, "steady-0") or b"")
     state[count] = state.get(count, 0) + 1
-    world.client.hset(key, "steady-0", json.dumps(state))
-    assert found(world.verdict()) == {"schedules_wrong": 2 if count == "runs" else 1}
+    storm.client.hset(key, "steady-0", json.dumps(state))
+    assert found(storm.verdict()) == {"schedules_wrong": 2 if count == "runs" else 1}
 
 
-def test_schedules_are_lost_or_left(world: World) -> None:
-    scheduler = TaskScheduler(world.queue)
-    editor = Journal(world.folder / "e0-0.journal")
+def test_schedules_are_lost_or_left(storm: Storm) -> None:
+    scheduler = TaskScheduler(storm.queue)
+    editor = Journal(storm.folder / "e0-0.journal")
     for name in ("kept", "left"):
         scheduler.add_schedule("0 9 * * *", "alice", schedule_id=name)
     for name in ("kept", "left", "lost"):
@@ -182,7 +182,7 @@ def test_schedules_are_lost_or_left(world: World) -> None:
         editor.note("add", name, "ok")
     editor.note("remove", "left", "intent")
     editor.note("remove", "left", "ok")
-    assert found(world.verdict()) == {"lost": 1, "unexpected": 1}
+    assert found(storm.verdict()) == {"lost": 1, "unexpected": 1}
 
 
 def test_a_line_that_was_torn_is_left_out(tmp_path: Path) -> None:

@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.state import check_consistency, stats
+from helpers.tasks import claim_one, ids_of, make_task, push
+from helpers.waiting import eventually, in_thread
+from helpers.waiting import until_blocked as until_waiting
 from prometheus_client import CollectorRegistry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from scheduling import eventually
-from support import check_consistency, claim_one, ids_of, in_thread, make_task, push, stats
-from support import until_blocked as until_waiting
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import FairQueueError, RedisUnavailable

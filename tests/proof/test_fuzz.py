@@ -20,16 +20,17 @@ from typing import Any, TypeVar, cast
 import click
 import pytest
 import redis
-from commands import Cli, all_commands
+from helpers.commands import Cli, all_commands
+from helpers.rest import PROBLEM, Api
+from helpers.state import State, changes
+from helpers.tasks import claim_one, make_task
+from helpers.world import World
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from rest import PROBLEM, make_world
-from scheduling import state_of
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message
-from support import State, changes, claim_one, make_task, push
 
 from fairqueue import FairQueueError, History, Task, TaskQueue, TaskScheduler, Worker
 from fairqueue.access.credentials import AccessStore, Actor
@@ -212,21 +213,12 @@ SCHEDULE_FIELDS = (
 )
 
 
-@dataclass(frozen=True)
-class World:
-    """A queue with a task and a schedule, and all that speaks Python to it."""
+class FuzzedWorld(World):
+    """A queue with a task and a schedule."""
 
-    queue: TaskQueue
-    scheduler: TaskScheduler
-    client: redis.Redis
-
-    @property
-    def inspector(self) -> Inspector:
-        return Inspector(self.queue)
-
-    def state(self) -> State:
-        """All that is stored, but for what is written down about requests."""
-        state = state_of(self.client)
+    def state(self, **options: Any) -> State:
+        """All that is stored, without the records of requests."""
+        state = super().state(**options)
         return {name: value for name, value in state.items() if name not in ABOUT_REQUESTS}
 
 
@@ -239,7 +231,7 @@ def schedule_fields(**given: Any) -> dict[str, Any]:
     return {"user_id": "alice", **rule, **given}
 
 
-Call = Callable[[World, dict[str, Any]], object]
+Call = Callable[[FuzzedWorld, dict[str, Any]], object]
 
 WRITES: dict[str, tuple[st.SearchStrategy[dict[str, Any]], Call]] = {
     "push": (
@@ -331,50 +323,52 @@ def named(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def world(queue: TaskQueue, scheduler: TaskScheduler, redis_client: redis.Redis) -> World:
-    push(queue, "waiting")
-    scheduler.add_schedule("0 9 * * *", "alice", schedule_id="nine")
-    return World(queue, scheduler, redis_client)
+def fuzzed(world: World) -> FuzzedWorld:
+    world.push("waiting")
+    world.add("nine")
+    return FuzzedWorld(world.redis, world.clock, world.queue, world.registry)
 
 
-def refused(world: World, call: Callable[[], object]) -> bool:
+def refused(fuzzed: FuzzedWorld, call: Callable[[], object]) -> bool:
     """Make a call: it succeeds, or raises an error of ours that changed nothing."""
-    before = world.state()
+    before = fuzzed.state()
     try:
         call()
     except FairQueueError as error:
         text = str(error)
         assert text
         assert len(text) < 20_000
-        assert changes(before, world.state()) == {}
+        assert changes(before, fuzzed.state()) == {}
         return True
     return False
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("name", WRITES)
-def test_what_is_refused_changes_nothing(world: World, name: str) -> None:
+def test_what_is_refused_changes_nothing(fuzzed: FuzzedWorld, name: str) -> None:
     given_fields, call = WRITES[name]
     count = [0, 0]
 
     @fuzz(25)
     @given(given_fields)
     def run(given: dict[str, Any]) -> None:
-        count[refused(world, lambda: call(world, build(given)))] += 1
+        count[refused(fuzzed, lambda: call(fuzzed, build(given)))] += 1
 
     run()
     assert count[True]
 
 
 @pytest.mark.parametrize("revision", ["", " ", "\0", "\ud800", "x" * 1000])
-def test_a_revision_that_no_schedule_has_is_not_taken_for_none(world: World, revision: str) -> None:
-    assert refused(world, lambda: world.scheduler.remove_schedule("nine", if_revision=revision))
+def test_a_revision_that_no_schedule_has_is_not_taken_for_none(
+    fuzzed: FuzzedWorld, revision: str
+) -> None:
+    assert refused(fuzzed, lambda: fuzzed.scheduler.remove_schedule("nine", if_revision=revision))
     assert refused(
-        world, lambda: world.scheduler.update_schedule("nine", if_revision=revision, jitter=1)
+        fuzzed, lambda: fuzzed.scheduler.update_schedule("nine", if_revision=revision, jitter=1)
     )
 
 
-LOOK_UPS: dict[str, Callable[[World, Any], object]] = {
+LOOK_UPS: dict[str, Callable[[FuzzedWorld, Any], object]] = {
     "get": lambda w, value: w.queue.get(value),
     "explain": lambda w, value: w.queue.explain(value),
     "size": lambda w, value: w.queue.size(value),
@@ -425,63 +419,63 @@ def str_of(value: Any) -> str:
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("name", LOOK_UPS)
-def test_a_look_up_with_anything_finds_nothing_or_says_why(world: World, name: str) -> None:
+def test_a_look_up_with_anything_finds_nothing_or_says_why(fuzzed: FuzzedWorld, name: str) -> None:
     call = LOOK_UPS[name]
 
     @fuzz(12)
     @given(values)
     def run(value: Any) -> None:
-        before = world.state()
-        refused(world, lambda: call(world, build(value)))
+        before = fuzzed.state()
+        refused(fuzzed, lambda: call(fuzzed, build(value)))
         if name != "cancel" or value != "waiting":
-            assert changes(before, world.state()) == {}
+            assert changes(before, fuzzed.state()) == {}
 
     run()
 
 
 @fuzz(30)
 @given(payload=plain, text=st.text(min_size=1, max_size=200))
-def check_round_trip(world: World, payload: dict[str, Any], text: str) -> None:
+def check_round_trip(fuzzed: FuzzedWorld, payload: dict[str, Any], text: str) -> None:
     """What is taken comes back the same: by get, claim, history, schedule, export and import."""
     try:
         task = Task.create(user_id=text, name=text, payload=payload)
     except FairQueueError:
         return  # the text has a control character, or the number is too long
-    world.queue.push(task)
-    info = world.queue.get(task.task_id)
+    fuzzed.queue.push(task)
+    info = fuzzed.queue.get(task.task_id)
     assert info is not None
     assert info.task is not None
     assert (info.user_id, info.name, info.task.payload) == (text, text, payload)
-    details = History(world.queue).get(task.task_id)
+    details = History(fuzzed.queue).get(task.task_id)
     assert details is not None
     assert details.task == info.task
     rule: dict[str, Any] = {"every": 60, "user_id": text, "name": text, "payload": payload}
-    schedule_id = world.scheduler.add_schedule(metadata=payload, **rule)
+    schedule_id = fuzzed.scheduler.add_schedule(metadata=payload, **rule)
     (document,) = (
         each
-        for each in world.scheduler.export_schedules(user_id=text)
+        for each in fuzzed.scheduler.export_schedules(user_id=text)
         if each["schedule_id"] == schedule_id
     )
-    assert world.scheduler.import_schedules([document], dry_run=True).is_empty
-    assert world.scheduler.import_schedules(
+    assert fuzzed.scheduler.import_schedules([document], dry_run=True).is_empty
+    assert fuzzed.scheduler.import_schedules(
         load_schedules(json.dumps([document])), dry_run=True
     ).is_empty
-    stored = world.scheduler.get_schedule(schedule_id)
+    stored = fuzzed.scheduler.get_schedule(schedule_id)
     assert stored is not None
     assert (stored.user_id, stored.payload, stored.metadata) == (text, payload, payload)
-    world.scheduler.remove_schedule(schedule_id)
-    claim = claim_one(world.queue)
+    fuzzed.scheduler.remove_schedule(schedule_id)
+    claim = claim_one(fuzzed.queue)
     assert (claim.task.task_id, claim.task.payload) == (task.task_id, payload)
-    world.queue.finish(claim, payload)
-    done = world.queue.get(task.task_id)
+    fuzzed.queue.finish(claim, payload)
+    done = fuzzed.queue.get(task.task_id)
     assert done is not None
     assert done.result == payload
 
 
 @pytest.mark.untidy
-def test_what_is_accepted_comes_back_the_same(world: World) -> None:
-    world.queue.cancel("waiting")
-    check_round_trip(world)
+def test_what_is_accepted_comes_back_the_same(fuzzed: FuzzedWorld) -> None:
+    fuzzed.queue.cancel("waiting")
+    check_round_trip(fuzzed)
 
 
 DOCUMENTS = [
@@ -530,20 +524,20 @@ DOCUMENTS = [
 @pytest.mark.parametrize("format", ["json", "yaml"])
 @pytest.mark.parametrize("text", DOCUMENTS, ids=lambda text: repr(text[:40]))
 def test_no_text_of_an_import_is_trusted(
-    world: World, redis_url: str, format: str, text: str
+    fuzzed: FuzzedWorld, redis_url: str, format: str, text: str
 ) -> None:
     def load() -> None:
         documents = load_schedules(text, format)
-        world.scheduler.import_schedules(documents)
+        fuzzed.scheduler.import_schedules(documents)
         assert all(
-            schedule.user_id in ("u", "alice") for schedule in world.scheduler.list_schedules()
+            schedule.user_id in ("u", "alice") for schedule in fuzzed.scheduler.list_schedules()
         )
 
-    refused(world, load)
-    before = world.state()
+    refused(fuzzed, load)
+    before = fuzzed.state()
     done = Cli(redis_url).run("import", "-", "--format", format, "--dry-run", input=text)
     check_ending(done.code, done.err)
-    assert changes(before, world.state()) == {}
+    assert changes(before, fuzzed.state()) == {}
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -653,28 +647,30 @@ LINES = [
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("words", LINES, ids=lambda words: repr(words)[:60])
-def test_no_line_breaks_the_program(world: World, redis_url: str, words: list[str]) -> None:
-    before = world.state()
+def test_no_line_breaks_the_program(fuzzed: FuzzedWorld, redis_url: str, words: list[str]) -> None:
+    before = fuzzed.state()
     done = Cli(redis_url).run(*words)
     check_ending(done.code, done.err)
     if done.code:
-        assert changes(before, world.state()) == {}
+        assert changes(before, fuzzed.state()) == {}
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_words_break_a_command(world: World, redis_url: str, name: str, tmp_path: Any) -> None:
+def test_no_words_break_a_command(
+    fuzzed: FuzzedWorld, redis_url: str, name: str, tmp_path: Any
+) -> None:
     command = COMMANDS[name]
     cli = Cli(redis_url)
 
     @fuzz(5)
     @given(arguments_of(command))
     def run(words: list[str]) -> None:
-        before = world.state()
+        before = fuzzed.state()
         done = cli.run(*name.split(), *words, input="[]")
         check_ending(done.code, done.err)
         if done.code in (2, 4, 5):
-            assert changes(before, world.state()) == {}
+            assert changes(before, fuzzed.state()) == {}
 
     here = os.getcwd()
     os.chdir(tmp_path)  # `export` writes to any file that is named
@@ -892,20 +888,17 @@ requests = st.fixed_dictionaries(
 @pytest.mark.parametrize(
     "operation", ENDPOINTS, ids=lambda operation: f"{operation.method} {operation.path}"
 )
-def test_no_bytes_break_the_rest_api(
-    operation: Any, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    world = make_world(queue, clock, redis_client)
-    key = ("Bearer " + world.keys["admin", None]).encode()
+def test_no_bytes_break_the_rest_api(operation: Any, api: Api) -> None:
+    key = ("Bearer " + api.keys["admin", None]).encode()
 
     @fuzz(7)
     @given(requests)
     def run(given: dict[str, Any]) -> None:
         path = re.sub(rb"\{\w+\}", lambda _: given["word"], operation.path.encode())
         kind = [] if given["type"] is None else [(b"content-type", given["type"])]
-        before = world.state()
+        before = api.state()
         answer = ask(
-            world.app,
+            api.app,
             operation.method,
             PREFIX.encode() + path + given["query"],
             [(b"authorization", key), *kind, *given["headers"]],
@@ -914,7 +907,7 @@ def test_no_bytes_break_the_rest_api(
         if operation.path != "/ready":
             answer.check()
         if answer.status >= 400:
-            assert changes(before, world.state()) == {}
+            assert changes(before, api.state()) == {}
 
     run()
 
@@ -940,8 +933,8 @@ def test_no_bytes_break_the_rest_api(
     ],
     ids=lambda value: repr(value[:20]),
 )
-def test_no_bytes_are_a_credential(world: World, credential: bytes) -> None:
-    app = create_app(world.queue, dashboard=False)
+def test_no_bytes_are_a_credential(fuzzed: FuzzedWorld, credential: bytes) -> None:
+    app = create_app(fuzzed.queue, dashboard=False)
     for name, value in (
         (b"authorization", credential),
         (b"cookie", b"fairqueue_session=" + credential),
@@ -951,9 +944,9 @@ def test_no_bytes_are_a_credential(world: World, credential: bytes) -> None:
         assert answer.status == 401
 
 
-def test_a_body_that_never_ends_is_refused(world: World) -> None:
+def test_a_body_that_never_ends_is_refused(fuzzed: FuzzedWorld) -> None:
     """Without a length, as chunks may come."""
-    app = create_app(world.queue, dashboard=False, auth=False)
+    app = create_app(fuzzed.queue, dashboard=False, auth=False)
     kind = [(b"content-type", b"application/json")]
     answer = ask(app, "POST", PREFIX.encode() + b"/tasks", kind, b" " * (17 * 1024 * 1024))
     assert answer.status == 413
@@ -1005,8 +998,8 @@ forms = st.one_of(
 
 
 @pytest.mark.untidy
-def test_no_form_breaks_the_dashboard(world: World) -> None:
-    app = create_app(world.queue, auth=False)
+def test_no_form_breaks_the_dashboard(fuzzed: FuzzedWorld) -> None:
+    app = create_app(fuzzed.queue, auth=False)
     paths = form_routes(app)
     assert len(paths) > 15
     kinds = (
@@ -1202,16 +1195,16 @@ EXTRA = (
 )
 
 
-def fill(queue: TaskQueue, clock: ManualClock) -> None:
+def fill(world: World) -> None:
     """One of everything that mallory can have, and a schedule and tasks of somebody healthy."""
-    access = AccessStore(queue.link)
+    access = AccessStore(world.queue.link)
     access.create_key("mallory", "viewer", by="test")
     access.redeem(access.create_login(Actor(name="mallory")))
-    queue.configure(keep_finished=500)
-    queue.set_user("mallory", weight=2.0, max_running=50, rate=100.0, tenant="acme")
-    queue.set_limits("slow", slots=1, rate=100.0, timeout=60.0)
-    _fill_tasks(queue)
-    scheduler = TaskScheduler(queue, "one", registry=CollectorRegistry())
+    world.queue.configure(keep_finished=500)
+    world.queue.set_user("mallory", weight=2.0, max_running=50, rate=100.0, tenant="acme")
+    world.queue.set_limits("slow", slots=1, rate=100.0, timeout=60.0)
+    _fill_tasks(world)
+    scheduler = TaskScheduler(world.queue, "one", registry=CollectorRegistry())
     rule: dict[str, Any] = {"user_id": "mallory", "tenant": "acme"}
     scheduler.add_schedule(
         "* * * * *", schedule_id="m-cron", overlap="buffer_one", misfire="fire_all", **rule
@@ -1222,46 +1215,46 @@ def fill(queue: TaskQueue, clock: ManualClock) -> None:
     scheduler.add_schedule("0 9 * * *", schedule_id="m-paused", **rule)
     scheduler.pause_schedule("m-paused", by="mallory", note="x")
     for _ in range(2):
-        clock.advance(60)
+        world.advance(60)
         scheduler.tick()
     scheduler.update_schedule("m-cron", payload={"b": 2}, changed_by="mallory")
-    replies = ReplyStore(queue.link)
+    replies = ReplyStore(world.queue.link)
     token = replies.begin("mallory-key", "d").token
     replies.done("mallory-key", 200, {}, "x", token=token)
     replies.begin("mallory-open", "d")
-    Inspector(queue, Actor(name="mallory")).users.set("mallory", weight=3.0)
-    SampleStore(queue.link).take()
+    Inspector(world.queue, Actor(name="mallory")).users.set("mallory", weight=3.0)
+    SampleStore(world.queue.link).take()
     worker = {"host": "h", "pid": 1, "version": "0", "slots": 2, "names": ["*"], "current": []}
-    WorkerStore(queue.link).beat(
+    WorkerStore(world.queue.link).beat(
         {**worker, "running": 0, "started": 1_700_000_000_000}, "mallory-worker"
     )
     scheduler.add_schedule(every=60, user_id="healthy", schedule_id="h-every")
-    push(queue, "h-1", "h-2", user_id="healthy")
-    clock.advance(60)  # so that the term of the leader is over
+    world.push("h-1", "h-2", user_id="healthy")
+    world.advance(60)  # so that the term of the leader is over
 
 
-def _fill_tasks(queue: TaskQueue) -> None:
-    push(queue, "m-dead", "m-done", "m-cancelled", user_id="mallory", tenant="acme")
-    queue.bury(claim_one(queue), "boom: 7")
-    queue.finish(claim_one(queue), {"a": 1})
-    queue.cancel("m-cancelled")
-    push(queue, "m-retried", user_id="mallory")
-    queue.retry(claim_one(queue), "no", 5)
-    push(queue, "m-slow-1", "m-slow-2", user_id="mallory", name="slow")
-    claim_one(queue)
-    queue.claim("w")
-    push(queue, "m-running", user_id="mallory")
-    claim_one(queue)
-    push(queue, "m-waiting", user_id="mallory", payload={"a": [1, 2]})
-    push(queue, "m-later", user_id="mallory", delay=3600)
-    push(queue, "m-critical", user_id="mallory", priority=6)
+def _fill_tasks(world: World) -> None:
+    world.push("m-dead", "m-done", "m-cancelled", user_id="mallory", tenant="acme")
+    world.queue.bury(world.claim_one(), "boom: 7")
+    world.queue.finish(world.claim_one(), {"a": 1})
+    world.queue.cancel("m-cancelled")
+    world.push("m-retried", user_id="mallory")
+    world.queue.retry(world.claim_one(), "no", 5)
+    world.push("m-slow-1", "m-slow-2", user_id="mallory", name="slow")
+    world.claim_one()
+    world.queue.claim("w")
+    world.push("m-running", user_id="mallory")
+    world.claim_one()
+    world.push("m-waiting", user_id="mallory", payload={"a": [1, 2]})
+    world.push("m-later", user_id="mallory", delay=3600)
+    world.push("m-critical", user_id="mallory", priority=6)
 
 
 @pytest.fixture
-def planted(queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis) -> Planted:
-    fill(queue, clock)
-    app = create_app(queue, auth=False, rate=1e6, burst=1_000_000)
-    planted = Planted(queue=queue, clock=clock, client=redis_client, app=app)
+def planted(world: World) -> Planted:
+    fill(world)
+    app = create_app(world.queue, auth=False, rate=1e6, burst=1_000_000)
+    planted = Planted(queue=world.queue, clock=world.clock, client=world.redis, app=app)
     planted.keep()
     return planted
 

@@ -13,12 +13,13 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.tasks import claim_one, fill, ids_of, make_task, push, served_users
+from helpers.world import World
 from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as Metric
 from redis.connection import AbstractConnection
 from starlette.applications import Starlette
 from starlette.requests import Request
-from support import claim_one, dump, fill, ids_of, make_task, push, served_users, stats
 
 from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
@@ -75,44 +76,42 @@ def fire(scheduler: TaskScheduler, reading: Reading) -> TickReport | None:
     return report if scheduler._handle(reading, report, None) else None
 
 
-def leader(client: redis.Redis, queue: TaskQueue) -> Any:
+def leader(world: World) -> Any:
     """Who leads, as the record says."""
-    return json.loads(cast(bytes, client.get(queue.keys["leader"])))["scheduler"]
+    return json.loads(cast(bytes, world.redis.get(world.keys["leader"])))["scheduler"]
 
 
-def plan(client: redis.Redis, queue: TaskQueue) -> bytes:
+def plan(world: World) -> bytes:
     """The plan of schedule `s`."""
-    return cast(bytes, client.hget(queue.keys["plan"], "s"))
+    return cast(bytes, world.redis.hget(world.keys["plan"], "s"))
 
 
 # --- leadership -----------------------------------------------------------------------------------
 
 
 def test_a_leader_whose_place_is_taken_fires_nothing(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, new: TaskScheduler
+    world: World, old: TaskScheduler, new: TaskScheduler
 ) -> None:
-    reading = read_due(old, clock)
-    clock.advance(TERM_S)
+    reading = read_due(old, world.clock)
+    world.advance(TERM_S)
     assert new._leadership.lead(10).is_leader
     assert fire(old, reading) is None
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
-def test_a_leader_whose_term_is_over_fires_nothing(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    reading = read_due(old, clock)
-    clock.advance(TERM_S)
+def test_a_leader_whose_term_is_over_fires_nothing(world: World, old: TaskScheduler) -> None:
+    reading = read_due(old, world.clock)
+    world.advance(TERM_S)
     assert fire(old, reading) is None
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
 def test_a_follower_does_not_take_a_term_that_runs(
-    redis_client: redis.Redis, queue: TaskQueue, old: TaskScheduler, new: TaskScheduler
+    world: World, old: TaskScheduler, new: TaskScheduler
 ) -> None:
     old.tick()
     assert not new.tick().is_leader
-    assert leader(redis_client, queue) == "old"
+    assert leader(world) == "old"
 
 
 def test_a_term_of_a_clock_that_was_set_back_keeps_nobody_waiting(
@@ -135,31 +134,27 @@ def test_a_clock_that_is_set_back_by_up_to_a_term_changes_no_leader(
 
 
 def test_a_stale_leader_resigns_nobody_elses_term(
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    clock: ManualClock,
-    old: TaskScheduler,
-    new: TaskScheduler,
+    world: World, old: TaskScheduler, new: TaskScheduler
 ) -> None:
     old.tick()
-    clock.advance(TERM_S)
+    world.advance(TERM_S)
     new.tick()
     old.stop()
-    assert leader(redis_client, queue) == "new"
+    assert leader(world) == "new"
 
 
 # --- schedules ------------------------------------------------------------------------------------
 
 
 def test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+    world: World, old: TaskScheduler
 ) -> None:
-    reading = read_due(old, clock)
+    reading = read_due(old, world.clock)
     old.update_schedule("s", payload={"n": 2})
     report = fire(old, reading)
     assert report is not None
     assert (report.fired, report.moved) == (0, 1)
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
 def test_a_fire_that_was_made_already_is_left_alone(clock: ManualClock, old: TaskScheduler) -> None:
@@ -170,50 +165,46 @@ def test_a_fire_that_was_made_already_is_left_alone(clock: ManualClock, old: Tas
     assert (report.fired, report.moved) == (0, 1)
 
 
-def test_a_fire_advances_the_plan_with_the_task(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    revision, moment = plan(redis_client, queue).split(b" ")
-    clock.advance(60)
+def test_a_fire_advances_the_plan_with_the_task(world: World, old: TaskScheduler) -> None:
+    revision, moment = plan(world).split(b" ")
+    world.advance(60)
     assert old.tick().fired == 1
-    assert plan(redis_client, queue) == b"%b %d" % (revision, int(moment) + 60_000)
+    assert plan(world) == b"%b %d" % (revision, int(moment) + 60_000)
     assert old.tick().fired == 0
-    clock.advance(60)
+    world.advance(60)
     assert old.tick().fired == 1
 
 
-def test_a_moment_that_comes_again_is_the_same_task(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    clock.advance(60)
+def test_a_moment_that_comes_again_is_the_same_task(world: World, old: TaskScheduler) -> None:
+    world.advance(60)
     old.tick()
-    queue.finish(claim_one(queue))
-    clock.advance(-60)
+    world.queue.finish(world.claim_one())
+    world.advance(-60)
     old.remove_schedule("s")
     old.add_schedule("* * * * *", "alice", payload={"n": 1}, schedule_id="s")
-    clock.advance(60)
+    world.advance(60)
     assert old.tick().fired == 1
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
 def test_a_moment_is_not_fired_again_when_the_clock_was_set_back(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+    world: World, old: TaskScheduler
 ) -> None:
-    queue.configure(keep_finished=0)
+    world.queue.configure(keep_finished=0)
     for _ in range(3):
-        clock.advance(60)
+        world.advance(60)
         assert old.tick().fired == 1
-        queue.finish(claim_one(queue))
-    clock.advance(3600)  # long enough for all to be forgotten
-    queue.set_user("bob", weight=2)
-    clock.advance(3600)
-    queue.set_user("bob", weight=1)
-    clock.advance(-7380)
+        world.queue.finish(world.claim_one())
+    world.advance(3600)  # long enough for all to be forgotten
+    world.queue.set_user("bob", weight=2)
+    world.advance(3600)
+    world.queue.set_user("bob", weight=1)
+    world.advance(-7380)
     old.update_schedule("s", cron_expr="*/1 * * * *")
     for fired in (0, 0, 0, 0, 1):
         report = old.tick()
-        assert (report.fired, report.missed, queue.size()) == (fired, 0, fired)
-        clock.advance(60)
+        assert (report.fired, report.missed, world.queue.size()) == (fired, 0, fired)
+        world.advance(60)
 
 
 def test_moments_before_one_that_was_fired_are_not_missed_when_the_clock_was_set_back(
@@ -232,30 +223,26 @@ def test_moments_before_one_that_was_fired_are_not_missed_when_the_clock_was_set
     assert schedule.missed_count == 0
 
 
-def test_a_refused_fire_keeps_its_plan(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    queue.configure(max_waiting=1)
-    push(queue, "in the way")
-    before = plan(redis_client, queue)
-    clock.advance(60)
+def test_a_refused_fire_keeps_its_plan(world: World, old: TaskScheduler) -> None:
+    world.queue.configure(max_waiting=1)
+    world.push("in the way")
+    before = plan(world)
+    world.advance(60)
     assert old.tick().refused == 1
-    assert plan(redis_client, queue) == before
-    assert queue.size() == 1
+    assert plan(world) == before
+    assert world.queue.size() == 1
 
 
-def update_from(
-    queue: TaskQueue, client: redis.Redis, clock: ManualClock, **read: bytes | str
-) -> list[bytes]:
+def update_from(world: World, **read: bytes | str) -> list[bytes]:
     """Send an update that was made from what was read, which is what is stored unless given."""
-    now_ms = clock.now_ms()
-    stored = cast(bytes, client.hget(queue.keys["schedules"], "s"))
+    now_ms = world.clock.now_ms()
+    stored = cast(bytes, world.redis.hget(world.keys["schedules"], "s"))
     arguments: dict[str, Any] = {
         "op": "op",
         "client_now": now_ms,
         "id": "s",
         "expected": stored,
-        "base": plan(client, queue).partition(b" ")[0],
+        "base": plan(world).partition(b" ")[0],
         "definition": '{"spoilt":true}',
         "user": "alice",
         "tenant": "",
@@ -270,39 +257,35 @@ def update_from(
         "noted": "",
         "change": "",
     }
-    answer: list[bytes] = queue.link.run("update_schedule", **(arguments | read))
+    answer: list[bytes] = world.queue.link.run("update_schedule", **(arguments | read))
     return answer
 
 
-def test_an_update_from_an_old_text_changes_nothing(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    assert update_from(queue, redis_client, clock, expected="what it was") == [b"changed"]
+def test_an_update_from_an_old_text_changes_nothing(world: World, old: TaskScheduler) -> None:
+    assert update_from(world, expected="what it was") == [b"changed"]
     schedule = old.get_schedule("s")
     assert schedule is not None
     assert schedule.payload == {"n": 1}
 
 
-def test_an_update_from_an_old_revision_changes_nothing(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    assert update_from(queue, redis_client, clock, base="what it was") == [b"changed"]
+def test_an_update_from_an_old_revision_changes_nothing(world: World, old: TaskScheduler) -> None:
+    assert update_from(world, base="what it was") == [b"changed"]
     schedule = old.get_schedule("s")
     assert schedule is not None
     assert schedule.payload == {"n": 1}
 
 
 def test_a_moment_computed_from_a_wrong_clock_is_not_stored(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+    world: World, old: TaskScheduler
 ) -> None:
-    wrong_ms = clock.now_ms() - 5000
+    wrong_ms = world.clock.now_ms() - 5000
     moment_ms = wrong_ms + 1000
     fields: list[str | int] = ["t", "alice", "default", "{}", "r", moment_ms, moment_ms]
     fields += ["", "", ""]
-    answer = queue.link.run(
+    answer = world.queue.link.run(
         "add_schedules", op="op", client_now=wrong_ms, on_conflict="error", rest=fields
     )
-    assert answer == [b"skewed", clock.now_ms()]
+    assert answer == [b"skewed", world.clock.now_ms()]
     assert old.get_schedule("t") is None
 
 
@@ -335,21 +318,19 @@ def test_a_repeated_operation_gets_its_first_answer(queue: TaskQueue) -> None:
     assert queue.link.run("retry", **call) == b"retried"
 
 
-def test_an_answer_outlives_the_turn_of_the_generations(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "a")
-    queue.cancel("unknown")
-    clock.advance(59)
-    assert queue.link.run("cancel", op="op", id="a") == b"cancelled"
-    clock.advance(2)
-    queue.cancel("unknown")
-    clock.advance(27)
-    queue.configure(keep_finished=0)
-    push(queue, "b")
-    queue.cancel("b")
-    assert queue.get("a") is None
-    assert queue.link.run("cancel", op="op", id="a") == b"cancelled"
+def test_an_answer_outlives_the_turn_of_the_generations(world: World) -> None:
+    world.push("a")
+    world.queue.cancel("unknown")
+    world.advance(59)
+    assert world.queue.link.run("cancel", op="op", id="a") == b"cancelled"
+    world.advance(2)
+    world.queue.cancel("unknown")
+    world.advance(27)
+    world.queue.configure(keep_finished=0)
+    world.push("b")
+    world.queue.cancel("b")
+    assert world.queue.get("a") is None
+    assert world.queue.link.run("cancel", op="op", id="a") == b"cancelled"
 
 
 def test_a_repeated_claim_gets_the_tasks_that_it_holds(queue: TaskQueue) -> None:
@@ -364,130 +345,118 @@ def test_a_repeated_claim_gets_the_tasks_that_it_holds(queue: TaskQueue) -> None
 # --- leases ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_lost_its_lease_ends_nothing(queue: TaskQueue, clock: ManualClock) -> None:
-    push(queue, "a")
-    stale = claim_one(queue, lease=1)
-    clock.advance(2)
-    claim_one(queue, worker="another")
-    for end in (queue.finish, queue.release, queue.retry, queue.bury):
+def test_a_worker_that_lost_its_lease_ends_nothing(world: World) -> None:
+    world.push("a")
+    stale = world.claim_one(lease=1)
+    world.advance(2)
+    world.claim_one(worker="another")
+    for end in (world.queue.finish, world.queue.release, world.queue.retry, world.queue.bury):
         with pytest.raises(LeaseLost):
             end(stale)
-    info = queue.get("a")
+    info = world.queue.get("a")
     assert info is not None
     assert (info.state, info.worker_id) == ("running", "another")
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_lease_that_was_taken_back_is_lost_however_the_task_ended(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, cancelled: bool
+    world: World, cancelled: bool
 ) -> None:
-    queue.configure(max_attempts=1)
-    push(queue, "t1")
-    claim = claim_one(queue, lease=1)
+    world.queue.configure(max_attempts=1)
+    world.push("t1")
+    claim = world.claim_one(lease=1)
     if cancelled:
-        queue.cancel("t1")
-    clock.advance(1)
-    assert queue.claim("other") == []
-    info = queue.get("t1")
+        world.queue.cancel("t1")
+    world.advance(1)
+    assert world.queue.claim("other") == []
+    info = world.queue.get("t1")
     assert info is not None
     assert info.state == ("cancelled" if cancelled else "buried")
-    assert queue.extend([claim]) == ["lost_lease"]
-    assert queue.finish_many([(claim, None)]) == ["lost_lease"]
-    assert stats(redis_client)["lost_leases"] == 2
+    assert world.queue.extend([claim]) == ["lost_lease"]
+    assert world.queue.finish_many([(claim, None)]) == ["lost_lease"]
+    assert world.stats()["lost_leases"] == 2
 
 
-def test_a_worker_that_lost_its_lease_extends_nothing(queue: TaskQueue, clock: ManualClock) -> None:
-    push(queue, "a")
-    stale = claim_one(queue, lease=1)
-    clock.advance(2)
-    lease_until = claim_one(queue).lease_until
-    assert queue.extend([stale], lease=1000) == ["lost_lease"]
-    info = queue.get("a")
+def test_a_worker_that_lost_its_lease_extends_nothing(world: World) -> None:
+    world.push("a")
+    stale = world.claim_one(lease=1)
+    world.advance(2)
+    lease_until = world.claim_one().lease_until
+    assert world.queue.extend([stale], lease=1000) == ["lost_lease"]
+    info = world.queue.get("a")
     assert info is not None
     assert info.lease_until == lease_until
 
 
-def test_a_task_whose_leases_expire_is_not_offered_for_ever(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.configure(max_attempts=2)
-    push(queue, "a")
+def test_a_task_whose_leases_expire_is_not_offered_for_ever(world: World) -> None:
+    world.queue.configure(max_attempts=2)
+    world.push("a")
     for _ in range(2):
-        claim_one(queue, lease=1)
-        clock.advance(2)
-    assert queue.claim("w") == []
-    info = queue.get("a")
+        world.claim_one(lease=1)
+        world.advance(2)
+    assert world.queue.claim("w") == []
+    info = world.queue.get("a")
     assert info is not None
     assert (info.state, info.attempts) == ("buried", 2)
 
 
-def test_a_run_that_does_not_answer_is_ended_and_not_offered_again(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "a", timeout=10)
-    claim = claim_one(queue, lease=5)
+def test_a_run_that_does_not_answer_is_ended_and_not_offered_again(world: World) -> None:
+    world.push("a", timeout=10)
+    claim = world.claim_one(lease=5)
     for _ in range(5):
-        clock.advance(3)
-        queue.extend([claim], lease=5)
-    WorkerStore(queue.link).find_stale()
-    info = queue.get("a")
+        world.advance(3)
+        world.queue.extend([claim], lease=5)
+    WorkerStore(world.queue.link).find_stale()
+    info = world.queue.get("a")
     assert info is not None
     assert (info.state, info.attempts) == ("buried", 1)
     with pytest.raises(LeaseLost):
-        queue.finish(claim)
+        world.queue.finish(claim)
 
 
-def test_a_run_whose_worker_died_before_its_deadline_is_offered_again(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "a", timeout=10)
-    claim_one(queue, lease=5)
-    clock.advance(100)
-    WorkerStore(queue.link).find_stale()
-    assert claim_one(queue).attempt == 2
+def test_a_run_whose_worker_died_before_its_deadline_is_offered_again(world: World) -> None:
+    world.push("a", timeout=10)
+    world.claim_one(lease=5)
+    world.advance(100)
+    WorkerStore(world.queue.link).find_stale()
+    assert world.claim_one().attempt == 2
 
 
-def test_no_lease_is_kept_beyond_the_deadline_of_its_run(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "a", timeout=10)
-    claim = claim_one(queue, lease=5)
-    deadline = clock.now() + timedelta(seconds=15)
-    assert queue.extend([claim], lease=3600) == ["extended"]
-    info = queue.get("a")
+def test_no_lease_is_kept_beyond_the_deadline_of_its_run(world: World) -> None:
+    world.push("a", timeout=10)
+    claim = world.claim_one(lease=5)
+    deadline = world.now() + timedelta(seconds=15)
+    assert world.queue.extend([claim], lease=3600) == ["extended"]
+    info = world.queue.get("a")
     assert info is not None
     assert info.lease_until == deadline
-    clock.advance(15)
-    assert queue.extend([claim], lease=3600) == ["lost_lease"]
+    world.advance(15)
+    assert world.queue.extend([claim], lease=3600) == ["lost_lease"]
 
 
-def test_a_run_that_is_to_be_cancelled_does_not_go_on_for_ever(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "a")
-    claim = claim_one(queue, lease=5)
-    queue.cancel("a")
+def test_a_run_that_is_to_be_cancelled_does_not_go_on_for_ever(world: World) -> None:
+    world.push("a")
+    claim = world.claim_one(lease=5)
+    world.queue.cancel("a")
     for _ in range(4):
-        clock.advance(3)
-        queue.extend([claim], lease=5)
-    WorkerStore(queue.link).find_stale()
-    info = queue.get("a")
+        world.advance(3)
+        world.queue.extend([claim], lease=5)
+    WorkerStore(world.queue.link).find_stale()
+    info = world.queue.get("a")
     assert info is not None
     assert info.state == "cancelled"
 
 
-def test_what_ended_without_a_word_is_told_until_somebody_has_heard(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    workers = WorkerStore(queue.link)
-    push(queue, "a", max_attempts=1)
-    claim_one(queue, lease=1)
-    clock.advance(1)
+def test_what_ended_without_a_word_is_told_until_somebody_has_heard(world: World) -> None:
+    workers = WorkerStore(world.queue.link)
+    world.push("a", max_attempts=1)
+    world.claim_one(lease=1)
+    world.advance(1)
     (notice,) = workers.look_over(can_alert=True)
     assert notice.task_id == "a"
-    clock.advance(60)
+    world.advance(60)
     assert workers.look_over(can_alert=True) == [notice]
-    clock.advance(60)
+    world.advance(60)
     assert workers.look_over(can_alert=True, heard=[notice.text]) == []
 
 
@@ -573,50 +542,48 @@ def test_a_paused_user_gets_nothing(queue: TaskQueue) -> None:
     assert ids_of(queue.claim("w")) == ["alice-0"]
 
 
-def test_a_pause_with_an_end_is_over_then(queue: TaskQueue, clock: ManualClock) -> None:
-    fill(queue, "alice", 2)
-    queue.pause_user("alice", until=clock.now() + timedelta(seconds=60))
-    clock.advance(59)
-    assert queue.claim("w") == []
-    clock.advance(1)
-    assert ids_of(queue.claim("w")) == ["alice-0"]
+def test_a_pause_with_an_end_is_over_then(world: World) -> None:
+    world.fill("alice", 2)
+    world.queue.pause_user("alice", until=world.now() + timedelta(seconds=60))
+    world.advance(59)
+    assert world.queue.claim("w") == []
+    world.advance(1)
+    assert ids_of(world.queue.claim("w")) == ["alice-0"]
 
 
-def test_a_purge_takes_delayed_tasks_and_leaves_nothing_of_them(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "later", user_id="alice", delay=60)
-    assert Inspector(queue).users.purge("alice", dry_run=False) == 1
-    assert not {"delayed", "delayed_index"} & dump(redis_client).keys()
+def test_a_purge_takes_delayed_tasks_and_leaves_nothing_of_them(world: World) -> None:
+    world.push("later", user_id="alice", delay=60)
+    assert Inspector(world.queue).users.purge("alice", dry_run=False) == 1
+    assert not {"delayed", "delayed_index"} & world.dump().keys()
 
 
-def test_a_rate_limit_limits_and_passes(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_user("alice", rate=1)
-    fill(queue, "alice", 5)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
-    clock.advance(0.9)
-    assert queue.claim("w", limit=5) == []
-    clock.advance(0.1)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+def test_a_rate_limit_limits_and_passes(world: World) -> None:
+    world.queue.set_user("alice", rate=1)
+    world.fill("alice", 5)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-0"]
+    world.advance(0.9)
+    assert world.queue.claim("w", limit=5) == []
+    world.advance(0.1)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-1"]
 
 
-def test_what_is_owed_from_a_lower_rate_is_cut_down(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_user("alice", rate=0.001)
-    fill(queue, "alice", 5)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
-    queue.set_user("alice", rate=10)
-    clock.advance(0.1)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+def test_what_is_owed_from_a_lower_rate_is_cut_down(world: World) -> None:
+    world.queue.set_user("alice", rate=0.001)
+    world.fill("alice", 5)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-0"]
+    world.queue.set_user("alice", rate=10)
+    world.advance(0.1)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-1"]
 
 
-def test_a_clock_that_is_set_back_lets_a_rate_go_on(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_user("alice", rate=1)
-    fill(queue, "alice", 5)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
-    clock.advance(-60)
-    assert queue.claim("w", limit=5) == []
-    clock.advance(1)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+def test_a_clock_that_is_set_back_lets_a_rate_go_on(world: World) -> None:
+    world.queue.set_user("alice", rate=1)
+    world.fill("alice", 5)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-0"]
+    world.advance(-60)
+    assert world.queue.claim("w", limit=5) == []
+    world.advance(1)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-1"]
 
 
 def test_an_answer_has_no_more_than_a_megabyte(queue: TaskQueue) -> None:
@@ -642,19 +609,17 @@ def test_only_critical_tasks_go_first(queue: TaskQueue) -> None:
     assert ids_of(queue.claim("w", limit=4)) == ["alice-0", "bob-0", "a1", "bob-1"]
 
 
-def test_a_user_whose_critical_tasks_are_gone_is_not_looked_at_in_the_lane(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_limits("slow", slots=1)
-    push(queue, "d1", user_id="dave", name="slow")
-    queue.claim("w")  # which takes the slot
-    fill(queue, "carol", 10, priority=Priority.CRITICAL)
-    queue.claim("w", limit=10)  # which uses up the credit
-    fill(queue, "alice", 1, priority=Priority.CRITICAL)
-    push(queue, "a1", name="slow")
-    fill(queue, "bob", 2)
-    assert ids_of(queue.claim("w", limit=2)) == ["alice-0", "bob-0"]
-    assert redis_client.exists(queue.keys["held"]) == 0
+def test_a_user_whose_critical_tasks_are_gone_is_not_looked_at_in_the_lane(world: World) -> None:
+    world.queue.set_limits("slow", slots=1)
+    world.push("d1", user_id="dave", name="slow")
+    world.queue.claim("w")  # which takes the slot
+    world.fill("carol", 10, priority=Priority.CRITICAL)
+    world.queue.claim("w", limit=10)  # which uses up the credit
+    world.fill("alice", 1, priority=Priority.CRITICAL)
+    world.push("a1", name="slow")
+    world.fill("bob", 2)
+    assert ids_of(world.queue.claim("w", limit=2)) == ["alice-0", "bob-0"]
+    assert world.redis.exists(world.keys["held"]) == 0
 
 
 def test_a_critical_task_for_others_lets_no_other_task_go_first(queue: TaskQueue) -> None:
@@ -681,34 +646,32 @@ def test_no_more_than_its_slots_run_at_a_time(queue: TaskQueue) -> None:
     assert len(queue.claim("w", limit=5)) == 2
 
 
-def test_the_end_of_a_lease_frees_its_slot(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.set_limits("slow", slots=1)
-    fill(queue, "alice", 3, name="slow")
+def test_the_end_of_a_lease_frees_its_slot(world: World) -> None:
+    world.queue.set_limits("slow", slots=1)
+    world.fill("alice", 3, name="slow")
     for _ in range(2):
-        queue.finish(queue.claim("w", limit=2, lease=1)[0])
-        assert "slots" not in dump(redis_client)
-    queue.claim("w", lease=1)
-    clock.advance(2)
-    queue.set_user("alice", paused=True)
-    queue.claim("w")
-    assert "slots" not in dump(redis_client)
+        world.queue.finish(world.queue.claim("w", limit=2, lease=1)[0])
+        assert "slots" not in world.dump()
+    world.queue.claim("w", lease=1)
+    world.advance(2)
+    world.queue.set_user("alice", paused=True)
+    world.queue.claim("w")
+    assert "slots" not in world.dump()
 
 
-def test_a_release_frees_its_slot(redis_client: redis.Redis, queue: TaskQueue) -> None:
-    queue.set_limits("slow", slots=1)
-    fill(queue, "alice", 1, name="slow")
-    queue.release(claim_one(queue))
-    assert "slots" not in dump(redis_client)
+def test_a_release_frees_its_slot(world: World) -> None:
+    world.queue.set_limits("slow", slots=1)
+    world.fill("alice", 1, name="slow")
+    world.queue.release(world.claim_one())
+    assert "slots" not in world.dump()
 
 
 @pytest.mark.untidy
-def test_a_slot_without_a_lease_is_free(redis_client: redis.Redis, queue: TaskQueue) -> None:
-    queue.set_limits("slow", slots=1)
-    redis_client.zadd(queue.keys["slots"], {"slow\0gone": 0})
-    fill(queue, "alice", 1, name="slow")
-    assert len(queue.claim("w")) == 1
+def test_a_slot_without_a_lease_is_free(world: World) -> None:
+    world.queue.set_limits("slow", slots=1)
+    world.redis.zadd(world.keys["slots"], {"slow\0gone": 0})
+    world.fill("alice", 1, name="slow")
+    assert len(world.queue.claim("w")) == 1
 
 
 def test_tasks_that_wait_for_a_slot_get_it(queue: TaskQueue) -> None:
@@ -719,12 +682,12 @@ def test_tasks_that_wait_for_a_slot_get_it(queue: TaskQueue) -> None:
     assert served_users(queue, 4) == ["alice"] * 3
 
 
-def test_users_who_wait_for_slots_take_turns(redis_client: redis.Redis, queue: TaskQueue) -> None:
-    queue.set_limits("slow", slots=1)
-    fill(queue, "alice", 5, name="slow")
-    fill(queue, "bob", 5, name="slow")
-    queue.claim("w", limit=9)
-    line = dump(redis_client)["slot_line"]
+def test_users_who_wait_for_slots_take_turns(world: World) -> None:
+    world.queue.set_limits("slow", slots=1)
+    world.fill("alice", 5, name="slow")
+    world.fill("bob", 5, name="slow")
+    world.queue.claim("w", limit=9)
+    line = world.dump()["slot_line"]
     assert len([member for member in line if not member.startswith("\1")]) == 2
 
 
@@ -741,14 +704,14 @@ def test_weights_act_on_turns_for_a_slot(queue: TaskQueue) -> None:
     assert users.count("alice") >= 15
 
 
-def test_a_rate_of_a_name_limits_and_passes(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_limits("slow", rate=1)
-    fill(queue, "alice", 5, name="slow")
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
-    clock.advance(0.9)
-    assert queue.claim("w", limit=5) == []
-    clock.advance(0.1)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-1"]
+def test_a_rate_of_a_name_limits_and_passes(world: World) -> None:
+    world.queue.set_limits("slow", rate=1)
+    world.fill("alice", 5, name="slow")
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-0"]
+    world.advance(0.9)
+    assert world.queue.claim("w", limit=5) == []
+    world.advance(0.1)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-1"]
 
 
 def test_a_claim_takes_nothing_that_it_avoids(queue: TaskQueue) -> None:
@@ -764,113 +727,103 @@ def test_a_claim_looks_behind_users_who_have_nothing_for_it(queue: TaskQueue) ->
     assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
 
 
-def others(queue: TaskQueue, users: int) -> None:
+def others(world: World, users: int) -> None:
     """So many users with a task that a claim of the name `b` does not want."""
-    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
+    world.queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
 
 
-def test_repeated_claims_come_to_users_far_behind(queue: TaskQueue) -> None:
-    others(queue, 400)
-    push(queue, "wanted", user_id="zoe", name="b")
-    assert [ids_of(queue.claim("w", names=["b"])) for _ in range(8)].count(["wanted"]) == 1
+def test_repeated_claims_come_to_users_far_behind(world: World) -> None:
+    others(world, 400)
+    world.push("wanted", user_id="zoe", name="b")
+    assert [ids_of(world.queue.claim("w", names=["b"])) for _ in range(8)].count(["wanted"]) == 1
 
 
-def test_a_claim_looks_at_users_of_whom_its_kind_was_told(queue: TaskQueue) -> None:
-    others(queue, 900)
-    queue.claim("w", names=["b"])
-    push(queue, "wanted", user_id="zoe", name="b")
-    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+def test_a_claim_looks_at_users_of_whom_its_kind_was_told(world: World) -> None:
+    others(world, 900)
+    world.queue.claim("w", names=["b"])
+    world.push("wanted", user_id="zoe", name="b")
+    assert ids_of(world.queue.claim("w", names=["b"])) == ["wanted"]
 
 
-def test_a_kind_hears_of_a_user_who_may_be_served_again(queue: TaskQueue) -> None:
-    others(queue, 3)
-    queue.set_user("zoe", paused=True)
-    push(queue, "wanted", user_id="zoe", name="b")
-    assert queue.claim("w", names=["b"]) == []
-    queue.set_user("zoe", paused=False)
-    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+def test_a_kind_hears_of_a_user_who_may_be_served_again(world: World) -> None:
+    others(world, 3)
+    world.queue.set_user("zoe", paused=True)
+    world.push("wanted", user_id="zoe", name="b")
+    assert world.queue.claim("w", names=["b"]) == []
+    world.queue.set_user("zoe", paused=False)
+    assert ids_of(world.queue.claim("w", names=["b"])) == ["wanted"]
 
 
-def test_a_claim_in_vain_does_not_look_at_everybody(queue: TaskQueue) -> None:
-    others(queue, 600)
-    push(queue, "wanted", user_id="zoe", name="b")
-    assert queue.claim("w", names=["b"]) == []
+def test_a_claim_in_vain_does_not_look_at_everybody(world: World) -> None:
+    others(world, 600)
+    world.push("wanted", user_id="zoe", name="b")
+    assert world.queue.claim("w", names=["b"]) == []
 
 
-def test_kinds_that_share_a_list_pass_on_what_is_for_the_other(
-    redis_client: redis.Redis, queue: TaskQueue
-) -> None:
+def test_kinds_that_share_a_list_pass_on_what_is_for_the_other(world: World) -> None:
     for n in range(9):  # the first and the ninth wait at one list
-        queue.claim("w", names=[f"n{n}"])
-    lists = [queue.keys["wake"], *(queue.keys[f"wake_{n + 1}"] for n in range(8))]
+        world.queue.claim("w", names=[f"n{n}"])
+    lists = [world.keys["wake"], *(world.keys[f"wake_{n + 1}"] for n in range(8))]
 
     def passed_on(name: str) -> list[int]:
-        redis_client.delete(*lists)
-        queue.claim("w", names=[name])
-        return [number for number, key in enumerate(lists) if redis_client.exists(key)]
+        world.redis.delete(*lists)
+        world.queue.claim("w", names=[name])
+        return [number for number, key in enumerate(lists) if world.redis.exists(key)]
 
     assert passed_on("n8") == []  # it was for nobody
     for task_id in ("t1", "t2"):
-        push(queue, task_id, name="n0")
+        world.push(task_id, name="n0")
         assert passed_on("n1") == []
         assert [passed_on("n8") for _ in range(20)] == [[1]] * 16 + [[]] * 4
-        redis_client.delete(*lists)
+        world.redis.delete(*lists)
 
 
-def test_what_a_claim_of_some_names_promotes_wakes_those_that_take_all(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.claim("w", names=["mail"])
-    push(queue, "t", name="report", delay=5)
-    clock.advance(5)
-    redis_client.delete(queue.keys["wake"])
-    assert queue.claim("w", names=["mail"]) == []
-    assert redis_client.exists(queue.keys["wake"])
+def test_what_a_claim_of_some_names_promotes_wakes_those_that_take_all(world: World) -> None:
+    world.queue.claim("w", names=["mail"])
+    world.push("t", name="report", delay=5)
+    world.advance(5)
+    world.redis.delete(world.keys["wake"])
+    assert world.queue.claim("w", names=["mail"]) == []
+    assert world.redis.exists(world.keys["wake"])
 
 
-def test_a_run_has_the_time_that_its_own_worker_gives_it(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    WorkerStore(queue.link).beat({"names": ["a"]}, "other", {"a": {"timeout_ms": 1000}})
-    push(queue, "t", name="a")
-    claim = claim_one(queue, lease=30)
+def test_a_run_has_the_time_that_its_own_worker_gives_it(world: World) -> None:
+    WorkerStore(world.queue.link).beat({"names": ["a"]}, "other", {"a": {"timeout_ms": 1000}})
+    world.push("t", name="a")
+    claim = world.claim_one(lease=30)
     for _ in range(6):
-        clock.advance(10)
-        assert queue.extend([claim], 30, timeouts=[60]) == ["extended"]
-    clock.advance(30)
-    assert queue.extend([claim], 30, timeouts=[60]) == ["lost_lease"]
+        world.advance(10)
+        assert world.queue.extend([claim], 30, timeouts=[60]) == ["extended"]
+    world.advance(30)
+    assert world.queue.extend([claim], 30, timeouts=[60]) == ["lost_lease"]
 
 
-def test_a_time_out_of_an_operator_wins_over_the_handlers(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.set_limits("a", timeout=10)
-    push(queue, "t", name="a")
-    claim = claim_one(queue, lease=30)
-    assert queue.extend([claim], 30, timeouts=[None]) == ["extended"]
-    clock.advance(20)
-    assert queue.extend([claim], 30, timeouts=[None]) == ["extended"]
-    clock.advance(20)
-    assert queue.extend([claim], 30, timeouts=[None]) == ["lost_lease"]
+def test_a_time_out_of_an_operator_wins_over_the_handlers(world: World) -> None:
+    world.queue.set_limits("a", timeout=10)
+    world.push("t", name="a")
+    claim = world.claim_one(lease=30)
+    assert world.queue.extend([claim], 30, timeouts=[None]) == ["extended"]
+    world.advance(20)
+    assert world.queue.extend([claim], 30, timeouts=[None]) == ["extended"]
+    world.advance(20)
+    assert world.queue.extend([claim], 30, timeouts=[None]) == ["lost_lease"]
 
 
-def test_a_token_is_passed_on_some_times_and_no_more(
-    redis_client: redis.Redis, queue: TaskQueue
-) -> None:
+def test_a_token_is_passed_on_some_times_and_no_more(world: World) -> None:
     for n in range(24):  # those before it have places
-        queue.claim("w", avoid=[f"a{n}"])
-    push(queue, "t1", name="a")
+        world.queue.claim("w", avoid=[f"a{n}"])
+    world.push("t1", name="a")
     passed = 0
     for _ in range(30):
-        redis_client.delete(queue.keys["wake"])
-        queue.claim("w", avoid=["a"])
-        passed += redis_client.exists(queue.keys["wake"])
+        world.redis.delete(world.keys["wake"])
+        world.queue.claim("w", avoid=["a"])
+        passed += world.redis.exists(world.keys["wake"])
     assert 1 <= passed <= 20
 
 
-def beat(queue: TaskQueue, worker: str, limits: str = "") -> list[Any]:
+def beat(world: World, worker: str, limits: str = "") -> list[Any]:
     """Say that a worker is alive, for ten seconds."""
-    answer: list[Any] = queue.link.run(
+    answer: list[Any] = world.queue.link.run(
         "heartbeat",
         worker=worker,
         record='{"names":["a"]',
@@ -881,21 +834,22 @@ def beat(queue: TaskQueue, worker: str, limits: str = "") -> list[Any]:
     return answer
 
 
-def test_limits_of_an_operator_stand_over_those_of_workers(queue: TaskQueue) -> None:
-    queue.set_limits("a", slots=1)
-    beat(queue, "w", '{"a":{"slots":5},"b":{"slots":5}}')
-    assert {name: limits.slots for name, limits in queue.get_limits().items()} == {"a": 1, "b": 5}
+def test_limits_of_an_operator_stand_over_those_of_workers(world: World) -> None:
+    world.queue.set_limits("a", slots=1)
+    beat(world, "w", '{"a":{"slots":5},"b":{"slots":5}}')
+    assert {name: limits.slots for name, limits in world.queue.get_limits().items()} == {
+        "a": 1,
+        "b": 5,
+    }
 
 
-def test_a_worker_that_beats_no_more_is_forgotten(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    beat(queue, "old")
-    clock.advance(5)
-    assert beat(queue, "new")[3] == []
-    clock.advance(6)
-    assert beat(queue, "new")[3] == [b"old"]
-    assert dump(redis_client)["workers"].keys() - {""} == {"new"}
+def test_a_worker_that_beats_no_more_is_forgotten(world: World) -> None:
+    beat(world, "old")
+    world.advance(5)
+    assert beat(world, "new")[3] == []
+    world.advance(6)
+    assert beat(world, "new")[3] == [b"old"]
+    assert world.dump()["workers"].keys() - {""} == {"new"}
 
 
 # --- runs of a schedule ---------------------------------------------------------------------------
@@ -913,44 +867,38 @@ def fire_again(
     return scheduler.tick(), claim
 
 
-def test_a_run_that_goes_on_is_not_overlapped(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    report, _ = fire_again(old, clock, "skip")
+def test_a_run_that_goes_on_is_not_overlapped(world: World, old: TaskScheduler) -> None:
+    report, _ = fire_again(old, world.clock, "skip")
     assert (report.fired, report.skipped) == (0, 1)
-    assert queue.claim("w") == []
+    assert world.queue.claim("w") == []
 
 
 def test_a_buffered_run_waits_for_the_end_of_the_one_before(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+    world: World, old: TaskScheduler
 ) -> None:
-    report, running = fire_again(old, clock, "buffer_one")
+    report, running = fire_again(old, world.clock, "buffer_one")
     assert report.fired == 1
-    assert queue.claim("w") == []
-    queue.finish(running)
-    assert len(queue.claim("w")) == 1
+    assert world.queue.claim("w") == []
+    world.queue.finish(running)
+    assert len(world.queue.claim("w")) == 1
 
 
-def test_a_buffered_run_waits_for_the_end_of_all_others(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    _, running = fire_again(old, clock, "buffer_one")
+def test_a_buffered_run_waits_for_the_end_of_all_others(world: World, old: TaskScheduler) -> None:
+    _, running = fire_again(old, world.clock, "buffer_one")
     old.update_schedule("s", overlap="allow")
-    clock.advance(60)
+    world.advance(60)
     assert old.tick().fired == 1
-    another = claim_one(queue, lease=1000)
-    queue.finish(running)
-    assert queue.claim("w") == []
-    queue.finish(another)
-    assert len(queue.claim("w")) == 1
+    another = world.claim_one(lease=1000)
+    world.queue.finish(running)
+    assert world.queue.claim("w") == []
+    world.queue.finish(another)
+    assert len(world.queue.claim("w")) == 1
 
 
-def test_a_run_that_is_replaced_is_cancelled(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    report, running = fire_again(old, clock, "cancel_previous")
+def test_a_run_that_is_replaced_is_cancelled(world: World, old: TaskScheduler) -> None:
+    report, running = fire_again(old, world.clock, "cancel_previous")
     assert report.fired == 1
-    info = queue.get(running.task.task_id)
+    info = world.queue.get(running.task.task_id)
     assert info is not None
     assert info.cancel_requested
 
@@ -958,16 +906,16 @@ def test_a_run_that_is_replaced_is_cancelled(
 # --- schedules: what they may, and when they stop -------------------------------------------------
 
 
-def due_score(client: redis.Redis, queue: TaskQueue, schedule_id: str = "s") -> int:
+def due_score(world: World, schedule_id: str = "s") -> int:
     """When the loop looks at a schedule, ms."""
-    score = client.zscore(queue.keys["due"], schedule_id)
+    score = world.redis.zscore(world.keys["due"], schedule_id)
     assert score is not None
     return int(score)
 
 
-def nominal(client: redis.Redis, queue: TaskQueue) -> int:
+def nominal(world: World) -> int:
     """The next moment of schedule `s`, ms."""
-    return int(plan(client, queue).partition(b" ")[2])
+    return int(plan(world).partition(b" ")[2])
 
 
 def is_active(scheduler: TaskScheduler) -> bool:
@@ -977,17 +925,15 @@ def is_active(scheduler: TaskScheduler) -> bool:
     return schedule.is_active
 
 
-def test_a_fire_is_put_off_by_its_jitter(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
+def test_a_fire_is_put_off_by_its_jitter(world: World, old: TaskScheduler) -> None:
     options: dict[str, Any] = {"every": 3600, "jitter": 3000, "on_conflict": "replace"}
     old.add_schedule(user_id="alice", schedule_id="s", **options)
-    assert due_score(redis_client, queue) > nominal(redis_client, queue)
-    clock.advance(7000)
+    assert due_score(world) > nominal(world)
+    world.advance(7000)
     assert old.tick().fired == 1
-    assert due_score(redis_client, queue) > nominal(redis_client, queue)
+    assert due_score(world) > nominal(world)
     old.update_schedule("s", every=7200)
-    assert due_score(redis_client, queue) > nominal(redis_client, queue)
+    assert due_score(world) > nominal(world)
 
 
 def test_a_schedule_has_no_more_runs_than_it_may(clock: ManualClock, old: TaskScheduler) -> None:
@@ -1001,13 +947,11 @@ def test_a_schedule_has_no_more_runs_than_it_may(clock: ManualClock, old: TaskSc
     assert old.tick().fired == 0
 
 
-def test_a_schedule_that_has_had_its_runs_gets_no_other(
-    clock: ManualClock, old: TaskScheduler
-) -> None:
-    clock.advance(60)
+def test_a_schedule_that_has_had_its_runs_gets_no_other(world: World, old: TaskScheduler) -> None:
+    world.advance(60)
     assert old.tick().fired == 1
     old.add_schedule("* * * * *", "alice", schedule_id="s", max_runs=1, on_conflict="replace")
-    clock.advance(60)
+    world.advance(60)
     assert old.tick().fired == 0
     assert not is_active(old)
 
@@ -1040,14 +984,14 @@ def test_a_success_ends_a_row_of_failures(clock: ManualClock, old: TaskScheduler
 
 
 def test_a_fire_on_its_way_does_not_undo_a_pause_for_failures(
-    queue: TaskQueue, clock: ManualClock, old: TaskScheduler
+    world: World, old: TaskScheduler
 ) -> None:
     old.update_schedule("s", max_failures=1)
-    clock.advance(60)
+    world.advance(60)
     old.tick()
-    claim = claim_one(queue, lease=1000)
-    reading = read_due(old, clock)
-    queue.bury(claim, "x")
+    claim = world.claim_one(lease=1000)
+    reading = read_due(old, world.clock)
+    world.queue.bury(claim, "x")
     report = fire(old, reading)
     assert report is not None
     assert (report.fired, report.moved) == (0, 1)
@@ -1069,11 +1013,9 @@ def test_the_end_of_a_pause_that_was_changed_is_left_alone(
     assert not is_active(old)
 
 
-def test_a_leader_whose_term_is_over_resumes_nothing(
-    clock: ManualClock, old: TaskScheduler
-) -> None:
-    reading = read_end_of_pause(old, clock)
-    clock.advance(TERM_S)
+def test_a_leader_whose_term_is_over_resumes_nothing(world: World, old: TaskScheduler) -> None:
+    reading = read_end_of_pause(old, world.clock)
+    world.advance(TERM_S)
     fire(old, reading)
     assert not is_active(old)
 
@@ -1086,25 +1028,19 @@ def read_broken(
     return read_due(scheduler, clock)
 
 
-def test_a_leader_whose_term_is_over_sets_nothing_aside(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, old: TaskScheduler
-) -> None:
-    reading = read_broken(old, clock, redis_client, queue)
-    clock.advance(TERM_S)
+def test_a_leader_whose_term_is_over_sets_nothing_aside(world: World, old: TaskScheduler) -> None:
+    reading = read_broken(old, world.clock, world.redis, world.queue)
+    world.advance(TERM_S)
     fire(old, reading)
     assert old.problems() == []
 
 
 @pytest.mark.parametrize("changed", ["plan", "schedules"])
 def test_a_schedule_that_was_saved_anew_is_not_set_aside(
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    clock: ManualClock,
-    old: TaskScheduler,
-    changed: str,
+    world: World, old: TaskScheduler, changed: str
 ) -> None:
-    reading = read_broken(old, clock, redis_client, queue)
-    redis_client.hset(queue.keys[changed], "s", "something else")
+    reading = read_broken(old, world.clock, world.redis, world.queue)
+    world.redis.hset(world.keys[changed], "s", "something else")
     fire(old, reading)
     assert old.problems() == []
 
@@ -1115,9 +1051,9 @@ def test_a_schedule_that_was_saved_anew_is_not_removed(old: TaskScheduler) -> No
     assert old.get_schedule("s") is not None
 
 
-def fill_moment(queue: TaskQueue, client: redis.Redis, op: str, **read: str) -> list[Any]:
+def fill_moment(world: World, op: str, **read: str) -> list[Any]:
     """Send a backfill of one moment of `s`, made from the plan that is stored unless given."""
-    base = plan(client, queue).partition(b" ")[0].decode()
+    base = plan(world).partition(b" ")[0].decode()
     document = task_document("alice", "default", 1, "{}", "s", 1000)
     arguments: dict[str, Any] = {
         "op": op,
@@ -1130,23 +1066,23 @@ def fill_moment(queue: TaskQueue, client: redis.Redis, op: str, **read: str) -> 
         "level": 1,
         "notes": "",
     }
-    answer: list[Any] = queue.link.run("backfill", rest=[1000, document], **(arguments | read))
+    answer: list[Any] = world.queue.link.run(
+        "backfill", rest=[1000, document], **(arguments | read)
+    )
     return answer
 
 
 @pytest.mark.usefixtures("old")
-def test_a_moment_is_filled_once(redis_client: redis.Redis, queue: TaskQueue) -> None:
-    assert fill_moment(queue, redis_client, "one") == [b"filled", 1]
-    assert fill_moment(queue, redis_client, "two") == [b"filled", 0]
-    assert queue.size() == 1
+def test_a_moment_is_filled_once(world: World) -> None:
+    assert fill_moment(world, "one") == [b"filled", 1]
+    assert fill_moment(world, "two") == [b"filled", 0]
+    assert world.queue.size() == 1
 
 
 @pytest.mark.usefixtures("old")
-def test_a_backfill_from_an_old_plan_changes_nothing(
-    redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    assert fill_moment(queue, redis_client, "one", base="old") == [b"changed"]
-    assert queue.size() == 0
+def test_a_backfill_from_an_old_plan_changes_nothing(world: World) -> None:
+    assert fill_moment(world, "one", base="old") == [b"changed"]
+    assert world.queue.size() == 0
 
 
 def test_a_user_has_no_more_schedules_than_allowed(queue: TaskQueue, old: TaskScheduler) -> None:
@@ -1156,10 +1092,8 @@ def test_a_user_has_no_more_schedules_than_allowed(queue: TaskQueue, old: TaskSc
     assert old.get_schedule("t") is None
 
 
-def test_a_user_is_given_no_more_schedules_than_allowed(
-    queue: TaskQueue, old: TaskScheduler
-) -> None:
-    queue.configure(max_schedules=1)
+def test_a_user_is_given_no_more_schedules_than_allowed(world: World, old: TaskScheduler) -> None:
+    world.queue.configure(max_schedules=1)
     old.add_schedule("@daily", "bob", schedule_id="t")
     with pytest.raises(ScheduleQuota):
         old.update_schedule("t", user_id="alice")
@@ -1168,20 +1102,18 @@ def test_a_user_is_given_no_more_schedules_than_allowed(
 # --- history --------------------------------------------------------------------------------------
 
 
-def test_runs_are_listed_from_their_end_until_they_are_dropped(
-    redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    push(queue, "a", "b")
-    finished, buried = queue.claim("w", limit=2)
-    queue.finish(finished)
-    assert {member[:2] for member in dump(redis_client)["runs"]} == {"os", "ua", "nd"}
-    queue.bury(buried, "no")
-    assert {member[:2] for member in dump(redis_client)["runs"]} >= {"os", "of"}
-    queue.configure(keep_finished=0, keep_dead=0)
-    push(queue, "c")
-    queue.cancel("c")
-    assert "runs" not in dump(redis_client)
-    assert "failures" not in dump(redis_client)
+def test_runs_are_listed_from_their_end_until_they_are_dropped(world: World) -> None:
+    world.push("a", "b")
+    finished, buried = world.queue.claim("w", limit=2)
+    world.queue.finish(finished)
+    assert {member[:2] for member in world.dump()["runs"]} == {"os", "ua", "nd"}
+    world.queue.bury(buried, "no")
+    assert {member[:2] for member in world.dump()["runs"]} >= {"os", "of"}
+    world.queue.configure(keep_finished=0, keep_dead=0)
+    world.push("c")
+    world.queue.cancel("c")
+    assert "runs" not in world.dump()
+    assert "failures" not in world.dump()
 
 
 def test_a_dead_letter_is_run_again_once(queue: TaskQueue) -> None:
@@ -1201,27 +1133,22 @@ def test_a_dead_letter_is_run_again_once(queue: TaskQueue) -> None:
 
 
 @pytest.mark.untidy
-def test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write(
-    redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    push(queue, "a")
-    claim = claim_one(queue)
-    redis_client.set(queue.keys["ended"], "text")
-    before = dump(redis_client)
+def test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write(world: World) -> None:
+    claim = world.push_and_claim("a")
+    world.redis.set(world.keys["ended"], "text")
+    before = world.dump()
     with pytest.raises(RedisRefused):
-        queue.finish(claim)
-    assert dump(redis_client) == before
+        world.queue.finish(claim)
+    assert world.dump() == before
 
 
 @pytest.mark.untidy
-def test_a_push_looks_at_its_keys_before_its_first_write(
-    redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    redis_client.set(queue.keys["delayed"], "text")
-    before = dump(redis_client)
+def test_a_push_looks_at_its_keys_before_its_first_write(world: World) -> None:
+    world.redis.set(world.keys["delayed"], "text")
+    before = world.dump()
     with pytest.raises(RedisRefused):
-        queue.push(make_task(task_id="a", delay=5))
-    assert dump(redis_client) == before
+        world.queue.push(make_task(task_id="a", delay=5))
+    assert world.dump() == before
 
 
 # --- tenants --------------------------------------------------------------------------------------
@@ -1233,12 +1160,10 @@ def test_a_user_stays_with_its_first_tenant(queue: TaskQueue) -> None:
     assert queue.tenant_of("alice") == "acme"
 
 
-def test_a_schedule_is_listed_under_one_tenant(
-    queue: TaskQueue, old: TaskScheduler, redis_client: redis.Redis
-) -> None:
+def test_a_schedule_is_listed_under_one_tenant(world: World, old: TaskScheduler) -> None:
     old.update_schedule("s", tenant="acme")
     old.update_schedule("s", tenant="blue")
-    assert redis_client.zrange(queue.keys["tenant_schedules"], 0, -1) == [b"blue\0alice\0s"]
+    assert world.redis.zrange(world.keys["tenant_schedules"], 0, -1) == [b"blue\0alice\0s"]
 
 
 def test_an_id_that_a_tenant_gives_is_not_compared_with_those_of_others(
@@ -1266,10 +1191,10 @@ def test_the_making_of_a_schedule_is_its_first_change(old: TaskScheduler) -> Non
 
 
 def test_a_schedule_that_is_replaced_by_a_paused_one_is_not_due(
-    queue: TaskQueue, old: TaskScheduler, redis_client: redis.Redis
+    world: World, old: TaskScheduler
 ) -> None:
     old.add_schedule("* * * * *", "alice", schedule_id="s", on_conflict="replace", is_active=False)
-    assert redis_client.zrange(queue.keys["due"], 0, -1) == []
+    assert world.redis.zrange(world.keys["due"], 0, -1) == []
 
 
 def test_an_http_task_to_the_inside_is_not_stored(queue: TaskQueue, old: TaskScheduler) -> None:

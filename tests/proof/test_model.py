@@ -21,6 +21,15 @@ from unittest import mock
 
 import pytest
 import redis
+from helpers.model import (
+    Every,
+    ModelQueue,
+    ModelReading,
+    ModelSchedule,
+    ModelSchedulers,
+    ModelTask,
+)
+from helpers.state import READS, check_consistency
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -31,15 +40,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from model import (
-    Every,
-    ModelQueue,
-    ModelReading,
-    ModelSchedule,
-    ModelSchedulers,
-    ModelTask,
-)
-from support import READS, check_consistency
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (

@@ -22,31 +22,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from helpers.network import LossyProxy, StallingProxy
+from helpers.schedules import THURSDAY, add, at, before_script, fire_id, fired_ids, get
+from helpers.state import check_consistency
+from helpers.tasks import claim_one, make_task
+from helpers.waiting import eventually, in_thread, until_blocked
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import (
-    THURSDAY,
-    add,
-    at,
-    before_script,
-    eventually,
-    fire_id,
-    fired_ids,
-    get,
-    state_of,
-    tamper,
-)
-from support import (
-    LossyProxy,
-    StallingProxy,
-    check_consistency,
-    claim_one,
-    dump,
-    in_thread,
-    make_task,
-    spoil,
-    stats,
-    until_blocked,
-)
 
 from fairqueue import History, TaskQueue, TaskScheduler, Worker
 from fairqueue.access.credentials import CHUNK as REVOKED
@@ -111,12 +93,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def make(redis_client: redis.Redis, clock: ManualClock) -> Iterator[Make]:
+def make(world: World) -> Iterator[Make]:
     """Make schedulers with connections of their own, as in other processes; stopped at the end."""
     with ExitStack() as made:
 
         def make(scheduler_id: str, **settings: Any) -> TaskScheduler:
-            queue = made.enter_context(TaskQueue(redis_client, clock=clock))
+            queue = made.enter_context(TaskQueue(world.redis, clock=world.clock))
             settings = {"registry": CollectorRegistry()} | settings
             scheduler = TaskScheduler(queue, scheduler_id, **settings)
             made.callback(scheduler.stop)
@@ -189,21 +171,18 @@ def test_when_the_leader_is_killed_another_goes_on_and_nobody_has_to_start_it(
 
 
 def test_a_moment_that_the_leader_fired_before_it_died_is_not_fired_again(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock, queue: TaskQueue
+    world: World, other: TaskScheduler
 ) -> None:
     """celery#1495: with the patches offered there, the new beat repeats what the old one sent."""
-    add(scheduler)
-    clock.set(at(5, 9))
-    assert scheduler.tick().fired == 1
-    clock.advance(TERM_S)  # and it is not heard of again
+    world.add()
+    assert world.tick_at(at(5, 9)).fired == 1
+    world.advance(TERM_S)  # and it is not heard of again
     report = other.tick()
     assert (report.is_leader, report.fired) == (True, 0)
-    assert queue.size() == 1
+    assert world.queue.size() == 1
 
 
-def test_two_schedulers_at_the_same_time_fire_each_moment_once(
-    make: Make, clock: ManualClock, redis_client: redis.Redis
-) -> None:
+def test_two_schedulers_at_the_same_time_fire_each_moment_once(make: Make, world: World) -> None:
     """celery#2856: two beats on two servers, meant for availability, send every task twice."""
     schedulers = [make("one"), make("two")]
     schedulers[0].add_schedules(
@@ -212,7 +191,7 @@ def test_two_schedulers_at_the_same_time_fire_each_moment_once(
     fired = 0
     with ThreadPoolExecutor(2) as pool:
         for _ in range(5):
-            clock.advance(60)  # longer than a term: each time both may lead
+            world.advance(60)  # longer than a term: each time both may lead
             barrier = threading.Barrier(2)
 
             def tick(scheduler: TaskScheduler, barrier: threading.Barrier = barrier) -> int:
@@ -220,45 +199,39 @@ def test_two_schedulers_at_the_same_time_fire_each_moment_once(
                 return scheduler.tick().fired
 
             fired += sum(pool.map(tick, schedulers))
-    assert fired == len(dump(redis_client)["tasks"]) == 500
+    assert fired == len(world.dump()["tasks"]) == 500
 
 
 def test_two_schedulers_that_both_believe_to_lead_fire_each_moment_once(
-    make: Make,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Make, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """celery#2856: two beats on two servers, meant for availability, send every task twice."""
     one, two = make("one"), make("two")
     add(one)
-    clock.set(at(5, 9))
+    world.clock.set(at(5, 9))
 
     def let_the_other_do_it() -> None:
-        redis_client.delete(queue.keys["leader"])
+        world.redis.delete(world.keys["leader"])
         assert two.tick().fired == 1
         # Even with a term that both take for theirs, the plan is not the one that was read.
-        leader = state_of(redis_client)["leader"] | {"token": one._leadership.token}
-        redis_client.set(queue.keys["leader"], json.dumps(leader))
+        leader = world.state()["leader"] | {"token": one._leadership.token}
+        world.redis.set(world.keys["leader"], json.dumps(leader))
 
     before_script(one.queue, monkeypatch, "fire", let_the_other_do_it)
     report = one.tick()
     assert (report.is_leader, report.fired, report.moved) == (True, 0, 1)
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
+    assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
-def test_four_schedulers_for_days_have_one_leader_at_a_time(
-    make: Make, clock: ManualClock, redis_client: redis.Redis
-) -> None:
+def test_four_schedulers_for_days_have_one_leader_at_a_time(make: Make, world: World) -> None:
     """rq#1531: of four workers with a scheduler each, all four were active after four days."""
     dice = random.Random(1531)
     schedulers = [make(f"scheduler-{n}") for n in range(4)]
     add(schedulers[0], cron_expr="* * * * *")
-    began, fired, led = clock.now(), 0, set()
-    while clock.now() < began + timedelta(days=4):
+    began, fired, led = world.now(), 0, set()
+    while world.now() < began + timedelta(days=4):
         # Often longer than a term, so that it ends unseen; and some of them sleep meanwhile.
-        clock.advance(dice.choice([3, 9, 11, 70, 3600]))
+        world.advance(dice.choice([3, 9, 11, 70, 3600]))
         awake = [each for each in schedulers if dice.random() < 0.7]
         dice.shuffle(awake)
         reports = {each.scheduler_id: each.tick() for each in awake}
@@ -268,10 +241,10 @@ def test_four_schedulers_for_days_have_one_leader_at_a_time(
         fired += sum(report.fired for report in reports.values())
     assert len(led) == 4
     schedulers[0].stop()
-    clock.advance(TERM_S)
+    world.advance(TERM_S)
     fired += schedulers[0].tick().fired
     schedule = get(schedulers[0], "nine")
-    assert fired == schedule.run_count == len(dump(redis_client)["tasks"])
+    assert fired == schedule.run_count == len(world.dump()["tasks"])
     assert schedule.last_run is not None
     minutes = (schedule.last_run - at(5, 9)) / timedelta(minutes=1) + 1
     assert schedule.run_count + schedule.missed_count == minutes
@@ -281,21 +254,21 @@ def test_four_schedulers_for_days_have_one_leader_at_a_time(
 
 
 def test_a_leader_that_comes_back_does_not_prolong_the_term_of_another(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+    world: World, other: TaskScheduler
 ) -> None:
     """redbeat#127: cut off and back again, the old beat extended the new one's lock as its own."""
-    assert has_led(scheduler)
-    clock.advance(TERM_S)
+    assert has_led(world.scheduler)
+    world.advance(TERM_S)
     assert has_led(other)
-    term = state_of(redis_client)["leader"]
-    clock.advance(TERM_S / 2)
+    term = world.state()["leader"]
+    world.advance(TERM_S / 2)
 
-    assert not has_led(scheduler)
+    assert not has_led(world.scheduler)
 
-    assert state_of(redis_client)["leader"] == term
+    assert world.state()["leader"] == term
     assert term["scheduler"] == "two"
-    scheduler.stop()
-    assert state_of(redis_client)["leader"] == term
+    world.scheduler.stop()
+    assert world.state()["leader"] == term
 
 
 def test_a_standby_whose_election_fails_in_the_network_fires_nothing(
@@ -336,109 +309,93 @@ def test_a_standby_whose_election_fails_in_the_network_fires_nothing(
 
 
 def test_schedulers_whose_election_is_refused_fire_nothing_until_it_is_mended(
-    make: Make, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+    make: Make, world: World
 ) -> None:
     """redbeat#238: a wrong setting made taking the lock fail, and every instance sent all tasks."""
     schedulers = [make(f"scheduler-{n}", check_interval=0.05) for n in range(3)]
     add(schedulers[0])
-    clock.set(at(5, 9))
-    spoil(redis_client, queue, "leader")
+    world.clock.set(at(5, 9))
+    world.spoil("leader")
     for each in schedulers:
         each.start()
     for each in schedulers:
         eventually(partial(is_in_error, each), "it says that it cannot lead")
         assert "leader is a list and should be a string" in str(each.health().last_error)
-    assert (queue.size(), [each.is_leader for each in schedulers]) == (0, [False] * 3)
+    assert (world.queue.size(), [each.is_leader for each in schedulers]) == (0, [False] * 3)
 
-    redis_client.delete(queue.keys["leader"])
+    world.redis.delete(world.keys["leader"])
 
     eventually(lambda: all(each.state == "running" for each in schedulers), "all go on", within=30)
     assert [each.stop(10) for each in schedulers] == [True] * 3
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
+    assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
 def test_an_old_leader_that_was_held_up_before_it_sent_sends_nothing(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    registry: CollectorRegistry,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redbeat#129: the beat that could not renew its lock went on sending, beside the new one."""
-    add(scheduler)
-    clock.set(at(5, 9))
+    world.add()
+    world.clock.set(at(5, 9))
     states = []
 
     def lose_the_term() -> None:
-        clock.advance(TERM_S)
+        world.advance(TERM_S)
         # The new one has just been elected and has fired nothing yet: only the term is in the way.
         assert other._leadership.lead(1).is_leader
-        states.append(state_of(redis_client))
+        states.append(world.state())
 
-    before_script(queue, monkeypatch, "fire", lose_the_term)
-    report = scheduler.tick()
+    world.before_script(monkeypatch, "fire", lose_the_term)
+    report = world.tick()
 
     assert (report.is_leader, report.fired) == (False, 0)
-    assert [state_of(redis_client)] == states
+    assert [world.state()] == states
     lost = {"queue": "default", "outcome": "lost"}
-    assert registry.get_sample_value("fairqueue_scheduler_lock_total", lost) == 1
+    assert world.registry.get_sample_value("fairqueue_scheduler_lock_total", lost) == 1
     assert other.tick().fired == 1
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
+    assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
 def test_a_leader_keeps_its_term_while_it_enqueues_for_longer_than_that(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rq#1354: enqueuing took longer than the lock, others took it, and jobs were doubled."""
-    scheduler.add_schedules(
+    world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": f"u{n}", "schedule_id": f"s{n}"} for n in range(2000)
     )
-    clock.set(at(5, 9))
+    world.clock.set(at(5, 9))
     intruders = []
 
     def be_slow() -> None:
-        clock.advance(0.4 * TERM_S)
+        world.advance(0.4 * TERM_S)
         intruders.append(other.tick())
 
-    sent = before_script(queue, monkeypatch, "fire", be_slow, times=1000)
-    assert scheduler.tick().fired == 2000
+    sent = world.before_script(monkeypatch, "fire", be_slow, times=1000)
+    assert world.tick().fired == 2000
 
     assert sent.count("fire") * 0.4 > 3  # terms
     assert [(each.is_leader, each.fired) for each in intruders] == [(False, 0)] * len(intruders)
-    assert queue.inspect().epoch == 1
-    assert len(dump(redis_client)["tasks"]) == 2000
+    assert world.queue.inspect().epoch == 1
+    assert len(world.dump()["tasks"]) == 2000
 
 
 def test_a_leader_that_planned_for_longer_than_its_term_leaves_all_to_the_next_one(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rq#1354: enqueuing took longer than the lock, others took it, and jobs were doubled."""
-    scheduler.add_schedules(
+    world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": f"u{n}", "schedule_id": f"s{n}"} for n in range(600)
     )
-    clock.set(at(5, 9))
+    world.clock.set(at(5, 9))
     taken = []
 
     def be_much_too_slow() -> None:
-        clock.advance(TERM_S)
+        world.advance(TERM_S)
         taken.append(other.tick().fired)
 
-    before_script(queue, monkeypatch, "fire", be_much_too_slow)
-    report = scheduler.tick()
+    world.before_script(monkeypatch, "fire", be_much_too_slow)
+    report = world.tick()
     assert (report.is_leader, report.fired, taken) == (False, 0, [600])
-    assert len(dump(redis_client)["tasks"]) == 600
+    assert len(world.dump()["tasks"]) == 600
 
 
 # --- outages and restarts -------------------------------------------------------------------------
@@ -473,45 +430,34 @@ def test_two_minutes_without_redis_and_a_new_scheduler_lose_no_moment_and_no_bea
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_a_scheduler_started_again_within_the_minute_fires_nothing_twice(
-    scheduler: TaskScheduler,
-    make: Make,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    end: str,
+    world: World, make: Make, end: str
 ) -> None:
     """taskiq#244: restarted in the minute of a cron task, the scheduler sent it a second time."""
-    add(scheduler)
-    clock.set(at(5, 9))
-    assert scheduler.tick().fired == 1
+    world.add()
+    assert world.tick_at(at(5, 9)).fired == 1
     if end == "stopped":
-        scheduler.stop()
+        world.scheduler.stop()
     for second in (5, 20, 59):
-        clock.set(at(5, 9, 0, second))
+        world.clock.set(at(5, 9, 0, second))
         assert make(f"started at {second}").tick().fired == 0
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
+    assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
 @pytest.mark.parametrize(
     ("misfire", "fired"), [("fire_once", [20]), ("fire_all", [10, 20]), ("skip", [])]
 )
 def test_what_was_missed_while_no_scheduler_ran_is_caught_up_as_the_schedule_says(
-    make: Make,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    misfire: str,
-    fired: list[int],
+    make: Make, world: World, misfire: str, fired: list[int]
 ) -> None:
     """taskiq#328: a task of every ten hours was missed in a restart, and waited for ten more."""
     old = make("old")
     old.add_schedule(every=36_000, user_id="alice", schedule_id="s", misfire=misfire)
     old.tick()
-    clock.advance(timedelta(hours=25))
+    world.advance(timedelta(hours=25))
     new = make("new")
     assert new.tick().fired == len(fired)
     moments = [THURSDAY + timedelta(hours=hours) for hours in fired]
-    assert fired_ids(redis_client, queue) == [fire_id("s", moment) for moment in moments]
+    assert world.fired_ids() == [fire_id("s", moment) for moment in moments]
     schedule = get(new, "s")
     assert schedule.missed_count == 2 - len(fired)
     assert schedule.next_run == THURSDAY + timedelta(hours=30)  # in step, and not from the restart
@@ -520,19 +466,17 @@ def test_what_was_missed_while_no_scheduler_ran_is_caught_up_as_the_schedule_say
 # --- moments --------------------------------------------------------------------------------------
 
 
-def test_three_o_clock_fires_once_however_often_somebody_looks_in_that_minute(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_three_o_clock_fires_once_however_often_somebody_looks_in_that_minute(world: World) -> None:
     """rq-scheduler#250: `0 3 * * *` ran at 3:00 and again at 3:01."""
-    add(scheduler, "three", cron_expr="0 3 * * *")
-    clock.set(at(6, 3))
+    world.add("three", cron_expr="0 3 * * *")
+    world.clock.set(at(6, 3))
     fired = []
     for seconds in (0, 0.5, 1, 30, 59, 59.999, 60, 61, 120):
-        clock.set(at(6, 3) + timedelta(seconds=seconds))
-        fired.append(scheduler.tick().fired)
+        world.clock.set(at(6, 3) + timedelta(seconds=seconds))
+        fired.append(world.tick().fired)
     assert fired == [1, 0, 0, 0, 0, 0, 0, 0, 0]
-    assert fired_ids(redis_client, queue) == [fire_id("three", at(6, 3))]
-    assert get(scheduler, "three").next_run == at(7, 3)
+    assert world.fired_ids() == [fire_id("three", at(6, 3))]
+    assert world.schedule("three").next_run == at(7, 3)
 
 
 # zone, cron, a moment before the clocks go back, and the local times that are expected to be fired
@@ -547,23 +491,17 @@ OVERLAPS = [
 
 @pytest.mark.parametrize(("zone", "cron", "start", "expected"), OVERLAPS)
 def test_schedules_pass_the_hour_that_comes_twice(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    zone: str,
-    cron: str,
-    start: datetime,
-    expected: list[str],
+    world: World, zone: str, cron: str, start: datetime, expected: list[str]
 ) -> None:
     """apscheduler#1021: in the hour that comes twice, the next moment was the same for ever."""
-    clock.set(start.replace(tzinfo=UTC))
-    add(scheduler, cron_expr=cron, timezone=zone)
-    moments = [get(scheduler, "nine").next_run]
+    world.clock.set(start.replace(tzinfo=UTC))
+    world.add(cron_expr=cron, timezone=zone)
+    moments = [world.schedule("nine").next_run]
     for _ in range(30):
         moment = moments[-1]
         assert moment is not None
-        clock.set(moment)
-        assert scheduler.tick().fired == 1
-        moments.append(get(scheduler, "nine").next_run)
+        assert world.tick_at(moment).fired == 1
+        moments.append(world.schedule("nine").next_run)
     known = [moment for moment in moments if moment is not None]
     assert len(known) == 31
     assert all(before < after for before, after in pairwise(known))
@@ -575,7 +513,7 @@ def test_schedules_pass_the_hour_that_comes_twice(
 
 
 def test_quick_upserts_from_many_places_are_one_schedule_and_one_task_for_a_moment(
-    make: Make, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
+    make: Make, world: World
 ) -> None:
     """bullmq#2988: the same scheduler upserted in quick succession had several delayed jobs."""
     makers = [make(f"maker-{n}") for n in range(4)]
@@ -592,14 +530,14 @@ def test_quick_upserts_from_many_places_are_one_schedule_and_one_task_for_a_mome
         done = [pool.submit(upsert, maker) for maker in makers]
         began.wait(30)
         while not all(each.done() for each in done):
-            clock.advance(60)
+            world.advance(60)
             leader.tick()
         for each in done:
             each.result()
-    clock.advance(60)
+    world.advance(60)
     leader.tick()
 
-    state = state_of(redis_client)
+    state = world.state()
     for key in ("schedules", "plan", "due", "schedule_state", "schedule_index", "schedule_names"):
         assert len(state[key]) == 1, key
     schedule = get(leader, "nine")
@@ -607,7 +545,7 @@ def test_quick_upserts_from_many_places_are_one_schedule_and_one_task_for_a_mome
     assert schedule.run_count == len(state["tasks"])
     # None is lost. One may be counted twice: a change that carries a time which has passed since
     # plans its moment again, though it is not fired again.
-    minutes = (clock.now() - THURSDAY) / timedelta(minutes=1)
+    minutes = (world.now() - THURSDAY) / timedelta(minutes=1)
     assert schedule.run_count + schedule.missed_count >= minutes
 
 
@@ -638,37 +576,29 @@ def nothing(queue: TaskQueue, task_id: str) -> None:
 
 @pytest.mark.parametrize("end", [cancel, bury, finish, abandon, purge, nothing])
 def test_a_schedule_goes_on_whatever_became_of_its_last_run(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    end: Callable[[TaskQueue, str], None],
+    world: World, end: Callable[[TaskQueue, str], None]
 ) -> None:
     """bullmq#3272: the next job is made by the one before, so that the chain broke with one."""
-    add(scheduler)
+    world.add()
     for day in range(5, 9):
-        clock.set(at(day, 9))
-        assert scheduler.tick().fired == 1
-        end(queue, fire_id("nine", at(day, 9)))
-    schedule = get(scheduler, "nine")
+        assert world.tick_at(at(day, 9)).fired == 1
+        end(world.queue, fire_id("nine", at(day, 9)))
+    schedule = world.schedule("nine")
     assert (schedule.run_count, schedule.next_run) == (4, at(9, 9))
 
 
-def test_a_schedule_goes_on_although_the_id_of_its_next_task_is_taken(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_schedule_goes_on_although_the_id_of_its_next_task_is_taken(world: World) -> None:
     """bullmq#3272: the next job's id was there already, so that none was added, and it stopped."""
-    add(scheduler)
+    world.add()
     for day in (5, 6):
-        clock.set(at(day, 9))
-        assert scheduler.tick().fired == 1
-    clock.set(THURSDAY)  # somebody has set the server's clock back, and the plan
-    scheduler.update_schedule("nine", next_run=at(5, 9))
+        assert world.tick_at(at(day, 9)).fired == 1
+    world.clock.set(THURSDAY)  # somebody has set the server's clock back, and the plan
+    world.scheduler.update_schedule("nine", next_run=at(5, 9))
     for day in range(5, 9):
-        clock.set(at(day, 9))
-        assert scheduler.tick().moved == 0
-    assert get(scheduler, "nine").next_run == at(9, 9)
+        assert world.tick_at(at(day, 9)).moved == 0
+    assert world.schedule("nine").next_run == at(9, 9)
     expected = [fire_id("nine", at(day, 9)) for day in range(5, 9)]
-    assert fired_ids(redis_client, queue) == expected
+    assert world.fired_ids() == expected
 
 
 def test_a_running_scheduler_takes_up_new_and_changed_schedules_at_once(
@@ -694,14 +624,12 @@ def test_a_running_scheduler_takes_up_new_and_changed_schedules_at_once(
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-def test_a_task_delayed_for_longer_than_any_lease_runs_once(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
+def test_a_task_delayed_for_longer_than_any_lease_runs_once(world: World) -> None:
     """kombu#337: a job that waited in a worker for its ETA was given to others at the time-out."""
     ran: list[str] = []
     workers = [
         Worker(
-            queue,
+            world.queue,
             lambda task: ran.append(task.task_id),
             lease=2,
             worker_id=f"w{n}",
@@ -709,16 +637,16 @@ def test_a_task_delayed_for_longer_than_any_lease_runs_once(
         )
         for n in range(3)
     ]
-    queue.push(make_task(task_id="in two days", delay=2 * DAY))
+    world.queue.push(make_task(task_id="in two days", delay=2 * DAY))
     for _ in range(2 * 24 - 1):
-        clock.advance(3600)
+        world.advance(3600)
         assert [worker.run_until_empty() for worker in workers] == [0, 0, 0]
-    clock.advance(3600)
+    world.advance(3600)
     assert [worker.run_until_empty() for worker in workers] == [1, 0, 0]
-    clock.advance(DAY)
+    world.advance(DAY)
     assert [worker.run_until_empty() for worker in workers] == [0, 0, 0]
     assert ran == ["in two days"]
-    assert stats(redis_client) == {"pushed": 1, "claimed": 1, "finished": 1}
+    assert world.stats() == {"pushed": 1, "claimed": 1, "finished": 1}
     for worker in workers:
         worker.stop()
 
@@ -798,38 +726,32 @@ def runs_of(queue: TaskQueue, task_id: str) -> list[Any]:
 OVERFLOW = 8000  # as many values as Lua can pass to a function
 
 
-def test_tens_of_thousands_of_tasks_in_one_call_are_stored(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_tens_of_thousands_of_tasks_in_one_call_are_stored(world: World) -> None:
     """dramatiq#258: more than 7,999 values at once overflow Lua's stack: the worker sat idle."""
-    queue.push_many(make_task(f"u{n % 1000}", f"t{n}") for n in range(5 * OVERFLOW))
-    assert queue.size() == 5 * OVERFLOW
-    claims = queue.claim("w", limit=CLAIM_LIMIT)
-    assert queue.extend(claims * 9) == ["extended"] * 9 * CLAIM_LIMIT
-    assert queue.finish_many((claim, None) for claim in claims) == ["finished"] * CLAIM_LIMIT
-    redis_client.flushdb()  # to look whether all of it agrees takes longer than all of this
+    world.queue.push_many(make_task(f"u{n % 1000}", f"t{n}") for n in range(5 * OVERFLOW))
+    assert world.queue.size() == 5 * OVERFLOW
+    claims = world.queue.claim("w", limit=CLAIM_LIMIT)
+    assert world.queue.extend(claims * 9) == ["extended"] * 9 * CLAIM_LIMIT
+    assert world.queue.finish_many((claim, None) for claim in claims) == ["finished"] * CLAIM_LIMIT
+    world.redis.flushdb()  # to look whether all of it agrees takes longer than all of this
 
 
-def test_thousands_that_are_due_or_abandoned_together_are_offered(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
+def test_thousands_that_are_due_or_abandoned_together_are_offered(world: World) -> None:
     """dramatiq#258: taking back what dead workers held overflowed Lua's stack: nobody got it."""
     count = OVERFLOW + 200
-    queue.push_many(make_task(f"u{n % 7}", f"t{n}", delay=60) for n in range(count))
-    clock.advance(60)
+    world.queue.push_many(make_task(f"u{n % 7}", f"t{n}", delay=60) for n in range(count))
+    world.advance(60)
     held = 0
-    while claims := queue.claim("doomed", limit=CLAIM_LIMIT, lease=60):
+    while claims := world.queue.claim("doomed", limit=CLAIM_LIMIT, lease=60):
         held += len(claims)
     assert held == count
-    clock.advance(60)
-    offered = [claim for _ in range(5) for claim in queue.claim("w", limit=CLAIM_LIMIT)]
+    world.advance(60)
+    offered = [claim for _ in range(5) for claim in world.queue.claim("w", limit=CLAIM_LIMIT)]
     assert len({claim.task.task_id for claim in offered}) == len(offered) >= 500
     assert {claim.attempt for claim in offered} == {2}
 
 
-def test_ten_thousand_schedules_in_one_call_are_stored_and_more_are_refused(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_ten_thousand_schedules_in_one_call_are_stored_and_more_are_refused(world: World) -> None:
     """dramatiq#258: more than 7,999 values at once overflow Lua's stack: the worker sat idle."""
     due = 2500  # more than are read at once
     specs = [
@@ -837,14 +759,13 @@ def test_ten_thousand_schedules_in_one_call_are_stored_and_more_are_refused(
         for n, cron in enumerate(["* * * * *"] * due + ["@yearly"] * (MAX_ADDED - due))
     ]
     with pytest.raises(InvalidSchedule, match="100000 schedules in one call: at most 10000"):
-        scheduler.add_schedules(specs * 10)
-    assert queue.inspect().schedules == 0
-    assert len(scheduler.add_schedules(specs)) == MAX_ADDED
-    assert len(scheduler.add_schedules(specs[:1000], on_conflict="replace")) == 1000
-    clock.advance(90 * 60)
-    report = scheduler.tick()
+        world.scheduler.add_schedules(specs * 10)
+    assert world.queue.inspect().schedules == 0
+    assert len(world.scheduler.add_schedules(specs)) == MAX_ADDED
+    assert len(world.scheduler.add_schedules(specs[:1000], on_conflict="replace")) == 1000
+    report = world.tick_after(90 * 60)
     assert (report.fired, report.missed) == (due, 89 * due)
-    redis_client.flushdb()  # as above
+    world.redis.flushdb()  # as above
 
 
 def largest_push(queue: TaskQueue) -> object:
@@ -1016,9 +937,7 @@ def test_a_script_takes_the_longest_list_that_it_is_ever_given(
 
 
 @pytest.mark.parametrize("where", ["handler", "before", "then", "finally_", "when"])
-def test_one_run_that_hangs_stops_no_other_schedule(
-    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock, where: str
-) -> None:
+def test_one_run_that_hangs_stops_no_other_schedule(world: World, where: str) -> None:
     """suna#3626: one fire that never returned stopped every cron of the fleet for 18 hours."""
     hangs, may_end, ran = threading.Event(), threading.Event(), threading.Semaphore(0)
 
@@ -1026,31 +945,31 @@ def test_one_run_that_hangs_stops_no_other_schedule(
         hangs.set()
         return may_end.wait(60)
 
-    worker = Worker(queue, concurrency=2, lease=DAY, registry=CollectorRegistry())
+    worker = Worker(world.queue, concurrency=2, lease=DAY, registry=CollectorRegistry())
     if where == "handler":
         worker.register("hangs", lambda payload: hang())
     else:
         worker.register("hangs", lambda payload: None, **{where: hang})  # type: ignore[arg-type]
     worker.register("fine", lambda payload: ran.release())
     for name in ("hangs", "fine"):
-        add(scheduler, name, name=name, cron_expr="* * * * *", overlap="skip")
+        world.add(name, name=name, cron_expr="* * * * *", overlap="skip")
     worker.start()
     try:
         for minute in range(10):
-            clock.advance(60)
-            report = in_thread(scheduler.tick)()
+            world.advance(60)
+            report = in_thread(world.scheduler.tick)()
             assert (report.fired, report.skipped) == ((1, 1) if minute else (2, 0))
             assert ran.acquire(timeout=30)
             assert hangs.wait(30)
             # Until it is recorded: a schedule that skips would take it for one that goes on.
-            eventually(lambda: queue.inspect().running == 1, "only the one that hangs runs")
+            eventually(lambda: world.queue.inspect().running == 1, "only the one that hangs runs")
     finally:
         may_end.set()
         assert worker.stop(30)
 
 
 def test_one_recipient_of_alerts_that_hangs_stops_no_schedule_and_no_other_recipient(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+    world: World,
 ) -> None:
     """suna#3626: one fire that never returned stopped every cron of the fleet for 18 hours."""
     hangs, may_end = threading.Event(), threading.Event()
@@ -1062,17 +981,17 @@ def test_one_recipient_of_alerts_that_hangs_stops_no_schedule_and_no_other_recip
 
     recipients = [CallableRecipient(hang), CallableRecipient(told.append, name="told")]
     alerts = Alerts(recipients, registry=CollectorRegistry())
-    scheduler = TaskScheduler(queue, alerts=alerts, registry=CollectorRegistry())
+    scheduler = TaskScheduler(world.queue, alerts=alerts, registry=CollectorRegistry())
     add(scheduler, "fine", cron_expr="* * * * *")
     try:
         for n in range(5):
             add(scheduler, f"broken {n}", cron_expr="* * * * *")
-            tamper(redis_client, queue, f"broken {n}", cron_expr="no cron")
-            clock.advance(60)
+            world.tamper(f"broken {n}", cron_expr="no cron")
+            world.advance(60)
             report = in_thread(scheduler.tick)()
             assert (report.fired, report.set_aside) == (1, 1)
             assert hangs.wait(30)
-            eventually(lambda: len(told) == len(dump(redis_client)["broken"]), "the other is told")
+            eventually(lambda: len(told) == len(world.dump()["broken"]), "the other is told")
     finally:
         may_end.set()
         alerts.close(30)

@@ -8,8 +8,7 @@ import json
 from typing import Any
 
 import pytest
-import redis
-from support import push
+from helpers.world import World
 
 from fairqueue import FairQueueError, Task, TaskQueue, TaskScheduler
 from fairqueue.access.credentials import Actor
@@ -60,30 +59,24 @@ def test_a_run_whose_fields_are_of_a_wrong_kind_is_none(spoilt: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("record", ["[1]", "7", "null", '"x"', "{", '{"scheduler": 1, "ends": 2}'])
-def test_a_record_of_the_leader_that_is_none_is_of_nobody(
-    queue: TaskQueue, redis_client: redis.Redis, record: str
-) -> None:
-    redis_client.set(queue.keys["leader"], record)
-    snapshot = queue.inspect()
+def test_a_record_of_the_leader_that_is_none_is_of_nobody(world: World, record: str) -> None:
+    world.redis.set(world.keys["leader"], record)
+    snapshot = world.queue.inspect()
     assert (snapshot.leader, snapshot.leader_until) == (None, None)
 
 
-def test_a_tenant_that_is_no_text_hides_no_user(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "a", user_id="alice")
-    redis_client.hset(queue.keys["tenants"], "alice", b"\xff")
-    (info,) = PeopleStore(queue.link).read(["alice"], 0)
+def test_a_tenant_that_is_no_text_hides_no_user(world: World) -> None:
+    world.push("a", user_id="alice")
+    world.redis.hset(world.keys["tenants"], "alice", b"\xff")
+    (info,) = PeopleStore(world.queue.link).read(["alice"], 0)
     assert (info.user_id, info.settings.tenant) == ("alice", "\ufffd")
 
 
-def test_an_explanation_of_a_delay_that_is_no_time_says_so(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "a", delay=60)
-    redis_client.zadd(queue.keys["delayed"], {"a": 1e300})
+def test_an_explanation_of_a_delay_that_is_no_time_says_so(world: World) -> None:
+    world.push("a", delay=60)
+    world.redis.zadd(world.keys["delayed"], {"a": 1e300})
     with pytest.raises(BrokenRecord, match="'a'"):
-        queue.explain("a")
+        world.queue.explain("a")
 
 
 def test_a_cursor_that_is_no_text_is_refused(queue: TaskQueue) -> None:

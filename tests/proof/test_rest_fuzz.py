@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-import redis
 import schemathesis
+from helpers.rest import Api, make_app
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from rest import World, make_app, make_world
 from schemathesis import GenerationMode
 from schemathesis.checks import (
     content_type_conformance,
@@ -17,7 +16,6 @@ from schemathesis.checks import (
 )
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fairqueue.clock import ManualClock
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api.endpoint import PREFIX, Endpoint
 from fairqueue.web.api.endpoints import ENDPOINTS
@@ -61,11 +59,6 @@ def schema(door: Door) -> Any:
     return schemathesis.openapi.from_asgi(f"{PREFIX}/openapi.json", door)
 
 
-@pytest.fixture
-def world(queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis) -> World:
-    return make_world(queue, clock, redis_client)
-
-
 def make_sense(case: Any, pick: int) -> None:
     """Put ids and a rule that exist into a request, as far as it has places for them."""
     for name in case.path_parameters or {}:
@@ -89,11 +82,11 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("endpoint", "mode"), cases())
 def test_answers_are_as_the_document_says(
-    endpoint: Endpoint, mode: GenerationMode, schema: Any, door: Door, world: World
+    endpoint: Endpoint, mode: GenerationMode, schema: Any, door: Door, api: Api
 ) -> None:
-    door.app = world.app
+    door.app = api.app
     described = schema[PREFIX + endpoint.path][endpoint.method]
-    headers = {"Authorization": f"Bearer {world.keys['admin', None]}"}
+    headers = {"Authorization": f"Bearer {api.keys['admin', None]}"}
     checks = CHECKS if 503 in endpoint.other_statuses else [*CHECKS, not_a_server_error]
 
     @settings(

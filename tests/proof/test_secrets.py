@@ -22,11 +22,12 @@ from typing import Any
 
 import pytest
 import redis
-from browser import Site, Web
-from commands import Cli
+from helpers.browser import Site, Web
+from helpers.commands import Cli
+from helpers.tasks import make_task
+from helpers.waiting import eventually
+from helpers.world import World
 from prometheus_client import CollectorRegistry, generate_latest
-from scheduling import eventually
-from support import dump, make_task
 
 from fairqueue import Alerts, Claim, FairQueueError, History, TaskQueue, TaskScheduler, Worker
 from fairqueue.access.credentials import AccessStore, Actor
@@ -304,10 +305,10 @@ IDS = {
 
 
 def test_the_secret_of_a_key_shows_once_and_never_again(
-    web: Web, queue: TaskQueue, redis_client: redis.Redis, redis_url: str, ears: Ears
+    web: Web, world: World, redis_url: str, ears: Ears
 ) -> None:
     site = web(auth=True, rate=1e6, burst=1_000_000)
-    made = AccessStore(queue.link).create_key("ann", "admin", by="test")
+    made = AccessStore(world.queue.link).create_key("ann", "admin", by="test")
     ears.hear("the new key", made, made.info)
     admin = {"Authorization": f"Bearer {made.secret}"}
     answer = site.http.post(
@@ -328,7 +329,7 @@ def test_the_secret_of_a_key_shows_once_and_never_again(
     hear_site(ears, site, admin, **IDS)
     hear_cli(ears, redis_url)
     hear_cli(ears, redis_url, "-o", "json")
-    ears.hear("Redis", dump(redis_client))
+    ears.hear("Redis", world.dump())
     for secret in (made.secret, other, printed):
         assert ears.found(secret) == []
         assert ears.found(secret.split("_", 2)[2]) == []  # nor the part that is secret
@@ -355,17 +356,12 @@ def test_a_credential_that_is_refused_is_not_repeated(web: Web, ears: Ears) -> N
 
 
 def test_sessions_and_one_time_links_show_nowhere_but_in_their_cookie(
-    web: Web,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    redis_url: str,
-    ears: Ears,
-    caplog: pytest.LogCaptureFixture,
+    web: Web, world: World, redis_url: str, ears: Ears, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "httpcore")  # of the test's own client: it logs all of it
     caplog.set_level(logging.WARNING, "httpx")
     site = web(auth=True, rate=1e6, burst=1_000_000)
-    link = AccessStore(queue.link).create_login(Actor(name="ann"))
+    link = AccessStore(world.queue.link).create_login(Actor(name="ann"))
     site.http.get(f"/login?token={link}", headers=HTML)  # it is in the form of this page
     answer = site.http.post("/login", data={"secret": link}, headers=HTML)
     session = answer.cookies["fairqueue_session"]
@@ -373,7 +369,7 @@ def test_sessions_and_one_time_links_show_nowhere_but_in_their_cookie(
     site.http.cookies.clear()
     hear_site(ears, site, {"Cookie": f"fairqueue_session={session}"}, **IDS)
     hear_cli(ears, redis_url)
-    ears.hear("Redis", dump(redis_client))
+    ears.hear("Redis", world.dump())
     assert ears.found(session) == []
     assert ears.found(link) == []
 
@@ -409,12 +405,7 @@ def echo() -> Iterator[str]:
 
 
 def test_secrets_by_reference_show_nowhere(
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    redis_url: str,
-    web: Web,
-    echo: str,
-    ears: Ears,
+    world: World, redis_url: str, web: Web, echo: str, ears: Ears
 ) -> None:
     """The values are only in the request; what is stored and shown has their names."""
     values = {"API": "cnry-http-3e9f", "SIGN": "cnry-sign-77aa"}
@@ -431,21 +422,25 @@ def test_secrets_by_reference_show_nowhere(
         signing_secret="secret:SIGN",
         ssl_context=STRICT,
     )
-    worker = Worker(queue, registry=CollectorRegistry(), capture_logs=True)
+    worker = Worker(world.queue, registry=CollectorRegistry(), capture_logs=True)
     tasks.register(worker, retries=0)
     for number, (path, name) in enumerate(
         [("200", "API"), ("404", "API"), ("503", "API"), ("200", "AWAY"), ("200", "NONE")]
     ):
         headers = {"Authorization": f"Bearer secret:{name}", "X-Other": "secret:API"}
         payload = {"url": f"{echo}/{path}", "headers": headers}
-        queue.push(make_task(task_id=f"t{number}", name="http", payload=payload))
+        world.queue.push(make_task(task_id=f"t{number}", name="http", payload=payload))
     assert worker.run_until_empty() == 5
-    done = queue.get("t0")
+    done = world.queue.get("t0")
     assert done is not None
     assert "Authorization: Bearer ***" in done.result["body"]  # it was sent, and came back
     ears.hear("objects", tasks, vars(tasks), worker)
-    ears.hear("history", *History(queue).runs(), *(History(queue).get(f"t{n}") for n in range(5)))
-    ears.hear("Redis", dump(redis_client))
+    ears.hear(
+        "history",
+        *History(world.queue).runs(),
+        *(History(world.queue).get(f"t{n}") for n in range(5)),
+    )
+    ears.hear("Redis", world.dump())
     for number in range(5):
         ears.hear("fairqueue", Cli(redis_url).ok("runs", "show", f"t{number}").out)
     hear_site(ears, web(), {}, "/runs/t0", "/runs/t1", **{**IDS, "task_id": "t1"})
@@ -665,31 +660,35 @@ def failing_handler(payload: dict[str, Any]) -> None:
 
 
 def test_secrets_in_payloads_show_nowhere(
-    queue: TaskQueue, scheduler: TaskScheduler, redis_url: str, web: Web, ears: Ears
+    world: World, redis_url: str, web: Web, ears: Ears
 ) -> None:
     payload = payload_with(PAYLOAD_SECRETS)
     metadata = {"api_key": PAYLOAD_SECRETS["metadata"]}
     rule: dict[str, Any] = {"every": 60, "user_id": "ann", "schedule_id": "s", "name": "mail"}
-    scheduler.add_schedule(payload=payload, metadata=metadata, **rule)
-    scheduler.update_schedule("s", payload={"token": PAYLOAD_SECRETS["new"]}, changed_by="ann")
-    scheduler.update_schedule("s", payload=payload, changed_by="ann")
+    world.scheduler.add_schedule(payload=payload, metadata=metadata, **rule)
+    world.scheduler.update_schedule(
+        "s", payload={"token": PAYLOAD_SECRETS["new"]}, changed_by="ann"
+    )
+    world.scheduler.update_schedule("s", payload=payload, changed_by="ann")
     registry = CollectorRegistry()
-    worker = Worker(queue, registry=registry, capture_logs=True)
+    worker = Worker(world.queue, registry=registry, capture_logs=True)
     worker.register("mail", failing_handler, retries=0)
     worker.register("good", lambda payload: {"token": PAYLOAD_SECRETS["result"]})
     task = make_task("ann", "t", name="mail", payload=payload)
-    queue.push(task)
-    queue.push(make_task("ann", "good", name="good", payload=payload))
+    world.queue.push(task)
+    world.queue.push(make_task("ann", "good", name="good", payload=payload))
     assert worker.run_until_empty() == 2
-    queue.push(make_task("ann", "waiting", name="mail", payload=payload, delay=60))
-    triggered = scheduler.trigger("s", triggered_by="ann")
-    (claim,) = queue.claim("w")
+    world.queue.push(make_task("ann", "waiting", name="mail", payload=payload, delay=60))
+    triggered = world.scheduler.trigger("s", triggered_by="ann")
+    (claim,) = world.queue.claim("w")
     assert isinstance(claim, Claim)
     assert claim.task.payload == payload  # whoever runs it gets it whole
-    ears.hear("objects", task, claim, claim.task, queue.get("waiting"), worker)
-    ears.hear("schedules", scheduler.get_schedule("s"), scheduler.list_schedules())
-    ears.hear("history", *History(queue).runs(status=["failed"]), History(queue).get("t"))
-    inspector = Inspector(queue)
+    ears.hear("objects", task, claim, claim.task, world.queue.get("waiting"), worker)
+    ears.hear("schedules", world.scheduler.get_schedule("s"), world.scheduler.list_schedules())
+    ears.hear(
+        "history", *History(world.queue).runs(status=["failed"]), History(world.queue).get("t")
+    )
+    inspector = Inspector(world.queue)
     ears.hear("inspector", inspector.schedules.get("s"), inspector.runs.get("t"))
     ears.hear("changes", *inspector.schedules.changes("s"), *inspector.audit.list())
     inspector.failed.retry("t")
@@ -752,23 +751,23 @@ NO_TEXTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", NO_PAYLOADS | BAD_VALUES | NO_TEXTS)
-def test_a_payload_that_is_refused_is_not_repeated(
-    queue: TaskQueue, scheduler: TaskScheduler, kind: str, ears: Ears
-) -> None:
+def test_a_payload_that_is_refused_is_not_repeated(world: World, kind: str, ears: Ears) -> None:
     payload = (NO_PAYLOADS | BAD_VALUES | NO_TEXTS)[kind]
     with ears.failing("Task.create"):
         make_task(payload=payload)
     with ears.failing("add_schedule"):
-        scheduler.add_schedule("0 9 * * *", "ann", payload=payload)
+        world.scheduler.add_schedule("0 9 * * *", "ann", payload=payload)
     with ears.failing("add_schedule"):
-        scheduler.add_schedule("0 9 * * *", "ann", metadata=payload)
-    scheduler.add_schedule("0 9 * * *", "ann", schedule_id="s")
+        world.scheduler.add_schedule("0 9 * * *", "ann", metadata=payload)
+    world.scheduler.add_schedule("0 9 * * *", "ann", schedule_id="s")
     with ears.failing("update_schedule"):
-        scheduler.update_schedule("s", payload=payload)
+        world.scheduler.update_schedule("s", payload=payload)
     with ears.failing("trigger"):
-        scheduler.trigger("s", payload=payload)
+        world.scheduler.trigger("s", payload=payload)
     with ears.failing("import_schedules"):
-        scheduler.import_schedules([{"schedule_id": "x", "user_id": "ann", "payload": payload}])
+        world.scheduler.import_schedules(
+            [{"schedule_id": "x", "user_id": "ann", "payload": payload}]
+        )
     assert ears.found(PAYLOAD_SECRETS["password"]) == []
 
 

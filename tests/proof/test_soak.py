@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import redis
-from support import claim_one, push
+from helpers.tasks import claim_one, push
+from helpers.world import World
 
 from fairqueue.queue.queue import TaskQueue
 from faults.checker import Verdict, check_trimmed
@@ -154,10 +154,10 @@ def test_users_who_had_nothing_to_do_for_a_moment_are_not_compared(
 # --- looking --------------------------------------------------------------------------------------
 
 
-def test_a_look_counts_what_each_key_holds(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    push(queue, "one", "two")
-    push(queue, "three", user_id="bob")
-    data = look(redis_client, queue.keys)
+def test_a_look_counts_what_each_key_holds(world: World) -> None:
+    world.push("one", "two")
+    world.push("three", user_id="bob")
+    data = look(world.redis, world.keys)
     assert {key: data.entries[key] for key in ("tasks", "waiting", "ready", "dead")} == {
         "tasks": 3,
         "waiting": 3,

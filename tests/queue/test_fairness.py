@@ -7,19 +7,10 @@ from itertools import groupby
 
 import pytest
 import redis
-from support import (
-    changes,
-    claim_one,
-    count_commands,
-    dump,
-    fill,
-    ids_of,
-    jain,
-    push,
-    served_users,
-)
+from helpers.state import changes, count_commands, jain
+from helpers.tasks import claim_one, fill, ids_of, push, served_users
+from helpers.world import World
 
-from fairqueue.clock import ManualClock
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.snapshot import jain_index
@@ -45,21 +36,21 @@ def test_equal_users_take_turns(queue: TaskQueue) -> None:
         assert set(users[start : start + 3]) == {"alice", "bob", "carol"}
 
 
-def mixed_backlog(queue: TaskQueue, seed: int) -> None:
+def mixed_backlog(world: World, seed: int) -> None:
     """Twelve users of several weights and caps, with tasks of several levels, some critical."""
     rng = random.Random(seed)
-    queue.configure(critical_share=rng.choice([0.0, 0.2, 0.5, 1.0]))
+    world.queue.configure(critical_share=rng.choice([0.0, 0.2, 0.5, 1.0]))
     for n in range(12):
         weight = rng.choice([0.5, 1.0, 2.0, 3.0])
-        queue.set_user(f"u{n}", weight=weight, max_running=rng.choice([None, None, 40]))
+        world.queue.set_user(f"u{n}", weight=weight, max_running=rng.choice([None, None, 40]))
         for k in range(rng.randint(1, 15)):
             level = rng.choice([1, 3, 3, 3, 5, 6])
-            push(queue, f"u{n}-{k}", user_id=f"u{n}", priority=level)
+            world.push(f"u{n}-{k}", user_id=f"u{n}", priority=level)
 
 
-def order_of_serves(queue: TaskQueue, limit: int) -> list[str]:
+def order_of_serves(world: World, limit: int) -> list[str]:
     order: list[str] = []
-    while claims := queue.claim("w", limit=limit):
+    while claims := world.queue.claim("w", limit=limit):
         order += ids_of(claims)
     return order
 
@@ -67,14 +58,14 @@ def order_of_serves(queue: TaskQueue, limit: int) -> list[str]:
 @pytest.mark.parametrize("limit", [2, 7, 30, 200])
 @pytest.mark.parametrize("seed", range(4))
 def test_turns_do_not_depend_on_how_many_are_claimed_at_once(
-    queue: TaskQueue, redis_client: redis.Redis, limit: int, seed: int
+    world: World, limit: int, seed: int
 ) -> None:
     """Claims of any size follow each other as claims of one do."""
-    mixed_backlog(queue, seed)
-    together = order_of_serves(queue, limit)
-    redis_client.flushdb()
-    mixed_backlog(queue, seed)
-    assert together == order_of_serves(queue, 1)
+    mixed_backlog(world, seed)
+    together = order_of_serves(world, limit)
+    world.redis.flushdb()
+    mixed_backlog(world, seed)
+    assert together == order_of_serves(world, 1)
     assert len(together) == len(set(together))
 
 
@@ -114,37 +105,35 @@ def test_a_new_weight_acts_on_what_already_waits(queue: TaskQueue) -> None:
     assert after["alice"] == pytest.approx(60, abs=2)
 
 
-def test_a_raised_weight_rescales_the_debt(queue: TaskQueue, redis_client: redis.Redis) -> None:
+def test_a_raised_weight_rescales_the_debt(world: World) -> None:
     """Raised from 0.01 to 10, a user would otherwise wait out a hundred serves of old debt."""
-    queue.set_user("slow", weight=0.01)
-    fill(queue, "slow", 50)
-    fill(queue, "other", 300)
-    while "slow" not in served_users(queue, 1):
+    world.queue.set_user("slow", weight=0.01)
+    world.fill("slow", 50)
+    world.fill("other", 300)
+    while "slow" not in world.served_users(1):
         pass
-    tag = dump(redis_client)["ready"]["slow"]
-    queue.set_user("slow", weight=10.0)
-    state = dump(redis_client)
+    tag = world.dump()["ready"]["slow"]
+    world.queue.set_user("slow", weight=10.0)
+    state = world.dump()
     now = float(state["fair"]["clock"])
     assert state["ready"]["slow"] == pytest.approx(now + (tag - now) / 1000)
-    assert "slow" in served_users(queue, 3)
+    assert "slow" in world.served_users(3)
 
 
 @pytest.mark.parametrize("where", ["ready", "idle", "parked"])
-def test_a_weight_rescales_the_tag_wherever_it_is(
-    queue: TaskQueue, redis_client: redis.Redis, where: str
-) -> None:
-    fill(queue, "other", 10)
-    fill(queue, "alice", 1 if where == "idle" else 5)
-    queue.set_user("alice", weight=0.1)
-    while "alice" not in served_users(queue, 1, finish=False):
+def test_a_weight_rescales_the_tag_wherever_it_is(world: World, where: str) -> None:
+    world.fill("other", 10)
+    world.fill("alice", 1 if where == "idle" else 5)
+    world.queue.set_user("alice", weight=0.1)
+    while "alice" not in world.served_users(1, finish=False):
         pass
     if where == "parked":
-        queue.set_user("alice", paused=True)
+        world.queue.set_user("alice", paused=True)
     key = "ready" if where == "ready" else "idle"
-    before = dump(redis_client)
+    before = world.dump()
     now = float(before["fair"]["clock"])
-    queue.set_user("alice", weight=0.2)
-    tag, new = changes(before, dump(redis_client))[f"{key}.alice"]
+    world.queue.set_user("alice", weight=0.2)
+    tag, new = changes(before, world.dump())[f"{key}.alice"]
     assert tag - now > 1
     assert new - now == pytest.approx((tag - now) / 2)
 
@@ -152,17 +141,15 @@ def test_a_weight_rescales_the_tag_wherever_it_is(
 # --- coming and going -----------------------------------------------------------------------------
 
 
-def test_a_newcomer_enters_one_stride_after_the_clock(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "old", 10)
-    served_users(queue, 4)
-    clock = float(dump(redis_client)["fair"]["clock"])
-    push(queue, "n1", user_id="new")
-    assert dump(redis_client)["ready"]["new"] == clock + 1
-    queue.set_user("weighty", weight=4.0)
-    push(queue, "n2", user_id="weighty")
-    assert dump(redis_client)["ready"]["weighty"] == clock + 0.25
+def test_a_newcomer_enters_one_stride_after_the_clock(world: World) -> None:
+    world.fill("old", 10)
+    world.served_users(4)
+    clock = float(world.dump()["fair"]["clock"])
+    world.push("n1", user_id="new")
+    assert world.dump()["ready"]["new"] == clock + 1
+    world.queue.set_user("weighty", weight=4.0)
+    world.push("n2", user_id="weighty")
+    assert world.dump()["ready"]["weighty"] == clock + 0.25
 
 
 def test_a_stream_of_newcomers_does_not_starve_a_backlogged_user(queue: TaskQueue) -> None:
@@ -175,16 +162,14 @@ def test_a_stream_of_newcomers_does_not_starve_a_backlogged_user(queue: TaskQueu
     assert served >= 20
 
 
-def test_a_user_who_comes_back_pays_what_is_left_of_the_turn(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "old", 10)
-    push(queue, "a1", user_id="alice")
-    while "alice" not in served_users(queue, 1):
+def test_a_user_who_comes_back_pays_what_is_left_of_the_turn(world: World) -> None:
+    world.fill("old", 10)
+    world.push("a1", user_id="alice")
+    while "alice" not in world.served_users(1):
         pass
-    tag = dump(redis_client)["idle"]["alice"]
-    push(queue, "a2", user_id="alice")
-    state = dump(redis_client)
+    tag = world.dump()["idle"]["alice"]
+    world.push("a2", user_id="alice")
+    state = world.dump()
     assert state["ready"]["alice"] == tag
     assert "alice" not in state.get("idle", {})
 
@@ -203,28 +188,26 @@ def test_leaving_and_coming_back_gains_nothing(queue: TaskQueue) -> None:
     assert served["in and out"] >= 90
 
 
-def test_tags_that_the_clock_has_passed_are_reaped(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_tags_that_the_clock_has_passed_are_reaped(world: World) -> None:
     for n in range(200):
-        push(queue, f"t{n}", user_id=f"u{n}")
-    fill(queue, "steady", 200)
-    served_users(queue, 250)
-    assert len(dump(redis_client).get("idle", {})) <= 2
-    served_users(queue, 200)
-    push(queue, "last")
-    state = dump(redis_client)
+        world.push(f"t{n}", user_id=f"u{n}")
+    world.fill("steady", 200)
+    world.served_users(250)
+    assert len(world.dump().get("idle", {})) <= 2
+    world.served_users(200)
+    world.push("last")
+    state = world.dump()
     assert "idle" not in state
     assert state["ready"].keys() == {"alice"}
 
 
-def test_an_empty_queue_forgets_the_past(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    fill(queue, "busy", 50)
-    served_users(queue, 50)
-    push(queue, "b", user_id="busy")
-    push(queue, "n", user_id="new")
-    assert sorted(served_users(queue, 2)) == ["busy", "new"]
-    ready = dump(redis_client)
+def test_an_empty_queue_forgets_the_past(world: World) -> None:
+    world.fill("busy", 50)
+    world.served_users(50)
+    world.push("b", user_id="busy")
+    world.push("n", user_id="new")
+    assert sorted(world.served_users(2)) == ["busy", "new"]
+    ready = world.dump()
     assert "ready" not in ready
 
 
@@ -232,21 +215,19 @@ def test_an_empty_queue_forgets_the_past(queue: TaskQueue, redis_client: redis.R
 
 
 @pytest.mark.parametrize("tasks", [1, 5])
-def test_release_restores_the_charge(
-    queue: TaskQueue, redis_client: redis.Redis, tasks: int
-) -> None:
-    queue.set_user("alice", weight=0.5)
-    fill(queue, "alice", tasks)
-    fill(queue, "bob", 5)
+def test_release_restores_the_charge(world: World, tasks: int) -> None:
+    world.queue.set_user("alice", weight=0.5)
+    world.fill("alice", tasks)
+    world.fill("bob", 5)
     order = []
     for _ in range(4):
-        claim = claim_one(queue)
+        claim = world.claim_one()
         order.append(claim.task.task_id)
-        queue.release(claim)
+        world.queue.release(claim)
     # Given back untouched, it is offered again and again: nobody paid, nobody lost a turn.
     assert len(set(order)) == 1
-    assert claim_one(queue).attempt == 1
-    assert "stats" in dump(redis_client)
+    assert world.claim_one().attempt == 1
+    assert "stats" in world.dump()
 
 
 def test_release_gives_the_place_in_the_users_own_order_back(queue: TaskQueue) -> None:
@@ -278,25 +259,23 @@ def test_no_more_run_than_max_running(queue: TaskQueue) -> None:
     assert ids_of(queue.claim("w", limit=10)) == ["alice-4"]
 
 
-def test_a_lowered_cap_acts_at_once(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    fill(queue, "alice", 5)
-    claims = queue.claim("w", limit=3)
-    queue.set_user("alice", max_running=2)
-    assert dump(redis_client)["parked"] == {"alice": float("inf")}
-    queue.finish(claims[0])
-    assert queue.claim("w") == []
-    queue.finish(claims[1])
-    assert len(queue.claim("w", limit=5)) == 1
+def test_a_lowered_cap_acts_at_once(world: World) -> None:
+    world.fill("alice", 5)
+    claims = world.queue.claim("w", limit=3)
+    world.queue.set_user("alice", max_running=2)
+    assert world.dump()["parked"] == {"alice": float("inf")}
+    world.queue.finish(claims[0])
+    assert world.queue.claim("w") == []
+    world.queue.finish(claims[1])
+    assert len(world.queue.claim("w", limit=5)) == 1
 
 
-def test_an_expired_lease_frees_its_place_under_the_cap(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.set_user("alice", max_running=1)
-    fill(queue, "alice", 2)
-    claim_one(queue, lease=1)
-    clock.advance(1)
-    assert ids_of(queue.claim("w", limit=5)) == ["alice-0"]
+def test_an_expired_lease_frees_its_place_under_the_cap(world: World) -> None:
+    world.queue.set_user("alice", max_running=1)
+    world.fill("alice", 2)
+    world.claim_one(lease=1)
+    world.advance(1)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["alice-0"]
 
 
 def test_a_paused_user_is_not_served(queue: TaskQueue) -> None:
@@ -309,76 +288,74 @@ def test_a_paused_user_is_not_served(queue: TaskQueue) -> None:
     assert served_users(queue, 5) == ["alice"] * 3
 
 
-def test_un_parking_is_no_new_arrival(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    fill(queue, "alice", 5)
-    fill(queue, "bob", 20)
-    served_users(queue, 4)
-    queue.set_user("alice", paused=True)
-    served_users(queue, 6)
-    queue.set_user("alice", paused=False)
-    state = dump(redis_client)
+def test_un_parking_is_no_new_arrival(world: World) -> None:
+    world.fill("alice", 5)
+    world.fill("bob", 20)
+    world.served_users(4)
+    world.queue.set_user("alice", paused=True)
+    world.served_users(6)
+    world.queue.set_user("alice", paused=False)
+    state = world.dump()
     assert state["ready"]["alice"] == float(state["fair"]["clock"])
-    assert served_users(queue, 2).count("alice") >= 1
+    assert world.served_users(2).count("alice") >= 1
 
 
 @pytest.mark.parametrize(("rate", "at_once"), [(1.0, 1), (10.0, 1), (0.5, 1), (50.0, 5)])
-def test_a_rate_is_kept(queue: TaskQueue, clock: ManualClock, rate: float, at_once: int) -> None:
-    queue.set_user("alice", rate=rate)
-    fill(queue, "alice", 40)
-    assert len(queue.claim("w", limit=40)) == at_once
-    assert queue.claim("w", limit=40) == []
+def test_a_rate_is_kept(world: World, rate: float, at_once: int) -> None:
+    world.queue.set_user("alice", rate=rate)
+    world.fill("alice", 40)
+    assert len(world.queue.claim("w", limit=40)) == at_once
+    assert world.queue.claim("w", limit=40) == []
     seconds = 20 / rate
     served = 0
     for _ in range(200):
-        clock.advance(seconds / 200)
-        served += len(queue.claim("w", limit=40))
+        world.advance(seconds / 200)
+        served += len(world.queue.claim("w", limit=40))
     assert served == pytest.approx(20, abs=1)
 
 
-def served_in(queue: TaskQueue, clock: ManualClock, seconds: float) -> int:
+def served_in(world: World, seconds: float) -> int:
     """How many tasks are claimed in so many seconds, by a hundred claims."""
     served = 0
     for _ in range(100):
-        clock.advance(seconds / 100)
-        served += len(queue.claim("w", limit=250))
+        world.advance(seconds / 100)
+        served += len(world.queue.claim("w", limit=250))
     return served
 
 
-def test_a_raised_rate_acts_at_once(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_user("alice", rate=0.001)
-    fill(queue, "alice", 400)
-    assert len(queue.claim("w", limit=40)) == 1
-    assert queue.claim("w", limit=40) == []
-    queue.set_user("alice", rate=10.0)
-    assert served_in(queue, clock, 10) == pytest.approx(100, abs=1)
+def test_a_raised_rate_acts_at_once(world: World) -> None:
+    world.queue.set_user("alice", rate=0.001)
+    world.fill("alice", 400)
+    assert len(world.queue.claim("w", limit=40)) == 1
+    assert world.queue.claim("w", limit=40) == []
+    world.queue.set_user("alice", rate=10.0)
+    assert served_in(world, 10) == pytest.approx(100, abs=1)
 
 
 @pytest.mark.parametrize("back", [3.0, 3600.0])
-def test_a_clock_that_is_set_back_does_not_hold_up_a_rate(
-    queue: TaskQueue, clock: ManualClock, back: float
-) -> None:
+def test_a_clock_that_is_set_back_does_not_hold_up_a_rate(world: World, back: float) -> None:
     """Nobody waits for longer than the rate itself makes them, whoever else waits for longer."""
-    queue.set_user("slow", rate=0.002)
-    fill(queue, "slow", 2)
+    world.queue.set_user("slow", rate=0.002)
+    world.fill("slow", 2)
     for n in range(120):
-        queue.set_user(f"u{n}", rate=10.0)
-        fill(queue, f"u{n}", 50)
-    queue.claim("w", limit=200)
-    assert queue.claim("w") == []
-    clock.advance(-back)
+        world.queue.set_user(f"u{n}", rate=10.0)
+        world.fill(f"u{n}", 50)
+    world.queue.claim("w", limit=200)
+    assert world.queue.claim("w") == []
+    world.advance(-back)
     for _ in range(3):
-        queue.claim("w", limit=1000)
-    clock.advance(0.1)
-    assert len([*queue.claim("w", limit=200), *queue.claim("w", limit=200)]) == 120
-    assert served_in(queue, clock, 2) == pytest.approx(2400, rel=0.02)
+        world.queue.claim("w", limit=1000)
+    world.advance(0.1)
+    assert len([*world.queue.claim("w", limit=200), *world.queue.claim("w", limit=200)]) == 120
+    assert served_in(world, 2) == pytest.approx(2400, rel=0.02)
 
 
-def test_a_user_within_the_rate_is_not_held_back(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_user("alice", rate=1.0)
+def test_a_user_within_the_rate_is_not_held_back(world: World) -> None:
+    world.queue.set_user("alice", rate=1.0)
     for n in range(5):
-        push(queue, f"t{n}")
-        assert ids_of(queue.claim("w")) == [f"t{n}"]
-        clock.advance(1)
+        world.push(f"t{n}")
+        assert ids_of(world.queue.claim("w")) == [f"t{n}"]
+        world.advance(1)
 
 
 def test_what_a_claim_costs_does_not_depend_on_parked_users(own_server: OwnServer) -> None:
@@ -411,67 +388,61 @@ def test_what_a_claim_costs_does_not_depend_on_parked_users(own_server: OwnServe
 # --- cost by time ---------------------------------------------------------------------------------
 
 
-def test_with_cost_by_time_users_share_the_time_of_workers(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
+def test_with_cost_by_time_users_share_the_time_of_workers(world: World) -> None:
     """Slow tasks of ten seconds against quick ones of one: ten quick ones for each slow one."""
-    queue.configure(cost="time")
-    fill(queue, "slow", 100)
-    fill(queue, "quick", 400)
+    world.queue.configure(cost="time")
+    world.fill("slow", 100)
+    world.fill("quick", 400)
     seconds = {"slow": 10, "quick": 1}
     used = Counter[str]()
     for _ in range(220):
-        claim = claim_one(queue, lease=100)
+        claim = world.claim_one(lease=100)
         user = claim.task.user_id
-        clock.advance(seconds[user])
+        world.advance(seconds[user])
         used[user] += seconds[user]
-        queue.finish(claim)
+        world.queue.finish(claim)
     assert used["slow"] == pytest.approx(used["quick"], rel=0.15)
 
 
-def test_with_cost_by_tasks_time_does_not_count(queue: TaskQueue, clock: ManualClock) -> None:
-    fill(queue, "slow", 50)
-    fill(queue, "quick", 50)
+def test_with_cost_by_tasks_time_does_not_count(world: World) -> None:
+    world.fill("slow", 50)
+    world.fill("quick", 50)
     served = Counter[str]()
     for _ in range(40):
-        claim = claim_one(queue, lease=100)
+        claim = world.claim_one(lease=100)
         served[claim.task.user_id] += 1
-        clock.advance(10 if claim.task.user_id == "slow" else 1)
-        queue.finish(claim)
+        world.advance(10 if claim.task.user_id == "slow" else 1)
+        world.queue.finish(claim)
     assert served == {"slow": 20, "quick": 20}
 
 
-def test_an_expired_lease_pays_for_the_time_that_it_held(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    queue.configure(cost="time", max_attempts=1)
-    fill(queue, "crashing", 10)
-    fill(queue, "working", 100)
+def test_an_expired_lease_pays_for_the_time_that_it_held(world: World) -> None:
+    world.queue.configure(cost="time", max_attempts=1)
+    world.fill("crashing", 10)
+    world.fill("working", 100)
     used = Counter[str]()
     for _ in range(60):
-        claim = claim_one(queue, lease=5)
+        claim = world.claim_one(lease=5)
         if claim.task.user_id == "crashing":
-            clock.advance(5)
+            world.advance(5)
             used["crashing"] += 5
         else:
-            clock.advance(1)
+            world.advance(1)
             used["working"] += 1
-            queue.finish(claim)
+            world.queue.finish(claim)
     assert used["crashing"] <= used["working"] * 1.5
-    assert "usage" in dump(redis_client)
+    assert "usage" in world.dump()
 
 
-def test_what_a_users_tasks_take_is_forgotten_with_the_users_tag(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    queue.configure(cost="time")
-    push(queue, "once", user_id="visitor")
-    fill(queue, "regular", 20)
+def test_what_a_users_tasks_take_is_forgotten_with_the_users_tag(world: World) -> None:
+    world.queue.configure(cost="time")
+    world.push("once", user_id="visitor")
+    world.fill("regular", 20)
     for _ in range(20):
-        claim = claim_one(queue)
-        clock.advance(1)
-        queue.finish(claim)
-    state = dump(redis_client)
+        claim = world.claim_one()
+        world.advance(1)
+        world.queue.finish(claim)
+    state = world.dump()
     assert "visitor" not in state.get("idle", {})
     assert state["usage"].keys() == {"regular"}
 
@@ -487,46 +458,39 @@ def test_six_priorities_are_strict_within_a_user(queue: TaskQueue) -> None:
     assert got == sorted(got, key=lambda task_id: (-int(task_id[0]), task_id))
 
 
-def test_without_ageing_waiting_does_not_outweigh_a_level(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "low", priority=Priority.LOW)
-    clock.advance(100_000)
-    push(queue, "normal", priority=Priority.NORMAL)
-    assert ids_of(queue.claim("w", limit=2)) == ["normal", "low"]
+def test_without_ageing_waiting_does_not_outweigh_a_level(world: World) -> None:
+    world.push("low", priority=Priority.LOW)
+    world.advance(100_000)
+    world.push("normal", priority=Priority.NORMAL)
+    assert ids_of(world.queue.claim("w", limit=2)) == ["normal", "low"]
 
 
 @pytest.mark.parametrize(("waited", "first"), [(59, "high"), (61, "normal")])
-def test_with_ageing_waiting_outweighs_a_level(
-    queue: TaskQueue, clock: ManualClock, waited: float, first: str
-) -> None:
-    queue.configure(ageing=60)
-    push(queue, "normal", priority=Priority.NORMAL)
-    clock.advance(waited)
-    push(queue, "high", priority=Priority.HIGH)
-    assert claim_one(queue).task.task_id == first
+def test_with_ageing_waiting_outweighs_a_level(world: World, waited: float, first: str) -> None:
+    world.queue.configure(ageing=60)
+    world.push("normal", priority=Priority.NORMAL)
+    world.advance(waited)
+    world.push("high", priority=Priority.HIGH)
+    assert world.claim_one().task.task_id == first
 
 
-def test_with_ageing_critical_still_goes_first(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.configure(ageing=1)
-    push(queue, "old", priority=Priority.VERY_HIGH)
-    clock.advance(100_000)
-    push(queue, "critical", priority=Priority.CRITICAL)
-    assert ids_of(queue.claim("w", limit=2)) == ["critical", "old"]
+def test_with_ageing_critical_still_goes_first(world: World) -> None:
+    world.queue.configure(ageing=1)
+    world.push("old", priority=Priority.VERY_HIGH)
+    world.advance(100_000)
+    world.push("critical", priority=Priority.CRITICAL)
+    assert ids_of(world.queue.claim("w", limit=2)) == ["critical", "old"]
 
 
-def test_with_ageing_a_steady_stream_does_not_starve_the_lowest(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.configure(ageing=10)
-    push(queue, "lowest", priority=Priority.VERY_LOW)
+def test_with_ageing_a_steady_stream_does_not_starve_the_lowest(world: World) -> None:
+    world.queue.configure(ageing=10)
+    world.push("lowest", priority=Priority.VERY_LOW)
     got = []
     for n in range(60):
-        push(queue, f"t{n}", priority=Priority.VERY_HIGH)
-        claim = claim_one(queue)
+        claim = world.push_and_claim(f"t{n}", priority=Priority.VERY_HIGH)
         got.append(claim.task.task_id)
-        queue.finish(claim)
-        clock.advance(1)
+        world.queue.finish(claim)
+        world.advance(1)
     assert got.index("lowest") <= 42
 
 
@@ -596,26 +560,24 @@ def test_without_a_share_there_is_no_lane(queue: TaskQueue) -> None:
     assert Counter(served_users(queue, 20)) == {"pushy": 10, "other": 10}
 
 
-def test_a_new_weight_acts_on_the_place_in_the_critical_lane(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.configure(critical_share=1.0)
-    queue.set_user("heavy", weight=0.1)
-    fill(queue, "heavy", 9, priority=Priority.CRITICAL)
-    served_users(queue, 2)
-    clock, tag = lane_of(redis_client, "heavy")
+def test_a_new_weight_acts_on_the_place_in_the_critical_lane(world: World) -> None:
+    world.queue.configure(critical_share=1.0)
+    world.queue.set_user("heavy", weight=0.1)
+    world.fill("heavy", 9, priority=Priority.CRITICAL)
+    world.served_users(2)
+    clock, tag = lane_of(world, "heavy")
     assert tag - clock == pytest.approx(10)
-    queue.set_user("heavy", weight=2.0)
-    assert lane_of(redis_client, "heavy") == pytest.approx((clock, clock + 0.5))
+    world.queue.set_user("heavy", weight=2.0)
+    assert lane_of(world, "heavy") == pytest.approx((clock, clock + 0.5))
     # Whoever is not ahead of the clock has no debt that a new weight could change.
-    redis_client.zadd(queue.keys["critical"], {"heavy": clock - 3})
-    queue.set_user("heavy", weight=1.0)
-    assert lane_of(redis_client, "heavy") == (clock, clock - 3)
+    world.redis.zadd(world.keys["critical"], {"heavy": clock - 3})
+    world.queue.set_user("heavy", weight=1.0)
+    assert lane_of(world, "heavy") == (clock, clock - 3)
 
 
-def lane_of(client: redis.Redis, user: str) -> tuple[float, float]:
+def lane_of(world: World, user: str) -> tuple[float, float]:
     """The clock of the CRITICAL lane, and the user's tag there."""
-    state = dump(client)
+    state = world.dump()
     return float(state["fair"]["critical_clock"]), state["critical"][user]
 
 
@@ -630,27 +592,25 @@ def test_critical_serves_are_charged_to_the_ordinary_turn(queue: TaskQueue) -> N
     assert users.count("other") == pytest.approx(10, abs=1)
 
 
-def test_a_user_leaves_the_lane_with_the_last_critical_task(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "c1", "c2", user_id="carol", priority=Priority.CRITICAL)
-    push(queue, "n1", user_id="carol")
-    fill(queue, "alice", 3)
-    claim_one(queue)
-    assert dump(redis_client)["critical"].keys() == {"carol"}
-    queue.cancel("c2")
-    assert "critical" not in dump(redis_client)
-    assert claim_one(queue).task.user_id == "alice"
+def test_a_user_leaves_the_lane_with_the_last_critical_task(world: World) -> None:
+    world.push("c1", "c2", user_id="carol", priority=Priority.CRITICAL)
+    world.push("n1", user_id="carol")
+    world.fill("alice", 3)
+    world.claim_one()
+    assert world.dump()["critical"].keys() == {"carol"}
+    world.queue.cancel("c2")
+    assert "critical" not in world.dump()
+    assert world.claim_one().task.user_id == "alice"
 
 
-def test_a_paused_user_has_no_lane(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    push(queue, "c1", user_id="carol", priority=Priority.CRITICAL)
-    push(queue, "a1", user_id="alice")
-    queue.set_user("carol", paused=True)
-    assert "critical" not in dump(redis_client)
-    assert ids_of(queue.claim("w", limit=5)) == ["a1"]
-    queue.set_user("carol", paused=False)
-    assert ids_of(queue.claim("w", limit=5)) == ["c1"]
+def test_a_paused_user_has_no_lane(world: World) -> None:
+    world.push("c1", user_id="carol", priority=Priority.CRITICAL)
+    world.push("a1", user_id="alice")
+    world.queue.set_user("carol", paused=True)
+    assert "critical" not in world.dump()
+    assert ids_of(world.queue.claim("w", limit=5)) == ["a1"]
+    world.queue.set_user("carol", paused=False)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["c1"]
 
 
 # --- measured -------------------------------------------------------------------------------------
@@ -664,17 +624,15 @@ def test_the_jain_index(amounts: list[float], index: float | None) -> None:
     assert jain_index(amounts) == (None if index is None else pytest.approx(index))
 
 
-def test_the_snapshot_tells_how_fair_the_last_window_was(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    assert queue.inspect().jain_index is None
-    queue.set_user("b", weight=2.0)
+def test_the_snapshot_tells_how_fair_the_last_window_was(world: World) -> None:
+    assert world.queue.inspect().jain_index is None
+    world.queue.set_user("b", weight=2.0)
     for user in ("a", "b", "c"):
-        fill(queue, user, 200)
+        world.fill(user, 200)
     for _ in range(3):
-        clock.advance(10.001)
-        served_users(queue, 40)
-    index = queue.inspect().jain_index
+        world.advance(10.001)
+        world.served_users(40)
+    index = world.queue.inspect().jain_index
     assert index is not None
     assert index >= 0.99
 
@@ -730,22 +688,19 @@ def test_backlogged_users_get_the_same(queue: TaskQueue) -> None:
     assert max(amounts) - min(amounts) <= 2
 
 
-def test_little_is_remembered_of_users_who_are_gone(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_little_is_remembered_of_users_who_are_gone(world: World) -> None:
     """Neither tags nor averages pile up with the number of users that there ever were."""
-    queue.configure(cost="time", keep_finished=0)
+    world.queue.configure(cost="time", keep_finished=0)
     for n in range(300):
-        push(queue, f"t{n}", user_id=f"u{n}")
-        claim = claim_one(queue)
-        clock.advance(1)
-        queue.finish(claim)
-    fill(queue, "steady", 100)
+        claim = world.push_and_claim(f"t{n}", user_id=f"u{n}")
+        world.advance(1)
+        world.queue.finish(claim)
+    world.fill("steady", 100)
     for n in range(300, 360):
-        push(queue, f"t{n}", user_id=f"u{n}")
-        for claim in queue.claim("w", limit=2):
-            clock.advance(1)
-            queue.finish(claim)
-    state = dump(redis_client)
+        world.push(f"t{n}", user_id=f"u{n}")
+        for claim in world.queue.claim("w", limit=2):
+            world.advance(1)
+            world.queue.finish(claim)
+    state = world.dump()
     for key in ("idle", "usage", "throttle", "running", "parked", "users"):
         assert len(state.get(key, {})) <= 70, key

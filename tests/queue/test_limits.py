@@ -12,19 +12,10 @@ from typing import Any
 
 import pytest
 import redis
-from support import (
-    check_consistency,
-    claim_one,
-    count_commands,
-    dump,
-    fill,
-    ids_of,
-    in_thread,
-    make_task,
-    places,
-    push,
-    until_blocked,
-)
+from helpers.state import count_commands, dump
+from helpers.tasks import fill, ids_of, make_task, push
+from helpers.waiting import in_thread
+from helpers.world import World
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (
@@ -44,19 +35,19 @@ OwnServer = Callable[..., EmbeddedServer]
 SLOW = "slow"
 
 
-def held(client: redis.Redis) -> list[str]:
+def held(world: World) -> list[str]:
     """The tasks that are set aside, sorted."""
-    return sorted(member.split("\0")[3] for member in dump(client).get("held", {}))
+    return sorted(member.split("\0")[3] for member in world.dump().get("held", {}))
 
 
-def hint_of(queue: TaskQueue, limit: int = 1, names: str = "") -> float:
+def hint_of(world: World, limit: int = 1, names: str = "") -> float:
     """What a claim says until when there may be more, in seconds."""
-    return queue.link.perform(queue._claim_once("w", limit, 1_000_000, names))[1]
+    return world.queue.link.perform(world.queue._claim_once("w", limit, 1_000_000, names))[1]
 
 
-def claim_slow(queue: TaskQueue, limit: int = 1, lease: float = 1000) -> list[Claim]:
+def claim_slow(world: World, limit: int = 1, lease: float = 1000) -> list[Claim]:
     """Claim so many tasks of any name."""
-    return queue.claim("w", limit=limit, lease=lease)
+    return world.queue.claim("w", limit=limit, lease=lease)
 
 
 def drain(queue: TaskQueue, at_most: int) -> list[str]:
@@ -116,12 +107,12 @@ def test_slots_hold_when_many_claim_at_once(queue: TaskQueue) -> None:
     assert most <= 3
 
 
-def test_no_slots_at_all_means_no_limit(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    queue.set_limits(SLOW, slots=0)
-    fill(queue, "alice", 3, name=SLOW)
-    assert queue.get_limits() == {}
-    assert len(claim_slow(queue, 5)) == 3
+def test_no_slots_at_all_means_no_limit(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.queue.set_limits(SLOW, slots=0)
+    world.fill("alice", 3, name=SLOW)
+    assert world.queue.get_limits() == {}
+    assert len(claim_slow(world, 5)) == 3
 
 
 @pytest.mark.parametrize(
@@ -139,21 +130,17 @@ def test_no_slots_at_all_means_no_limit(queue: TaskQueue) -> None:
         {"timeout": "soon"},
     ],
 )
-def test_a_bad_limit_is_named_and_nothing_is_stored(
-    queue: TaskQueue, redis_client: redis.Redis, limits: dict[str, Any]
-) -> None:
+def test_a_bad_limit_is_named_and_nothing_is_stored(world: World, limits: dict[str, Any]) -> None:
     ((field, value),) = limits.items()
     with pytest.raises(ConfigurationError, match=f"{field}.*{value!r}"):
-        queue.set_limits(SLOW, **limits)
-    assert dump(redis_client) == {}
+        world.queue.set_limits(SLOW, **limits)
+    assert world.dump() == {}
 
 
-def test_a_bad_name_is_named_and_nothing_is_stored(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_bad_name_is_named_and_nothing_is_stored(world: World) -> None:
     with pytest.raises(ConfigurationError, match="name"):
-        queue.set_limits("a\nb", slots=1)
-    assert dump(redis_client) == {}
+        world.queue.set_limits("a\nb", slots=1)
+    assert world.dump() == {}
 
 
 def test_limits_are_read_as_they_were_set(queue: TaskQueue) -> None:
@@ -194,34 +181,32 @@ ENDS: dict[str, Callable[[TaskQueue, ManualClock, Claim], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_slot_is_freed_however_the_lease_ends(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, end: str
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 3, name=SLOW)
-    (first,) = claim_slow(queue, 3)
-    assert claim_slow(queue, 3) == []
-    ENDS[end](queue, clock, first)
-    (second,) = claim_slow(queue, 3)
-    assert list(dump(redis_client)["slots"]) == [f"{SLOW}\0{second.task.task_id}"]
+def test_a_slot_is_freed_however_the_lease_ends(world: World, end: str) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 3, name=SLOW)
+    (first,) = claim_slow(world, 3)
+    assert claim_slow(world, 3) == []
+    ENDS[end](world.queue, world.clock, first)
+    (second,) = claim_slow(world, 3)
+    assert list(world.dump()["slots"]) == [f"{SLOW}\0{second.task.task_id}"]
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b'{"user":"alice"}'])
 def test_the_slot_of_a_run_whose_record_is_spoilt_is_free_when_its_lease_is_over(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, text: bytes | None
+    world: World, text: bytes | None
 ) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 2, name=SLOW)
-    claim_slow(queue)
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 2, name=SLOW)
+    claim_slow(world)
     if text is None:
-        redis_client.hdel(queue.keys["status"], "alice-0")
+        world.redis.hdel(world.keys["status"], "alice-0")
     else:
-        redis_client.hset(queue.keys["status"], "alice-0", text)
-    assert claim_slow(queue) == []
-    clock.advance(2000)
-    assert ids_of(claim_slow(queue)) == ["alice-1"]
-    assert list(dump(redis_client)["slots"]) == [f"{SLOW}\0alice-1"]
+        world.redis.hset(world.keys["status"], "alice-0", text)
+    assert claim_slow(world) == []
+    world.advance(2000)
+    assert ids_of(claim_slow(world)) == ["alice-1"]
+    assert list(world.dump()["slots"]) == [f"{SLOW}\0alice-1"]
 
 
 CHANGES: dict[str, tuple[dict[str, Any], int]] = {
@@ -233,112 +218,110 @@ CHANGES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_no_task_is_stuck_when_the_limit_changes_while_it_waits(
-    queue: TaskQueue, redis_client: redis.Redis, change: str
-) -> None:
+def test_no_task_is_stuck_when_the_limit_changes_while_it_waits(world: World, change: str) -> None:
     limits, at_most = CHANGES[change]
-    queue.set_limits(SLOW, slots=2)
-    fill(queue, "alice", 6, name=SLOW)
-    fill(queue, "bob", 6, name=SLOW)
-    running = claim_slow(queue, 12)
-    assert (len(running), len(held(redis_client))) == (2, 10)
-    queue.set_limits(SLOW, **limits)
-    queue.finish_many((claim, None) for claim in running)
-    assert len(drain(queue, at_most)) == 10
-    assert "slot_line" not in dump(redis_client)
+    world.queue.set_limits(SLOW, slots=2)
+    world.fill("alice", 6, name=SLOW)
+    world.fill("bob", 6, name=SLOW)
+    running = claim_slow(world, 12)
+    assert (len(running), len(held(world))) == (2, 10)
+    world.queue.set_limits(SLOW, **limits)
+    world.queue.finish_many((claim, None) for claim in running)
+    assert len(drain(world.queue, at_most)) == 10
+    assert "slot_line" not in world.dump()
 
 
-def test_a_lowered_limit_lets_those_end_that_run(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=3)
-    fill(queue, "alice", 6, name=SLOW)
-    running = claim_slow(queue, 6)
-    queue.set_limits(SLOW, slots=1)
+def test_a_lowered_limit_lets_those_end_that_run(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=3)
+    world.fill("alice", 6, name=SLOW)
+    running = claim_slow(world, 6)
+    world.queue.set_limits(SLOW, slots=1)
     for claim in running[:2]:
-        queue.finish(claim)
-        assert claim_slow(queue, 6) == []
-    queue.finish(running[2])
-    assert len(claim_slow(queue, 6)) == 1
+        world.queue.finish(claim)
+        assert claim_slow(world, 6) == []
+    world.queue.finish(running[2])
+    assert len(claim_slow(world, 6)) == 1
 
 
-def test_a_limit_counts_those_that_begin_after_it_was_set(queue: TaskQueue) -> None:
-    fill(queue, "alice", 6, name=SLOW)
-    claim_slow(queue, 2)
-    queue.set_limits(SLOW, slots=1)
-    assert len(claim_slow(queue, 6)) == 1
+def test_a_limit_counts_those_that_begin_after_it_was_set(world: World) -> None:
+    world.fill("alice", 6, name=SLOW)
+    claim_slow(world, 2)
+    world.queue.set_limits(SLOW, slots=1)
+    assert len(claim_slow(world, 6)) == 1
 
 
-def test_names_do_not_take_slots_from_each_other(queue: TaskQueue) -> None:
-    queue.set_limits("a", slots=1)
-    queue.set_limits("ab", slots=2)
-    fill(queue, "alice", 3, name="a")
-    fill(queue, "bob", 3, name="ab")
-    fill(queue, "carol", 3)
-    names = Counter(claim.task.name for claim in claim_slow(queue, 20))
+def test_names_do_not_take_slots_from_each_other(world: World) -> None:
+    world.queue.set_limits("a", slots=1)
+    world.queue.set_limits("ab", slots=2)
+    world.fill("alice", 3, name="a")
+    world.fill("bob", 3, name="ab")
+    world.fill("carol", 3)
+    names = Counter(claim.task.name for claim in claim_slow(world, 20))
     assert names == {"a": 1, "ab": 2, "default": 3}
 
 
-def test_a_task_that_comes_back_needs_a_slot_again(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    push(queue, "a", "b", name=SLOW)
-    queue.retry(claim_one(queue), delay=5)
-    assert ids_of(claim_slow(queue, 5)) == ["b"]
-    queue.reschedule("a")
-    assert claim_slow(queue, 5) == []
+def test_a_task_that_comes_back_needs_a_slot_again(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.push("a", "b", name=SLOW)
+    world.queue.retry(world.claim_one(), delay=5)
+    assert ids_of(claim_slow(world, 5)) == ["b"]
+    world.queue.reschedule("a")
+    assert claim_slow(world, 5) == []
 
 
 # --- what is set aside ----------------------------------------------------------------------------
 
 
-def test_tasks_without_a_slot_do_not_block_the_others_of_their_user(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 1000, name=SLOW)
-    push(queue, "other")
-    assert ids_of(claim_slow(queue, 2)) == ["alice-0", "other"]
+def test_tasks_without_a_slot_do_not_block_the_others_of_their_user(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 1000, name=SLOW)
+    world.push("other")
+    assert ids_of(claim_slow(world, 2)) == ["alice-0", "other"]
 
 
-def test_a_claim_that_sets_aside_as_many_as_it_may_comes_again_at_once(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 1, name=SLOW)
-    claim_slow(queue)
-    fill(queue, "bob", 1000, name=SLOW)
-    push(queue, *(f"more-{n}" for n in range(200)), user_id="bob", name=SLOW)
-    push(queue, "other", user_id="bob")
-    assert hint_of(queue) == 0.0
-    assert ids_of(claim_slow(queue)) == ["other"]
+def test_a_claim_that_sets_aside_as_many_as_it_may_comes_again_at_once(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 1, name=SLOW)
+    claim_slow(world)
+    world.fill("bob", 1000, name=SLOW)
+    world.push(*(f"more-{n}" for n in range(200)), user_id="bob", name=SLOW)
+    world.push("other", user_id="bob")
+    assert hint_of(world) == 0.0
+    assert ids_of(claim_slow(world)) == ["other"]
 
 
-def test_many_users_without_a_slot_do_not_block_one_who_needs_none(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
+def test_many_users_without_a_slot_do_not_block_one_who_needs_none(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
     for n in range(150):
-        push(queue, f"t{n}", user_id=f"u{n:03}", name=SLOW)
-    push(queue, "other", user_id="zoe")
-    claim_slow(queue)
-    assert ids_of(claim_slow(queue)) == ["other"]
+        world.push(f"t{n}", user_id=f"u{n:03}", name=SLOW)
+    world.push("other", user_id="zoe")
+    claim_slow(world)
+    assert ids_of(claim_slow(world)) == ["other"]
 
 
-def test_users_who_wait_for_slots_get_them_in_turn(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 500, name=SLOW)
-    (running,) = claim_slow(queue)
-    claim_slow(queue)
-    fill(queue, "bob", 1, name=SLOW)
+def test_users_who_wait_for_slots_get_them_in_turn(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 500, name=SLOW)
+    (running,) = claim_slow(world)
+    claim_slow(world)
+    world.fill("bob", 1, name=SLOW)
     served = []
     for _ in range(3):
-        queue.finish(running)
-        (running,) = claim_slow(queue)
+        world.queue.finish(running)
+        (running,) = claim_slow(world)
         served.append(running.task.user_id)
     assert "bob" in served
 
 
-def test_users_with_many_held_tasks_take_turns(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
+def test_users_with_many_held_tasks_take_turns(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
     for user in ("alice", "bob", "carol"):
-        fill(queue, user, 10, name=SLOW)
+        world.fill(user, 10, name=SLOW)
     served = []
     for _ in range(12):
-        (claim,) = claim_slow(queue)
+        (claim,) = claim_slow(world)
         served.append(claim.task.user_id)
-        queue.finish(claim)
+        world.queue.finish(claim)
     assert Counter(served) == {"alice": 4, "bob": 4, "carol": 4}
 
 
@@ -350,66 +333,62 @@ def test_priorities_of_a_user_hold_among_held_tasks(queue: TaskQueue) -> None:
     assert drain(queue, 1) == ["first", "6-2", "5-3", "3-1", "3-4", "1-0"]
 
 
-def test_a_new_task_of_higher_priority_goes_before_held_ones(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 3, name=SLOW)
-    (running,) = claim_slow(queue)
-    claim_slow(queue)
-    push(queue, "urgent", name=SLOW, priority=Priority.VERY_HIGH)
-    queue.finish(running)
-    assert ids_of(claim_slow(queue)) == ["urgent"]
+def test_a_new_task_of_higher_priority_goes_before_held_ones(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 3, name=SLOW)
+    (running,) = claim_slow(world)
+    claim_slow(world)
+    world.push("urgent", name=SLOW, priority=Priority.VERY_HIGH)
+    world.queue.finish(running)
+    assert ids_of(claim_slow(world)) == ["urgent"]
 
 
-def test_a_held_task_can_be_cancelled(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 3, name=SLOW)
-    (running,) = claim_slow(queue, 3)
-    assert queue.cancel("alice-1")
-    assert places(redis_client)["cancelled"] == ["alice-1"]
-    queue.finish(running)
-    assert drain(queue, 1) == ["alice-2"]
+def test_a_held_task_can_be_cancelled(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 3, name=SLOW)
+    (running,) = claim_slow(world, 3)
+    assert world.queue.cancel("alice-1")
+    assert world.places()["cancelled"] == ["alice-1"]
+    world.queue.finish(running)
+    assert drain(world.queue, 1) == ["alice-2"]
 
 
-def test_a_user_whose_held_tasks_were_cancelled_gets_no_second_turn(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "zoe", 3, name=SLOW)
-    (running,) = claim_slow(queue)
-    claim_slow(queue)
-    push(queue, "gone", name=SLOW)
-    claim_slow(queue)
-    queue.cancel("gone")
-    fill(queue, "alice", 3, name=SLOW)
-    claim_slow(queue)
-    turns = [member for member in dump(redis_client)["slot_line"] if member[0] != "\1"]
+def test_a_user_whose_held_tasks_were_cancelled_gets_no_second_turn(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("zoe", 3, name=SLOW)
+    (running,) = claim_slow(world)
+    claim_slow(world)
+    world.push("gone", name=SLOW)
+    claim_slow(world)
+    world.queue.cancel("gone")
+    world.fill("alice", 3, name=SLOW)
+    claim_slow(world)
+    turns = [member for member in world.dump()["slot_line"] if member[0] != "\1"]
     assert sorted(member.split("\0")[2] for member in turns) == ["alice", "zoe"]
-    queue.finish(running)
-    assert len(drain(queue, 1)) == 5
+    world.queue.finish(running)
+    assert len(drain(world.queue, 1)) == 5
 
 
 @pytest.mark.parametrize("delay", [None, 30])
-def test_a_held_task_can_be_moved(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, delay: float | None
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 2, name=SLOW)
-    (running,) = claim_slow(queue, 2)
-    assert queue.reschedule("alice-1", delay=delay)
-    assert held(redis_client) == []
-    queue.finish(running)
-    clock.advance(30)
-    assert drain(queue, 1) == ["alice-1"]
+def test_a_held_task_can_be_moved(world: World, delay: float | None) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 2, name=SLOW)
+    (running,) = claim_slow(world, 2)
+    assert world.queue.reschedule("alice-1", delay=delay)
+    assert held(world) == []
+    world.queue.finish(running)
+    world.advance(30)
+    assert drain(world.queue, 1) == ["alice-1"]
 
 
-def test_held_tasks_are_counted_and_explained(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1, rate=5)
-    fill(queue, "alice", 3, name=SLOW)
-    fill(queue, "bob", 1, name=SLOW)
-    claim_slow(queue, 9)
-    assert (queue.size(), queue.size("alice"), queue.size("bob")) == (3, 2, 1)
-    assert queue.inspect().ready == 3
-    why = queue.explain("alice-1")
+def test_held_tasks_are_counted_and_explained(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1, rate=5)
+    world.fill("alice", 3, name=SLOW)
+    world.fill("bob", 1, name=SLOW)
+    claim_slow(world, 9)
+    assert (world.queue.size(), world.queue.size("alice"), world.queue.size("bob")) == (3, 2, 1)
+    assert world.queue.inspect().ready == 3
+    why = world.queue.explain("alice-1")
     assert why is not None
     assert why.waits_for_slot
     assert [each.code for each in why.reasons] == ["name_slots", "name_rate"]
@@ -420,29 +399,27 @@ def test_held_tasks_are_counted_and_explained(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("whose", ["queue", "user"])
-def test_held_tasks_count_as_waiting(queue: TaskQueue, whose: str) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 3, name=SLOW)
-    claim_slow(queue, 3)
+def test_held_tasks_count_as_waiting(world: World, whose: str) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 3, name=SLOW)
+    claim_slow(world, 3)
     if whose == "queue":
-        queue.configure(max_waiting=3)
+        world.queue.configure(max_waiting=3)
     else:
-        queue.set_user("alice", max_waiting=3)
-    push(queue, "fits")
+        world.queue.set_user("alice", max_waiting=3)
+    world.push("fits")
     with pytest.raises(QueueFull, match=whose):
-        push(queue, "too many")
+        world.push("too many")
 
 
-def test_ageing_is_not_changed_while_tasks_are_held(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 2, name=SLOW)
-    (running,) = claim_slow(queue, 2)
-    queue.finish(running)
-    assert (held(redis_client), dump(redis_client).get("leases")) == (["alice-1"], None)
+def test_ageing_is_not_changed_while_tasks_are_held(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 2, name=SLOW)
+    (running,) = claim_slow(world, 2)
+    world.queue.finish(running)
+    assert (held(world), world.dump().get("leases")) == (["alice-1"], None)
     with pytest.raises(ConfigurationError, match="ageing"):
-        queue.configure(ageing=5)
+        world.queue.configure(ageing=5)
 
 
 STOPS: dict[str, dict[str, Any]] = {"paused": {"paused": True}, "capped": {"max_running": 1}}
@@ -450,208 +427,198 @@ STOPS: dict[str, dict[str, Any]] = {"paused": {"paused": True}, "capped": {"max_
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_held_tasks_of_a_user_who_may_not_be_served_do_not_delay_others(
-    queue: TaskQueue, stop: str
+    world: World, stop: str
 ) -> None:
-    queue.set_limits(SLOW, slots=1)
-    push(queue, "plain")
-    fill(queue, "zoe", 1, name=SLOW)
-    running = claim_slow(queue, 2)
-    fill(queue, "alice", 20, name=SLOW)
-    claim_slow(queue)
-    fill(queue, "bob", 1, name=SLOW)
-    claim_slow(queue)
-    queue.set_user("alice", **STOPS[stop])
-    queue.finish(next(claim for claim in running if claim.task.user_id == "zoe"))
-    assert ids_of(claim_slow(queue)) == ["bob-0"]
+    world.queue.set_limits(SLOW, slots=1)
+    world.push("plain")
+    world.fill("zoe", 1, name=SLOW)
+    running = claim_slow(world, 2)
+    world.fill("alice", 20, name=SLOW)
+    claim_slow(world)
+    world.fill("bob", 1, name=SLOW)
+    claim_slow(world)
+    world.queue.set_user("alice", **STOPS[stop])
+    world.queue.finish(next(claim for claim in running if claim.task.user_id == "zoe"))
+    assert ids_of(claim_slow(world)) == ["bob-0"]
 
 
-def test_held_tasks_of_a_user_go_on_when_the_pause_is_over(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 5, name=SLOW)
-    (running,) = claim_slow(queue, 5)
-    queue.set_user("alice", paused=True)
-    queue.finish(running)
-    assert claim_slow(queue, 5) == []
-    queue.set_user("alice", paused=False)
-    assert drain(queue, 1) == [f"alice-{n}" for n in range(1, 5)]
+def test_held_tasks_of_a_user_go_on_when_the_pause_is_over(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 5, name=SLOW)
+    (running,) = claim_slow(world, 5)
+    world.queue.set_user("alice", paused=True)
+    world.queue.finish(running)
+    assert claim_slow(world, 5) == []
+    world.queue.set_user("alice", paused=False)
+    assert drain(world.queue, 1) == [f"alice-{n}" for n in range(1, 5)]
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b"[]"])
 def test_a_held_task_whose_record_is_spoilt_does_not_stop_the_others(
-    queue: TaskQueue, redis_client: redis.Redis, text: bytes | None
+    world: World, text: bytes | None
 ) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 4, name=SLOW)
-    (running,) = claim_slow(queue, 4)
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 4, name=SLOW)
+    (running,) = claim_slow(world, 4)
     if text is None:
-        redis_client.hdel(queue.keys["status"], "alice-1")
+        world.redis.hdel(world.keys["status"], "alice-1")
     else:
-        redis_client.hset(queue.keys["status"], "alice-1", text)
-    queue.finish(running)
-    assert hint_of(queue) == 0.0  # nothing was taken, and there is room
-    assert drain(queue, 1) == ["alice-2", "alice-3"]
-    assert dump(redis_client)["stats"]["broken_tasks"] == "1"
+        world.redis.hset(world.keys["status"], "alice-1", text)
+    world.queue.finish(running)
+    assert hint_of(world) == 0.0  # nothing was taken, and there is room
+    assert drain(world.queue, 1) == ["alice-2", "alice-3"]
+    assert world.dump()["stats"]["broken_tasks"] == "1"
 
 
-def test_many_held_tasks_of_many_names_come_back_and_none_is_lost(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_many_held_tasks_of_many_names_come_back_and_none_is_lost(world: World) -> None:
     names = [f"n{n}" for n in range(6)]
     for name in names:
-        queue.set_limits(name, slots=1)
-        push(queue, *(f"{name}-{n}" for n in range(500)), name=name)
+        world.queue.set_limits(name, slots=1)
+        world.push(*(f"{name}-{n}" for n in range(500)), name=name)
     running = []
-    while claims := claim_slow(queue, 1000):
+    while claims := claim_slow(world, 1000):
         running += claims
-    assert (len(running), len(held(redis_client))) == (6, 2994)
+    assert (len(running), len(held(world))) == (6, 2994)
     for name in names:
-        queue.set_limits(name)
-    queue.finish_many((claim, None) for claim in running)
+        world.queue.set_limits(name)
+    world.queue.finish_many((claim, None) for claim in running)
     claims = []
-    while more := claim_slow(queue, 1000):
+    while more := claim_slow(world, 1000):
         claims += more
     assert len(set(ids_of(claims))) == 2994
 
 
-def test_held_tasks_of_more_names_than_a_claim_looks_at_are_not_forgotten(
-    queue: TaskQueue,
-) -> None:
+def test_held_tasks_of_more_names_than_a_claim_looks_at_are_not_forgotten(world: World) -> None:
     names = [f"n{n:03}" for n in range(130)]
     for name in names:
-        queue.set_limits(name, slots=1)
-        push(queue, f"{name}-a", f"{name}-b", name=name)
-    running = {claim.task.name: claim for claim in claim_slow(queue, 1000)}
+        world.queue.set_limits(name, slots=1)
+        world.push(f"{name}-a", f"{name}-b", name=name)
+    running = {claim.task.name: claim for claim in claim_slow(world, 1000)}
     assert len(running) == 130
     for name in ("n129", "n000"):
-        queue.finish(running[name])
-        assert {f"{name}-b"} == {i for _ in range(3) for i in ids_of(claim_slow(queue))}
+        world.queue.finish(running[name])
+        assert {f"{name}-b"} == {i for _ in range(3) for i in ids_of(claim_slow(world))}
 
 
 # --- rates ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limits", [{"slots": 1}, {"slots": 3}, {"rate": 20}])
-def test_weights_act_on_who_waits_for_a_limit(
-    queue: TaskQueue, clock: ManualClock, limits: dict[str, Any]
-) -> None:
+def test_weights_act_on_who_waits_for_a_limit(world: World, limits: dict[str, Any]) -> None:
     """Ten to one: of what is begun, 0.91 is of the one with the larger weight."""
-    queue.set_limits(SLOW, **limits)
-    queue.set_user("heavy", weight=10)
-    fill(queue, "heavy", 400, name=SLOW)
-    fill(queue, "light", 400, name=SLOW)
+    world.queue.set_limits(SLOW, **limits)
+    world.queue.set_user("heavy", weight=10)
+    world.fill("heavy", 400, name=SLOW)
+    world.fill("light", 400, name=SLOW)
     users: list[str] = []
     while len(users) < 220:
-        clock.advance(0.05)
-        claims = claim_slow(queue, limit=5)
+        world.advance(0.05)
+        claims = claim_slow(world, limit=5)
         users += [claim.task.user_id for claim in claims]
-        queue.finish_many((claim, None) for claim in claims)
+        world.queue.finish_many((claim, None) for claim in claims)
     assert users.count("heavy") / len(users) == pytest.approx(10 / 11, abs=0.02)
 
 
 @pytest.mark.parametrize("name", [SLOW, "a name before it"])
-def test_a_new_weight_acts_on_who_already_waits_for_a_limit(queue: TaskQueue, name: str) -> None:
+def test_a_new_weight_acts_on_who_already_waits_for_a_limit(world: World, name: str) -> None:
     """Raised from 0.01 to 10, nobody waits out the old debt."""
-    queue.set_limits(SLOW, slots=1)
-    queue.set_user("raised", weight=0.01)
-    fill(queue, "raised", 100, name=SLOW)
-    fill(queue, "other", 100, name=SLOW)
+    world.queue.set_limits(SLOW, slots=1)
+    world.queue.set_user("raised", weight=0.01)
+    world.fill("raised", 100, name=SLOW)
+    world.fill("other", 100, name=SLOW)
     if name != SLOW:
-        queue.set_limits(name, slots=1)
-        queue.push_many(make_task(user_id="raised", name=name) for _ in range(3))
-    users = [claim.task.user_id for each in one_by_one(queue, 20) for claim in each]
+        world.queue.set_limits(name, slots=1)
+        world.queue.push_many(make_task(user_id="raised", name=name) for _ in range(3))
+    users = [claim.task.user_id for each in one_by_one(world, 20) for claim in each]
     assert users.count("raised") <= 4
-    queue.set_user("raised", weight=10)
+    world.queue.set_user("raised", weight=10)
     users = [
         claim.task.user_id
-        for each in one_by_one(queue, 12)
+        for each in one_by_one(world, 12)
         for claim in each
         if claim.task.name == SLOW
     ]
     assert users.count("raised") >= 8
-    queue.set_user("raised", weight=0.01)
-    users = [claim.task.user_id for each in one_by_one(queue, 12) for claim in each]
+    world.queue.set_user("raised", weight=0.01)
+    users = [claim.task.user_id for each in one_by_one(world, 12) for claim in each]
     assert users.count("raised") <= 2
 
 
-def test_a_newcomer_waits_its_turn_for_a_slot(queue: TaskQueue) -> None:
+def test_a_newcomer_waits_its_turn_for_a_slot(world: World) -> None:
     """One stride from the present turn, however long the line has been moving."""
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 60, name=SLOW)
-    drained = [ids_of(each) for each in one_by_one(queue, 40)]
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 60, name=SLOW)
+    drained = [ids_of(each) for each in one_by_one(world, 40)]
     assert len(drained) == 40
-    fill(queue, "bob", 5, name=SLOW)
-    users = [claim.task.user_id for each in one_by_one(queue, 8) for claim in each]
+    world.fill("bob", 5, name=SLOW)
+    users = [claim.task.user_id for each in one_by_one(world, 8) for claim in each]
     assert users.count("bob") == pytest.approx(4, abs=1)
 
 
-def one_by_one(queue: TaskQueue, times: int) -> list[list[Claim]]:
+def one_by_one(world: World, times: int) -> list[list[Claim]]:
     """Claim what may begin and finish it, so often."""
     all_claims = []
     for _ in range(times):
-        claims = claim_slow(queue, limit=5)
-        queue.finish_many((claim, None) for claim in claims)
+        claims = claim_slow(world, limit=5)
+        world.queue.finish_many((claim, None) for claim in claims)
         all_claims.append(claims)
     return all_claims
 
 
-def test_a_rate_holds_over_all_claimers(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_limits(SLOW, rate=2)
-    fill(queue, "alice", 3, name=SLOW)
-    fill(queue, "bob", 3, name=SLOW)
+def test_a_rate_holds_over_all_claimers(world: World) -> None:
+    world.queue.set_limits(SLOW, rate=2)
+    world.fill("alice", 3, name=SLOW)
+    world.fill("bob", 3, name=SLOW)
     began = []
     for n in range(31):
-        began += [n for w in range(3) for _ in queue.claim(f"w{w}", limit=2)]
-        clock.advance(0.1)
+        began += [n for w in range(3) for _ in world.queue.claim(f"w{w}", limit=2)]
+        world.advance(0.1)
     assert began == [0, 5, 10, 15, 20, 25]
 
 
-def test_a_high_rate_lets_some_begin_together(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_limits(SLOW, rate=50)
-    fill(queue, "alice", 12, name=SLOW)
+def test_a_high_rate_lets_some_begin_together(world: World) -> None:
+    world.queue.set_limits(SLOW, rate=50)
+    world.fill("alice", 12, name=SLOW)
     sizes = []
     for _ in range(3):
-        sizes.append(len(claim_slow(queue, 12)))
-        clock.advance(0.1)
+        sizes.append(len(claim_slow(world, 12)))
+        world.advance(0.1)
     assert sizes == [5, 5, 2]
 
 
-def test_a_worker_learns_when_the_rate_lets_the_next_begin(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.set_limits(SLOW, rate=0.5)
-    fill(queue, "alice", 3, name=SLOW)
-    assert hint_of(queue) == 0.0  # there is more, of which nobody knows yet that it has to wait
-    assert hint_of(queue) == 2.0
-    clock.advance(1.5)
-    assert hint_of(queue) == 0.5
-    assert hint_of(queue, names=f"-{SLOW}") > 100  # it is for others
+def test_a_worker_learns_when_the_rate_lets_the_next_begin(world: World) -> None:
+    world.queue.set_limits(SLOW, rate=0.5)
+    world.fill("alice", 3, name=SLOW)
+    assert hint_of(world) == 0.0  # there is more, of which nobody knows yet that it has to wait
+    assert hint_of(world) == 2.0
+    world.advance(1.5)
+    assert hint_of(world) == 0.5
+    assert hint_of(world, names=f"-{SLOW}") > 100  # it is for others
 
 
-def test_a_raised_rate_of_a_name_acts_at_once(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_limits(SLOW, rate=0.001)
-    fill(queue, "alice", 5, name=SLOW)
-    assert len(claim_slow(queue, limit=5)) == 1
-    assert claim_slow(queue, limit=5) == []
-    queue.set_limits(SLOW, rate=1000)
-    clock.advance(0.001)
-    assert len(claim_slow(queue, limit=5)) == 1
-    clock.advance(0.003)
-    assert len(claim_slow(queue, limit=5)) == 3
+def test_a_raised_rate_of_a_name_acts_at_once(world: World) -> None:
+    world.queue.set_limits(SLOW, rate=0.001)
+    world.fill("alice", 5, name=SLOW)
+    assert len(claim_slow(world, limit=5)) == 1
+    assert claim_slow(world, limit=5) == []
+    world.queue.set_limits(SLOW, rate=1000)
+    world.advance(0.001)
+    assert len(claim_slow(world, limit=5)) == 1
+    world.advance(0.003)
+    assert len(claim_slow(world, limit=5)) == 3
 
 
-def test_a_clock_that_is_set_back_does_not_hold_up_the_rate_of_a_name(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.set_limits(SLOW, rate=2)
-    fill(queue, "alice", 5, name=SLOW)
-    assert len(claim_slow(queue, limit=5)) == 1
-    clock.advance(-3600)
-    assert hint_of(queue) == 0.5
-    clock.advance(0.5)
-    assert len(claim_slow(queue, limit=5)) == 1
-    clock.advance(0.5)
-    assert len(claim_slow(queue, limit=5)) == 1
+def test_a_clock_that_is_set_back_does_not_hold_up_the_rate_of_a_name(world: World) -> None:
+    world.queue.set_limits(SLOW, rate=2)
+    world.fill("alice", 5, name=SLOW)
+    assert len(claim_slow(world, limit=5)) == 1
+    world.advance(-3600)
+    assert hint_of(world) == 0.5
+    world.advance(0.5)
+    assert len(claim_slow(world, limit=5)) == 1
+    world.advance(0.5)
+    assert len(claim_slow(world, limit=5)) == 1
 
 
 def test_a_claim_reads_the_limits_of_names_that_it_meets(own_server: OwnServer) -> None:
@@ -667,22 +634,20 @@ def test_a_claim_reads_the_limits_of_names_that_it_meets(own_server: OwnServer) 
         assert read["hgetall"] == 1  # the settings of the queue
 
 
-def test_a_rate_that_is_taken_away_lets_all_begin(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, rate=0.5)
-    fill(queue, "alice", 5, name=SLOW)
-    claim_slow(queue, 5)
-    queue.set_limits(SLOW)
-    assert len(claim_slow(queue, 5)) == 4
+def test_a_rate_that_is_taken_away_lets_all_begin(world: World) -> None:
+    world.queue.set_limits(SLOW, rate=0.5)
+    world.fill("alice", 5, name=SLOW)
+    claim_slow(world, 5)
+    world.queue.set_limits(SLOW)
+    assert len(claim_slow(world, 5)) == 4
 
 
-def test_a_free_rate_does_not_make_a_worker_spin_while_the_slots_are_taken(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.set_limits(SLOW, slots=1, rate=1)
-    fill(queue, "alice", 3, name=SLOW)
-    claim_slow(queue, 3)
-    clock.advance(5)
-    assert hint_of(queue) == 995.0  # the end of the lease
+def test_a_free_rate_does_not_make_a_worker_spin_while_the_slots_are_taken(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1, rate=1)
+    world.fill("alice", 3, name=SLOW)
+    claim_slow(world, 3)
+    world.advance(5)
+    assert hint_of(world) == 995.0  # the end of the lease
 
 
 # --- waiting for a slot ---------------------------------------------------------------------------
@@ -699,42 +664,38 @@ FREES: dict[str, Callable[[TaskQueue, Claim], object]] = {
 
 @pytest.mark.usefixtures("tokens_only")
 @pytest.mark.parametrize("free", FREES)
-def test_a_worker_that_waits_for_a_slot_is_woken(
-    queue: TaskQueue, redis_client: redis.Redis, free: str
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 2, name=SLOW)
-    (running,) = claim_slow(queue, 2)
-    redis_client.delete(queue.keys["wake"])
-    waiter = in_thread(lambda: queue.claim("waiter", wait=60))
-    until_blocked(redis_client)
-    FREES[free](queue, running)
+def test_a_worker_that_waits_for_a_slot_is_woken(world: World, free: str) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 2, name=SLOW)
+    (running,) = claim_slow(world, 2)
+    world.redis.delete(world.keys["wake"])
+    waiter = in_thread(lambda: world.queue.claim("waiter", wait=60))
+    world.until_blocked()
+    FREES[free](world.queue, running)
     claims: list[Claim] = waiter()
     assert len(claims) == 1
 
 
 @pytest.mark.usefixtures("tokens_only")
-def test_a_limit_that_is_removed_brings_work_to_all_who_wait(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 6, name=SLOW)
-    claim_slow(queue, 6)
-    redis_client.delete(queue.keys["wake"])
-    waiters = [in_thread(lambda: queue.claim("waiter", wait=60)) for _ in range(5)]
-    until_blocked(redis_client, 5)
-    queue.set_limits(SLOW)
+def test_a_limit_that_is_removed_brings_work_to_all_who_wait(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 6, name=SLOW)
+    claim_slow(world, 6)
+    world.redis.delete(world.keys["wake"])
+    waiters = [in_thread(lambda: world.queue.claim("waiter", wait=60)) for _ in range(5)]
+    world.until_blocked(5)
+    world.queue.set_limits(SLOW)
     got = [task_id for waiter in waiters for task_id in ids_of(waiter())]
     assert sorted(got) == [f"alice-{n}" for n in range(1, 6)]
 
 
-def test_a_claim_says_that_more_may_begin_while_there_is_room(queue: TaskQueue) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 4, name=SLOW)
-    claim_slow(queue, 4)
-    queue.set_limits(SLOW, slots=3)
-    assert hint_of(queue) == 0.0
-    assert hint_of(queue) == 1000.0  # all slots are taken
+def test_a_claim_says_that_more_may_begin_while_there_is_room(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 4, name=SLOW)
+    claim_slow(world, 4)
+    world.queue.set_limits(SLOW, slots=3)
+    assert hint_of(world) == 0.0
+    assert hint_of(world) == 1000.0  # all slots are taken
 
 
 # --- names of a claim -----------------------------------------------------------------------------
@@ -761,16 +722,16 @@ def mixed(queue: TaskQueue) -> TaskQueue:
     ],
 )
 def test_a_claim_takes_only_the_names_that_it_wants(
-    mixed: TaskQueue, redis_client: redis.Redis, how: dict[str, Any], names: str
+    mixed: TaskQueue, world: World, how: dict[str, Any], names: str
 ) -> None:
-    before = dump(redis_client)["status"]
+    before = world.dump()["status"]
     claims = mixed.claim("w", limit=100, **how)
     assert {claim.task.name for claim in claims} == set(names)
     assert len(claims) == 8 * len(names)
-    after = dump(redis_client)["status"]
+    after = world.dump()["status"]
     others = {i for i, record in before.items() if record["name"] not in names}
     assert {i: after[i] for i in others} == {i: before[i] for i in others}
-    assert held(redis_client) == []
+    assert held(world) == []
 
 
 def test_what_one_claimer_leaves_another_finds_in_its_old_order(mixed: TaskQueue) -> None:
@@ -788,25 +749,21 @@ def test_names_that_cannot_be_are_refused(queue: TaskQueue, how: dict[str, Any])
         queue.claim("w", **how)
 
 
-def test_the_order_between_users_is_fair_though_some_tasks_are_passed_over(
-    queue: TaskQueue,
-) -> None:
-    queue.set_user("bob", weight=3)
+def test_the_order_between_users_is_fair_though_some_tasks_are_passed_over(world: World) -> None:
+    world.queue.set_user("bob", weight=3)
     for user in ("alice", "bob"):
         for n in range(20):
-            push(queue, f"{user}-{n}", user_id=user, name="a" if n % 2 else "b")
-    users = [claim.task.user_id for _ in range(8) for claim in queue.claim("w", avoid=["a"])]
+            world.push(f"{user}-{n}", user_id=user, name="a" if n % 2 else "b")
+    users = [claim.task.user_id for _ in range(8) for claim in world.queue.claim("w", avoid=["a"])]
     assert Counter(users) == {"alice": 2, "bob": 6}
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_tasks_of_many_users_that_are_not_wanted_are_no_obstacle(
-    queue: TaskQueue, limit: int
-) -> None:
+def test_tasks_of_many_users_that_are_not_wanted_are_no_obstacle(world: World, limit: int) -> None:
     for n in range(50):
-        push(queue, f"a{n}", user_id=f"u{n:03}", name="a")
-    push(queue, "wanted", user_id="zoe", name="b")
-    assert ids_of(queue.claim("w", limit=limit, avoid=["a"])) == ["wanted"]
+        world.push(f"a{n}", user_id=f"u{n:03}", name="a")
+    world.push("wanted", user_id="zoe", name="b")
+    assert ids_of(world.queue.claim("w", limit=limit, avoid=["a"])) == ["wanted"]
 
 
 def test_a_wanted_task_behind_very_many_users_is_found_in_a_while(queue: TaskQueue) -> None:
@@ -862,19 +819,17 @@ def test_a_claim_that_finds_nothing_reads_a_bounded_number_of_tasks(own_server: 
             assert (count_commands(client) - before)["zrangebylex"] <= 100
 
 
-def test_claims_that_find_nothing_look_less_and_less_often(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 5, name="a")
+def test_claims_that_find_nothing_look_less_and_less_often(world: World) -> None:
+    world.fill("alice", 5, name="a")
     waits = []
     for _ in range(7):
-        waits.append(hint_of(queue, names="+b"))
-        clock.advance(waits[-1])
+        waits.append(hint_of(world, names="+b"))
+        world.advance(waits[-1])
     assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
-    push(queue, "t1", name="b")
-    assert ids_of(queue.claim("w", names=["b"])) == ["t1"]
-    queue.claim("w", names=["b"])
-    assert hint_of(queue, names="+b") <= 0.25
+    world.push("t1", name="b")
+    assert ids_of(world.queue.claim("w", names=["b"])) == ["t1"]
+    world.queue.claim("w", names=["b"])
+    assert hint_of(world, names="+b") <= 0.25
 
 
 def test_a_claim_looks_at_nobody_until_there_is_something_new_for_it(
@@ -896,17 +851,15 @@ def test_a_claim_looks_at_nobody_until_there_is_something_new_for_it(
         assert ids_of(queue.claim("w", names=["b"])) == ["t1"]
 
 
-def test_a_task_that_comes_behind_many_users_is_begun_by_the_next_claim(
-    queue: TaskQueue,
-) -> None:
+def test_a_task_that_comes_behind_many_users_is_begun_by_the_next_claim(world: World) -> None:
     """Also when its worker has not looked at them all: it is told of its users."""
-    queue.push_many(
+    world.queue.push_many(
         make_task(f"u{n:03}", f"a{n}-{k}", name="a") for n in range(300) for k in range(30)
     )
-    assert queue.claim("w", limit=8, names=["b"]) == []
+    assert world.queue.claim("w", limit=8, names=["b"]) == []
     for n in range(3):
-        push(queue, f"b{n}", user_id=f"zoe-{n}", name="b")
-        assert ids_of(queue.claim("w", limit=8, names=["b"])) == [f"b{n}"]
+        world.push(f"b{n}", user_id=f"zoe-{n}", name="b")
+        assert ids_of(world.queue.claim("w", limit=8, names=["b"])) == [f"b{n}"]
 
 
 def test_more_users_than_a_kind_is_told_of_are_found_too(queue: TaskQueue) -> None:
@@ -920,73 +873,72 @@ def test_more_users_than_a_kind_is_told_of_are_found_too(queue: TaskQueue) -> No
 
 
 @pytest.mark.parametrize("how", ["cap", "pause", "rate", "slot", "delay", "retry", "release"])
-def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, how: str
-) -> None:
+def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(world: World, how: str) -> None:
     """Whatever makes a task claimable tells the kind of worker that may take it, and wakes it."""
-    end = block(queue, clock, how)
-    fill(queue, "bob", 3, name="a")
-    assert queue.claim("w", names=["b"]) == []  # it has looked at all, and is not to look again
-    wake = queue.keys[queue.link.perform(queue._claim_once("w", 1, 1000, "+b")).wake]
-    redis_client.delete(wake)
+    end = block(world, how)
+    world.fill("bob", 3, name="a")
+    assert (
+        world.queue.claim("w", names=["b"]) == []
+    )  # it has looked at all, and is not to look again
+    wake = world.keys[world.queue.link.perform(world.queue._claim_once("w", 1, 1000, "+b")).wake]
+    world.redis.delete(wake)
     end()
-    assert redis_client.exists(wake) or how in ("rate", "delay")  # by the clock, which wakes nobody
-    assert ids_of(queue.claim("w", names=["b"])) == ["wanted"]
+    assert world.redis.exists(wake) or how in ("rate", "delay")  # by the clock, which wakes nobody
+    assert ids_of(world.queue.claim("w", names=["b"])) == ["wanted"]
 
 
-def block(queue: TaskQueue, clock: ManualClock, how: str) -> Callable[[], object]:
+def block(world: World, how: str) -> Callable[[], object]:
     """A task of the name `b` that cannot be claimed for some reason; what takes that away."""
     if how == "cap":
-        queue.set_user("alice", max_running=1)
-        push(queue, "before", "wanted", name="b")
-        running = claim_one(queue)
-        return lambda: queue.finish(running)
+        world.queue.set_user("alice", max_running=1)
+        world.push("before", "wanted", name="b")
+        running = world.claim_one()
+        return lambda: world.queue.finish(running)
     if how == "pause":
-        queue.set_user("alice", paused=True)
-        push(queue, "wanted", name="b")
-        return lambda: queue.set_user("alice", paused=False)
+        world.queue.set_user("alice", paused=True)
+        world.push("wanted", name="b")
+        return lambda: world.queue.set_user("alice", paused=False)
     if how == "rate":
-        queue.set_user("alice", rate=1)
-        push(queue, "before", "wanted", name="b")
-        claim_one(queue)
-        return lambda: clock.advance(1)
+        world.queue.set_user("alice", rate=1)
+        world.push("before", "wanted", name="b")
+        world.claim_one()
+        return lambda: world.advance(1)
     if how == "slot":
-        queue.set_limits("b", slots=1)
-        push(queue, "before", "wanted", name="b")
-        (running,) = queue.claim("w", limit=2)
-        return lambda: queue.finish(running)
+        world.queue.set_limits("b", slots=1)
+        world.push("before", "wanted", name="b")
+        (running,) = world.queue.claim("w", limit=2)
+        return lambda: world.queue.finish(running)
     if how == "delay":
-        push(queue, "wanted", name="b", delay=0.1)
-        return lambda: clock.advance(0.1)
-    push(queue, "wanted", name="b")
-    running = claim_one(queue)
+        world.push("wanted", name="b", delay=0.1)
+        return lambda: world.advance(0.1)
+    running = world.push_and_claim("wanted", name="b")
     if how == "retry":
-        return lambda: queue.retry(running)
-    return lambda: queue.release(running)
+        return lambda: world.queue.retry(running)
+    return lambda: world.queue.release(running)
 
 
 @pytest.mark.usefixtures("tokens_only")
 def test_a_task_wakes_nobody_who_cannot_take_it(
-    queue: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who claim only other names stay blocked; one of those who may take it comes."""
     claims: Counter[str] = Counter()
-    claim_once = queue._claim_once
+    claim_once = world.queue._claim_once
 
     def counted(worker_id: str, *arguments: Any) -> Any:
         claims[worker_id] += 1
         return claim_once(worker_id, *arguments)
 
-    monkeypatch.setattr(queue, "_claim_once", counted)
-    mail = in_thread(lambda: queue.claim("mail", wait=60, names=["mail"]))
-    until_blocked(redis_client)
-    rest = in_thread(lambda: queue.claim("rest", wait=60, avoid=["mail"]))
-    until_blocked(redis_client, 2)
+    monkeypatch.setattr(world.queue, "_claim_once", counted)
+    mail = in_thread(lambda: world.queue.claim("mail", wait=60, names=["mail"]))
+    world.until_blocked()
+    rest = in_thread(lambda: world.queue.claim("rest", wait=60, avoid=["mail"]))
+    world.until_blocked(2)
     for n in range(5):
-        push(queue, f"p{n}", user_id=f"u{n}", name="print")
+        world.push(f"p{n}", user_id=f"u{n}", name="print")
         if n == 0:
             assert ids_of(rest()) == ["p0"]
-    push(queue, "t1", name="mail")
+    world.push("t1", name="mail")
     assert ids_of(mail()) == ["t1"]
     assert claims == {"mail": 2, "rest": 2}
 
@@ -1000,37 +952,35 @@ def test_a_worker_of_a_kind_without_a_place_is_served_too(queue: TaskQueue) -> N
     assert found == ["wanted"]
 
 
-def test_a_kind_that_is_heard_of_no_more_is_forgotten(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    queue.claim("w", names=["a"])
-    wake = queue.keys[queue.link.perform(queue._claim_once("w", 1, 1000, "+a")).wake]
-    push(queue, "t1", name="a")
-    assert redis_client.delete(wake) == 1
-    clock.advance(61)
-    push(queue, "t2", name="a")
-    assert redis_client.exists(wake) == 0
+def test_a_kind_that_is_heard_of_no_more_is_forgotten(world: World) -> None:
+    world.queue.claim("w", names=["a"])
+    wake = world.keys[world.queue.link.perform(world.queue._claim_once("w", 1, 1000, "+a")).wake]
+    world.push("t1", name="a")
+    assert world.redis.delete(wake) == 1
+    world.advance(61)
+    world.push("t2", name="a")
+    assert world.redis.exists(wake) == 0
 
 
-def test_a_user_behind_one_whose_critical_task_is_not_wanted_is_served(queue: TaskQueue) -> None:
-    fill(queue, "zoe", 2)
-    claim_slow(queue, 2)  # which puts zoe behind the others
-    push(queue, "no-1", user_id="alice", name="a")
-    push(queue, "yes", user_id="bob", name="b")
-    push(queue, "no-2", user_id="zoe", name="a", priority=Priority.CRITICAL)
-    assert ids_of(queue.claim("w", avoid=["a"])) == ["yes"]
+def test_a_user_behind_one_whose_critical_task_is_not_wanted_is_served(world: World) -> None:
+    world.fill("zoe", 2)
+    claim_slow(world, 2)  # which puts zoe behind the others
+    world.push("no-1", user_id="alice", name="a")
+    world.push("yes", user_id="bob", name="b")
+    world.push("no-2", user_id="zoe", name="a", priority=Priority.CRITICAL)
+    assert ids_of(world.queue.claim("w", avoid=["a"])) == ["yes"]
 
 
 @pytest.mark.parametrize("users", [1, 10, 300])
 def test_a_claim_that_wants_nothing_of_what_there_is_does_not_spin(
-    queue: TaskQueue, users: int
+    world: World, users: int
 ) -> None:
     for n in range(users):
-        push(queue, f"a{n}", user_id=f"u{n:03}", name="a")
+        world.push(f"a{n}", user_id=f"u{n:03}", name="a")
     for _ in range(5):
-        assert hint_of(queue, names="-a") > 0
-    push(queue, "wanted", user_id="v", name="b")
-    assert ids_of(queue.claim("w", avoid=["a"])) == ["wanted"]
+        assert hint_of(world, names="-a") > 0
+    world.push("wanted", user_id="v", name="b")
+    assert ids_of(world.queue.claim("w", avoid=["a"])) == ["wanted"]
 
 
 def test_a_claim_looks_at_a_hundred_tasks_of_a_user(queue: TaskQueue) -> None:
@@ -1042,136 +992,122 @@ def test_a_claim_looks_at_a_hundred_tasks_of_a_user(queue: TaskQueue) -> None:
 
 
 @pytest.mark.usefixtures("tokens_only")
-def test_a_worker_passes_the_token_of_a_task_that_it_does_not_want_on(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    others = [in_thread(lambda: queue.claim("other", wait=60, avoid=["a"])) for _ in range(2)]
-    until_blocked(redis_client, 2)
-    waiter = in_thread(lambda: queue.claim("waiter", wait=60, names=["a"]))
-    until_blocked(redis_client, 3)
-    push(queue, "t1", name="a")
+def test_a_worker_passes_the_token_of_a_task_that_it_does_not_want_on(world: World) -> None:
+    others = [in_thread(lambda: world.queue.claim("other", wait=60, avoid=["a"])) for _ in range(2)]
+    world.until_blocked(2)
+    waiter = in_thread(lambda: world.queue.claim("waiter", wait=60, names=["a"]))
+    world.until_blocked(3)
+    world.push("t1", name="a")
     assert ids_of(waiter()) == ["t1"]
-    push(queue, "t2", "t3", name="b")
+    world.push("t2", "t3", name="b")
     assert sorted(ids_of(others[0]() + others[1]())) == ["t2", "t3"]
 
 
 @pytest.mark.usefixtures("tokens_only")
-def test_a_worker_passes_the_token_of_a_slot_that_it_does_not_want_on(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 2, name=SLOW)
-    (running,) = claim_slow(queue, 2)
-    redis_client.delete(queue.keys["wake"])
-    other = in_thread(lambda: queue.claim("other", wait=60, avoid=[SLOW]))
-    until_blocked(redis_client)
-    waiter = in_thread(lambda: queue.claim("waiter", wait=60))
-    until_blocked(redis_client, 2)
-    queue.finish(running)
+def test_a_worker_passes_the_token_of_a_slot_that_it_does_not_want_on(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 2, name=SLOW)
+    (running,) = claim_slow(world, 2)
+    world.redis.delete(world.keys["wake"])
+    other = in_thread(lambda: world.queue.claim("other", wait=60, avoid=[SLOW]))
+    world.until_blocked()
+    waiter = in_thread(lambda: world.queue.claim("waiter", wait=60))
+    world.until_blocked(2)
+    world.queue.finish(running)
     assert ids_of(waiter()) == ["alice-1"]
-    push(queue, "for the other")
+    world.push("for the other")
     assert ids_of(other()) == ["for the other"]
 
 
-def test_a_worker_leaves_held_tasks_that_it_does_not_want_where_they_are(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_limits(SLOW, slots=1)
-    fill(queue, "alice", 5, name=SLOW)
-    (running,) = claim_slow(queue, 5)
-    queue.finish(running)
-    assert queue.claim("w", limit=9, avoid=[SLOW]) == []
-    assert len(held(redis_client)) == 4
-    assert len(drain(queue, 1)) == 4
+def test_a_worker_leaves_held_tasks_that_it_does_not_want_where_they_are(world: World) -> None:
+    world.queue.set_limits(SLOW, slots=1)
+    world.fill("alice", 5, name=SLOW)
+    (running,) = claim_slow(world, 5)
+    world.queue.finish(running)
+    assert world.queue.claim("w", limit=9, avoid=[SLOW]) == []
+    assert len(held(world)) == 4
+    assert len(drain(world.queue, 1)) == 4
 
 
-def test_a_token_is_passed_on_sixteen_times_for_a_task(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_token_is_passed_on_sixteen_times_for_a_task(world: World) -> None:
     for n in range(24):  # those before it have places
-        queue.claim("w", avoid=[f"a{n}"])
+        world.queue.claim("w", avoid=[f"a{n}"])
     for task_id in ("t1", "t2"):
-        push(queue, task_id, name="a")
+        world.push(task_id, name="a")
         passed = 0
         for _ in range(20):
-            redis_client.delete(queue.keys["wake"])
-            queue.claim("w", avoid=["a"])
-            passed += redis_client.exists(queue.keys["wake"])
+            world.redis.delete(world.keys["wake"])
+            world.queue.claim("w", avoid=["a"])
+            passed += world.redis.exists(world.keys["wake"])
         assert passed == 16
 
 
 @pytest.mark.parametrize("users", [300, 400, 500])
-def test_a_kind_that_has_looked_at_all_in_several_claims_rests(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, users: int
-) -> None:
-    queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
+def test_a_kind_that_has_looked_at_all_in_several_claims_rests(world: World, users: int) -> None:
+    world.queue.push_many(make_task(f"u{n:03}", f"a{n}", name="a") for n in range(users))
     rests = []
     for _ in range(8):
-        assert queue.claim("w", names=["b"]) == []
-        state: Any = redis_client.hget(queue.keys["kinds"], "1.state")
+        assert world.queue.claim("w", names=["b"]) == []
+        state: Any = world.redis.hget(world.keys["kinds"], "1.state")
         _, _, till, pause, _ = map(int, state.split())
-        rests.append((till - clock.now_ms() if till else 0, pause))
+        rests.append((till - world.clock.now_ms() if till else 0, pause))
     walk = rests.index((250, 250))  # the claims before looked at a part each
     assert walk > 0
     assert rests == [(0, 0)] * walk + [(250, 250)] * (8 - walk)
-    clock.advance(0.25)
-    found = [hint_of(queue, names="+b") for _ in range(walk + 1)]
+    world.advance(0.25)
+    found = [hint_of(world, names="+b") for _ in range(walk + 1)]
     assert found[-1] == pytest.approx(0.5)
 
 
-def test_the_order_of_names_makes_no_other_kind(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_the_order_of_names_makes_no_other_kind(world: World) -> None:
     for names in itertools.permutations("abc"):
-        queue.claim("w", names=names)
-        queue.claim("w", names=[*names, "a"])
-        queue.claim("w", avoid=names)
-    fields: list[Any] = redis_client.hkeys(queue.keys["kinds"])
+        world.queue.claim("w", names=names)
+        world.queue.claim("w", names=[*names, "a"])
+        world.queue.claim("w", avoid=names)
+    fields: list[Any] = world.redis.hkeys(world.keys["kinds"])
     assert {key for key in fields if b"names" in key} == {b"1.names", b"2.names"}
 
 
-def test_a_kind_is_told_of_fifty_users_by_name_and_that_there_are_more(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.claim("w", names=["a"])
+def test_a_kind_is_told_of_fifty_users_by_name_and_that_there_are_more(world: World) -> None:
+    world.queue.claim("w", names=["a"])
 
     def told() -> list[str]:
-        text: Any = redis_client.hget(queue.keys["kinds"], "1.news") or b""
+        text: Any = world.redis.hget(world.keys["kinds"], "1.news") or b""
         return str(text.decode()).split()
 
-    queue.push_many(make_task(name="a", user_id=f"u{n}") for n in (0, 1, 0))
+    world.queue.push_many(make_task(name="a", user_id=f"u{n}") for n in (0, 1, 0))
     assert told() == ["u0", "u1"]
-    queue.push_many(make_task(name=name, user_id=f"{name}{n}") for n in range(5) for name in "ab")
+    world.queue.push_many(
+        make_task(name=name, user_id=f"{name}{n}") for n in range(5) for name in "ab"
+    )
     assert told() == ["u0", "u1", *(f"a{n}" for n in range(5))]
-    queue.push_many(make_task(name="a", user_id=f"u{n}") for n in range(45))
+    world.queue.push_many(make_task(name="a", user_id=f"u{n}") for n in range(45))
     assert told() == ["u0", "u1", *(f"a{n}" for n in range(5)), *(f"u{n}" for n in range(2, 45))]
-    queue.push_many(make_task(name="a", user_id=f"more{n}") for n in range(3))
+    world.queue.push_many(make_task(name="a", user_id=f"more{n}") for n in range(3))
     assert told()[49:] == ["u44", "*"]
-    queue.push_many(make_task(name="a", user_id=f"again{n}") for n in range(3))
+    world.queue.push_many(make_task(name="a", user_id=f"again{n}") for n in range(3))
     assert told()[49:] == ["u44", "*"]
-    found = [claim.task.user_id for _ in range(9) for claim in queue.claim("w", 9, names=["a"])]
+    found = [
+        claim.task.user_id for _ in range(9) for claim in world.queue.claim("w", 9, names=["a"])
+    ]
     assert len(found) == 3 + 5 + 45 + 6
     assert told() == []
 
 
-def test_critical_tasks_that_are_not_wanted_do_not_spend_the_credit(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "alice", 30, name="a", priority=Priority.CRITICAL)
-    fill(queue, "bob", 3, name="b")
-    assert len(queue.claim("w", limit=3, avoid=["a"])) == 3
-    assert float(dump(redis_client)["fair"].get("credit", 10)) == 10.0
-    assert ids_of(queue.claim("w", limit=2)) == ["alice-0", "alice-1"]
+def test_critical_tasks_that_are_not_wanted_do_not_spend_the_credit(world: World) -> None:
+    world.fill("alice", 30, name="a", priority=Priority.CRITICAL)
+    world.fill("bob", 3, name="b")
+    assert len(world.queue.claim("w", limit=3, avoid=["a"])) == 3
+    assert float(world.dump()["fair"].get("credit", 10)) == 10.0
+    assert ids_of(world.queue.claim("w", limit=2)) == ["alice-0", "alice-1"]
 
 
-def test_a_critical_task_goes_first_though_another_before_it_is_not_wanted(
-    queue: TaskQueue,
-) -> None:
+def test_a_critical_task_goes_first_though_another_before_it_is_not_wanted(world: World) -> None:
     for user in ("alice", "bob", "carol"):
-        push(queue, f"{user}-no", user_id=user, name="a", priority=Priority.CRITICAL)
-        push(queue, f"{user}-plain", user_id=user, name="b")
-    push(queue, "first", user_id="carol", name="b", priority=Priority.CRITICAL)
-    assert ids_of(queue.claim("w", avoid=["a"])) == ["first"]
+        world.push(f"{user}-no", user_id=user, name="a", priority=Priority.CRITICAL)
+        world.push(f"{user}-plain", user_id=user, name="b")
+    world.push("first", user_id="carol", name="b", priority=Priority.CRITICAL)
+    assert ids_of(world.queue.claim("w", avoid=["a"])) == ["first"]
 
 
 def test_names_and_slots_work_together(queue: TaskQueue) -> None:
@@ -1319,13 +1255,11 @@ class Chaos:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_nothing_waits_that_could_run(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, seed: int
-) -> None:
-    queue.configure(max_attempts=1000)
-    chaos = Chaos(queue, redis_client, clock, seed)
+def test_whatever_happens_nothing_waits_that_could_run(world: World, seed: int) -> None:
+    world.queue.configure(max_attempts=1000)
+    chaos = Chaos(world.queue, world.redis, world.clock, seed)
     for _ in range(120):
         chaos.step()
-        check_consistency(redis_client)
+        world.check()
     chaos.drain()
-    assert "held" not in dump(redis_client)
+    assert "held" not in world.dump()

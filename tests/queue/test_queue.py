@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -16,24 +16,12 @@ from typing import Any
 
 import pytest
 import redis
-from support import (
-    beat,
-    changes,
-    check_consistency,
-    claim_one,
-    dump,
-    fill,
-    ids_of,
-    in_thread,
-    make_task,
-    places,
-    push,
-    spoil,
-    stats,
-    until_blocked,
-)
+from helpers.state import changes, check_consistency, dump, places, stats
+from helpers.tasks import claim_one, fill, ids_of, make_task, push
+from helpers.waiting import in_thread, until_blocked
+from helpers.world import World
 
-from fairqueue.clock import ManualClock, from_ms
+from fairqueue.clock import from_ms
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -58,24 +46,15 @@ from fairqueue.validation import Priority
 OwnServer = Callable[..., EmbeddedServer]
 
 
-@pytest.fixture
-def damaged(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
-    """A queue for tests that damage what Redis holds."""
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield queue
-
-
 # --- pushing --------------------------------------------------------------------------------------
 
 
-def test_a_pushed_task_is_stored_whole(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_a_pushed_task_is_stored_whole(world: World) -> None:
     task = make_task("zoë", "t1", payload={"n": 1, "é": ["a"]}, name="build", priority=4)
-    assert queue.push(task) == "t1"
-    now = clock.now_ms()
+    assert world.queue.push(task) == "t1"
+    now = world.clock.now_ms()
     rank = "2" + "1".zfill(14)
-    assert dump(redis_client) == {
+    assert world.dump() == {
         "tasks": {"t1": json.loads(task.document)},
         "status": {
             "t1": {
@@ -98,15 +77,13 @@ def test_a_pushed_task_is_stored_whole(
     }
 
 
-def test_pushing_the_same_task_again_is_one_task(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_pushing_the_same_task_again_is_one_task(world: World) -> None:
     task = make_task(task_id="t1", payload={"n": 1})
-    queue.push(task)
-    before = dump(redis_client)
-    queue.push(task)
-    queue.push(make_task(task_id="t1", payload={"n": 1}))
-    assert changes(before, dump(redis_client)) == {"stats.duplicates": (None, "2")}
+    world.queue.push(task)
+    before = world.dump()
+    world.queue.push(task)
+    world.queue.push(make_task(task_id="t1", payload={"n": 1}))
+    assert changes(before, world.dump()) == {"stats.duplicates": (None, "2")}
 
 
 @pytest.mark.parametrize(
@@ -119,79 +96,71 @@ def test_pushing_the_same_task_again_is_one_task(
     ],
     ids=["payload", "user", "name", "priority"],
 )
-def test_the_same_id_with_other_content_is_refused(
-    queue: TaskQueue, redis_client: redis.Redis, other: dict[str, Any]
-) -> None:
-    queue.push(make_task(task_id="t1", payload={"n": 1}))
-    before = dump(redis_client)
+def test_the_same_id_with_other_content_is_refused(world: World, other: dict[str, Any]) -> None:
+    world.queue.push(make_task(task_id="t1", payload={"n": 1}))
+    before = world.dump()
     with pytest.raises(InvalidTask, match="'t1' belongs to a task with other content"):
-        queue.push(make_task(**{"user_id": "alice", "task_id": "t1", **other}))
-    assert dump(redis_client) == before
+        world.queue.push(make_task(**{"user_id": "alice", "task_id": "t1", **other}))
+    assert world.dump() == before
 
 
 @pytest.mark.parametrize("state", ["running", "finished", "buried", "cancelled", "delayed"])
-def test_a_known_id_is_recognised_in_every_state(
-    queue: TaskQueue, redis_client: redis.Redis, state: str
-) -> None:
-    queue.push(make_task(task_id="t1", payload={"n": 1}))
-    bring_to(queue, "t1", state)
-    before = dump(redis_client)
-    assert queue.push(make_task(task_id="t1", payload={"n": 1})) == "t1"
-    assert changes(before, dump(redis_client)) == {"stats.duplicates": (None, "1")}
+def test_a_known_id_is_recognised_in_every_state(world: World, state: str) -> None:
+    world.queue.push(make_task(task_id="t1", payload={"n": 1}))
+    bring_to(world, "t1", state)
+    before = world.dump()
+    assert world.queue.push(make_task(task_id="t1", payload={"n": 1})) == "t1"
+    assert changes(before, world.dump()) == {"stats.duplicates": (None, "1")}
     with pytest.raises(InvalidTask, match="'t1'"):
-        queue.push(make_task(task_id="t1", payload={"n": 2}))
+        world.queue.push(make_task(task_id="t1", payload={"n": 2}))
 
 
-def bring_to(queue: TaskQueue, task_id: str, state: str) -> Claim | None:
+def bring_to(world: World, task_id: str, state: str) -> Claim | None:
     """Bring the only ready task into a state."""
     if state == "ready":
         return None
     if state == "cancelled":
-        assert queue.cancel(task_id)
+        assert world.queue.cancel(task_id)
         return None
-    claim = claim_one(queue)
+    claim = world.claim_one()
     if state == "finished":
-        queue.finish(claim)
+        world.queue.finish(claim)
     elif state == "buried":
-        queue.bury(claim, "broken")
+        world.queue.bury(claim, "broken")
     elif state == "delayed":
-        queue.retry(claim, "again", delay=5)
+        world.queue.retry(claim, "again", delay=5)
     return claim
 
 
-def test_the_same_id_with_other_content_is_refused_also_when_the_task_is_gone(
-    queue: TaskQueue,
-) -> None:
-    queue.configure(keep_finished=0)
-    queue.push(make_task(task_id="t1", payload={"n": 1}))
-    queue.finish(claim_one(queue))
-    assert queue.get("t1") is None
-    assert queue.push(make_task(task_id="t1", payload={"n": 1})) == "t1"
-    assert queue.size() == 0
+def test_the_same_id_with_other_content_is_refused_also_when_the_task_is_gone(world: World) -> None:
+    world.queue.configure(keep_finished=0)
+    world.queue.push(make_task(task_id="t1", payload={"n": 1}))
+    world.queue.finish(world.claim_one())
+    assert world.queue.get("t1") is None
+    assert world.queue.push(make_task(task_id="t1", payload={"n": 1})) == "t1"
+    assert world.queue.size() == 0
     with pytest.raises(InvalidTask, match="'t1'"):
-        queue.push(make_task(task_id="t1", payload={"n": 2}))
+        world.queue.push(make_task(task_id="t1", payload={"n": 2}))
 
 
-def test_an_id_is_free_again_a_while_after_its_task_is_gone(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.configure(keep_finished=0)
-    push(queue, "t1")
-    queue.finish(claim_one(queue))
+def test_an_id_is_free_again_a_while_after_its_task_is_gone(world: World) -> None:
+    world.queue.configure(keep_finished=0)
+    world.push("t1")
+    world.queue.finish(world.claim_one())
     for n in range(3):  # two generations of remembered operations
-        clock.advance(61)
-        push(queue, f"other-{n}")
-        queue.finish(claim_one(queue))
-    queue.push(make_task(task_id="t1", payload={"n": 2}))
-    assert queue.size() == 1
+        world.advance(61)
+        world.push(f"other-{n}")
+        world.queue.finish(world.claim_one())
+    world.queue.push(make_task(task_id="t1", payload={"n": 2}))
+    assert world.queue.size() == 1
 
 
-def test_many_tasks_are_pushed_in_order(queue: TaskQueue, redis_client: redis.Redis) -> None:
+def test_many_tasks_are_pushed_in_order(world: World) -> None:
     tasks = [make_task(f"user-{n % 7}", f"t{n}", payload={"n": n}) for n in range(1001)]
-    assert queue.push_many(iter(tasks)) == [f"t{n}" for n in range(1001)]
-    assert queue.size() == 1001
-    assert stats(redis_client) == {"pushed": 1001}
-    claims = queue.claim("w", limit=1000)
+    assert world.queue.push_many(iter(tasks)) == [f"t{n}" for n in range(1001)]
+    assert world.queue.size() == 1001
+    assert world.stats() == {"pushed": 1001}
+    claims = world.queue.claim("w", limit=1000)
     assert len(claims) == 1000
     of_user = [c.task.payload["n"] for c in claims if c.task.user_id == "user-3"]
     assert of_user == sorted(of_user)
@@ -208,23 +177,19 @@ def test_the_same_task_twice_in_one_call_is_one_task(queue: TaskQueue) -> None:
     assert queue.size() == 1
 
 
-def test_a_few_hundred_are_stored_together_or_not_at_all(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "taken")
-    before = dump(redis_client)
+def test_a_few_hundred_are_stored_together_or_not_at_all(world: World) -> None:
+    world.push("taken")
+    before = world.dump()
     tasks = [make_task(task_id=f"t{n}") for n in range(100)]
     with pytest.raises(InvalidTask, match="'taken'"):
-        queue.push_many([*tasks, make_task(task_id="taken", payload={"other": 1})])
-    assert dump(redis_client) == before
+        world.queue.push_many([*tasks, make_task(task_id="taken", payload={"other": 1})])
+    assert world.dump() == before
 
 
-def test_a_task_id_twice_in_one_call_with_other_content_is_refused(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_task_id_twice_in_one_call_with_other_content_is_refused(world: World) -> None:
     with pytest.raises(InvalidTask, match="'t1'"):
-        queue.push_many([make_task(task_id="t1"), make_task(task_id="t1", payload={"n": 1})])
-    assert dump(redis_client) == {}
+        world.queue.push_many([make_task(task_id="t1"), make_task(task_id="t1", payload={"n": 1})])
+    assert world.dump() == {}
 
 
 def test_push_many_after_an_error_can_be_repeated(queue: TaskQueue) -> None:
@@ -238,24 +203,22 @@ def test_push_many_after_an_error_can_be_repeated(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("limited", ["queue", "user"])
-def test_a_full_queue_takes_no_more(
-    queue: TaskQueue, redis_client: redis.Redis, limited: str
-) -> None:
+def test_a_full_queue_takes_no_more(world: World, limited: str) -> None:
     if limited == "queue":
-        queue.configure(max_waiting=3)
+        world.queue.configure(max_waiting=3)
     else:
-        queue.set_user("alice", max_waiting=3)
-    fill(queue, "alice", 2)
+        world.queue.set_user("alice", max_waiting=3)
+    world.fill("alice", 2)
     with pytest.raises(QueueFull, match=f"'t2' does not fit: the {limited}"):
-        push(queue, "t1", "t2")
-    assert places(redis_client) == {"ready": ["alice-0", "alice-1"]}
-    push(queue, "t1")
-    push(queue, "t1")  # a repeated push is no new task
+        world.push("t1", "t2")
+    assert world.places() == {"ready": ["alice-0", "alice-1"]}
+    world.push("t1")
+    world.push("t1")  # a repeated push is no new task
     if limited == "user":
-        push(queue, "b1", user_id="bob")
-    queue.finish(claim_one(queue))
-    push(queue, "t2")
-    assert stats(redis_client)["refused"] == 1
+        world.push("b1", user_id="bob")
+    world.queue.finish(world.claim_one())
+    world.push("t2")
+    assert world.stats()["refused"] == 1
 
 
 def test_delayed_tasks_count_towards_the_limit_of_the_queue(queue: TaskQueue) -> None:
@@ -268,20 +231,18 @@ def test_delayed_tasks_count_towards_the_limit_of_the_queue(queue: TaskQueue) ->
 # --- delays ---------------------------------------------------------------------------------------
 
 
-def test_a_delayed_task_becomes_ready_at_its_moment(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    push(queue, "t1", delay=10)
-    state = dump(redis_client)
-    assert state["delayed"] == {"t1": clock.now_ms() + 10_000}
+def test_a_delayed_task_becomes_ready_at_its_moment(world: World) -> None:
+    world.push("t1", delay=10)
+    state = world.dump()
+    assert state["delayed"] == {"t1": world.clock.now_ms() + 10_000}
     assert state["status"]["t1"]["state"] == "delayed"
     assert not state.keys() & {"backlog", "waiting", "ready", "parked"}
-    assert queue.size() == 0
-    clock.advance(9.999)
-    assert queue.claim("w") == []
-    clock.advance(0.001)
-    assert claim_one(queue).task.task_id == "t1"
-    assert "delayed" not in dump(redis_client)
+    assert world.queue.size() == 0
+    world.advance(9.999)
+    assert world.queue.claim("w") == []
+    world.advance(0.001)
+    assert world.claim_one().task.task_id == "t1"
+    assert "delayed" not in world.dump()
 
 
 @pytest.mark.parametrize(
@@ -298,109 +259,99 @@ def test_a_delayed_task_becomes_ready_at_its_moment(
     ],
     ids=["0", "seconds", "timedelta", "at s", "at datetime", "past", "before 1970", "year 9999"],
 )
-def test_when_a_task_becomes_ready(
-    queue: TaskQueue, clock: ManualClock, fields: dict[str, Any], due_in: int
-) -> None:
-    push(queue, "t1", **fields)
-    info = queue.get("t1")
+def test_when_a_task_becomes_ready(world: World, fields: dict[str, Any], due_in: int) -> None:
+    world.push("t1", **fields)
+    info = world.queue.get("t1")
     assert info is not None
-    assert info.due_at == from_ms(clock.now_ms() + due_in)
+    assert info.due_at == from_ms(world.clock.now_ms() + due_in)
     assert info.state == ("delayed" if due_in else "ready")
-    clock.set(info.due_at)
-    assert ids_of(queue.claim("w")) == ["t1"]
+    world.clock.set(info.due_at)
+    assert ids_of(world.queue.claim("w")) == ["t1"]
 
 
-def test_more_due_tasks_than_one_claim_promotes_are_all_offered(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 250, delay=1)
-    clock.advance(1)
-    got = [len(queue.claim("w", limit=1000)) for _ in range(5)]
+def test_more_due_tasks_than_one_claim_promotes_are_all_offered(world: World) -> None:
+    world.fill("alice", 250, delay=1)
+    world.advance(1)
+    got = [len(world.queue.claim("w", limit=1000)) for _ in range(5)]
     assert sum(got) == 250
     assert 0 < got[0] < 250
 
 
 @pytest.mark.parametrize("as_retries", [False, True])
 def test_a_task_that_is_due_does_not_wait_for_all_of_another_user(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, as_retries: bool
+    world: World, as_retries: bool
 ) -> None:
     """Ten thousand of one user become ready a moment before the one task of another."""
     count = 1000 if as_retries else 10_000
     if as_retries:
-        queue.push_many(make_task("alice") for _ in range(count))
-        while claims := queue.claim("w", limit=250):
+        world.queue.push_many(make_task("alice") for _ in range(count))
+        while claims := world.queue.claim("w", limit=250):
             for claim in claims:
-                queue.retry(claim, "later", delay=60)
-        clock.advance(0.001)
-        push(queue, "single", user_id="bob")
-        queue.retry(claim_one(queue), "later", delay=60)
+                world.queue.retry(claim, "later", delay=60)
+        world.advance(0.001)
+        world.push("single", user_id="bob")
+        world.queue.retry(world.claim_one(), "later", delay=60)
     else:
-        queue.push_many(make_task("alice", delay=60) for _ in range(count))
-        push(queue, "single", user_id="bob", delay=60.001)
-    clock.advance(61)
-    users = [claim.task.user_id for _ in range(2) for claim in queue.claim("w", limit=8)]
+        world.queue.push_many(make_task("alice", delay=60) for _ in range(count))
+        world.push("single", user_id="bob", delay=60.001)
+    world.advance(61)
+    users = [claim.task.user_id for _ in range(2) for claim in world.queue.claim("w", limit=8)]
     assert "bob" in users
-    check_consistency(redis_client)
+    world.check()
 
 
-def test_due_tasks_of_many_users_are_promoted_in_turns(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_due_tasks_of_many_users_are_promoted_in_turns(world: World) -> None:
     """Whoever has more due waits behind those who have not had a turn."""
     for n in range(3):
-        queue.push_many(make_task(f"heavy-{n}", delay=1) for _ in range(500))
-    queue.push_many(make_task(f"light-{n}", delay=2) for n in range(150))
-    clock.advance(3)
+        world.queue.push_many(make_task(f"heavy-{n}", delay=1) for _ in range(500))
+    world.queue.push_many(make_task(f"light-{n}", delay=2) for n in range(150))
+    world.advance(3)
     for _ in range(4):
-        queue.claim("w")
-    backlog = dump(redis_client)["backlog"]
+        world.queue.claim("w")
+    backlog = world.dump()["backlog"]
     promoted = {member.split("\0")[0] for member in backlog}
     assert len({user for user in promoted if user.startswith("light")}) >= 149
-    while queue.claim("w", limit=250):
+    while world.queue.claim("w", limit=250):
         pass
-    state = dump(redis_client)
+    state = world.dump()
     assert not {"delayed", "delayed_index", "delayed_users"} & state.keys()
 
 
-def test_delayed_tasks_that_no_index_has_become_ready_too(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_delayed_tasks_that_no_index_has_become_ready_too(world: World) -> None:
     """As a version before the index has stored them; and though others go on being due."""
-    fill(queue, "old", 30, delay=1)
-    redis_client.delete(queue.keys["delayed_index"], queue.keys["delayed_users"])
-    queue.push_many(make_task("new", delay=1) for _ in range(400))
-    clock.advance(2)
-    users = Counter(claim.task.user_id for _ in range(30) for claim in queue.claim("w", limit=20))
+    world.fill("old", 30, delay=1)
+    world.redis.delete(world.keys["delayed_index"], world.keys["delayed_users"])
+    world.queue.push_many(make_task("new", delay=1) for _ in range(400))
+    world.advance(2)
+    users = Counter(
+        claim.task.user_id for _ in range(30) for claim in world.queue.claim("w", limit=20)
+    )
     assert users == {"old": 30, "new": 400}
 
 
-def test_an_entry_of_the_index_that_is_not_delayed_counts_for_nothing(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_an_entry_of_the_index_that_is_not_delayed_counts_for_nothing(world: World) -> None:
     """A version before the index has cancelled the task."""
-    push(queue, "t1", "t2", delay=1)
-    kept = dump(redis_client)["delayed_index"]
-    queue.cancel("t1")
-    redis_client.zadd(queue.keys["delayed_index"], kept)
-    clock.advance(2)
-    assert ids_of(queue.claim("w", limit=5)) == ["t2"]
-    assert "broken_tasks" not in stats(redis_client)
+    world.push("t1", "t2", delay=1)
+    kept = world.dump()["delayed_index"]
+    world.queue.cancel("t1")
+    world.redis.zadd(world.keys["delayed_index"], kept)
+    world.advance(2)
+    assert ids_of(world.queue.claim("w", limit=5)) == ["t2"]
+    assert "broken_tasks" not in world.stats()
 
 
 # --- claiming -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kilobytes", [90, 250])
-def test_a_claim_takes_no_more_than_a_megabyte_of_documents(
-    queue: TaskQueue, redis_client: redis.Redis, kilobytes: int
-) -> None:
+def test_a_claim_takes_no_more_than_a_megabyte_of_documents(world: World, kilobytes: int) -> None:
     """At least one task, and none more once they come to that; the rest can be claimed at once."""
     payload = {"text": "x" * kilobytes * 1000}
     for n in range(16):
-        push(queue, f"t{n}", user_id=f"u{n % 3}", payload=payload)
+        world.push(f"t{n}", user_id=f"u{n % 3}", payload=payload)
     taken = []
     while True:
-        claims, hint, _ = queue.link.perform(queue._claim_once("w", 250, 30_000, ""))
+        claims, hint, _ = world.queue.link.perform(world.queue._claim_once("w", 250, 30_000, ""))
         size = sum(len(claim.task.document) for claim in claims)
         assert claims
         assert size < 2**20 + len(claims[0].task.document)
@@ -410,17 +361,15 @@ def test_a_claim_takes_no_more_than_a_megabyte_of_documents(
         assert size >= 2**20
         assert hint == 0
     assert len(set(taken)) == 16
-    check_consistency(redis_client)
+    world.check()
 
 
-def test_a_claimed_task_is_leased_to_its_worker(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
+def test_a_claimed_task_is_leased_to_its_worker(world: World) -> None:
     task = make_task(task_id="t1", payload={"n": 1}, name="build", priority=2)
-    queue.push(task)
-    before = dump(redis_client)
-    (claim,) = queue.claim("worker-1", lease=7.5)
-    now = clock.now_ms()
+    world.queue.push(task)
+    before = world.dump()
+    (claim,) = world.queue.claim("worker-1", lease=7.5)
+    now = world.clock.now_ms()
     assert (claim.task, claim.attempt, claim.worker_id) == (task, 1, "worker-1")
     assert claim.lease_until == from_ms(now + 7500)
     record = before["status"]["t1"] | {
@@ -432,7 +381,7 @@ def test_a_claimed_task_is_leased_to_its_worker(
         "charge": 1,
         "claimed": now,
     }
-    assert changes(before, dump(redis_client)) == {
+    assert changes(before, world.dump()) == {
         "status.t1": (before["status"]["t1"], record),
         "backlog.alice\x004" + "1".zfill(14) + "\0t1\0build": (0.0, None),
         "waiting.t1": (now, None),
@@ -482,22 +431,20 @@ def test_a_task_that_a_schedule_fired_says_so(queue: TaskQueue) -> None:
 # --- expiry ---------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_worker_died_is_offered_again(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    push(queue, "t1")
-    first = claim_one(queue, lease=10, worker="dead")
-    clock.advance(9.999)
-    assert queue.claim("w") == []
-    clock.advance(0.001)
-    second = claim_one(queue, worker="alive")
+def test_a_task_whose_worker_died_is_offered_again(world: World) -> None:
+    world.push("t1")
+    first = world.claim_one(lease=10, worker="dead")
+    world.advance(9.999)
+    assert world.queue.claim("w") == []
+    world.advance(0.001)
+    second = world.claim_one(worker="alive")
     assert second.task == first.task
     assert (second.attempt, second.worker_id) == (2, "alive")
     assert second.token != first.token
-    info = queue.get("t1")
+    info = world.queue.get("t1")
     assert info is not None
     assert info.error == "the lease of worker dead expired"
-    assert stats(redis_client) == {"pushed": 1, "claimed": 2, "expired": 1}
+    assert world.stats() == {"pushed": 1, "claimed": 2, "expired": 1}
 
 
 ENDINGS: dict[str, Callable[[TaskQueue, Claim], None]] = {
@@ -511,130 +458,119 @@ ENDINGS: dict[str, Callable[[TaskQueue, Claim], None]] = {
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("meanwhile", ["claimed", "finished", "buried", "gone", "taken back"])
 def test_a_worker_without_its_lease_changes_nothing(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, ending: str, meanwhile: str
+    world: World, ending: str, meanwhile: str
 ) -> None:
-    push(queue, "t1")
-    stale = claim_one(queue, lease=1)
-    clock.advance(1)
+    world.push("t1")
+    stale = world.claim_one(lease=1)
+    world.advance(1)
     if meanwhile == "taken back":
-        queue.set_user("alice", paused=True)
-        assert queue.claim("other") == []
+        world.queue.set_user("alice", paused=True)
+        assert world.queue.claim("other") == []
     else:
-        second = claim_one(queue)
+        second = world.claim_one()
         if meanwhile == "gone":
-            queue.configure(keep_finished=0)
+            world.queue.configure(keep_finished=0)
         if meanwhile in ("finished", "gone"):
-            queue.finish(second)
+            world.queue.finish(second)
         elif meanwhile == "buried":
-            queue.bury(second)
-    before = dump(redis_client)
+            world.queue.bury(second)
+    before = world.dump()
     with pytest.raises(LeaseLost, match="'t1'"):
-        ENDINGS[ending](queue, stale)
-    assert queue.extend([stale]) == ["lost_lease"]
-    after = changes(before, dump(redis_client))
+        ENDINGS[ending](world.queue, stale)
+    assert world.queue.extend([stale]) == ["lost_lease"]
+    after = changes(before, world.dump())
     assert after.pop("stats.lost_leases") == (None, "2")
     assert all(key.startswith("ops.") for key in after), after
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_lease_that_is_over_but_not_taken_back_still_counts(
-    queue: TaskQueue, clock: ManualClock, ending: str
-) -> None:
-    push(queue, "t1")
-    claim = claim_one(queue, lease=1)
-    clock.advance(100)
-    ENDINGS[ending](queue, claim)
+def test_a_lease_that_is_over_but_not_taken_back_still_counts(world: World, ending: str) -> None:
+    world.push("t1")
+    claim = world.claim_one(lease=1)
+    world.advance(100)
+    ENDINGS[ending](world.queue, claim)
 
 
 @pytest.mark.parametrize("keep_dead", [10, 0])
 def test_a_task_that_kills_its_workers_ends_in_the_dead_letters(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, keep_dead: int
+    world: World, keep_dead: int
 ) -> None:
-    queue.configure(max_attempts=3, keep_dead=keep_dead)
-    push(queue, "t1")
+    world.queue.configure(max_attempts=3, keep_dead=keep_dead)
+    world.push("t1")
     for attempt in (1, 2, 3):
-        claim = claim_one(queue, lease=1, worker=f"w{attempt}")
+        claim = world.claim_one(lease=1, worker=f"w{attempt}")
         assert claim.attempt == attempt
-        clock.advance(1)
-    assert queue.claim("w") == []
+        world.advance(1)
+    assert world.queue.claim("w") == []
     if keep_dead:
-        assert places(redis_client) == {"buried": ["t1"]}
-        info = queue.get("t1")
+        assert world.places() == {"buried": ["t1"]}
+        info = world.queue.get("t1")
         assert info is not None
         assert info.error == "the lease of worker w3 expired"
         assert info.attempts == 3
     # Its last worker comes back: the task was given up, and that is not undone.
-    assert queue.finish_many([(claim, None)]) == ["lost_lease"]
-    counted = stats(redis_client)
+    assert world.queue.finish_many([(claim, None)]) == ["lost_lease"]
+    counted = world.stats()
     assert (counted["buried"], counted["expired"], counted["lost_leases"]) == (1, 3, 1)
     assert "finished" not in counted
 
 
-def test_an_expired_task_goes_before_later_ones_of_its_user(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 3)
-    claim_one(queue, lease=1)
-    clock.advance(1)
-    assert ids_of(queue.claim("w", limit=3)) == ["alice-0", "alice-1", "alice-2"]
+def test_an_expired_task_goes_before_later_ones_of_its_user(world: World) -> None:
+    world.fill("alice", 3)
+    world.claim_one(lease=1)
+    world.advance(1)
+    assert ids_of(world.queue.claim("w", limit=3)) == ["alice-0", "alice-1", "alice-2"]
 
 
-def test_more_expired_leases_than_one_claim_takes_back_are_all_offered(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 250)
-    queue.claim("w", limit=250, lease=1)
-    clock.advance(1)
-    assert sum(len(queue.claim("w", limit=1000)) for _ in range(3)) == 250
+def test_more_expired_leases_than_one_claim_takes_back_are_all_offered(world: World) -> None:
+    world.fill("alice", 250)
+    world.queue.claim("w", limit=250, lease=1)
+    world.advance(1)
+    assert sum(len(world.queue.claim("w", limit=1000)) for _ in range(3)) == 250
 
 
 # --- extending ------------------------------------------------------------------------------------
 
 
-def test_extended_leases_last_longer(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 2)
-    claims = queue.claim("w", limit=2, lease=10)
-    clock.advance(9)
-    before = dump(redis_client)
-    assert queue.extend(claims, lease=10) == ["extended", "extended"]
-    after = changes(before, dump(redis_client))
-    end = clock.now_ms() + 10_000
+def test_extended_leases_last_longer(world: World) -> None:
+    world.fill("alice", 2)
+    claims = world.queue.claim("w", limit=2, lease=10)
+    world.advance(9)
+    before = world.dump()
+    assert world.queue.extend(claims, lease=10) == ["extended", "extended"]
+    after = changes(before, world.dump())
+    end = world.clock.now_ms() + 10_000
     assert {k: v[1] for k, v in after.items() if not k.startswith("ops.")} == {
         "leases.alice-0": end,
         "leases.alice-1": end,
     }
-    clock.advance(9)
-    assert queue.claim("other") == []
+    world.advance(9)
+    assert world.queue.claim("other") == []
 
 
-def test_extending_says_which_are_lost_and_which_are_cancelled(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 3)
-    one, two, three = queue.claim("w", limit=3)
-    queue.finish(one)
-    queue.cancel(two.task.task_id)
-    assert queue.extend([one, two, three]) == ["ended", "cancel", "extended"]
-    assert queue.extend([]) == []
+def test_extending_says_which_are_lost_and_which_are_cancelled(world: World) -> None:
+    world.fill("alice", 3)
+    one, two, three = world.queue.claim("w", limit=3)
+    world.queue.finish(one)
+    world.queue.cancel(two.task.task_id)
+    assert world.queue.extend([one, two, three]) == ["ended", "cancel", "extended"]
+    assert world.queue.extend([]) == []
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("meanwhile", ["nothing", "claimed by another", "dropped"])
 def test_a_lease_that_its_own_holder_has_ended_is_not_a_lost_one(
-    queue: TaskQueue, redis_client: redis.Redis, ending: str, meanwhile: str
+    world: World, ending: str, meanwhile: str
 ) -> None:
     # A worker extends all its leases in one call while its slots end some of them.
     if meanwhile == "dropped":
-        queue.configure(keep_finished=0, keep_dead=0)
-    push(queue, "t1")
-    claim = claim_one(queue)
-    ENDINGS[ending](queue, claim)
+        world.queue.configure(keep_finished=0, keep_dead=0)
+    claim = world.push_and_claim("t1")
+    ENDINGS[ending](world.queue, claim)
     if meanwhile == "claimed by another":
-        queue.claim("other")
-    assert queue.extend([claim]) == ["ended"]
-    assert "lost_leases" not in stats(redis_client)
+        world.queue.claim("other")
+    assert world.queue.extend([claim]) == ["ended"]
+    assert "lost_leases" not in world.stats()
 
 
 def test_thousands_of_leases_are_extended_in_one_call(queue: TaskQueue) -> None:
@@ -649,19 +585,16 @@ def test_thousands_of_leases_are_extended_in_one_call(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("result", [None, 7, "text", [1, None], {"a": {"b": True}}, "", 0, False])
-def test_a_finished_task_keeps_its_result(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, result: object
-) -> None:
-    push(queue, "t1")
-    claim = claim_one(queue)
-    before = dump(redis_client)
-    clock.advance(2)
-    queue.finish(claim, result)
-    now = clock.now_ms()
+def test_a_finished_task_keeps_its_result(world: World, result: object) -> None:
+    claim = world.push_and_claim("t1")
+    before = world.dump()
+    world.advance(2)
+    world.queue.finish(claim, result)
+    now = world.clock.now_ms()
     ended = before["status"]["t1"] | {"state": "finished", "ended": now}
     if result is not None:
         ended["result"] = json.dumps(result, separators=(",", ":"))
-    assert changes(before, dump(redis_client)) == {
+    assert changes(before, world.dump()) == {
         "status.t1": (before["status"]["t1"], ended),
         "leases.t1": (before["leases"]["t1"], None),
         "running.alice": ("1", None),
@@ -669,52 +602,46 @@ def test_a_finished_task_keeps_its_result(
         **{f"runs.{place}\0{now}st1": (None, 0.0) for place in ("os", "ualice", "ndefault")},
         "stats.finished": (None, "1"),
     }
-    info = queue.get("t1")
+    info = world.queue.get("t1")
     assert info is not None
     assert (info.state, info.result, info.error) == ("finished", result, None)
     assert type(info.result) is type(result)
 
 
-def test_the_shortest_delay_of_a_retry_is_a_millisecond(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 1)
-    queue.retry(claim_one(queue), "again", delay=0.001)
-    assert places(redis_client) == {"delayed": ["alice-0"]}
-    assert queue.claim("w") == []
-    clock.advance(0.001)
-    queue.retry(claim_one(queue), "again", delay=0.0001)
-    assert places(redis_client) == {"ready": ["alice-0"]}
+def test_the_shortest_delay_of_a_retry_is_a_millisecond(world: World) -> None:
+    world.fill("alice", 1)
+    world.queue.retry(world.claim_one(), "again", delay=0.001)
+    assert world.places() == {"delayed": ["alice-0"]}
+    assert world.queue.claim("w") == []
+    world.advance(0.001)
+    world.queue.retry(world.claim_one(), "again", delay=0.0001)
+    assert world.places() == {"ready": ["alice-0"]}
 
 
-def test_a_retried_task_is_offered_again_after_its_delay(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 2)
-    queue.retry(claim_one(queue), "first failure", delay=2)
-    assert places(redis_client) == {"delayed": ["alice-0"], "ready": ["alice-1"]}
-    info = queue.get("alice-0")
+def test_a_retried_task_is_offered_again_after_its_delay(world: World) -> None:
+    world.fill("alice", 2)
+    world.queue.retry(world.claim_one(), "first failure", delay=2)
+    assert world.places() == {"delayed": ["alice-0"], "ready": ["alice-1"]}
+    info = world.queue.get("alice-0")
     assert info is not None
     assert (info.error, info.attempts) == ("first failure", 1)
-    assert info.due_at == from_ms(clock.now_ms() + 2000)
-    assert claim_one(queue).task.task_id == "alice-1"
-    assert queue.claim("w") == []
-    clock.advance(2)
-    again = claim_one(queue)
+    assert info.due_at == from_ms(world.clock.now_ms() + 2000)
+    assert world.claim_one().task.task_id == "alice-1"
+    assert world.queue.claim("w") == []
+    world.advance(2)
+    again = world.claim_one()
     assert (again.task.task_id, again.attempt) == ("alice-0", 2)
-    queue.finish(again)
-    info = queue.get("alice-0")
+    world.queue.finish(again)
+    info = world.queue.get("alice-0")
     assert info is not None
     assert (info.error, info.state) == (None, "finished")
 
 
-def test_a_task_retried_without_delay_is_ready_at_once(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "alice", 2)
-    queue.retry(claim_one(queue), "again")
-    assert places(redis_client) == {"ready": ["alice-0", "alice-1"]}
-    assert claim_one(queue).task.task_id == "alice-0"
+def test_a_task_retried_without_delay_is_ready_at_once(world: World) -> None:
+    world.fill("alice", 2)
+    world.queue.retry(world.claim_one(), "again")
+    assert world.places() == {"ready": ["alice-0", "alice-1"]}
+    assert world.claim_one().task.task_id == "alice-0"
 
 
 @pytest.mark.parametrize("error", ["x" * 5000, "é" * 5000, "\ud800", ValueError("odd"), ""])
@@ -726,34 +653,30 @@ def test_any_error_text_can_be_kept(queue: TaskQueue, error: Any) -> None:
     assert info.error == str(error)[:2000].replace("\ud800", "?")
 
 
-def test_a_released_task_is_as_if_it_had_not_been_claimed(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "alice", 3)
-    fill(queue, "bob", 3)
-    queue.finish(claim_one(queue))
-    before = dump(redis_client)
+def test_a_released_task_is_as_if_it_had_not_been_claimed(world: World) -> None:
+    world.fill("alice", 3)
+    world.fill("bob", 3)
+    world.queue.finish(world.claim_one())
+    before = world.dump()
     for _ in range(5):
-        queue.release(claim_one(queue))
-    after = changes(before, dump(redis_client))
+        world.queue.release(world.claim_one())
+    after = changes(before, world.dump())
     # The operations are remembered and counted; the users' turn, tasks and tags are as before.
     assert not {key for key in after if not key.startswith(("ops.", "stats.", "served"))}
     assert after["stats.released"] == (None, "5")
-    assert claim_one(queue).attempt == 1
+    assert world.claim_one().attempt == 1
 
 
-def test_a_buried_task_is_a_dead_letter(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    push(queue, "t1")
-    queue.bury(claim_one(queue), "hopeless")
-    state = dump(redis_client)
-    assert state["dead"] == {"t1": clock.now_ms()}
+def test_a_buried_task_is_a_dead_letter(world: World) -> None:
+    world.push("t1")
+    world.queue.bury(world.claim_one(), "hopeless")
+    state = world.dump()
+    assert state["dead"] == {"t1": world.clock.now_ms()}
     assert state["status"]["t1"]["state"] == "buried"
     assert state["status"]["t1"]["error"] == "hopeless"
-    assert queue.claim("w") == []
-    clock.advance(1000)
-    assert queue.claim("w") == []
+    assert world.queue.claim("w") == []
+    world.advance(1000)
+    assert world.queue.claim("w") == []
 
 
 def test_a_claim_can_be_ended_only_once(queue: TaskQueue) -> None:
@@ -765,15 +688,15 @@ def test_a_claim_can_be_ended_only_once(queue: TaskQueue) -> None:
             ENDINGS[ending](queue, claim)
 
 
-def test_many_tasks_are_finished_in_one_call(queue: TaskQueue, clock: ManualClock) -> None:
-    fill(queue, "alice", 600)
-    claims = queue.claim("w", limit=600)
-    queue.cancel("alice-5")
-    queue.bury(claims[7])
-    words = queue.finish_many((claim, {"n": n}) for n, claim in enumerate(claims))
+def test_many_tasks_are_finished_in_one_call(world: World) -> None:
+    world.fill("alice", 600)
+    claims = world.queue.claim("w", limit=600)
+    world.queue.cancel("alice-5")
+    world.queue.bury(claims[7])
+    words = world.queue.finish_many((claim, {"n": n}) for n, claim in enumerate(claims))
     assert Counter(words) == {"finished": 598, "cancelled": 1, "lost_lease": 1}
     assert (words[5], words[7]) == ("cancelled", "lost_lease")
-    assert queue.finish_many([]) == []
+    assert world.queue.finish_many([]) == []
 
 
 # --- cancelling -----------------------------------------------------------------------------------
@@ -790,17 +713,15 @@ def test_many_tasks_are_finished_in_one_call(queue: TaskQueue, clock: ManualCloc
         ("buried", False, "buried"),
     ],
 )
-def test_cancelling(
-    queue: TaskQueue, redis_client: redis.Redis, state: str, answer: bool, afterwards: str
-) -> None:
-    push(queue, "t1")
-    bring_to(queue, "t1", state)
-    assert queue.cancel("t1") is answer
-    assert places(redis_client) == {afterwards: ["t1"]}
-    info = queue.get("t1")
+def test_cancelling(world: World, state: str, answer: bool, afterwards: str) -> None:
+    world.push("t1")
+    bring_to(world, "t1", state)
+    assert world.queue.cancel("t1") is answer
+    assert world.places() == {afterwards: ["t1"]}
+    info = world.queue.get("t1")
     assert info is not None
     assert info.cancel_requested is (state == "running")
-    assert queue.claim("w") == []
+    assert world.queue.claim("w") == []
 
 
 def test_cancelling_a_task_that_nobody_knows(queue: TaskQueue) -> None:
@@ -808,33 +729,29 @@ def test_cancelling_a_task_that_nobody_knows(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("ending", [*ENDINGS, "expiry"])
-def test_a_running_task_that_was_cancelled_ends_as_cancelled(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock, ending: str
-) -> None:
-    push(queue, "t1")
-    claim = claim_one(queue, lease=5)
-    assert queue.cancel("t1")
+def test_a_running_task_that_was_cancelled_ends_as_cancelled(world: World, ending: str) -> None:
+    world.push("t1")
+    claim = world.claim_one(lease=5)
+    assert world.queue.cancel("t1")
     if ending == "expiry":
-        clock.advance(5)
-        assert queue.claim("w") == []
+        world.advance(5)
+        assert world.queue.claim("w") == []
     else:
-        ENDINGS[ending](queue, claim)
-    assert places(redis_client) == {"cancelled": ["t1"]}
-    assert stats(redis_client)["cancelled"] == 1
-    assert queue.claim("w") == []
+        ENDINGS[ending](world.queue, claim)
+    assert world.places() == {"cancelled": ["t1"]}
+    assert world.stats()["cancelled"] == 1
+    assert world.queue.claim("w") == []
 
 
-def test_cancelling_the_last_task_of_a_user_takes_the_user_out_of_the_round(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "a1", "a2", user_id="alice")
-    push(queue, "b1", user_id="bob", priority=Priority.CRITICAL)
-    queue.cancel("b1")
-    queue.cancel("a1")
-    state = dump(redis_client)
+def test_cancelling_the_last_task_of_a_user_takes_the_user_out_of_the_round(world: World) -> None:
+    world.push("a1", "a2", user_id="alice")
+    world.push("b1", user_id="bob", priority=Priority.CRITICAL)
+    world.queue.cancel("b1")
+    world.queue.cancel("a1")
+    state = world.dump()
     assert state["ready"].keys() == {"alice"}
     assert "critical" not in state
-    assert claim_one(queue).task.task_id == "a2"
+    assert world.claim_one().task.task_id == "a2"
 
 
 # --- retention ------------------------------------------------------------------------------------
@@ -854,56 +771,51 @@ def test_cancelling_the_last_task_of_a_user_takes_the_user_out_of_the_round(
 )
 @pytest.mark.parametrize("how", ["finish", "cancel", "bury"])
 def test_ended_tasks_are_kept_by_count_and_age(
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    clock: ManualClock,
-    settings: dict[str, Any],
-    kept: list[str],
-    how: str,
+    world: World, settings: dict[str, Any], kept: list[str], how: str
 ) -> None:
     if how == "bury":
         settings = {name.replace("finished", "dead"): value for name, value in settings.items()}
-    queue.configure(**settings)
+    world.queue.configure(**settings)
     for n in range(10):
-        clock.advance(1)
-        push(queue, f"t{n}")
+        world.advance(1)
+        world.push(f"t{n}")
         if how == "cancel":
-            queue.cancel(f"t{n}")
+            world.queue.cancel(f"t{n}")
         else:
-            ENDINGS[how](queue, claim_one(queue))
-    state = dump(redis_client)
+            ENDINGS[how](world.queue, world.claim_one())
+    state = world.dump()
     assert sorted(state.get("tasks", {})) == kept
     assert sorted(state.get("status", {})) == kept
     assert sorted(state.get("dead" if how == "bury" else "ended", {})) == kept
 
 
-def test_a_lowered_limit_is_reached_soon(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    fill(queue, "alice", 105)
-    claims = queue.claim("w", limit=105)
-    queue.finish_many((claim, None) for claim in claims[:100])
-    queue.configure(keep_finished=10)
+def test_a_lowered_limit_is_reached_soon(world: World) -> None:
+    world.fill("alice", 105)
+    claims = world.queue.claim("w", limit=105)
+    world.queue.finish_many((claim, None) for claim in claims[:100])
+    world.queue.configure(keep_finished=10)
     kept = []
     for claim in claims[100:]:
-        queue.finish(claim)
-        kept.append(len(dump(redis_client)["ended"]))
+        world.queue.finish(claim)
+        kept.append(len(world.dump()["ended"]))
     assert kept[0] == 101 - 12  # bounded: two for each that is added, and ten
     assert kept == sorted(kept, reverse=True)
     for n in range(10):
-        push(queue, f"more-{n}")
-        queue.finish(claim_one(queue))
-    assert len(dump(redis_client)["ended"]) == 10
+        world.push(f"more-{n}")
+        world.queue.finish(world.claim_one())
+    assert len(world.dump()["ended"]) == 10
 
 
 # --- looking --------------------------------------------------------------------------------------
 
 
-def test_what_is_known_of_a_task(queue: TaskQueue, clock: ManualClock) -> None:
+def test_what_is_known_of_a_task(world: World) -> None:
     task = make_task("alice", "t1", payload={"n": 1}, name="build", priority=5)
-    pushed = clock.now()
-    queue.push(task)
-    clock.advance(1)
-    claim_one(queue, lease=10, worker="worker-1")
-    info = queue.get("t1")
+    pushed = world.now()
+    world.queue.push(task)
+    world.advance(1)
+    world.claim_one(lease=10, worker="worker-1")
+    info = world.queue.get("t1")
     assert info is not None
     assert (info.task_id, info.state, info.user_id, info.name) == (
         "t1",
@@ -912,8 +824,8 @@ def test_what_is_known_of_a_task(queue: TaskQueue, clock: ManualClock) -> None:
         "build",
     )
     assert (info.priority, info.attempts, info.worker_id) == (Priority.VERY_HIGH, 1, "worker-1")
-    assert (info.pushed_at, info.due_at, info.claimed_at) == (pushed, pushed, clock.now())
-    assert info.lease_until == clock.now() + timedelta(seconds=10)
+    assert (info.pushed_at, info.due_at, info.claimed_at) == (pushed, pushed, world.now())
+    assert info.lease_until == world.now() + timedelta(seconds=10)
     assert (info.ended_at, info.error, info.result) == (None, None, None)
     assert info.cancel_requested is False
     assert info.task == task
@@ -940,48 +852,48 @@ def test_size_counts_what_waits_for_a_worker(queue: TaskQueue) -> None:
     assert users["paused"] == 0
 
 
-def summary_of(queue: TaskQueue, task_id: str) -> str:
-    explanation = queue.explain(task_id)
+def summary_of(world: World, task_id: str) -> str:
+    explanation = world.queue.explain(task_id)
     assert explanation is not None
     assert explanation.task_id == task_id
     return explanation.summary
 
 
-def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
-    fill(queue, "alice", 3)
-    fill(queue, "bob", 3)
-    explanation = queue.explain("bob-2")
+def test_why_a_task_waits(world: World) -> None:
+    world.fill("alice", 3)
+    world.fill("bob", 3)
+    explanation = world.queue.explain("bob-2")
     assert explanation is not None
     assert (explanation.own_tasks_ahead, explanation.users_ahead) == (2, 1)
-    beat(queue, "w", ["*"])
-    assert summary_of(queue, "bob-2") == (
+    world.beat("w", ["*"])
+    assert summary_of(world, "bob-2") == (
         "It waits for its turn, after 1 other user and 2 earlier tasks of 'bob'."
     )
-    queue.set_user("bob", paused=True)
-    said = summary_of(queue, "bob-2")
+    world.queue.set_user("bob", paused=True)
+    said = summary_of(world, "bob-2")
     assert said.startswith("User 'bob' is paused since ")
     assert said.endswith(" (now). 2 earlier tasks of 'bob' come first.")
-    paused = queue.explain("bob-2")
+    paused = world.queue.explain("bob-2")
     assert paused is not None
     assert paused.user_paused
     assert paused.users_ahead is None
-    queue.set_user("bob", paused=False, max_running=1)
-    queue.set_user("alice", paused=True)
-    claim_one(queue)
-    assert "has 1 task running, as many as max_running allows." in summary_of(queue, "bob-2")
-    capped = queue.explain("bob-2")
+    world.queue.set_user("bob", paused=False, max_running=1)
+    world.queue.set_user("alice", paused=True)
+    world.claim_one()
+    assert "has 1 task running, as many as max_running allows." in summary_of(world, "bob-2")
+    capped = world.queue.explain("bob-2")
     assert capped is not None
     assert capped.user_capped
-    queue.set_user("alice", paused=False, rate=0.5)
-    claim_one(queue)
-    limited = queue.explain("alice-2")
+    world.queue.set_user("alice", paused=False, rate=0.5)
+    world.claim_one()
+    limited = world.queue.explain("alice-2")
     assert limited is not None
-    assert limited.user_rate_limited_until == from_ms(clock.now_ms() + 2000)
+    assert limited.user_rate_limited_until == from_ms(world.clock.now_ms() + 2000)
     assert "has used up a rate of 0.5 tasks per second. The next one" in limited.summary
-    push(queue, "later", delay=60)
-    until = clock.now() + timedelta(seconds=60)
-    assert summary_of(queue, "later") == f"Starts at {when(until, clock.now())}."
-    delayed = queue.explain("later")
+    world.push("later", delay=60)
+    until = world.now() + timedelta(seconds=60)
+    assert summary_of(world, "later") == f"Starts at {when(until, world.now())}."
+    delayed = world.queue.explain("later")
     assert delayed is not None
     assert delayed.delayed_until == until
 
@@ -995,23 +907,23 @@ def test_why_a_task_waits(queue: TaskQueue, clock: ManualClock) -> None:
         ("buried", "It failed at "),
     ],
 )
-def test_why_a_task_does_not_wait(queue: TaskQueue, state: str, said: str) -> None:
-    push(queue, "t1")
-    bring_to(queue, "t1", state)
-    assert summary_of(queue, "t1").startswith(said)
+def test_why_a_task_does_not_wait(world: World, state: str, said: str) -> None:
+    world.push("t1")
+    bring_to(world, "t1", state)
+    assert summary_of(world, "t1").startswith(said)
 
 
-def test_a_snapshot_counts_everything(queue: TaskQueue, clock: ManualClock) -> None:
-    queue.set_user("paused", paused=True)
-    fill(queue, "paused", 2)
-    clock.advance(3)
-    fill(queue, "alice", 4)
-    push(queue, "later", delay=60)
-    claims = queue.claim("w", limit=3)
-    queue.bury(claims[0])
-    queue.finish(claims[1])
-    snapshot = queue.inspect()
-    assert snapshot.at == clock.now()
+def test_a_snapshot_counts_everything(world: World) -> None:
+    world.queue.set_user("paused", paused=True)
+    world.fill("paused", 2)
+    world.advance(3)
+    world.fill("alice", 4)
+    world.push("later", delay=60)
+    claims = world.queue.claim("w", limit=3)
+    world.queue.bury(claims[0])
+    world.queue.finish(claims[1])
+    snapshot = world.queue.inspect()
+    assert snapshot.at == world.now()
     assert (snapshot.ready, snapshot.delayed, snapshot.running, snapshot.dead) == (3, 1, 1, 1)
     assert (snapshot.active_users, snapshot.parked_users) == (2, 1)
     assert snapshot.oldest_wait == 3.0
@@ -1021,37 +933,35 @@ def test_a_snapshot_counts_everything(queue: TaskQueue, clock: ManualClock) -> N
 # --- waiting --------------------------------------------------------------------------------------
 
 
-def hint_of(queue: TaskQueue) -> float:
+def hint_of(world: World) -> float:
     """How long the claim says until there may be more, in seconds."""
-    return queue.link.perform(queue._claim_once("w", 1, 30_000, ""))[1]
+    return world.queue.link.perform(world.queue._claim_once("w", 1, 30_000, ""))[1]
 
 
-def test_how_long_an_idle_worker_may_wait(queue: TaskQueue, clock: ManualClock) -> None:
-    assert hint_of(queue) == float("inf")
-    push(queue, "later", delay=60)
-    assert hint_of(queue) == 60.0
-    fill(queue, "alice", 2)
-    queue.set_user("alice", rate=0.1)
-    claim_one(queue, lease=20)
-    assert hint_of(queue) == 10.0  # the next token of the rate
-    queue.set_user("alice", paused=True)
-    assert hint_of(queue) == 20.0  # the end of the lease
-    queue.set_user("alice", paused=False, rate=None)
-    assert hint_of(queue) == 20.0  # alice-1 was claimed for 30
-    clock.advance(15)
-    assert hint_of(queue) == 5.0
+def test_how_long_an_idle_worker_may_wait(world: World) -> None:
+    assert hint_of(world) == float("inf")
+    world.push("later", delay=60)
+    assert hint_of(world) == 60.0
+    world.fill("alice", 2)
+    world.queue.set_user("alice", rate=0.1)
+    world.claim_one(lease=20)
+    assert hint_of(world) == 10.0  # the next token of the rate
+    world.queue.set_user("alice", paused=True)
+    assert hint_of(world) == 20.0  # the end of the lease
+    world.queue.set_user("alice", paused=False, rate=None)
+    assert hint_of(world) == 20.0  # alice-1 was claimed for 30
+    world.advance(15)
+    assert hint_of(world) == 5.0
 
 
-def test_a_claim_that_leaves_work_says_so_and_wakes_another(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "alice", 2)
-    redis_client.delete(queue.keys["wake"])
-    assert hint_of(queue) == 0.0
-    assert dump(redis_client)["wake"] == ["1"]
-    redis_client.delete(queue.keys["wake"])
-    assert hint_of(queue) == 30.0
-    assert "wake" not in dump(redis_client)
+def test_a_claim_that_leaves_work_says_so_and_wakes_another(world: World) -> None:
+    world.fill("alice", 2)
+    world.redis.delete(world.keys["wake"])
+    assert hint_of(world) == 0.0
+    assert world.dump()["wake"] == ["1"]
+    world.redis.delete(world.keys["wake"])
+    assert hint_of(world) == 30.0
+    assert "wake" not in world.dump()
 
 
 WAKING: dict[str, Callable[[TaskQueue, Claim], object]] = {
@@ -1064,30 +974,26 @@ WAKING: dict[str, Callable[[TaskQueue, Claim], object]] = {
 
 
 @pytest.mark.parametrize("waking", WAKING)
-def test_a_waiting_worker_is_woken(
-    queue: TaskQueue, redis_client: redis.Redis, waking: str
-) -> None:
-    fill(queue, "alice", 2)
-    queue.set_user("alice", max_running=1)
-    held = claim_one(queue, lease=1000)
-    redis_client.delete(queue.keys["wake"])
+def test_a_waiting_worker_is_woken(world: World, waking: str) -> None:
+    world.fill("alice", 2)
+    world.queue.set_user("alice", max_running=1)
+    held = world.claim_one(lease=1000)
+    world.redis.delete(world.keys["wake"])
     began = time.monotonic()
     # With a clock that stands still nothing but the token can end the wait before 5 seconds.
-    waiter = in_thread(lambda: queue.claim("waiter", wait=60))
-    until_blocked(redis_client)
-    WAKING[waking](queue, held)
+    waiter = in_thread(lambda: world.queue.claim("waiter", wait=60))
+    world.until_blocked()
+    WAKING[waking](world.queue, held)
     claims: list[Claim] = waiter()
     assert len(claims) == 1
     assert time.monotonic() - began < 4
 
 
-def test_each_of_many_waiting_workers_gets_a_task(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    waiters = [in_thread(lambda: queue.claim("w", wait=60)) for _ in range(8)]
-    until_blocked(redis_client)
+def test_each_of_many_waiting_workers_gets_a_task(world: World) -> None:
+    waiters = [in_thread(lambda: world.queue.claim("w", wait=60)) for _ in range(8)]
+    world.until_blocked()
     began = time.monotonic()
-    fill(queue, "alice", 8)
+    world.fill("alice", 8)
     got = [task_id for waiter in waiters for task_id in ids_of(waiter())]
     assert sorted(got) == [f"alice-{n}" for n in range(8)]
     assert time.monotonic() - began < 4
@@ -1123,27 +1029,26 @@ def test_a_wait_without_redis_says_so(own_server: OwnServer) -> None:
 # --- moving ---------------------------------------------------------------------------------------
 
 
-def test_a_waiting_task_is_moved_to_later(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 2)
-    assert queue.reschedule("alice-0", delay=5)
-    assert places(redis_client) == {"delayed": ["alice-0"], "ready": ["alice-1"]}
-    info = queue.get("alice-0")
+def test_a_waiting_task_is_moved_to_later(world: World) -> None:
+    world.fill("alice", 2)
+    assert world.queue.reschedule("alice-0", delay=5)
+    assert world.places() == {"delayed": ["alice-0"], "ready": ["alice-1"]}
+    info = world.queue.get("alice-0")
     assert info is not None
-    assert info.due_at == from_ms(clock.now_ms() + 5000)
-    clock.advance(5)
-    assert ids_of(queue.claim("w", limit=2)) == ["alice-0", "alice-1"]  # it is as old as it was
+    assert info.due_at == from_ms(world.clock.now_ms() + 5000)
+    world.advance(5)
+    assert ids_of(world.queue.claim("w", limit=2)) == [
+        "alice-0",
+        "alice-1",
+    ]  # it is as old as it was
 
 
 @pytest.mark.parametrize("at", [None, 1.0])
-def test_a_delayed_task_is_moved_to_now(
-    queue: TaskQueue, clock: ManualClock, at: float | None
-) -> None:
-    push(queue, "t1", delay=500)
-    assert queue.reschedule("t1", at=at)
-    assert queue.size() == 1
-    assert claim_one(queue).due_ms == clock.now_ms()
+def test_a_delayed_task_is_moved_to_now(world: World, at: float | None) -> None:
+    world.push("t1", delay=500)
+    assert world.queue.reschedule("t1", at=at)
+    assert world.queue.size() == 1
+    assert world.claim_one().due_ms == world.clock.now_ms()
 
 
 def test_a_moved_task_keeps_its_attempts(queue: TaskQueue) -> None:
@@ -1154,27 +1059,23 @@ def test_a_moved_task_keeps_its_attempts(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "finished", "buried", "cancelled"])
-def test_a_task_that_was_claimed_or_has_ended_is_not_moved(
-    queue: TaskQueue, redis_client: redis.Redis, state: str
-) -> None:
-    push(queue, "t1")
-    bring_to(queue, "t1", state)
-    before = dump(redis_client)
-    assert queue.reschedule("t1", delay=5) is False
-    assert {key.split(".")[0] for key in changes(before, dump(redis_client))} <= {"ops"}
+def test_a_task_that_was_claimed_or_has_ended_is_not_moved(world: World, state: str) -> None:
+    world.push("t1")
+    bring_to(world, "t1", state)
+    before = world.dump()
+    assert world.queue.reschedule("t1", delay=5) is False
+    assert {key.split(".")[0] for key in changes(before, world.dump())} <= {"ops"}
 
 
 @pytest.mark.parametrize(
     "when", [{"delay": -1}, {"delay": "soon"}, {"at": "today"}, {"at": -1}, {"delay": 1, "at": 2}]
 )
-def test_a_task_is_not_moved_to_no_time(
-    queue: TaskQueue, redis_client: redis.Redis, when: dict[str, Any]
-) -> None:
-    push(queue, "t1")
-    before = dump(redis_client)
+def test_a_task_is_not_moved_to_no_time(world: World, when: dict[str, Any]) -> None:
+    world.push("t1")
+    before = world.dump()
     with pytest.raises(InvalidTask):
-        queue.reschedule("t1", **when)
-    assert dump(redis_client) == before
+        world.queue.reschedule("t1", **when)
+    assert world.dump() == before
 
 
 def test_an_unknown_task_is_not_moved(queue: TaskQueue) -> None:
@@ -1185,10 +1086,8 @@ def test_an_unknown_task_is_not_moved(queue: TaskQueue) -> None:
 # --- settings -------------------------------------------------------------------------------------
 
 
-def test_settings_start_as_the_defaults_and_are_shared(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    assert queue.settings() == QueueSettings()
+def test_settings_start_as_the_defaults_and_are_shared(world: World) -> None:
+    assert world.queue.settings() == QueueSettings()
     wanted = QueueSettings(
         max_attempts=2,
         max_waiting=10,
@@ -1203,7 +1102,7 @@ def test_settings_start_as_the_defaults_and_are_shared(
         min_interval=2.5,
     )
     assert (
-        queue.configure(
+        world.queue.configure(
             max_attempts=2,
             max_waiting=10,
             keep_finished=3,
@@ -1218,24 +1117,22 @@ def test_settings_start_as_the_defaults_and_are_shared(
         )
         == wanted
     )
-    assert queue.configure() == wanted
-    with TaskQueue(redis_client) as another:
+    assert world.queue.configure() == wanted
+    with TaskQueue(world.redis) as another:
         assert another.settings() == wanted
-    with TaskQueue(redis_client, name="elsewhere") as elsewhere:
+    with TaskQueue(world.redis, name="elsewhere") as elsewhere:
         assert elsewhere.settings() == QueueSettings()
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "running"])
-def test_ageing_can_be_changed_only_while_no_task_is_queued(
-    queue: TaskQueue, redis_client: redis.Redis, state: str
-) -> None:
-    push(queue, "t1")
-    bring_to(queue, "t1", state)
-    before = dump(redis_client)
+def test_ageing_can_be_changed_only_while_no_task_is_queued(world: World, state: str) -> None:
+    world.push("t1")
+    bring_to(world, "t1", state)
+    before = world.dump()
     with pytest.raises(ConfigurationError, match="ageing 5"):
-        queue.configure(max_attempts=9, ageing=5)
-    assert all(key.startswith("ops.") for key in changes(before, dump(redis_client)))
-    assert queue.configure(max_attempts=9, ageing=0).max_attempts == 9
+        world.queue.configure(max_attempts=9, ageing=5)
+    assert all(key.startswith("ops.") for key in changes(before, world.dump()))
+    assert world.queue.configure(max_attempts=9, ageing=0).max_attempts == 9
 
 
 def test_ageing_can_be_changed_when_all_tasks_have_ended(queue: TaskQueue) -> None:
@@ -1244,19 +1141,17 @@ def test_ageing_can_be_changed_when_all_tasks_have_ended(queue: TaskQueue) -> No
     assert queue.configure(ageing=5).ageing == 5.0
 
 
-def test_settings_of_a_user_are_changed_field_by_field(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    assert queue.get_user("alice") == UserSettings()
-    queue.set_user("alice", weight=2.5, max_running=3)
-    queue.set_user("alice", rate=0.1, paused=True, max_waiting=7)
+def test_settings_of_a_user_are_changed_field_by_field(world: World) -> None:
+    assert world.queue.get_user("alice") == UserSettings()
+    world.queue.set_user("alice", weight=2.5, max_running=3)
+    world.queue.set_user("alice", rate=0.1, paused=True, max_waiting=7)
     wanted = UserSettings(weight=2.5, max_running=3, rate=0.1, paused=True, max_waiting=7)
-    wanted = replace(wanted, paused_at=clock.now())
-    assert queue.set_user("alice") == wanted
-    assert queue.get_user("alice") == wanted
-    assert queue.get_user("bob") == UserSettings()
-    queue.set_user("alice", max_running=None, rate=None, max_waiting=None, paused=False)
-    assert queue.set_user("alice", weight=1) == UserSettings()
+    wanted = replace(wanted, paused_at=world.now())
+    assert world.queue.set_user("alice") == wanted
+    assert world.queue.get_user("alice") == wanted
+    assert world.queue.get_user("bob") == UserSettings()
+    world.queue.set_user("alice", max_running=None, rate=None, max_waiting=None, paused=False)
+    assert world.queue.set_user("alice", weight=1) == UserSettings()
 
 
 # --- the object -----------------------------------------------------------------------------------
@@ -1283,13 +1178,13 @@ def test_closing_leaves_no_connection(own_server: OwnServer) -> None:
         assert names == ["me"]
 
 
-def test_queues_do_not_see_each_other(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    with TaskQueue(redis_client, name="other", clock=queue.link.clock) as other:
-        push(queue, "t1")
+def test_queues_do_not_see_each_other(world: World) -> None:
+    with TaskQueue(world.redis, name="other", clock=world.queue.link.clock) as other:
+        world.push("t1")
         assert other.size() == 0
         assert other.get("t1") is None
         assert other.claim("w") == []
-        redis_client.delete(*other.keys.all())
+        world.redis.delete(*other.keys.all())
 
 
 @pytest.mark.parametrize("client_options", [{"decode_responses": True}, {"protocol": 3}])
@@ -1346,8 +1241,8 @@ def test_a_queue_works_after_a_fork(redis_client: redis.Redis, redis_url: str) -
     assert (done.stdout, done.returncode) == ("201\n", 0), done.stderr
 
 
-def test_hundreds_of_threads_share_one_queue(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    queue.configure(keep_finished=10_000)
+def test_hundreds_of_threads_share_one_queue(world: World) -> None:
+    world.queue.configure(keep_finished=10_000)
     total, threads = 2000, 200
     done: list[str] = []
     failures: list[BaseException] = []
@@ -1357,13 +1252,13 @@ def test_hundreds_of_threads_share_one_queue(queue: TaskQueue, redis_client: red
         try:
             start.wait(30)
             for n in range(total // threads):
-                push(queue, f"t-{number}-{n}", user_id=f"u{number % 17}")
+                world.push(f"t-{number}-{n}", user_id=f"u{number % 17}")
             while len(done) < total:
-                claims = queue.claim(f"w{number}", limit=3)
+                claims = world.queue.claim(f"w{number}", limit=3)
                 for claim in claims:
-                    queue.finish(claim, number)
+                    world.queue.finish(claim, number)
                 done.extend(ids_of(claims))
-                if not claims and queue.size() == 0:
+                if not claims and world.queue.size() == 0:
                     return
         except BaseException as error:
             failures.append(error)
@@ -1374,39 +1269,39 @@ def test_hundreds_of_threads_share_one_queue(queue: TaskQueue, redis_client: red
     for worker in workers:
         worker.join(60)
     assert failures == []
-    claims = queue.claim("late", limit=1000)  # a worker may leave before the last is pushed
-    queue.finish_many((claim, None) for claim in claims)
+    claims = world.queue.claim("late", limit=1000)  # a worker may leave before the last is pushed
+    world.queue.finish_many((claim, None) for claim in claims)
     done += ids_of(claims)
     assert sorted(done) == sorted(f"t-{k}-{n}" for k in range(threads) for n in range(10))
-    assert stats(redis_client) == {"pushed": total, "claimed": total, "finished": total}
-    assert len(places(redis_client)["finished"]) == total
+    assert world.stats() == {"pushed": total, "claimed": total, "finished": total}
+    assert len(world.places()["finished"]) == total
 
 
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def mutating_calls(queue: TaskQueue, claims: list[Claim]) -> dict[str, Callable[[], object]]:
+def mutating_calls(world: World, claims: list[Claim]) -> dict[str, Callable[[], object]]:
     """Each mutating call; the first word is its script."""
     return {
-        "push": lambda: push(queue, "new"),
-        "push of another user": lambda: push(queue, "new", user_id="bob"),
-        "push later": lambda: push(queue, "new", delay=5),
-        "push critical": lambda: push(queue, "new", priority=Priority.CRITICAL),
-        "push many": lambda: push(queue, "new", "newer"),
-        "push for a tenant": lambda: push(queue, "new", tenant="acme"),
-        "push again": lambda: push(queue, "alice-9"),
-        "claim": lambda: queue.claim("w"),
-        "finish": lambda: queue.finish(claims[0]),
-        "retry": lambda: queue.retry(claims[1], "x", delay=1),
-        "release": lambda: queue.release(claims[2]),
-        "bury": lambda: queue.bury(claims[3], "x"),
-        "cancel": lambda: queue.cancel("alice-9"),
-        "extend": lambda: queue.extend(claims),
-        "reschedule": lambda: queue.reschedule("alice-8"),
-        "set_user": lambda: queue.set_user("alice", weight=3.0),
-        "set_limits": lambda: queue.set_limits("default", slots=3),
-        "configure": lambda: queue.configure(max_attempts=7),
-        "heartbeat": lambda: queue.link.run(
+        "push": lambda: world.push("new"),
+        "push of another user": lambda: world.push("new", user_id="bob"),
+        "push later": lambda: world.push("new", delay=5),
+        "push critical": lambda: world.push("new", priority=Priority.CRITICAL),
+        "push many": lambda: world.push("new", "newer"),
+        "push for a tenant": lambda: world.push("new", tenant="acme"),
+        "push again": lambda: world.push("alice-9"),
+        "claim": lambda: world.queue.claim("w"),
+        "finish": lambda: world.queue.finish(claims[0]),
+        "retry": lambda: world.queue.retry(claims[1], "x", delay=1),
+        "release": lambda: world.queue.release(claims[2]),
+        "bury": lambda: world.queue.bury(claims[3], "x"),
+        "cancel": lambda: world.queue.cancel("alice-9"),
+        "extend": lambda: world.queue.extend(claims),
+        "reschedule": lambda: world.queue.reschedule("alice-8"),
+        "set_user": lambda: world.queue.set_user("alice", weight=3.0),
+        "set_limits": lambda: world.queue.set_limits("default", slots=3),
+        "configure": lambda: world.queue.configure(max_attempts=7),
+        "heartbeat": lambda: world.queue.link.run(
             "heartbeat", worker="w", record="{", ttl_ms=9, limits="", can_alert=""
         ),
     }
@@ -1423,17 +1318,15 @@ NOT_TOUCHED_BY_A_LONE_PUSH = {
 TENANT_KEYS = {"tenants", "tenant_users"}
 
 
+@pytest.mark.untidy
 @pytest.mark.parametrize("key", KEY_TYPES)
-def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(
-    damaged: TaskQueue, redis_client: redis.Redis, key: str
-) -> None:
-    queue = damaged
-    fill(queue, "alice", 10)
-    claims = queue.claim("w", limit=4)
-    spoil(redis_client, queue, key)
-    before = dump(redis_client)
+def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(world: World, key: str) -> None:
+    world.fill("alice", 10)
+    claims = world.queue.claim("w", limit=4)
+    world.spoil(key)
+    before = world.dump()
     refused = []
-    for name, call in mutating_calls(queue, claims).items():
+    for name, call in mutating_calls(world, claims).items():
         if key not in load_script(name.split()[0]).keys:
             continue
         if name == "push" and key in NOT_TOUCHED_BY_A_LONE_PUSH:
@@ -1442,8 +1335,8 @@ def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(
             continue
         with pytest.raises(RedisRefused) as caught:
             call()
-        assert queue.keys[key].decode() in str(caught.value)
-        assert dump(redis_client) == before, name
+        assert world.keys[key].decode() in str(caught.value)
+        assert world.dump() == before, name
         refused.append(name)
     # The end of a task may pause its schedule; the rest is no business of the queue.
     schedules = {key for key in KEY_TYPES if key.startswith("schedule")} - {"schedule_state"}
@@ -1453,16 +1346,14 @@ def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(
     assert bool(refused) is (key not in schedules | stores)
 
 
+@pytest.mark.untidy
 @pytest.mark.parametrize("key", sorted(NOT_TOUCHED_BY_A_LONE_PUSH))
-def test_a_push_that_does_not_touch_a_spoilt_key_is_whole(
-    damaged: TaskQueue, redis_client: redis.Redis, key: str
-) -> None:
-    queue = damaged
-    fill(queue, "alice", 2)
-    spoil(redis_client, queue, key)
-    before = dump(redis_client)
-    push(queue, "new")
-    after = changes(before, dump(redis_client))
+def test_a_push_that_does_not_touch_a_spoilt_key_is_whole(world: World, key: str) -> None:
+    world.fill("alice", 2)
+    world.spoil(key)
+    before = world.dump()
+    world.push("new")
+    after = changes(before, world.dump())
     rank = "3" + "3".zfill(14)
     assert after.keys() == {
         "tasks.new",
@@ -1489,74 +1380,73 @@ BROKEN_STATUS = {
 }
 
 
+@pytest.mark.untidy
 @pytest.mark.parametrize("kind", BROKEN_STATUS)
 @pytest.mark.parametrize("state", ["ready", "delayed", "running"])
 def test_a_broken_status_record_does_not_stop_other_tasks(
-    damaged: TaskQueue, redis_client: redis.Redis, clock: ManualClock, kind: str, state: str
+    world: World, kind: str, state: str
 ) -> None:
-    queue = damaged
-    push(queue, "bad", priority=Priority.CRITICAL)
-    claim = bring_to(queue, "bad", state)
-    fill(queue, "alice", 3)
-    fill(queue, "bob", 3)
+    world.push("bad", priority=Priority.CRITICAL)
+    claim = bring_to(world, "bad", state)
+    world.fill("alice", 3)
+    world.fill("bob", 3)
     text = BROKEN_STATUS[kind]
     if text is None:
-        redis_client.hdel(queue.keys["status"], "bad")
+        world.redis.hdel(world.keys["status"], "bad")
     else:
-        redis_client.hset(queue.keys["status"], "bad", text.replace(b"%s", state.encode()))
+        world.redis.hset(world.keys["status"], "bad", text.replace(b"%s", state.encode()))
     if text is not None:
         with pytest.raises(BrokenRecord, match="'bad'"):
-            queue.get("bad")
+            world.queue.get("bad")
     if claim is not None:
-        assert queue.finish_many([(claim, None)]) == ["lost_lease"]
-    clock.advance(100)
+        assert world.queue.finish_many([(claim, None)]) == ["lost_lease"]
+    world.advance(100)
     claims = []
     for _ in range(8):
-        claims += queue.claim("w")
+        claims += world.queue.claim("w")
     wanted = ["alice-0", "alice-1", "alice-2", "bob-0", "bob-1", "bob-2"]
     assert sorted(set(ids_of(claims)) - {"bad"}) == wanted
     good = [c for c in claims if c.task.task_id != "bad"]
-    assert queue.finish_many((c, None) for c in good) == ["finished"] * 6
-    assert queue.size() == 0
+    assert world.queue.finish_many((c, None) for c in good) == ["finished"] * 6
+    assert world.queue.size() == 0
     for key in ("ready", "critical", "parked"):
-        assert key not in dump(redis_client)
+        assert key not in world.dump()
 
 
-def test_a_broken_status_record_does_not_use_up_its_users_cap(
-    damaged: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    queue = damaged
-    queue.set_user("alice", max_running=1)
-    fill(queue, "alice", 2)
-    claim_one(queue, lease=1)
-    redis_client.hset(queue.keys["status"], "alice-0", "broken")
-    clock.advance(1)
-    queue.claim("w")
-    assert "alice-1" in dump(redis_client)["leases"]
+@pytest.mark.untidy
+def test_a_broken_status_record_does_not_use_up_its_users_cap(world: World) -> None:
+    world.queue.set_user("alice", max_running=1)
+    world.fill("alice", 2)
+    world.claim_one(lease=1)
+    world.redis.hset(world.keys["status"], "alice-0", "broken")
+    world.advance(1)
+    world.queue.claim("w")
+    assert "alice-1" in world.dump()["leases"]
 
 
+@pytest.mark.untidy
 @pytest.mark.parametrize(
     "document",
     [None, b"", b"[]", b"{}", b"\xff", b'{"user":"alice"}', b"[" * 100_000],
     ids=["none", "empty", "list", "no fields", "no text", "few fields", "deep"],
 )
 def test_a_task_without_a_readable_document_is_buried_and_others_go_on(
-    damaged: TaskQueue, redis_client: redis.Redis, document: bytes | None
+    world: World, document: bytes | None
 ) -> None:
-    queue = damaged
-    fill(queue, "alice", 3)
+    world.fill("alice", 3)
     if document is None:
-        redis_client.hdel(queue.keys["tasks"], "alice-0")
+        world.redis.hdel(world.keys["tasks"], "alice-0")
     else:
-        redis_client.hset(queue.keys["tasks"], "alice-0", document)
-    assert ids_of(queue.claim("w", limit=3)) == ["alice-1", "alice-2"]
-    info = queue.get("alice-0")
+        world.redis.hset(world.keys["tasks"], "alice-0", document)
+    assert ids_of(world.queue.claim("w", limit=3)) == ["alice-1", "alice-2"]
+    info = world.queue.get("alice-0")
     assert info is not None
     assert (info.state, info.task) == ("buried", None)
     assert info.error is not None
     assert "'alice-0' is unreadable" in info.error
 
 
+@pytest.mark.untidy
 @pytest.mark.parametrize(
     "text",
     [
@@ -1572,17 +1462,15 @@ def test_a_task_without_a_readable_document_is_buried_and_others_go_on(
         '{"weight":-1}',
     ],
 )
-def test_broken_settings_of_a_user_do_not_stop_anybody(
-    damaged: TaskQueue, redis_client: redis.Redis, text: str
-) -> None:
-    queue = damaged
-    redis_client.hset(queue.keys["users"], "alice", text)
-    fill(queue, "alice", 2)
-    fill(queue, "bob", 2)
-    assert len(queue.claim("w", limit=4)) == 4
-    assert queue.set_user("alice", weight=2.0).weight == 2.0
+def test_broken_settings_of_a_user_do_not_stop_anybody(world: World, text: str) -> None:
+    world.redis.hset(world.keys["users"], "alice", text)
+    world.fill("alice", 2)
+    world.fill("bob", 2)
+    assert len(world.queue.claim("w", limit=4)) == 4
+    assert world.queue.set_user("alice", weight=2.0).weight == 2.0
 
 
+@pytest.mark.untidy
 @pytest.mark.parametrize(
     "name",
     [
@@ -1595,37 +1483,32 @@ def test_broken_settings_of_a_user_do_not_stop_anybody(
         "unknown",
     ],
 )
-def test_broken_settings_of_the_queue_count_as_the_defaults(
-    damaged: TaskQueue, redis_client: redis.Redis, clock: ManualClock, name: str
-) -> None:
-    queue = damaged
-    redis_client.hset(queue.keys["settings"], name, "nonsense")
-    fill(queue, "alice", 2)
-    queue.finish(claim_one(queue))
-    claim_one(queue, lease=1)
-    clock.advance(1)
-    assert ids_of(queue.claim("w")) == ["alice-1"]
+def test_broken_settings_of_the_queue_count_as_the_defaults(world: World, name: str) -> None:
+    world.redis.hset(world.keys["settings"], name, "nonsense")
+    world.fill("alice", 2)
+    world.queue.finish(world.claim_one())
+    world.claim_one(lease=1)
+    world.advance(1)
+    assert ids_of(world.queue.claim("w")) == ["alice-1"]
 
 
 # --- the server -----------------------------------------------------------------------------------
 
 
-def test_scripts_that_the_server_forgot_are_sent_again(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    fill(queue, "alice", 9)
-    claims = queue.claim("w", limit=4)
+def test_scripts_that_the_server_forgot_are_sent_again(world: World) -> None:
+    world.fill("alice", 9)
+    claims = world.queue.claim("w", limit=4)
     pushes = 0
-    for name, call in mutating_calls(queue, claims).items():
+    for name, call in mutating_calls(world, claims).items():
         if name.startswith("push "):
             continue
-        redis_client.script_flush()
+        world.redis.script_flush()
         call()
         pushes += name == "push"
-    redis_client.script_flush()
-    queue.push_many([make_task(task_id=f"many-{n}") for n in range(1000)])
+    world.redis.script_flush()
+    world.queue.push_many([make_task(task_id=f"many-{n}") for n in range(1000)])
     # One more was claimed, one released; what is retried is delayed.
-    assert queue.size() == 1000 + 9 + pushes - 4 - 1 + 1
+    assert world.queue.size() == 1000 + 9 + pushes - 4 - 1 + 1
 
 
 def test_a_full_server_refuses_pushes_and_drains(own_server: OwnServer) -> None:
@@ -1781,47 +1664,41 @@ def test_operations_are_not_repeated_after_redis_forgot_them(redis_client: redis
     assert isinstance(TaskQueue(redis_client, timeout=30).link, Link)
 
 
-def test_push_many_says_so_when_other_batches_were_stored(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "t600", payload={"other": True})
+def test_push_many_says_so_when_other_batches_were_stored(world: World) -> None:
+    world.push("t600", payload={"other": True})
     tasks = [make_task(task_id=f"t{i}") for i in range(1000)]
     with pytest.raises(InvalidTask, match=r"'t600'.*its batch was not stored, others .* may be"):
-        queue.push_many(tasks)
-    stored = set(dump(redis_client)["status"])
+        world.queue.push_many(tasks)
+    stored = set(world.dump()["status"])
     assert {"t0", "t600"} <= stored
     assert "t599" not in stored, "a batch is stored as a whole or not at all"
-    queue.push_many(task for task in tasks if task.task_id != "t600")
-    assert queue.size() == 1000
+    world.queue.push_many(task for task in tasks if task.task_id != "t600")
+    assert world.queue.size() == 1000
 
 
-def test_old_records_go_with_time_also_when_nothing_ends(
-    queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    queue.configure(keep_finished_for=60)
-    push(queue, "t1", "t2")
-    queue.finish(claim_one(queue))
-    queue.bury(claim_one(queue))
-    clock.advance(100)
-    assert queue.claim("w") == []
-    assert places(redis_client) == {"buried": ["t2"]}
+def test_old_records_go_with_time_also_when_nothing_ends(world: World) -> None:
+    world.queue.configure(keep_finished_for=60)
+    world.push("t1", "t2")
+    world.queue.finish(world.claim_one())
+    world.queue.bury(world.claim_one())
+    world.advance(100)
+    assert world.queue.claim("w") == []
+    assert world.places() == {"buried": ["t2"]}
 
 
-def test_a_claim_wakes_a_blocked_worker_when_it_brings_the_next_moment_nearer(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    wake = queue.keys["wake"]
-    assert queue.claim("idle") == []
-    push(queue, "t1", "t2")
-    redis_client.delete(wake)
-    queue.claim("w", limit=2, lease=1)
-    assert redis_client.llen(wake) == 1, "there is a lease to watch now"
-    redis_client.delete(wake)
-    assert queue.claim("idle") == []  # which knows of the lease from here on
-    push(queue, "t3")
-    redis_client.delete(wake)
-    queue.claim("w", lease=2)
-    assert redis_client.llen(wake) == 0, "somebody watches for an earlier moment already"
+def test_a_claim_wakes_a_blocked_worker_when_it_brings_the_next_moment_nearer(world: World) -> None:
+    wake = world.keys["wake"]
+    assert world.queue.claim("idle") == []
+    world.push("t1", "t2")
+    world.redis.delete(wake)
+    world.queue.claim("w", limit=2, lease=1)
+    assert world.redis.llen(wake) == 1, "there is a lease to watch now"
+    world.redis.delete(wake)
+    assert world.queue.claim("idle") == []  # which knows of the lease from here on
+    world.push("t3")
+    world.redis.delete(wake)
+    world.queue.claim("w", lease=2)
+    assert world.redis.llen(wake) == 0, "somebody watches for an earlier moment already"
 
 
 def test_a_url_that_is_none_is_refused_with_its_value() -> None:
@@ -1831,15 +1708,15 @@ def test_a_url_that_is_none_is_refused_with_its_value() -> None:
 
 @pytest.mark.parametrize("key", ["kinds", "wake_1"])
 def test_a_push_where_workers_wait_for_some_names_asks_their_keys_first(
-    queue: TaskQueue, redis_client: redis.Redis, key: str
+    world: World, key: str
 ) -> None:
-    fill(queue, "alice", 2)
-    queue.claim("w", names=["other"])
-    spoil(redis_client, queue, key)
-    before = dump(redis_client)
+    world.fill("alice", 2)
+    world.queue.claim("w", names=["other"])
+    world.spoil(key)
+    before = world.dump()
     with pytest.raises(RedisRefused, match=key):
-        push(queue, "t1")
-    assert dump(redis_client) == before
+        world.push("t1")
+    assert world.dump() == before
 
 
 def test_a_claim_of_many_takes_them_in_several_scripts(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import redis
-from support import claim_one, dump, make_task, push
+from helpers.state import dump
+from helpers.tasks import claim_one, make_task, push
 
 from fairqueue.alerts import Alerts, EmailRecipient, LogRecipient, WebhookRecipient
 from fairqueue.clock import ManualClock

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
-from scheduling import before_script, eventually
-from support import in_thread, push, stats
+from helpers.schedules import before_script
+from helpers.tasks import push
+from helpers.waiting import eventually, in_thread
+from helpers.world import World
 
 import fairqueue.worker.heartbeat
 from fairqueue import Task, TaskContext, TaskInfo, TaskQueue, Worker
-from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.models import HandlerLimits
 from fairqueue.queue.workers import GONE_AFTER_S, MAX_CURRENT, WorkerInfo, WorkerStore
@@ -57,22 +57,19 @@ def test_a_worker_names_those_of_its_tasks_that_it_has_held_for_longest(
 
 
 def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
-    queue: TaskQueue,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A notice is told once to a worker without recipients: it must not be lost on the way."""
-    push(queue, "t", timeout=0.1)
-    queue.configure(max_attempts=1)
-    queue.claim("gone", lease=0.1)
-    clock.advance(1)
+    world.push("t", timeout=0.1)
+    world.queue.configure(max_attempts=1)
+    world.queue.claim("gone", lease=0.1)
+    world.advance(1)
 
     def away(link: object) -> None:
         raise RedisUnavailable("away")
 
     monkeypatch.setattr(fairqueue.worker.heartbeat, "index_delayed", away)
-    heartbeat = Worker(queue, lambda task: None, worker_id="w")._core.new_heartbeat()
+    heartbeat = Worker(world.queue, lambda task: None, worker_id="w")._core.new_heartbeat()
     with pytest.raises(RedisUnavailable):
         heartbeat.beat(())
     assert [record.message.split()[0] for record in caplog.records] == ["task_given_up"]
@@ -116,22 +113,22 @@ def gate() -> Iterator[Gate]:
     gate.go_on.set()
 
 
-def alive(queue: TaskQueue) -> list[WorkerInfo]:
-    return WorkerStore(queue.link).alive()
+def alive(world: World) -> list[WorkerInfo]:
+    return WorkerStore(world.queue.link).alive()
 
 
-def ids(queue: TaskQueue) -> list[str]:
-    return [worker.worker_id for worker in alive(queue)]
+def ids(world: World) -> list[str]:
+    return [worker.worker_id for worker in alive(world)]
 
 
-def info(queue: TaskQueue, task_id: str) -> TaskInfo:
-    found = queue.get(task_id)
+def info(world: World, task_id: str) -> TaskInfo:
+    found = world.queue.get(task_id)
     assert found is not None
     return found
 
 
-def finished(queue: TaskQueue) -> int:
-    return queue.inspect().counters.get("finished", 0)
+def finished(world: World) -> int:
+    return world.queue.inspect().counters.get("finished", 0)
 
 
 def events(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
@@ -143,14 +140,10 @@ def events(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_worker_is_known_before_its_first_claim(
-    queue: TaskQueue,
-    clock: ManualClock,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    threads: bool,
+    world: World, make: Make, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
     seen: list[WorkerInfo] = []
-    before_script(queue, monkeypatch, "claim", lambda: seen.extend(alive(queue)))
+    world.before_script(monkeypatch, "claim", lambda: seen.extend(alive(world)))
     worker = make("mail", handler=lambda task: None, concurrency=3, worker_id="me")
     worker.start() if threads else worker.run_once()
     eventually(lambda: seen, "it claims")
@@ -159,75 +152,67 @@ def test_a_worker_is_known_before_its_first_claim(
     assert (record.host, record.pid) == (socket.gethostname(), os.getpid())
     assert (record.version, record.slots, record.names) == (VERSION, 3, ("mail", "*"))
     assert (record.current, record.running) == ((), 0)
-    assert record.started_at == record.seen_at == clock.now()
+    assert record.started_at == record.seen_at == world.now()
 
 
 def test_the_record_says_what_runs_now(
-    queue: TaskQueue,
-    clock: ManualClock,
-    make: Make,
-    gate: Gate,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make(concurrency=2)
     worker.register("default", gate)
-    push(queue, "t")
-    started_at = clock.now()
+    world.push("t")
+    started_at = world.now()
     worker.start()
-    eventually(lambda: [each.current for each in alive(queue)] == [("t",)], "it is said")
-    clock.advance(1)
-    eventually(lambda: alive(queue)[0].seen_at == clock.now(), "the next heartbeat")
-    (record,) = alive(queue)
+    eventually(lambda: [each.current for each in alive(world)] == [("t",)], "it is said")
+    world.advance(1)
+    eventually(lambda: alive(world)[0].seen_at == world.now(), "the next heartbeat")
+    (record,) = alive(world)
     assert (record.running, record.started_at) == (1, started_at)
     gate.go_on.set()
-    eventually(lambda: alive(queue)[0].current == (), "it has ended")
+    eventually(lambda: alive(world)[0].current == (), "it has ended")
     assert worker.stop()
-    assert alive(queue) == []
+    assert alive(world) == []
 
 
 def test_a_worker_that_ran_in_the_caller_s_thread_leaves_when_it_is_stopped(
-    queue: TaskQueue, make: Make
+    world: World, make: Make
 ) -> None:
     worker = make("mail")
     worker.run_once()
-    assert ids(queue) == [worker.worker_id]
+    assert ids(world) == [worker.worker_id]
     assert worker.stop()
-    assert alive(queue) == []
+    assert alive(world) == []
     worker.run_once()
-    assert ids(queue) == [worker.worker_id]
+    assert ids(world) == [worker.worker_id]
 
 
 def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves(
-    queue: TaskQueue,
-    clock: ManualClock,
-    make: Make,
-    gate: Gate,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make()
     worker.register("default", gate)
-    push(queue, "t")
+    world.push("t")
     ran = in_thread(worker.run_once)
-    eventually(lambda: [each.current for each in alive(queue)] == [("t",)], "it is said")
-    clock.advance(1)
-    eventually(lambda: alive(queue)[0].seen_at == clock.now(), "the next heartbeat")
+    eventually(lambda: [each.current for each in alive(world)] == [("t",)], "it is said")
+    world.advance(1)
+    eventually(lambda: alive(world)[0].seen_at == world.now(), "the next heartbeat")
     worker.stop()
     gate.go_on.set()
     assert ran() == 1
-    assert alive(queue) == []
+    assert alive(world) == []
 
 
 def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
-    queue: TaskQueue, make: Make
+    world: World, make: Make
 ) -> None:
     heartbeat = make("mail")._core.new_heartbeat()
     heartbeat.beat(["t"])
     heartbeat.leave()
     heartbeat.begin()
     heartbeat.beat(["t"])
-    assert alive(queue) == []
+    assert alive(world) == []
     assert heartbeat.next_beat == math.inf
 
 
@@ -240,11 +225,11 @@ def test_one_that_never_said_a_word_does_not_leave(
 
 
 def test_one_that_starts_while_it_is_stopped_is_alive_afterwards(
-    queue: TaskQueue, make: Make, gate: Gate
+    world: World, make: Make, gate: Gate
 ) -> None:
     worker = make(concurrency=1)
     worker.register("default", gate)
-    push(queue, "t1", "t2")
+    world.push("t1", "t2")
     worker.start()
     assert gate.begun.wait(10)
     pool = worker._pool
@@ -255,34 +240,31 @@ def test_one_that_starts_while_it_is_stopped_is_alive_afterwards(
     gate.go_on.set()
     assert stopped()
     started()
-    eventually(lambda: finished(queue) == 2, "it goes on")
-    assert ids(queue) == [worker.worker_id]
+    eventually(lambda: finished(world) == 2, "it goes on")
+    assert ids(world) == [worker.worker_id]
 
 
 def test_a_worker_that_is_gone_is_forgotten_and_said_once(
-    queue: TaskQueue, clock: ManualClock, make: Make, caplog: pytest.LogCaptureFixture
+    world: World, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("mail", worker_id="dead").run_once()
-    clock.advance(GONE_AFTER_S)
-    assert alive(queue) == []
+    world.advance(GONE_AFTER_S)
+    assert alive(world) == []
     others = [make("mail"), make("mail")]
     for worker in others:
         worker.run_once()
     assert [record.worker for record in events(caplog, "worker_gone")] == ["dead"]
-    assert ids(queue) == sorted(worker.worker_id for worker in others)
+    assert ids(world) == sorted(worker.worker_id for worker in others)
 
 
 def test_heartbeats_that_fail_are_said_and_tried_again(
-    queue: TaskQueue,
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    world: World, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     monkeypatch.setattr("fairqueue.worker.lease_keeper.BEAT_S", 0.02)
     worker = make("default")
     worker.start()
-    eventually(lambda: alive(queue), "it is known")
+    eventually(lambda: alive(world), "it is known")
     failing = threading.Event()
     beat = WorkerStore.beat
 
@@ -295,8 +277,8 @@ def test_heartbeats_that_fail_are_said_and_tried_again(
     failing.set()
     eventually(lambda: len(events(caplog, "heartbeat_failed")) > 1, "it fails and goes on")
     failing.clear()
-    WorkerStore(queue.link).leave(worker.worker_id)
-    eventually(lambda: alive(queue), "it is known again")
+    WorkerStore(world.queue.link).leave(worker.worker_id)
+    eventually(lambda: alive(world), "it is known again")
 
 
 def test_a_forked_copy_of_a_worker_has_a_name_of_its_own(queue: TaskQueue, make: Make) -> None:
@@ -311,31 +293,29 @@ def test_a_forked_copy_of_a_worker_has_a_name_of_its_own(queue: TaskQueue, make:
 # --- tasks for others -----------------------------------------------------------------------------
 
 
-def test_a_worker_leaves_tasks_to_one_that_has_a_handler_for_them(
-    queue: TaskQueue, make: Make
-) -> None:
+def test_a_worker_leaves_tasks_to_one_that_has_a_handler_for_them(world: World, make: Make) -> None:
     knows_a, knows_b = make("a"), make("b")
     knows_b.run_once()
-    push(queue, "a1", "a2", name="a")
-    push(queue, "b1", "b2", name="b")
+    world.push("a1", "a2", name="a")
+    world.push("b1", "b2", name="b")
     assert knows_a.run_until_empty() == 2
-    assert [info(queue, task_id).state for task_id in ("b1", "b2")] == ["ready"] * 2
+    assert [info(world, task_id).state for task_id in ("b1", "b2")] == ["ready"] * 2
     assert knows_b.run_until_empty() == 2
-    found = info(queue, "b1")
+    found = info(world, "b1")
     assert (found.state, found.attempts, found.error) == ("finished", 1, None)
     assert found.worker_id == knows_b.worker_id
 
 
 def test_a_worker_leaves_what_it_does_not_know_to_one_that_takes_anything(
-    queue: TaskQueue, make: Make
+    world: World, make: Make
 ) -> None:
     knows_a, takes_any = make("a"), make(handler=lambda task: "any")
     takes_any.run_once()
-    push(queue, "t", name="never heard of")
-    push(queue, "t2", name="a")
+    world.push("t", name="never heard of")
+    world.push("t2", name="a")
     assert knows_a.run_until_empty() == 1
     assert takes_any.run_until_empty() == 1
-    found = info(queue, "t")
+    found = info(world, "t")
     assert (found.attempts, found.result) == (1, "any")
 
 
@@ -345,9 +325,7 @@ def test_one_that_takes_anything_takes_also_what_others_know(queue: TaskQueue, m
     assert make(handler=lambda task: None).run_until_empty() == 1
 
 
-def test_a_mixed_fleet_with_threads_burns_no_attempts(
-    queue: TaskQueue, redis_client: redis.Redis, make: Make
-) -> None:
+def test_a_mixed_fleet_with_threads_burns_no_attempts(world: World, make: Make) -> None:
     workers = {name: make(name, concurrency=2) for name in ("a", "b", "c")}
     for worker in workers.values():
         worker.run_once()  # so that all are known before the first claim
@@ -355,63 +333,63 @@ def test_a_mixed_fleet_with_threads_burns_no_attempts(
         worker.start()
     for name in workers:
         for user in ("alice", "bob"):
-            push(queue, *(f"{name}-{user}-{n}" for n in range(20)), name=name, user_id=user)
-    eventually(lambda: finished(queue) == 120, "all have run", within=60)
+            world.push(*(f"{name}-{user}-{n}" for n in range(20)), name=name, user_id=user)
+    eventually(lambda: finished(world) == 120, "all have run", within=60)
     for name, worker in workers.items():
         for user in ("alice", "bob"):
-            found = [info(queue, f"{name}-{user}-{n}") for n in range(20)]
+            found = [info(world, f"{name}-{user}-{n}") for n in range(20)]
             assert {(each.attempts, each.worker_id) for each in found} == {(1, worker.worker_id)}
-    counted = stats(redis_client)
+    counted = world.stats()
     assert counted["claimed"] == counted["finished"] + counted.get("released", 0)
     assert "retried" not in counted
 
 
 def test_a_name_that_nobody_knows_is_tried_and_buried_with_that_reason(
-    queue: TaskQueue, clock: ManualClock, make: Make
+    world: World, make: Make
 ) -> None:
     workers = [make("a"), make("c")]
-    push(queue, "t", name="b")
+    world.push("t", name="b")
     waits: list[float] = []
     for turn in range(6):
         # Both say that they are alive; the one whose turn it is claims first.
         ran = [workers[(turn + n) % 2].run_once() for n in range(2)]
         assert ran == [1, 0]
-        found = info(queue, "t")
+        found = info(world, "t")
         assert found.error == "no handler for task 'b' here"
         if found.state == "delayed":
             assert found.due_at is not None
-            waits.append((found.due_at - clock.now()).total_seconds())
-            clock.set(found.due_at)
+            waits.append((found.due_at - world.now()).total_seconds())
+            world.clock.set(found.due_at)
     assert waits == [5, 10, 20, 40, 80]
-    assert (info(queue, "t").state, info(queue, "t").attempts) == ("buried", 6)
+    assert (info(world, "t").state, info(world, "t").attempts) == ("buried", 6)
 
 
 def test_when_the_one_that_knows_a_name_is_gone_the_others_take_over(
-    queue: TaskQueue, clock: ManualClock, make: Make
+    world: World, make: Make
 ) -> None:
     knows_a, knows_b = make("a"), make("b")
     knows_b.run_once()
-    push(queue, "t", name="b")
-    clock.advance(GONE_AFTER_S - 0.001)
+    world.push("t", name="b")
+    world.advance(GONE_AFTER_S - 0.001)
     assert knows_a.run_once() == 0
-    clock.advance(0.001)
+    world.advance(0.001)
     assert knows_a.run_once() == 1
-    found = info(queue, "t")
+    found = info(world, "t")
     assert (found.state, found.error) == ("delayed", "no handler for task 'b' here")
     assert found.due_at is not None
-    clock.set(found.due_at)
+    world.clock.set(found.due_at)
     knows_b.run_once()  # it is back
-    assert (info(queue, "t").state, info(queue, "t").attempts) == ("finished", 2)
+    assert (info(world, "t").state, info(world, "t").attempts) == ("finished", 2)
 
 
 def test_one_that_learns_late_that_a_name_is_known_leaves_it_from_then_on(
-    queue: TaskQueue, clock: ManualClock, make: Make
+    world: World, make: Make
 ) -> None:
     knows_a, knows_b = make("a"), make("b")
-    push(queue, "t", name="b")
+    world.push("t", name="b")
     assert knows_a.run_once() == 1  # nobody knew it
     knows_b.run_once()
-    clock.advance(5)
+    world.advance(5)
     assert knows_a.run_once() == 0
     assert knows_b.run_once() == 1
 
@@ -434,9 +412,7 @@ def test_limits_of_handlers_reach_redis_when_a_worker_starts(
     eventually(lambda: queue.get_limits() == expected, "they hold")
 
 
-def test_limits_change_when_the_code_does_and_an_operator_s_stand(
-    queue: TaskQueue, make: Make
-) -> None:
+def test_limits_change_when_the_code_does_and_an_operator_s_stand(world: World, make: Make) -> None:
     def version(**limits: dict[str, Any]) -> Worker:
         worker = make()
         for name in ("mail", "report", "backup"):
@@ -445,12 +421,12 @@ def test_limits_change_when_the_code_does_and_an_operator_s_stand(
 
     old = version(mail={"slots": 2}, report={"rate": 1.0}, backup={"timeout": 9.0})
     old.run_once()
-    queue.set_limits("backup", slots=7)
+    world.queue.set_limits("backup", slots=7)
     version(mail={"slots": 3}, backup={"slots": 1}).run_once()
     expected = {"mail": HandlerLimits(slots=3), "backup": HandlerLimits(slots=7)}
-    assert queue.get_limits() == expected
+    assert world.queue.get_limits() == expected
     old.run_once()  # only another heartbeat: it has declared its limits before
-    assert queue.get_limits() == expected
+    assert world.queue.get_limits() == expected
 
 
 def test_limits_that_cannot_be_stored_are_refused_with_the_handler(make: Make) -> None:
@@ -460,7 +436,7 @@ def test_limits_that_cannot_be_stored_are_refused_with_the_handler(make: Make) -
     assert worker.handler_limits() == {}
 
 
-def test_slots_hold_over_two_workers(queue: TaskQueue, make: Make) -> None:
+def test_slots_hold_over_two_workers(world: World, make: Make) -> None:
     together = threading.Barrier(2)
     lock = threading.Lock()
     running: list[int] = []
@@ -480,8 +456,8 @@ def test_slots_hold_over_two_workers(queue: TaskQueue, make: Make) -> None:
         worker.run_once()
         worker.start()
     for user in ("alice", "bob"):
-        push(queue, *(f"{user}-{n}" for n in range(10)), name="mail", user_id=user)
-    eventually(lambda: finished(queue) == 20, "all have run", within=60)
+        world.push(*(f"{user}-{n}" for n in range(10)), name="mail", user_id=user)
+    eventually(lambda: finished(world) == 20, "all have run", within=60)
     assert max(at_once) == 2
 
 
@@ -490,8 +466,7 @@ def test_slots_hold_over_two_workers(queue: TaskQueue, make: Make) -> None:
 
 @pytest.mark.parametrize("first", ["another worker", "the scheduler"])
 def test_a_run_that_does_not_end_is_reported_once_by_whoever_looks_first(
-    queue: TaskQueue,
-    clock: ManualClock,
+    world: World,
     make: Make,
     gate: Gate,
     caplog: pytest.LogCaptureFixture,
@@ -499,37 +474,37 @@ def test_a_run_that_does_not_end_is_reported_once_by_whoever_looks_first(
     first: str,
 ) -> None:
     monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 3600.0)  # it does not report itself
-    stuck, other, scheduler = make(lease=1000.0), make(), TaskScheduler(queue)
+    stuck, other, scheduler = make(lease=1000.0), make(), TaskScheduler(world.queue)
     stuck.register("mail", gate, timeout=60)
-    push(queue, "t", name="mail")
+    world.push("t", name="mail")
     ran = in_thread(stuck.run_once)
     assert gate.begun.wait(20)
-    clock.advance(900)
+    world.advance(900)
     assert gate.contexts[0].heartbeat()
-    clock.advance(159.999)
+    world.advance(159.999)
     other.run_once()
     scheduler.tick()
     assert events(caplog, "stale_run") == []
-    clock.advance(10)
+    world.advance(10)
     looks: list[Callable[[], object]] = [other.run_once, scheduler.tick]
     for look in looks if first == "another worker" else reversed(looks):
         look()
         reports = [(each.task, each.worker) for each in events(caplog, "stale_run")]
         assert reports == [("t", stuck.worker_id)]
-    assert queue.inspect().counters["stale_runs"] == 1
+    assert world.queue.inspect().counters["stale_runs"] == 1
     gate.go_on.set()
     assert ran() == 1
 
 
 def test_an_ordinary_run_is_not_reported(
-    queue: TaskQueue, clock: ManualClock, make: Make, caplog: pytest.LogCaptureFixture
+    world: World, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     worker = make()
     worker.register("mail", lambda payload: None, timeout=60)
-    push(queue, "t", name="mail")
+    world.push("t", name="mail")
     worker.run_once()
-    clock.advance(1000)
+    world.advance(1000)
     worker.run_once()
-    TaskScheduler(queue).tick()
+    TaskScheduler(world.queue).tick()
     assert events(caplog, "stale_run") == []

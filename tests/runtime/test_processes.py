@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduling import eventually
+from helpers.waiting import eventually
 
 from fairqueue.cli.session import until_signalled
 from fairqueue.errors import ConfigurationError

@@ -19,10 +19,12 @@ from typing import Any
 import click
 import pytest
 import redis
-from commands import parse
+from helpers.commands import parse
+from helpers.schedules import add, get, tamper
+from helpers.tasks import Mute
+from helpers.waiting import eventually, in_thread, until_blocked
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import add, eventually, get, tamper
-from support import Mute, in_thread, until_blocked
 
 from fairqueue.__main__ import main
 from fairqueue.cli import exit_codes, listing, logs
@@ -527,11 +529,9 @@ def test_a_schedule_that_fails_does_not_stop_the_others_and_is_told(
 
 
 @pytest.mark.processes
-def test_a_fire_that_a_limit_refuses_is_told(
-    run: Run, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.configure(max_waiting=1)
-    add_overdue(queue, clock, "a", "b")
+def test_a_fire_that_a_limit_refuses_is_told(run: Run, world: World) -> None:
+    world.queue.configure(max_waiting=1)
+    add_overdue(world.queue, world.clock, "a", "b")
     done = run("scheduler", "--once")
     assert done.returncode == 1
     assert re.match(r"fired 1, .*refused 1,", done.stdout)
@@ -808,16 +808,12 @@ def test_schedules_are_shown_as_a_table(
 
 @pytest.mark.untidy
 def test_a_schedule_that_was_set_aside_is_shown_with_its_reason_on_one_line(
-    show: Callable[..., tuple[str, str]],
-    make: Callable[..., TaskScheduler],
-    queue: TaskQueue,
-    clock: ManualClock,
-    redis_client: redis.Redis,
+    show: Callable[..., tuple[str, str]], make: Callable[..., TaskScheduler], world: World
 ) -> None:
     scheduler = make()
     add(scheduler, "spoilt", cron_expr="* * * * *")
-    tamper(redis_client, queue, "spoilt", cron_expr="\x1b[2J no\ncron")
-    clock.advance(60)
+    world.tamper("spoilt", cron_expr="\x1b[2J no\ncron")
+    world.advance(60)
     scheduler.tick()
     _, line, problem = show()[0].splitlines()
     assert re.search(r"\\x1b\[2J no\\ncron  UTC   disabled +-", line)
@@ -852,11 +848,9 @@ def test_a_table_is_read_by_pages_and_bounded(
 
 
 @pytest.mark.processes
-def test_a_reader_that_goes_away_changes_no_exit_code(
-    start: Start, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.configure(max_waiting=1)
-    add_overdue(queue, clock, "a", "b")
+def test_a_reader_that_goes_away_changes_no_exit_code(start: Start, world: World) -> None:
+    world.queue.configure(max_waiting=1)
+    add_overdue(world.queue, world.clock, "a", "b")
     process = start("scheduler", "--once", "--log-level", "error")
     assert process.stdout is not None
     process.stdout.close()

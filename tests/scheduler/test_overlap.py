@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import redis
-from scheduling import get
-from support import claim_one, count_commands, dump, fill, ids_of, places, stats
+from helpers.schedules import get
+from helpers.state import dump
+from helpers.tasks import claim_one, fill, ids_of
+from helpers.world import World
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import BrokenRecord, InvalidSchedule
@@ -103,13 +105,9 @@ OUTCOMES: dict[tuple[str, str], list[str]] = {
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("overlap", POLICIES)
 def test_what_a_fire_does_by_the_state_of_the_run_before(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    overlap: str,
-    before: str,
+    scheduler: TaskScheduler, world: World, overlap: str, before: str
 ) -> None:
-    firing = Firing(scheduler, clock, overlap)
+    firing = Firing(scheduler, world.clock, overlap)
     assert firing.fire().fired == 1
     BEFORE[before](firing)
     report = firing.fire()
@@ -123,28 +121,24 @@ def test_what_a_fire_does_by_the_state_of_the_run_before(
     assert schedule.missed_count == 0
     assert schedule.next_run is not None
     assert schedule.next_run.timestamp() * 1000 == firing.first_ms + 120_000
-    assert stats(redis_client).get("skipped", 0) == is_skipped
-    assert stats(redis_client)["fired"] == 2 - is_skipped
+    assert world.stats().get("skipped", 0) == is_skipped
+    assert world.stats()["fired"] == 2 - is_skipped
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b'{"state":"running"}'])
 @pytest.mark.parametrize("overlap", POLICIES)
 def test_a_run_whose_record_is_spoilt_does_not_stop_its_schedule(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    overlap: str,
-    text: bytes | None,
+    scheduler: TaskScheduler, world: World, overlap: str, text: bytes | None
 ) -> None:
-    firing = Firing(scheduler, clock, overlap)
+    firing = Firing(scheduler, world.clock, overlap)
     firing.fire()
     running(firing)
     status = firing.queue.keys["status"]
     if text is None:
-        redis_client.hdel(status, firing.run(0))
+        world.redis.hdel(status, firing.run(0))
     else:
-        redis_client.hset(status, firing.run(0), text)
+        world.redis.hset(status, firing.run(0), text)
     assert firing.fire().fired == 1
     assert ids_of(firing.claim()) == [firing.run(1)]
 
@@ -153,23 +147,19 @@ def test_a_run_whose_record_is_spoilt_does_not_stop_its_schedule(
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_previous"])
 @pytest.mark.parametrize("before", [finished, cancelled])
 def test_a_run_that_has_ended_and_is_still_listed_as_open_does_not_count(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    overlap: str,
-    before: Callable[[Firing], None],
+    scheduler: TaskScheduler, world: World, overlap: str, before: Callable[[Firing], None]
 ) -> None:
-    firing = Firing(scheduler, clock, overlap)
+    firing = Firing(scheduler, world.clock, overlap)
     firing.fire()
     before(firing)
     ended = firing.queue.get(firing.run(0))
-    redis_client.zadd(firing.queue.keys["open"], {f"s\0{firing.run(0)}": 0})
+    world.redis.zadd(firing.queue.keys["open"], {f"s\0{firing.run(0)}": 0})
 
     report = firing.fire()
 
     assert (report.fired, firing.states()[1]) == (1, "ready")
     assert firing.queue.get(firing.run(0)) == ended
-    left = redis_client.zrange(firing.queue.keys["open"], 0, -1)
+    left = world.redis.zrange(firing.queue.keys["open"], 0, -1)
     assert left == [f"s\0{firing.run(1)}".encode()]
 
 
@@ -388,9 +378,9 @@ def test_the_worker_of_a_run_that_is_replaced_hears_of_it(
 
 
 def test_all_unfinished_runs_are_cancelled_and_nobody_elses(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+    scheduler: TaskScheduler, world: World
 ) -> None:
-    firing = Firing(scheduler, clock, "allow")
+    firing = Firing(scheduler, world.clock, "allow")
     firing.fire()
     retrying(firing)
     firing.fire()
@@ -399,7 +389,7 @@ def test_all_unfinished_runs_are_cancelled_and_nobody_elses(
     scheduler.update_schedule("s", overlap="cancel_previous")
     assert firing.fire().fired == 1
     assert firing.states() == ["cancelled", "running", "ready"]
-    assert {"alice-0", "alice-1", firing.run(2)} == set(places(redis_client)["ready"])
+    assert {"alice-0", "alice-1", firing.run(2)} == set(world.places()["ready"])
 
 
 def test_a_buffered_run_is_cancelled_by_the_next_if_its_schedule_says_so_now(
@@ -413,10 +403,8 @@ def test_a_buffered_run_is_cancelled_by_the_next_if_its_schedule_says_so_now(
     assert firing.states() == ["cancelled", "cancelled", "ready"]
 
 
-def test_a_fire_that_is_refused_cancels_nothing(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    firing = Firing(scheduler, clock, "cancel_previous")
+def test_a_fire_that_is_refused_cancels_nothing(scheduler: TaskScheduler, world: World) -> None:
+    firing = Firing(scheduler, world.clock, "cancel_previous")
     firing.fire()
     firing.queue.configure(max_waiting=1)
     assert firing.fire().refused == 1
@@ -433,45 +421,39 @@ def open_runs(firing: Firing, count: int) -> list[str]:
     return [firing.scheduler.trigger("s") for _ in range(count)]
 
 
-def cancelled_of(client: redis.Redis, ids: list[str]) -> list[str]:
+def cancelled_of(world: World, ids: list[str]) -> list[str]:
     """Those that were cancelled, or whose cancelling was asked for."""
-    status = dump(client)["status"]
+    status = world.dump()["status"]
     return [i for i in ids if status[i]["state"] == "cancelled" or status[i].get("cancel")]
 
 
 @pytest.mark.parametrize("claimed", [0, 70])
 def test_more_runs_than_one_script_cancels_are_cancelled_before_the_next_one_begins(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    claimed: int,
+    scheduler: TaskScheduler, world: World, monkeypatch: pytest.MonkeyPatch, claimed: int
 ) -> None:
-    firing = Firing(scheduler, clock, "cancel_previous")
+    firing = Firing(scheduler, world.clock, "cancel_previous")
     ids = open_runs(firing, 130)
     firing.claim(claimed or 1)
     monkeypatch.setattr("fairqueue.scheduler.scheduler.ROUNDS", 1)
     done = []
-    clock.advance(60)
+    world.advance(60)
     while not firing.queue.get(firing.run(0)):
-        done.append(len(cancelled_of(redis_client, ids)))
+        done.append(len(cancelled_of(world, ids)))
         report = scheduler.tick()
         assert (report.moved, report.skipped) == (0, 0)
         assert report.wait == 0.0 or report.fired
     assert done == list(range(0, len(ids), ONE_CALL))
-    assert cancelled_of(redis_client, ids) == ids
+    assert cancelled_of(world, ids) == ids
     assert get(scheduler, "s").run_count == 1
-    assert "cancelled_to" not in dump(redis_client)["schedule_state"]["s"]
+    assert "cancelled_to" not in world.dump()["schedule_state"]["s"]
 
 
-def test_one_pass_cancels_them_all(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    firing = Firing(scheduler, clock, "cancel_previous")
+def test_one_pass_cancels_them_all(scheduler: TaskScheduler, world: World) -> None:
+    firing = Firing(scheduler, world.clock, "cancel_previous")
     ids = open_runs(firing, 230)
     firing.claim(50)
     assert firing.fire().fired == 1
-    assert cancelled_of(redis_client, ids) == ids
+    assert cancelled_of(world, ids) == ids
     assert firing.fire().fired == 1  # although 50 of them still run
     assert get(scheduler, "s").run_count == 2
 
@@ -505,15 +487,15 @@ def test_only_so_many_unfinished_runs_are_looked_at_in_one_script(
 
 
 def test_the_end_of_many_runs_looks_once_at_their_schedule(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+    scheduler: TaskScheduler, world: World
 ) -> None:
-    firing = Firing(scheduler, clock, "buffer_one")
+    firing = Firing(scheduler, world.clock, "buffer_one")
     open_runs(firing, 90)
     claims = firing.claim(100)
     assert firing.fire().fired == 1  # buffered
-    before = count_commands(redis_client)
+    before = world.count_commands()
     firing.queue.finish_many((claim, None) for claim in claims[:80])
-    looked = count_commands(redis_client) - before
+    looked = world.count_commands() - before
     assert looked["zrangebylex"] == 1
     assert firing.states() == ["delayed", "", ""]
     firing.queue.finish_many((claim, None) for claim in claims[80:])
@@ -521,18 +503,18 @@ def test_the_end_of_many_runs_looks_once_at_their_schedule(
 
 
 def test_a_buffered_run_begins_behind_many_that_are_gone(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
+    scheduler: TaskScheduler, world: World
 ) -> None:
-    firing = Firing(scheduler, clock, "buffer_one")
+    firing = Firing(scheduler, world.clock, "buffer_one")
     open_runs(firing, 40)
     claims = firing.claim(40)
     firing.fire()
     keys = firing.queue.keys
     for claim in claims[:-1]:  # they have vanished without an end
-        redis_client.hdel(keys["status"], claim.task.task_id)
-        redis_client.hdel(keys["tasks"], claim.task.task_id)
-        redis_client.zrem(keys["leases"], claim.task.task_id)
-    redis_client.hset(keys["running"], "alice", 1)
+        world.redis.hdel(keys["status"], claim.task.task_id)
+        world.redis.hdel(keys["tasks"], claim.task.task_id)
+        world.redis.zrem(keys["leases"], claim.task.task_id)
+    world.redis.hset(keys["running"], "alice", 1)
     firing.queue.finish(claims[-1])
     assert ids_of(firing.claim()) == [firing.run(0)]
 
@@ -546,9 +528,7 @@ def test_the_policy_is_allow_unless_said(scheduler: TaskScheduler) -> None:
 
 
 @pytest.mark.parametrize("overlap", POLICIES)
-def test_the_policy_can_be_changed(
-    scheduler: TaskScheduler, clock: ManualClock, overlap: str
-) -> None:
+def test_the_policy_can_be_changed(scheduler: TaskScheduler, world: World, overlap: str) -> None:
     for old in POLICIES:
         scheduler.add_schedule(
             "* * * * *", "alice", schedule_id="s", overlap=old, on_conflict="replace"
@@ -619,13 +599,12 @@ def test_a_triggered_run_counts_as_one_of_its_schedule(
 @pytest.mark.parametrize("overlap", POLICIES)
 def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
     scheduler: TaskScheduler,
-    clock: ManualClock,
-    redis_client: redis.Redis,
+    world: World,
     monkeypatch: pytest.MonkeyPatch,
     overlap: str,
     before: str,
 ) -> None:
-    firing = Firing(scheduler, clock, overlap)
+    firing = Firing(scheduler, world.clock, overlap)
     firing.fire()
     BEFORE[before](firing)
     command, sent = scheduler.queue.link._command, []
@@ -638,20 +617,18 @@ def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
 
     monkeypatch.setattr(scheduler.queue.link, "_command", recorded)
     report = firing.fire()
-    once = dump(redis_client)
+    once = world.dump()
     (words,) = sent
-    answer = redis_client.execute_command(*words)
+    answer = world.redis.execute_command(*words)
     assert answer == [b"fired", b"fired" if report.fired else b"skipped"]
-    assert dump(redis_client) == once
+    assert world.dump() == once
 
 
-def test_runs_of_a_schedule_are_open_until_they_end(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    firing = Firing(scheduler, clock, "allow")
+def test_runs_of_a_schedule_are_open_until_they_end(scheduler: TaskScheduler, world: World) -> None:
+    firing = Firing(scheduler, world.clock, "allow")
     firing.fire()
     firing.fire()
-    assert len(dump(redis_client)["open"]) == 2
+    assert len(world.dump()["open"]) == 2
     for claim in firing.claim():
         firing.queue.finish(claim)
-    assert "open" not in dump(redis_client)
+    assert "open" not in world.dump()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
-from scheduling import (
+from helpers.network import LossyProxy
+from helpers.schedules import (
     THURSDAY,
     add,
     at,
@@ -21,11 +21,12 @@ from scheduling import (
     fired_ids,
     get,
     ms,
-    record,
-    state_of,
     tamper,
 )
-from support import LossyProxy, changes, check_consistency, make_task, spoil, stats
+from helpers.state import changes, state_of, stats
+from helpers.tasks import make_task
+from helpers.world import World
+from prometheus_client import CollectorRegistry
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable
@@ -48,8 +49,10 @@ def clock() -> ManualClock:
     return ManualClock(THURSDAY)
 
 
-def sample(registry: CollectorRegistry, name: str, **labels: str) -> float:
-    value = registry.get_sample_value(f"fairqueue_scheduler_{name}", {"queue": "default"} | labels)
+def sample(world: World, name: str, **labels: str) -> float:
+    value = world.registry.get_sample_value(
+        f"fairqueue_scheduler_{name}", {"queue": "default"} | labels
+    )
     assert value is not None, name
     return value
 
@@ -57,109 +60,87 @@ def sample(registry: CollectorRegistry, name: str, **labels: str) -> float:
 # --- what fires -----------------------------------------------------------------------------------
 
 
-def test_a_due_schedule_fires_once_and_its_task_says_where_it_comes_from(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, payload={"report": 7}, name="reports.build", priority=4)
-    assert scheduler.tick().fired == 0
+def test_a_due_schedule_fires_once_and_its_task_says_where_it_comes_from(world: World) -> None:
+    world.add(payload={"report": 7}, name="reports.build", priority=4)
+    assert world.tick().fired == 0
 
-    clock.set(at(5, 9))
-    first, second = scheduler.tick(), scheduler.tick()
+    world.clock.set(at(5, 9))
+    first, second = world.tick(), world.tick()
 
     assert (first.fired, second.fired) == (1, 0)
-    (claim,) = queue.claim("w", limit=10)
+    (claim,) = world.queue.claim("w", limit=10)
     task = claim.task
     assert task.task_id == f"nine:{ms(at(5, 9))}"
     assert (task.schedule_id, task.scheduled_for) == ("nine", at(5, 9))
     assert (task.user_id, task.name, task.priority) == ("alice", "reports.build", Priority.HIGH)
     assert task.payload == {"report": 7}
-    check_consistency(redis_client)
+    world.check()
 
 
-def test_a_schedule_is_due_at_its_moment_and_not_a_millisecond_before(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 9) - timedelta(milliseconds=1))
-    early = scheduler.tick()
-    clock.set(at(5, 9))
-    assert (early.fired, scheduler.tick().fired) == (0, 1)
+def test_a_schedule_is_due_at_its_moment_and_not_a_millisecond_before(world: World) -> None:
+    world.add()
+    early = world.tick_at(at(5, 9) - timedelta(milliseconds=1))
+    world.clock.set(at(5, 9))
+    assert (early.fired, world.tick().fired) == (0, 1)
 
 
-def test_moment_after_moment_fires_each_once(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler, cron_expr="*/20 * * * * *")
+def test_moment_after_moment_fires_each_once(world: World) -> None:
+    world.add(cron_expr="*/20 * * * * *")
     for _ in range(61):
-        scheduler.tick()
-        clock.advance(1)
+        world.tick()
+        world.advance(1)
     moments = [at(5, 8, 59, 40), at(5, 9), at(5, 9, 0, 20)]
-    assert fired_ids(redis_client, queue) == [fire_id("nine", moment) for moment in moments]
-    schedule = get(scheduler, "nine")
+    assert world.fired_ids() == [fire_id("nine", moment) for moment in moments]
+    schedule = world.schedule("nine")
     assert (schedule.run_count, schedule.missed_count) == (3, 0)
     assert schedule.last_run == moments[-1]
 
 
-def test_after_an_outage_the_latest_moment_fires_and_the_others_are_counted(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    clock.set(at(5, 14, 20))
+def test_after_an_outage_the_latest_moment_fires_and_the_others_are_counted(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
 
-    report = scheduler.tick()
+    report = world.tick_at(at(5, 14, 20))
 
     assert (report.fired, report.missed) == (1, 5)  # nine, ten, eleven, twelve, one o'clock
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 14))]
-    schedule = get(scheduler, "nine")
+    assert world.fired_ids() == [fire_id("nine", at(5, 14))]
+    schedule = world.schedule("nine")
     assert (schedule.last_run, schedule.next_run) == (at(5, 14), at(5, 15))
     assert (schedule.run_count, schedule.missed_count) == (1, 5)
-    assert stats(redis_client)["missed"] == 5
+    assert world.stats()["missed"] == 5
 
 
-def test_a_given_next_run_that_was_missed_is_counted_too(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    scheduler.update_schedule("nine", next_run=at(5, 9, 34))
-    clock.set(at(5, 12, 1))
-    scheduler.tick()
-    schedule = get(scheduler, "nine")
+def test_a_given_next_run_that_was_missed_is_counted_too(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
+    world.scheduler.update_schedule("nine", next_run=at(5, 9, 34))
+    world.tick_at(at(5, 12, 1))
+    schedule = world.schedule("nine")
     assert (schedule.last_run, schedule.missed_count) == (at(5, 12), 3)  # 9:34, 10:00, 11:00
 
 
-def test_the_count_of_what_was_missed_is_capped(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="* * * * * *")
-    clock.advance(timedelta(days=30))
-    assert scheduler.tick().missed == MISSED_CAP
+def test_the_count_of_what_was_missed_is_capped(world: World) -> None:
+    world.add(cron_expr="* * * * * *")
+    assert world.tick_after(timedelta(days=30)).missed == MISSED_CAP
 
 
-def test_more_than_one_reading_of_due_schedules_fires_in_one_tick(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
+def test_more_than_one_reading_of_due_schedules_fires_in_one_tick(world: World) -> None:
     count = 2 * READ_LIMIT + 34
-    scheduler.add_schedules(
+    world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": f"u{n % 10}", "schedule_id": f"s{n}"}
         for n in range(count)
     )
-    clock.set(at(5, 9))
 
-    report = scheduler.tick()
+    report = world.tick_at(at(5, 9))
 
     assert report.fired == count
-    assert stats(redis_client)["fired"] == count
-    assert scheduler.tick().fired == 0
+    assert world.stats()["fired"] == count
+    assert world.tick().fired == 0
 
 
-def test_the_wait_after_a_fire_is_until_the_next_moment_of_what_was_fired(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, "later", cron_expr="0 12 * * *")
-    add(scheduler, "often", cron_expr="* * * * * *")
-    assert 0.5 < scheduler.tick().wait <= 1.0
-    clock.advance(1)
-    report = scheduler.tick()
+def test_the_wait_after_a_fire_is_until_the_next_moment_of_what_was_fired(world: World) -> None:
+    world.add("later", cron_expr="0 12 * * *")
+    world.add("often", cron_expr="* * * * * *")
+    assert 0.5 < world.tick().wait <= 1.0
+    report = world.tick_after(1)
     assert report.fired == 1
     assert 0.5 < report.wait <= 1.0
 
@@ -169,27 +150,23 @@ def test_the_wait_with_nothing_planned_is_the_check_interval(queue: TaskQueue) -
     assert scheduler.tick().wait == 7.5
 
 
-def test_a_tick_takes_the_time_that_it_is_given(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
-    assert scheduler.tick(now=at(5, 9)).fired == 1
-    assert scheduler.tick(now=at(6, 9).timestamp()).fired == 1
+def test_a_tick_takes_the_time_that_it_is_given(world: World) -> None:
+    world.add()
+    assert world.tick(now=at(5, 9)).fired == 1
+    assert world.tick(now=at(6, 9).timestamp()).fired == 1
     moments = [at(5, 9), at(6, 9)]
-    assert fired_ids(redis_client, queue) == [fire_id("nine", moment) for moment in moments]
+    assert world.fired_ids() == [fire_id("nine", moment) for moment in moments]
     with pytest.raises(ValueError, match="now '2026-03-05T09:00:00' has no time zone"):
-        scheduler.tick(now=datetime(2026, 3, 5, 9))
+        world.tick(now=datetime(2026, 3, 5, 9))
 
 
-def test_many_tickers_fire_each_moment_once(
-    redis_client: redis.Redis, clock: ManualClock, scheduler: TaskScheduler
-) -> None:
+def test_many_tickers_fire_each_moment_once(world: World) -> None:
     count = 600
-    scheduler.add_schedules(
+    world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": "alice", "schedule_id": f"s{n}"} for n in range(count)
     )
-    clock.set(at(5, 9))
-    queues = [TaskQueue(redis_client, clock=clock) for _ in range(4)]
+    world.clock.set(at(5, 9))
+    queues = [TaskQueue(world.redis, clock=world.clock) for _ in range(4)]
     tickers = [TaskScheduler(queue, registry=CollectorRegistry()) for queue in queues]
     start = threading.Barrier(8)
 
@@ -201,18 +178,16 @@ def test_many_tickers_fire_each_moment_once(
         fired = list(pool.map(tick, tickers * 2))
 
     assert sum(fired) == count
-    assert stats(redis_client)["fired"] == count
-    check_consistency(redis_client)
+    assert world.stats()["fired"] == count
+    world.check()
     for queue in queues:
         queue.close()
 
 
-def test_the_last_moment_of_all_fires_and_then_the_schedule_is_disabled(
-    redis_client: redis.Redis, registry: CollectorRegistry
-) -> None:
+def test_the_last_moment_of_all_fires_and_then_the_schedule_is_disabled(world: World) -> None:
     clock = ManualClock(datetime(9998, 12, 31, 23, 59, tzinfo=UTC))
-    with TaskQueue(redis_client, clock=clock) as queue:
-        scheduler = TaskScheduler(queue, registry=registry)
+    with TaskQueue(world.redis, clock=clock) as queue:
+        scheduler = TaskScheduler(queue, registry=world.registry)
         add(scheduler, "last", cron_expr="0 0 1 1 *")
         clock.advance(60)
 
@@ -220,15 +195,15 @@ def test_the_last_moment_of_all_fires_and_then_the_schedule_is_disabled(
 
         moment = datetime(9999, 1, 1, tzinfo=UTC)
         assert (report.fired, report.set_aside) == (1, 1)
-        assert fired_ids(redis_client, queue) == [fire_id("last", moment)]
+        assert fired_ids(world.redis, queue) == [fire_id("last", moment)]
         schedule = get(scheduler, "last")
         assert (schedule.is_active, schedule.next_run) == (False, None)
         assert (schedule.last_run, schedule.run_count) == (moment, 1)
         assert schedule.disabled_reason == "cron_expr '0 0 1 1 *' has no next moment"
         assert [p.schedule_id for p in scheduler.problems()] == ["last"]
-        assert stats(redis_client)["set_aside_cron"] == 1
-        assert sample(registry, "errors_total", type="cron") == 1
-        assert due_at(redis_client, queue, "last") is None
+        assert world.stats()["set_aside_cron"] == 1
+        assert sample(world, "errors_total", type="cron") == 1
+        assert due_at(world.redis, queue, "last") is None
 
 
 # --- what cannot be read --------------------------------------------------------------------------
@@ -259,97 +234,72 @@ BROKEN: dict[str, Spoiler] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_record_is_set_aside_and_the_others_fire(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    registry: CollectorRegistry,
-    kind: str,
-) -> None:
-    add(scheduler, "bad", cron_expr="59 8 * * *", timezone="UTC", payload={"a": 1})
-    add(scheduler, "good")
-    redis_client.zadd(queue.keys["due"], {"bad": 1})  # at the head
-    BROKEN[kind](redis_client, queue)
-    clock.set(at(5, 9))
+def test_a_broken_record_is_set_aside_and_the_others_fire(world: World, kind: str) -> None:
+    world.add("bad", cron_expr="59 8 * * *", timezone="UTC", payload={"a": 1})
+    world.add("good")
+    world.redis.zadd(world.keys["due"], {"bad": 1})  # at the head
+    BROKEN[kind](world.redis, world.queue)
 
-    report = scheduler.tick()
+    report = world.tick_at(at(5, 9))
 
     assert (report.fired, report.set_aside) == (1, 1)
-    assert fired_ids(redis_client, queue) == [fire_id("good", at(5, 9))]
-    (problem,) = scheduler.problems()
-    assert (problem.schedule_id, problem.since) == ("bad", clock.now())
+    assert world.fired_ids() == [fire_id("good", at(5, 9))]
+    (problem,) = world.scheduler.problems()
+    assert (problem.schedule_id, problem.since) == ("bad", world.now())
     assert "'bad'" in problem.reason
-    assert due_at(redis_client, queue, "bad") is None
-    assert stats(redis_client)["set_aside_broken"] == 1
-    assert sample(registry, "errors_total", type="deserialization") == 1
-    again = scheduler.tick()
+    assert world.due_at("bad") is None
+    assert world.stats()["set_aside_broken"] == 1
+    assert sample(world, "errors_total", type="deserialization") == 1
+    again = world.tick()
     assert (again.fired, again.set_aside) == (0, 0)
 
 
 def test_a_hundred_broken_records_at_the_head_do_not_delay_the_others(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(100):
-        redis_client.zadd(queue.keys["due"], {f"bad{n:03}": n})
-        redis_client.hset(queue.keys["schedules"], f"bad{n:03}", "{")
-    add(scheduler, "good")
-    clock.set(at(5, 9))
-    scripts = before_script(queue, monkeypatch, "fire", lambda: None)
-    report = scheduler.tick()
+        world.redis.zadd(world.keys["due"], {f"bad{n:03}": n})
+        world.redis.hset(world.keys["schedules"], f"bad{n:03}", "{")
+    world.add("good")
+    world.clock.set(at(5, 9))
+    scripts = world.before_script(monkeypatch, "fire", lambda: None)
+    report = world.tick()
 
     assert (report.fired, report.set_aside) == (1, 100)
     assert scripts[:2] == ["lead", "fire"]
     assert scripts.count("set_aside") == 100
-    assert len(scheduler.problems()) == 100
+    assert len(world.scheduler.problems()) == 100
 
 
-def test_more_broken_records_than_one_reading_do_not_block_the_head(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_more_broken_records_than_one_reading_do_not_block_the_head(world: World) -> None:
     count = READ_LIMIT + 7
-    redis_client.zadd(queue.keys["due"], {f"bad{n:04}": n for n in range(count)})
-    add(scheduler, "good")
-    clock.set(at(5, 9))
-    report = scheduler.tick()
+    world.redis.zadd(world.keys["due"], {f"bad{n:04}": n for n in range(count)})
+    world.add("good")
+    report = world.tick_at(at(5, 9))
     assert (report.fired, report.set_aside) == (1, count)
 
 
 @pytest.mark.untidy
-def test_a_member_that_is_no_text_is_set_aside(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    redis_client.zadd(queue.keys["due"], {b"\xff\xfe": 1})
-    add(scheduler, "good")
-    clock.set(at(5, 9))
-    report = scheduler.tick()
+def test_a_member_that_is_no_text_is_set_aside(world: World) -> None:
+    world.redis.zadd(world.keys["due"], {b"\xff\xfe": 1})
+    world.add("good")
+    report = world.tick_at(at(5, 9))
     assert (report.fired, report.set_aside) == (1, 1)
-    assert [p.schedule_id for p in scheduler.problems()] == ["\\xff\\xfe"]
+    assert [p.schedule_id for p in world.scheduler.problems()] == ["\\xff\\xfe"]
 
 
 @pytest.mark.parametrize(
     "state",
     ['{"user":"alice","active":true,"runs":"many"}', '{"runs":{},"missed":1e999}', "{", "[]", ""],
 )
-def test_a_spoilt_state_is_made_good_by_the_next_fire(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    state: str,
-) -> None:
-    add(scheduler, "bad")
-    add(scheduler, "good")
-    redis_client.hset(queue.keys["schedule_state"], "bad", state)
-    clock.set(at(5, 9))
+def test_a_spoilt_state_is_made_good_by_the_next_fire(world: World, state: str) -> None:
+    world.add("bad")
+    world.add("good")
+    world.redis.hset(world.keys["schedule_state"], "bad", state)
 
-    assert scheduler.tick().fired == 2
+    assert world.tick_at(at(5, 9)).fired == 2
 
-    schedule = get(scheduler, "bad")
+    schedule = world.schedule("bad")
     assert (schedule.is_active, schedule.run_count) == (True, 1)
     assert schedule.last_run == at(5, 9)
 
@@ -357,17 +307,11 @@ def test_a_spoilt_state_is_made_good_by_the_next_fire(
 @pytest.mark.parametrize(
     "leader", ["{", "5", "{}", '{"token":"x","ends":"never","epoch":1}', '{"token":{},"ends":9e15}']
 )
-def test_a_spoilt_leader_record_does_not_stop_everybody(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    leader: str,
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 9))
-    redis_client.set(queue.keys["leader"], leader)
-    report = scheduler.tick()
+def test_a_spoilt_leader_record_does_not_stop_everybody(world: World, leader: str) -> None:
+    world.add()
+    world.clock.set(at(5, 9))
+    world.redis.set(world.keys["leader"], leader)
+    report = world.tick()
     assert (report.is_leader, report.fired) == (True, 1)
 
 
@@ -381,119 +325,94 @@ def test_a_spoilt_leader_record_does_not_stop_everybody(
     ],
 )
 def test_a_cron_that_is_broken_when_it_is_read_disables_the_schedule(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    registry: CollectorRegistry,
-    fields: dict[str, str],
-    reason: str,
+    world: World, fields: dict[str, str], reason: str
 ) -> None:
-    add(scheduler, "bad")
-    add(scheduler, "good")
-    tamper(redis_client, queue, "bad", **fields)
-    clock.set(at(5, 9))
+    world.add("bad")
+    world.add("good")
+    world.tamper("bad", **fields)
 
-    report = scheduler.tick()
+    report = world.tick_at(at(5, 9))
 
     assert (report.fired, report.set_aside) == (1, 1)
-    bad = get(scheduler, "bad")
+    bad = world.schedule("bad")
     assert (bad.is_active, bad.next_run) == (False, None)
     assert bad.disabled_reason is not None
     assert reason in bad.disabled_reason
-    assert [p.reason for p in scheduler.problems()] == [bad.disabled_reason]
-    assert stats(redis_client)["set_aside_cron"] == 1
-    assert sample(registry, "errors_total", type="cron") == 1
+    assert [p.reason for p in world.scheduler.problems()] == [bad.disabled_reason]
+    assert world.stats()["set_aside_cron"] == 1
+    assert sample(world, "errors_total", type="cron") == 1
 
-    scheduler.update_schedule("bad", payload={"still": "broken"}, timezone="UTC", is_active=False)
-    assert scheduler.problems() == []  # its user has taken notice
-    scheduler.update_schedule("bad", cron_expr="0 10 * * *")
-    assert get(scheduler, "bad").is_active is False
-    scheduler.update_schedule("bad", is_active=True)
-    assert get(scheduler, "bad").next_run == at(5, 10)
+    world.scheduler.update_schedule(
+        "bad", payload={"still": "broken"}, timezone="UTC", is_active=False
+    )
+    assert world.scheduler.problems() == []  # its user has taken notice
+    world.scheduler.update_schedule("bad", cron_expr="0 10 * * *")
+    assert world.schedule("bad").is_active is False
+    world.scheduler.update_schedule("bad", is_active=True)
+    assert world.schedule("bad").next_run == at(5, 10)
 
 
-def test_a_new_cron_brings_back_what_the_scheduler_disabled(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    tamper(redis_client, queue, "nine", cron_expr="x")
-    clock.set(at(5, 9))
-    scheduler.tick()
-    scheduler.update_schedule("nine", payload={"a": 1})
-    assert get(scheduler, "nine").is_active is False
+def test_a_new_cron_brings_back_what_the_scheduler_disabled(world: World) -> None:
+    world.add()
+    world.tamper("nine", cron_expr="x")
+    world.tick_at(at(5, 9))
+    world.scheduler.update_schedule("nine", payload={"a": 1})
+    assert world.schedule("nine").is_active is False
 
-    scheduler.update_schedule("nine", cron_expr="30 9 * * *")
+    world.scheduler.update_schedule("nine", cron_expr="30 9 * * *")
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     assert (schedule.is_active, schedule.disabled_reason) == (True, None)
     assert schedule.next_run == at(5, 9, 30)
-    assert scheduler.problems() == []
+    assert world.scheduler.problems() == []
 
 
 def test_a_change_that_meets_the_setting_aside_half_way_wins(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    other: TaskScheduler,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mended cron was computed when the schedule was active, and arrives after it is not."""
-    add(scheduler)
-    tamper(redis_client, queue, "nine", cron_expr="x")
-    clock.set(at(5, 9))
-    before_script(queue, monkeypatch, "update_schedule", other.tick)
-    scheduler.update_schedule("nine", cron_expr="30 9 * * *")
-    schedule = get(scheduler, "nine")
+    world.add()
+    world.tamper("nine", cron_expr="x")
+    world.clock.set(at(5, 9))
+    world.before_script(monkeypatch, "update_schedule", other.tick)
+    world.scheduler.update_schedule("nine", cron_expr="30 9 * * *")
+    schedule = world.schedule("nine")
     assert (schedule.is_active, schedule.next_run) == (True, at(5, 9, 30))
-    assert scheduler.problems() == []
+    assert world.scheduler.problems() == []
 
 
 def test_a_record_mended_after_the_reading_is_not_set_aside(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    monkeypatch: pytest.MonkeyPatch,
-    redis_client: redis.Redis,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler)
-    good = redis_client.hget(queue.keys["schedules"], "nine")
+    world.add()
+    good = world.redis.hget(world.keys["schedules"], "nine")
     assert isinstance(good, bytes)
-    redis_client.hset(queue.keys["schedules"], "nine", "{")
-    clock.set(at(5, 9))
-    before_script(
-        queue,
-        monkeypatch,
-        "set_aside",
-        lambda: redis_client.hset(queue.keys["schedules"], "nine", good),
+    world.redis.hset(world.keys["schedules"], "nine", "{")
+    world.clock.set(at(5, 9))
+    world.before_script(
+        monkeypatch, "set_aside", lambda: world.redis.hset(world.keys["schedules"], "nine", good)
     )
-    report = scheduler.tick()
+    report = world.tick()
     assert (report.set_aside, report.fired) == (0, 1)
-    assert scheduler.problems() == []
+    assert world.scheduler.problems() == []
 
 
 def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
-    redis_client: redis.Redis,
-    queue: TaskQueue,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler, "bad")
-    add(scheduler, "good")
-    plan = scheduler._plan
+    world.add("bad")
+    world.add("good")
+    plan = world.scheduler._plan
 
     def explode(due: Any, now_ms: int) -> Any:
         if due.schedule_id == "bad":
             raise ZeroDivisionError("boom")
         return plan(due, now_ms)
 
-    monkeypatch.setattr(scheduler, "_plan", explode)
-    clock.set(at(5, 9))
-    report = scheduler.tick()
+    monkeypatch.setattr(world.scheduler, "_plan", explode)
+    report = world.tick_at(at(5, 9))
     assert (report.fired, report.set_aside) == (1, 1)
-    assert "ZeroDivisionError: boom" in (get(scheduler, "bad").disabled_reason or "")
+    assert "ZeroDivisionError: boom" in (world.schedule("bad").disabled_reason or "")
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -501,207 +420,172 @@ def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(
 
 @pytest.mark.parametrize("whose", ["queue", "user"])
 def test_a_refused_fire_keeps_its_moment_and_fires_when_there_is_room(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    registry: CollectorRegistry,
-    whose: str,
+    world: World, whose: str
 ) -> None:
-    queue.push(make_task("alice", "waits"))
+    world.queue.push(make_task("alice", "waits"))
     if whose == "queue":
-        queue.configure(max_waiting=1)
+        world.queue.configure(max_waiting=1)
     else:
-        queue.set_user("alice", max_waiting=1)
-    add(scheduler, cron_expr="0 * * * *")
-    clock.set(at(5, 10))  # so that there is a missed one as well
+        world.queue.set_user("alice", max_waiting=1)
+    world.add(cron_expr="0 * * * *")
+    world.clock.set(at(5, 10))  # so that there is a missed one as well
 
-    report = scheduler.tick()
+    report = world.tick()
 
     assert (report.fired, report.refused, report.missed) == (0, 1, 0)
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     assert (schedule.next_run, schedule.last_run, schedule.run_count) == (at(5, 9), None, 0)
-    assert sample(registry, "pushes_total", outcome="failed") == 1
-    assert sample(registry, "errors_total", type="push") == 1
-    assert sample(registry, "missed_moments_total") == 0
-    assert stats(redis_client)["refused"] == 1
-    assert scheduler.tick().refused == 0  # it does not stand at the head
+    assert sample(world, "pushes_total", outcome="failed") == 1
+    assert sample(world, "errors_total", type="push") == 1
+    assert sample(world, "missed_moments_total") == 0
+    assert world.stats()["refused"] == 1
+    assert world.tick().refused == 0  # it does not stand at the head
 
-    queue.finish(queue.claim("w")[0])
-    clock.advance(5)
-    report = scheduler.tick()
+    world.queue.finish(world.queue.claim("w")[0])
+    report = world.tick_after(5)
 
     assert (report.fired, report.refused, report.missed) == (1, 0, 1)
-    assert queue.get(fire_id("nine", at(5, 10))) is not None
-    schedule = get(scheduler, "nine")
+    assert world.queue.get(fire_id("nine", at(5, 10))) is not None
+    schedule = world.schedule("nine")
     assert (schedule.next_run, schedule.last_run) == (at(5, 11), at(5, 10))
-    assert sample(registry, "missed_moments_total") == 1
-    check_consistency(redis_client)
+    assert sample(world, "missed_moments_total") == 1
+    world.check()
 
 
-def test_refused_fires_do_not_block_those_of_others(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_user("alice", max_waiting=2)
-    scheduler.add_schedules(
+def test_refused_fires_do_not_block_those_of_others(world: World) -> None:
+    world.queue.set_user("alice", max_waiting=2)
+    world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": user, "schedule_id": f"{user}{n}"}
         for user in ("alice", "bob")
         for n in range(5)
     )
-    clock.set(at(5, 9))
-    report = scheduler.tick()
+    report = world.tick_at(at(5, 9))
     assert (report.fired, report.refused) == (7, 3)
-    assert (queue.size("alice"), queue.size("bob")) == (2, 5)
+    assert (world.queue.size("alice"), world.queue.size("bob")) == (2, 5)
 
 
-def test_a_queue_with_some_room_takes_that_many_fires(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue
-) -> None:
-    queue.configure(max_waiting=3)
-    scheduler.add_schedules(
+def test_a_queue_with_some_room_takes_that_many_fires(world: World) -> None:
+    world.queue.configure(max_waiting=3)
+    world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": "alice", "schedule_id": f"s{n}"} for n in range(5)
     )
-    clock.set(at(5, 9))
-    report = scheduler.tick()
-    assert (report.fired, report.refused, queue.size()) == (3, 2, 3)
+    report = world.tick_at(at(5, 9))
+    assert (report.fired, report.refused, world.queue.size()) == (3, 2, 3)
 
 
 def test_a_fire_that_was_overtaken_takes_no_room_from_the_next(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue.set_user("alice", max_waiting=1)
-    add(scheduler, "a")
-    add(scheduler, "b")
-    clock.set(at(5, 9))
-    before_script(queue, monkeypatch, "fire", lambda: scheduler.remove_schedule("a"))
-    report = scheduler.tick()
+    world.queue.set_user("alice", max_waiting=1)
+    world.add("a")
+    world.add("b")
+    world.clock.set(at(5, 9))
+    world.before_script(monkeypatch, "fire", lambda: world.scheduler.remove_schedule("a"))
+    report = world.tick()
     assert (report.fired, report.moved, report.refused) == (1, 1, 0)
 
 
-def test_a_moment_whose_task_is_there_already_is_not_enqueued_again(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_moment_whose_task_is_there_already_is_not_enqueued_again(world: World) -> None:
     """As after a restore of the plan from a backup: the id of the task is the last guard."""
-    add(scheduler)
-    plan = redis_client.hget(queue.keys["plan"], "nine")
+    world.add()
+    plan = world.redis.hget(world.keys["plan"], "nine")
     assert isinstance(plan, bytes)
-    clock.set(at(5, 9))
-    scheduler.tick()
-    queue.finish(queue.claim("w")[0])
-    redis_client.hset(queue.keys["plan"], "nine", plan)
-    redis_client.zadd(queue.keys["due"], {"nine": ms(at(5, 9))})
+    world.tick_at(at(5, 9))
+    world.queue.finish(world.queue.claim("w")[0])
+    world.redis.hset(world.keys["plan"], "nine", plan)
+    world.redis.zadd(world.keys["due"], {"nine": ms(at(5, 9))})
 
-    scheduler.tick()
+    world.tick()
 
-    assert queue.size() == 0
-    assert stats(redis_client)["fired"] == 1
-    assert get(scheduler, "nine").next_run == at(6, 9)
+    assert world.queue.size() == 0
+    assert world.stats()["fired"] == 1
+    assert world.schedule("nine").next_run == at(6, 9)
 
 
-def test_no_moment_fires_twice_when_the_servers_clock_goes_back(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    clock.set(at(5, 10))
-    scheduler.tick()
-    clock.set(at(5, 8, 30))
-    assert scheduler.tick().fired == 0
-    clock.set(at(5, 10, 30))
-    assert scheduler.tick().fired == 0
-    clock.set(at(5, 11))
-    assert scheduler.tick().fired == 1
+def test_no_moment_fires_twice_when_the_servers_clock_goes_back(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
+    world.tick_at(at(5, 10))
+    assert world.tick_at(at(5, 8, 30)).fired == 0
+    assert world.tick_at(at(5, 10, 30)).fired == 0
+    assert world.tick_at(at(5, 11)).fired == 1
     wanted = [fire_id("nine", at(5, 10)), fire_id("nine", at(5, 11))]
-    assert fired_ids(redis_client, queue) == wanted
+    assert world.fired_ids() == wanted
 
 
 @pytest.mark.parametrize("key", load_script("fire").keys)
 def test_a_key_of_a_wrong_type_is_an_error_that_names_it_and_changes_nothing(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    key: str,
+    world: World, key: str
 ) -> None:
-    add(scheduler)
-    scheduler.tick()
-    clock.set(at(5, 9))
-    spoil(redis_client, queue, key)
-    before = state_of(redis_client)
+    world.add()
+    world.tick()
+    world.clock.set(at(5, 9))
+    world.spoil(key)
+    before = world.state()
 
     with pytest.raises(RedisRefused, match=f":{key} is a .* and should be a"):
-        scheduler.tick()
+        world.tick()
 
-    changed = {name.split(".")[0] for name in changes(before, state_of(redis_client))}
+    changed = {name.split(".")[0] for name in changes(before, world.state())}
     assert changed <= {"leader", "epoch", "stats"}  # lead may have renewed the term
-    redis_client.delete(queue.keys[key])
-    scheduler.tick()
+    world.redis.delete(world.keys[key])
+    world.tick()
     if key == "schedule_names":
-        add(scheduler, on_conflict="replace")
+        world.add(on_conflict="replace")
 
 
 # --- who leads ------------------------------------------------------------------------------------
 
 
 def test_leadership_is_sticky_and_goes_over_when_the_term_ends(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock, registry: CollectorRegistry
+    world: World, other: TaskScheduler
 ) -> None:
-    assert scheduler.tick().is_leader
+    assert world.tick().is_leader
     follower = other.tick()
     assert (follower.is_leader, follower.wait) == (False, 10.0)
-    clock.advance(6)
-    assert scheduler.tick().is_leader  # renewed until 16
-    clock.advance(9)
+    assert world.tick_after(6).is_leader  # renewed until 16
+    world.advance(9)
     assert not other.tick().is_leader
-    clock.advance(0.999)
+    world.advance(0.999)
     assert not other.tick().is_leader
-    clock.advance(0.001)
+    world.advance(0.001)
     assert other.tick().is_leader
-    assert not scheduler.tick().is_leader
-    assert (scheduler.is_leader, other.is_leader) == (False, True)
+    assert not world.tick().is_leader
+    assert (world.scheduler.is_leader, other.is_leader) == (False, True)
     for outcome, count in (("acquired", 1), ("contended", 1), ("lost", 1)):
-        assert sample(registry, "lock_total", outcome=outcome) == count
+        assert sample(world, "lock_total", outcome=outcome) == count
 
 
-def test_only_the_leader_fires(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    scheduler.tick()
-    clock.set(at(5, 9))
-    scheduler._leadership.lead(0)
+def test_only_the_leader_fires(world: World, other: TaskScheduler) -> None:
+    world.add()
+    world.tick()
+    world.clock.set(at(5, 9))
+    world.scheduler._leadership.lead(0)
     assert other.tick().fired == 0
-    assert scheduler.tick().fired == 1
+    assert world.tick().fired == 1
 
 
-def test_resigning_lets_another_lead_at_once(
-    scheduler: TaskScheduler, other: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    scheduler.tick()
+def test_resigning_lets_another_lead_at_once(world: World, other: TaskScheduler) -> None:
+    world.tick()
     assert not other.tick().is_leader
 
-    assert scheduler.stop() is True  # there is no thread: it only resigns
+    assert world.scheduler.stop() is True  # there is no thread: it only resigns
 
-    assert not scheduler.is_leader
-    assert redis_client.get(queue.keys["leader"]) is None
+    assert not world.scheduler.is_leader
+    assert world.redis.get(world.keys["leader"]) is None
     assert other.tick().is_leader
-    assert scheduler.health().leader == "two"
+    assert world.scheduler.health().leader == "two"
 
 
-def test_resigning_does_not_take_the_term_of_another(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    scheduler.tick()
-    clock.advance(11)
+def test_resigning_does_not_take_the_term_of_another(world: World, other: TaskScheduler) -> None:
+    world.tick()
+    world.advance(11)
     other.tick()
-    before = state_of(redis_client)
+    before = world.state()
 
-    assert scheduler.is_leader  # by its own clock, which has not moved
-    assert scheduler.stop() is True
+    assert world.scheduler.is_leader  # by its own clock, which has not moved
+    assert world.scheduler.stop() is True
 
-    assert state_of(redis_client) == before
+    assert world.state() == before
 
 
 def test_the_trust_in_a_term_ends_before_the_term(
@@ -740,72 +624,59 @@ TAKEN: dict[str, Taking] = {
 
 @pytest.mark.parametrize("how", TAKEN)
 def test_the_fire_of_a_stale_leader_changes_nothing(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    registry: CollectorRegistry,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    add(scheduler)
-    clock.set(at(5, 9))
+    world.add()
+    world.clock.set(at(5, 9))
     states: list[Any] = []
 
     def stand_still() -> None:
-        clock.advance(10)
+        world.advance(10)
         TAKEN[how](other)
-        states.append(state_of(redis_client))
+        states.append(world.state())
 
-    before_script(queue, monkeypatch, "fire", stand_still)
-    report = scheduler.tick()
+    world.before_script(monkeypatch, "fire", stand_still)
+    report = world.tick()
 
     assert (report.is_leader, report.fired, report.moved) == (False, 0, 0)
-    assert state_of(redis_client) == states[0]
-    assert sample(registry, "lock_total", outcome="lost") == 1
-    assert sample(registry, "is_leader", scheduler="one") == 0
-    assert not scheduler.is_leader
+    assert world.state() == states[0]
+    assert sample(world, "lock_total", outcome="lost") == 1
+    assert sample(world, "is_leader", scheduler="one") == 0
+    assert not world.scheduler.is_leader
     other.tick()
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
-    assert stats(redis_client)["fired"] == 1
+    assert world.fired_ids() == [fire_id("nine", at(5, 9))]
+    assert world.stats()["fired"] == 1
 
 
 def test_a_stale_leader_sets_nothing_aside(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler)
-    redis_client.hset(queue.keys["schedules"], "nine", "{")
-    clock.set(at(5, 9))
+    world.add()
+    world.redis.hset(world.keys["schedules"], "nine", "{")
+    world.clock.set(at(5, 9))
 
     def stand_still() -> None:
-        clock.advance(10)
+        world.advance(10)
         other._leadership.lead(0)
 
-    before_script(queue, monkeypatch, "set_aside", stand_still)
-    report = scheduler.tick()
+    world.before_script(monkeypatch, "set_aside", stand_still)
+    report = world.tick()
 
     assert (report.set_aside, report.is_leader) == (0, False)
-    assert scheduler.problems() == []
-    assert "set_aside_broken" not in stats(redis_client)
+    assert world.scheduler.problems() == []
+    assert "set_aside_broken" not in world.stats()
 
 
 def test_a_second_term_has_another_token_than_the_lost_one(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock
+    world: World, other: TaskScheduler
 ) -> None:
-    scheduler.tick()
-    first = scheduler._leadership.token
-    clock.advance(10)
+    world.tick()
+    first = world.scheduler._leadership.token
+    world.advance(10)
     other.tick()
-    scheduler.tick()
-    clock.advance(10)
-    assert scheduler.tick().is_leader
-    assert scheduler._leadership.token != first
+    world.tick()
+    assert world.tick_after(10).is_leader
+    assert world.scheduler._leadership.token != first
 
 
 # --- each script: states before and after, and the same command again -----------------------------
@@ -842,18 +713,18 @@ TASK = f"s:{NOW - 500}"
 DOCUMENT = task_document("alice", "default", 3, "{}", "s", NOW - 500)
 
 
-def arrange(client: redis.Redis, queue: TaskQueue, state: dict[str, Any]) -> None:
+def arrange(world: World, state: dict[str, Any]) -> None:
     """Put a state into Redis."""
     for key, content in state.items():
         if key == "leader":
-            client.set(queue.keys[key], json.dumps(content))
+            world.redis.set(world.keys[key], json.dumps(content))
         elif key == "epoch":
-            client.set(queue.keys[key], content)
+            world.redis.set(world.keys[key], content)
         elif KEY_TYPES[key] == "zset":
             if content:
-                client.zadd(queue.keys[key], content)
+                world.redis.zadd(world.keys[key], content)
         else:
-            client.hset(queue.keys[key], mapping=content)
+            world.redis.hset(world.keys[key], mapping=content)
 
 
 def fire_arguments(**fields: Any) -> list[Any]:
@@ -1820,17 +1691,17 @@ USUAL: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.untidy
 def test_a_script_makes_these_changes_and_repeated_no_others(
-    queue: TaskQueue, redis_client: redis.Redis, script: str, row: Row
+    world: World, script: str, row: Row
 ) -> None:
     _, state, arguments, rest, answer, expected = row
     arguments = USUAL.get(script, {}) | arguments
-    arrange(redis_client, queue, state)
-    redis_client.hset(queue.keys["fair"], "layout", 1)
-    before = state_of(redis_client)
+    arrange(world, state)
+    world.redis.hset(world.keys["fair"], "layout", 1)
+    before = world.state()
 
-    assert queue.link.run(script, rest=rest, **arguments) == answer
+    assert world.queue.link.run(script, rest=rest, **arguments) == answer
 
-    found = changes(before, state_of(redis_client))
+    found = changes(before, world.state())
     if script == "fire" and answer == [b"fired", b"fired"][: len(answer)]:
         assert {key for key in found if key not in expected} <= ENQUEUED
         found = {key: value for key, value in found.items() if key not in ENQUEUED}
@@ -1838,25 +1709,21 @@ def test_a_script_makes_these_changes_and_repeated_no_others(
         found = {key: value for key, value in found.items() if key not in ENQUEUED}
     assert found == expected
 
-    after = state_of(redis_client, replay=True)
-    again = queue.link.run(script, rest=rest, **arguments)
+    after = world.state(replay=True)
+    again = world.queue.link.run(script, rest=rest, **arguments)
     if script == "lead" and answer[0] == b"elected":
         # Told by the epoch, which is the same: see Leadership.
         assert (again[0], again[1:]) == (b"leader", answer[1:])
     else:
         assert again == answer
-    assert state_of(redis_client, replay=True) == after
+    assert world.state(replay=True) == after
 
 
 def test_every_command_of_a_scheduler_may_arrive_twice(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As redis-py, or a proxy, may do it after a lost reply; through the public calls this time."""
-    command = queue.link._command
+    command = world.queue.link._command
     sent: list[tuple[str, list[Any]]] = []
     seen: set[str] = set()
 
@@ -1867,24 +1734,24 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
 
     def repeated(answer: Any) -> Any:
         """Send all commands of the call again, after the call."""
-        state = state_of(redis_client, replay=True)
+        state = world.state(replay=True)
         for name, words in sent:
-            redis_client.execute_command(*words)
-            assert state_of(redis_client, replay=True) == state, name
+            world.redis.execute_command(*words)
+            assert world.state(replay=True) == state, name
             seen.add(name)
         sent.clear()
         return answer
 
-    monkeypatch.setattr(queue.link, "_command", note)
-    repeated(add(scheduler))
-    repeated(add(scheduler, "bad"))
-    assert repeated(scheduler.update_schedule("nine", payload={"a": 1}))
-    redis_client.hset(queue.keys["schedules"], "bad", "{")
-    clock.set(at(5, 9))
-    report = repeated(scheduler.tick())
+    monkeypatch.setattr(world.queue.link, "_command", note)
+    repeated(world.add())
+    repeated(world.add("bad"))
+    assert repeated(world.scheduler.update_schedule("nine", payload={"a": 1}))
+    world.redis.hset(world.keys["schedules"], "bad", "{")
+    world.clock.set(at(5, 9))
+    report = repeated(world.tick())
     assert (report.fired, report.set_aside) == (1, 1)
-    assert repeated(scheduler.remove_schedule("bad"))
-    assert repeated(scheduler.stop())
+    assert repeated(world.scheduler.remove_schedule("bad"))
+    assert repeated(world.scheduler.stop())
 
     assert seen == {
         "add_schedules",
@@ -1897,22 +1764,19 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
         "find_stale",
         "sample",
     }
-    assert stats(redis_client)["fired"] == 1
+    assert world.stats()["fired"] == 1
 
 
 def test_lost_replies_change_nothing_for_the_caller(
-    own_server: OwnServer,
-    clock: ManualClock,
-    registry: CollectorRegistry,
-    monkeypatch: pytest.MonkeyPatch,
+    own_server: OwnServer, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_server()
     with (
         LossyProxy(server.socket_path) as proxy,
         redis.Redis.from_url(server.url) as client,
-        TaskQueue.from_url(proxy.url, clock=clock) as queue,
+        TaskQueue.from_url(proxy.url, clock=world.clock) as queue,
     ):
-        scheduler = TaskScheduler(queue, "one", registry=registry)
+        scheduler = TaskScheduler(queue, "one", registry=world.registry)
 
         def lossy(call: Callable[[], Any]) -> Any:
             dropped = proxy.dropped
@@ -1925,8 +1789,8 @@ def test_lost_replies_change_nothing_for_the_caller(
         assert lossy(lambda: add(scheduler)) == "nine"
         assert lossy(lambda: scheduler.update_schedule("nine", name="n")) is True
         assert lossy(scheduler.tick).is_leader
-        assert sample(registry, "lock_total", outcome="acquired") == 1
-        clock.set(at(5, 9))
+        assert sample(world, "lock_total", outcome="acquired") == 1
+        world.clock.set(at(5, 9))
         dropped = proxy.dropped
         before_script(queue, monkeypatch, "fire", proxy.drop_replies)
         assert scheduler.tick().fired == 1
@@ -1999,36 +1863,32 @@ def test_a_server_that_may_evict_schedules_is_refused(own_server: OwnServer) -> 
         TaskScheduler(queue, registry=CollectorRegistry())
 
 
-def test_stop_of_one_that_never_ran_does_nothing(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    assert scheduler.stop() is True
-    assert scheduler.state == "stopped"
-    assert state_of(redis_client) == {}
+def test_stop_of_one_that_never_ran_does_nothing(world: World) -> None:
+    assert world.scheduler.stop() is True
+    assert world.scheduler.state == "stopped"
+    assert world.state() == {}
     with pytest.raises(ConfigurationError, match="timeout -1"):
-        scheduler.stop(timeout=-1)
+        world.scheduler.stop(timeout=-1)
 
 
 # --- health ---------------------------------------------------------------------------------------
 
 
-def test_health_before_and_after_a_tick(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 9, 0, 7))
-    before = scheduler.health()
+def test_health_before_and_after_a_tick(world: World, other: TaskScheduler) -> None:
+    world.add()
+    world.clock.set(at(5, 9, 0, 7))
+    before = world.scheduler.health()
     assert (before.state, before.up_since, before.last_good_cycle) == ("stopped", None, None)
     assert (before.redis_up, before.is_leader, before.leader) == (True, False, None)
     assert (before.lag, before.last_error) == (7.0, None)
 
-    scheduler.tick()
+    world.tick()
 
-    after, theirs = scheduler.health(), other.health()
+    after, theirs = world.scheduler.health(), other.health()
     assert (after.is_leader, after.leader, after.lag) == (True, "one", 0.0)
     assert after.last_good_cycle is not None
     assert (theirs.is_leader, theirs.leader) == (False, "one")
-    clock.advance(10)
+    world.advance(10)
     assert other.health().leader is None  # the term is over
 
 
@@ -2050,66 +1910,60 @@ def test_health_says_when_redis_is_away(own_server: OwnServer) -> None:
 
 
 def test_a_full_server_refuses_fires_and_they_come_later(
-    own_server: OwnServer, clock: ManualClock, registry: CollectorRegistry
+    own_server: OwnServer, world: World
 ) -> None:
     server = own_server()
     with (
-        TaskQueue.from_url(server.url, clock=clock) as queue,
+        TaskQueue.from_url(server.url, clock=world.clock) as queue,
         redis.Redis.from_url(server.url) as client,
     ):
-        scheduler = TaskScheduler(queue, registry=registry)
+        scheduler = TaskScheduler(queue, registry=world.registry)
         add(scheduler)
-        clock.set(at(5, 8, 59, 55))
+        world.clock.set(at(5, 8, 59, 55))
         scheduler.tick()
         client.config_set("maxmemory", 1)
-        clock.set(at(5, 9))
+        world.clock.set(at(5, 9))
         before = state_of(client)
         with pytest.raises(RedisRefused, match="maxmemory"):
             scheduler.tick()
         assert changes(before, state_of(client)).keys() <= {"leader.ends"}
-        assert sample(registry, "errors_total", type="push") == 1
+        assert sample(world, "errors_total", type="push") == 1
         assert scheduler.stop() is True  # may resign all the same
         client.config_set("maxmemory", 0)
         assert scheduler.tick().fired == 1
 
 
-def test_the_link_of_a_closed_queue_says_so(queue: TaskQueue, scheduler: TaskScheduler) -> None:
-    assert isinstance(queue.link, Link)
-    queue.close()
+def test_the_link_of_a_closed_queue_says_so(world: World) -> None:
+    assert isinstance(world.queue.link, Link)
+    world.queue.close()
     with pytest.raises(RedisRefused, match="closed"):
-        scheduler.tick()
+        world.tick()
 
 
-def test_the_refused_fire_is_planned_again_from_the_record(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    queue.set_user("alice", max_waiting=1)
-    queue.push(make_task("alice"))
-    add(scheduler)
-    clock.set(at(5, 9))
-    scheduler.tick()
-    assert record(redis_client, queue, "schedule_state", "nine")["refused"] == 1
-    assert due_at(redis_client, queue, "nine") == ms(at(5, 9, 0, 5))
+def test_the_refused_fire_is_planned_again_from_the_record(world: World) -> None:
+    world.queue.set_user("alice", max_waiting=1)
+    world.queue.push(make_task("alice"))
+    world.add()
+    world.tick_at(at(5, 9))
+    assert world.record("schedule_state", "nine")["refused"] == 1
+    assert world.due_at("nine") == ms(at(5, 9, 0, 5))
 
-    scheduler.update_schedule("nine", user_id="bob")  # who has room; the plan stays
-    clock.set(at(5, 9, 0, 5))
-    assert scheduler.tick().fired == 1
-    assert queue.size("bob") == 1
-    assert get(scheduler, "nine").last_run == at(5, 9)
+    world.scheduler.update_schedule("nine", user_id="bob")  # who has room; the plan stays
+    assert world.tick_at(at(5, 9, 0, 5)).fired == 1
+    assert world.queue.size("bob") == 1
+    assert world.schedule("nine").last_run == at(5, 9)
 
 
-def test_a_term_that_ran_out_unseen_counts_as_lost(
-    queue: TaskQueue, clock: ManualClock, registry: CollectorRegistry
-) -> None:
-    one = TaskScheduler(queue, "one", registry=registry)
-    two = TaskScheduler(queue, "two", registry=CollectorRegistry())
+def test_a_term_that_ran_out_unseen_counts_as_lost(world: World) -> None:
+    one = TaskScheduler(world.queue, "one", registry=world.registry)
+    two = TaskScheduler(world.queue, "two", registry=CollectorRegistry())
     one.tick()
     one._leadership.doubt()  # as after a time in which Redis was away
-    clock.advance(60)
+    world.advance(60)
     two.tick()
     one.tick()
     one.tick()
-    lost = registry.get_sample_value(
+    lost = world.registry.get_sample_value(
         "fairqueue_scheduler_lock_total", {"queue": "default", "outcome": "lost"}
     )
     assert lost == 1
@@ -2117,15 +1971,14 @@ def test_a_term_that_ran_out_unseen_counts_as_lost(
 
 @pytest.mark.untidy
 def test_a_schedule_id_that_is_no_text_is_set_aside_with_a_readable_definition_too(
-    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+    world: World,
 ) -> None:
-    add(scheduler)
+    world.add()
     for key in ("schedules", "plan"):
-        stored = redis_client.hget(queue.keys[key], "nine")
+        stored = world.redis.hget(world.keys[key], "nine")
         assert isinstance(stored, bytes)
-        redis_client.hset(queue.keys[key], b"\xff", stored)
-    redis_client.zadd(queue.keys["due"], {b"\xff": 1})
-    clock.set(at(5, 9))
-    report = scheduler.tick()
+        world.redis.hset(world.keys[key], b"\xff", stored)
+    world.redis.zadd(world.keys["due"], {b"\xff": 1})
+    report = world.tick_at(at(5, 9))
     assert (report.fired, report.set_aside, report.moved) == (1, 1, 0)
-    assert [problem.schedule_id for problem in scheduler.problems()] == ["\\xff"]
+    assert [problem.schedule_id for problem in world.scheduler.problems()] == ["\\xff"]

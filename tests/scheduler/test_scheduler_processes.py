@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
+from helpers.state import check_consistency
+from helpers.waiting import eventually
 from prometheus_client import CollectorRegistry
-from scheduling import eventually
-from support import check_consistency
 
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.waiting import eventually
 from prometheus_client import CollectorRegistry
-from scheduling import eventually
 
 from fairqueue.errors import RedisUnavailable
 from fairqueue.link.connection import Listener

@@ -4,12 +4,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-import redis
-from scheduling import THURSDAY, add, at, record, tamper
+from helpers.schedules import THURSDAY, add, at
+from helpers.world import World
 
 from fairqueue.clock import ManualClock, to_ms
 from fairqueue.errors import InvalidSchedule
-from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
 
 LONG_AGO = datetime(1000, 1, 1, tzinfo=UTC)
@@ -20,61 +19,50 @@ def clock() -> ManualClock:
     return ManualClock(THURSDAY)
 
 
-def told(scheduler: TaskScheduler, start: datetime, end: datetime) -> list[tuple[datetime, str]]:
-    return [(moment.at, moment.outcome) for moment in scheduler.moments("nine", start, end)]
+def told(world: World, start: datetime, end: datetime) -> list[tuple[datetime, str]]:
+    return [(moment.at, moment.outcome) for moment in world.scheduler.moments("nine", start, end)]
 
 
-def test_a_schedule_that_never_ran_has_no_moment_that_was_fired(scheduler: TaskScheduler) -> None:
-    add(scheduler, start=at(5, 8))
-    assert told(scheduler, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]
+def test_a_schedule_that_never_ran_has_no_moment_that_was_fired(world: World) -> None:
+    world.add(start=at(5, 8))
+    assert told(world, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]
 
 
-def test_the_last_run_is_told_though_the_rule_has_no_such_moment_any_more(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, start=at(5, 8))
-    clock.set(at(5, 9))
-    scheduler.tick()
-    scheduler.update_schedule("nine", cron_expr="0 10 * * *")
-    assert told(scheduler, LONG_AGO, at(5, 11)) == [(at(5, 9), "fired"), (at(5, 10), "planned")]
+def test_the_last_run_is_told_though_the_rule_has_no_such_moment_any_more(world: World) -> None:
+    world.add(start=at(5, 8))
+    world.tick_at(at(5, 9))
+    world.scheduler.update_schedule("nine", cron_expr="0 10 * * *")
+    assert told(world, LONG_AGO, at(5, 11)) == [(at(5, 9), "fired"), (at(5, 10), "planned")]
 
 
 @pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, -1, 10**400, float("nan")])
 @pytest.mark.parametrize("field", ["last_run", "since", "until", "runs"])
 def test_a_state_that_somebody_has_spoilt_tells_no_moment_of_its_own(
-    scheduler: TaskScheduler,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    field: str,
-    value: Any,
+    world: World, field: str, value: Any
 ) -> None:
-    add(scheduler, start=at(5, 8))
-    tamper(redis_client, queue, "nine", "schedule_state", **{field: value})
-    assert told(scheduler, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]
+    world.add(start=at(5, 8))
+    world.tamper("nine", "schedule_state", **{field: value})
+    assert told(world, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 15, "9" * 400, "9" * 5000, "-1", "x"])
-def test_a_plan_and_notes_without_a_time_tell_no_moment(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis, number: str
-) -> None:
-    add(scheduler, start=at(5, 8))
-    plan = record(redis_client, queue, "plan", "nine")
+def test_a_plan_and_notes_without_a_time_tell_no_moment(world: World, number: str) -> None:
+    world.add(start=at(5, 8))
+    plan = world.record("plan", "nine")
     revision = plan.partition(" ")[0]
-    redis_client.hset(queue.keys["plan"], "nine", f"{revision}@{number} {number}")
-    redis_client.zadd(queue.keys["moments"], {f"nine\0{number}\0{number}\x001\0missed": 0})
-    assert [moment for moment, _ in told(scheduler, LONG_AGO, at(6, 8))] == [at(5, 9)]
+    world.redis.hset(world.keys["plan"], "nine", f"{revision}@{number} {number}")
+    world.redis.zadd(world.keys["moments"], {f"nine\0{number}\0{number}\x001\0missed": 0})
+    assert [moment for moment, _ in told(world, LONG_AGO, at(6, 8))] == [at(5, 9)]
 
 
 @pytest.mark.untidy
-def test_a_note_whose_count_cannot_be_read_is_still_one(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    add(scheduler, start=at(5, 8))
+def test_a_note_whose_count_cannot_be_read_is_still_one(world: World) -> None:
+    world.add(start=at(5, 8))
     missed = to_ms(at(5, 9), "missed")
-    redis_client.zadd(queue.keys["moments"], {f"nine\0{missed}\0{missed}\0x\0missed": 0})
-    clock.set(at(6, 8))
-    assert told(scheduler, LONG_AGO, at(6, 8)) == [(at(5, 9), "skipped")]
+    world.redis.zadd(world.keys["moments"], {f"nine\0{missed}\0{missed}\0x\0missed": 0})
+    world.clock.set(at(6, 8))
+    assert told(world, LONG_AGO, at(6, 8)) == [(at(5, 9), "skipped")]
 
 
 @pytest.mark.parametrize("cursor", ["\u00b2", "9" * 400, "9" * 5000])

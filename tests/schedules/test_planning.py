@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from helpers.schedules import ms
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import ms
 
 from fairqueue.recurrence.kinds import compile_form
 from fairqueue.schedules.planning import (

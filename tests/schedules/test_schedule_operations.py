@@ -9,24 +9,22 @@ from typing import Any
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
-from scheduling import (
+from helpers.network import LossyProxy
+from helpers.schedules import (
     THURSDAY,
     add,
     at,
     before_script,
-    due_at,
-    eventually,
     fire_id,
     fired_ids,
     get,
     ms,
-    record,
-    state_of,
-    tamper,
 )
-from support import LossyProxy, check_consistency, spoil
-from support import changes as state_changes
+from helpers.state import changes as state_changes
+from helpers.state import check_consistency
+from helpers.waiting import eventually
+from helpers.world import World
+from prometheus_client import CollectorRegistry
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (
@@ -63,10 +61,10 @@ def clock() -> ManualClock:
 
 
 def fates(
-    scheduler: TaskScheduler, start: datetime, end: datetime, schedule_id: str = "nine"
+    world: World, start: datetime, end: datetime, schedule_id: str = "nine"
 ) -> dict[int, str]:
     """Hour of the day -> outcome, with the reason if there is one."""
-    page = scheduler.moments(schedule_id, start, end, limit=MAX_MOMENTS)
+    page = world.scheduler.moments(schedule_id, start, end, limit=MAX_MOMENTS)
     return {m.at.hour: f"{m.outcome} {m.reason or ''}".strip() for m in page}
 
 
@@ -82,29 +80,27 @@ def with_an_outage(scheduler: TaskScheduler, clock: ManualClock, **fields: Any) 
     tick_at(scheduler, clock, at(5, 12, 20))
 
 
-def forget_tasks(queue: TaskQueue, clock: ManualClock) -> None:
+def forget_tasks(world: World) -> None:
     """All tasks are done and dropped, and so is all that is remembered of them for repetitions."""
-    queue.configure(keep_finished=0)
-    while claims := queue.claim("w", limit=1000):
-        queue.finish_many((claim, None) for claim in claims)
+    world.queue.configure(keep_finished=0)
+    while claims := world.queue.claim("w", limit=1000):
+        world.queue.finish_many((claim, None) for claim in claims)
     for _ in range(3):
-        clock.advance(REPLAY_S + 1)
-        queue.configure(keep_finished=0)
+        world.advance(REPLAY_S + 1)
+        world.queue.configure(keep_finished=0)
 
 
 # --- what became of moments -----------------------------------------------------------------------
 
 
-def test_every_moment_is_fired_or_says_why_not(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    with_an_outage(scheduler, clock)
-    clock.set(at(5, 12, 30))
-    scheduler.pause_schedule("nine")
-    clock.set(at(5, 14, 20))
-    paused = fates(scheduler, at(5, 7), at(5, 17))
-    scheduler.resume_schedule("nine")
-    resumed = fates(scheduler, at(5, 7), at(5, 17))
+def test_every_moment_is_fired_or_says_why_not(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    world.clock.set(at(5, 12, 30))
+    world.scheduler.pause_schedule("nine")
+    world.clock.set(at(5, 14, 20))
+    paused = fates(world, at(5, 7), at(5, 17))
+    world.scheduler.resume_schedule("nine")
+    resumed = fates(world, at(5, 7), at(5, 17))
 
     past = {
         7: "before",
@@ -137,55 +133,47 @@ POLICIES: list[tuple[dict[str, Any], dict[int, str]]] = [
 
 @pytest.mark.parametrize(("policy", "expected"), POLICIES, ids=[str(each[0]) for each in POLICIES])
 def test_the_policies_show_in_the_moments(
-    scheduler: TaskScheduler, clock: ManualClock, policy: dict[str, Any], expected: dict[int, str]
+    world: World, policy: dict[str, Any], expected: dict[int, str]
 ) -> None:
-    with_an_outage(scheduler, clock, **policy)
-    assert fates(scheduler, at(5, 10), at(5, 13)) == expected
+    with_an_outage(world.scheduler, world.clock, **policy)
+    assert fates(world, at(5, 10), at(5, 13)) == expected
 
 
-def test_a_moment_that_has_come_and_was_not_fired_yet_is_planned(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 9, 1))
-    assert fates(scheduler, at(5, 9), at(5, 10)) == {9: "planned due"}
+def test_a_moment_that_has_come_and_was_not_fired_yet_is_planned(world: World) -> None:
+    world.add()
+    world.clock.set(at(5, 9, 1))
+    assert fates(world, at(5, 9), at(5, 10)) == {9: "planned due"}
 
 
-def test_moments_after_the_end_of_a_pause_are_planned(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    scheduler.pause_schedule("nine", until=at(5, 10, 30))
-    assert fates(scheduler, at(5, 9), at(5, 12)) == {
+def test_moments_after_the_end_of_a_pause_are_planned(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
+    world.scheduler.pause_schedule("nine", until=at(5, 10, 30))
+    assert fates(world, at(5, 9), at(5, 12)) == {
         9: "unplanned paused",
         10: "unplanned paused",
         11: "planned",
     }
 
 
-def test_what_a_plan_or_a_note_of_others_says_nothing_about_is_unknown(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    redis_client.zadd(queue.keys["moments"], {"nine\0x\0y\0": 0, f"nine\0{ms(at(5, 9))}\0b": 0})
-    plan_at(redis_client, queue, at(5, 15))
-    clock.set(at(5, 12))
-    assert fates(scheduler, at(5, 9), at(5, 10)) == {9: "unknown"}
+def test_what_a_plan_or_a_note_of_others_says_nothing_about_is_unknown(world: World) -> None:
+    world.add()
+    world.redis.zadd(world.keys["moments"], {"nine\0x\0y\0": 0, f"nine\0{ms(at(5, 9))}\0b": 0})
+    plan_at(world, at(5, 15))
+    world.clock.set(at(5, 12))
+    assert fates(world, at(5, 9), at(5, 10)) == {9: "unknown"}
 
 
-def test_moments_before_a_next_run_that_was_set_are_put_off_also_after_it(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    scheduler.update_schedule("nine", next_run=at(5, 11, 30))
-    scheduler.update_schedule("nine", payload={"another": "field"})
-    before = fates(scheduler, at(5, 9), at(5, 13))
-    tick_at(scheduler, clock, at(5, 11, 30))
-    tick_at(scheduler, clock, at(5, 12))
+def test_moments_before_a_next_run_that_was_set_are_put_off_also_after_it(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
+    world.scheduler.update_schedule("nine", next_run=at(5, 11, 30))
+    world.scheduler.update_schedule("nine", payload={"another": "field"})
+    before = fates(world, at(5, 9), at(5, 13))
+    tick_at(world.scheduler, world.clock, at(5, 11, 30))
+    tick_at(world.scheduler, world.clock, at(5, 12))
     put_off = {9: "unplanned put off", 10: "unplanned put off"}
     # Of the two in the hour of eleven the later one counts here.
     assert before == put_off | {11: "planned", 12: "planned"}
-    after = scheduler.moments("nine", at(5, 9), at(5, 13))
+    after = world.scheduler.moments("nine", at(5, 9), at(5, 13))
     assert [(m.at, m.outcome, m.reason) for m in after] == [
         (at(5, 9), "skipped", "put off"),
         (at(5, 10), "skipped", "put off"),
@@ -195,29 +183,27 @@ def test_moments_before_a_next_run_that_was_set_are_put_off_also_after_it(
 
 
 def test_what_was_before_a_change_of_the_rule_is_known_only_while_its_task_is_there(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue
+    world: World,
 ) -> None:
-    with_an_outage(scheduler, clock)
-    scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
-    assert fates(scheduler, at(5, 9), at(5, 9, 1)) == {9: "fired"}
-    forget_tasks(queue, clock)
-    assert fates(scheduler, at(5, 9), at(5, 9, 1)) == {9: "unknown"}
+    with_an_outage(world.scheduler, world.clock)
+    world.scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
+    assert fates(world, at(5, 9), at(5, 9, 1)) == {9: "fired"}
+    forget_tasks(world)
+    assert fates(world, at(5, 9), at(5, 9, 1)) == {9: "unknown"}
 
 
 @pytest.mark.parametrize("how", ["resume", "until"])
-def test_what_was_fired_before_a_pause_stays_known(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, how: str
-) -> None:
-    with_an_outage(scheduler, clock)
-    clock.set(at(5, 14, 20))  # one o'clock and two o'clock have come, and no scheduler runs
-    scheduler.pause_schedule("nine", until=at(5, 16, 20) if how == "until" else None)
-    clock.set(at(5, 16, 20))
+def test_what_was_fired_before_a_pause_stays_known(world: World, how: str) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    world.clock.set(at(5, 14, 20))  # one o'clock and two o'clock have come, and no scheduler runs
+    world.scheduler.pause_schedule("nine", until=at(5, 16, 20) if how == "until" else None)
+    world.clock.set(at(5, 16, 20))
     if how == "resume":
-        scheduler.resume_schedule("nine")
+        world.scheduler.resume_schedule("nine")
     else:
-        scheduler.tick()
-    tick_at(scheduler, clock, at(5, 17))
-    forget_tasks(queue, clock)
+        world.tick()
+    tick_at(world.scheduler, world.clock, at(5, 17))
+    forget_tasks(world)
     expected = {
         9: "fired",
         10: "skipped missed",
@@ -229,25 +215,23 @@ def test_what_was_fired_before_a_pause_stays_known(
         16: "skipped paused",
         17: "fired",
     }
-    assert fates(scheduler, at(5, 9), at(5, 18)) == expected
-    assert scheduler.backfill("nine", at(5, 9), at(5, 18), dry_run=True).moments == 6
+    assert fates(world, at(5, 9), at(5, 18)) == expected
+    assert world.scheduler.backfill("nine", at(5, 9), at(5, 18), dry_run=True).moments == 6
 
 
-def test_of_a_schedule_that_was_disabled_only_what_came_since_is_known(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    with_an_outage(scheduler, clock)
-    stored = record(redis_client, queue, "schedules", "nine")
-    tamper(redis_client, queue, "nine", cron_expr="0 25 * * *")
-    tick_at(scheduler, clock, at(5, 13))
-    reason = get(scheduler, "nine").disabled_reason
-    tamper(redis_client, queue, "nine", cron_expr=stored["cron_expr"])
-    clock.set(at(5, 14, 30))
-    assert fates(scheduler, at(5, 14), at(5, 15)) == {14: f"skipped {reason}"}
-    scheduler.resume_schedule("nine")
-    tick_at(scheduler, clock, at(5, 15))
-    forget_tasks(queue, clock)
-    assert fates(scheduler, at(5, 11), at(5, 16)) == {
+def test_of_a_schedule_that_was_disabled_only_what_came_since_is_known(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    stored = world.record("schedules", "nine")
+    world.tamper("nine", cron_expr="0 25 * * *")
+    tick_at(world.scheduler, world.clock, at(5, 13))
+    reason = world.schedule("nine").disabled_reason
+    world.tamper("nine", cron_expr=stored["cron_expr"])
+    world.clock.set(at(5, 14, 30))
+    assert fates(world, at(5, 14), at(5, 15)) == {14: f"skipped {reason}"}
+    world.scheduler.resume_schedule("nine")
+    tick_at(world.scheduler, world.clock, at(5, 15))
+    forget_tasks(world)
+    assert fates(world, at(5, 11), at(5, 16)) == {
         11: "skipped missed",
         12: "unknown",
         13: "unknown",
@@ -256,15 +240,13 @@ def test_of_a_schedule_that_was_disabled_only_what_came_since_is_known(
     }
 
 
-def test_a_rule_that_was_changed_in_a_pause_has_fired_nothing_before(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    with_an_outage(scheduler, clock)
-    scheduler.pause_schedule("nine")
-    clock.set(at(5, 14, 20))
-    scheduler.update_schedule("nine", cron_expr="15 * * * *")
-    clock.set(at(5, 15, 20))
-    assert fates(scheduler, at(5, 9, 1), at(5, 17)) == {
+def test_a_rule_that_was_changed_in_a_pause_has_fired_nothing_before(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    world.scheduler.pause_schedule("nine")
+    world.clock.set(at(5, 14, 20))
+    world.scheduler.update_schedule("nine", cron_expr="15 * * * *")
+    world.clock.set(at(5, 15, 20))
+    assert fates(world, at(5, 9, 1), at(5, 17)) == {
         9: "unknown",
         10: "skipped missed",  # between ten and eleven
         11: "unknown",
@@ -276,14 +258,11 @@ def test_a_rule_that_was_changed_in_a_pause_has_fired_nothing_before(
     }
 
 
-def test_moments_older_than_what_is_remembered_are_unknown(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue
-) -> None:
-    add(scheduler, cron_expr="* * * * *", overlap="skip")
+def test_moments_older_than_what_is_remembered_are_unknown(world: World) -> None:
+    world.add(cron_expr="* * * * *", overlap="skip")
     for _ in range(NOTES_KEPT + 5):
-        clock.advance(60)
-        scheduler.tick()
-    page = scheduler.moments("nine", at(5, 9), clock.now(), limit=MAX_MOMENTS)
+        world.tick_after(60)
+    page = world.scheduler.moments("nine", at(5, 9), world.now(), limit=MAX_MOMENTS)
     outcomes = [m.outcome for m in page]
     # The first was fired, and its task is there; of the next few the notes were dropped.
     assert outcomes[0] == "fired"
@@ -301,13 +280,11 @@ def test_as_many_notes_and_changes_are_listed_as_the_scripts_keep() -> None:
         assert re.search(rf"{constant} = {expected}\b", text), part
 
 
-def test_a_listing_of_moments_goes_on_where_its_page_ended(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    with_an_outage(scheduler, clock)
+def test_a_listing_of_moments_goes_on_where_its_page_ended(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
     pages, cursor = [], None
     while True:
-        page = scheduler.moments("nine", at(5, 8), at(5, 15), limit=3, cursor=cursor)
+        page = world.scheduler.moments("nine", at(5, 8), at(5, 15), limit=3, cursor=cursor)
         pages.append([m.at.hour for m in page])
         if (cursor := page.cursor) is None:
             break
@@ -340,122 +317,105 @@ def test_bad_arguments_of_a_listing_are_named(
 # --- backfill -------------------------------------------------------------------------------------
 
 
-def test_a_backfill_makes_the_tasks_that_were_never_made(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    with_an_outage(scheduler, clock, payload={"report": 7}, name="reports.build")
-    before = fired_ids(redis_client, queue)
+def test_a_backfill_makes_the_tasks_that_were_never_made(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock, payload={"report": 7}, name="reports.build")
+    before = world.fired_ids()
 
-    report = scheduler.backfill("nine", at(5, 8), at(5, 20), by="carol")
+    report = world.scheduler.backfill("nine", at(5, 8), at(5, 20), by="carol")
 
     hours = [8, 10, 11]
     assert report == Backfill(dry_run=False, moments=3, filled=3, first=at(5, 8), last=at(5, 11))
-    new = sorted(set(fired_ids(redis_client, queue)) - set(before))
+    new = sorted(set(world.fired_ids()) - set(before))
     assert new == [fire_id("nine", at(5, hour)) for hour in hours]
-    info = queue.get(new[0])
+    info = world.queue.get(new[0])
     assert info is not None
     assert info.task is not None
     assert (info.state, info.priority, info.name) == ("ready", Priority.VERY_LOW, "reports.build")
     assert (info.task.run_type, info.task.triggered_by) == ("scheduled", "carol")
     assert (info.task.scheduled_for, info.task.payload) == (at(5, 8), {"report": 7})
-    assert fates(scheduler, at(5, 8), at(5, 13)) == {
+    assert fates(world, at(5, 8), at(5, 13)) == {
         8: "backfilled",
         9: "fired",
         10: "backfilled",
         11: "backfilled",
         12: "fired",
     }
-    assert get(scheduler, "nine").next_run == at(5, 13)
+    assert world.schedule("nine").next_run == at(5, 13)
 
 
-def test_a_dry_run_counts_and_changes_nothing(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    with_an_outage(scheduler, clock)
-    before = state_of(redis_client, replay=True)
-    report = scheduler.backfill("nine", at(5, 8), at(5, 20), dry_run=True)
+def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    before = world.state(replay=True)
+    report = world.scheduler.backfill("nine", at(5, 8), at(5, 20), dry_run=True)
     assert report == Backfill(dry_run=True, moments=3, first=at(5, 8), last=at(5, 11))
-    assert state_of(redis_client, replay=True) == before
+    assert world.state(replay=True) == before
 
 
-def test_a_backfill_twice_equals_one(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    with_an_outage(scheduler, clock)
-    scheduler.backfill("nine", at(5, 8), at(5, 20))
-    once = state_of(redis_client)
-    again = scheduler.backfill("nine", at(5, 7, 30), at(5, 20))
+def test_a_backfill_twice_equals_one(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    world.scheduler.backfill("nine", at(5, 8), at(5, 20))
+    once = world.state()
+    again = world.scheduler.backfill("nine", at(5, 7, 30), at(5, 20))
     assert again == Backfill(dry_run=False, moments=0)
-    assert state_changes(once, state_of(redis_client)) == {}
+    assert state_changes(once, world.state()) == {}
 
 
-def test_a_backfill_twice_equals_one_when_the_tasks_are_long_gone(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    with_an_outage(scheduler, clock)
-    scheduler.pause_schedule("nine")
-    clock.set(at(5, 14, 20))
-    scheduler.backfill("nine", at(5, 8), at(5, 20))
-    scheduler.resume_schedule("nine")
-    forget_tasks(queue, clock)
-    assert fired_ids(redis_client, queue) == []
+def test_a_backfill_twice_equals_one_when_the_tasks_are_long_gone(world: World) -> None:
+    with_an_outage(world.scheduler, world.clock)
+    world.scheduler.pause_schedule("nine")
+    world.clock.set(at(5, 14, 20))
+    world.scheduler.backfill("nine", at(5, 8), at(5, 20))
+    world.scheduler.resume_schedule("nine")
+    forget_tasks(world)
+    assert world.fired_ids() == []
 
-    again = scheduler.backfill("nine", at(5, 8), at(5, 20))
+    again = world.scheduler.backfill("nine", at(5, 8), at(5, 20))
 
     assert (again.moments, again.filled) == (0, 0)
-    assert fired_ids(redis_client, queue) == []
+    assert world.fired_ids() == []
 
 
-def test_a_backfill_twice_equals_one_when_what_was_noted_of_it_is_gone_too(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="* * * * *", overlap="skip")
-    assert scheduler.backfill("nine", at(5, 8), at(5, 8, 30)).filled == 30
+def test_a_backfill_twice_equals_one_when_what_was_noted_of_it_is_gone_too(world: World) -> None:
+    world.add(cron_expr="* * * * *", overlap="skip")
+    assert world.scheduler.backfill("nine", at(5, 8), at(5, 8, 30)).filled == 30
     for _ in range(NOTES_KEPT + 5):  # skipped, since what was filled is unfinished
-        clock.advance(60)
-        scheduler.tick()
-    forget_tasks(queue, clock)
-    again = scheduler.backfill("nine", at(5, 8), at(5, 8, 30))
+        world.tick_after(60)
+    forget_tasks(world)
+    again = world.scheduler.backfill("nine", at(5, 8), at(5, 8, 30))
     assert (again.filled, again.unknown) == (0, 30)
-    assert fired_ids(redis_client, queue) == []
+    assert world.fired_ids() == []
 
 
-def test_what_may_have_been_fired_is_filled_only_if_that_is_wanted(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    tick_at(scheduler, clock, at(5, 9))
-    tick_at(scheduler, clock, at(5, 10))
-    scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
-    forget_tasks(queue, clock)
-    careful = scheduler.backfill("nine", at(5, 9), at(5, 10))
-    bold = scheduler.backfill("nine", at(5, 9), at(5, 10), unknown_too=True)
+def test_what_may_have_been_fired_is_filled_only_if_that_is_wanted(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
+    tick_at(world.scheduler, world.clock, at(5, 9))
+    tick_at(world.scheduler, world.clock, at(5, 10))
+    world.scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
+    forget_tasks(world)
+    careful = world.scheduler.backfill("nine", at(5, 9), at(5, 10))
+    bold = world.scheduler.backfill("nine", at(5, 9), at(5, 10), unknown_too=True)
     assert (careful.filled, careful.unknown) == (0, 2)  # nine, and half past
     assert (bold.filled, bold.unknown) == (2, 0)
-    assert fired_ids(redis_client, queue) == [
+    assert world.fired_ids() == [
         fire_id("nine", at(5, 9)),
         fire_id("nine", at(5, 9, 30)),
     ]
 
 
-def test_a_moment_that_is_about_to_be_fired_is_not_filled(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 9))
-    assert scheduler.backfill("nine", at(5, 8), at(5, 10)).filled == 0
-    assert scheduler.tick().fired == 1
+def test_a_moment_that_is_about_to_be_fired_is_not_filled(world: World) -> None:
+    world.add()
+    world.clock.set(at(5, 9))
+    assert world.scheduler.backfill("nine", at(5, 8), at(5, 10)).filled == 0
+    assert world.tick().fired == 1
 
 
-def test_moments_that_passed_in_a_pause_are_filled_and_stay_so_when_it_ends(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="0 * * * *")
-    scheduler.pause_schedule("nine", until=at(5, 11, 30))
-    clock.set(at(5, 10, 30))
-    assert scheduler.backfill("nine", at(5, 9), at(5, 12)).filled == 2
-    tick_at(scheduler, clock, at(5, 11, 30))
-    assert fates(scheduler, at(5, 9), at(5, 13)) == {
+def test_moments_that_passed_in_a_pause_are_filled_and_stay_so_when_it_ends(world: World) -> None:
+    world.add(cron_expr="0 * * * *")
+    world.scheduler.pause_schedule("nine", until=at(5, 11, 30))
+    world.clock.set(at(5, 10, 30))
+    assert world.scheduler.backfill("nine", at(5, 9), at(5, 12)).filled == 2
+    tick_at(world.scheduler, world.clock, at(5, 11, 30))
+    assert fates(world, at(5, 9), at(5, 13)) == {
         9: "backfilled",
         10: "backfilled",
         11: "skipped paused",
@@ -463,94 +423,77 @@ def test_moments_that_passed_in_a_pause_are_filled_and_stay_so_when_it_ends(
     }
 
 
-def test_more_moments_than_the_limit_are_refused_with_their_number(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="* * * * *")
-    before = state_of(redis_client)
+def test_more_moments_than_the_limit_are_refused_with_their_number(world: World) -> None:
+    world.add(cron_expr="* * * * *")
+    before = world.state()
     with pytest.raises(InvalidSchedule, match=r"^1440 moments .* limit of 1000"):
-        scheduler.backfill("nine", at(4, 8, 59, 59), at(5, 8, 59, 59))
+        world.scheduler.backfill("nine", at(4, 8, 59, 59), at(5, 8, 59, 59))
     with pytest.raises(InvalidSchedule, match="more than 100000 moments"):
-        scheduler.backfill("nine", 0, at(5, 9))
-    assert state_of(redis_client) == before
+        world.scheduler.backfill("nine", 0, at(5, 9))
+    assert world.state() == before
 
 
-def test_a_backfill_of_many_moments_is_complete(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="* * * * *")
+def test_a_backfill_of_many_moments_is_complete(world: World) -> None:
+    world.add(cron_expr="* * * * *")
     count = 3 * CHUNK + 1
     start = at(5, 8, 59) - timedelta(minutes=count - 1)
-    assert scheduler.backfill("nine", start, at(5, 9)).filled == count
-    assert fired_ids(redis_client, queue) == [
+    assert world.scheduler.backfill("nine", start, at(5, 9)).filled == count
+    assert world.fired_ids() == [
         fire_id("nine", start + timedelta(minutes=n)) for n in range(count)
     ]
-    assert scheduler.backfill("nine", start, at(5, 9)).moments == 0
+    assert world.scheduler.backfill("nine", start, at(5, 9)).moments == 0
 
 
-def test_a_full_queue_stops_a_backfill_which_goes_on_later(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="* * * * *")
-    queue.set_user("alice", max_waiting=CHUNK + 10)
+def test_a_full_queue_stops_a_backfill_which_goes_on_later(world: World) -> None:
+    world.add(cron_expr="* * * * *")
+    world.queue.set_user("alice", max_waiting=CHUNK + 10)
     count = 2 * CHUNK
     start = at(5, 8, 59) - timedelta(minutes=count - 1)
     with pytest.raises(QueueFull, match=f"^{CHUNK} moments .* the user had"):
-        scheduler.backfill("nine", start, at(5, 9))
-    queue.set_user("alice", max_waiting=None)
-    assert scheduler.backfill("nine", start, at(5, 9)).filled == count - CHUNK
-    assert len(fired_ids(redis_client, queue)) == count
+        world.scheduler.backfill("nine", start, at(5, 9))
+    world.queue.set_user("alice", max_waiting=None)
+    assert world.scheduler.backfill("nine", start, at(5, 9)).filled == count - CHUNK
+    assert len(world.fired_ids()) == count
 
 
 def test_a_backfill_during_which_the_schedule_is_changed_starts_over_with_the_new_one(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_an_outage(scheduler, clock)
-    sent = before_script(
-        queue, monkeypatch, "backfill", lambda: other.update_schedule("nine", payload={"new": 1})
+    with_an_outage(world.scheduler, world.clock)
+    sent = world.before_script(
+        monkeypatch, "backfill", lambda: other.update_schedule("nine", payload={"new": 1})
     )
-    assert scheduler.backfill("nine", at(5, 8), at(5, 20)).filled == 3
+    assert world.scheduler.backfill("nine", at(5, 8), at(5, 20)).filled == 3
     assert sent.count("backfill") == 2
-    info = queue.get(fire_id("nine", at(5, 10)))
+    info = world.queue.get(fire_id("nine", at(5, 10)))
     assert info is not None
     assert info.task is not None
     assert info.task.payload == {"new": 1}
 
 
 def test_two_backfills_at_the_same_time_make_each_task_once(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_an_outage(scheduler, clock)
+    with_an_outage(world.scheduler, world.clock)
     theirs: list[int] = []
-    before_script(
-        queue,
+    world.before_script(
         monkeypatch,
         "backfill",
         lambda: theirs.append(other.backfill("nine", at(5, 8), at(5, 11)).filled),
     )
-    mine = scheduler.backfill("nine", at(5, 8), at(5, 20)).filled
+    mine = world.scheduler.backfill("nine", at(5, 8), at(5, 20)).filled
     assert (theirs, mine) == ([2], 1)
 
 
-def test_a_backfill_whose_reply_is_lost_is_done_once(
-    own_server: OwnServer, clock: ManualClock, registry: CollectorRegistry
-) -> None:
+def test_a_backfill_whose_reply_is_lost_is_done_once(own_server: OwnServer, world: World) -> None:
     server = own_server()
     with (
         LossyProxy(server.socket_path) as proxy,
         redis.Redis.from_url(server.url) as client,
-        TaskQueue.from_url(proxy.url, clock=clock) as queue,
+        TaskQueue.from_url(proxy.url, clock=world.clock) as queue,
     ):
-        scheduler = TaskScheduler(queue, "one", registry=registry)
-        with_an_outage(scheduler, clock)
+        scheduler = TaskScheduler(queue, "one", registry=world.registry)
+        with_an_outage(scheduler, world.clock)
         proxy.drop_replies(1)
         assert scheduler.backfill("nine", at(5, 8), at(5, 20)).filled == 3
         assert proxy.dropped == 1
@@ -559,28 +502,20 @@ def test_a_backfill_whose_reply_is_lost_is_done_once(
 
 
 def test_a_moment_that_is_fired_during_a_backfill_is_fired_all_the_same(
-    scheduler: TaskScheduler,
-    other: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_an_outage(scheduler, clock)
-    clock.set(at(5, 13))
-    before_script(queue, monkeypatch, "fire", lambda: other.backfill("nine", at(5, 8), at(5, 20)))
-    assert scheduler.tick().fired == 1
+    with_an_outage(world.scheduler, world.clock)
+    world.clock.set(at(5, 13))
+    world.before_script(monkeypatch, "fire", lambda: other.backfill("nine", at(5, 8), at(5, 20)))
+    assert world.tick().fired == 1
     hours = [8, 9, 10, 11, 12, 13]
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, hour)) for hour in hours]
+    assert world.fired_ids() == [fire_id("nine", at(5, hour)) for hour in hours]
 
 
 def test_a_schedule_that_is_changed_again_and_again_is_a_conflict(
-    redis_client: redis.Redis,
-    other: TaskScheduler,
-    clock: ManualClock,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TaskQueue(redis_client, clock=clock, timeout=0.3) as queue:
+    with TaskQueue(world.redis, clock=world.clock, timeout=0.3) as queue:
         scheduler = TaskScheduler(queue, "impatient", registry=CollectorRegistry())
         add(scheduler)
         before_script(
@@ -594,15 +529,13 @@ def test_a_schedule_that_is_changed_again_and_again_is_a_conflict(
             scheduler.backfill("nine", at(3, 8), at(4, 20))
 
 
-def test_the_mark_of_a_set_next_run_outlives_a_backfill(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", next_run=at(5, 11))
-    clock.set(at(5, 9, 30))
-    assert scheduler.backfill("nine", at(5, 9), at(5, 10)).filled == 1
-    scheduler.replan()
-    assert get(scheduler, "nine").next_run == at(5, 11)
+def test_the_mark_of_a_set_next_run_outlives_a_backfill(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", next_run=at(5, 11))
+    world.clock.set(at(5, 9, 30))
+    assert world.scheduler.backfill("nine", at(5, 9), at(5, 10)).filled == 1
+    world.scheduler.replan()
+    assert world.schedule("nine").next_run == at(5, 11)
 
 
 BAD_BACKFILLS: list[tuple[dict[str, Any], str]] = [
@@ -637,18 +570,16 @@ def test_a_schedule_whose_next_run_would_cancel_what_is_filled_cannot_be_filled(
 # --- what was changed -----------------------------------------------------------------------------
 
 
-def test_changes_say_who_when_and_what_newest_first(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr=None, every=60, created_by="ann", title="Reports")
-    scheduler.update_schedule("nine", every=90, start=at(6, 9), changed_by="carol")
-    clock.advance(10)
-    scheduler.pause_schedule("nine", by="dave", note="incident 7")
-    clock.advance(10)
-    scheduler.update_schedule("nine", payload={"long": "x" * 1000})
-    scheduler.update_schedule("nine", payload={"long": "x" * 1000})  # as it was
+def test_changes_say_who_when_and_what_newest_first(world: World) -> None:
+    world.add(cron_expr=None, every=60, created_by="ann", title="Reports")
+    world.scheduler.update_schedule("nine", every=90, start=at(6, 9), changed_by="carol")
+    world.advance(10)
+    world.scheduler.pause_schedule("nine", by="dave", note="incident 7")
+    world.advance(10)
+    world.scheduler.update_schedule("nine", payload={"long": "x" * 1000})
+    world.scheduler.update_schedule("nine", payload={"long": "x" * 1000})  # as it was
 
-    newest, middle, oldest, making = scheduler.changes("nine")
+    newest, middle, oldest, making = world.scheduler.changes("nine")
 
     assert (newest.at, newest.by) == (THURSDAY + timedelta(seconds=20), None)
     assert newest.fields["payload"][0] == {}
@@ -671,18 +602,16 @@ def test_changes_say_who_when_and_what_newest_first(
     assert not any(each.made for each in (newest, middle, oldest))
 
 
-def test_a_listing_of_changes_goes_on_where_its_page_ended(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
+def test_a_listing_of_changes_goes_on_where_its_page_ended(world: World) -> None:
+    world.add()
     for n in range(5):
-        scheduler.update_schedule("nine", payload={"n": n})
-        clock.advance(1)
-    add(scheduler, "ninety")
-    scheduler.update_schedule("ninety", payload={"n": 90})
+        world.scheduler.update_schedule("nine", payload={"n": n})
+        world.advance(1)
+    world.add("ninety")
+    world.scheduler.update_schedule("ninety", payload={"n": 90})
     seen, cursor = [], None
     while True:
-        page = scheduler.changes("nine", limit=2, cursor=cursor)
+        page = world.scheduler.changes("nine", limit=2, cursor=cursor)
         seen.append([change.made or change.fields["payload"][1]["n"] for change in page])
         if (cursor := page.cursor) is None:
             break
@@ -699,23 +628,21 @@ def test_bad_arguments_of_the_changes_are_named(scheduler: TaskScheduler) -> Non
             scheduler.changes("nine", **arguments)
 
 
-def test_a_change_that_somebody_has_spoilt_is_a_broken_record(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    redis_client.zadd(queue.keys["changes"], {f"nine\0{ms(THURSDAY)}\0op\0[]": 0})
+def test_a_change_that_somebody_has_spoilt_is_a_broken_record(world: World) -> None:
+    world.add()
+    world.redis.zadd(world.keys["changes"], {f"nine\0{ms(THURSDAY)}\0op\0[]": 0})
     with pytest.raises(BrokenRecord, match="a change of schedule 'nine'"):
-        scheduler.changes("nine")
+        world.scheduler.changes("nine")
 
 
 # --- many at once ---------------------------------------------------------------------------------
 
 
-def add_some(scheduler: TaskScheduler) -> None:
+def add_some(world: World) -> None:
     """Two of alice's with different tasks, one of bob's."""
-    add(scheduler, "a1", name="mail.send")
-    add(scheduler, "a2", name="report")
-    add(scheduler, "b1", user_id="bob", name="mail.send")
+    world.add("a1", name="mail.send")
+    world.add("a2", name="report")
+    world.add("b1", user_id="bob", name="mail.send")
 
 
 def ids_where(scheduler: TaskScheduler, **filters: Any) -> list[str]:
@@ -723,15 +650,13 @@ def ids_where(scheduler: TaskScheduler, **filters: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_bulk_operation_counts_first_and_changes_nothing(
-    scheduler: TaskScheduler, redis_client: redis.Redis, action: str
-) -> None:
-    add_some(scheduler)
-    before = state_of(redis_client, replay=True)
+def test_a_bulk_operation_counts_first_and_changes_nothing(world: World, action: str) -> None:
+    add_some(world)
+    before = world.state(replay=True)
     changes: dict[str, Any] = {"priority": 5} if action == "update" else {}
-    result = scheduler.bulk(action, user_id="alice", **changes)
+    result = world.scheduler.bulk(action, user_id="alice", **changes)
     assert result == BulkResult(action=action, dry_run=True, matched=2)
-    assert state_of(redis_client, replay=True) == before
+    assert world.state(replay=True) == before
 
 
 FILTERS: list[tuple[dict[str, Any], list[str]]] = [
@@ -748,91 +673,83 @@ FILTERS: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("filters", "expected"), FILTERS, ids=[str(f) for f, _ in FILTERS])
 def test_a_bulk_operation_reaches_those_that_match(
-    scheduler: TaskScheduler, filters: dict[str, Any], expected: list[str]
+    world: World, filters: dict[str, Any], expected: list[str]
 ) -> None:
-    add_some(scheduler)
-    scheduler.pause_schedule("a2")
-    result = scheduler.bulk("update", dry_run=False, metadata={"seen": True}, **filters)
-    changed = [s.schedule_id for s in scheduler.list_schedules() if s.metadata]
+    add_some(world)
+    world.scheduler.pause_schedule("a2")
+    result = world.scheduler.bulk("update", dry_run=False, metadata={"seen": True}, **filters)
+    changed = [s.schedule_id for s in world.scheduler.list_schedules() if s.metadata]
     assert changed == expected
     assert (result.matched, result.done) == (len(expected), len(expected))
 
 
 @pytest.mark.parametrize("by", [{}, {"contains": "a"}, {"user_id": "alice"}], ids=str)
-def test_schedules_that_the_state_rules_out_are_not_read(
-    scheduler: TaskScheduler, redis_client: redis.Redis, by: dict[str, Any]
-) -> None:
-    add_some(scheduler)
+def test_schedules_that_the_state_rules_out_are_not_read(world: World, by: dict[str, Any]) -> None:
+    add_some(world)
 
     def asked() -> int:
-        return int(redis_client.info("commandstats")["cmdstat_hmget"]["calls"])
+        return int(world.redis.info("commandstats")["cmdstat_hmget"]["calls"])
 
     before = asked()
-    assert scheduler.list_schedules(is_active=False, **by) == []
+    assert world.scheduler.list_schedules(is_active=False, **by) == []
     assert asked() - before == 1  # the states, and no definition or plan
 
 
 @pytest.mark.parametrize("spoilt", ["", "[", "1,2", '{"active":true', '"x"'])
-def test_a_spoilt_state_misleads_no_search(
-    scheduler: TaskScheduler, redis_client: redis.Redis, spoilt: str
-) -> None:
-    add_some(scheduler)
-    scheduler.pause_schedule("b1")
-    redis_client.hset(scheduler.queue.keys["schedule_state"], "a2", spoilt)
+def test_a_spoilt_state_misleads_no_search(world: World, spoilt: str) -> None:
+    add_some(world)
+    world.scheduler.pause_schedule("b1")
+    world.redis.hset(world.scheduler.queue.keys["schedule_state"], "a2", spoilt)
     filters: list[dict[str, Any]] = [{}, {"name_prefix": "m"}]
     for more in filters:
-        listed = [s.schedule_id for s in scheduler.list_schedules(**more)]
-        paused = ids_where(scheduler, is_active=False, **more)
-        active = ids_where(scheduler, is_active=True, **more)
+        listed = [s.schedule_id for s in world.scheduler.list_schedules(**more)]
+        paused = ids_where(world.scheduler, is_active=False, **more)
+        active = ids_where(world.scheduler, is_active=True, **more)
         assert "b1" in paused
         assert "a1" in active
         assert sorted(paused + active) == sorted(listed)
 
 
-def test_each_bulk_action_does_what_the_single_one_does(
-    scheduler: TaskScheduler, queue: TaskQueue
-) -> None:
-    add_some(scheduler)
+def test_each_bulk_action_does_what_the_single_one_does(world: World) -> None:
+    add_some(world)
     seen: list[tuple[int, int]] = []
 
-    scheduler.bulk("pause", user_id="alice", dry_run=False, by="carol", note="stop")
-    assert ids_where(scheduler, is_active=False) == ["a1", "a2"]
-    assert (get(scheduler, "a1").paused_by, get(scheduler, "a1").pause_note) == ("carol", "stop")
-    scheduler.bulk("resume", dry_run=False, by="carol")
-    assert ids_where(scheduler, is_active=False) == []
-    scheduler.bulk("trigger", name="mail.send", dry_run=False, by="carol")
-    claims = queue.claim("w", limit=10)
+    world.scheduler.bulk("pause", user_id="alice", dry_run=False, by="carol", note="stop")
+    assert ids_where(world.scheduler, is_active=False) == ["a1", "a2"]
+    assert (world.schedule("a1").paused_by, world.schedule("a1").pause_note) == ("carol", "stop")
+    world.scheduler.bulk("resume", dry_run=False, by="carol")
+    assert ids_where(world.scheduler, is_active=False) == []
+    world.scheduler.bulk("trigger", name="mail.send", dry_run=False, by="carol")
+    claims = world.queue.claim("w", limit=10)
     assert sorted(str(c.task.schedule_id) for c in claims) == ["a1", "b1"]
     assert {c.task.triggered_by for c in claims} == {"carol"}
-    scheduler.bulk(
+    world.scheduler.bulk(
         "remove", user_id="alice", dry_run=False, progress=lambda *each: seen.append(each)
     )
-    assert ids_where(scheduler) == ["b1"]
+    assert ids_where(world.scheduler) == ["b1"]
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_one_that_fails_does_not_stop_the_others(
-    scheduler: TaskScheduler, other: TaskScheduler, clock: ManualClock
-) -> None:
-    add_some(scheduler)
-    add(scheduler, "once", cron_expr=None, at=at(5, 9))
-    tick_at(scheduler, clock, at(5, 9))
+def test_one_that_fails_does_not_stop_the_others(world: World, other: TaskScheduler) -> None:
+    add_some(world)
+    world.add("once", cron_expr=None, at=at(5, 9))
+    tick_at(world.scheduler, world.clock, at(5, 9))
 
     def somebody_removes_another(done: int, total: int) -> None:
         if done == 1:
             other.remove_schedule("b1")
 
-    result = scheduler.bulk("resume", dry_run=False, progress=somebody_removes_another)
+    result = world.scheduler.bulk("resume", dry_run=False, progress=somebody_removes_another)
 
     assert (result.matched, result.done, result.gone, result.failed) == (4, 2, 1, 1)
     assert "is in the past" in result.errors["once"]
 
 
 def test_one_that_is_gone_before_it_is_triggered_is_counted(
-    scheduler: TaskScheduler, other: TaskScheduler
+    world: World, other: TaskScheduler
 ) -> None:
-    add_some(scheduler)
-    result = scheduler.bulk(
+    add_some(world)
+    result = world.scheduler.bulk(
         "trigger", dry_run=False, progress=lambda *_: other.remove_schedule("b1")
     )
     assert (result.done, result.gone, result.errors) == (2, 1, {})
@@ -876,23 +793,21 @@ BAD_BULKS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("arguments", "words"), BAD_BULKS, ids=[words for _, words in BAD_BULKS])
 def test_bad_arguments_of_a_bulk_operation_are_named_and_nothing_is_done(
-    scheduler: TaskScheduler, redis_client: redis.Redis, arguments: dict[str, Any], words: str
+    world: World, arguments: dict[str, Any], words: str
 ) -> None:
-    add_some(scheduler)
-    before = state_of(redis_client)
+    add_some(world)
+    before = world.state()
     with pytest.raises(InvalidSchedule, match=words):
-        scheduler.bulk(dry_run=False, **arguments)
-    assert state_of(redis_client) == before
+        world.scheduler.bulk(dry_run=False, **arguments)
+    assert world.state() == before
 
 
-def test_a_run_that_is_triggered_may_have_another_payload(
-    scheduler: TaskScheduler, queue: TaskQueue
-) -> None:
-    add(scheduler, payload={"report": 7})
-    scheduler.trigger("nine", payload={"report": 8})
-    (claim,) = queue.claim("w")
+def test_a_run_that_is_triggered_may_have_another_payload(world: World) -> None:
+    world.add(payload={"report": 7})
+    world.scheduler.trigger("nine", payload={"report": 8})
+    (claim,) = world.queue.claim("w")
     assert claim.task.payload == {"report": 8}
-    assert get(scheduler, "nine").payload == {"report": 7}
+    assert world.schedule("nine").payload == {"report": 7}
 
 
 # --- copies ---------------------------------------------------------------------------------------
@@ -931,23 +846,21 @@ RULES: list[dict[str, Any]] = [
 _OWN = ("schedule_id", "created_at", "updated_at", "next_run", "revision")
 
 
-def settings_of(scheduler: TaskScheduler, schedule_id: str) -> dict[str, Any]:
+def settings_of(world: World, schedule_id: str) -> dict[str, Any]:
     """What a user has set of a schedule."""
-    schedule = get(scheduler, schedule_id)
+    schedule = world.schedule(schedule_id)
     names = [name for name in schedule.__slots__ if name not in _OWN]
     return {name: getattr(schedule, name) for name in names}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_a_copy_has_all_that_the_original_has(
-    scheduler: TaskScheduler, clock: ManualClock, rule: dict[str, Any]
-) -> None:
-    add(scheduler, **FULL | rule)
-    clock.advance(7)
-    assert scheduler.copy_schedule("nine", "copy") == "copy"
-    assert settings_of(scheduler, "copy") == settings_of(scheduler, "nine")
+def test_a_copy_has_all_that_the_original_has(world: World, rule: dict[str, Any]) -> None:
+    world.add(**FULL | rule)
+    world.advance(7)
+    assert world.scheduler.copy_schedule("nine", "copy") == "copy"
+    assert settings_of(world, "copy") == settings_of(world, "nine")
     if rule["cron_expr"] is None:
-        assert get(scheduler, "copy").next_run == get(scheduler, "nine").next_run
+        assert world.schedule("copy").next_run == world.schedule("nine").next_run
 
 
 def test_a_copy_takes_changes_also_of_the_kind_of_rule(scheduler: TaskScheduler) -> None:
@@ -959,15 +872,15 @@ def test_a_copy_takes_changes_also_of_the_kind_of_rule(scheduler: TaskScheduler)
     assert (copied.user_id, copied.start, copied.payload) == ("bob", None, FULL["payload"])
 
 
-def test_a_copy_of_nothing_or_over_another_is_refused(scheduler: TaskScheduler) -> None:
-    add_some(scheduler)
+def test_a_copy_of_nothing_or_over_another_is_refused(world: World) -> None:
+    add_some(world)
     with pytest.raises(UnknownSchedule, match="'none'"):
-        scheduler.copy_schedule("none")
+        world.scheduler.copy_schedule("none")
     with pytest.raises(ScheduleConflict, match="'a2' is taken"):
-        scheduler.copy_schedule("a1", "a2")
+        world.scheduler.copy_schedule("a1", "a2")
     for bad in ({"colour": "red"}, {"next_run": at(6, 9)}, {"is_active": False}):
         with pytest.raises(InvalidSchedule, match="|".join(bad)):
-            scheduler.copy_schedule("a1", **bad)
+            world.scheduler.copy_schedule("a1", **bad)
 
 
 # --- schedules as code ----------------------------------------------------------------------------
@@ -975,22 +888,22 @@ def test_a_copy_of_nothing_or_over_another_is_refused(scheduler: TaskScheduler) 
 
 @pytest.mark.parametrize("format", ["json", "yaml"])
 def test_what_is_exported_and_imported_elsewhere_is_the_same(
-    scheduler: TaskScheduler, redis_url: str, clock: ManualClock, format: str
+    world: World, redis_url: str, format: str
 ) -> None:
     for number, rule in enumerate(RULES):
-        add(scheduler, f"full{number}", **FULL | rule)
-        add(scheduler, f"plain{number}", **rule)
-    scheduler.pause_schedule("plain0")
-    text = dump_schedules(scheduler.export_schedules(), format)
-    clock.advance(7)
-    with TaskQueue.from_url(redis_url, "elsewhere", clock=clock) as queue:
+        world.add(f"full{number}", **FULL | rule)
+        world.add(f"plain{number}", **rule)
+    world.scheduler.pause_schedule("plain0")
+    text = dump_schedules(world.scheduler.export_schedules(), format)
+    world.advance(7)
+    with TaskQueue.from_url(redis_url, "elsewhere", clock=world.clock) as queue:
         there = TaskScheduler(queue, registry=CollectorRegistry())
         diff = there.import_schedules(load_schedules(text, format), dry_run=False)
         assert len(diff.added) == 2 * len(RULES)
         assert dump_schedules(there.export_schedules(), format) == text
         for number in range(1, len(RULES)):
             for schedule_id in (f"full{number}", f"plain{number}"):
-                assert get(there, schedule_id).next_run == get(scheduler, schedule_id).next_run
+                assert get(there, schedule_id).next_run == world.schedule(schedule_id).next_run
         assert ids_where(there, is_active=False) == ["plain0"]
         assert there.import_schedules(load_schedules(text, format)).is_empty
         queue.destroy()
@@ -1014,9 +927,9 @@ def test_documents_have_times_that_people_can_read(scheduler: TaskScheduler) -> 
     ]
 
 
-def test_an_export_has_those_that_match(scheduler: TaskScheduler) -> None:
-    add_some(scheduler)
-    exported = scheduler.export_schedules(user_id="alice", name="report")
+def test_an_export_has_those_that_match(world: World) -> None:
+    add_some(world)
+    exported = world.scheduler.export_schedules(user_id="alice", name="report")
     assert [document["schedule_id"] for document in exported] == ["a2"]
 
 
@@ -1025,23 +938,21 @@ def document(schedule_id: str, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def test_an_import_tells_the_difference_first_and_then_makes_it(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    add_some(scheduler)
-    scheduler.import_schedules([document("same")], dry_run=False)
+def test_an_import_tells_the_difference_first_and_then_makes_it(world: World) -> None:
+    add_some(world)
+    world.scheduler.import_schedules([document("same")], dry_run=False)
     documents = [
         document("new", every=60, cron_expr=None),
         document("same"),
         document("a1", name="mail.send", priority=5, is_active=False),
         document("a2", name="report", at="2026-03-06T09:00:00+01:00", cron_expr=None),
     ]
-    before = state_of(redis_client, replay=True)
+    before = world.state(replay=True)
 
-    told = scheduler.import_schedules(documents, prune=True)
-    assert state_of(redis_client, replay=True) == before
-    made = scheduler.import_schedules(documents, prune=True, dry_run=False, by="ci")
-    again = scheduler.import_schedules(documents, prune=True, dry_run=False)
+    told = world.scheduler.import_schedules(documents, prune=True)
+    assert world.state(replay=True) == before
+    made = world.scheduler.import_schedules(documents, prune=True, dry_run=False, by="ci")
+    again = world.scheduler.import_schedules(documents, prune=True, dry_run=False)
 
     assert (told.added, told.unchanged, told.removed) == (["new"], ["same"], ["b1"])
     assert told.changed == {
@@ -1050,66 +961,58 @@ def test_an_import_tells_the_difference_first_and_then_makes_it(
     }
     assert (made.added, made.changed, made.removed) == (told.added, told.changed, told.removed)
     assert again.is_empty
-    assert ids_where(scheduler) == ["a1", "a2", "new", "same"]
-    assert get(scheduler, "a2").next_run == at(6, 8)
-    assert scheduler.changes("a1")[0].by == "ci"
+    assert ids_where(world.scheduler) == ["a1", "a2", "new", "same"]
+    assert world.schedule("a2").next_run == at(6, 8)
+    assert world.scheduler.changes("a1")[0].by == "ci"
 
 
-def test_an_import_prunes_only_if_asked_and_only_one_users_if_one_is_given(
-    scheduler: TaskScheduler,
-) -> None:
-    add_some(scheduler)
+def test_an_import_prunes_only_if_asked_and_only_one_users_if_one_is_given(world: World) -> None:
+    add_some(world)
     documents = [document("a1", name="mail.send")]
-    assert scheduler.import_schedules(documents, dry_run=False).removed == []
-    diff = scheduler.import_schedules(documents, prune=True, user_id="alice", dry_run=False)
+    assert world.scheduler.import_schedules(documents, dry_run=False).removed == []
+    diff = world.scheduler.import_schedules(documents, prune=True, user_id="alice", dry_run=False)
     assert diff.removed == ["a2"]
-    assert ids_where(scheduler) == ["a1", "b1"]
+    assert ids_where(world.scheduler) == ["a1", "b1"]
     with pytest.raises(InvalidSchedule, match="remove every schedule"):
-        scheduler.import_schedules([], prune=True, dry_run=False)
+        world.scheduler.import_schedules([], prune=True, dry_run=False)
 
 
-def test_what_a_document_no_longer_says_goes_back_to_the_default(scheduler: TaskScheduler) -> None:
-    add(scheduler, **FULL)
-    scheduler.import_schedules([document("nine")], dry_run=False)
-    add(scheduler, "plain")
-    assert settings_of(scheduler, "nine") == settings_of(scheduler, "plain")
+def test_what_a_document_no_longer_says_goes_back_to_the_default(world: World) -> None:
+    world.add(**FULL)
+    world.scheduler.import_schedules([document("nine")], dry_run=False)
+    world.add("plain")
+    assert settings_of(world, "nine") == settings_of(world, "plain")
 
 
-def test_a_pause_or_an_end_is_no_difference_unless_the_document_speaks_of_it(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, "paused")
-    add(scheduler, "once", cron_expr=None, at=at(5, 9))
-    exported = scheduler.export_schedules()
-    scheduler.pause_schedule("paused")
-    tick_at(scheduler, clock, at(5, 9))
+def test_a_pause_or_an_end_is_no_difference_unless_the_document_speaks_of_it(world: World) -> None:
+    world.add("paused")
+    world.add("once", cron_expr=None, at=at(5, 9))
+    exported = world.scheduler.export_schedules()
+    world.scheduler.pause_schedule("paused")
+    tick_at(world.scheduler, world.clock, at(5, 9))
 
     silent = [{k: v for k, v in each.items() if k != "is_active"} for each in exported]
-    assert scheduler.import_schedules(silent).is_empty
+    assert world.scheduler.import_schedules(silent).is_empty
     # The one-time schedule has had its run, which is not undone.
-    assert list(scheduler.import_schedules(exported, dry_run=False).changed) == ["paused"]
-    assert get(scheduler, "paused").is_active
+    assert list(world.scheduler.import_schedules(exported, dry_run=False).changed) == ["paused"]
+    assert world.schedule("paused").is_active
 
 
-def test_an_import_mends_a_schedule_that_cannot_be_read(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    exported = scheduler.export_schedules()
-    tamper(redis_client, queue, "nine", user_id=7)
-    assert scheduler.import_schedules(exported, dry_run=False).added == ["nine"]
-    assert scheduler.export_schedules() == exported
+def test_an_import_mends_a_schedule_that_cannot_be_read(world: World) -> None:
+    world.add()
+    exported = world.scheduler.export_schedules()
+    world.tamper("nine", user_id=7)
+    assert world.scheduler.import_schedules(exported, dry_run=False).added == ["nine"]
+    assert world.scheduler.export_schedules() == exported
 
 
-def test_an_import_keeps_where_an_interval_counts_from(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr=None, every=3600)
-    planned = get(scheduler, "nine").next_run
-    clock.advance(100)
+def test_an_import_keeps_where_an_interval_counts_from(world: World) -> None:
+    world.add(cron_expr=None, every=3600)
+    planned = world.schedule("nine").next_run
+    world.advance(100)
     written = document("nine", cron_expr=None, every=3600, payload={"n": 1})
-    scheduler.import_schedules([written], dry_run=False)
-    assert (get(scheduler, "nine").payload, get(scheduler, "nine").next_run) == ({"n": 1}, planned)
+    world.scheduler.import_schedules([written], dry_run=False)
+    assert (world.schedule("nine").payload, world.schedule("nine").next_run) == ({"n": 1}, planned)
 
 
 BAD_DOCUMENTS: list[tuple[Any, str]] = [
@@ -1134,12 +1037,12 @@ BAD_DOCUMENTS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("bad", "words"), BAD_DOCUMENTS, ids=[words for _, words in BAD_DOCUMENTS])
 def test_a_bad_document_is_named_by_index_and_field_and_nothing_is_stored(
-    scheduler: TaskScheduler, redis_client: redis.Redis, bad: Any, words: str
+    world: World, bad: Any, words: str
 ) -> None:
-    before = state_of(redis_client)
+    before = world.state()
     with pytest.raises(InvalidSchedule, match=f"nothing was stored.*{words}"):
-        scheduler.import_schedules([document("good"), bad], dry_run=False)
-    assert state_of(redis_client) == before
+        world.scheduler.import_schedules([document("good"), bad], dry_run=False)
+    assert world.state() == before
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -1159,15 +1062,13 @@ def test_an_import_that_leaves_a_schedule_without_moments_is_refused(
     assert get(scheduler, "x").cron_expr == "0 9 * * *"
 
 
-def test_an_import_resumes_no_schedule_whose_moments_are_past(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_an_import_resumes_no_schedule_whose_moments_are_past(world: World) -> None:
     paused = document("x", end=at(5, 9, 30), is_active=False)
-    scheduler.import_schedules([paused], dry_run=False)
-    clock.advance(86_400)
-    scheduler.import_schedules([paused])  # it is as it is
+    world.scheduler.import_schedules([paused], dry_run=False)
+    world.advance(86_400)
+    world.scheduler.import_schedules([paused])  # it is as it is
     with pytest.raises(InvalidSchedule, match="is in the past"):
-        scheduler.import_schedules([paused | {"is_active": True}])
+        world.scheduler.import_schedules([paused | {"is_active": True}])
 
 
 def test_all_bad_documents_are_named_up_to_a_number(scheduler: TaskScheduler) -> None:
@@ -1251,23 +1152,23 @@ SEARCHES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-def add_named(scheduler: TaskScheduler) -> None:
-    add(scheduler, "m1", name="mail.send")
-    add(scheduler, "m2", name="mailing")
-    add(scheduler, "m3", name="mail.send", user_id="bob")
-    add(scheduler, "z", name="état")
-    scheduler.pause_schedule("m2")
+def add_named(world: World) -> None:
+    world.add("m1", name="mail.send")
+    world.add("m2", name="mailing")
+    world.add("m3", name="mail.send", user_id="bob")
+    world.add("z", name="état")
+    world.scheduler.pause_schedule("m2")
 
 
 @pytest.mark.parametrize(("filters", "expected"), SEARCHES, ids=[str(f) for f, _ in SEARCHES])
 @pytest.mark.parametrize("limit", [1, 100])
 def test_schedules_are_found_by_parts_of_their_names(
-    scheduler: TaskScheduler, filters: dict[str, Any], expected: list[str], limit: int
+    world: World, filters: dict[str, Any], expected: list[str], limit: int
 ) -> None:
-    add_named(scheduler)
+    add_named(world)
     found, cursor = [], None
     while True:
-        page = scheduler.list_schedules(limit=limit, cursor=cursor, **filters)
+        page = world.scheduler.list_schedules(limit=limit, cursor=cursor, **filters)
         assert len(page) <= limit
         found += [schedule.schedule_id for schedule in page]
         if (cursor := page.cursor) is None:
@@ -1275,12 +1176,12 @@ def test_schedules_are_found_by_parts_of_their_names(
     assert found == expected
 
 
-def test_a_renamed_or_removed_schedule_is_found_where_it_is_now(scheduler: TaskScheduler) -> None:
-    add_named(scheduler)
-    scheduler.update_schedule("m1", name="post.send")
-    scheduler.remove_schedule("m3")
-    assert ids_where(scheduler, name_prefix="mail") == ["m2"]
-    assert ids_where(scheduler, name_prefix="post") == ["m1"]
+def test_a_renamed_or_removed_schedule_is_found_where_it_is_now(world: World) -> None:
+    add_named(world)
+    world.scheduler.update_schedule("m1", name="post.send")
+    world.scheduler.remove_schedule("m3")
+    assert ids_where(world.scheduler, name_prefix="mail") == ["m2"]
+    assert ids_where(world.scheduler, name_prefix="post") == ["m1"]
 
 
 def test_a_search_that_matches_few_is_a_bounded_walk(
@@ -1331,18 +1232,14 @@ CLOSE: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("rule", "allowed"), CLOSE, ids=[str(rule) for rule, _ in CLOSE])
 def test_a_rule_whose_moments_are_too_close_is_refused(
-    scheduler: TaskScheduler,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    rule: dict[str, Any],
-    allowed: bool,
+    world: World, rule: dict[str, Any], allowed: bool
 ) -> None:
-    queue.configure(min_interval=300)
-    add(scheduler, "before")
-    before = state_of(redis_client)
+    world.queue.configure(min_interval=300)
+    world.add("before")
+    before = world.state()
     acts: list[Callable[[], object]] = [
-        lambda: add(scheduler, **rule),
-        lambda: scheduler.update_schedule("before", **rule),
+        lambda: world.add(**rule),
+        lambda: world.scheduler.update_schedule("before", **rule),
     ]
     for act in acts:
         if allowed:
@@ -1350,151 +1247,130 @@ def test_a_rule_whose_moments_are_too_close_is_refused(
         else:
             with pytest.raises(ScheduleQuota, match="min_interval is 300 seconds"):
                 act()
-    assert (state_of(redis_client) != before) is allowed
+    assert (world.state() != before) is allowed
 
 
-def test_only_a_change_of_the_rule_is_compared_with_the_limit(
-    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="* * * * *")
-    queue.configure(min_interval=timedelta(minutes=5))
-    clock.advance(SETTINGS_MS / 1000)
-    assert scheduler.update_schedule("nine", payload={"n": 1})
+def test_only_a_change_of_the_rule_is_compared_with_the_limit(world: World) -> None:
+    world.add(cron_expr="* * * * *")
+    world.queue.configure(min_interval=timedelta(minutes=5))
+    world.advance(SETTINGS_MS / 1000)
+    assert world.scheduler.update_schedule("nine", payload={"n": 1})
     with pytest.raises(ScheduleQuota):
-        scheduler.update_schedule("nine", cron_expr="*/2 * * * *")
+        world.scheduler.update_schedule("nine", cron_expr="*/2 * * * *")
 
 
-def test_the_setting_is_read_again_after_a_while(
-    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock
-) -> None:
-    add(scheduler, "one", cron_expr="* * * * *")
-    queue.configure(min_interval=300)
-    add(scheduler, "two", cron_expr="* * * * *")  # not yet
-    clock.advance(SETTINGS_MS / 1000)
+def test_the_setting_is_read_again_after_a_while(world: World) -> None:
+    world.add("one", cron_expr="* * * * *")
+    world.queue.configure(min_interval=300)
+    world.add("two", cron_expr="* * * * *")  # not yet
+    world.advance(SETTINGS_MS / 1000)
     with pytest.raises(ScheduleQuota):
-        add(scheduler, "three", cron_expr="* * * * *")
-    queue.configure(min_interval=0)
-    clock.advance(SETTINGS_MS / 1000)
-    add(scheduler, "four", cron_expr="* * * * *")
+        world.add("three", cron_expr="* * * * *")
+    world.queue.configure(min_interval=0)
+    world.advance(SETTINGS_MS / 1000)
+    world.add("four", cron_expr="* * * * *")
 
 
-def test_only_the_next_moments_are_looked_at(scheduler: TaskScheduler, queue: TaskQueue) -> None:
-    queue.configure(min_interval=3600)
+def test_only_the_next_moments_are_looked_at(world: World) -> None:
+    world.queue.configure(min_interval=3600)
     days = ",".join(str(day) for day in range(1, GAPS_CHECKED + 5))
-    add(scheduler, "later", cron_expr=f"0 9 {days} 4 *", start=datetime(2026, 4, 1, tzinfo=UTC))
+    world.add("later", cron_expr=f"0 9 {days} 4 *", start=datetime(2026, 4, 1, tzinfo=UTC))
     with pytest.raises(ScheduleQuota):
-        add(scheduler, "soon", cron_expr="0,30 9 1 4 *")
+        world.add("soon", cron_expr="0,30 9 1 4 *")
 
 
 # --- other zone data ------------------------------------------------------------------------------
 
 
-def plan_at(client: redis.Redis, queue: TaskQueue, moment: datetime) -> None:
+def plan_at(world: World, moment: datetime) -> None:
     """The plan of `nine` as if the zone's offset had been another."""
-    revision = record(client, queue, "plan", "nine").split(" ")[0]
-    client.hset(queue.keys["plan"], "nine", f"{revision} {ms(moment)}")
-    client.zadd(queue.keys["due"], {"nine": ms(moment)})
+    revision = world.record("plan", "nine").split(" ")[0]
+    world.redis.hset(world.keys["plan"], "nine", f"{revision} {ms(moment)}")
+    world.redis.zadd(world.keys["due"], {"nine": ms(moment)})
 
 
 @pytest.mark.parametrize("hour", [10, 15])
-def test_replanning_moves_moments_that_other_zone_data_has_planned(
-    scheduler: TaskScheduler,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    clock: ManualClock,
-    hour: int,
-) -> None:
-    add(scheduler, cron_expr="0 12 * * *")
-    add(scheduler, "same")
-    plan_at(redis_client, queue, at(5, hour))
-    report = scheduler.replan()
+def test_replanning_moves_moments_that_other_zone_data_has_planned(world: World, hour: int) -> None:
+    world.add(cron_expr="0 12 * * *")
+    world.add("same")
+    plan_at(world, at(5, hour))
+    report = world.scheduler.replan()
     assert (report.looked_at, report.changed) == (2, 1)
-    assert get(scheduler, "nine").next_run == at(5, 12)
-    assert due_at(redis_client, queue, "nine") == ms(at(5, 12))
-    assert scheduler.replan().changed == 0
-    tick_at(scheduler, clock, at(5, 12))
-    assert get(scheduler, "nine").last_run == at(5, 12)
+    assert world.schedule("nine").next_run == at(5, 12)
+    assert world.due_at("nine") == ms(at(5, 12))
+    assert world.scheduler.replan().changed == 0
+    tick_at(world.scheduler, world.clock, at(5, 12))
+    assert world.schedule("nine").last_run == at(5, 12)
 
 
-def test_replanning_loses_no_moment_that_is_due_or_will_be_at_once(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="0 12 * * *")
-    plan_at(redis_client, queue, at(5, 9))
+def test_replanning_loses_no_moment_that_is_due_or_will_be_at_once(world: World) -> None:
+    world.add(cron_expr="0 12 * * *")
+    plan_at(world, at(5, 9))
     for moment in (at(5, 8, 59, 59), at(5, 9), at(5, 9, 5)):
-        clock.set(moment)
-        assert scheduler.replan().changed == 0
-    assert scheduler.tick().fired == 1
-    assert get(scheduler, "nine").next_run == at(5, 12)
+        world.clock.set(moment)
+        assert world.scheduler.replan().changed == 0
+    assert world.tick().fired == 1
+    assert world.schedule("nine").next_run == at(5, 12)
 
 
-def test_replanning_leaves_what_is_paused_set_by_a_user_or_unreadable(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", next_run=at(5, 15))
-    add(scheduler, "paused")
-    scheduler.pause_schedule("paused")
-    add(scheduler, "broken")
-    tamper(redis_client, queue, "broken", user_id=7)
-    add(scheduler, "lost zone", cron_expr="0 12 * * *")
-    tamper(redis_client, queue, "lost zone", timezone="Atlantis/Poseidonis")
-    before = state_of(redis_client)
-    report = scheduler.replan()
+def test_replanning_leaves_what_is_paused_set_by_a_user_or_unreadable(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", next_run=at(5, 15))
+    world.add("paused")
+    world.scheduler.pause_schedule("paused")
+    world.add("broken")
+    world.tamper("broken", user_id=7)
+    world.add("lost zone", cron_expr="0 12 * * *")
+    world.tamper("lost zone", timezone="Atlantis/Poseidonis")
+    before = world.state()
+    report = world.scheduler.replan()
     assert (report.looked_at, report.changed, report.failed) == (2, 0, 1)
-    assert state_changes(before, state_of(redis_client)).keys() == {"settings.tzdata"}
+    assert state_changes(before, world.state()).keys() == {"settings.tzdata"}
 
 
-def test_a_replanning_that_redis_interrupts_goes_on_where_it_was(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="0 12 * * *")
-    plan_at(redis_client, queue, at(5, 15))
-    replanner = control.Replanner(queue.link, ScheduleStore(queue.link))
-    key = queue.keys["schedules"]
-    text = redis_client.hget(key, "nine")
-    spoil(redis_client, queue, "schedules")
+def test_a_replanning_that_redis_interrupts_goes_on_where_it_was(world: World) -> None:
+    world.add(cron_expr="0 12 * * *")
+    plan_at(world, at(5, 15))
+    replanner = control.Replanner(world.queue.link, ScheduleStore(world.queue.link))
+    key = world.keys["schedules"]
+    text = world.redis.hget(key, "nine")
+    world.spoil("schedules")
     with pytest.raises(RedisRefused):
         replanner.step()
-    redis_client.delete(key)
-    redis_client.hset(key, "nine", text)
+    world.redis.delete(key)
+    world.redis.hset(key, "nine", text)
     assert [replanner.step(), replanner.step()] == [True, False]
-    assert get(scheduler, "nine").next_run == at(5, 12)
+    assert world.schedule("nine").next_run == at(5, 12)
 
 
 def test_a_replanning_does_not_count_a_server_that_is_gone_as_a_broken_schedule(
-    scheduler: TaskScheduler,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler, cron_expr="0 12 * * *")
-    plan_at(redis_client, queue, at(5, 15))
+    world.add(cron_expr="0 12 * * *")
+    plan_at(world, at(5, 15))
 
     def gone() -> None:
         raise RedisUnavailable("gone")
 
-    before_script(queue, monkeypatch, "update_schedule", gone)
-    replanner = control.Replanner(queue.link, ScheduleStore(queue.link))
+    world.before_script(monkeypatch, "update_schedule", gone)
+    replanner = control.Replanner(world.queue.link, ScheduleStore(world.queue.link))
     with pytest.raises(RedisUnavailable):
         replanner.step()
     assert [replanner.step(), replanner.step()] == [True, False]
     assert (replanner.report.changed, replanner.report.failed) == (1, 0)
 
 
-def test_a_leader_replans_after_its_start_if_the_zone_data_is_new(
-    redis_client: redis.Redis, queue: TaskQueue, registry: CollectorRegistry
-) -> None:
-    with TaskQueue(redis_client, timeout=5) as real:
-        scheduler = TaskScheduler(real, "one", check_interval=0.05, registry=registry)
+def test_a_leader_replans_after_its_start_if_the_zone_data_is_new(world: World) -> None:
+    with TaskQueue(world.redis, timeout=5) as real:
+        scheduler = TaskScheduler(real, "one", check_interval=0.05, registry=world.registry)
         add(scheduler, cron_expr="0 12 1 1 *")
         planned = get(scheduler, "nine").next_run
         assert planned is not None
-        redis_client.hset(queue.keys["settings"], "tzdata", "2001a")
-        plan_at(redis_client, queue, planned + timedelta(days=90))
+        world.redis.hset(world.keys["settings"], "tzdata", "2001a")
+        plan_at(world, planned + timedelta(days=90))
 
         def is_stored() -> bool:
-            return redis_client.hget(queue.keys["settings"], "tzdata") == zone_data().encode()
+            return world.redis.hget(world.keys["settings"], "tzdata") == zone_data().encode()
 
         scheduler.start()
         try:
@@ -1504,66 +1380,62 @@ def test_a_leader_replans_after_its_start_if_the_zone_data_is_new(
         assert get(scheduler, "nine").next_run == planned
 
 
-def test_a_leader_with_the_same_zone_data_leaves_all_as_it_is(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, cron_expr="0 12 * * *")
-    scheduler.replan()
-    plan_at(redis_client, queue, at(5, 15))
-    assert not control.Replanner(queue.link, ScheduleStore(queue.link)).is_needed()
-    scheduler.tick()
-    assert scheduler._replan_some() is False
-    assert get(scheduler, "nine").next_run == at(5, 15)
+def test_a_leader_with_the_same_zone_data_leaves_all_as_it_is(world: World) -> None:
+    world.add(cron_expr="0 12 * * *")
+    world.scheduler.replan()
+    plan_at(world, at(5, 15))
+    assert not control.Replanner(world.queue.link, ScheduleStore(world.queue.link)).is_needed()
+    world.tick()
+    assert world.scheduler._replan_some() is False
+    assert world.schedule("nine").next_run == at(5, 15)
 
 
 # --- titles ---------------------------------------------------------------------------------------
 
 
-def test_a_schedule_is_found_by_a_part_of_its_title(scheduler: TaskScheduler) -> None:
-    add(scheduler, "a", title="Täglicher Bericht")
-    add(scheduler, "b", title="Backup", user_id="bob")
-    add(scheduler, "c", name="bericht.senden")
-    add(scheduler, "d")
-    assert found_ids(scheduler, contains="BERICHT") == ["a", "c"]
-    assert found_ids(scheduler, contains="backup", user_id="bob") == ["b"]
-    scheduler.update_schedule("a", title="Mails")
-    scheduler.update_schedule("b", title=None)
-    assert found_ids(scheduler, contains="bericht") == ["c"]
-    assert found_ids(scheduler, contains="mail") == ["a"]
-    assert found_ids(scheduler, contains="backup") == []
+def test_a_schedule_is_found_by_a_part_of_its_title(world: World) -> None:
+    world.add("a", title="Täglicher Bericht")
+    world.add("b", title="Backup", user_id="bob")
+    world.add("c", name="bericht.senden")
+    world.add("d")
+    assert found_ids(world, contains="BERICHT") == ["a", "c"]
+    assert found_ids(world, contains="backup", user_id="bob") == ["b"]
+    world.scheduler.update_schedule("a", title="Mails")
+    world.scheduler.update_schedule("b", title=None)
+    assert found_ids(world, contains="bericht") == ["c"]
+    assert found_ids(world, contains="mail") == ["a"]
+    assert found_ids(world, contains="backup") == []
 
 
 @pytest.mark.parametrize("title", ['say "hi"', "a/b", "back\\slash", "Ünï", ',"title":"x"', "%"])
-def test_a_title_is_found_whatever_it_holds(scheduler: TaskScheduler, title: str) -> None:
-    add(scheduler, "a", title=title)
-    add(scheduler, "b", title="other")
-    assert found_ids(scheduler, contains=title) == ["a"]
-    scheduler.pause_schedule("a", note='"title":"other"')
-    assert found_ids(scheduler, contains="OTHER") == ["b"]
+def test_a_title_is_found_whatever_it_holds(world: World, title: str) -> None:
+    world.add("a", title=title)
+    world.add("b", title="other")
+    assert found_ids(world, contains=title) == ["a"]
+    world.scheduler.pause_schedule("a", note='"title":"other"')
+    assert found_ids(world, contains="OTHER") == ["b"]
 
 
-def found_ids(scheduler: TaskScheduler, **filters: Any) -> list[str]:
-    return sorted(each.schedule_id for each in scheduler.list_schedules(**filters))
+def found_ids(world: World, **filters: Any) -> list[str]:
+    return sorted(each.schedule_id for each in world.scheduler.list_schedules(**filters))
 
 
-def test_a_schedule_from_before_titles_is_read_and_changed(
-    scheduler: TaskScheduler, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    add(scheduler, title="T", description="D", created_by="ann")
-    stored = record(redis_client, queue, "schedules", "nine")
+def test_a_schedule_from_before_titles_is_read_and_changed(world: World) -> None:
+    world.add(title="T", description="D", created_by="ann")
+    stored = world.record("schedules", "nine")
     for name in ("title", "description", "created_by"):
         del stored[name]
-    redis_client.hset(queue.keys["schedules"], "nine", json.dumps(stored))
-    redis_client.delete(queue.keys["changes"])
+    world.redis.hset(world.keys["schedules"], "nine", json.dumps(stored))
+    world.redis.delete(world.keys["changes"])
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     assert (schedule.title, schedule.description, schedule.created_by) == (None, None, None)
     assert schedule.label == "default"
-    assert scheduler.changes("nine") == []
-    assert scheduler.update_schedule("nine", title="New", changed_by="bo")
-    schedule = get(scheduler, "nine")
+    assert world.scheduler.changes("nine") == []
+    assert world.scheduler.update_schedule("nine", title="New", changed_by="bo")
+    schedule = world.schedule("nine")
     assert (schedule.label, schedule.created_by) == ("New", None)
-    (change,) = scheduler.changes("nine")
+    (change,) = world.scheduler.changes("nine")
     assert (change.made, change.fields) == (False, {"title": (None, "New")})
 
 
@@ -1580,16 +1452,13 @@ def test_who_made_a_schedule_cannot_be_changed(scheduler: TaskScheduler) -> None
     assert [change.by for change in scheduler.changes("nine") if change.made] == ["carol", "ann"]
 
 
-def test_a_schedule_that_is_made_paused_does_not_fire(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, is_active=False)
-    clock.set(at(6, 9))
-    assert scheduler.tick().fired == 0
-    assert get(scheduler, "nine").paused_at == THURSDAY
-    scheduler.resume_schedule("nine")
-    assert get(scheduler, "nine").next_run == at(7, 9)
-    passed = scheduler.moments("nine", at(5, 0), at(7, 0))
+def test_a_schedule_that_is_made_paused_does_not_fire(world: World) -> None:
+    world.add(is_active=False)
+    assert world.tick_at(at(6, 9)).fired == 0
+    assert world.schedule("nine").paused_at == THURSDAY
+    world.scheduler.resume_schedule("nine")
+    assert world.schedule("nine").next_run == at(7, 9)
+    passed = world.scheduler.moments("nine", at(5, 0), at(7, 0))
     assert [(each.outcome, each.reason) for each in passed] == [("skipped", "paused")] * 2
 
 

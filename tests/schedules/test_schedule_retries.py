@@ -1,30 +1,20 @@
 """What a schedule or a task says of its retries and time-out wins over what the handler says."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
-from support import claim_one, make_task, status_of
+from helpers.tasks import make_task
+from helpers.world import World
 
-from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
-from fairqueue.clock import ManualClock
+from fairqueue import History, Task, TaskQueue, Worker
 from fairqueue.errors import InvalidSchedule, InvalidTask
 from fairqueue.worker.handlers import Handler, HandlerSettings
 
 MINUTE = "* * * * *"
 
 
-@pytest.fixture
-def scheduler(queue: TaskQueue) -> Iterator[TaskScheduler]:
-    """A scheduler that is ticked by hand."""
-    scheduler = TaskScheduler(queue)
-    yield scheduler
-    scheduler.stop()
-
-
-def failing_worker(queue: TaskQueue, **options: Any) -> Worker:
-    worker = Worker(queue)
+def failing_worker(world: World, **options: Any) -> Worker:
+    worker = Worker(world.queue)
 
     @worker.task("default", **options)
     def fail(payload: dict[str, Any]) -> None:
@@ -33,12 +23,12 @@ def failing_worker(queue: TaskQueue, **options: Any) -> Worker:
     return worker
 
 
-def attempts(queue: TaskQueue, clock: ManualClock, worker: Worker) -> int:
+def attempts(world: World, worker: Worker) -> int:
     """Run all that comes within an hour; how many attempts the one task had."""
     for _ in range(60):
         worker.run_until_empty()
-        clock.advance(60)
-    (run,) = History(queue).runs(["failed", "timed_out"])
+        world.advance(60)
+    (run,) = History(world.queue).runs(["failed", "timed_out"])
     return run.attempts
 
 
@@ -51,30 +41,24 @@ def attempts(queue: TaskQueue, clock: ManualClock, worker: Worker) -> int:
     ],
 )
 def test_the_retries_of_a_schedule_win(
-    queue: TaskQueue,
-    clock: ManualClock,
-    scheduler: TaskScheduler,
-    policy: dict[str, Any],
-    handler: dict[str, Any],
-    expected: int,
+    world: World, policy: dict[str, Any], handler: dict[str, Any], expected: int
 ) -> None:
-    scheduler.add_schedule(MINUTE, "alice", max_runs=1, **policy)
-    clock.advance(60)
-    scheduler.tick()
+    world.scheduler.add_schedule(MINUTE, "alice", max_runs=1, **policy)
+    world.tick_after(60)
 
-    assert attempts(queue, clock, failing_worker(queue, **handler)) == expected
+    assert attempts(world, failing_worker(world, **handler)) == expected
 
 
-def delays(queue: TaskQueue, clock: ManualClock, worker: Worker, task_id: str) -> list[float]:
+def delays(world: World, worker: Worker, task_id: str) -> list[float]:
     """Run one task to its end; how many seconds it waited before each retry."""
     found = []
     while worker.run_until_empty():
-        info = queue.get(task_id)
+        info = world.queue.get(task_id)
         assert info is not None
         if info.state != "delayed":
             break
-        found.append((info.due_at - clock.now()).total_seconds())
-        clock.advance(found[-1])
+        found.append((info.due_at - world.now()).total_seconds())
+        world.advance(found[-1])
     return found
 
 
@@ -98,68 +82,55 @@ HANDLER = {"backoff": 8.0, "backoff_cap": 20.0, "jitter": "none"}
 @pytest.mark.parametrize(("policy", "expected"), DELAYS)
 @pytest.mark.parametrize("of", ["schedule", "task"])
 def test_the_delays_are_what_the_backoff_says(
-    queue: TaskQueue,
-    clock: ManualClock,
-    scheduler: TaskScheduler,
-    of: str,
-    policy: dict[str, Any],
-    expected: list[float],
+    world: World, of: str, policy: dict[str, Any], expected: list[float]
 ) -> None:
-    worker = failing_worker(queue, **HANDLER)
+    worker = failing_worker(world, **HANDLER)
     if of == "schedule":
-        schedule_id = scheduler.add_schedule("0 0 1 1 *", "alice", retries=3, **policy)
-        task_id = scheduler.trigger(schedule_id)
+        schedule_id = world.scheduler.add_schedule("0 0 1 1 *", "alice", retries=3, **policy)
+        task_id = world.scheduler.trigger(schedule_id)
     else:
-        task_id = queue.push(Task.create(user_id="alice", retries=3, **policy))
-    assert delays(queue, clock, worker, task_id) == expected
+        task_id = world.queue.push(Task.create(user_id="alice", retries=3, **policy))
+    assert delays(world, worker, task_id) == expected
 
 
 @pytest.mark.parametrize("of", ["schedule", "task"])
 def test_jitter_is_drawn_where_it_is_asked_for(
-    queue: TaskQueue,
-    clock: ManualClock,
-    scheduler: TaskScheduler,
-    monkeypatch: pytest.MonkeyPatch,
-    of: str,
+    world: World, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     monkeypatch.setattr("random.uniform", lambda low, high: low + (high - low) / 4)
-    worker = failing_worker(queue, **HANDLER)
+    worker = failing_worker(world, **HANDLER)
     cases: list[tuple[float | list[float], list[float]]] = [
         (60.0, [15, 30]),
         ([60.0, 100.0], [15, 25]),
     ]
     for backoff, expected in cases:
         if of == "schedule":
-            schedule_id = scheduler.add_schedule(
+            schedule_id = world.scheduler.add_schedule(
                 "0 0 1 1 *", "alice", retries=2, backoff=backoff, backoff_jitter="full"
             )
-            task_id = scheduler.trigger(schedule_id)
+            task_id = world.scheduler.trigger(schedule_id)
         else:
             task = Task.create(user_id="alice", retries=2, backoff=backoff, jitter="full")
-            task_id = queue.push(task)
-        assert delays(queue, clock, worker, task_id) == expected
+            task_id = world.queue.push(task)
+        assert delays(world, worker, task_id) == expected
 
 
-def test_the_jitter_of_a_schedules_moments_is_not_that_of_its_retries(
-    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler
-) -> None:
-    scheduler.trigger(
-        scheduler.add_schedule("0 0 1 1 *", "alice", retries=2, backoff=[5], jitter=30)
+def test_the_jitter_of_a_schedules_moments_is_not_that_of_its_retries(world: World) -> None:
+    world.scheduler.trigger(
+        world.scheduler.add_schedule("0 0 1 1 *", "alice", retries=2, backoff=[5], jitter=30)
     )
-    (claim,) = queue.claim("w")
+    (claim,) = world.queue.claim("w")
     assert claim.task.policy == {"retries": 2, "backoff": [5.0]}
 
 
-def test_the_policy_of_a_schedule_can_be_changed_and_taken_away(
-    queue: TaskQueue, scheduler: TaskScheduler
-) -> None:
+def test_the_policy_of_a_schedule_can_be_changed_and_taken_away(world: World) -> None:
     own: dict[str, Any] = {"backoff_cap": 90.0, "backoff_multiplier": 3.0, "backoff_jitter": "full"}
-    schedule_id = scheduler.add_schedule("0 0 1 1 *", "alice", **own)
-    schedule = scheduler.get_schedule(schedule_id)
+    schedule_id = world.scheduler.add_schedule("0 0 1 1 *", "alice", **own)
+    schedule = world.scheduler.get_schedule(schedule_id)
     assert schedule is not None
     assert {name: getattr(schedule, name) for name in own} == own
-    scheduler.update_schedule(schedule_id, backoff_cap=None, backoff_multiplier=1)
-    schedule = scheduler.get_schedule(schedule_id)
+    world.scheduler.update_schedule(schedule_id, backoff_cap=None, backoff_multiplier=1)
+    schedule = world.scheduler.get_schedule(schedule_id)
     assert schedule is not None
     changed = (schedule.backoff_cap, schedule.backoff_multiplier, schedule.backoff_jitter)
     assert changed == (None, 1.0, "full")
@@ -179,13 +150,13 @@ def test_the_policy_of_a_schedule_can_be_changed_and_taken_away(
     ],
 )
 def test_a_policy_that_cannot_be_used_is_refused(
-    queue: TaskQueue, scheduler: TaskScheduler, field: str, value: Any, says: str
+    world: World, field: str, value: Any, says: str
 ) -> None:
     with pytest.raises(InvalidTask, match=says):
         Task.create(user_id="alice", **{field: value})
     of_schedule = "backoff_jitter" if field == "jitter" else field
     with pytest.raises(InvalidSchedule, match=says):
-        scheduler.add_schedule(MINUTE, "alice", **{of_schedule: value})
+        world.scheduler.add_schedule(MINUTE, "alice", **{of_schedule: value})
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -200,23 +171,21 @@ def test_a_policy_that_cannot_be_used_is_refused(
         ({"max_attempts": 3, "backoff": [1]}, 3),
     ],
 )
-def test_the_retries_of_a_task_win(
-    queue: TaskQueue, clock: ManualClock, policy: dict[str, Any], expected: int
-) -> None:
-    queue.push(Task.create(user_id="alice", **policy))
-    assert attempts(queue, clock, failing_worker(queue, retries=2)) == expected
+def test_the_retries_of_a_task_win(world: World, policy: dict[str, Any], expected: int) -> None:
+    world.queue.push(Task.create(user_id="alice", **policy))
+    assert attempts(world, failing_worker(world, retries=2)) == expected
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, 1), (2, 2), (7, 7), (None, 5)])
 def test_the_attempts_of_a_task_count_those_whose_worker_died(
-    queue: TaskQueue, clock: ManualClock, most: int | None, expected: int
+    world: World, most: int | None, expected: int
 ) -> None:
-    task_id = queue.push(Task.create(user_id="alice", max_attempts=most))
+    task_id = world.queue.push(Task.create(user_id="alice", max_attempts=most))
     for attempt in range(1, expected + 1):
-        assert claim_one(queue, lease=1).attempt == attempt
-        clock.advance(1)
-    assert queue.claim("w") == []
-    info = queue.get(task_id)
+        assert world.claim_one(lease=1).attempt == attempt
+        world.advance(1)
+    assert world.queue.claim("w") == []
+    info = world.queue.get(task_id)
     assert info is not None
     assert (info.state, info.attempts) == ("buried", expected)
 
@@ -267,46 +236,41 @@ def test_the_timeout_of_a_task_wins(queue: TaskQueue) -> None:
     assert (run.task_id, len(seen)) == (task_id, 1)
 
 
-def test_the_scripts_know_of_a_policy_what_they_need(
-    queue: TaskQueue, redis_client: redis.Redis, scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_the_scripts_know_of_a_policy_what_they_need(world: World) -> None:
     """Of a task that is pushed, fired, triggered, filled in or retried."""
-    scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=7.5)
-    started = clock.now()
-    clock.advance(60)
-    scheduler.tick()
-    clock.advance(1)
-    scheduler.trigger("s")
-    scheduler.pause_schedule("s")
-    clock.advance(60)
-    scheduler.resume_schedule("s")
-    scheduler.backfill("s", started, clock.now(), dry_run=False)
-    queue.push(Task.create(user_id="alice", timeout=7.5))
-    claims = queue.claim("w", limit=10)
-    assert [status_of(redis_client, c.task.task_id)["timeout_ms"] for c in claims] == [7500] * 4
-    queue.bury(claims[0])
-    History(queue).retry(claims[0].task.task_id)
-    (again,) = queue.claim("w")
-    assert status_of(redis_client, again.task.task_id)["timeout_ms"] == 7500
-    task_id = queue.push(Task.create(user_id="alice", max_attempts=3))
-    assert status_of(redis_client, task_id)["max_attempts"] == 3
+    world.scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=7.5)
+    started = world.now()
+    world.tick_after(60)
+    world.advance(1)
+    world.scheduler.trigger("s")
+    world.scheduler.pause_schedule("s")
+    world.advance(60)
+    world.scheduler.resume_schedule("s")
+    world.scheduler.backfill("s", started, world.now(), dry_run=False)
+    world.queue.push(Task.create(user_id="alice", timeout=7.5))
+    claims = world.queue.claim("w", limit=10)
+    assert [world.status_of(c.task.task_id)["timeout_ms"] for c in claims] == [7500] * 4
+    world.queue.bury(claims[0])
+    History(world.queue).retry(claims[0].task.task_id)
+    (again,) = world.queue.claim("w")
+    assert world.status_of(again.task.task_id)["timeout_ms"] == 7500
+    task_id = world.queue.push(Task.create(user_id="alice", max_attempts=3))
+    assert world.status_of(task_id)["max_attempts"] == 3
 
 
-def test_a_triggered_run_has_the_policy_too(
-    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler
-) -> None:
-    scheduler.trigger(scheduler.add_schedule("0 0 1 1 *", "alice", retries=1))
+def test_a_triggered_run_has_the_policy_too(world: World) -> None:
+    world.scheduler.trigger(world.scheduler.add_schedule("0 0 1 1 *", "alice", retries=1))
 
-    assert attempts(queue, clock, failing_worker(queue, retries=5)) == 2
+    assert attempts(world, failing_worker(world, retries=5)) == 2
 
 
-def test_a_run_that_is_run_again_has_the_policy_too(
-    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler
-) -> None:
-    scheduler.trigger(scheduler.add_schedule("0 0 1 1 *", "alice", retries=1, timeout=7.5))
-    worker = failing_worker(queue, retries=5)
-    assert attempts(queue, clock, worker) == 2
-    history = History(queue)
+def test_a_run_that_is_run_again_has_the_policy_too(world: World) -> None:
+    world.scheduler.trigger(
+        world.scheduler.add_schedule("0 0 1 1 *", "alice", retries=1, timeout=7.5)
+    )
+    worker = failing_worker(world, retries=5)
+    assert attempts(world, worker) == 2
+    history = History(world.queue)
     (failed,) = history.runs("failed")
     again = history.retry(failed.task_id)
     history.discard(failed.task_id)
@@ -315,7 +279,7 @@ def test_a_run_that_is_run_again_has_the_policy_too(
     assert details is not None
     assert details.task is not None
     assert details.task.policy == {"retries": 1, "timeout": 7.5}
-    assert attempts(queue, clock, worker) == 2
+    assert attempts(world, worker) == 2
 
 
 def test_the_timeout_of_a_schedule_wins() -> None:
@@ -327,12 +291,12 @@ def test_the_timeout_of_a_schedule_wins() -> None:
 
 
 def test_a_stored_policy_that_cannot_be_used_is_that_of_the_handler(
-    queue: TaskQueue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = make_task(task_id="t1")
     document = task.document[:-1] + ',"policy":{"retries":"many"}}'
-    queue.push(task)
-    queue.link.ask(("HSET", queue.keys["tasks"], "t1", document))
+    world.queue.push(task)
+    world.queue.link.ask(("HSET", world.keys["tasks"], "t1", document))
 
-    assert attempts(queue, clock, failing_worker(queue, retries=1)) == 2
+    assert attempts(world, failing_worker(world, retries=1)) == 2
     assert "policy_unusable" in caplog.text

@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import redis
-from rest import make_world
-from scheduling import THURSDAY, add, at, get, tamper
-from support import make_task
+from helpers.rest import Api
+from helpers.schedules import THURSDAY, add, at, get, tamper
+from helpers.tasks import make_task
+from helpers.world import World
 
 from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
@@ -81,12 +81,10 @@ def test_a_moment_in_milliseconds_is_what_a_stored_form_has() -> None:
 
 @pytest.mark.parametrize("field", ["at", "start", "end", "anchor"])
 @pytest.mark.parametrize("text", ["2026-03-05T09:00:00", "tomorrow", ""])
-def test_a_text_that_is_not_one_moment_is_refused(
-    scheduler: TaskScheduler, field: str, text: str
-) -> None:
+def test_a_text_that_is_not_one_moment_is_refused(world: World, field: str, text: str) -> None:
     rule: dict[str, Any] = {"at": text} if field == "at" else {"every": 60, field: text}
     with pytest.raises(InvalidSchedule, match=rf"{field} '{text}'.*2026"):
-        add(scheduler, **({"cron_expr": None} | rule))
+        world.add(**({"cron_expr": None} | rule))
 
 
 MATCHED: list[tuple[Any, datetime, str | None, bool]] = [
@@ -121,14 +119,11 @@ def test_a_window_that_limits_nothing_is_refused(scheduler: TaskScheduler) -> No
         Schedules.preview("0 9 * * *", windows=[{}])
 
 
-def test_a_schedule_that_was_stored_with_such_a_window_still_fires(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    tamper(redis_client, scheduler.queue, "nine", windows=[{}])
-    clock.set(at(5, 9))
-    assert scheduler.tick().fired == 1
-    assert scheduler.problems() == []
+def test_a_schedule_that_was_stored_with_such_a_window_still_fires(world: World) -> None:
+    world.add()
+    tamper(world.redis, world.scheduler.queue, "nine", windows=[{}])
+    assert world.tick_at(at(5, 9)).fired == 1
+    assert world.scheduler.problems() == []
 
 
 @pytest.mark.parametrize(
@@ -268,24 +263,16 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=range(len(REQUESTS)))
 def test_an_answer_does_not_repeat_a_long_value(
-    queue: TaskQueue,
-    clock: ManualClock,
-    redis_client: redis.Redis,
-    method: str,
-    path: str,
-    body: Any,
+    api: Api, method: str, path: str, body: Any
 ) -> None:
-    client = make_world(queue, clock, redis_client).client()
     request = {} if body is None else {"json": body}
-    response = client.send(method, path, **request)
+    response = api.client().send(method, path, **request)
     assert response.status_code in (404, 422), response.text[:300]
     assert len(response.content) < 2 * LONGEST_ERROR, response.text[:300]
 
 
-def test_a_long_header_is_not_repeated(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    client = make_world(queue, clock, redis_client).client()
+def test_a_long_header_is_not_repeated(api: Api) -> None:
+    client = api.client()
     for name in ("Idempotency-Key", "If-Match", "Content-Type"):
         response = client.send(
             "PUT", "/scheduler/jobs/acme-daily", content=b"{}", headers={name: HUGE}

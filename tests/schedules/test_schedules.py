@@ -11,21 +11,16 @@ from typing import Any
 
 import pytest
 import redis
-from prometheus_client import CollectorRegistry
-from scheduling import (
+from helpers.schedules import (
     THURSDAY,
     add,
     at,
-    before_script,
-    due_at,
     fire_id,
-    fired_ids,
     get,
     ms,
-    record,
-    state_of,
-    tamper,
 )
+from helpers.world import World
+from prometheus_client import CollectorRegistry
 
 import fairqueue.schedules.store
 from fairqueue.clock import ManualClock
@@ -55,10 +50,8 @@ def clock() -> ManualClock:
 # --- adding ---------------------------------------------------------------------------------------
 
 
-def test_a_schedule_is_stored_with_every_field(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    answer = scheduler.add_schedule(
+def test_a_schedule_is_stored_with_every_field(world: World) -> None:
+    answer = world.scheduler.add_schedule(
         cron_expr="0 9 * * 1-5",
         user_id="alice",
         priority=Priority.HIGH,
@@ -70,7 +63,7 @@ def test_a_schedule_is_stored_with_every_field(
     )
 
     assert answer == "weekdays"
-    assert scheduler.get_schedule("weekdays") == ScheduledTask(
+    assert world.scheduler.get_schedule("weekdays") == ScheduledTask(
         schedule_id="weekdays",
         cron_expr="0 9 * * 1-5",
         user_id="alice",
@@ -81,8 +74,8 @@ def test_a_schedule_is_stored_with_every_field(
         metadata={"team": "blue"},
         is_active=True,
         disabled_reason=None,
-        created_at=clock.now(),
-        updated_at=clock.now(),
+        created_at=world.now(),
+        updated_at=world.now(),
         last_run=None,
         next_run=at(5, 9),
         run_count=0,
@@ -102,49 +95,42 @@ def test_only_cron_and_user_are_needed(scheduler: TaskScheduler) -> None:
     assert schedule.next_run == at(6, 0)
 
 
-def test_an_unknown_schedule_is_none_and_false(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    before = state_of(redis_client)
+def test_an_unknown_schedule_is_none_and_false(world: World) -> None:
+    before = world.state()
 
-    assert scheduler.get_schedule("none") is None
-    assert scheduler.update_schedule("none", name="x") is False
-    assert scheduler.remove_schedule("none") is False
+    assert world.scheduler.get_schedule("none") is None
+    assert world.scheduler.update_schedule("none", name="x") is False
+    assert world.scheduler.remove_schedule("none") is False
     with pytest.raises(UnknownSchedule, match="'none'") as caught:
-        scheduler.trigger("none")
+        world.scheduler.trigger("none")
 
     assert isinstance(caught.value, ValueError)
-    assert state_of(redis_client) == before
+    assert world.state() == before
 
 
-def test_an_id_that_is_taken_is_refused(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    add(scheduler, user_id="alice")
-    before = state_of(redis_client)
+def test_an_id_that_is_taken_is_refused(world: World) -> None:
+    world.add(user_id="alice")
+    before = world.state()
 
     with pytest.raises(ScheduleConflict, match="'nine' is taken"):
-        add(scheduler, user_id="bob")
+        world.add(user_id="bob")
 
-    assert state_of(redis_client) == before
+    assert world.state() == before
 
 
-def test_a_replaced_schedule_keeps_its_counts_and_moves_in_the_index(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, user_id="alice", payload={"old": 1})
-    clock.advance(60)
-    scheduler.tick()
-    scheduler.update_schedule("nine", is_active=False)
+def test_a_replaced_schedule_keeps_its_counts_and_moves_in_the_index(world: World) -> None:
+    world.add(user_id="alice", payload={"old": 1})
+    world.tick_after(60)
+    world.scheduler.update_schedule("nine", is_active=False)
 
-    add(scheduler, cron_expr="0 10 * * *", user_id="bob", on_conflict="replace")
+    world.add(cron_expr="0 10 * * *", user_id="bob", on_conflict="replace")
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     assert (schedule.user_id, schedule.payload, schedule.is_active) == ("bob", {}, True)
     assert (schedule.last_run, schedule.run_count) == (at(5, 9), 1)
-    assert (schedule.next_run, schedule.created_at) == (at(5, 10), clock.now())
-    assert scheduler.list_schedules(user_id="alice") == []
-    assert [s.schedule_id for s in scheduler.list_schedules(user_id="bob")] == ["nine"]
+    assert (schedule.next_run, schedule.created_at) == (at(5, 10), world.now())
+    assert world.scheduler.list_schedules(user_id="alice") == []
+    assert [s.schedule_id for s in world.scheduler.list_schedules(user_id="bob")] == ["nine"]
 
 
 def test_replace_is_also_right_for_a_new_id(scheduler: TaskScheduler) -> None:
@@ -158,27 +144,25 @@ def test_on_conflict_has_two_meanings(scheduler: TaskScheduler, bad: Any) -> Non
         add(scheduler, on_conflict=bad)
 
 
-def test_ten_thousand_schedules_are_added_in_one_call(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
+def test_ten_thousand_schedules_are_added_in_one_call(world: World) -> None:
     specs = [
         {"cron_expr": f"{n % 60} {n % 24} * * *", "user_id": f"u{n % 97}", "schedule_id": f"s{n}"}
         for n in range(MAX_ADDED)
     ]
 
-    assert scheduler.add_schedules(specs) == [f"s{n}" for n in range(MAX_ADDED)]
+    assert world.scheduler.add_schedules(specs) == [f"s{n}" for n in range(MAX_ADDED)]
 
     for key in ("schedules", "plan", "schedule_state"):
-        assert redis_client.hlen(queue.keys[key]) == MAX_ADDED
+        assert world.redis.hlen(world.keys[key]) == MAX_ADDED
     for key in ("due", "schedule_index"):
-        assert redis_client.zcard(queue.keys[key]) == MAX_ADDED
+        assert world.redis.zcard(world.keys[key]) == MAX_ADDED
     with pytest.raises(InvalidSchedule, match="10001 schedules in one call"):
-        scheduler.add_schedules([*specs, {"cron_expr": "@daily", "user_id": "u"}])
+        world.scheduler.add_schedules([*specs, {"cron_expr": "@daily", "user_id": "u"}])
 
 
-def test_many_are_added_all_or_none(scheduler: TaskScheduler, redis_client: redis.Redis) -> None:
-    add(scheduler, "taken")
-    before = state_of(redis_client)
+def test_many_are_added_all_or_none(world: World) -> None:
+    world.add("taken")
+    before = world.state()
     good = [
         {"cron_expr": "@daily", "user_id": "bob", "schedule_id": f"new{n}"} for n in range(1200)
     ]
@@ -190,15 +174,13 @@ def test_many_are_added_all_or_none(scheduler: TaskScheduler, redis_client: redi
     ]
     for last, error in bad:
         with pytest.raises(error):
-            scheduler.add_schedules([*good, last])
-        assert state_of(redis_client) == before
+            world.scheduler.add_schedules([*good, last])
+        assert world.state() == before
 
 
-def test_no_schedules_at_all_is_no_error(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    assert scheduler.add_schedules([]) == []
-    assert state_of(redis_client) == {}
+def test_no_schedules_at_all_is_no_error(world: World) -> None:
+    assert world.scheduler.add_schedules([]) == []
+    assert world.state() == {}
 
 
 def test_schedules_may_come_from_a_generator(scheduler: TaskScheduler) -> None:
@@ -208,21 +190,19 @@ def test_schedules_may_come_from_a_generator(scheduler: TaskScheduler) -> None:
     assert ids == ["a", "b"]
 
 
-def test_what_was_given_and_returned_can_be_changed_without_consequence(
-    scheduler: TaskScheduler,
-) -> None:
+def test_what_was_given_and_returned_can_be_changed_without_consequence(world: World) -> None:
     payload = {"items": [1]}
-    add(scheduler, payload=payload, metadata={"team": {"name": "blue"}})
+    world.add(payload=payload, metadata={"team": {"name": "blue"}})
     payload["items"].append(2)
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     schedule.payload["items"].append(3)
     schedule.metadata["team"]["name"] = "red"
-    scheduler.list_schedules()[0].payload["items"].clear()
-    scheduler.update_schedule("nine", name="other")
+    world.scheduler.list_schedules()[0].payload["items"].clear()
+    world.scheduler.update_schedule("nine", name="other")
 
-    assert get(scheduler, "nine").payload == {"items": [1]}
-    assert get(scheduler, "nine").metadata == {"team": {"name": "blue"}}
+    assert world.schedule("nine").payload == {"items": [1]}
+    assert world.schedule("nine").metadata == {"team": {"name": "blue"}}
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -280,34 +260,24 @@ BAD_FIELDS: list[tuple[str, Any, type[ValueError], str]] = [
 
 @pytest.mark.parametrize(("field", "value", "error", "message"), BAD_FIELDS)
 def test_a_bad_field_is_refused_and_nothing_is_stored(
-    scheduler: TaskScheduler,
-    redis_client: redis.Redis,
-    field: str,
-    value: Any,
-    error: type[ValueError],
-    message: str,
+    world: World, field: str, value: Any, error: type[ValueError], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
-        add(scheduler, **{field: value})
+        world.add(**{field: value})
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, FairQueueError)
-    assert state_of(redis_client) == {}
+    assert world.state() == {}
 
 
 @pytest.mark.parametrize(("field", "value", "error", "message"), BAD_FIELDS)
 def test_a_bad_change_is_refused_and_nothing_is_stored(
-    scheduler: TaskScheduler,
-    redis_client: redis.Redis,
-    field: str,
-    value: Any,
-    error: type[ValueError],
-    message: str,
+    world: World, field: str, value: Any, error: type[ValueError], message: str
 ) -> None:
-    add(scheduler)
-    before = state_of(redis_client)
+    world.add()
+    before = world.state()
     with pytest.raises(error, match=message):
-        scheduler.update_schedule("nine", **({"name": "changed"} | {field: value}))
-    assert state_of(redis_client) == before
+        world.scheduler.update_schedule("nine", **({"name": "changed"} | {field: value}))
+    assert world.state() == before
 
 
 BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
@@ -329,14 +299,14 @@ BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), BAD_CHANGES)
 def test_a_change_that_makes_no_sense_is_refused(
-    scheduler: TaskScheduler, redis_client: redis.Redis, change: dict[str, Any], message: str
+    world: World, change: dict[str, Any], message: str
 ) -> None:
-    add(scheduler)
-    before = state_of(redis_client)
+    world.add()
+    before = world.state()
     with pytest.raises(InvalidSchedule, match=message) as caught:
-        scheduler.update_schedule("nine", **change)
+        world.scheduler.update_schedule("nine", **change)
     assert isinstance(caught.value, ValueError)
-    assert state_of(redis_client) == before
+    assert world.state() == before
 
 
 @pytest.mark.parametrize(
@@ -351,40 +321,33 @@ def test_a_change_that_makes_no_sense_is_refused(
         (None, "None is no schedule"),
     ],
 )
-def test_a_spec_needs_known_fields(
-    scheduler: TaskScheduler, redis_client: redis.Redis, spec: Any, message: str
-) -> None:
+def test_a_spec_needs_known_fields(world: World, spec: Any, message: str) -> None:
     with pytest.raises(InvalidSchedule, match=message):
-        scheduler.add_schedules([spec])
-    assert state_of(redis_client) == {}
+        world.scheduler.add_schedules([spec])
+    assert world.state() == {}
 
 
 @pytest.mark.parametrize("bad", ["", "a\nb", 5, b"x", "x" * (MAX_ID_LENGTH + 1), "\udfff"])
-def test_a_bad_id_is_refused_everywhere(
-    scheduler: TaskScheduler, redis_client: redis.Redis, bad: Any
-) -> None:
+def test_a_bad_id_is_refused_everywhere(world: World, bad: Any) -> None:
     calls = (
-        lambda: add(scheduler, bad),
-        lambda: scheduler.update_schedule(bad, name="x"),
-        lambda: scheduler.remove_schedule(bad),
-        lambda: scheduler.get_schedule(bad),
-        lambda: scheduler.trigger(bad),
+        lambda: world.add(bad),
+        lambda: world.scheduler.update_schedule(bad, name="x"),
+        lambda: world.scheduler.remove_schedule(bad),
+        lambda: world.scheduler.get_schedule(bad),
+        lambda: world.scheduler.trigger(bad),
     )
     for call in calls:
         with pytest.raises(InvalidSchedule, match="schedule_id"):
             call()
-    assert state_of(redis_client) == {}
+    assert world.state() == {}
 
 
-def test_the_task_of_the_longest_id_can_be_looked_up_and_cancelled(
-    scheduler: TaskScheduler, queue: TaskQueue, clock: ManualClock
-) -> None:
-    longest = add(scheduler, "x" * MAX_ID_LENGTH)
-    clock.advance(60)
-    scheduler.tick()
+def test_the_task_of_the_longest_id_can_be_looked_up_and_cancelled(world: World) -> None:
+    longest = world.add("x" * MAX_ID_LENGTH)
+    world.tick_after(60)
 
-    assert queue.get(fire_id(longest, at(5, 9))) is not None
-    assert queue.cancel(fire_id(longest, at(5, 9)))
+    assert world.queue.get(fire_id(longest, at(5, 9))) is not None
+    assert world.queue.cancel(fire_id(longest, at(5, 9)))
 
 
 # --- changing -------------------------------------------------------------------------------------
@@ -400,32 +363,28 @@ def test_the_task_of_the_longest_id_can_be_looked_up_and_cancelled(
         ("metadata", {"team": "red"}),
     ],
 )
-def test_a_patch_changes_its_field_and_keeps_the_plan(
-    scheduler: TaskScheduler, clock: ManualClock, field: str, value: Any
-) -> None:
-    add(scheduler, payload={"a": 1}, metadata={"m": 1}, priority=2, name="n")
-    before = get(scheduler, "nine")
-    clock.advance(10)
+def test_a_patch_changes_its_field_and_keeps_the_plan(world: World, field: str, value: Any) -> None:
+    world.add(payload={"a": 1}, metadata={"m": 1}, priority=2, name="n")
+    before = world.schedule("nine")
+    world.advance(10)
 
-    assert scheduler.update_schedule("nine", **{field: value}) is True
+    assert world.scheduler.update_schedule("nine", **{field: value}) is True
 
-    after = get(scheduler, "nine")
+    after = world.schedule("nine")
     assert after.revision != before.revision
     for name in ScheduledTask.__dataclass_fields__.keys() - {"revision"}:
-        expected = {field: value, "updated_at": clock.now()}.get(name, getattr(before, name))
+        expected = {field: value, "updated_at": world.now()}.get(name, getattr(before, name))
         assert getattr(after, name) == expected, name
 
 
-def test_a_new_cron_plans_anew_from_now(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 10, 30))  # nine has passed, and nobody was there to fire
-    scheduler.update_schedule("nine", cron_expr="0 11 * * *")
+def test_a_new_cron_plans_anew_from_now(world: World) -> None:
+    world.add()
+    world.clock.set(at(5, 10, 30))  # nine has passed, and nobody was there to fire
+    world.scheduler.update_schedule("nine", cron_expr="0 11 * * *")
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     assert (schedule.cron_expr, schedule.next_run) == ("0 11 * * *", at(5, 11))
-    assert due_at(redis_client, queue, "nine") == ms(at(5, 11))
+    assert world.due_at("nine") == ms(at(5, 11))
 
 
 def test_a_new_zone_plans_anew(scheduler: TaskScheduler) -> None:
@@ -441,19 +400,16 @@ def test_cron_and_zone_change_together(scheduler: TaskScheduler) -> None:
     assert (schedule.next_run, schedule.priority) == (at(5, 9, 30), Priority.VERY_LOW)
 
 
-def test_a_given_next_run_is_fired_and_then_the_cron_goes_on(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
+def test_a_given_next_run_is_fired_and_then_the_cron_goes_on(world: World) -> None:
+    world.add()
     given = at(5, 8, 59, 45)
-    scheduler.update_schedule("nine", next_run=given)
-    assert get(scheduler, "nine").next_run == given
+    world.scheduler.update_schedule("nine", next_run=given)
+    assert world.schedule("nine").next_run == given
 
-    clock.set(given)
-    scheduler.tick()
+    world.tick_at(given)
 
-    assert fired_ids(redis_client, queue) == [fire_id("nine", given)]
-    schedule = get(scheduler, "nine")
+    assert world.fired_ids() == [fire_id("nine", given)]
+    schedule = world.schedule("nine")
     assert (schedule.last_run, schedule.next_run) == (given, at(5, 9))
 
 
@@ -466,61 +422,52 @@ def test_next_run_may_be_seconds_or_in_another_zone(scheduler: TaskScheduler) ->
     assert get(scheduler, "nine").next_run == at(7, 2)
 
 
-def test_next_run_of_an_inactive_schedule_needs_is_active(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", is_active=False)
-    before = state_of(redis_client)
+def test_next_run_of_an_inactive_schedule_needs_is_active(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", is_active=False)
+    before = world.state()
 
     with pytest.raises(InvalidSchedule, match="pass is_active=True"):
-        scheduler.update_schedule("nine", next_run=at(7, 1))
-    assert state_of(redis_client) == before
+        world.scheduler.update_schedule("nine", next_run=at(7, 1))
+    assert world.state() == before
 
-    scheduler.update_schedule("nine", next_run=at(7, 1), is_active=True)
-    assert get(scheduler, "nine").next_run == at(7, 1)
+    world.scheduler.update_schedule("nine", next_run=at(7, 1), is_active=True)
+    assert world.schedule("nine").next_run == at(7, 1)
 
 
-def test_what_is_off_does_not_fire_and_what_is_on_again_does_not_catch_up(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", is_active=False)
-    off = get(scheduler, "nine")
-    clock.advance(timedelta(days=3))
-    report = scheduler.tick()
+def test_what_is_off_does_not_fire_and_what_is_on_again_does_not_catch_up(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", is_active=False)
+    off = world.schedule("nine")
+    report = world.tick_after(timedelta(days=3))
 
-    scheduler.update_schedule("nine", is_active=True)
-    scheduler.tick()
+    world.scheduler.update_schedule("nine", is_active=True)
+    world.tick()
 
     assert (off.is_active, off.next_run, off.disabled_reason) == (False, None, None)
     assert report.fired == 0
-    assert fired_ids(redis_client, queue) == []
-    on = get(scheduler, "nine")
+    assert world.fired_ids() == []
+    on = world.schedule("nine")
     assert (on.is_active, on.next_run, on.missed_count) == (True, at(8, 9), 0)
 
 
-def test_on_again_when_it_is_on_keeps_the_plan(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", next_run=at(9, 3))
-    scheduler.update_schedule("nine", is_active=True)
-    assert get(scheduler, "nine").next_run == at(9, 3)
+def test_on_again_when_it_is_on_keeps_the_plan(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", next_run=at(9, 3))
+    world.scheduler.update_schedule("nine", is_active=True)
+    assert world.schedule("nine").next_run == at(9, 3)
 
 
-def test_a_new_cron_does_not_switch_on_what_its_user_switched_off(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", is_active=False)
-    scheduler.update_schedule("nine", cron_expr="0 10 * * *")
+def test_a_new_cron_does_not_switch_on_what_its_user_switched_off(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", is_active=False)
+    world.scheduler.update_schedule("nine", cron_expr="0 10 * * *")
 
-    off = get(scheduler, "nine")
+    off = world.schedule("nine")
     assert (off.is_active, off.next_run) == (False, None)
-    assert due_at(redis_client, queue, "nine") is None
-    scheduler.update_schedule("nine", is_active=True)
-    assert get(scheduler, "nine").next_run == at(5, 10)
+    assert world.due_at("nine") is None
+    world.scheduler.update_schedule("nine", is_active=True)
+    assert world.schedule("nine").next_run == at(5, 10)
 
 
 def test_off_and_a_new_cron_in_one_change(scheduler: TaskScheduler) -> None:
@@ -530,28 +477,22 @@ def test_off_and_a_new_cron_in_one_change(scheduler: TaskScheduler) -> None:
     assert (off.is_active, off.cron_expr, off.next_run) == (False, "0 10 * * *", None)
 
 
-def test_updated_at_changes_only_by_a_users_change(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    clock.advance(60)
-    scheduler.tick()
-    scheduler.trigger("nine")
-    fired = get(scheduler, "nine")
+def test_updated_at_changes_only_by_a_users_change(world: World) -> None:
+    world.add()
+    world.tick_after(60)
+    world.scheduler.trigger("nine")
+    fired = world.schedule("nine")
     assert (fired.updated_at, fired.created_at, fired.run_count) == (THURSDAY, THURSDAY, 1)
 
-    scheduler.update_schedule("nine", is_active=False)
-    assert get(scheduler, "nine").updated_at == clock.now()
-    assert get(scheduler, "nine").created_at == THURSDAY
+    world.scheduler.update_schedule("nine", is_active=False)
+    assert world.schedule("nine").updated_at == world.now()
+    assert world.schedule("nine").created_at == THURSDAY
 
 
-def test_last_run_is_the_nominal_moment_and_not_when_it_was_noticed(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler)
-    clock.set(at(5, 9, 17, 3))
-    scheduler.tick()
-    schedule = get(scheduler, "nine")
+def test_last_run_is_the_nominal_moment_and_not_when_it_was_noticed(world: World) -> None:
+    world.add()
+    world.tick_at(at(5, 9, 17, 3))
+    schedule = world.schedule("nine")
     assert (schedule.last_run, schedule.next_run, schedule.run_count) == (at(5, 9), at(6, 9), 1)
 
 
@@ -564,10 +505,8 @@ def test_a_new_user_moves_the_schedule_in_the_index(scheduler: TaskScheduler) ->
     assert len(scheduler.list_schedules()) == 1
 
 
-def test_concurrent_updates_of_different_fields_lose_nothing(
-    redis_url: str, scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
-    add(scheduler, metadata={"n": 0})
+def test_concurrent_updates_of_different_fields_lose_nothing(redis_url: str, world: World) -> None:
+    world.add(metadata={"n": 0})
     per_field = 20
     values: dict[str, list[Any]] = {
         "payload": [{"n": n} for n in range(per_field)],
@@ -591,17 +530,17 @@ def test_concurrent_updates_of_different_fields_lose_nothing(
         for future in [pool.submit(change, field) for field in values]:
             future.result(30)
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     for field, wanted in values.items():
         assert getattr(schedule, field) == wanted[-1], field
     assert schedule.next_run == at(5, 10, per_field - 1)
-    assert redis_client.zcard("{fairqueue:default}:schedule_index") == 1
+    assert world.redis.zcard("{fairqueue:default}:schedule_index") == 1
 
 
 def test_an_update_that_others_overtake_for_ever_gives_up(
-    redis_client: redis.Redis, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TaskQueue(redis_client, clock=clock, timeout=0.1) as queue:
+    with TaskQueue(world.redis, clock=world.clock, timeout=0.1) as queue:
         scheduler = TaskScheduler(queue, registry=CollectorRegistry())
         add(scheduler)
         monkeypatch.setattr(scheduler._store, "_try_update", lambda *_: b"changed")
@@ -610,91 +549,76 @@ def test_an_update_that_others_overtake_for_ever_gives_up(
 
 
 def test_an_update_starts_over_when_somebody_else_was_faster(
-    scheduler: TaskScheduler, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler)
-    sent = before_script(
-        queue,
+    world.add()
+    sent = world.before_script(
         monkeypatch,
         "update_schedule",
-        lambda: scheduler.update_schedule("nine", payload={"theirs": 1}),
+        lambda: world.scheduler.update_schedule("nine", payload={"theirs": 1}),
     )
-    assert scheduler.update_schedule("nine", name="ours")
+    assert world.scheduler.update_schedule("nine", name="ours")
 
-    schedule = get(scheduler, "nine")
+    schedule = world.schedule("nine")
     assert (schedule.name, schedule.payload) == ("ours", {"theirs": 1})
     assert sent.count("update_schedule") == 3
 
 
 def test_a_fire_planned_from_the_old_text_is_refused_although_the_moment_is_the_same(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a Friday, `0 9 * * *` and `0 9 * * 1-5` agree on today and not on tomorrow."""
-    clock.set(at(6, 8, 59))
-    add(scheduler)
+    world.clock.set(at(6, 8, 59))
+    world.add()
 
     def change() -> None:
         # A client that is half a second behind: for it the moment, which stays, is yet to come.
-        monkeypatch.setattr(queue.link, "now_ms", lambda: clock.now_ms() - 500)
-        scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
+        monkeypatch.setattr(world.queue.link, "now_ms", lambda: world.clock.now_ms() - 500)
+        world.scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
 
-    before_script(queue, monkeypatch, "fire", change)
-    clock.set(at(6, 9))
-    report = scheduler.tick()
+    world.before_script(monkeypatch, "fire", change)
+    report = world.tick_at(at(6, 9))
 
     assert (report.fired, report.moved) == (1, 1)
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(6, 9))]
-    assert get(scheduler, "nine").next_run == at(9, 9)  # Monday, as the new text says
+    assert world.fired_ids() == [fire_id("nine", at(6, 9))]
+    assert world.schedule("nine").next_run == at(9, 9)  # Monday, as the new text says
 
 
-def test_on_a_thursday_the_next_moment_stays_and_the_revision_changes(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
-    before = record(redis_client, queue, "plan", "nine")
-    scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
-    after = record(redis_client, queue, "plan", "nine")
+def test_on_a_thursday_the_next_moment_stays_and_the_revision_changes(world: World) -> None:
+    world.add()
+    before = world.record("plan", "nine")
+    world.scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
+    after = world.record("plan", "nine")
 
     assert before.split()[1] == after.split()[1] == str(ms(at(5, 9)))
     assert before.split()[0] != after.split()[0]
 
 
 def test_a_payload_changed_after_the_reading_is_the_one_that_is_fired(
-    scheduler: TaskScheduler, clock: ManualClock, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler, payload={"version": 1})
-    clock.set(at(5, 9))
-    before_script(
-        queue,
-        monkeypatch,
-        "fire",
-        lambda: scheduler.update_schedule("nine", payload={"version": 2}),
+    world.add(payload={"version": 1})
+    world.clock.set(at(5, 9))
+    world.before_script(
+        monkeypatch, "fire", lambda: world.scheduler.update_schedule("nine", payload={"version": 2})
     )
-    report = scheduler.tick()
+    report = world.tick()
 
-    (claim,) = queue.claim("w", limit=10)
+    (claim,) = world.queue.claim("w", limit=10)
     assert claim.task.payload == {"version": 2}
     assert (report.fired, report.moved) == (1, 1)
 
 
 def test_a_schedule_removed_after_the_reading_is_not_fired(
-    scheduler: TaskScheduler,
-    clock: ManualClock,
-    queue: TaskQueue,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(scheduler)
-    clock.set(at(5, 9))
-    before_script(queue, monkeypatch, "fire", lambda: scheduler.remove_schedule("nine"))
-    report = scheduler.tick()
+    world.add()
+    world.clock.set(at(5, 9))
+    world.before_script(monkeypatch, "fire", lambda: world.scheduler.remove_schedule("nine"))
+    report = world.tick()
 
     assert (report.fired, report.moved) == (0, 1)
-    state = state_of(redis_client)
+    state = world.state()
     assert not {"tasks", "schedules", "plan", "due", "schedule_state"} & state.keys()
 
 
@@ -719,45 +643,43 @@ def test_a_wrong_idea_of_the_time_is_corrected_by_the_server(redis_client: redis
         assert schedule.next_run.timestamp() > seconds
 
 
-def test_planning_may_take_a_while(
-    queue: TaskQueue, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_may_take_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = fairqueue.schedules.store._first_moment
 
     def slowly(*arguments: Any) -> Any:
-        clock.advance(2)
+        world.advance(2)
         return plan(*arguments)
 
     monkeypatch.setattr(fairqueue.schedules.store, "_first_moment", slowly)
-    scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+    scheduler = TaskScheduler(world.queue, registry=CollectorRegistry())
     add(scheduler, "s", cron_expr="@hourly")
     assert get(scheduler, "s").is_active
 
 
 def test_a_clock_that_jumps_all_the_time_is_said(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue.link, "now_ms", lambda: clock.now_ms() + 60_000)
-    scheduler = TaskScheduler(queue, registry=CollectorRegistry())
+    monkeypatch.setattr(world.queue.link, "now_ms", lambda: world.clock.now_ms() + 60_000)
+    scheduler = TaskScheduler(world.queue, registry=CollectorRegistry())
     with pytest.raises(ScheduleConflict, match="clock of Redis jumps"):
         add(scheduler, "s", cron_expr="@hourly")
-    assert state_of(redis_client) == {}
+    assert world.state() == {}
 
 
 @pytest.mark.parametrize(("off_ms", "word"), [(1000, b"added"), (-1000, b"added"), (1001, None)])
 def test_a_second_of_difference_is_forgiven_and_no_more(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis, off_ms: int, word: bytes | None
+    world: World, off_ms: int, word: bytes | None
 ) -> None:
-    answer = queue.link.run(
+    answer = world.queue.link.run(
         "add_schedules",
         op="op",
-        client_now=clock.now_ms() + off_ms,
+        client_now=world.clock.now_ms() + off_ms,
         on_conflict="error",
-        rest=[*("s", "alice", "job", "{}", "rev"), *[clock.now_ms() + 5000] * 2, "", "", ""],
+        rest=[*("s", "alice", "job", "{}", "rev"), *[world.clock.now_ms() + 5000] * 2, "", "", ""],
     )
     if word is None:
-        assert answer == [b"skewed", clock.now_ms()]
-        assert state_of(redis_client) == {}
+        assert answer == [b"skewed", world.clock.now_ms()]
+        assert world.state() == {}
     else:
         assert answer == [word]
 
@@ -765,65 +687,60 @@ def test_a_second_of_difference_is_forgiven_and_no_more(
 # --- removing and triggering ----------------------------------------------------------------------
 
 
-def test_a_removed_schedule_leaves_its_tasks_and_nothing_else(
-    scheduler: TaskScheduler, clock: ManualClock, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler)
-    clock.advance(30)
-    scheduler.tick()
+def test_a_removed_schedule_leaves_its_tasks_and_nothing_else(world: World) -> None:
+    world.add()
+    world.tick_after(30)
 
-    assert scheduler.remove_schedule("nine") is True
-    assert scheduler.remove_schedule("nine") is False
+    assert world.scheduler.remove_schedule("nine") is True
+    assert world.scheduler.remove_schedule("nine") is False
 
-    state = state_of(redis_client)
+    state = world.state()
     schedule_keys = {"schedules", "plan", "due", "schedule_state", "schedule_index", "broken"}
     assert not schedule_keys & state.keys()
-    assert fired_ids(redis_client, queue) == [fire_id("nine", at(5, 9))]
+    assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
-def test_a_trigger_runs_now_and_leaves_the_plan(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    add(scheduler, payload={"a": 1}, name="reports", priority=5)
-    before = state_of(redis_client)
+def test_a_trigger_runs_now_and_leaves_the_plan(world: World) -> None:
+    world.add(payload={"a": 1}, name="reports", priority=5)
+    before = world.state()
 
-    first, second = scheduler.trigger("nine"), scheduler.trigger("nine")
+    first, second = world.scheduler.trigger("nine"), world.scheduler.trigger("nine")
 
-    after = state_of(redis_client)
+    after = world.state()
     for key in ("schedules", "plan", "due", "schedule_state", "schedule_index"):
         assert after[key] == before[key]
     assert first != second
-    claim = queue.claim("w")[0]
+    claim = world.queue.claim("w")[0]
     task = claim.task
     assert (task.task_id, task.schedule_id, task.scheduled_for) == (first, "nine", None)
     assert (task.user_id, task.name, task.priority) == ("alice", "reports", Priority.VERY_HIGH)
     assert task.payload == {"a": 1}
 
 
-def test_an_inactive_schedule_can_be_triggered(scheduler: TaskScheduler, queue: TaskQueue) -> None:
-    add(scheduler)
-    scheduler.update_schedule("nine", is_active=False)
-    scheduler.trigger("nine")
-    assert queue.size("alice") == 1
+def test_an_inactive_schedule_can_be_triggered(world: World) -> None:
+    world.add()
+    world.scheduler.update_schedule("nine", is_active=False)
+    world.scheduler.trigger("nine")
+    assert world.queue.size("alice") == 1
 
 
-def test_a_trigger_into_a_full_queue_says_so(scheduler: TaskScheduler, queue: TaskQueue) -> None:
-    queue.set_user("alice", max_waiting=1)
-    add(scheduler)
-    scheduler.trigger("nine")
+def test_a_trigger_into_a_full_queue_says_so(world: World) -> None:
+    world.queue.set_user("alice", max_waiting=1)
+    world.add()
+    world.scheduler.trigger("nine")
     with pytest.raises(QueueFull):
-        scheduler.trigger("nine")
+        world.scheduler.trigger("nine")
 
 
 # --- listing --------------------------------------------------------------------------------------
 
 
-def walk(scheduler: TaskScheduler, **filters: Any) -> list[str]:
+def walk(world: World, **filters: Any) -> list[str]:
     """The ids on all pages, in order."""
     found: list[str] = []
     cursor: str | None = None
     while True:
-        page = scheduler.list_schedules(cursor=cursor, **filters)
+        page = world.scheduler.list_schedules(cursor=cursor, **filters)
         found += [schedule.schedule_id for schedule in page]
         cursor = page.cursor
         if cursor is None:
@@ -850,27 +767,25 @@ def many(scheduler: TaskScheduler) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("limit", [1000, 999, 77])
 def test_every_schedule_is_on_exactly_one_page(
-    scheduler: TaskScheduler, many: dict[str, list[str]], limit: int
+    world: World, many: dict[str, list[str]], limit: int
 ) -> None:
     everything = [name for user in sorted(many) for name in many[user]]
-    assert walk(scheduler, limit=limit) == everything
-    assert walk(scheduler, limit=limit, user_id="bob") == many["bob"]
+    assert walk(world, limit=limit) == everything
+    assert walk(world, limit=limit, user_id="bob") == many["bob"]
 
     off = [name for user in sorted(many) for name in many[user][::7]]
-    assert walk(scheduler, limit=limit, is_active=False) == off
-    assert walk(scheduler, limit=limit, is_active=True) == [n for n in everything if n not in off]
-    assert walk(scheduler, limit=limit, is_active=False, user_id="bob2") == many["bob2"][::7]
+    assert walk(world, limit=limit, is_active=False) == off
+    assert walk(world, limit=limit, is_active=True) == [n for n in everything if n not in off]
+    assert walk(world, limit=limit, is_active=False, user_id="bob2") == many["bob2"][::7]
 
 
-def test_pages_are_right_while_others_come_and_go(
-    scheduler: TaskScheduler, many: dict[str, list[str]]
-) -> None:
+def test_pages_are_right_while_others_come_and_go(world: World, many: dict[str, list[str]]) -> None:
     """Whatever is there all the time is listed once; what comes or goes, at most once."""
     found: list[str] = []
     cursor: str | None = None
     removed: set[str] = set()
     for turn in range(1000):
-        page = scheduler.list_schedules(limit=100, cursor=cursor)
+        page = world.scheduler.list_schedules(limit=100, cursor=cursor)
         found += [schedule.schedule_id for schedule in page]
         cursor = page.cursor
         if cursor is None:
@@ -879,8 +794,8 @@ def test_pages_are_right_while_others_come_and_go(
         gone = {found[-1], many["bob2"][500 + turn], many["alice"][turn]}
         removed |= gone
         for name in gone:
-            scheduler.remove_schedule(name)
-        add(scheduler, f"bob-new-{turn}", user_id="bob")
+            world.scheduler.remove_schedule(name)
+        world.add(f"bob-new-{turn}", user_id="bob")
     assert turn > 20
 
     assert len(found) == len(set(found))
@@ -888,13 +803,11 @@ def test_pages_are_right_while_others_come_and_go(
     assert stayed <= set(found)
 
 
-def test_the_default_page_has_a_hundred(
-    scheduler: TaskScheduler, many: dict[str, list[str]]
-) -> None:
-    page = scheduler.list_schedules()
+def test_the_default_page_has_a_hundred(world: World, many: dict[str, list[str]]) -> None:
+    page = world.scheduler.list_schedules()
     assert len(page) == 100
     assert page.cursor is not None
-    assert scheduler.list_schedules(user_id="nobody").cursor is None
+    assert world.scheduler.list_schedules(user_id="nobody").cursor is None
 
 
 @pytest.mark.parametrize(
@@ -951,23 +864,25 @@ SPOILT: list[tuple[str, bytes]] = [
 
 @pytest.mark.parametrize("text", [text for _, text in SPOILT], ids=[name for name, _ in SPOILT])
 def test_a_definition_that_cannot_be_read_is_an_error_for_its_reader_alone(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, text: bytes
+    world: World, text: bytes
 ) -> None:
-    add(scheduler, "bad")
-    add(scheduler, "good")
-    redis_client.hset(queue.keys["schedules"], "bad", text)
+    world.add("bad")
+    world.add("good")
+    world.redis.hset(world.keys["schedules"], "bad", text)
 
     for call in (
-        lambda: scheduler.get_schedule("bad"),
-        lambda: scheduler.update_schedule("bad", name="x"),
-        lambda: scheduler.trigger("bad"),
+        lambda: world.scheduler.get_schedule("bad"),
+        lambda: world.scheduler.update_schedule("bad", name="x"),
+        lambda: world.scheduler.trigger("bad"),
     ):
         with pytest.raises(BrokenRecord, match="'bad'"):
             call()
     for is_active in (None, True):
-        assert [s.schedule_id for s in scheduler.list_schedules(is_active=is_active)] == ["good"]
-    assert scheduler.remove_schedule("bad") is True
-    assert scheduler.get_schedule("bad") is None
+        assert [s.schedule_id for s in world.scheduler.list_schedules(is_active=is_active)] == [
+            "good"
+        ]
+    assert world.scheduler.remove_schedule("bad") is True
+    assert world.scheduler.get_schedule("bad") is None
 
 
 @pytest.mark.parametrize(
@@ -987,101 +902,84 @@ def test_a_definition_that_cannot_be_read_is_an_error_for_its_reader_alone(
         {"timezone": None},
     ],
 )
-def test_a_field_of_a_wrong_type_is_a_broken_record(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, fields: dict[str, Any]
-) -> None:
-    add(scheduler, "bad")
-    add(scheduler, "good")
-    tamper(redis_client, queue, "bad", **fields)
+def test_a_field_of_a_wrong_type_is_a_broken_record(world: World, fields: dict[str, Any]) -> None:
+    world.add("bad")
+    world.add("good")
+    world.tamper("bad", **fields)
 
     with pytest.raises(BrokenRecord, match="'bad'"):
-        scheduler.get_schedule("bad")
-    assert [s.schedule_id for s in scheduler.list_schedules()] == ["good"]
+        world.scheduler.get_schedule("bad")
+    assert [s.schedule_id for s in world.scheduler.list_schedules()] == ["good"]
 
 
 @pytest.mark.parametrize(
     "state", ['{"user":"alice","runs":"x"}', '{"last_run":[]}', '{"missed":1e999}', "5", "{", ""]
 )
-def test_a_state_that_cannot_be_read_does_not_stop_a_listing(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, state: str
-) -> None:
-    add(scheduler, "bad")
-    add(scheduler, "good")
-    redis_client.hset(queue.keys["schedule_state"], "bad", state)
+def test_a_state_that_cannot_be_read_does_not_stop_a_listing(world: World, state: str) -> None:
+    world.add("bad")
+    world.add("good")
+    world.redis.hset(world.keys["schedule_state"], "bad", state)
 
-    assert "good" in [s.schedule_id for s in scheduler.list_schedules()]
-    assert scheduler.update_schedule("bad", user_id="bob", is_active=False)
-    assert get(scheduler, "bad").run_count == 0
-    assert scheduler.remove_schedule("bad")
+    assert "good" in [s.schedule_id for s in world.scheduler.list_schedules()]
+    assert world.scheduler.update_schedule("bad", user_id="bob", is_active=False)
+    assert world.schedule("bad").run_count == 0
+    assert world.scheduler.remove_schedule("bad")
 
 
 def test_a_schedule_whose_count_is_lost_has_run_as_far_as_known_never_when_it_is_replaced(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
+    world: World,
 ) -> None:
-    add(scheduler)
-    redis_client.hset(queue.keys["schedule_state"], "nine", '{"user":"alice","active":true}')
-    add(scheduler, on_conflict="replace")
-    assert get(scheduler, "nine").run_count == 0
+    world.add()
+    world.redis.hset(world.keys["schedule_state"], "nine", '{"user":"alice","active":true}')
+    world.add(on_conflict="replace")
+    assert world.schedule("nine").run_count == 0
 
 
-def test_a_spoilt_schedule_can_be_replaced(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    add(scheduler, "bad")
-    redis_client.hset(queue.keys["schedules"], "bad", "{")
-    redis_client.hset(queue.keys["schedule_state"], "bad", '{"user":["x"],"runs":{}}')
-    clock.advance(60)
-    scheduler.tick()
-    assert [p.schedule_id for p in scheduler.problems()] == ["bad"]
+def test_a_spoilt_schedule_can_be_replaced(world: World) -> None:
+    world.add("bad")
+    world.redis.hset(world.keys["schedules"], "bad", "{")
+    world.redis.hset(world.keys["schedule_state"], "bad", '{"user":["x"],"runs":{}}')
+    world.tick_after(60)
+    assert [p.schedule_id for p in world.scheduler.problems()] == ["bad"]
 
-    add(scheduler, "bad", on_conflict="replace")
+    world.add("bad", on_conflict="replace")
 
-    assert scheduler.problems() == []
-    assert get(scheduler, "bad").next_run == at(6, 9)
+    assert world.scheduler.problems() == []
+    assert world.schedule("bad").next_run == at(6, 9)
 
 
-def test_what_is_left_of_a_schedule_without_definition_can_be_removed(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    add(scheduler)
-    redis_client.hdel(queue.keys["schedules"], "nine")
-    clock.advance(60)
-    scheduler.tick()
-    (problem,) = scheduler.problems()
+def test_what_is_left_of_a_schedule_without_definition_can_be_removed(world: World) -> None:
+    world.add()
+    world.redis.hdel(world.keys["schedules"], "nine")
+    world.tick_after(60)
+    (problem,) = world.scheduler.problems()
     assert problem.schedule_id == "nine"
 
-    assert scheduler.remove_schedule("nine") is True
-    assert scheduler.problems() == []
-    assert (
-        not {"plan", "schedule_state", "schedule_index", "broken"} & state_of(redis_client).keys()
-    )
+    assert world.scheduler.remove_schedule("nine") is True
+    assert world.scheduler.problems() == []
+    assert not {"plan", "schedule_state", "schedule_index", "broken"} & world.state().keys()
 
 
-def test_an_id_whose_definition_was_lost_can_be_used_again(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    add(scheduler, user_id="alice")
-    redis_client.hdel(queue.keys["schedules"], "nine")
-    clock.advance(60)
-    scheduler.tick()
+def test_an_id_whose_definition_was_lost_can_be_used_again(world: World) -> None:
+    world.add(user_id="alice")
+    world.redis.hdel(world.keys["schedules"], "nine")
+    world.tick_after(60)
 
-    add(scheduler, user_id="bob")
+    world.add(user_id="bob")
 
-    assert scheduler.problems() == []
-    assert [s.user_id for s in scheduler.list_schedules()] == ["bob"]
+    assert world.scheduler.problems() == []
+    assert [s.user_id for s in world.scheduler.list_schedules()] == ["bob"]
 
 
 @pytest.mark.untidy
-def test_problems_are_listed_oldest_first_and_unreadable_ones_too(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
-    broken = queue.keys["broken"]
-    redis_client.hset(broken, "late", json.dumps({"reason": "r2", "since": ms(at(5, 2))}))
-    redis_client.hset(broken, "early", json.dumps({"reason": "r1", "since": ms(at(5, 1))}))
-    redis_client.hset(broken, "spoilt", "{")
-    redis_client.hset(broken, b"\xff", json.dumps({"reason": "r3", "since": ms(at(5, 3))}))
+def test_problems_are_listed_oldest_first_and_unreadable_ones_too(world: World) -> None:
+    broken = world.keys["broken"]
+    world.redis.hset(broken, "late", json.dumps({"reason": "r2", "since": ms(at(5, 2))}))
+    world.redis.hset(broken, "early", json.dumps({"reason": "r1", "since": ms(at(5, 1))}))
+    world.redis.hset(broken, "spoilt", "{")
+    world.redis.hset(broken, b"\xff", json.dumps({"reason": "r3", "since": ms(at(5, 3))}))
 
-    spoilt, *problems = scheduler.problems()
+    spoilt, *problems = world.scheduler.problems()
 
     assert (spoilt.schedule_id, spoilt.since) == ("spoilt", datetime(1970, 1, 1, tzinfo=UTC))
     assert [(p.schedule_id, p.reason, p.since) for p in problems] == [
@@ -1091,28 +989,25 @@ def test_problems_are_listed_oldest_first_and_unreadable_ones_too(
     ]
 
 
-def test_at_most_a_thousand_problems_are_listed(
-    scheduler: TaskScheduler, redis_client: redis.Redis, queue: TaskQueue
-) -> None:
+def test_at_most_a_thousand_problems_are_listed(world: World) -> None:
     problem = json.dumps({"reason": "r", "since": 0})
-    redis_client.hset(queue.keys["broken"], mapping={f"s{n}": problem for n in range(1500)})
-    assert len(scheduler.problems()) == 1000
+    world.redis.hset(world.keys["broken"], mapping={f"s{n}": problem for n in range(1500)})
+    assert len(world.scheduler.problems()) == 1000
 
 
 def test_updates_that_leave_the_text_as_it_was_are_not_overlooked(
-    scheduler: TaskScheduler, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Switching on writes the same definition in the same millisecond, under a new revision."""
-    add(scheduler, cron_expr="0 9 * * *")
-    scheduler.update_schedule("nine", is_active=False)
-    before_script(
-        queue,
+    world.add(cron_expr="0 9 * * *")
+    world.scheduler.update_schedule("nine", is_active=False)
+    world.before_script(
         monkeypatch,
         "update_schedule",
-        lambda: scheduler.update_schedule("nine", is_active=True),
+        lambda: world.scheduler.update_schedule("nine", is_active=True),
     )
-    scheduler.update_schedule("nine", cron_expr="0 17 * * *")
-    schedule = get(scheduler, "nine")
+    world.scheduler.update_schedule("nine", cron_expr="0 17 * * *")
+    schedule = world.schedule("nine")
     assert (schedule.is_active, schedule.next_run) == (True, at(5, 17))
 
 
@@ -1120,24 +1015,22 @@ def test_updates_that_leave_the_text_as_it_was_are_not_overlooked(
     "change", [{"timezone": "Asia/Tokyo"}, {"cron_expr": "0 17 * * *"}, {"is_active": False}]
 )
 def test_a_moment_that_a_change_gives_up_counts_as_missed(
-    scheduler: TaskScheduler, clock: ManualClock, change: dict[str, Any]
+    world: World, change: dict[str, Any]
 ) -> None:
-    add(scheduler, cron_expr="0 9 * * *")
-    clock.set(at(5, 9, 0, 5))
-    scheduler.update_schedule("nine", **change)
-    assert get(scheduler, "nine").missed_count == 1
-    assert scheduler.queue.inspect().counters["missed"] == 1
-    scheduler.update_schedule("nine", **change)
-    assert get(scheduler, "nine").missed_count == 1, "once"
+    world.add(cron_expr="0 9 * * *")
+    world.clock.set(at(5, 9, 0, 5))
+    world.scheduler.update_schedule("nine", **change)
+    assert world.schedule("nine").missed_count == 1
+    assert world.scheduler.queue.inspect().counters["missed"] == 1
+    world.scheduler.update_schedule("nine", **change)
+    assert world.schedule("nine").missed_count == 1, "once"
 
 
-def test_a_moment_that_a_replacement_gives_up_counts_as_missed(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(scheduler, cron_expr="0 9 * * *")
-    clock.set(at(5, 9, 0, 5))
-    scheduler.add_schedule("0 17 * * *", "alice", schedule_id="nine", on_conflict="replace")
-    assert get(scheduler, "nine").missed_count == 1
+def test_a_moment_that_a_replacement_gives_up_counts_as_missed(world: World) -> None:
+    world.add(cron_expr="0 9 * * *")
+    world.clock.set(at(5, 9, 0, 5))
+    world.scheduler.add_schedule("0 17 * * *", "alice", schedule_id="nine", on_conflict="replace")
+    assert world.schedule("nine").missed_count == 1
 
 
 def test_the_error_of_a_long_schedule_id_says_how_long_it_may_be(scheduler: TaskScheduler) -> None:

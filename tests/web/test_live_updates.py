@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from browser import Site, Web
-from support import fill
+from helpers.browser import Site, Web
+from helpers.tasks import fill
+from helpers.world import World
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.errors import RedisUnavailable
@@ -65,16 +66,14 @@ def test_all_viewers_get_what_was_read_once() -> None:
 
 
 @pytest.mark.parametrize("viewers", [1, 50])
-def test_fifty_viewers_cost_redis_what_one_does(
-    queue: TaskQueue, redis_client: redis.Redis, viewers: int
-) -> None:
-    fill(queue, "alice", 3)
-    read = reader(Inspector(queue))
+def test_fifty_viewers_cost_redis_what_one_does(world: World, viewers: int) -> None:
+    world.fill("alice", 3)
+    read = reader(Inspector(world.queue))
     read(None)  # scripts are loaded
     rounds = 5
 
     def commands() -> int:
-        return int(redis_client.info("stats")["total_commands_processed"])
+        return int(world.redis.info("stats")["total_commands_processed"])
 
     before = commands()
     for _ in range(rounds):
@@ -365,20 +364,20 @@ def test_numbers_that_cannot_be_told_do_not_end_the_poller() -> None:
 
 @pytest.mark.parametrize("parent", [[], {}, None, "\ud800"])
 def test_a_credential_that_somebody_has_spoilt_ends_its_own_streams_only(
-    queue: TaskQueue, redis_client: redis.Redis, parent: Any
+    world: World, parent: Any
 ) -> None:
-    store = AccessStore(queue.link)
+    store = AccessStore(world.queue.link)
     good, spoilt = (store.create_key(name, "viewer", by="root") for name in ("good", "spoilt"))
-    credentials = queue.keys["credentials"]
+    credentials = world.keys["credentials"]
 
     async def scene() -> None:
         read, _ = counting()
         live_updates = LiveUpdates(read, holding=store.holding, poll=0.001, check=0.0)
         ends, goes_on = (live_updates.stream(None, key.info.key_id) for key in (spoilt, good))
         await asyncio.gather(numbers_of(ends), numbers_of(goes_on))
-        record = json.loads(redis_client.hget(credentials, spoilt.info.key_id) or b"")
+        record = json.loads(world.redis.hget(credentials, spoilt.info.key_id) or b"")
         text = json.dumps({**record, "parent": parent})
-        redis_client.hset(credentials, spoilt.info.key_id, text)
+        world.redis.hset(credentials, spoilt.info.key_id, text)
         async for _message in ends:
             pass
         await numbers_of(goes_on)

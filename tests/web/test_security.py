@@ -17,11 +17,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from browser import Site, Web
-from commands import Cli
-from scheduling import THURSDAY
+from helpers.browser import Site, Web
+from helpers.commands import Cli
+from helpers.schedules import THURSDAY
+from helpers.tasks import claim_one, make_task
 from starlette.applications import Starlette
-from support import claim_one, make_task
 
 from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.cli.logs import TextFormatter

@@ -10,13 +10,14 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
-from browser import Web
-from scheduling import eventually
+from helpers.browser import Web
+from helpers.network import is_closed_after
+from helpers.tasks import make_task
+from helpers.waiting import eventually
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from support import is_closed_after, make_task
 
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app

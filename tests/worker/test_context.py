@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from scheduling import eventually
-from support import push
+from helpers.tasks import push
+from helpers.waiting import eventually
+from helpers.world import World
 
 from fairqueue import TaskContext, TaskQueue, Worker
-from fairqueue.clock import ManualClock
 from fairqueue.worker import event_loop
 
 Run = Callable[[Worker], None]
@@ -540,15 +540,15 @@ async def leaves_a_task(payload: dict[str, Any]) -> str:
 
 @pytest.mark.processes
 def test_what_is_left_in_a_process_of_its_own_is_reported_too(
-    queue: TaskQueue, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     worker.register("job", leaves_a_task, isolation="process")
     worker.before(lambda: who.set("hook") and None)  # of the worker's process only
-    push(queue, "t", name="job")
+    world.push("t", name="job")
     with caplog.at_level(logging.WARNING, "fairqueue.worker"):
         assert worker.run_once() == 1
-    info = queue.get("t")
+    info = world.queue.get("t")
     assert info is not None
     assert info.result == "nobody"
     (told,) = events(caplog, "left_running")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import redis
-from scheduling import eventually
-from support import changes, dump, fill, in_thread, push
+from helpers.state import changes
+from helpers.tasks import fill
+from helpers.waiting import eventually, in_thread
+from helpers.world import World
 
 import fairqueue.worker.heartbeat
 from fairqueue import TaskContext, TaskQueue, Worker
-from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
 from fairqueue.runtime.processes import ProcessGroup
@@ -31,11 +32,6 @@ FACTS: dict[str, object] = {
 }
 
 
-@pytest.fixture
-def workers(queue: TaskQueue) -> WorkerStore:
-    return WorkerStore(queue.link)
-
-
 def draining(workers: WorkerStore) -> dict[str, bool]:
     return {info.worker_id: info.draining for info in workers.alive()}
 
@@ -43,16 +39,14 @@ def draining(workers: WorkerStore) -> dict[str, bool]:
 # --- the mark -------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_asked_to_drain_hears_of_it_with_its_next_beat(
-    workers: WorkerStore, clock: ManualClock
-) -> None:
-    assert workers.beat(FACTS, "w").drained_by is None
-    assert workers.drain("w", by="ann")
-    assert draining(workers) == {"w": True}
+def test_a_worker_that_is_asked_to_drain_hears_of_it_with_its_next_beat(world: World) -> None:
+    assert world.workers.beat(FACTS, "w").drained_by is None
+    assert world.workers.drain("w", by="ann")
+    assert draining(world.workers) == {"w": True}
     for _ in range(3):  # the mark stays until it has gone
-        clock.advance(10)
-        assert workers.beat(FACTS, "w").drained_by == "ann"
-    assert draining(workers) == {"w": True}
+        world.advance(10)
+        assert world.workers.beat(FACTS, "w").drained_by == "ann"
+    assert draining(world.workers) == {"w": True}
 
 
 def test_only_the_one_that_is_meant_drains(workers: WorkerStore) -> None:
@@ -80,28 +74,26 @@ def test_who_asks_and_whom_has_to_be_a_name(workers: WorkerStore, worker_id: str
     assert workers.beat(FACTS, "w").drained_by is None
 
 
-def test_a_request_that_arrives_twice_is_one(
-    queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis
-) -> None:
-    workers.beat(FACTS, "w")
+def test_a_request_that_arrives_twice_is_one(world: World) -> None:
+    world.workers.beat(FACTS, "w")
     arguments: dict[str, Any] = {"op": "op", "worker": "w", "by": "ann"}
-    assert queue.link.run("drain", **arguments) == b"asked"
-    before = dump(redis_client)
-    assert queue.link.run("drain", **arguments) == b"asked"
-    assert changes(before, dump(redis_client)) == {}
-    workers.leave("w")
-    assert queue.link.run("drain", **arguments) == b"asked"
-    assert "workers" not in dump(redis_client)
+    assert world.queue.link.run("drain", **arguments) == b"asked"
+    before = world.dump()
+    assert world.queue.link.run("drain", **arguments) == b"asked"
+    assert changes(before, world.dump()) == {}
+    world.workers.leave("w")
+    assert world.queue.link.run("drain", **arguments) == b"asked"
+    assert "workers" not in world.dump()
 
 
-def test_a_worker_that_is_not_alive_cannot_drain(workers: WorkerStore, clock: ManualClock) -> None:
-    assert not workers.drain("nobody", by="ann")
-    workers.beat(FACTS, "left")
-    workers.leave("left")
-    assert not workers.drain("left", by="ann")
-    workers.beat(FACTS, "gone")
-    clock.advance(GONE_AFTER_S)
-    assert not workers.drain("gone", by="ann")
+def test_a_worker_that_is_not_alive_cannot_drain(world: World) -> None:
+    assert not world.workers.drain("nobody", by="ann")
+    world.workers.beat(FACTS, "left")
+    world.workers.leave("left")
+    assert not world.workers.drain("left", by="ann")
+    world.workers.beat(FACTS, "gone")
+    world.advance(GONE_AFTER_S)
+    assert not world.workers.drain("gone", by="ann")
 
 
 def test_the_mark_goes_with_the_worker(workers: WorkerStore) -> None:
@@ -132,25 +124,21 @@ def test_bad_ids_and_names_are_refused(workers: WorkerStore, bad: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "3", '{"id":3}', "\xff"])
-def test_a_spoilt_record_is_no_worker_that_could_drain(
-    queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis, text: str
-) -> None:
-    workers.beat(FACTS, "w")
-    redis_client.hset(queue.keys["workers"], "w", text)
-    assert not workers.drain("w", by="ann")
-    assert workers.beat(FACTS, "w").drained_by is None
+def test_a_spoilt_record_is_no_worker_that_could_drain(world: World, text: str) -> None:
+    world.workers.beat(FACTS, "w")
+    world.redis.hset(world.keys["workers"], "w", text)
+    assert not world.workers.drain("w", by="ann")
+    assert world.workers.beat(FACTS, "w").drained_by is None
 
 
 @pytest.mark.parametrize("mark", ["3", "true", "{}", "null"])
-def test_a_spoilt_mark_is_none(
-    queue: TaskQueue, workers: WorkerStore, redis_client: redis.Redis, mark: str
-) -> None:
-    workers.beat(FACTS, "w")
-    text = redis_client.hget(queue.keys["workers"], "w")
+def test_a_spoilt_mark_is_none(world: World, mark: str) -> None:
+    world.workers.beat(FACTS, "w")
+    text = world.redis.hget(world.keys["workers"], "w")
     assert isinstance(text, bytes)
-    redis_client.hset(queue.keys["workers"], "w", text[:-1] + b',"drain":' + mark.encode() + b"}")
-    assert draining(workers) == {"w": False}
-    assert workers.beat(FACTS, "w").drained_by is None
+    world.redis.hset(world.keys["workers"], "w", text[:-1] + b',"drain":' + mark.encode() + b"}")
+    assert draining(world.workers) == {"w": False}
+    assert world.workers.beat(FACTS, "w").drained_by is None
 
 
 # --- a worker -------------------------------------------------------------------------------------
@@ -191,99 +179,95 @@ def is_alive(queue: TaskQueue, name: str = "me") -> bool:
 
 
 def test_a_worker_finishes_what_it_runs_takes_no_more_and_ends(
-    queue: TaskQueue,
-    workers: WorkerStore,
-    worker: Worker,
-    gate: Gate,
-    caplog: pytest.LogCaptureFixture,
+    world: World, worker: Worker, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fill(queue, "alice", 5)
+    world.fill("alice", 5)
     assert worker.state == "stopped"
     with caplog.at_level(logging.INFO, "fairqueue.worker"):
         worker.start()
         for _ in range(2):
             assert gate.begun.acquire(timeout=WITHIN)
         assert worker.state == "running"
-        assert workers.drain("me", by="ann")
+        assert world.workers.drain("me", by="ann")
         eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
-    assert queue.inspect().running == 2  # it goes on with these
+    assert world.queue.inspect().running == 2  # it goes on with these
     gate.go_on.set()
     eventually(lambda: worker.state == "stopped", "it has ended", within=WITHIN)
-    after = queue.inspect()
+    after = world.queue.inspect()
     assert (after.counters["finished"], after.ready, after.running) == (2, 3, 0)
-    assert not is_alive(queue)
+    assert not is_alive(world.queue)
     (record,) = [r for r in caplog.records if getattr(r, "event", "") == "worker_draining"]
     assert (record.worker, record.by) == ("me", "ann")  # type: ignore[attr-defined]
 
 
-def test_a_worker_that_waits_for_tasks_ends_at_once(
-    queue: TaskQueue, workers: WorkerStore, worker: Worker
-) -> None:
+def test_a_worker_that_waits_for_tasks_ends_at_once(world: World, worker: Worker) -> None:
     worker.start()
-    eventually(lambda: is_alive(queue), "it is known", within=WITHIN)
-    workers.drain("me", by="ann")
+    eventually(lambda: is_alive(world.queue), "it is known", within=WITHIN)
+    world.workers.drain("me", by="ann")
     eventually(lambda: worker.state == "stopped", "it has ended", within=WITHIN)
-    eventually(lambda: not is_alive(queue), "it has left", within=WITHIN)
+    eventually(lambda: not is_alive(world.queue), "it has left", within=WITHIN)
     assert not [t for t in threading.enumerate() if t.name.startswith("fairqueue-leases")]
 
 
 def test_a_worker_that_has_drained_may_be_stopped_and_started_again(
-    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+    world: World, worker: Worker, gate: Gate
 ) -> None:
     gate.go_on.set()
     worker.start()
-    eventually(lambda: is_alive(queue), "it is known", within=WITHIN)
-    workers.drain("me", by="ann")
+    eventually(lambda: is_alive(world.queue), "it is known", within=WITHIN)
+    world.workers.drain("me", by="ann")
     eventually(lambda: worker.state == "stopped", "it has ended", within=WITHIN)
     assert worker.stop() is True
-    fill(queue, "alice", 3)
+    world.fill("alice", 3)
     worker.start()
-    eventually(lambda: queue.inspect().counters.get("finished") == 3, "it runs", within=WITHIN)
+    eventually(
+        lambda: world.queue.inspect().counters.get("finished") == 3, "it runs", within=WITHIN
+    )
     assert worker.state == "running"
-    assert draining(workers) == {"me": False}
+    assert draining(world.workers) == {"me": False}
 
 
-def test_stop_ends_one_that_drains(
-    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
-) -> None:
-    push(queue, "a")
+def test_stop_ends_one_that_drains(world: World, worker: Worker, gate: Gate) -> None:
+    world.push("a")
     worker.start()
     assert gate.begun.acquire(timeout=WITHIN)
-    workers.drain("me", by="ann")
+    world.workers.drain("me", by="ann")
     eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
     assert worker.stop(0.0) is False  # what runs is given back
-    assert (queue.inspect().ready, queue.inspect().running) == (1, 0)
-    assert not is_alive(queue)
+    assert (world.queue.inspect().ready, world.queue.inspect().running) == (1, 0)
+    assert not is_alive(world.queue)
 
 
 def test_one_that_runs_in_the_caller_s_thread_takes_no_more(
-    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+    world: World, worker: Worker, gate: Gate
 ) -> None:
     gate.go_on.set()
-    fill(queue, "alice", 5)
+    world.fill("alice", 5)
     assert worker.run_once() == 2
-    workers.drain("me", by="ann")
+    world.workers.drain("me", by="ann")
     assert worker.run_once() == worker.run_until_empty() == 0
-    assert draining(workers) == {"me": True}
+    assert draining(world.workers) == {"me": True}
     worker.stop()
     assert worker.run_once() == 2
-    assert draining(workers) == {"me": False}
+    assert draining(world.workers) == {"me": False}
 
 
 def test_other_workers_go_on_with_what_the_one_that_drains_leaves(
-    queue: TaskQueue, workers: WorkerStore, worker: Worker, gate: Gate
+    world: World, worker: Worker, gate: Gate
 ) -> None:
-    fill(queue, "alice", 6)
+    world.fill("alice", 6)
     worker.start()
     for _ in range(2):
         assert gate.begun.acquire(timeout=WITHIN)
-    workers.drain("me", by="ann")
+    world.workers.drain("me", by="ann")
     eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
-    other = Worker(queue, handler=lambda task: None, worker_id="other")
+    other = Worker(world.queue, handler=lambda task: None, worker_id="other")
     assert other.run_until_empty() == 4
     other.stop()
     gate.go_on.set()
-    eventually(lambda: queue.inspect().counters.get("finished") == 6, "all ran", within=WITHIN)
+    eventually(
+        lambda: world.queue.inspect().counters.get("finished") == 6, "all ran", within=WITHIN
+    )
 
 
 # --- forever, and processes -----------------------------------------------------------------------

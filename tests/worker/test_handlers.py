@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from support import make_task
+from helpers.tasks import make_task
 
 from fairqueue.errors import ConfigurationError, FairQueueError, TimedOut
 from fairqueue.models import Task

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 import redis
-from scheduling import eventually
-from support import claim_one, push
+from helpers.tasks import claim_one, push
+from helpers.waiting import eventually
+from helpers.world import World
 
 from fairqueue import Discard, Retry, TaskContext, TaskQueue, TimedOut, Worker
 from fairqueue.clock import ManualClock
@@ -381,8 +382,8 @@ def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
         yield queue
 
 
-def test_a_worker_records_what_comes_back(queue: TaskQueue, clock: ManualClock) -> None:
-    worker = Worker(queue)
+def test_a_worker_records_what_comes_back(world: World) -> None:
+    worker = Worker(world.queue)
     hooks: list[Any] = []
     worker.then(lambda result: hooks.append(result))
     worker.catch(lambda error: hooks.append(str(error)))
@@ -391,9 +392,9 @@ def test_a_worker_records_what_comes_back(queue: TaskQueue, clock: ManualClock) 
     worker.register("retried", retries, isolation="process")
     worker.register("overdue", sleeps, isolation="process", retries=0, timeout=0.2)
     for name in ("built", "failed", "retried", "overdue"):
-        push(queue, name, name=name)
+        world.push(name, name=name)
     assert worker.run_until_empty() == 4
-    found = {name: queue.get(name) for name in ("built", "failed", "retried", "overdue")}
+    found = {name: world.queue.get(name) for name in ("built", "failed", "retried", "overdue")}
     assert {name: (i.state, i.result, i.error) for name, i in found.items() if i is not None} == {
         "built": ("finished", "built", None),
         "failed": ("buried", None, "ValueError: order 7 is gone"),
@@ -403,7 +404,7 @@ def test_a_worker_records_what_comes_back(queue: TaskQueue, clock: ManualClock) 
     assert hooks == ["built", "order 7 is gone", "busy", "ran for more than 0.2 s"]
     info = found["retried"]
     assert info is not None
-    assert (info.due_at - clock.now()).total_seconds() == 42
+    assert (info.due_at - world.now()).total_seconds() == 42
 
 
 def test_cancelling_a_task_kills_its_process(live: TaskQueue, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
+from helpers.tasks import claim_one, make_task, push
+from helpers.waiting import eventually
+from helpers.world import World
 from prometheus_client import CollectorRegistry
-from scheduling import eventually
-from support import claim_one, dump, make_task, push, stats, status_of
 
 from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import Alert, Alerts, CallableRecipient
@@ -20,23 +20,10 @@ from fairqueue.queue.workers import Notice, StaleRun, WorkerStore
 MINUTE = "* * * * *"
 
 
-@pytest.fixture
-def workers(queue: TaskQueue) -> WorkerStore:
-    return WorkerStore(queue.link)
-
-
-@pytest.fixture
-def scheduler(queue: TaskQueue) -> Iterator[TaskScheduler]:
-    """A scheduler that is ticked by hand."""
-    scheduler = TaskScheduler(queue)
-    yield scheduler
-    scheduler.stop()
-
-
-def beat(workers: WorkerStore, worker_id: str = "w2", **asked: Any) -> list[Notice]:
+def beat(world: World, worker_id: str = "w2", **asked: Any) -> list[Notice]:
     """What a worker hears that says it is alive."""
     info = {"host": "box", "pid": 1, "version": "1", "slots": 4, "names": [], "current": []}
-    return workers.beat(info | {"running": 0, "started": 0}, worker_id, **asked).notices
+    return world.workers.beat(info | {"running": 0, "started": 0}, worker_id, **asked).notices
 
 
 def keep(queue: TaskQueue, clock: ManualClock, claim: Claim, seconds: int, lease: float) -> None:
@@ -64,48 +51,42 @@ TIMED: dict[str, Callable[[TaskQueue], Task]] = {
 
 @pytest.mark.parametrize("timed", TIMED)
 def test_a_run_that_goes_on_for_a_lease_after_its_time_out_is_ended(
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    timed: str,
+    world: World, timed: str
 ) -> None:
     for name, timeout in (("timed", 60), ("short", 1), ("long", 1000)):
-        queue.set_limits(name, timeout=timeout)
-    task = TIMED[timed](queue)
-    queue.push(task)
-    claim = claim_one(queue, lease=30, worker="w1")
-    keep(queue, clock, claim, 89, lease=30)
-    clock.advance(0.999)
-    assert workers.find_stale() == []
-    assert queue.extend([claim], lease=30) == ["extended"]
-    clock.advance(0.001)
-    assert workers.find_stale() == [
+        world.queue.set_limits(name, timeout=timeout)
+    task = TIMED[timed](world.queue)
+    world.queue.push(task)
+    claim = world.claim_one(lease=30, worker="w1")
+    keep(world.queue, world.clock, claim, 89, lease=30)
+    world.advance(0.999)
+    assert world.workers.find_stale() == []
+    assert world.queue.extend([claim], lease=30) == ["extended"]
+    world.advance(0.001)
+    assert world.workers.find_stale() == [
         StaleRun(task_id="t", user_id="alice", name=task.name, worker_id="w1", seconds=90.0)
     ]
-    assert workers.find_stale() == []
-    assert beat(workers) == []
-    (run,) = History(queue).runs()
-    assert (run.status, run.attempts, run.stale_since) == ("timed_out", 1, clock.now())
+    assert world.workers.find_stale() == []
+    assert beat(world) == []
+    (run,) = History(world.queue).runs()
+    assert (run.status, run.attempts, run.stale_since) == ("timed_out", 1, world.now())
     assert run.error == "timed out: it still ran on worker w1, a lease after its time-out"
-    details = History(queue).get("t")
+    details = History(world.queue).get("t")
     assert details is not None
     assert [attempt.outcome for attempt in details.attempts] == ["timed_out"]
-    counted = stats(redis_client)
+    counted = world.stats()
     assert (counted["stale_runs"], counted["timed_out"], counted["buried"]) == (1, 1, 1)
     assert "expired" not in counted
 
 
-def test_a_run_that_is_taken_back_by_a_heartbeat_wakes_a_worker(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.push(make_task(task_id="t"))
-    queue.claim("dies", lease=10)
-    clock.advance(10)
-    redis_client.delete(queue.keys["wake"])
-    beat(workers)
-    assert redis_client.exists(queue.keys["wake"])
-    assert claim_one(queue).task.task_id == "t"
+def test_a_run_that_is_taken_back_by_a_heartbeat_wakes_a_worker(world: World) -> None:
+    world.queue.push(make_task(task_id="t"))
+    world.queue.claim("dies", lease=10)
+    world.advance(10)
+    world.redis.delete(world.keys["wake"])
+    beat(world)
+    assert world.redis.exists(world.keys["wake"])
+    assert world.claim_one().task.task_id == "t"
 
 
 @pytest.mark.parametrize(
@@ -120,56 +101,49 @@ def test_a_run_that_is_taken_back_by_a_heartbeat_wakes_a_worker(
     ],
 )
 def test_a_worker_says_how_long_its_handler_may_run(
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    limits: dict[str, Any],
-    said: float | None,
-    ends: int | None,
+    world: World, limits: dict[str, Any], said: float | None, ends: int | None
 ) -> None:
     """Whatever other workers have declared for the name: that is nothing to end a run by."""
     if limits:
-        queue.set_limits("report", **limits)
-    workers.beat({"names": ["report"]}, "other", {"report": {"timeout_ms": 1000}})
-    queue.push(make_task(task_id="t", name="report"))
-    claim = claim_one(queue, lease=30)
+        world.queue.set_limits("report", **limits)
+    world.workers.beat({"names": ["report"]}, "other", {"report": {"timeout_ms": 1000}})
+    world.queue.push(make_task(task_id="t", name="report"))
+    claim = world.claim_one(lease=30)
     lost_after = None
     for second in range(0, 120, 5):
-        if queue.extend([claim], 30, timeouts=[said]) == ["lost_lease"]:
+        if world.queue.extend([claim], 30, timeouts=[said]) == ["lost_lease"]:
             lost_after = second
             break
-        clock.advance(5)
+        world.advance(5)
     assert lost_after == ends
-    stale = [run.task_id for run in workers.find_stale()]
+    stale = [run.task_id for run in world.workers.find_stale()]
     assert stale == (["t"] if ends else [])
 
 
 def test_a_time_out_of_an_operator_that_was_taken_back_rules_the_next_attempt_no_more(
-    queue: TaskQueue, clock: ManualClock
+    world: World,
 ) -> None:
-    queue.set_limits("report", timeout=5)
-    queue.push(make_task(task_id="t", name="report"))
-    queue.retry(claim_one(queue, lease=30), "no", 0)
-    queue.set_limits("report")
-    claim = claim_one(queue, lease=30)
-    assert queue.extend([claim], 30, timeouts=[10]) == ["extended"]
-    clock.advance(29)
-    assert queue.extend([claim], 30, timeouts=[10]) == ["extended"]
-    clock.advance(11)
-    assert queue.extend([claim], 30, timeouts=[10]) == ["lost_lease"]
+    world.queue.set_limits("report", timeout=5)
+    world.queue.push(make_task(task_id="t", name="report"))
+    world.queue.retry(world.claim_one(lease=30), "no", 0)
+    world.queue.set_limits("report")
+    claim = world.claim_one(lease=30)
+    assert world.queue.extend([claim], 30, timeouts=[10]) == ["extended"]
+    world.advance(29)
+    assert world.queue.extend([claim], 30, timeouts=[10]) == ["extended"]
+    world.advance(11)
+    assert world.queue.extend([claim], 30, timeouts=[10]) == ["lost_lease"]
 
 
-def test_a_cancelled_run_is_not_given_more_time_by_its_worker(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.push(make_task(task_id="t", name="report"))
-    claim = claim_one(queue, lease=30)
-    queue.cancel("t")
-    assert queue.extend([claim], 30, timeouts=[1000]) == ["cancel"]
-    clock.advance(29)
-    assert queue.extend([claim], 30, timeouts=[1000]) == ["cancel"]
-    clock.advance(1)
-    assert queue.extend([claim], 30, timeouts=[1000]) == ["lost_lease"]
+def test_a_cancelled_run_is_not_given_more_time_by_its_worker(world: World) -> None:
+    world.queue.push(make_task(task_id="t", name="report"))
+    claim = world.claim_one(lease=30)
+    world.queue.cancel("t")
+    assert world.queue.extend([claim], 30, timeouts=[1000]) == ["cancel"]
+    world.advance(29)
+    assert world.queue.extend([claim], 30, timeouts=[1000]) == ["cancel"]
+    world.advance(1)
+    assert world.queue.extend([claim], 30, timeouts=[1000]) == ["lost_lease"]
 
 
 @pytest.mark.parametrize(
@@ -181,206 +155,175 @@ def test_time_outs_that_are_none_are_refused(queue: TaskQueue, timeouts: Any, ma
         queue.extend([claim_one(queue)], 30, timeouts=timeouts)
 
 
-def test_the_late_result_of_a_run_that_was_ended_is_refused(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, "t", timeout=1)
-    claim = claim_one(queue, lease=5)
-    keep(queue, clock, claim, 6, lease=5)
-    assert len(workers.find_stale()) == 1
-    assert queue.extend([claim]) == ["lost_lease"]
-    for end in (queue.finish, queue.release, queue.retry, queue.bury):
+def test_the_late_result_of_a_run_that_was_ended_is_refused(world: World) -> None:
+    world.push("t", timeout=1)
+    claim = world.claim_one(lease=5)
+    keep(world.queue, world.clock, claim, 6, lease=5)
+    assert len(world.workers.find_stale()) == 1
+    assert world.queue.extend([claim]) == ["lost_lease"]
+    for end in (world.queue.finish, world.queue.release, world.queue.retry, world.queue.bury):
         with pytest.raises(LeaseLost):
             end(claim)
-    assert state(queue, "t") == "buried"
+    assert state(world.queue, "t") == "buried"
 
 
-def test_no_lease_is_extended_beyond_the_deadline_of_its_run(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "t", timeout=10)
-    claim = claim_one(queue, lease=5)
+def test_no_lease_is_extended_beyond_the_deadline_of_its_run(world: World) -> None:
+    world.push("t", timeout=10)
+    claim = world.claim_one(lease=5)
     ends = []
     for _ in range(3):
-        clock.advance(4)
-        word = queue.extend([claim], lease=3600)[0]
-        info = queue.get("t")
+        world.advance(4)
+        word = world.queue.extend([claim], lease=3600)[0]
+        info = world.queue.get("t")
         assert info is not None
         assert info.lease_until is not None
         ends.append((word, (info.lease_until - info.claimed_at).total_seconds()))  # type: ignore[operator]
     assert ends == [("extended", 15.0), ("extended", 15.0), ("extended", 15.0)]
-    clock.advance(3)
-    assert queue.extend([claim], lease=3600) == ["lost_lease"]
+    world.advance(3)
+    assert world.queue.extend([claim], lease=3600) == ["lost_lease"]
 
 
 @pytest.mark.parametrize("by", ["a claim", "a beat", "the scheduler"])
-def test_whoever_comes_first_ends_it(
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    scheduler: TaskScheduler,
-    by: str,
-) -> None:
-    push(queue, "t", timeout=1)
-    keep(queue, clock, claim_one(queue, lease=5, worker="w1"), 6, lease=5)
+def test_whoever_comes_first_ends_it(world: World, by: str) -> None:
+    world.push("t", timeout=1)
+    keep(world.queue, world.clock, world.claim_one(lease=5, worker="w1"), 6, lease=5)
     if by == "a claim":
-        assert queue.claim("w2") == []
+        assert world.queue.claim("w2") == []
     elif by == "a beat":
-        assert [notice.outcome for notice in beat(workers)] == ["timed_out"]
+        assert [notice.outcome for notice in beat(world)] == ["timed_out"]
     else:
-        scheduler.tick()
-    assert state(queue, "t") == "buried"
+        world.tick()
+    assert state(world.queue, "t") == "buried"
     # Nobody has heard of one that a claim has ended.
-    assert [run.task_id for run in workers.find_stale()] == (["t"] if by == "a claim" else [])
+    assert [run.task_id for run in world.workers.find_stale()] == (["t"] if by == "a claim" else [])
 
 
 def test_one_whose_worker_has_died_is_offered_again_however_late_that_is_noticed(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
+    world: World,
 ) -> None:
-    push(queue, "t", timeout=10)
-    claim = claim_one(queue, lease=5)
-    keep(queue, clock, claim, 9, lease=5)
-    clock.advance(1000)  # and nobody lives in the meantime
-    assert workers.find_stale() == []
-    assert state(queue, "t") == "ready"
-    assert claim_one(queue).attempt == 2
+    world.push("t", timeout=10)
+    claim = world.claim_one(lease=5)
+    keep(world.queue, world.clock, claim, 9, lease=5)
+    world.advance(1000)  # and nobody lives in the meantime
+    assert world.workers.find_stale() == []
+    assert state(world.queue, "t") == "ready"
+    assert world.claim_one().attempt == 2
 
 
-def test_a_run_that_has_ended_is_not_stale(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    for ending in (queue.finish, queue.retry, queue.release, queue.bury):
-        task_id = queue.push(make_task(timeout=1))
-        ending(claim_one(queue, lease=1))
-        queue.cancel(task_id)
-    clock.advance(100)
-    assert workers.find_stale() == []
+def test_a_run_that_has_ended_is_not_stale(world: World) -> None:
+    for ending in (world.queue.finish, world.queue.retry, world.queue.release, world.queue.bury):
+        task_id = world.queue.push(make_task(timeout=1))
+        ending(world.claim_one(lease=1))
+        world.queue.cancel(task_id)
+    world.advance(100)
+    assert world.workers.find_stale() == []
 
 
-def test_a_run_without_a_time_out_goes_on_for_as_long_as_its_lease_is_kept(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("default", slots=5)
-    push(queue, "t")
-    claim = claim_one(queue, lease=5)
-    keep(queue, clock, claim, 100, lease=5)
-    assert workers.find_stale() == []
-    queue.finish(claim)
+def test_a_run_without_a_time_out_goes_on_for_as_long_as_its_lease_is_kept(world: World) -> None:
+    world.queue.set_limits("default", slots=5)
+    world.push("t")
+    claim = world.claim_one(lease=5)
+    keep(world.queue, world.clock, claim, 100, lease=5)
+    assert world.workers.find_stale() == []
+    world.queue.finish(claim)
 
 
-def test_an_attempt_has_a_deadline_of_its_own(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, "t", timeout=2)
-    claim = claim_one(queue, lease=2)
-    keep(queue, clock, claim, 3, lease=2)
-    queue.retry(claim)
-    assert "deadline" not in status_of(redis_client, "t")
-    again = claim_one(queue, lease=2)
-    keep(queue, clock, again, 3, lease=2)
-    assert workers.find_stale() == []
-    keep(queue, clock, again, 1, lease=2)
-    assert len(workers.find_stale()) == 1
+def test_an_attempt_has_a_deadline_of_its_own(world: World) -> None:
+    world.push("t", timeout=2)
+    claim = world.claim_one(lease=2)
+    keep(world.queue, world.clock, claim, 3, lease=2)
+    world.queue.retry(claim)
+    assert "deadline" not in world.status_of("t")
+    again = world.claim_one(lease=2)
+    keep(world.queue, world.clock, again, 3, lease=2)
+    assert world.workers.find_stale() == []
+    keep(world.queue, world.clock, again, 1, lease=2)
+    assert len(world.workers.find_stale()) == 1
 
 
-def test_what_an_older_version_has_extended_beyond_its_deadline_is_ended_too(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, "t1", "t2", timeout=1)
-    queue.claim("w", limit=2, lease=5)
-    redis_client.zadd(queue.keys["leases"], {"t1": clock.now_ms() + 3_600_000})
-    clock.advance(6)
-    assert [run.task_id for run in workers.find_stale()] == ["t1"]
-    assert (state(queue, "t1"), state(queue, "t2")) == ("buried", "ready")
+def test_what_an_older_version_has_extended_beyond_its_deadline_is_ended_too(world: World) -> None:
+    world.push("t1", "t2", timeout=1)
+    world.queue.claim("w", limit=2, lease=5)
+    world.redis.zadd(world.keys["leases"], {"t1": world.clock.now_ms() + 3_600_000})
+    world.advance(6)
+    assert [run.task_id for run in world.workers.find_stale()] == ["t1"]
+    assert (state(world.queue, "t1"), state(world.queue, "t2")) == ("buried", "ready")
 
 
-def test_many_are_ended_and_told_in_parts(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, *(f"t{n}" for n in range(130)), timeout=1)
-    claims = queue.claim("w", limit=130, lease=1)
-    clock.advance(0.9)
-    queue.extend(claims, lease=10)
-    clock.advance(1.1)
-    found = [workers.find_stale() for _ in range(3)]
+def test_many_are_ended_and_told_in_parts(world: World) -> None:
+    world.push(*(f"t{n}" for n in range(130)), timeout=1)
+    claims = world.queue.claim("w", limit=130, lease=1)
+    world.advance(0.9)
+    world.queue.extend(claims, lease=10)
+    world.advance(1.1)
+    found = [world.workers.find_stale() for _ in range(3)]
     assert [len(each) for each in found] == [100, 30, 0]
     assert len({run.task_id for each in found for run in each}) == 130
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [b"spoilt", b'{"state":"odd","user":"u","rank":"","attempts":1}'])
-def test_one_whose_record_is_spoilt_is_passed_over(
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    text: bytes,
-) -> None:
-    push(queue, "t1", "t2", timeout=1)
-    claims = queue.claim("w", limit=2, lease=1)
-    queue.extend(claims, lease=10)
-    redis_client.hset(queue.keys["status"], "t1", text)
-    clock.advance(2)
-    assert [run.task_id for run in workers.find_stale()] == ["t2"]
-    assert workers.find_stale() == []
+def test_one_whose_record_is_spoilt_is_passed_over(world: World, text: bytes) -> None:
+    world.push("t1", "t2", timeout=1)
+    claims = world.queue.claim("w", limit=2, lease=1)
+    world.queue.extend(claims, lease=10)
+    world.redis.hset(world.keys["status"], "t1", text)
+    world.advance(2)
+    assert [run.task_id for run in world.workers.find_stale()] == ["t2"]
+    assert world.workers.find_stale() == []
 
 
 # --- its schedule, its user, its slot -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one"])
-def test_the_schedule_of_a_stuck_run_goes_on(
-    queue: TaskQueue, clock: ManualClock, scheduler: TaskScheduler, overlap: str
-) -> None:
+def test_the_schedule_of_a_stuck_run_goes_on(world: World, overlap: str) -> None:
     """The handler has no time-out; its schedule has."""
-    scheduler.add_schedule(
+    world.scheduler.add_schedule(
         MINUTE, "alice", schedule_id="s", overlap=overlap, timeout=100.0, retries=5
     )
 
     def runs() -> tuple[int, int]:
-        scheduler.tick()
-        schedule = scheduler.get_schedule("s")
+        world.tick()
+        schedule = world.scheduler.get_schedule("s")
         assert schedule is not None
         return schedule.run_count, schedule.skipped_count
 
-    clock.advance(60)
+    world.advance(60)
     assert runs() == (1, 0)
-    stuck = claim_one(queue, lease=30)
-    keep(queue, clock, stuck, 60, lease=30)
+    stuck = world.claim_one(lease=30)
+    keep(world.queue, world.clock, stuck, 60, lease=30)
     assert runs() == ((1, 1) if overlap == "skip" else (2, 0))
-    assert queue.claim("w2") == []
-    keep(queue, clock, stuck, 69, lease=30)  # 129 s: the next moment comes before the end
+    assert world.queue.claim("w2") == []
+    keep(
+        world.queue, world.clock, stuck, 69, lease=30
+    )  # 129 s: the next moment comes before the end
     assert runs() == ((1, 2) if overlap == "skip" else (2, 1))
-    clock.advance(1)
-    scheduler._looked_ms = None  # it looks every ten seconds
-    scheduler.tick()
-    assert state(queue, stuck.task.task_id) == "buried"
+    world.advance(1)
+    world.scheduler._looked_ms = None  # it looks every ten seconds
+    world.tick()
+    assert state(world.queue, stuck.task.task_id) == "buried"
     if overlap == "skip":
-        keep(queue, clock, stuck, 50, lease=30)
+        keep(world.queue, world.clock, stuck, 50, lease=30)
         assert runs() == (2, 2)
-    assert claim_one(queue, worker="w2").task.schedule_id == "s"
+    assert world.claim_one(worker="w2").task.schedule_id == "s"
 
 
-def test_what_a_stuck_run_holds_is_free_again(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    queue.set_limits("pdf", slots=1)
-    queue.set_user("alice", max_running=1)
-    push(queue, "t1", "t2", name="pdf", timeout=1)
-    keep(queue, clock, claim_one(queue, lease=5), 6, lease=5)
-    assert len(workers.find_stale()) == 1
-    assert claim_one(queue, worker="w2").task.task_id == "t2"
+def test_what_a_stuck_run_holds_is_free_again(world: World) -> None:
+    world.queue.set_limits("pdf", slots=1)
+    world.queue.set_user("alice", max_running=1)
+    world.push("t1", "t2", name="pdf", timeout=1)
+    keep(world.queue, world.clock, world.claim_one(lease=5), 6, lease=5)
+    assert len(world.workers.find_stale()) == 1
+    assert world.claim_one(worker="w2").task.task_id == "t2"
 
 
-def test_stuck_runs_of_a_schedule_count_as_failures_in_a_row(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore, scheduler: TaskScheduler
-) -> None:
-    scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=1.0, max_failures=1)
-    clock.advance(60)
-    scheduler.tick()
-    keep(queue, clock, claim_one(queue, lease=5), 6, lease=5)
-    workers.find_stale()
-    schedule = scheduler.get_schedule("s")
+def test_stuck_runs_of_a_schedule_count_as_failures_in_a_row(world: World) -> None:
+    world.scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=1.0, max_failures=1)
+    world.tick_after(60)
+    keep(world.queue, world.clock, world.claim_one(lease=5), 6, lease=5)
+    world.workers.find_stale()
+    schedule = world.scheduler.get_schedule("s")
     assert schedule is not None
     assert (schedule.is_active, schedule.failures_in_a_row) == (False, 1)
 
@@ -390,85 +333,75 @@ def test_stuck_runs_of_a_schedule_count_as_failures_in_a_row(
 
 @pytest.mark.parametrize("timeout", [None, 1000.0])
 def test_a_cancelled_run_that_does_not_answer_ends_a_lease_after_its_worker_heard(
-    redis_client: redis.Redis,
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    timeout: float | None,
+    world: World, timeout: float | None
 ) -> None:
-    queue.set_limits("pdf", slots=1)
-    queue.set_user("alice", max_running=1)
-    push(queue, "t", "next", name="pdf", timeout=timeout)
-    claim = claim_one(queue, lease=30, worker="w1")
-    clock.advance(10)
-    assert queue.cancel("t")
-    assert workers.find_stale() == []
-    clock.advance(5)
-    assert queue.extend([claim], lease=30) == ["cancel"]  # now it hears
+    world.queue.set_limits("pdf", slots=1)
+    world.queue.set_user("alice", max_running=1)
+    world.push("t", "next", name="pdf", timeout=timeout)
+    claim = world.claim_one(lease=30, worker="w1")
+    world.advance(10)
+    assert world.queue.cancel("t")
+    assert world.workers.find_stale() == []
+    world.advance(5)
+    assert world.queue.extend([claim], lease=30) == ["cancel"]  # now it hears
     for _ in range(2):
-        clock.advance(10)
-        assert queue.extend([claim], lease=30) == ["cancel"]
-    clock.advance(9.999)
-    assert workers.find_stale() == []
-    assert queue.claim("w2") == []
-    clock.advance(0.001)
-    assert queue.extend([claim], lease=30) == ["lost_lease"]
-    assert [run.task_id for run in workers.find_stale()] == ["t"]
-    (run,) = History(queue).runs("cancelled")
-    assert (run.status, run.stale_since) == ("cancelled", clock.now())
-    details = History(queue).get("t")
+        world.advance(10)
+        assert world.queue.extend([claim], lease=30) == ["cancel"]
+    world.advance(9.999)
+    assert world.workers.find_stale() == []
+    assert world.queue.claim("w2") == []
+    world.advance(0.001)
+    assert world.queue.extend([claim], lease=30) == ["lost_lease"]
+    assert [run.task_id for run in world.workers.find_stale()] == ["t"]
+    (run,) = History(world.queue).runs("cancelled")
+    assert (run.status, run.stale_since) == ("cancelled", world.now())
+    details = History(world.queue).get("t")
     assert details is not None
     assert [attempt.outcome for attempt in details.attempts] == ["cancelled"]
     with pytest.raises(LeaseLost):
-        queue.finish(claim)
-    assert claim_one(queue, worker="w2").task.task_id == "next"
-    assert "timed_out" not in stats(redis_client)
+        world.queue.finish(claim)
+    assert world.claim_one(worker="w2").task.task_id == "next"
+    assert "timed_out" not in world.stats()
 
 
-def test_a_cancelled_run_that_answers_has_a_lease_to_do_so(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, "t")
-    claim = claim_one(queue, lease=30)
-    queue.cancel("t")
-    clock.advance(29)
-    assert queue.extend([claim], lease=30) == ["cancel"]
-    clock.advance(29)
-    assert workers.find_stale() == []
-    assert queue.finish_many([(claim, None)]) == ["cancelled"]
-    assert state(queue, "t") == "cancelled"
-    clock.advance(100)
-    assert workers.find_stale() == []
+def test_a_cancelled_run_that_answers_has_a_lease_to_do_so(world: World) -> None:
+    world.push("t")
+    claim = world.claim_one(lease=30)
+    world.queue.cancel("t")
+    world.advance(29)
+    assert world.queue.extend([claim], lease=30) == ["cancel"]
+    world.advance(29)
+    assert world.workers.find_stale() == []
+    assert world.queue.finish_many([(claim, None)]) == ["cancelled"]
+    assert state(world.queue, "t") == "cancelled"
+    world.advance(100)
+    assert world.workers.find_stale() == []
 
 
-def test_a_cancelled_run_whose_time_is_over_ends_then(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, "t", timeout=10)
-    claim = claim_one(queue, lease=30)
-    keep(queue, clock, claim, 39, lease=30)
-    queue.cancel("t")
-    assert queue.extend([claim], lease=30) == ["cancel"]
-    clock.advance(1)
-    assert len(workers.find_stale()) == 1
-    assert state(queue, "t") == "cancelled"
+def test_a_cancelled_run_whose_time_is_over_ends_then(world: World) -> None:
+    world.push("t", timeout=10)
+    claim = world.claim_one(lease=30)
+    keep(world.queue, world.clock, claim, 39, lease=30)
+    world.queue.cancel("t")
+    assert world.queue.extend([claim], lease=30) == ["cancel"]
+    world.advance(1)
+    assert len(world.workers.find_stale()) == 1
+    assert state(world.queue, "t") == "cancelled"
 
 
-def test_a_repeated_extend_gives_nobody_more_time(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock
-) -> None:
-    push(queue, "t")
-    claim = claim_one(queue, lease=30)
-    queue.cancel("t")
+def test_a_repeated_extend_gives_nobody_more_time(world: World) -> None:
+    world.push("t")
+    claim = world.claim_one(lease=30)
+    world.queue.cancel("t")
     arguments: dict[str, Any] = {"op": "o", "lease_ms": 30_000, "rest": ["t", claim.token]}
-    queue.link.run("extend", **arguments)
-    deadline = status_of(redis_client, "t")["deadline"]
-    clock.advance(10)
-    before = dump(redis_client)
-    assert queue.link.run("extend", **arguments) == [b"cancel"]
-    assert dump(redis_client) == before
-    assert queue.extend([claim], lease=30) == ["cancel"]
-    assert status_of(redis_client, "t")["deadline"] == deadline
+    world.queue.link.run("extend", **arguments)
+    deadline = world.status_of("t")["deadline"]
+    world.advance(10)
+    before = world.dump()
+    assert world.queue.link.run("extend", **arguments) == [b"cancel"]
+    assert world.dump() == before
+    assert world.queue.extend([claim], lease=30) == ["cancel"]
+    assert world.status_of("t")["deadline"] == deadline
 
 
 # --- a worker whose slots are all stuck -----------------------------------------------------------
@@ -584,39 +517,31 @@ ALERTS = {lose: ["task_failed"], hang: ["stale_run", "task_failed"], ignore: ["s
 @pytest.mark.parametrize("by", ["worker", "scheduler"])
 @pytest.mark.parametrize("found_by", ["itself", "a claim", "one who cannot alert"])
 def test_people_hear_of_it_from_whoever_can_tell_them(
-    queue: TaskQueue,
-    clock: ManualClock,
-    workers: WorkerStore,
-    person: Person,
-    end: Callable[..., None],
-    by: str,
-    found_by: str,
+    world: World, person: Person, end: Callable[..., None], by: str, found_by: str
 ) -> None:
-    end(queue, clock)
+    end(world.queue, world.clock)
     if found_by == "a claim":
-        assert queue.claim("w2") == []
+        assert world.queue.claim("w2") == []
     elif found_by == "one who cannot alert":
-        assert len(beat(workers)) == 1
-        assert beat(workers) == []
-    worker = Worker(queue, alerts=person.alerts)
-    scheduler = TaskScheduler(queue, alerts=person.alerts, lock_timeout=60.0)
+        assert len(beat(world)) == 1
+        assert beat(world) == []
+    worker = Worker(world.queue, alerts=person.alerts)
+    scheduler = TaskScheduler(world.queue, alerts=person.alerts, lock_timeout=60.0)
     look = worker.run_once if by == "worker" else scheduler.tick
     look()
     assert person.heard() == [(kind, "t") for kind in ALERTS[end]]
     for _ in range(10):  # it was heard, and is not told again
-        clock.advance(10)
+        world.advance(10)
         look()
-        assert beat(workers, can_alert=True) == []
+        assert beat(world, can_alert=True) == []
     assert len(person.told) == len(ALERTS[end])
     worker.stop()
     scheduler.stop()
 
 
-def test_what_is_told_of_a_task_whose_last_worker_died(
-    queue: TaskQueue, clock: ManualClock, person: Person
-) -> None:
-    lose(queue, clock)
-    worker = Worker(queue, alerts=person.alerts)
+def test_what_is_told_of_a_task_whose_last_worker_died(world: World, person: Person) -> None:
+    lose(world.queue, world.clock)
+    worker = Worker(world.queue, alerts=person.alerts)
     worker.run_once()
     person.heard()
     (alert,) = person.told
@@ -634,87 +559,72 @@ def test_what_is_told_of_a_task_whose_last_worker_died(
     worker.stop()
 
 
-def test_what_is_told_of_a_run_of_a_schedule_names_it(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore, scheduler: TaskScheduler
-) -> None:
-    scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=1.0, name="mail")
-    clock.advance(60)
-    scheduler.tick()
-    claim = claim_one(queue, lease=5, worker="stuck")
-    keep(queue, clock, claim, 6, lease=5)
-    (notice,) = beat(workers)
+def test_what_is_told_of_a_run_of_a_schedule_names_it(world: World) -> None:
+    world.scheduler.add_schedule(MINUTE, "alice", schedule_id="s", timeout=1.0, name="mail")
+    world.tick_after(60)
+    claim = world.claim_one(lease=5, worker="stuck")
+    keep(world.queue, world.clock, claim, 6, lease=5)
+    (notice,) = beat(world)
     assert (notice.schedule_id, notice.name, notice.attempt) == ("s", "mail", 1)
     assert (notice.seconds, notice.worker_id, notice.outcome) == (6.0, "stuck", "timed_out")
 
 
-def test_a_lease_that_expires_before_the_last_attempt_is_no_news(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    push(queue, "t")
-    claim_one(queue, lease=1)
-    clock.advance(1)
-    assert beat(workers, can_alert=True) == []
-    assert state(queue, "t") == "ready"
+def test_a_lease_that_expires_before_the_last_attempt_is_no_news(world: World) -> None:
+    world.push("t")
+    world.claim_one(lease=1)
+    world.advance(1)
+    assert beat(world, can_alert=True) == []
+    assert state(world.queue, "t") == "ready"
 
 
-def test_what_somebody_heard_and_could_not_pass_on_is_told_to_the_next(
-    queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    lose(queue, clock)
-    (notice,) = beat(workers, "dies", can_alert=True)
-    clock.advance(29.999)
-    assert beat(workers, "lives", can_alert=True) == []
-    clock.advance(0.001)
-    assert beat(workers, "lives", can_alert=True) == [notice]
-    clock.advance(5)
-    assert workers.look_over(can_alert=True, heard=[notice.text]) == []
-    clock.advance(60)
-    assert beat(workers, "lives", can_alert=True) == []
+def test_what_somebody_heard_and_could_not_pass_on_is_told_to_the_next(world: World) -> None:
+    lose(world.queue, world.clock)
+    (notice,) = beat(world, "dies", can_alert=True)
+    world.advance(29.999)
+    assert beat(world, "lives", can_alert=True) == []
+    world.advance(0.001)
+    assert beat(world, "lives", can_alert=True) == [notice]
+    world.advance(5)
+    assert world.workers.look_over(can_alert=True, heard=[notice.text]) == []
+    world.advance(60)
+    assert beat(world, "lives", can_alert=True) == []
 
 
-def test_one_who_leaves_says_what_was_passed_on(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, person: Person
-) -> None:
-    lose(queue, clock)
-    worker = Worker(queue, alerts=person.alerts)
+def test_one_who_leaves_says_what_was_passed_on(world: World, person: Person) -> None:
+    lose(world.queue, world.clock)
+    worker = Worker(world.queue, alerts=person.alerts)
     worker.run_once()
-    assert "notices" in dump(redis_client)
+    assert "notices" in world.dump()
     worker.stop()
-    assert "notices" not in dump(redis_client)
+    assert "notices" not in world.dump()
 
 
-def test_what_is_over_an_hour_old_is_no_news(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    lose(queue, clock, "old")
-    assert queue.claim("w") == []
-    clock.advance(3590)
-    lose(queue, clock, "new")
-    clock.advance(10)
-    assert [notice.task_id for notice in beat(workers, can_alert=True)] == ["new"]
-    assert len(dump(redis_client)["notices"]) == 1
+def test_what_is_over_an_hour_old_is_no_news(world: World) -> None:
+    lose(world.queue, world.clock, "old")
+    assert world.queue.claim("w") == []
+    world.advance(3590)
+    lose(world.queue, world.clock, "new")
+    world.advance(10)
+    assert [notice.task_id for notice in beat(world, can_alert=True)] == ["new"]
+    assert len(world.dump()["notices"]) == 1
 
 
-def test_notices_that_nobody_hears_do_not_pile_up(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
+def test_notices_that_nobody_hears_do_not_pile_up(world: World) -> None:
     for n in range(11):
-        push(queue, *(f"{n}-{m}" for m in range(100)), max_attempts=1)
-        queue.claim("w", limit=100, lease=1)
-        clock.advance(1)
-        assert queue.claim("w2") == []
-    assert redis_client.zcard(queue.keys["notices"]) == 1000
-    assert len(beat(workers, can_alert=True)) == 100
+        world.push(*(f"{n}-{m}" for m in range(100)), max_attempts=1)
+        world.queue.claim("w", limit=100, lease=1)
+        world.advance(1)
+        assert world.queue.claim("w2") == []
+    assert world.redis.zcard(world.keys["notices"]) == 1000
+    assert len(beat(world, can_alert=True)) == 100
 
 
-def test_a_notice_that_is_none_is_passed_over(
-    redis_client: redis.Redis, queue: TaskQueue, clock: ManualClock, workers: WorkerStore
-) -> None:
-    lose(queue, clock)
-    now = clock.now_ms()
+def test_a_notice_that_is_none_is_passed_over(world: World) -> None:
+    lose(world.queue, world.clock)
+    now = world.clock.now_ms()
     for text in (b"spoilt", f"a\0b\0{now}\0c".encode(), b"\xff\0" * 8 + f"{now}\0".encode()):
-        redis_client.zadd(queue.keys["notices"], {text: 0})
-    assert [notice.task_id for notice in beat(workers, can_alert=True)] == ["t"]
-    clock.advance(3601)
-    assert beat(workers, can_alert=True) == []
-    assert redis_client.zcard(queue.keys["notices"]) == 0
+        world.redis.zadd(world.keys["notices"], {text: 0})
+    assert [notice.task_id for notice in beat(world, can_alert=True)] == ["t"]
+    world.advance(3601)
+    assert beat(world, can_alert=True) == []
+    assert world.redis.zcard(world.keys["notices"]) == 0

@@ -15,20 +15,12 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.network import LossyProxy
+from helpers.state import check_consistency, places, stats
+from helpers.tasks import Mute, claim_one, fill, ids_of, make_task, push
+from helpers.waiting import eventually
+from helpers.world import World
 from prometheus_client import REGISTRY, CollectorRegistry
-from scheduling import eventually
-from support import (
-    LossyProxy,
-    Mute,
-    check_consistency,
-    claim_one,
-    fill,
-    ids_of,
-    make_task,
-    places,
-    push,
-    stats,
-)
 
 import fairqueue.worker.pool
 from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
@@ -166,29 +158,27 @@ def test_run_once_takes_at_most_as_many_as_there_are_slots(queue: TaskQueue) -> 
     assert [worker.run_once() for _ in range(4)] == [3, 3, 1, 0]
 
 
-def test_run_until_empty_runs_all_that_is_ready_also_what_handlers_push(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    worker = Worker(queue, concurrency=2)
+def test_run_until_empty_runs_all_that_is_ready_also_what_handlers_push(world: World) -> None:
+    worker = Worker(world.queue, concurrency=2)
 
     @worker.task("default")
     def once_more(payload: dict[str, Any]) -> None:
         if payload.get("left"):
-            queue.push(make_task(payload={"left": payload["left"] - 1}))
+            world.queue.push(make_task(payload={"left": payload["left"] - 1}))
 
-    push(queue, "first", payload={"left": 4})
-    push(queue, "later", delay=60)
+    world.push("first", payload={"left": 4})
+    world.push("later", delay=60)
     assert worker.run_until_empty() == 5
-    assert state(queue, "later") == "delayed"
-    clock.advance(60)
+    assert state(world.queue, "later") == "delayed"
+    world.advance(60)
     assert worker.run_until_empty() == 1
     assert worker_threads() == []
 
 
 def test_a_failure_is_tried_again_as_the_policy_says_and_then_buried_with_its_error(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+    world: World,
 ) -> None:
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     attempts: list[int] = []
 
     @worker.task("default", retries=3, backoff=10, backoff_cap=25, jitter="none")
@@ -196,40 +186,38 @@ def test_a_failure_is_tried_again_as_the_policy_says_and_then_buried_with_its_er
         attempts.append(context.attempt)
         raise ValueError(f"no. {context.attempt}")
 
-    push(queue, "t")
+    world.push("t")
     for attempt, delay in ((1, 10), (2, 20), (3, 25)):
         assert worker.run_until_empty() == 1
-        found = info(queue, "t")
+        found = info(world.queue, "t")
         assert (found.state, found.error) == ("delayed", f"ValueError: no. {attempt}")
-        assert found.due_at == clock.now() + timedelta(seconds=delay)
-        clock.advance(delay - 0.001)
+        assert found.due_at == world.now() + timedelta(seconds=delay)
+        world.advance(delay - 0.001)
         assert worker.run_until_empty() == 0
-        clock.advance(0.001)
+        world.advance(0.001)
     assert worker.run_until_empty() == 1
-    found = info(queue, "t")
+    found = info(world.queue, "t")
     assert (found.state, found.error, found.attempts) == ("buried", "ValueError: no. 4", 4)
     assert attempts == [1, 2, 3, 4]
-    clock.advance(1000)
+    world.advance(1000)
     assert worker.run_until_empty() == 0
-    assert stats(redis_client)["retried"] == 3
+    assert world.stats()["retried"] == 3
 
 
-def test_a_list_of_delays_is_kept_to(queue: TaskQueue, clock: ManualClock) -> None:
-    worker = Worker(queue)
+def test_a_list_of_delays_is_kept_to(world: World) -> None:
+    worker = Worker(world.queue)
     worker.task("default", retries=3, backoff=[1, 7], jitter="none")(lambda payload: 1 / 0)
-    push(queue, "t")
+    world.push("t")
     for delay in (1, 7, 7):
         assert worker.run_once() == 1
-        assert info(queue, "t").due_at == clock.now() + timedelta(seconds=delay)
-        clock.advance(delay)
+        assert info(world.queue, "t").due_at == world.now() + timedelta(seconds=delay)
+        world.advance(delay)
     assert worker.run_once() == 1
-    assert state(queue, "t") == "buried"
+    assert state(world.queue, "t") == "buried"
 
 
-def test_a_task_that_succeeds_after_failures_is_finished_without_error(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    worker = Worker(queue)
+def test_a_task_that_succeeds_after_failures_is_finished_without_error(world: World) -> None:
+    worker = Worker(world.queue)
 
     @worker.task("default")
     def flaky(payload: dict[str, Any], context: TaskContext) -> int:
@@ -237,16 +225,16 @@ def test_a_task_that_succeeds_after_failures_is_finished_without_error(
             raise OSError("not yet")
         return context.attempt
 
-    push(queue, "t")
+    world.push("t")
     for _ in range(3):
         assert worker.run_once() == 1
-        clock.advance(60)
-    found = info(queue, "t")
+        world.advance(60)
+    found = info(world.queue, "t")
     assert (found.state, found.result, found.error) == ("finished", 3, None)
 
 
-def test_retry_says_itself_when(queue: TaskQueue, clock: ManualClock) -> None:
-    worker = Worker(queue)
+def test_retry_says_itself_when(world: World) -> None:
+    worker = Worker(world.queue)
 
     @worker.task("default", retries=2, backoff=5, jitter="none")
     def busy(payload: dict[str, Any], context: TaskContext) -> None:
@@ -254,19 +242,19 @@ def test_retry_says_itself_when(queue: TaskQueue, clock: ManualClock) -> None:
             raise Retry("the other side is busy", in_=42)
         raise Retry
 
-    push(queue, "t")
+    world.push("t")
     assert worker.run_once() == 1
-    found = info(queue, "t")
+    found = info(world.queue, "t")
     assert (found.state, found.error) == ("delayed", "the other side is busy")
-    assert found.due_at == clock.now() + timedelta(seconds=42)
-    clock.advance(42)
+    assert found.due_at == world.now() + timedelta(seconds=42)
+    world.advance(42)
     assert worker.run_once() == 1
-    found = info(queue, "t")
+    found = info(world.queue, "t")
     assert found.error == "the handler asked for a retry"
-    assert found.due_at == clock.now() + timedelta(seconds=10)  # as the policy says
-    clock.advance(10)
+    assert found.due_at == world.now() + timedelta(seconds=10)  # as the policy says
+    world.advance(10)
     assert worker.run_once() == 1
-    assert state(queue, "t") == "buried"  # a retry is an attempt as well
+    assert state(world.queue, "t") == "buried"  # a retry is an attempt as well
 
 
 def test_retry_in_no_time_is_offered_again_at_once(queue: TaskQueue) -> None:
@@ -286,47 +274,41 @@ def test_retry_in_no_time_is_offered_again_at_once(queue: TaskQueue) -> None:
     ("error", "reason"),
     [(Discard("no such customer"), "no such customer"), (Discard(), "the handler discarded it")],
 )
-def test_discard_buries_at_once_with_its_reason(
-    queue: TaskQueue, error: Discard, reason: str
-) -> None:
-    worker = Worker(queue)
+def test_discard_buries_at_once_with_its_reason(world: World, error: Discard, reason: str) -> None:
+    worker = Worker(world.queue)
 
     @worker.task("default", retries=100)
     def discards(payload: dict[str, Any]) -> None:
         raise error
 
-    push(queue, "t")
+    world.push("t")
     assert worker.run_until_empty() == 1
-    found = info(queue, "t")
+    found = info(world.queue, "t")
     assert (found.state, found.error, found.attempts) == ("buried", reason, 1)
 
 
-def test_a_task_of_an_unknown_name_is_left_to_others_and_finally_buried(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    worker = Worker(queue)
-    push(queue, "t", name="of-the-new-version")
+def test_a_task_of_an_unknown_name_is_left_to_others_and_finally_buried(world: World) -> None:
+    worker = Worker(world.queue)
+    world.push("t", name="of-the-new-version")
     waits = []
-    while state(queue, "t") != "buried":
+    while state(world.queue, "t") != "buried":
         assert worker.run_once() == 1
-        found = info(queue, "t")
+        found = info(world.queue, "t")
         assert found.error == "no handler for task 'of-the-new-version' here"
         if found.state == "delayed":
-            waits.append((found.due_at - clock.now()).total_seconds())
-            clock.set(found.due_at)
+            waits.append((found.due_at - world.now()).total_seconds())
+            world.clock.set(found.due_at)
     assert waits == [5, 10, 20, 40, 80]
 
 
-def test_a_worker_that_knows_the_name_runs_what_another_did_not(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    old, new = Worker(queue), Worker(queue)
+def test_a_worker_that_knows_the_name_runs_what_another_did_not(world: World) -> None:
+    old, new = Worker(world.queue), Worker(world.queue)
     new.task("job")(lambda payload: "done")
-    push(queue, "t", name="job")
+    world.push("t", name="job")
     assert old.run_once() == 1
-    clock.advance(5)
+    world.advance(5)
     assert new.run_once() == 1
-    assert (state(queue, "t"), info(queue, "t").result) == ("finished", "done")
+    assert (state(world.queue, "t"), info(world.queue, "t").result) == ("finished", "done")
 
 
 class Unshowable:
@@ -403,19 +385,17 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_task(
     assert state(queue, "good") == "finished"
 
 
-def test_an_interrupt_from_the_keyboard_ends_the_run_and_gives_the_task_back(
-    queue: TaskQueue,
-) -> None:
-    worker = Worker(queue)
+def test_an_interrupt_from_the_keyboard_ends_the_run_and_gives_the_task_back(world: World) -> None:
+    worker = Worker(world.queue)
 
     @worker.task("default")
     def interrupted(payload: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    push(queue, "t", "u")
+    world.push("t", "u")
     with pytest.raises(KeyboardInterrupt):
         worker.run_until_empty()
-    assert {(state(queue, t), info(queue, t).attempts) for t in "tu"} == {("ready", 0)}
+    assert {(state(world.queue, t), info(world.queue, t).attempts) for t in "tu"} == {("ready", 0)}
     assert worker_threads() == []
 
 
@@ -969,25 +949,23 @@ def test_stop_is_bounded_while_redis_is_away(own_server: OwnServer, make: Make, 
 # --- finish_and_claim -----------------------------------------------------------------------------
 
 
-def test_finish_and_claim_records_and_takes_in_one_call(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    push(queue, "a", "b", "c", "d", "e")
-    first = queue.claim("w", limit=3)
-    queue.cancel("b")
-    queue.release(first[2])
-    words, claims, hint = queue.finish_and_claim(
+def test_finish_and_claim_records_and_takes_in_one_call(world: World) -> None:
+    world.push("a", "b", "c", "d", "e")
+    first = world.queue.claim("w", limit=3)
+    world.queue.cancel("b")
+    world.queue.release(first[2])
+    words, claims, hint = world.queue.finish_and_claim(
         [(first[0], {"n": 1}), (first[1], None), (first[2], None)], "w", 2, lease=10
     )
     assert words == ["finished", "cancelled", "lost_lease"]
     assert ids_of(claims) == ["c", "d"]
     assert hint == 0.0  # there is more
-    assert info(queue, "a").result == {"n": 1}
-    assert {claim.lease_until for claim in claims} == {clock.now() + timedelta(seconds=10)}
-    assert {info(queue, t).lease_until for t in "cd"} == {clock.now() + timedelta(seconds=10)}
+    assert info(world.queue, "a").result == {"n": 1}
+    assert {claim.lease_until for claim in claims} == {world.now() + timedelta(seconds=10)}
+    assert {info(world.queue, t).lease_until for t in "cd"} == {world.now() + timedelta(seconds=10)}
     assert [claim.worker_id for claim in claims] == ["w", "w"]
-    queue.finish_many((claim, None) for claim in claims)
-    assert places(redis_client)["finished"] == ["a", "c", "d"]
+    world.queue.finish_many((claim, None) for claim in claims)
+    assert world.places()["finished"] == ["a", "c", "d"]
 
 
 def test_what_is_finished_makes_room_for_the_claim_of_the_same_call(queue: TaskQueue) -> None:
@@ -1050,17 +1028,15 @@ def test_as_many_as_can_be_finished_and_claimed_at_once(queue: TaskQueue) -> Non
     assert (words, len(more)) == (["finished"] * 250, 250)
 
 
-def test_finish_and_claim_goes_on_when_the_scripts_were_flushed(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    push(queue, "a", "b", "c")
-    claims = queue.claim("w")
+def test_finish_and_claim_goes_on_when_the_scripts_were_flushed(world: World) -> None:
+    world.push("a", "b", "c")
+    claims = world.queue.claim("w")
     for task_id in "bc":
-        redis_client.script_flush()
-        words, claims, _ = queue.finish_and_claim([(claims[0], None)], "w", 1)
+        world.redis.script_flush()
+        words, claims, _ = world.queue.finish_and_claim([(claims[0], None)], "w", 1)
         assert (words, ids_of(claims)) == (["finished"], [task_id])
-    assert stats(redis_client) | {"finished": 2, "claimed": 3} == stats(redis_client)
-    assert info(queue, "c").attempts == 1
+    assert world.stats() | {"finished": 2, "claimed": 3} == world.stats()
+    assert info(world.queue, "c").attempts == 1
 
 
 def test_a_lost_reply_to_finish_and_claim_is_made_good_by_asking_again(
@@ -1104,10 +1080,8 @@ def test_what_was_claimed_ahead_goes_back_when_no_slot_becomes_free(live: TaskQu
         assert worker.stop()
 
 
-def test_runs_are_counted_by_handler_and_outcome(
-    queue: TaskQueue, registry: CollectorRegistry
-) -> None:
-    worker = Worker(queue, registry=registry)
+def test_runs_are_counted_by_handler_and_outcome(world: World) -> None:
+    worker = Worker(world.queue, registry=world.registry)
 
     @worker.task("good")
     def good(payload: dict[str, Any]) -> None:
@@ -1122,12 +1096,12 @@ def test_runs_are_counted_by_handler_and_outcome(
         raise Retry
 
     for name in ("good", "bad", "again", "made up by a user"):
-        push(queue, name, name=name)
+        world.push(name, name=name)
     worker.run_until_empty()
 
     def runs(task: str, outcome: str) -> float | None:
         labels = {"queue": "default", "task": task, "outcome": outcome}
-        return registry.get_sample_value("fairqueue_worker_runs_total", labels)
+        return world.registry.get_sample_value("fairqueue_worker_runs_total", labels)
 
     assert runs("good", "finished") == 1
     assert runs("bad", "buried") == 1
@@ -1135,7 +1109,7 @@ def test_runs_are_counted_by_handler_and_outcome(
     assert runs("unknown", "retried") == 1
     for task, count in (("good", 1), ("bad", 1), ("again", 1), ("unknown", None)):
         labels = {"queue": "default", "task": task}
-        found = registry.get_sample_value("fairqueue_worker_run_seconds_count", labels)
+        found = world.registry.get_sample_value("fairqueue_worker_run_seconds_count", labels)
         assert found == count, task
 
 
@@ -1183,9 +1157,9 @@ def calls() -> Calls:
     return Calls()
 
 
-def with_all_hooks(queue: TaskQueue, calls: Calls, **failing: BaseException) -> Worker:
+def with_all_hooks(world: World, calls: Calls, **failing: BaseException) -> Worker:
     """A worker with a hook of each kind, and a handler with one of each; some of which fail."""
-    worker = Worker(queue)
+    worker = Worker(world.queue)
     worker.before(calls.hook("worker.before", failing.get("worker_before")))
     worker.then(calls.hook("worker.then", failing.get("worker_then")))
     worker.catch(calls.hook("worker.catch", failing.get("worker_catch")))
@@ -1209,10 +1183,10 @@ def with_all_hooks(queue: TaskQueue, calls: Calls, **failing: BaseException) -> 
 
 
 def test_hooks_of_worker_and_handler_are_called_in_order_around_a_success(
-    queue: TaskQueue, calls: Calls
+    world: World, calls: Calls
 ) -> None:
-    push(queue, "t", payload={"n": 7})
-    assert with_all_hooks(queue, calls).run_once() == 1
+    world.push("t", payload={"n": 7})
+    assert with_all_hooks(world, calls).run_once() == 1
     assert calls.made == [
         ("worker.before", {"n": 7}),
         ("before", {"n": 7}),
@@ -1235,11 +1209,11 @@ def test_hooks_of_worker_and_handler_are_called_in_order_around_a_success(
     ],
 )
 def test_hooks_of_worker_and_handler_are_called_in_order_around_a_failure(
-    queue: TaskQueue, calls: Calls, error: BaseException, place: str
+    world: World, calls: Calls, error: BaseException, place: str
 ) -> None:
-    push(queue, "t")
-    assert with_all_hooks(queue, calls, handler=error).run_once() == 1
-    assert state(queue, "t") == place
+    world.push("t")
+    assert with_all_hooks(world, calls, handler=error).run_once() == 1
+    assert state(world.queue, "t") == place
     assert calls.made[3:] == [
         ("catch", error),
         ("worker.catch", error),
@@ -1266,7 +1240,7 @@ WENT_WELL = ["then", "worker.then", *ENDS]
 )
 @pytest.mark.parametrize("error", [RuntimeError("of a hook"), SystemExit(1)])
 def test_a_hook_that_fails_before_the_handler_fails_the_run_and_later_ones_do_not(
-    queue: TaskQueue,
+    world: World,
     calls: Calls,
     failing: str,
     called: list[str],
@@ -1274,42 +1248,48 @@ def test_a_hook_that_fails_before_the_handler_fails_the_run_and_later_ones_do_no
     error: BaseException,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    push(queue, "t")
-    assert with_all_hooks(queue, calls, **{failing: error}).run_once() == 1
+    world.push("t")
+    assert with_all_hooks(world, calls, **{failing: error}).run_once() == 1
     assert calls.names == called
-    assert state(queue, "t") == place
+    assert state(world.queue, "t") == place
     assert ("hook_failed" in caplog.text and "hook=call" in caplog.text) == (place == "finished")
 
 
 @pytest.mark.parametrize("failing", ["catch", "worker_catch", "finally", "worker_finally"])
 def test_a_hook_that_fails_after_a_failure_hides_nothing(
-    queue: TaskQueue, calls: Calls, failing: str
+    world: World, calls: Calls, failing: str
 ) -> None:
-    push(queue, "t")
+    world.push("t")
     errors = {failing: RuntimeError("of a hook"), "handler": ValueError("of the handler")}
-    assert with_all_hooks(queue, calls, **errors).run_once() == 1
+    assert with_all_hooks(world, calls, **errors).run_once() == 1
     assert calls.names[3:] == FAILED
-    assert (state(queue, "t"), info(queue, "t").error) == ("buried", "ValueError: of the handler")
+    assert (state(world.queue, "t"), info(world.queue, "t").error) == (
+        "buried",
+        "ValueError: of the handler",
+    )
 
 
 @pytest.mark.parametrize("failing", ["then", "worker_then", "finally", "worker_finally"])
 def test_a_hook_whose_error_cannot_be_shown_changes_nothing(
-    queue: TaskQueue, calls: Calls, failing: str, caplog: pytest.LogCaptureFixture
+    world: World, calls: Calls, failing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    push(queue, "t")
-    assert with_all_hooks(queue, calls, **{failing: Mute()}).run_once() == 1
-    assert (state(queue, "t"), info(queue, "t").attempts) == ("finished", 1)
+    world.push("t")
+    assert with_all_hooks(world, calls, **{failing: Mute()}).run_once() == 1
+    assert (state(world.queue, "t"), info(world.queue, "t").attempts) == ("finished", 1)
     assert 'error="Mute: (its text cannot be read)"' in caplog.text
 
 
 @pytest.mark.parametrize("failing", ["catch", "worker_catch", "finally", "worker_finally"])
 def test_a_hook_whose_error_cannot_be_shown_hides_no_failure(
-    queue: TaskQueue, calls: Calls, failing: str
+    world: World, calls: Calls, failing: str
 ) -> None:
-    push(queue, "t")
+    world.push("t")
     errors = {failing: Mute(), "handler": ValueError("of the handler")}
-    assert with_all_hooks(queue, calls, **errors).run_once() == 1
-    assert (state(queue, "t"), info(queue, "t").error) == ("buried", "ValueError: of the handler")
+    assert with_all_hooks(world, calls, **errors).run_once() == 1
+    assert (state(world.queue, "t"), info(world.queue, "t").error) == (
+        "buried",
+        "ValueError: of the handler",
+    )
 
 
 def test_hooks_may_take_fewer_arguments_and_be_async_for_any_handler(
@@ -1413,25 +1393,21 @@ async def small(payload: dict[str, Any]) -> bool:
     ],
 )
 def test_a_task_runs_if_all_of_when_and_none_of_skip_say_yes(
-    queue: TaskQueue,
-    calls: Calls,
-    registry: CollectorRegistry,
-    filters: dict[str, Any],
-    skipped_by: str | None,
+    world: World, calls: Calls, filters: dict[str, Any], skipped_by: str | None
 ) -> None:
-    worker = Worker(queue, registry=registry)
+    worker = Worker(world.queue, registry=world.registry)
     worker.before(calls.hook("before"))
     worker.finally_(calls.last("finally"))
     worker.register("job", lambda payload: "ran", **filters)
-    push(queue, "t", name="job", payload={"n": 7})
+    world.push("t", name="job", payload={"n": 7})
     assert worker.run_once() == 1
     skipped = skipped_by is not None
-    found = info(queue, "t")
+    found = info(world.queue, "t")
     assert found.state == "finished"
     assert found.result == ({"skipped": skipped_by} if skipped else "ran")
     assert calls.names == ([] if skipped else ["before", "finally"])
     counted = {
-        outcome: registry.get_sample_value(
+        outcome: world.registry.get_sample_value(
             "fairqueue_worker_runs_total", {"queue": "default", "task": "job", "outcome": outcome}
         )
         for outcome in ("finished", "skipped")
@@ -1477,18 +1453,16 @@ def test_a_registered_task_is_pushed_with_its_payload_as_arguments(queue: TaskQu
     }
 
 
-def test_a_dispatch_says_when_with_which_priority_and_id(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
-    build = Worker(queue).register("build", lambda payload: None)
-    soon = clock.now() + timedelta(minutes=1)
+def test_a_dispatch_says_when_with_which_priority_and_id(world: World) -> None:
+    build = Worker(world.queue).register("build", lambda payload: None)
+    soon = world.now() + timedelta(minutes=1)
     pushed = {
         "delay": build.delay(60).push("alice"),
         "at": build.at(soon).push("alice"),
         "both": build.delay(5).at(soon).push("alice"),
         "options": build.options(priority=5).delay(60).options(task_id="mine").push("alice"),
     }
-    found = {name: info(queue, task_id) for name, task_id in pushed.items()}
+    found = {name: info(world.queue, task_id) for name, task_id in pushed.items()}
     assert {name: (i.state, i.due_at, int(i.priority)) for name, i in found.items()} == {
         "delay": ("delayed", soon, 3),
         "at": ("delayed", soon, 3),
@@ -1498,7 +1472,7 @@ def test_a_dispatch_says_when_with_which_priority_and_id(
     assert pushed["options"] == "mine"
     assert build.options(task_id="once").push("bob", n=1) == "once"
     assert build.options(task_id="once").push("bob", n=1) == "once"
-    assert queue.size("bob") == 1
+    assert world.queue.size("bob") == 1
 
 
 def test_a_dispatch_is_not_changed_by_what_is_made_of_it(queue: TaskQueue) -> None:
@@ -1734,20 +1708,20 @@ def test_a_started_worker_captures_logs_until_it_is_stopped(live: TaskQueue, mak
 # --- asking now -----------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_extends_the_lease_at_once(queue: TaskQueue, clock: ManualClock) -> None:
-    worker = Worker(queue, lease=30)
+def test_a_heartbeat_extends_the_lease_at_once(world: World) -> None:
+    worker = Worker(world.queue, lease=30)
     answers: list[Any] = []
 
     @worker.task("default")
     def long(payload: dict[str, Any], context: TaskContext) -> None:
-        clock.advance(20)
+        world.advance(20)
         answers.append(context.heartbeat())
-        answers.append(info(queue, "t").lease_until == clock.now() + timedelta(seconds=30))
+        answers.append(info(world.queue, "t").lease_until == world.now() + timedelta(seconds=30))
 
-    push(queue, "t")
+    world.push("t")
     assert worker.run_once() == 1
     assert answers == [True, True]
-    assert state(queue, "t") == "finished"
+    assert state(world.queue, "t") == "finished"
 
 
 def test_a_heartbeat_says_that_the_task_was_cancelled(queue: TaskQueue) -> None:
@@ -1766,25 +1740,23 @@ def test_a_heartbeat_says_that_the_task_was_cancelled(queue: TaskQueue) -> None:
     assert state(queue, "t") == "cancelled"
 
 
-def test_a_default_handler_whose_lease_is_lost_sees_it_on_its_task(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
+def test_a_default_handler_whose_lease_is_lost_sees_it_on_its_task(world: World) -> None:
     answers: list[Any] = []
 
     def robbed(task: Task) -> str:
         assert isinstance(task, RunningTask)
         answers.append(task.lease_lost)
-        clock.advance(31)
-        stolen = claim_one(queue, worker="thief")
+        world.advance(31)
+        stolen = world.claim_one(worker="thief")
         answers.append(task.context.heartbeat())
         answers.extend([task.lease_lost, task.cancelled])
-        queue.finish(stolen, "his")
+        world.queue.finish(stolen, "his")
         return "mine"
 
-    push(queue, "t")
-    assert Worker(queue, robbed, lease=30).run_once() == 1
+    world.push("t")
+    assert Worker(world.queue, robbed, lease=30).run_once() == 1
     assert answers == [False, False, True, True]
-    assert (info(queue, "t").result, info(queue, "t").attempts) == ("his", 2)
+    assert (info(world.queue, "t").result, info(world.queue, "t").attempts) == ("his", 2)
 
 
 def test_a_default_handler_of_a_started_worker_sees_a_lost_lease_without_asking(

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import pytest
 import redis
-from scheduling import eventually
-from support import check_consistency, fill, in_thread, places, push
+from helpers.state import check_consistency, places
+from helpers.tasks import fill, push
+from helpers.waiting import eventually, in_thread
 
 import fairqueue.worker.pool
 import fairqueue.worker.worker

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import redis
-from scheduling import eventually
-from support import Mute, in_thread, make_task, places, push, until_blocked
+from helpers.state import places
+from helpers.tasks import Mute, make_task, push
+from helpers.waiting import eventually, in_thread, until_blocked
 
 import fairqueue.runtime.threads
 from fairqueue import TaskContext, TaskQueue, Worker

@@ -9,12 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
-from rest import Client, World, days_ago, fail, make_app, make_world
+from helpers.rest import Api, Client, days_ago, fail, make_app
+from helpers.world import World
 from starlette.routing import Mount, Route
 
 from fairqueue.access.credentials import AccessStore
-from fairqueue.clock import ManualClock
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import create_app
@@ -56,13 +55,8 @@ DELETE /scheduler/failed/{id}
 
 
 @pytest.fixture
-def world(queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis) -> World:
-    return make_world(queue, clock, redis_client)
-
-
-@pytest.fixture
-def admin(world: World) -> Client:
-    return world.client("admin")
+def admin(api: Api) -> Client:
+    return api.client("admin")
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -99,9 +93,9 @@ def test_the_guide_lists_every_operation_as_it_is() -> None:
     ]
 
 
-def test_the_examples_of_the_guide_work(queue: TaskQueue, redis_client: redis.Redis) -> None:
-    secret = AccessStore(queue.link).create_key("ann", "admin", by="test").secret
-    client = Client(make_app(queue), prefix="")
+def test_the_examples_of_the_guide_work(world: World) -> None:
+    secret = AccessStore(world.queue.link).create_key("ann", "admin", by="test").secret
+    client = Client(make_app(world.queue), prefix="")
     commands = "".join(re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.S | re.M)).replace("\\\n", " ")
     sent = [line for line in commands.splitlines() if line.startswith("curl ")]
     for line in sent:
@@ -145,13 +139,13 @@ def test_a_job_is_made_and_found_where_the_answer_says(admin: Client) -> None:
 
 
 def test_a_job_with_an_invalid_cron_is_refused_by_name_and_not_stored(
-    world: World, admin: Client
+    api: Api, admin: Client
 ) -> None:
-    before = world.state()
+    before = api.state()
     problem = admin.refused(422, "POST", "/scheduler/jobs", json={**NIGHTLY, "cron_expr": "61 * *"})
     assert problem["field"] == "cron_expr"
     assert "61 * *" in problem["detail"]
-    assert world.state() == before
+    assert api.state() == before
 
 
 def test_a_job_id_that_is_taken_is_a_conflict(admin: Client) -> None:
@@ -204,12 +198,12 @@ def test_a_patch_changes_the_fields_that_it_names_and_no_others(admin: Client) -
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 
-def test_a_masked_value_that_is_sent_back_keeps_what_is_stored(world: World, admin: Client) -> None:
+def test_a_masked_value_that_is_sent_back_keeps_what_is_stored(api: Api, admin: Client) -> None:
     payload = admin.get(JOB)["payload"]
     assert payload == {"to": "bo", "password": "***"}
     admin.ok("PATCH", JOB, json={"payload": {**payload, "to": "cy"}})
     task_id = admin.ok("POST", f"{JOB}/run")["task_id"]
-    info = world.queue.get(task_id)
+    info = api.world.queue.get(task_id)
     assert info is not None
     assert info.task is not None
     assert info.task.payload == {"to": "cy", "password": "hunter2"}
@@ -230,8 +224,8 @@ def test_toggle_pauses_and_then_resumes(admin: Client) -> None:
     assert admin.ok("POST", f"{JOB}/toggle", json={})["is_active"] is True
 
 
-def test_a_pause_keeps_its_note_and_its_end(world: World, admin: Client) -> None:
-    until = days_ago(world.clock, -2)
+def test_a_pause_keeps_its_note_and_its_end(api: Api, admin: Client) -> None:
+    until = days_ago(api.world.clock, -2)
     job = admin.ok("POST", f"{JOB}/pause", json={"note": "holidays", "until": until})
     assert (job["state"], job["pause_note"], job["paused_by"]) == (
         "paused",
@@ -242,7 +236,7 @@ def test_a_pause_keeps_its_note_and_its_end(world: World, admin: Client) -> None
     assert admin.ok("POST", f"{JOB}/resume")["state"] == "active"
 
 
-def test_a_job_that_is_triggered_runs_at_once(world: World, admin: Client) -> None:
+def test_a_job_that_is_triggered_runs_at_once(api: Api, admin: Client) -> None:
     response = admin.send("POST", f"{JOB}/run", json={"payload": {"now": True}})
     task_id = response.json()["task_id"]
     assert response.headers["location"] == f"{PREFIX}/scheduler/runs/{task_id}"
@@ -263,8 +257,8 @@ def test_a_copy_is_like_the_original_but_for_what_is_said(admin: Client) -> None
     assert copied["name"] == "acme-report"
 
 
-def test_a_backfill_is_counted_first_and_then_done(world: World, admin: Client) -> None:
-    span = {"start": days_ago(world.clock, 3), "end": days_ago(world.clock, 0)}
+def test_a_backfill_is_counted_first_and_then_done(api: Api, admin: Client) -> None:
+    span = {"start": days_ago(api.world.clock, 3), "end": days_ago(api.world.clock, 0)}
     assert admin.ok("POST", f"{JOB}/backfill", json=span)["filled"] == 0
     done = admin.ok("POST", f"{JOB}/backfill", json={**span, "dry_run": False})
     assert (done["moments"], done["filled"]) == (3, 3)
@@ -289,10 +283,10 @@ def test_changes_of_a_job_hide_secrets_also_where_a_value_is_cut(admin: Client) 
     assert "swordfish" not in admin.send("GET", f"{JOB}/changes").text
 
 
-def test_logs_and_chart_of_a_job_tell_of_its_runs(world: World, admin: Client) -> None:
-    world.queue.cancel("acme-waiting")
+def test_logs_and_chart_of_a_job_tell_of_its_runs(api: Api, admin: Client) -> None:
+    api.world.queue.cancel("acme-waiting")
     admin.ok("POST", f"{JOB}/run")
-    fail(world.queue)
+    fail(api.world.queue)
     (line,) = admin.get(f"{JOB}/logs")["items"]
     assert (line["level"], line["message"]) == ("info", "looking for the mailbox")
     assert line["context"] == {"box": 7, "password": "***"}
@@ -324,8 +318,8 @@ def test_bulk_counts_first_and_acts_on_what_matches(admin: Client) -> None:
     assert admin.get(JOB)["every"] is None
 
 
-def test_an_operator_may_pause_many_but_not_remove_them(world: World) -> None:
-    operator = world.client("operator")
+def test_an_operator_may_pause_many_but_not_remove_them(api: Api) -> None:
+    operator = api.client("operator")
     body = {"action": "remove", "dry_run": False}
     operator.refused(403, "POST", "/scheduler/jobs/bulk", json=body)
     assert (
@@ -382,18 +376,18 @@ def test_what_comes_next_is_told(admin: Client) -> None:
 
 
 @pytest.mark.untidy
-def test_jobs_that_cannot_be_read_are_listed_as_problems(world: World, admin: Client) -> None:
-    world.redis.hset(world.queue.keys["schedules"], "acme-daily", "{")
+def test_jobs_that_cannot_be_read_are_listed_as_problems(api: Api, admin: Client) -> None:
+    api.world.redis.hset(api.world.queue.keys["schedules"], "acme-daily", "{")
     problem = admin.refused(500, "GET", JOB)
     assert problem["type"].endswith(":broken-record")
     assert "acme-daily" in problem["detail"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_rule_is_previewed_in_its_zone_with_warnings(world: World, method: str) -> None:
+def test_a_rule_is_previewed_in_its_zone_with_warnings(api: Api, method: str) -> None:
     rule: dict[str, Any] = {"cron_expr": "30 2 * * *", "timezone": "Europe/Berlin", "count": 100}
     request = {"params": rule} if method == "GET" else {"json": rule}
-    preview = world.client("viewer").send(method, "/preview", **request).json()
+    preview = api.client("viewer").send(method, "/preview", **request).json()
     assert len(preview["runs"]) == 100
     assert preview["runs"][0][-6:] in ("+01:00", "+02:00")
 
@@ -464,7 +458,7 @@ def test_old_runs_are_counted_and_then_forgotten(admin: Client) -> None:
     admin.refused(404, "GET", "/scheduler/runs/acme-failed")
 
 
-def test_failed_runs_are_listed_and_grouped_by_cause(world: World, admin: Client) -> None:
+def test_failed_runs_are_listed_and_grouped_by_cause(api: Api, admin: Client) -> None:
     (run,) = admin.get("/scheduler/failed")["items"]
     (group,) = admin.get("/scheduler/failed/groups")["items"]
     assert (group["count"], group["latest"]["task_id"]) == (1, "acme-failed")
@@ -497,7 +491,7 @@ def test_a_task_is_pushed_once_by_its_id(admin: Client) -> None:
     admin.refused(422, "POST", "/tasks", json={**body, "payload": {"n": 2}})
 
 
-def test_a_task_is_pushed_with_a_policy_of_its_own(world: World, admin: Client) -> None:
+def test_a_task_is_pushed_with_a_policy_of_its_own(api: Api, admin: Client) -> None:
     policy = {
         "max_attempts": 4,
         "backoff": 60,
@@ -521,8 +515,8 @@ def test_a_task_says_why_it_waits(admin: Client) -> None:
     admin.refused(404, "GET", "/tasks/nobody/explain")
 
 
-def test_a_waiting_task_is_moved_and_a_running_one_is_not(world: World, admin: Client) -> None:
-    at = days_ago(world.clock, -1)
+def test_a_waiting_task_is_moved_and_a_running_one_is_not(api: Api, admin: Client) -> None:
+    at = days_ago(api.world.clock, -1)
     moved = admin.ok("POST", "/tasks/acme-waiting/reschedule", json={"at": at})
     assert moved["due_at"] == at.replace("+00:00", "Z")
     admin.refused(409, "POST", "/tasks/acme-running/reschedule", json={"delay": 1})
@@ -582,8 +576,8 @@ def test_numbers_of_the_queue_are_told(admin: Client) -> None:
     assert {each["kind"] for each in admin.get("/stats/attention")["items"]} >= {"failed"}
 
 
-def test_changes_are_in_the_audit_log_and_found_by_filter(world: World, admin: Client) -> None:
-    world.client("operator", "acme").ok("POST", f"{JOB}/pause", json={"note": "enough"})
+def test_changes_are_in_the_audit_log_and_found_by_filter(api: Api, admin: Client) -> None:
+    api.client("operator", "acme").ok("POST", f"{JOB}/pause", json={"note": "enough"})
     admin.ok("PATCH", "/settings", json={"max_attempts": 7})
     (entry,) = admin.get("/audit?action=schedule.")["items"]
     assert (entry["actor"], entry["target"], entry["outcome"]) == (
@@ -595,13 +589,13 @@ def test_changes_are_in_the_audit_log_and_found_by_filter(world: World, admin: C
     assert len(admin.get("/audit")["items"]) == 2
 
 
-def test_a_new_key_works_until_it_is_revoked(world: World, admin: Client) -> None:
+def test_a_new_key_works_until_it_is_revoked(api: Api, admin: Client) -> None:
     body = {"name": "ci", "role": "viewer", "tenant": "acme", "expires_in": 3600}
     key = admin.ok("POST", "/keys", json=body)
     listed = admin.send("GET", "/keys")
     assert key["key_id"] in [each["key_id"] for each in listed.json()["items"]]
     assert key["secret"] not in listed.text
-    other = Client(world.app, key["secret"])
+    other = Client(api.app, key["secret"])
     assert other.get(JOB)["schedule_id"] == "acme-daily"
     assert admin.send("DELETE", f"/keys/{key['key_id']}").status_code == 204
     other.refused(401, "GET", JOB)
@@ -649,37 +643,35 @@ def test_secrets_are_masked(admin: Client, path: str) -> None:
 # --- without a key, and with a wrong one ----------------------------------------------------------
 
 
-def test_health_readiness_and_description_need_no_key(world: World) -> None:
-    anybody = world.client(None)
+def test_health_readiness_and_description_need_no_key(api: Api) -> None:
+    anybody = api.client(None)
     assert anybody.get("/health") == {"status": "ok"}
     assert anybody.send("GET", "/ready").status_code in (200, 503)
     assert anybody.get("/openapi.json") == openapi_document("")
 
 
-def test_readiness_says_what_is_missing(world: World) -> None:
-    answer = world.client(None).send("GET", "/ready")  # no scheduler leads
+def test_readiness_says_what_is_missing(api: Api) -> None:
+    answer = api.client(None).send("GET", "/ready")  # no scheduler leads
     assert (answer.status_code, answer.json()) == (
         503,
         {"status": "not ready", "reasons": ["leader: none"]},
     )
 
 
-def test_a_wrong_key_is_refused_and_the_answer_says_how(world: World) -> None:
-    response = Client(world.app, "fq_0123456789abcdef_" + "x" * 43).send("GET", "/users")
+def test_a_wrong_key_is_refused_and_the_answer_says_how(api: Api) -> None:
+    response = Client(api.app, "fq_0123456789abcdef_" + "x" * 43).send("GET", "/users")
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_a_key_may_come_in_its_own_header(world: World) -> None:
-    headers = {"X-API-Key": world.keys["viewer", None]}
-    assert world.client(None).send("GET", "/users", headers=headers).status_code == 200
+def test_a_key_may_come_in_its_own_header(api: Api) -> None:
+    headers = {"X-API-Key": api.keys["viewer", None]}
+    assert api.client(None).send("GET", "/users", headers=headers).status_code == 200
 
 
-def test_a_key_that_asks_too_often_is_told_when_to_come_back(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
-    secret = AccessStore(queue.link).create_key("ann", "viewer", by="test").secret
-    client = Client(create_app(queue, dashboard=False, rate=0.01, burst=2), secret)
+def test_a_key_that_asks_too_often_is_told_when_to_come_back(world: World) -> None:
+    secret = AccessStore(world.queue.link).create_key("ann", "viewer", by="test").secret
+    client = Client(create_app(world.queue, dashboard=False, rate=0.01, burst=2), secret)
     allowed = [client.send("GET", "/users") for _ in range(2)]
     assert [each.status_code for each in allowed] == [200, 200]
     assert allowed[0].headers["ratelimit-policy"] == '"key";q=2;w=200'
@@ -717,13 +709,13 @@ def test_what_is_no_json_is_malformed(admin: Client, text: bytes) -> None:
     ],
 )
 def test_a_bad_field_is_named_and_nothing_is_stored(
-    world: World, admin: Client, body: bytes, field: str
+    api: Api, admin: Client, body: bytes, field: str
 ) -> None:
-    before = world.state()
+    before = api.state()
     response = send_text(admin, body)
     assert (response.status_code, response.json().get("field")) == (422, field), response.text
     assert field in response.json()["detail"]
-    assert world.state() == before
+    assert api.state() == before
 
 
 def test_a_body_that_is_no_object_is_refused(admin: Client) -> None:
@@ -796,8 +788,8 @@ def test_ids_may_have_any_characters(admin: Client, name: str) -> None:
 # --- when the queue says no -----------------------------------------------------------------------
 
 
-def test_a_full_queue_asks_to_come_back(world: World, admin: Client) -> None:
-    world.queue.configure(max_waiting=1)
+def test_a_full_queue_asks_to_come_back(api: Api, admin: Client) -> None:
+    api.world.queue.configure(max_waiting=1)
     response = admin.send("POST", "/tasks", json={"user_id": "bo"})
     assert (response.status_code, response.json()["type"]) == (
         429,
@@ -806,8 +798,8 @@ def test_a_full_queue_asks_to_come_back(world: World, admin: Client) -> None:
     assert int(response.headers["retry-after"]) > 0
 
 
-def test_a_quota_of_schedules_is_a_conflict(world: World, admin: Client) -> None:
-    world.queue.configure(max_schedules=1)
+def test_a_quota_of_schedules_is_a_conflict(api: Api, admin: Client) -> None:
+    api.world.queue.configure(max_schedules=1)
     body = {"user_id": "acme-ann", "cron_expr": "* * * * *"}
     problem = admin.refused(409, "POST", "/scheduler/jobs", json=body)
     assert problem["type"].endswith(":schedule-quota")
@@ -829,23 +821,23 @@ def test_without_redis_requests_are_to_be_repeated_and_the_process_is_well(
         assert client.send("GET", "/ready").status_code == 503
 
 
-def probe(handler: Callable[[ApiRequest[Any, Any]], Reply], queue: TaskQueue) -> Client:
+def probe(handler: Callable[[ApiRequest[Any, Any]], Reply], world: World) -> Client:
     """A client of an app that has one endpoint of the test's own, GET /nowhere."""
     endpoint = Endpoint(
         method="GET", path="/nowhere", handler=handler, role="viewer", tenants=OPEN, answer=None
     )
-    app = make_app(queue)
+    app = make_app(world.queue)
     app.router.routes[:] = [Mount(PREFIX, routes=[Route("/{rest:path}", Service([endpoint]))])]
-    return Client(app, AccessStore(queue.link).create_key("ann", "admin", by="test").secret)
+    return Client(app, AccessStore(world.queue.link).create_key("ann", "admin", by="test").secret)
 
 
 def test_a_mistake_of_ours_is_logged_and_not_told(
-    queue: TaskQueue, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def crash(call: ApiRequest[Any, Any]) -> Reply:
         raise KeyError("hunter2")
 
-    problem = probe(crash, queue).send_own("GET", "/nowhere").json()
+    problem = probe(crash, world).send_own("GET", "/nowhere").json()
     assert "hunter2" not in str(problem)
     assert problem["incident"] in problem["detail"]
     (record,) = [each for each in caplog.records if vars(each).get("event") == "request_crashed"]
@@ -853,15 +845,13 @@ def test_a_mistake_of_ours_is_logged_and_not_told(
     assert record.exc_info is not None
 
 
-def test_library_calls_do_not_run_on_the_event_loop(
-    queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_library_calls_do_not_run_on_the_event_loop(world: World) -> None:
     ran: list[threading.Thread] = []
 
     def handler(call: ApiRequest[Any, Any]) -> Reply:
         ran.append(threading.current_thread())
         return Reply()
 
-    probe(handler, queue).send_own("GET", "/nowhere")
+    probe(handler, world).send_own("GET", "/nowhere")
     assert ran != [threading.current_thread()]
     assert len(ran) == 1

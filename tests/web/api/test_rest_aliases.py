@@ -3,11 +3,9 @@
 from typing import Any
 
 import pytest
-import redis
-from rest import Client, World, make_world
+from helpers.rest import Api, Client
+from helpers.world import World
 
-from fairqueue.clock import ManualClock
-from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api.aliases import NAMES
 from fairqueue.worker.worker import Worker
 
@@ -46,13 +44,8 @@ JOB = "/scheduler/jobs/acme-daily"
 
 
 @pytest.fixture
-def world(queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis) -> World:
-    return make_world(queue, clock, redis_client)
-
-
-@pytest.fixture
-def client(world: World) -> Client:
-    return world.client()
+def client(api: Api) -> Client:
+    return api.client()
 
 
 def told(job: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -87,26 +80,24 @@ def run_all(worker: Worker) -> None:
         worker.run_once()
 
 
-def test_its_retries_come_after_60_120_and_240_seconds(
-    client: Client, queue: TaskQueue, clock: ManualClock
-) -> None:
-    worker = Worker(queue, concurrency=1)
+def test_its_retries_come_after_60_120_and_240_seconds(client: Client, world: World) -> None:
+    worker = Worker(world.queue, concurrency=1)
 
     @worker.task("Report")
     def fails(payload: object) -> None:
         raise ValueError("no")
 
-    queue.cancel("acme-waiting")
+    world.queue.cancel("acme-waiting")
     body = {"job_class": "Report", "cron_expression": "0 8 * * *", "run_as_user_id": "ann"}
     job = client.ok("POST", "/scheduler/jobs", json=body)
     task_id = client.ok("POST", f"/scheduler/jobs/{job['schedule_id']}/run")["task_id"]
     waits = []
     for _ in range(3):
         run_all(worker)
-        info = queue.get(task_id)
+        info = world.queue.get(task_id)
         assert info is not None
-        waits.append(info.due_at.timestamp() - clock.now_ms() / 1000)
-        clock.set(info.due_at)
+        waits.append(info.due_at.timestamp() - world.clock.now_ms() / 1000)
+        world.clock.set(info.due_at)
     assert waits == [60.0, 120.0, 240.0]
     run_all(worker)
     assert client.get(f"/scheduler/runs/{task_id}")["status"] == "failed"
@@ -197,10 +188,10 @@ def test_the_openapi_document_has_these_names(client: Client) -> None:
 # --- who made it, and what it is for --------------------------------------------------------------
 
 
-def test_who_made_a_job_is_kept(client: Client, world: World) -> None:
+def test_who_made_a_job_is_kept(client: Client, api: Api) -> None:
     body = {"user_id": "ann", "every": 60, "schedule_id": "x", "title": "Every minute"}
     client.ok("POST", "/scheduler/jobs", json=body)
-    world.client("admin", None).ok("PATCH", "/scheduler/jobs/x", json={"title": "A minute"})
+    api.client("admin", None).ok("PATCH", "/scheduler/jobs/x", json={"title": "A minute"})
     job = client.get("/scheduler/jobs/x")
     assert told(job, "title", "description", "created_by") == {
         "title": "A minute",
@@ -225,7 +216,7 @@ def test_secrets_in_what_a_job_was_made_with_are_masked(client: Client) -> None:
     assert making["fields"]["payload"] == [None, {"password": "***", "to": "bo"}]
 
 
-def test_a_job_may_be_made_paused(client: Client, world: World) -> None:
+def test_a_job_may_be_made_paused(client: Client, api: Api) -> None:
     body = {"user_id": "ann", "every": 60, "schedule_id": "x", "is_active": False}
     job = client.ok("POST", "/scheduler/jobs", json=body)
     assert told(job, "state", "next_run", "is_active") == {
@@ -233,7 +224,7 @@ def test_a_job_may_be_made_paused(client: Client, world: World) -> None:
         "next_run": None,
         "is_active": False,
     }
-    assert "x" not in world.state()["due"]
+    assert "x" not in api.state()["due"]
     job = client.ok("POST", "/scheduler/jobs/x/resume")
     assert (job["state"], job["next_run"] is not None) == ("active", True)
 

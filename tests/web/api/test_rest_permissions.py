@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
-from rest import ROLES, TENANTS, World, days_ago, make_world
+from helpers.rest import ROLES, TENANTS, Api, days_ago, make_api
+from helpers.world import World
 
 from fairqueue.access.audit import AuditLog
-from fairqueue.clock import ManualClock
-from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api.endpoint import LISTING, OBJECT, SHARED, Endpoint
 from fairqueue.web.api.endpoints import ENDPOINTS
 
@@ -17,18 +15,18 @@ JOB = "/scheduler/jobs/acme-daily"
 DEFINITION = {"user_id": "acme-ann", "cron_expr": "0 10 * * *"}
 GLOBEX = {"user_id": "globex-gil", "cron_expr": "0 10 * * *"}
 
-Example = Callable[[World], tuple[str, Any]]
+Example = Callable[[Api], tuple[str, Any]]
 
 
 def path(path: str, body: Any = None) -> Example:
-    return lambda world: (path, body)
+    return lambda api: (path, body)
 
 
 def past(path: str, **more: Any) -> Example:
     """A request about the last three days."""
 
-    def example(world: World) -> tuple[str, Any]:
-        span = {"start": days_ago(world.clock, 3), "end": days_ago(world.clock, 0)}
+    def example(api: Api) -> tuple[str, Any]:
+        span = {"start": days_ago(api.world.clock, 3), "end": days_ago(api.world.clock, 0)}
         return (path, {**span, **more}) if more else (f"{path}?{_query(span)}", None)
 
     return example
@@ -101,7 +99,7 @@ EXAMPLES: dict[str, Example] = {
     "list_audit": path("/audit"),
     "list_keys": path("/keys"),
     "create_key": path("/keys", {"name": "new", "role": "viewer"}),
-    "revoke_key": lambda world: (f"/keys/{world.spare_key}", None),
+    "revoke_key": lambda api: (f"/keys/{api.spare_key}", None),
     "get_settings": path("/settings"),
     "change_settings": path("/settings", {"max_attempts": 7}),
     "list_limits": path("/limits"),
@@ -139,33 +137,33 @@ def test_every_operation_has_an_example() -> None:
 
 @pytest.mark.parametrize("endpoint", PROTECTED, ids=lambda endpoint: endpoint.name)
 def test_an_operation_is_for_its_role_and_for_its_tenant_only(
-    endpoint: Endpoint, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
+    endpoint: Endpoint, world: World
 ) -> None:
-    world = make_world(queue, clock, redis_client)
+    api = make_api(world)
     for role, tenant in cases():
-        before = world.state()
-        where, body = EXAMPLES[endpoint.name](world)
+        before = api.state()
+        where, body = EXAMPLES[endpoint.name](api)
         request = {} if body is None else {"json": body}
-        response = world.client(role, tenant).send(endpoint.method, where, **request)
+        response = api.client(role, tenant).send(endpoint.method, where, **request)
         wanted = expected(endpoint, role, tenant)
         assert response.status_code in wanted, (role, tenant, response.text)
         is_others = tenant == "globex" and endpoint.tenants in (OBJECT, LISTING)
         if not response.is_success or is_others or not endpoint.is_write:
-            assert world.state() == before, (role, tenant)
+            assert api.state() == before, (role, tenant)
         if is_others and response.is_success:
             assert "acme" not in response.text, (role, response.text)
         elif response.is_success and endpoint.is_write:
-            assert endpoint.name in NO_TRACE or world.state() != before, (role, tenant)
-            check_audit(endpoint, world, f"{role} of {tenant}")
-            redis_client.flushdb()
-            world = make_world(queue, clock, redis_client)
+            assert endpoint.name in NO_TRACE or api.state() != before, (role, tenant)
+            check_audit(endpoint, api, f"{role} of {tenant}")
+            world.redis.flushdb()
+            api = make_api(world)
 
 
-def check_audit(endpoint: Endpoint, world: World, actor: str) -> None:
+def check_audit(endpoint: Endpoint, api: Api, actor: str) -> None:
     """The change that was just made is the newest entry of the audit log."""
     if endpoint.name in NO_CHANGE:
         return
-    entry = AuditLog(world.queue.link).entries(limit=1)[0]
+    entry = AuditLog(api.world.queue.link).entries(limit=1)[0]
     assert (entry.actor, entry.via, entry.outcome) == (actor, "rest", "done")
 
 
@@ -212,16 +210,16 @@ IDS = {
 }
 
 
-def asked(endpoint: Endpoint, world: World, id_: str) -> tuple[int, str]:
+def asked(endpoint: Endpoint, api: Api, id_: str) -> tuple[int, str]:
     """How an admin of globex is answered who names this id; the id itself is not compared."""
     if endpoint.name in NAMED:
         where, body = NAMED[endpoint.name][1](id_)
     else:
-        where, body = EXAMPLES[endpoint.name](world)
+        where, body = EXAMPLES[endpoint.name](api)
         for known in (each for ids in IDS.values() for each in ids):
             where = where.replace(f"/{known}", f"/{id_}")
     request = {} if body is None else {"json": body}
-    response = world.client("admin", "globex").send(endpoint.method, where, **request)
+    response = api.client("admin", "globex").send(endpoint.method, where, **request)
     if response.is_success and endpoint.status == 201:
         return response.status_code, ""  # a new object, whose times and marks are its own
     return response.status_code, response.text.replace(id_, "ID")
@@ -231,31 +229,27 @@ NAMING = [endpoint for endpoint in PROTECTED if endpoint.name in NAMED or endpoi
 
 
 @pytest.mark.parametrize("endpoint", NAMING, ids=lambda endpoint: endpoint.name)
-def test_a_tenant_learns_nothing_of_the_ids_of_others(
-    endpoint: Endpoint, queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    world = make_world(queue, clock, redis_client)
+def test_a_tenant_learns_nothing_of_the_ids_of_others(endpoint: Endpoint, world: World) -> None:
+    api = make_api(world)
     own = {**GLOBEX, "schedule_id": "globex-own"}
-    world.client("admin", "globex").ok("POST", "/scheduler/jobs", json=own)
+    api.client("admin", "globex").ok("POST", "/scheduler/jobs", json=own)
     kind = NAMED[endpoint.name][0] if endpoint.name in NAMED else endpoint.parameters[0]
-    nobodys = asked(endpoint, world, "made-up")
+    nobodys = asked(endpoint, api, "made-up")
     for id_ in IDS[kind]:
-        before = acmes(world)
-        assert asked(endpoint, world, id_) == nobodys
-        assert acmes(world) == before
+        before = acmes(api)
+        assert asked(endpoint, api, id_) == nobodys
+        assert acmes(api) == before
 
 
-def acmes(world: World) -> list[str]:
+def acmes(api: Api) -> list[str]:
     """What acme has, as its admin is told."""
-    client = world.client("admin", "acme")
+    client = api.client("admin", "acme")
     return [client.send("GET", path).text for path in ("/scheduler/jobs", "/scheduler/runs")]
 
 
-def test_an_id_that_a_tenant_gives_is_its_own(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    world = make_world(queue, clock, redis_client)
-    client = world.client("admin", "globex")
+def test_an_id_that_a_tenant_gives_is_its_own(world: World) -> None:
+    api = make_api(world)
+    client = api.client("admin", "globex")
     made = client.ok("POST", "/scheduler/jobs", json={**GLOBEX, "schedule_id": "acme-daily"})
     assert made["schedule_id"] == "globex~acme-daily"
     for id_ in ("acme-daily", "globex~acme-daily"):
@@ -269,13 +263,11 @@ def test_an_id_that_a_tenant_gives_is_its_own(
         assert pushed["task_id"] == "globex~175928847299117063"
     assert client.get("/tasks/175928847299117063")["task_id"] == "globex~175928847299117063"
     client.ok("POST", "/tasks/175928847299117063/cancel")
-    assert len(world.client("admin").get("/scheduler/jobs")["items"]) == 2
+    assert len(api.client("admin").get("/scheduler/jobs")["items"]) == 2
 
 
-def test_a_tenant_may_name_what_was_made_for_it(
-    queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis
-) -> None:
-    client = make_world(queue, clock, redis_client).client("admin", "acme")
+def test_a_tenant_may_name_what_was_made_for_it(world: World) -> None:
+    client = make_api(world).client("admin", "acme")
     documents = client.get("/scheduler/jobs/export")["documents"]
     diff = client.ok("POST", "/scheduler/jobs/import", json={"documents": documents})
     assert (diff["unchanged"], diff["added"]) == (["acme-daily"], [])

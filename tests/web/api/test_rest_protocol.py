@@ -6,15 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-import redis
-from rest import Client, World, fail, make_app, make_world
+from helpers.rest import Api, Client, fail, make_app
+from helpers.tasks import push
+from helpers.waiting import in_thread
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support import in_thread, push
 
-from fairqueue.clock import ManualClock
 from fairqueue.inspection.schedules import Schedules
-from fairqueue.queue.queue import TaskQueue
 from fairqueue.web.api import openapi_document
 from fairqueue.web.api.endpoint import PREFIX
 
@@ -23,29 +21,24 @@ ONCE = {"Idempotency-Key": "one"}
 
 
 @pytest.fixture
-def world(queue: TaskQueue, clock: ManualClock, redis_client: redis.Redis) -> World:
-    return make_world(queue, clock, redis_client)
-
-
-@pytest.fixture
-def admin(world: World) -> Client:
-    return world.client("admin")
+def admin(api: Api) -> Client:
+    return api.client("admin")
 
 
 # --- once -----------------------------------------------------------------------------------------
 
 
 def test_a_request_that_is_sent_again_is_answered_and_not_done_again(
-    world: World, admin: Client
+    api: Api, admin: Client
 ) -> None:
     first = admin.send("POST", f"{JOB}/run", headers=ONCE)
-    after = world.state()
+    after = api.state()
     second = admin.send("POST", f"{JOB}/run", headers=ONCE)
     assert (second.status_code, second.json()) == (201, first.json())
     assert second.headers["location"] == first.headers["location"]
     assert "idempotency-replayed" not in first.headers
     assert second.headers["idempotency-replayed"] == "true"
-    assert world.state() == after
+    assert api.state() == after
 
 
 def test_all_kinds_of_writes_heed_the_key(admin: Client) -> None:
@@ -71,9 +64,9 @@ def test_a_key_that_was_used_for_another_request_is_refused(admin: Client) -> No
     assert admin.get(JOB)["state"] == "paused"
 
 
-def test_keys_of_different_senders_have_nothing_to_do_with_each_other(world: World) -> None:
-    world.client("admin").ok("POST", f"{JOB}/toggle", headers=ONCE)
-    answer = world.client("operator").send("POST", f"{JOB}/toggle", headers=ONCE)
+def test_keys_of_different_senders_have_nothing_to_do_with_each_other(api: Api) -> None:
+    api.client("admin").ok("POST", f"{JOB}/toggle", headers=ONCE)
+    answer = api.client("operator").send("POST", f"{JOB}/toggle", headers=ONCE)
     assert (answer.status_code, answer.json()["is_active"]) == (200, True)
 
 
@@ -85,10 +78,10 @@ def test_a_refusal_is_kept_too(admin: Client) -> None:
     assert (again.status_code, again.headers["idempotency-replayed"]) == (404, "true")
 
 
-def test_what_may_go_better_the_next_time_is_not_kept(world: World, admin: Client) -> None:
-    world.queue.configure(max_waiting=1)
+def test_what_may_go_better_the_next_time_is_not_kept(api: Api, admin: Client) -> None:
+    api.world.queue.configure(max_waiting=1)
     admin.refused(429, "POST", f"{JOB}/run", headers=ONCE)
-    world.queue.configure(max_waiting=0)
+    api.world.queue.configure(max_waiting=0)
     assert admin.send("POST", f"{JOB}/run", headers=ONCE).status_code == 201
 
 
@@ -100,7 +93,7 @@ def test_a_mistake_of_ours_is_not_kept(admin: Client, monkeypatch: pytest.Monkey
 
 
 def test_a_request_whose_twin_is_being_done_is_to_be_sent_again(
-    world: World, admin: Client, monkeypatch: pytest.MonkeyPatch
+    api: Api, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
     trigger = Schedules.trigger
@@ -123,7 +116,7 @@ def test_a_request_whose_twin_is_being_done_is_to_be_sent_again(
     assert len(admin.get(f"{JOB}/runs")["items"]) == 1
 
 
-def test_of_many_at_once_with_one_key_one_is_done(world: World, admin: Client) -> None:
+def test_of_many_at_once_with_one_key_one_is_done(api: Api, admin: Client) -> None:
     sent = [in_thread(lambda: admin.send("POST", f"{JOB}/run", headers=ONCE)) for _ in range(4)]
     answers = [result() for result in sent]
     assert {answer.status_code for answer in answers} <= {201, 409}
@@ -132,22 +125,22 @@ def test_of_many_at_once_with_one_key_one_is_done(world: World, admin: Client) -
     assert [run["task_id"] for run in admin.get(f"{JOB}/runs")["items"]] == list(ids)
 
 
-def test_the_secret_of_a_new_key_is_not_kept(world: World, admin: Client) -> None:
+def test_the_secret_of_a_new_key_is_not_kept(api: Api, admin: Client) -> None:
     body = {"name": "ci", "role": "viewer"}
     first = admin.ok("POST", "/keys", json=body, headers=ONCE)
     second = admin.ok("POST", "/keys", json=body, headers=ONCE)
     assert second == {**first, "secret": None}
     for name in ("replies", "replies_before"):
-        kept = world.redis.hgetall(world.queue.keys[name])
+        kept = api.world.redis.hgetall(api.world.queue.keys[name])
         assert first["secret"] not in str(kept)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 201])
-def test_a_key_that_cannot_be_used_is_refused(world: World, admin: Client, key: str) -> None:
-    before = world.state()
+def test_a_key_that_cannot_be_used_is_refused(api: Api, admin: Client, key: str) -> None:
+    before = api.state()
     problem = admin.refused(422, "POST", f"{JOB}/run", headers={"Idempotency-Key": key})
     assert problem["field"] == "Idempotency-Key"
-    assert world.state() == before
+    assert api.state() == before
 
 
 def test_reading_heeds_no_key(admin: Client) -> None:
@@ -156,15 +149,15 @@ def test_reading_heeds_no_key(admin: Client) -> None:
     assert admin.ok("GET", JOB, headers=ONCE)["state"] == "paused"
 
 
-def test_an_answer_that_is_too_long_to_keep_is_not_done_again(world: World, admin: Client) -> None:
+def test_an_answer_that_is_too_long_to_keep_is_not_done_again(api: Api, admin: Client) -> None:
     payload = {"text": "x" * 100_000}
     first = admin.send("PATCH", JOB, json={"payload": payload}, headers=ONCE)
-    after = world.state()
+    after = api.state()
     second = admin.send("PATCH", JOB, json={"payload": payload}, headers=ONCE)
     assert first.status_code == 200
     assert second.status_code == 409
     assert "was done" in second.json()["detail"]
-    assert world.state() == after
+    assert api.state() == after
 
 
 # --- versions -------------------------------------------------------------------------------------
@@ -182,11 +175,11 @@ def test_what_has_not_changed_is_not_sent_again(admin: Client) -> None:
     assert changed.headers["etag"] != tag
 
 
-def test_a_run_that_ends_changes_the_tag_of_its_job(world: World, admin: Client) -> None:
-    world.queue.cancel("acme-waiting")
+def test_a_run_that_ends_changes_the_tag_of_its_job(api: Api, admin: Client) -> None:
+    api.world.queue.cancel("acme-waiting")
     admin.ok("POST", f"{JOB}/run")
     tag = admin.send("GET", JOB).headers["etag"]
-    fail(world.queue)
+    fail(api.world.queue)
     answer = admin.send("GET", JOB, headers={"If-None-Match": tag})
     assert (answer.status_code, len(answer.json()["outcomes"])) == (200, 1)
     # It is no reason to refuse a change by who read the job before.
@@ -202,17 +195,17 @@ def test_a_run_that_ends_changes_the_tag_of_its_job(world: World, admin: Client)
     ],
 )
 def test_a_change_of_what_others_have_changed_is_refused(
-    world: World, admin: Client, method: str, body: Any
+    api: Api, admin: Client, method: str, body: Any
 ) -> None:
     tag = admin.send("GET", JOB).headers["etag"]
     request = {} if body is None else {"json": body}
     admin.ok("PATCH", JOB, json={"priority": 4})
-    before = world.state()
+    before = api.state()
     problem = admin.refused(412, method, JOB, headers={"If-Match": tag}, **request)
     assert problem["type"].endswith(":stale-version")
     admin.refused(412, method, JOB, headers={"If-Match": '"a", "b"'}, **request)
     admin.refused(412, method, JOB, headers={"If-Match": f"W/{tag}"}, **request)
-    assert world.state() == before
+    assert api.state() == before
     tag = admin.send("GET", JOB).headers["etag"]
     answer = admin.send(method, JOB, headers={"If-Match": f'"other", {tag}'}, **request)
     assert answer.is_success, answer.text
@@ -259,9 +252,9 @@ def test_all_jobs_come_once_over_many_pages(admin: Client) -> None:
     assert [job["schedule_id"] for page in pages for job in page] == names
 
 
-def test_all_runs_come_once_over_many_pages(world: World, admin: Client) -> None:
+def test_all_runs_come_once_over_many_pages(api: Api, admin: Client) -> None:
     ids = [f"run-{number:02}" for number in range(17)]
-    push(world.queue, *ids, user_id="bo")
+    push(api.world.queue, *ids, user_id="bo")
     pages = list(walk(admin, "/scheduler/runs", limit=4, status=["pending"], user_id="bo"))
     assert sorted(run["task_id"] for page in pages for run in page) == ids
 
@@ -274,9 +267,9 @@ def test_the_audit_log_comes_newest_first_over_many_pages(admin: Client) -> None
     assert targets == [f"name-{number}" for number in range(6, -1, -1)]
 
 
-def test_users_and_moments_have_pages(world: World, admin: Client) -> None:
+def test_users_and_moments_have_pages(api: Api, admin: Client) -> None:
     for number in range(5):
-        push(world.queue, f"t{number}", user_id=f"user-{number}")
+        push(api.world.queue, f"t{number}", user_id=f"user-{number}")
     users = [user["user_id"] for page in walk(admin, "/users", limit=2) for user in page]
     assert sorted(users) == ["acme-ann", *(f"user-{number}" for number in range(5))]
     span = {"start": "2023-11-20T00:00:00Z", "end": "2023-11-27T00:00:00Z"}
@@ -297,9 +290,9 @@ def test_writes_and_only_writes_are_described_with_a_key_that_makes_them_happen_
 # --- mounted --------------------------------------------------------------------------------------
 
 
-def test_a_mounted_app_says_where_it_is(world: World) -> None:
-    outer = Starlette(routes=[Mount("/ops/queue", app=make_app(world.queue))])
-    client = Client(outer, world.keys["admin", None], prefix=f"/ops/queue{PREFIX}")
+def test_a_mounted_app_says_where_it_is(api: Api) -> None:
+    outer = Starlette(routes=[Mount("/ops/queue", app=make_app(api.world.queue))])
+    client = Client(outer, api.keys["admin", None], prefix=f"/ops/queue{PREFIX}")
     body = {"user_id": "bo", "every": 60, "schedule_id": "a/b"}
     made = client.send_own("POST", "/scheduler/jobs", json=body)
     assert made.headers["location"] == f"/ops/queue{PREFIX}/scheduler/jobs/a%2Fb"

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from browser import Site, Web
-from commands import Cli, parse
-from pages import HTML
-from rest import fail
-from support import check_consistency, fill, make_task
+from helpers.browser import Site, Web
+from helpers.commands import Cli, parse
+from helpers.pages import HTML
+from helpers.rest import fail
+from helpers.state import check_consistency
+from helpers.tasks import fill, make_task
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.cli.session import Session

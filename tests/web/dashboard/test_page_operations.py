@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import redis
-from browser import Web
-from pages import HTML, HTMX, get, key, post, said
-from scheduling import tamper
-from support import make_task
+from helpers.browser import Web
+from helpers.pages import HTML, HTMX, get, key, post, said
+from helpers.schedules import tamper
+from helpers.tasks import make_task
+from helpers.world import World
 
 from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import Actor
@@ -48,7 +48,7 @@ def words(text: str) -> str:
     return re.sub(r"\s+", " ", plain)
 
 
-def beat(queue: TaskQueue, worker_id: str = "worker-1", **more: Any) -> None:
+def beat(world: World, worker_id: str = "worker-1", **more: Any) -> None:
     """Let a worker say that it is alive."""
     info: dict[str, Any] = {
         "host": "host-1",
@@ -58,9 +58,9 @@ def beat(queue: TaskQueue, worker_id: str = "worker-1", **more: Any) -> None:
         "names": ["mails.send"],
         "current": [],
         "running": 0,
-        "started": queue.link.now_ms(),
+        "started": world.queue.link.now_ms(),
     }
-    WorkerStore(queue.link).beat(info | more, worker_id)
+    WorkerStore(world.queue.link).beat(info | more, worker_id)
 
 
 def actions(inspector: Inspector) -> list[tuple[str, str, str]]:
@@ -71,10 +71,10 @@ def actions(inspector: Inspector) -> list[tuple[str, str, str]]:
 # --- workers --------------------------------------------------------------------------------------
 
 
-def test_workers_are_shown_with_what_they_do(web: Web, queue: TaskQueue) -> None:
+def test_workers_are_shown_with_what_they_do(web: Web, world: World) -> None:
     current = [f"run-{n}" for n in range(7)]
-    beat(queue, current=current, running=7, names=[f"task-{n}" for n in range(9)])
-    beat(queue, "worker-2", names=["*"])
+    beat(world, current=current, running=7, names=[f"task-{n}" for n in range(9)])
+    beat(world, "worker-2", names=["*"])
 
     text = get(web(), "/workers")
     told = words(text)
@@ -119,11 +119,11 @@ def test_schedules_without_a_leader_are_an_alarm(
 
 @pytest.mark.untidy
 def test_schedules_that_were_set_aside_are_named(
-    web: Web, inspector: Inspector, redis_client: redis.Redis, clock: ManualClock
+    web: Web, inspector: Inspector, world: World
 ) -> None:
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
-    tamper(redis_client, inspector.queue, "nine", cron_expr="nonsense")
-    clock.advance(3600)
+    tamper(world.redis, inspector.queue, "nine", cron_expr="nonsense")
+    world.advance(3600)
     inspector.stores.scheduler.tick()
 
     text = get(web(), "/workers")
@@ -131,8 +131,8 @@ def test_schedules_that_were_set_aside_are_named(
     assert 'href="/schedules/nine"' in text[text.index("cannot run") :]
 
 
-def test_a_worker_is_drained(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
-    beat(queue)
+def test_a_worker_is_drained(web: Web, world: World, inspector: Inspector) -> None:
+    beat(world)
     site = web()
 
     before = get(site, "/workers")
@@ -243,7 +243,7 @@ def test_limits_that_cannot_be_used_are_named_beside_their_fields(
 # --- audit ----------------------------------------------------------------------------------------
 
 
-def furnish_log(inspector: Inspector, clock: ManualClock) -> None:
+def furnish_log(inspector: Inspector, world: World) -> None:
     """A change that was made, one that failed, and one of which nobody knows."""
     inspector.schedules.add(
         cron_expr="0 9 * * *",
@@ -252,17 +252,17 @@ def furnish_log(inspector: Inspector, clock: ManualClock) -> None:
         tenant="north",
         payload={"api_key": "k-123"},
     )
-    clock.advance(7200)
+    world.advance(7200)
     with pytest.raises(UnknownSchedule):
         inspector.acting_as(Actor(name="ole", role="operator", via="cli")).schedules.pause("ten")
-    clock.advance(60)
+    world.advance(60)
     AuditLog(inspector.queue.link).begin(inspector.actor, "user.set", "bob", details={"weight": 2})
 
 
 def test_the_log_tells_who_did_what_and_how_it_went(
-    web: Web, inspector: Inspector, clock: ManualClock
+    web: Web, inspector: Inspector, world: World
 ) -> None:
-    furnish_log(inspector, clock)
+    furnish_log(inspector, world)
 
     text = get(web(), "/audit")
     told = [words(row) for row in text[text.index("<tbody>") :].split("<tr>")[1:]]
@@ -299,13 +299,9 @@ def test_a_change_that_failed_is_there_with_its_reason(web: Web, inspector: Insp
     ],
 )
 def test_entries_are_filtered_by_the_address(
-    web: Web,
-    inspector: Inspector,
-    clock: ManualClock,
-    query: dict[str, str],
-    found: list[str],
+    web: Web, inspector: Inspector, world: World, query: dict[str, str], found: list[str]
 ) -> None:
-    furnish_log(inspector, clock)
+    furnish_log(inspector, world)
 
     text = get(web(), "/audit", **query)
 
@@ -372,13 +368,13 @@ def test_changed_settings_are_marked(web: Web, queue: TaskQueue) -> None:
 
 @pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1e400", "nan", "inf", "[]", "x", ""])
 def test_settings_that_cannot_be_read_are_shown_as_the_defaults(
-    web: Web, queue: TaskQueue, redis_client: redis.Redis, value: str
+    web: Web, world: World, value: str
 ) -> None:
     fields = ("max_attempts", "keep_dead_ms", "ageing_ms", "critical_share")
-    redis_client.hset(queue.keys["settings"], mapping=dict.fromkeys(fields, value))
+    world.redis.hset(world.keys["settings"], mapping=dict.fromkeys(fields, value))
     site = web()
 
-    assert queue.settings() == QueueSettings()
+    assert world.queue.settings() == QueueSettings()
     for path in ("/settings", "/api/v1/settings"):
         assert get(site, path)
 
@@ -503,10 +499,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
 def test_who_may_not_sees_no_buttons_and_is_refused(
-    web: Web, queue: TaskQueue, inspector: Inspector, role: str
+    web: Web, world: World, inspector: Inspector, role: str
 ) -> None:
-    beat(queue)
-    queue.set_limits("mails.send", slots=1)
+    beat(world)
+    world.queue.set_limits("mails.send", slots=1)
     site = web(auth=True, **RATE)
     who = key(site, role=role)
 
@@ -538,10 +534,10 @@ def test_a_read_only_dashboard_shows_keys_and_changes_none(web: Web, inspector: 
 
 
 def test_what_all_tenants_share_is_not_for_somebody_of_one(
-    web: Web, queue: TaskQueue, inspector: Inspector, clock: ManualClock
+    web: Web, world: World, inspector: Inspector
 ) -> None:
-    beat(queue)
-    furnish_log(inspector, clock)
+    beat(world)
+    furnish_log(inspector, world)
     site = web(auth=True, **RATE)
     nora = key(site, tenant="north")
 
@@ -562,11 +558,9 @@ def test_what_all_tenants_share_is_not_for_somebody_of_one(
 # --- hostile texts --------------------------------------------------------------------------------
 
 
-def test_texts_of_others_are_shown_as_text(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    beat(queue, XSS, host=XSS, version=XSS, names=[XSS], current=[XSS], running=1)
-    queue.set_limits(XSS, slots=1)
+def test_texts_of_others_are_shown_as_text(web: Web, world: World, inspector: Inspector) -> None:
+    beat(world, XSS, host=XSS, version=XSS, names=[XSS], current=[XSS], running=1)
+    world.queue.set_limits(XSS, slots=1)
     inspector.keys.create(XSS, "viewer")
     inspector.acting_as(Actor(name=XSS)).users.set(XSS, weight=2)
     site = web()

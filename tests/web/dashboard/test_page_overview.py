@@ -5,16 +5,11 @@ import re
 from typing import Any
 
 import pytest
-from browser import Site, Web
-from support import claim_one, make_task
+from helpers.browser import Site, Web
+from helpers.tasks import claim_one, make_task
+from helpers.world import World
 
-from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
-
-
-@pytest.fixture
-def inspector(queue: TaskQueue) -> Inspector:
-    return Inspector(queue)
 
 
 def get(site: Site, path: str, headers: dict[str, str] | None = None, **params: Any) -> str:
@@ -29,8 +24,8 @@ def words(text: str) -> str:
     return re.sub(r"\s+", " ", plain)
 
 
-def add(inspector: Inspector, schedule_id: str, name: str = "report") -> None:
-    inspector.schedules.add(
+def add(world: World, schedule_id: str, name: str = "report") -> None:
+    world.inspector.schedules.add(
         cron_expr="0 9 * * *", user_id="alice", schedule_id=schedule_id, name=name
     )
 
@@ -66,11 +61,9 @@ def test_a_tenant_sees_no_tile_of_what_there_is_not(web: Web) -> None:
 # --- the search -----------------------------------------------------------------------------------
 
 
-def test_the_search_finds_parts_of_names_and_tells_how_many_more(
-    web: Web, inspector: Inspector
-) -> None:
+def test_the_search_finds_parts_of_names_and_tells_how_many_more(web: Web, world: World) -> None:
     for number in range(8):
-        add(inspector, f"daily-{number}", "mails.report")
+        add(world, f"daily-{number}", "mails.report")
 
     text = get(web(), "/search", q="report")
 

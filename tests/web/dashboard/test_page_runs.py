@@ -7,17 +7,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-import redis
-from browser import Web
-from pages import HTML, HTMX, get, key, post, said
+from helpers.browser import Web
+from helpers.pages import HTML, HTMX, get, key, post, said
+from helpers.tasks import claim_one, make_task
+from helpers.world import World
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support import claim_one, make_task
 
 from fairqueue.clock import ManualClock
 from fairqueue.demo.seeder import seed
 from fairqueue.history.runs import STATUSES
-from fairqueue.inspection import Inspector
 from fairqueue.link.connection import Link
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
@@ -38,11 +37,6 @@ def clock() -> ManualClock:
     return ManualClock(START)
 
 
-@pytest.fixture
-def inspector(queue: TaskQueue) -> Inspector:
-    return Inspector(queue)
-
-
 def shown(text: str) -> list[str]:
     """The ids of the runs in the table of a page, in order."""
     body = text[text.find("<tbody") : text.find("</tbody>")]
@@ -58,15 +52,15 @@ def words(text: str) -> str:
     return re.sub(r"\s+", " ", plain)
 
 
-def end(queue: TaskQueue, task_id: str, user_id: str = "alice", **fields: Any) -> str:
+def end(world: World, task_id: str, user_id: str = "alice", **fields: Any) -> str:
     """A run that has succeeded."""
-    queue.push(make_task(user_id, task_id, **fields))
-    queue.finish(claim_one(queue), {"sent": 3})
+    world.queue.push(make_task(user_id, task_id, **fields))
+    world.queue.finish(world.claim_one(), {"sent": 3})
     return task_id
 
 
 def fail(
-    queue: TaskQueue,
+    world: World,
     task_id: str,
     user_id: str = "alice",
     *,
@@ -76,32 +70,34 @@ def fail(
     **fields: Any,
 ) -> str:
     """A run that has failed for good."""
-    queue.push(make_task(user_id, task_id, **fields))
-    claim = claim_one(queue)
+    world.queue.push(make_task(user_id, task_id, **fields))
+    claim = world.claim_one()
     failure = Failure(type="OSError", message=error, traceback=traceback)
     report = Report.of_failure(claim.task.name, failure, seconds=1.5)
     report = Report(
         **{name: getattr(report, name) for name in report.__dataclass_fields__ if name != "log"},
         log=log,
     )
-    queue.bury(claim, f"OSError: {error}", report=report)
+    world.queue.bury(claim, f"OSError: {error}", report=report)
     return task_id
 
 
-def actions(inspector: Inspector) -> list[tuple[str, str, str]]:
+def actions(world: World) -> list[tuple[str, str, str]]:
     """What the audit log says, oldest first."""
-    return [(e.action, e.target, e.outcome) for e in inspector.audit.list()][::-1]
+    return [(e.action, e.target, e.outcome) for e in world.inspector.audit.list()][::-1]
 
 
 # --- the list -------------------------------------------------------------------------------------
 
 
-def test_a_row_tells_all_of_a_run(web: Web, queue: TaskQueue, clock: ManualClock) -> None:
-    queue.push(make_task("alice", "a-run-with-a-rather-long-id", name="mails.send", tenant="north"))
-    clock.advance(2)
-    claim = claim_one(queue, worker="worker-1")
-    clock.advance(65)
-    queue.finish(claim, None)
+def test_a_row_tells_all_of_a_run(web: Web, world: World) -> None:
+    world.queue.push(
+        make_task("alice", "a-run-with-a-rather-long-id", name="mails.send", tenant="north")
+    )
+    world.advance(2)
+    claim = world.claim_one(worker="worker-1")
+    world.advance(65)
+    world.queue.finish(claim, None)
 
     text = get(web(), "/runs")
 
@@ -114,14 +110,12 @@ def test_a_row_tells_all_of_a_run(web: Web, queue: TaskQueue, clock: ManualClock
     assert text.count("<time") >= 3
 
 
-def test_the_wait_of_a_second_attempt_is_named_as_such(
-    web: Web, queue: TaskQueue, clock: ManualClock
-) -> None:
-    queue.push(make_task("alice", "again"))
-    clock.advance(40)
-    queue.retry(claim_one(queue, lease=60), delay=1)
-    clock.advance(8)
-    claim_one(queue)
+def test_the_wait_of_a_second_attempt_is_named_as_such(web: Web, world: World) -> None:
+    world.queue.push(make_task("alice", "again"))
+    world.advance(40)
+    world.queue.retry(world.claim_one(lease=60), delay=1)
+    world.advance(8)
+    world.claim_one()
     site = web()
 
     page, row = words(get(site, "/runs/again")), words(get(site, "/runs"))
@@ -132,15 +126,13 @@ def test_the_wait_of_a_second_attempt_is_named_as_such(
 
 
 @pytest.mark.untidy
-def test_a_run_that_began_at_no_time_does_not_hide_the_others(
-    web: Web, queue: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_run_that_began_at_no_time_does_not_hide_the_others(web: Web, world: World) -> None:
     for task_id in ("good", "spoilt"):
-        queue.push(make_task("alice", task_id))
-        claim_one(queue)
-    text = cast(bytes, redis_client.hget(queue.keys["status"], "spoilt"))
+        world.queue.push(make_task("alice", task_id))
+        world.claim_one()
+    text = cast(bytes, world.redis.hget(world.keys["status"], "spoilt"))
     spoilt = re.sub(rb'"claimed":[0-9]+', b'"claimed":' + b"9" * 5000, text)
-    redis_client.hset(queue.keys["status"], "spoilt", spoilt)
+    world.redis.hset(world.keys["status"], "spoilt", spoilt)
 
     assert shown(get(web(), "/runs")) == ["good"]
 
@@ -181,17 +173,17 @@ def test_a_month_of_a_school_is_listed(web: Web, queue: TaskQueue) -> None:
     ],
 )
 def test_filters_are_in_the_address(
-    web: Web, queue: TaskQueue, clock: ManualClock, query: dict[str, Any], found: list[str]
+    web: Web, world: World, query: dict[str, Any], found: list[str]
 ) -> None:
-    end(queue, "a")
-    clock.advance(1)
-    end(queue, "b", "bob", name="mails.send", tenant="north")
-    clock.advance(1)
-    fail(queue, "c")
-    queue.push(make_task("alice", "d"))
-    claim_one(queue)
-    queue.push(make_task("alice", "e"))
-    queue.push(make_task("dora", "f", delay=60))
+    end(world, "a")
+    world.advance(1)
+    end(world, "b", "bob", name="mails.send", tenant="north")
+    world.advance(1)
+    fail(world, "c")
+    world.queue.push(make_task("alice", "d"))
+    world.claim_one()
+    world.queue.push(make_task("alice", "e"))
+    world.queue.push(make_task("dora", "f", delay=60))
 
     text = get(web(), "/runs", **query)
 
@@ -219,12 +211,12 @@ def test_filters_are_in_the_address(
     ],
 )
 def test_runs_are_found_by_their_time(
-    web: Web, queue: TaskQueue, clock: ManualClock, query: dict[str, str], found: list[str]
+    web: Web, world: World, query: dict[str, str], found: list[str]
 ) -> None:
-    queue.configure(keep_finished_for=timedelta(days=30))
+    world.queue.configure(keep_finished_for=timedelta(days=30))
     for task_id, before in (("week", 72), ("day", 12), ("new", 0)):
-        clock.set(START - timedelta(hours=before))
-        end(queue, task_id)
+        world.clock.set(START - timedelta(hours=before))
+        end(world, task_id)
 
     assert shown(get(web(), "/runs", **query)) == found
 
@@ -240,8 +232,8 @@ def test_what_is_chosen_stays_chosen(web: Web, queue: TaskQueue) -> None:
     assert line in html.unescape(text)
 
 
-def test_an_id_leads_to_its_run(web: Web, queue: TaskQueue) -> None:
-    end(queue, "a/b c")
+def test_an_id_leads_to_its_run(web: Web, world: World) -> None:
+    end(world, "a/b c")
     site = web()
 
     answer = site.http.get("/runs", params={"id": " a/b c "}, headers=HTML)
@@ -251,10 +243,10 @@ def test_an_id_leads_to_its_run(web: Web, queue: TaskQueue) -> None:
     assert "there is no task" in html.unescape(get(site, "/runs", 404, id="nobody"))
 
 
-def test_pages_follow_each_other(web: Web, queue: TaskQueue, clock: ManualClock) -> None:
+def test_pages_follow_each_other(web: Web, world: World) -> None:
     for number in range(30):
-        clock.advance(1)
-        end(queue, f"run-{number:02}")
+        world.advance(1)
+        end(world, f"run-{number:02}")
     site = web()
 
     first = get(site, "/runs")
@@ -302,7 +294,7 @@ def test_new_runs_are_announced_by_counters_of_what_is_shown(web: Web) -> None:
 
 
 def test_a_longer_list_asks_redis_no_more_often(
-    web: Web, queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+    web: Web, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = web()
     asked: list[str] = []
@@ -321,11 +313,11 @@ def test_a_longer_list_asks_redis_no_more_often(
 
         monkeypatch.setattr(Link, name, counted)
     for number in range(3):
-        fail(queue, f"run-{number}", error=f"kind {'abc'[number]}")
+        fail(world, f"run-{number}", error=f"kind {'abc'[number]}")
     paths = ("/runs", "/failed?view=runs", "/failed", "/audit")
     few = [count(path) for path in paths]
     for number in range(40):
-        fail(queue, f"more-{number}", error=f"kind {chr(100 + number % 20)}{number}")
+        fail(world, f"more-{number}", error=f"kind {chr(100 + number % 20)}{number}")
 
     assert [count(path) for path in paths] == few
 
@@ -334,9 +326,9 @@ def test_a_longer_list_asks_redis_no_more_often(
 
 
 def test_when_a_delayed_run_was_ready_is_told_until_it_is_tried_again(
-    web: Web, queue: TaskQueue, clock: ManualClock
+    web: Web, world: World
 ) -> None:
-    queue.push(make_task("alice", "late", delay=60))
+    world.queue.push(make_task("alice", "late", delay=60))
     site = web()
 
     def timeline() -> str:
@@ -344,36 +336,34 @@ def test_when_a_delayed_run_was_ready_is_told_until_it_is_tried_again(
         return text[text.index("Timeline") :][:300]
 
     assert "Ready" in timeline()
-    clock.advance(60)
-    claim = claim_one(queue)
+    world.advance(60)
+    claim = world.claim_one()
     assert "Ready" in timeline()
-    queue.retry(claim, "again", 30)
+    world.queue.retry(claim, "again", 30)
     assert "Ready" not in timeline()
 
 
-def test_a_failed_run_is_told_with_its_attempts(
-    web: Web, queue: TaskQueue, clock: ManualClock, inspector: Inspector
-) -> None:
-    inspector.schedules.add(
+def test_a_failed_run_is_told_with_its_attempts(web: Web, world: World) -> None:
+    world.inspector.schedules.add(
         schedule_id="nine", cron_expr="0 9 * * *", user_id="alice", name="report"
     )
-    clock.set(START + timedelta(hours=1))
-    assert inspector.stores.scheduler.tick().fired == 1
-    clock.advance(3)
-    claim = claim_one(queue, worker="worker-1")
-    clock.advance(5)
+    world.clock.set(START + timedelta(hours=1))
+    assert world.inspector.stores.scheduler.tick().fired == 1
+    world.advance(3)
+    claim = world.claim_one(worker="worker-1")
+    world.advance(5)
     context = {"free": 7, "api_key": "hush"}
-    line = LogLine(clock.now_ms(), "warning", "not much space", context)
+    line = LogLine(world.clock.now_ms(), "warning", "not much space", context)
     report = Report(
         seconds=5, log=(line,), log_dropped=7, error_type="OSError", message="disk full"
     )
-    queue.retry(claim, "OSError: disk full", 60, report=report)
-    clock.advance(60)
-    claim = claim_one(queue, worker="worker-1")
+    world.queue.retry(claim, "OSError: disk full", 60, report=report)
+    world.advance(60)
+    claim = world.claim_one(worker="worker-1")
     report = Report.of_failure(
         "report", Failure(type="OSError", message="disk full", traceback="at line 7"), seconds=1
     )
-    queue.bury(claim, "OSError: disk full", report=report)
+    world.queue.bury(claim, "OSError: disk full", report=report)
     task_id = claim.task.task_id
 
     text = words(get(web(), f"/runs/{task_id}"))
@@ -403,11 +393,11 @@ def test_arguments_and_results_are_masked(web: Web, queue: TaskQueue) -> None:
     assert '"sent": 3' in html.unescape(text)
 
 
-def test_a_run_that_waits_says_why(web: Web, queue: TaskQueue) -> None:
-    done = end(queue, "done")
-    queue.push(make_task("alice", "first"))
-    queue.push(make_task("alice", "second"))
-    queue.push(make_task("alice", "later", delay=3600))
+def test_a_run_that_waits_says_why(web: Web, world: World) -> None:
+    done = end(world, "done")
+    world.queue.push(make_task("alice", "first"))
+    world.queue.push(make_task("alice", "second"))
+    world.queue.push(make_task("alice", "later", delay=3600))
     site = web()
 
     waiting, delayed = get(site, "/runs/second"), get(site, "/runs/later")
@@ -419,11 +409,9 @@ def test_a_run_that_waits_says_why(web: Web, queue: TaskQueue) -> None:
     assert "Why is it waiting?" not in get(site, f"/runs/{done}")
 
 
-def test_links_lead_from_a_retry_to_what_it_repeats_and_back(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    fail(queue, "old")
-    new = inspector.acting_as(inspector.actor).runs.retry("old")
+def test_links_lead_from_a_retry_to_what_it_repeats_and_back(web: Web, world: World) -> None:
+    fail(world, "old")
+    new = world.inspector.acting_as(world.inspector.actor).runs.retry("old")
     site = web()
 
     before, after = get(site, "/runs/old"), get(site, f"/runs/{new}")
@@ -459,21 +447,19 @@ def test_what_can_be_done_depends_on_the_status(
     assert re.findall(r'<code id="(\w+)-cli"', text) == dialogs
 
 
-def test_a_failed_run_is_run_again(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
-    fail(queue, "a")
+def test_a_failed_run_is_run_again(web: Web, world: World) -> None:
+    fail(world, "a")
 
     answer = post(web(), "/do/runs/retry", id="a")
 
     new = answer.headers["location"].removeprefix("/runs/")
-    assert inspector.runs.get(new).run.retry_of == "a"
+    assert world.inspector.runs.get(new).run.retry_of == "a"
     assert said(answer) == f"It runs again as {short(new)}."
-    assert actions(inspector) == [("run.retry", "a", "done")]
+    assert actions(world) == [("run.retry", "a", "done")]
 
 
-def test_an_edited_run_keeps_the_secrets_that_were_not_shown(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    fail(queue, "a", payload={"api_key": "k-123", "to": "bob"})
+def test_an_edited_run_keeps_the_secrets_that_were_not_shown(web: Web, world: World) -> None:
+    fail(world, "a", payload={"api_key": "k-123", "to": "bob"})
     site = web()
     page = get(site, "/runs/a")
     area = re.search(r"<textarea[^>]*>(.*?)</textarea>", page, re.S)
@@ -483,37 +469,35 @@ def test_an_edited_run_keeps_the_secrets_that_were_not_shown(
     answer = post(site, "/do/runs/edit", id="a", payload=typed)
 
     assert answer.headers["location"].startswith("/runs/")
-    assert claim_one(queue).task.payload == {"api_key": "k-123", "to": "eve"}
-    assert actions(inspector) == [("run.retry", "a", "done")]
-    assert "k-123" not in repr(inspector.audit.list())
+    assert world.claim_one().task.payload == {"api_key": "k-123", "to": "eve"}
+    assert actions(world) == [("run.retry", "a", "done")]
+    assert "k-123" not in repr(world.inspector.audit.list())
 
 
 @pytest.mark.parametrize("payload", ["", "{", "[1]", '"text"', "null"])
-def test_arguments_that_are_no_object_are_refused(web: Web, queue: TaskQueue, payload: str) -> None:
-    fail(queue, "a")
+def test_arguments_that_are_no_object_are_refused(web: Web, world: World, payload: str) -> None:
+    fail(world, "a")
     fields = {"id": "a", "payload": payload}
 
     answer = web().http.post("/do/runs/edit", data=fields, headers=HTMX)
 
     assert answer.status_code == 422
     assert "payload is no JSON" in json.loads(answer.headers["HX-Trigger"])["toast"]["text"]
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
-def test_a_run_that_has_not_ended_is_cancelled(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    end(queue, "ended")
-    queue.push(make_task("alice", "a"))
+def test_a_run_that_has_not_ended_is_cancelled(web: Web, world: World) -> None:
+    end(world, "ended")
+    world.queue.push(make_task("alice", "a"))
     site = web()
 
     cancelled = post(site, "/do/runs/cancel", id="a")
     ended = post(site, "/do/runs/cancel", id="ended")
 
-    assert inspector.runs.get("a").run.status == "cancelled"
+    assert world.inspector.runs.get("a").run.status == "cancelled"
     assert said(cancelled).startswith("Cancelled")
     assert said(ended) == "It had ended before: nothing was changed."
-    assert [entry[:2] for entry in actions(inspector)] == [
+    assert [entry[:2] for entry in actions(world)] == [
         ("run.cancel", "a"),
         ("run.cancel", "ended"),
     ]
@@ -533,15 +517,15 @@ def test_a_running_run_shows_that_it_is_being_cancelled(web: Web, queue: TaskQue
     queue.bury(claim, "stopped")
 
 
-def test_a_failed_run_is_discarded(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
-    fail(queue, "a")
+def test_a_failed_run_is_discarded(web: Web, world: World) -> None:
+    fail(world, "a")
     site = web()
 
     answer = post(site, "/do/runs/discard", id="a")
 
     assert (answer.headers["location"], said(answer)) == ("/failed", "Run a is discarded.")
     get(site, "/runs/a", 404)
-    assert actions(inspector) == [("run.discard", "a", "done")]
+    assert actions(world) == [("run.discard", "a", "done")]
 
 
 def test_what_is_not_there_is_not_found(web: Web) -> None:
@@ -574,15 +558,15 @@ def test_what_is_not_there_is_not_found(web: Web) -> None:
     ],
 )
 def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
-    web: Web, queue: TaskQueue, redis_client: redis.Redis, field: str, value: Any
+    web: Web, world: World, field: str, value: Any
 ) -> None:
-    queue.push(make_task("alice", "spoilt"))
-    queue.retry(claim_one(queue), error="the first reason")
-    queue.bury(claim_one(queue), "the second reason")
-    lines = cast(bytes, redis_client.hget(queue.keys["attempts"], "spoilt")).splitlines()
+    world.queue.push(make_task("alice", "spoilt"))
+    world.queue.retry(world.claim_one(), error="the first reason")
+    world.queue.bury(world.claim_one(), "the second reason")
+    lines = cast(bytes, world.redis.hget(world.keys["attempts"], "spoilt")).splitlines()
     assert len(lines) == 2
     spoilt = json.dumps({**json.loads(lines[0]), field: value}).encode()
-    redis_client.hset(queue.keys["attempts"], "spoilt", spoilt + b"\n" + lines[1])
+    world.redis.hset(world.keys["attempts"], "spoilt", spoilt + b"\n" + lines[1])
     site = web()
 
     text = words(get(site, "/runs/spoilt"))
@@ -595,11 +579,11 @@ def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
 @pytest.mark.untidy
 @pytest.mark.parametrize("field", ["name", "user", "error", "worker", "tenant", "fingerprint"])
 def test_text_of_a_run_that_utf_8_cannot_hold_is_shown_as_far_as_it_can_be(
-    web: Web, queue: TaskQueue, redis_client: redis.Redis, field: str
+    web: Web, world: World, field: str
 ) -> None:
-    fail(queue, "spoilt")
-    record = json.loads(redis_client.hget(queue.keys["status"], "spoilt") or b"")
-    redis_client.hset(queue.keys["status"], "spoilt", json.dumps({**record, field: "a\ud800&b"}))
+    fail(world, "spoilt")
+    record = json.loads(world.redis.hget(world.keys["status"], "spoilt") or b"")
+    world.redis.hset(world.keys["status"], "spoilt", json.dumps({**record, field: "a\ud800&b"}))
     site = web()
 
     for path in ("/runs", "/runs/spoilt", "/failed"):
@@ -612,13 +596,11 @@ def test_text_of_a_run_that_utf_8_cannot_hold_is_shown_as_far_as_it_can_be(
 # --- failed runs ----------------------------------------------------------------------------------
 
 
-def test_failed_runs_stand_together_by_their_cause(
-    web: Web, queue: TaskQueue, clock: ManualClock
-) -> None:
+def test_failed_runs_stand_together_by_their_cause(web: Web, world: World) -> None:
     for number in range(3):
-        fail(queue, f"disk-{number}", error=f"disk {number} is full", name="backup")
-    clock.advance(60)
-    fail(queue, "mail", error="no such mailbox", name="mails.send")
+        fail(world, f"disk-{number}", error=f"disk {number} is full", name="backup")
+    world.advance(60)
+    fail(world, "mail", error="no such mailbox", name="mails.send")
     site = web()
 
     text = get(site, "/failed")
@@ -652,12 +634,12 @@ def test_a_queue_without_failures_says_so(web: Web) -> None:
     ],
 )
 def test_failed_runs_are_filtered(
-    web: Web, queue: TaskQueue, clock: ManualClock, query: dict[str, str], found: list[str]
+    web: Web, world: World, query: dict[str, str], found: list[str]
 ) -> None:
-    fail(queue, "a")
-    clock.advance(7200)
-    fail(queue, "b", "bob", tenant="north")
-    end(queue, "c")
+    fail(world, "a")
+    world.advance(7200)
+    fail(world, "b", "bob", tenant="north")
+    end(world, "c")
 
     assert shown(get(web(), "/failed", **query)) == found
 
@@ -689,16 +671,12 @@ def form_of(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_many_are_run_again_part_by_part(
-    web: Web,
-    queue: TaskQueue,
-    inspector: Inspector,
-    monkeypatch: pytest.MonkeyPatch,
-    scripts: bool,
+    web: Web, world: World, monkeypatch: pytest.MonkeyPatch, scripts: bool
 ) -> None:
     monkeypatch.setattr(failed_page, "PART", 2)
     for number in range(5):
-        fail(queue, f"disk-{number}")
-    fail(queue, "other", "bob")
+        fail(world, f"disk-{number}")
+    fail(world, "other", "bob")
     site = web()
 
     text = get(site, "/failed/retry", user_id="alice")
@@ -716,32 +694,30 @@ def test_many_are_run_again_part_by_part(
 
     assert parts == 3
     assert "5 runs were run again" in text
-    assert queue.size() == 5
-    assert inspector.runs.get("other").run.retried_as is None
-    assert actions(inspector) == [("runs.retry", "(all that match)", "done")] * 3
+    assert world.queue.size() == 5
+    assert world.inspector.runs.get("other").run.retried_as is None
+    assert actions(world) == [("runs.retry", "(all that match)", "done")] * 3
     assert "Nothing to do" in get(site, "/failed/retry", user_id="alice")
 
 
-def test_what_is_done_is_what_was_counted_though_time_goes_on(
-    web: Web, queue: TaskQueue, clock: ManualClock
-) -> None:
-    fail(queue, "old")
-    clock.advance(3000)
-    fail(queue, "new")
+def test_what_is_done_is_what_was_counted_though_time_goes_on(web: Web, world: World) -> None:
+    fail(world, "old")
+    world.advance(3000)
+    fail(world, "new")
     site = web()
     form = form_of(get(site, "/failed/discard", last="1h"))
     assert {name for name in form if name not in ("total", "csrf")} == {"since", "until"}
-    clock.advance(3000)  # "old" is older than an hour now
-    fail(queue, "later")
+    world.advance(3000)  # "old" is older than an hour now
+    fail(world, "later")
     assert "2 runs were discarded" in post(site, "/do/failed/discard", 200, **form).text
     assert shown(get(site, "/failed", view="runs")) == ["later"]
 
 
-def test_a_cause_is_discarded(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
+def test_a_cause_is_discarded(web: Web, world: World) -> None:
     for number in range(3):
-        fail(queue, f"disk-{number}")
-    fail(queue, "other", error="no such mailbox")
-    cause = inspector.runs.get("disk-0").run.fingerprint
+        fail(world, f"disk-{number}")
+    fail(world, "other", error="no such mailbox")
+    cause = world.inspector.runs.get("disk-0").run.fingerprint
     site = web()
 
     text = get(site, "/failed/discard", fingerprint=cause)
@@ -749,47 +725,45 @@ def test_a_cause_is_discarded(web: Web, queue: TaskQueue, inspector: Inspector) 
     answer = post(site, "/do/failed/discard", 200, **form_of(text))
 
     assert "3 runs were discarded" in answer.text
-    assert [run.task_id for run in inspector.failed.list()] == ["other"]
-    (entry,) = inspector.audit.list()
+    assert [run.task_id for run in world.inspector.failed.list()] == ["other"]
+    (entry,) = world.inspector.audit.list()
     assert (entry.action, entry.details["done"]) == ("runs.discard", 3)
 
 
-def test_what_fails_after_the_count_is_left_alone(
-    web: Web, queue: TaskQueue, clock: ManualClock, inspector: Inspector
-) -> None:
-    fail(queue, "before")
+def test_what_fails_after_the_count_is_left_alone(web: Web, world: World) -> None:
+    fail(world, "before")
     site = web()
     text = get(site, "/failed/discard")
-    clock.advance(1)
-    fail(queue, "after")
+    world.advance(1)
+    fail(world, "after")
 
     post(site, "/do/failed/discard", 200, **form_of(text))
 
-    assert [run.task_id for run in inspector.failed.list()] == ["after"]
+    assert [run.task_id for run in world.inspector.failed.list()] == ["after"]
 
 
-def test_a_full_queue_stops_it_and_it_can_go_on(web: Web, queue: TaskQueue) -> None:
+def test_a_full_queue_stops_it_and_it_can_go_on(web: Web, world: World) -> None:
     for number in range(3):
-        fail(queue, f"disk-{number}")
-    queue.configure(max_waiting=1)
+        fail(world, f"disk-{number}")
+    world.queue.configure(max_waiting=1)
     site = web()
     text = get(site, "/failed/retry")
 
     stopped = post(site, "/do/failed/retry", 200, **form_of(text)).text
-    queue.configure(max_waiting=0)
+    world.queue.configure(max_waiting=0)
     done = post(site, "/do/failed/retry", 200, **form_of(stopped)).text
 
     assert "Stopped" in stopped
     assert "max_waiting is reached" in stopped
     assert 'hx-trigger="load' not in stopped
     assert "3 runs were run again" in done
-    assert queue.size() == 3
+    assert world.queue.size() == 3
 
 
-def test_failed_runs_are_exported_as_lines(web: Web, queue: TaskQueue) -> None:
+def test_failed_runs_are_exported_as_lines(web: Web, world: World) -> None:
     for number in range(25):
-        fail(queue, f"disk-{number:02}", payload={"password": "p-1", "n": number})
-    fail(queue, "other", "bob")
+        fail(world, f"disk-{number:02}", payload={"password": "p-1", "n": number})
+    fail(world, "other", "bob")
 
     answer = web().http.get("/failed/export", params={"user_id": "alice"})
 
@@ -819,11 +793,9 @@ ACTS = ("/do/runs/retry", "/do/runs/edit", "/do/runs/cancel", "/do/runs/discard"
 MANY = ("/do/failed/retry", "/do/failed/discard")
 
 
-def test_a_viewer_sees_no_buttons_and_is_refused(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    fail(queue, "a")
-    queue.push(make_task("alice", "b"))
+def test_a_viewer_sees_no_buttons_and_is_refused(web: Web, world: World) -> None:
+    fail(world, "a")
+    world.queue.push(make_task("alice", "b"))
     site = web(auth=True, rate=1000.0, burst=1000)
     viewer = key(site, role="viewer")
 
@@ -836,14 +808,12 @@ def test_a_viewer_sees_no_buttons_and_is_refused(
     for path in (*ACTS, *MANY):
         answer = site.http.post(path, data={"id": "a", "payload": "{}"}, headers=viewer)
         assert answer.status_code == 403
-    assert inspector.runs.get("a").run.retried_as is None
-    assert actions(inspector) == []
+    assert world.inspector.runs.get("a").run.retried_as is None
+    assert actions(world) == []
 
 
-def test_a_read_only_dashboard_has_no_buttons_and_changes_nothing(
-    web: Web, queue: TaskQueue
-) -> None:
-    fail(queue, "a")
+def test_a_read_only_dashboard_has_no_buttons_and_changes_nothing(web: Web, world: World) -> None:
+    fail(world, "a")
     site = web(read_only=True)
 
     text = get(site, "/runs/a")
@@ -851,15 +821,13 @@ def test_a_read_only_dashboard_has_no_buttons_and_changes_nothing(
     assert "data-dialog" not in text
     for path in (*ACTS, *MANY):
         post(site, path, 403, id="a", payload="{}")
-    assert queue.size() == 0
+    assert world.queue.size() == 0
 
 
-def test_somebody_of_one_tenant_sees_its_runs_only(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    fail(queue, "ours", "nora", tenant="north")
-    fail(queue, "theirs", "sam", tenant="south", error="no such mailbox")
-    fail(queue, "nobodys", "ann", error="no such mailbox")
+def test_somebody_of_one_tenant_sees_its_runs_only(web: Web, world: World) -> None:
+    fail(world, "ours", "nora", tenant="north")
+    fail(world, "theirs", "sam", tenant="south", error="no such mailbox")
+    fail(world, "nobodys", "ann", error="no such mailbox")
     site = web(auth=True, rate=1000.0, burst=1000)
     nora = key(site, tenant="north")
 
@@ -880,28 +848,19 @@ def test_somebody_of_one_tenant_sees_its_runs_only(
         assert site.http.post(act, data=fields, headers=nora).status_code == 404
     for path in MANY:
         assert site.http.post(path, data={"total": "9"}, headers=nora).status_code == 200
-    assert {run.task_id for run in inspector.failed.list()} == {"theirs", "nobodys"}
+    assert {run.task_id for run in world.inspector.failed.list()} == {"theirs", "nobodys"}
     assert "theirs" not in page("/failed/export")
 
 
 # --- hostile texts --------------------------------------------------------------------------------
 
 
-def test_texts_of_users_are_shown_as_text(web: Web, queue: TaskQueue) -> None:
+def test_texts_of_users_are_shown_as_text(web: Web, world: World) -> None:
     line = LogLine(0, XSS[:20], XSS)
-    fail(
-        queue,
-        XSS,
-        XSS,
-        name=XSS,
-        payload={XSS: XSS},
-        error=XSS,
-        log=(line,),
-        traceback=XSS,
-    )
-    queue.push(make_task(XSS, "waiting", name=XSS, triggered_by=XSS))
-    queue.push(make_task(XSS, "running", name=XSS))
-    queue.claim(XSS, limit=2)
+    fail(world, XSS, XSS, name=XSS, payload={XSS: XSS}, error=XSS, log=(line,), traceback=XSS)
+    world.queue.push(make_task(XSS, "waiting", name=XSS, triggered_by=XSS))
+    world.queue.push(make_task(XSS, "running", name=XSS))
+    world.queue.claim(XSS, limit=2)
     site = web()
     cause = re.search(r"fingerprint=([0-9a-f]+)", get(site, "/failed"))
     assert cause
@@ -926,8 +885,8 @@ def test_texts_of_users_are_shown_as_text(web: Web, queue: TaskQueue) -> None:
         assert "&lt;script&gt;" in text
 
 
-def test_pages_work_wherever_the_app_is_mounted(web: Web, queue: TaskQueue) -> None:
-    fail(queue, "a")
+def test_pages_work_wherever_the_app_is_mounted(web: Web, world: World) -> None:
+    fail(world, "a")
     site = web(mounted=lambda app: Starlette(routes=[Mount("/ops", app)]), prefix="/ops")
 
     text = get(site, "/runs")
@@ -948,10 +907,10 @@ def test_of_an_error_its_first_line_is_listed(text: str | None, line: str) -> No
 
 
 def test_rows_are_brought_up_to_date_by_their_ids_for_those_who_may_see_them(
-    queue: TaskQueue, web: Web
+    world: World, web: Web
 ) -> None:
-    end(queue, "ours", "nora", tenant="north")
-    end(queue, "theirs", "sam", tenant="south")
+    end(world, "ours", "nora", tenant="north")
+    end(world, "theirs", "sam", tenant="south")
     site = web(auth=True)
     everybody = key(site, role="viewer")
     north = key(site, role="viewer", tenant="north")
@@ -978,21 +937,15 @@ def test_rows_are_brought_up_to_date_by_their_ids_for_those_who_may_see_them(
     ids=["never heard", "lease over", "well", "heard, lease over", "heard no more"],
 )
 def test_a_run_is_lost_when_its_worker_is_gone_or_its_lease_is_over(
-    queue: TaskQueue,
-    inspector: Inspector,
-    clock: ManualClock,
-    beats: bool,
-    lease: float,
-    after: float,
-    told: tuple[bool, float] | None,
+    world: World, beats: bool, lease: float, after: float, told: tuple[bool, float] | None
 ) -> None:
-    queue.push(make_task("alice", "a"))
-    queue.push(make_task("alice", "waits"))
+    world.queue.push(make_task("alice", "a"))
+    world.queue.push(make_task("alice", "waits"))
     if beats:
-        WorkerStore(queue.link).beat({}, "w")
-    queue.claim("w", lease=lease)
-    clock.advance(after)
-    found = inspector.runs.lost(inspector.runs.find(["a", "waits"]))
+        WorkerStore(world.queue.link).beat({}, "w")
+    world.queue.claim("w", lease=lease)
+    world.advance(after)
+    found = world.inspector.runs.lost(world.inspector.runs.find(["a", "waits"]))
     expected = (
         {}
         if told is None

@@ -9,19 +9,15 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-import redis
-from browser import Site, Web
-from pages import HTML, HTMX, get, post, said
-from rest import fail
-from scheduling import tamper
-from support import claim_one
+from helpers.browser import Site, Web
+from helpers.pages import HTML, HTMX, get, post, said
+from helpers.rest import fail
+from helpers.world import World
 
 from fairqueue.access.audit import AuditEntry
 from fairqueue.clock import ManualClock
 from fairqueue.inspection import Actor, Inspector
 from fairqueue.link.connection import Link
-from fairqueue.queue.queue import TaskQueue
-from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web.dashboard.pages.helpers import (
     command,
     local_text,
@@ -41,16 +37,11 @@ def clock() -> ManualClock:
     return ManualClock(START)
 
 
-@pytest.fixture
-def inspector(queue: TaskQueue) -> Inspector:
-    return Inspector(queue)
-
-
-def add(inspector: Inspector, schedule_id: str = "nine", **fields: Any) -> str:
+def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:
     """Add a schedule, daily at nine unless told otherwise."""
     rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
     given = {**rule, "user_id": "alice", "name": "report", **fields}
-    return inspector.schedules.add(schedule_id=schedule_id, **given)
+    return world.inspector.schedules.add(schedule_id=schedule_id, **given)
 
 
 def fields_of(text: str) -> dict[str, Any]:
@@ -79,9 +70,9 @@ def error_of(text: str, field: str) -> str:
     return html.unescape(found[1])
 
 
-def last_entry(inspector: Inspector) -> AuditEntry:
+def last_entry(world: World) -> AuditEntry:
     """The newest line of the audit log."""
-    return inspector.audit.list(limit=1)[0]
+    return world.inspector.audit.list(limit=1)[0]
 
 
 def log_in(site: Site, **who: Any) -> None:
@@ -99,11 +90,11 @@ def test_an_empty_list_says_what_to_do_next(web: Web) -> None:
     assert "New schedule" in text
 
 
-def test_a_row_tells_all_about_a_schedule(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
-    add(inspector, timezone="Europe/Berlin", tenant="acme")
-    inspector.schedules.trigger("nine")
-    claim = claim_one(queue)
-    queue.finish(claim)
+def test_a_row_tells_all_about_a_schedule(web: Web, world: World) -> None:
+    add(world, timezone="Europe/Berlin", tenant="acme")
+    world.inspector.schedules.trigger("nine")
+    claim = world.claim_one()
+    world.queue.finish(claim)
 
     text = get(web(), "/schedules")
 
@@ -116,12 +107,12 @@ def test_a_row_tells_all_about_a_schedule(web: Web, queue: TaskQueue, inspector:
     assert "fairqueue schedules list" in text
 
 
-def test_filters_stand_in_the_address_and_narrow_the_list(web: Web, inspector: Inspector) -> None:
+def test_filters_stand_in_the_address_and_narrow_the_list(web: Web, world: World) -> None:
     site = web()
-    add(inspector, "a", name="mails.send", user_id="bob", tenant="acme")
-    add(inspector, "b", name="mails.read")
-    add(inspector, "c", name="report")
-    inspector.schedules.pause("c")
+    add(world, "a", name="mails.send", user_id="bob", tenant="acme")
+    add(world, "b", name="mails.read")
+    add(world, "c", name="report")
+    world.inspector.schedules.pause("c")
 
     def shown(**query: Any) -> list[str]:
         return re.findall(r'data-key="([^"]*)"', get(site, "/schedules", **query))
@@ -154,9 +145,9 @@ def test_a_bad_filter_is_named_and_what_was_typed_is_kept(
     assert 'value="keep-me"' in text
 
 
-def test_pages_follow_each_other_by_their_cursor(web: Web, inspector: Inspector) -> None:
+def test_pages_follow_each_other_by_their_cursor(web: Web, world: World) -> None:
     for number in range(60):
-        add(inspector, f"s{number:03}")
+        add(world, f"s{number:03}")
     site, seen, path = web(), [], "/schedules"
     for _ in range(3):
         text = get(site, path)
@@ -168,7 +159,7 @@ def test_pages_follow_each_other_by_their_cursor(web: Web, inspector: Inspector)
 
 
 def test_a_full_page_takes_as_many_round_trips_as_a_short_one(
-    web: Web, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+    web: Web, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trips: list[object] = []
     for name in ("ask", "run"):
@@ -181,43 +172,43 @@ def test_a_full_page_takes_as_many_round_trips_as_a_short_one(
         monkeypatch.setattr(Link, name, counted)
     site = web()
     for number in range(5):
-        add(inspector, f"a{number}")
+        add(world, f"a{number}")
     trips.clear()
     get(site, "/schedules")
     few = len(trips)
     for number in range(45):
-        add(inspector, f"b{number}")
+        add(world, f"b{number}")
     trips.clear()
     get(site, "/schedules")
     assert len(trips) == few <= 10
 
 
 def test_one_broken_schedule_does_not_keep_the_others_from_being_listed(
-    web: Web, queue: TaskQueue, inspector: Inspector, redis_client: redis.Redis
+    web: Web, world: World
 ) -> None:
-    add(inspector, "bad", every=60)
-    add(inspector, "good")
-    tamper(redis_client, queue, "bad", timezone="Mars/Base")
+    add(world, "bad", every=60)
+    add(world, "good")
+    world.tamper("bad", timezone="Mars/Base")
     site = web()
     assert re.findall(r'data-key="([^"]*)"', get(site, "/schedules")) == ["bad", "good"]
     assert "Mars/Base" in get(site, "/schedules/bad")
-    tamper(redis_client, queue, "bad", timezone="UTC")
+    world.tamper("bad", timezone="UTC")
 
 
 # --- many at once ---------------------------------------------------------------------------------
 
 
-def test_all_that_match_are_counted_before_they_are_touched(web: Web, inspector: Inspector) -> None:
+def test_all_that_match_are_counted_before_they_are_touched(web: Web, world: World) -> None:
     site = web()
     for number in range(60):
-        add(inspector, f"s{number:02}", name="mails" if number % 2 else "report")
+        add(world, f"s{number:02}", name="mails" if number % 2 else "report")
     assert get(site, "/do/schedules/count", name_prefix="mails") == "30"
 
     asked = post(site, "/do/schedules/ask/pause", 200, all="1", name_prefix="mails").text
 
     assert "Pause 30 schedules?" in asked
     assert "fairqueue schedules pause --name-prefix mails" in asked
-    assert inspector.schedules.count(is_active=False) == 0
+    assert world.inspector.schedules.count(is_active=False) == 0
 
 
 @pytest.mark.parametrize(
@@ -225,42 +216,42 @@ def test_all_that_match_are_counted_before_they_are_touched(web: Web, inspector:
     [("pause", "paused"), ("resume", "resumed"), ("trigger", "triggered"), ("remove", "deleted")],
 )
 def test_a_bulk_action_does_what_it_says_and_is_in_the_audit_log(
-    web: Web, inspector: Inspector, kind: str, done: str
+    web: Web, world: World, kind: str, done: str
 ) -> None:
     for name in ("a", "b", "c"):
-        add(inspector, name)
+        add(world, name)
     if kind == "resume":
-        inspector.schedules.bulk("pause", dry_run=False)
+        world.inspector.schedules.bulk("pause", dry_run=False)
     site = web()
 
     answer = post(site, f"/do/schedules/bulk/{kind}", id=["a", "b"], note="why")
 
     assert said(answer) == f"2 schedules {done}"
-    states = {view.schedule.schedule_id: view.state for view in inspector.schedules.list()}
+    states = {view.schedule.schedule_id: view.state for view in world.inspector.schedules.list()}
     off = {"resume": "paused"}.get(kind, "active")
     if kind == "remove":
         assert states == {"c": "active"}
     else:
         on = {"pause": "paused"}.get(kind, "active")
         assert states == {"a": on, "b": on, "c": off}
-    assert len(inspector.tasks.list()) == (2 if kind == "trigger" else 0)
-    entry = last_entry(inspector)
+    assert len(world.inspector.tasks.list()) == (2 if kind == "trigger" else 0)
+    entry = last_entry(world)
     assert (entry.action, entry.outcome, entry.details["done"]) == (f"schedules.{kind}", "done", 2)
     assert (entry.actor, entry.via) == ("local", "web")
 
 
-def test_a_bulk_action_on_all_that_match_leaves_the_others(web: Web, inspector: Inspector) -> None:
-    add(inspector, "a", name="mails")
-    add(inspector, "b")
+def test_a_bulk_action_on_all_that_match_leaves_the_others(web: Web, world: World) -> None:
+    add(world, "a", name="mails")
+    add(world, "b")
     answer = post(web(), "/do/schedules/bulk/remove", all="1", text="mail")
     assert said(answer) == "1 schedule deleted"
-    assert [view.schedule.schedule_id for view in inspector.schedules.list()] == ["b"]
+    assert [view.schedule.schedule_id for view in world.inspector.schedules.list()] == ["b"]
 
 
-def test_a_bulk_action_tells_what_failed(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
-    queue.configure(max_waiting=1)
-    add(inspector, "a")
-    add(inspector, "b")
+def test_a_bulk_action_tells_what_failed(web: Web, world: World) -> None:
+    world.queue.configure(max_waiting=1)
+    add(world, "a")
+    add(world, "b")
     text = said(post(web(), "/do/schedules/bulk/trigger", id=["a", "b"]))
     assert text.startswith("1 schedule triggered, 1 failed · b: ")
 
@@ -277,9 +268,9 @@ def test_a_bulk_action_on_nothing_is_refused(web: Web, inspector: Inspector) -> 
 # --- one schedule ---------------------------------------------------------------------------------
 
 
-def test_the_page_of_a_schedule_that_has_not_run(web: Web, inspector: Inspector) -> None:
+def test_the_page_of_a_schedule_that_has_not_run(web: Web, world: World) -> None:
     add(
-        inspector,
+        world,
         timezone="Europe/London",
         cron_expr="30 1 * * *",
         overlap="skip",
@@ -310,25 +301,20 @@ def test_the_page_of_a_schedule_that_has_not_run(web: Web, inspector: Inspector)
     assert "blue" in text
 
 
-def test_a_change_of_the_clock_is_warned_of(
-    web: Web, inspector: Inspector, clock: ManualClock
-) -> None:
-    clock.set(datetime(2026, 3, 28, 12, tzinfo=UTC))
-    add(inspector, cron_expr="30 1 * * *", timezone="Europe/London")
+def test_a_change_of_the_clock_is_warned_of(web: Web, world: World) -> None:
+    world.clock.set(datetime(2026, 3, 28, 12, tzinfo=UTC))
+    add(world, cron_expr="30 1 * * *", timezone="Europe/London")
     text = get(web(), "/schedules/nine")
     assert "Sun 2026-03-29 02:00+01:00" in text
     assert re.search(r"notice-warning.*2026-03-29 02:00:00\+01:00", text, re.S)
 
 
-def test_the_page_of_a_schedule_that_ran(
-    web: Web, queue: TaskQueue, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(inspector)
-    clock.set(START + timedelta(hours=1))
-    assert scheduler.tick().fired == 1
-    task_id = fail(queue, "no such mailbox")
-    inspector.schedules.trigger("nine")
-    queue.finish(claim_one(queue))
+def test_the_page_of_a_schedule_that_ran(web: Web, world: World) -> None:
+    add(world)
+    assert world.tick_at(START + timedelta(hours=1)).fired == 1
+    task_id = fail(world.queue, "no such mailbox")
+    world.inspector.schedules.trigger("nine")
+    world.queue.finish(world.claim_one())
     site = web()
 
     text = get(site, "/schedules/nine")
@@ -345,50 +331,45 @@ def test_the_page_of_a_schedule_that_ran(
     assert f'href="/runs/{segment(task_id)}"' in logs
 
 
-def test_missed_moments_are_told_in_stretches(
-    web: Web, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(inspector, cron_expr="0 * * * *")
-    inspector.schedules.pause("nine")
-    clock.set(START + timedelta(hours=10, minutes=30))
-    inspector.schedules.resume("nine")
+def test_missed_moments_are_told_in_stretches(web: Web, world: World) -> None:
+    add(world, cron_expr="0 * * * *")
+    world.inspector.schedules.pause("nine")
+    world.clock.set(START + timedelta(hours=10, minutes=30))
+    world.inspector.schedules.resume("nine")
     text = get(web(), "/do/schedules/moments", id="nine")
     assert 'class="number">10<' in text
     assert "skipped: paused" in text
 
 
-def test_nothing_missed_is_said(web: Web, inspector: Inspector) -> None:
-    add(inspector)
+def test_nothing_missed_is_said(web: Web, world: World) -> None:
+    add(world)
     assert "None in the last 30 days" in get(web(), "/do/schedules/moments", id="nine")
     assert "have logged nothing" in get(web(), "/do/schedules/logs", id="nine")
 
 
 def test_of_a_busy_schedule_the_moments_of_ten_minutes_are_looked_at(
-    web: Web, inspector: Inspector, clock: ManualClock
+    web: Web, world: World
 ) -> None:
-    add(inspector, every=1)
-    inspector.schedules.pause("nine")
-    clock.set(START + timedelta(days=2))
+    add(world, every=1)
+    world.inspector.schedules.pause("nine")
+    world.clock.set(START + timedelta(days=2))
     text = get(web(), "/do/schedules/moments", id="nine")
     assert 'class="number">600<' in text
     assert "skipped: paused" in text
 
 
-def test_a_schedule_that_was_switched_off_says_why_and_what_to_do(
-    web: Web, queue: TaskQueue, inspector: Inspector, scheduler: TaskScheduler, clock: ManualClock
-) -> None:
-    add(inspector, max_failures=1)
-    clock.set(START + timedelta(hours=1))
-    assert scheduler.tick().fired == 1
-    fail(queue)
+def test_a_schedule_that_was_switched_off_says_why_and_what_to_do(web: Web, world: World) -> None:
+    add(world, max_failures=1)
+    assert world.tick_at(START + timedelta(hours=1)).fired == 1
+    fail(world.queue)
     text = get(web(), "/schedules/nine")
     assert "paused after 1 failures in a row" in text
     assert "mend the cause, and resume it" in text
 
 
-def test_changes_are_told_with_who_and_what(web: Web, inspector: Inspector) -> None:
-    add(inspector, payload={"token": "hunter2"})
-    ann = inspector.acting_as(Actor(name="ann"))
+def test_changes_are_told_with_who_and_what(web: Web, world: World) -> None:
+    add(world, payload={"token": "hunter2"})
+    ann = world.inspector.acting_as(Actor(name="ann"))
     ann.schedules.update("nine", {"cron_expr": "0 10 * * *", "payload": {"token": "hunter3"}})
     text = get(web(), "/schedules/nine")
     assert re.search(
@@ -405,8 +386,8 @@ def test_an_unknown_schedule_is_not_found(web: Web, path: str) -> None:
 @pytest.mark.parametrize(
     "schedule_id", ["a/b", "a/../b", "new", "logs", "x?y=1", "50% #1", "ünï ☃", "a+b&c"]
 )
-def test_an_id_may_hold_any_character(web: Web, inspector: Inspector, schedule_id: str) -> None:
-    add(inspector, schedule_id)
+def test_an_id_may_hold_any_character(web: Web, world: World, schedule_id: str) -> None:
+    add(world, schedule_id)
     site = web()
     path = re.search(r'class="what"><a href="([^"]*)"', get(site, "/schedules"))
     assert path
@@ -421,13 +402,13 @@ def test_an_id_may_hold_any_character(web: Web, inspector: Inspector, schedule_i
 
 @pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, float("nan"), 10**400])
 def test_a_schedule_is_shown_whatever_somebody_has_put_into_its_state(
-    web: Web, queue: TaskQueue, inspector: Inspector, redis_client: redis.Redis, value: Any
+    web: Web, world: World, value: Any
 ) -> None:
-    add(inspector, metadata={"title": "Daily report"})
+    add(world, metadata={"title": "Daily report"})
     spoilt = dict.fromkeys(("last_run", "missed", "skipped", "failures", "until", "since"), value)
     texts = dict.fromkeys(("reason", "note", "by"), 7 if value == "x" else value)
     spoilt |= {**texts, "runs": value, "paused": value}
-    tamper(redis_client, queue, "nine", "schedule_state", **spoilt)
+    world.tamper("nine", "schedule_state", **spoilt)
     site = web()
 
     assert "nine" in get(site, "/schedules")
@@ -439,40 +420,38 @@ def test_a_schedule_is_shown_whatever_somebody_has_put_into_its_state(
 # --- actions on one -------------------------------------------------------------------------------
 
 
-def test_pausing_keeps_the_note_and_the_end(web: Web, inspector: Inspector) -> None:
-    add(inspector, timezone="Europe/Berlin")
+def test_pausing_keeps_the_note_and_the_end(web: Web, world: World) -> None:
+    add(world, timezone="Europe/Berlin")
     answer = post(
         web(), "/do/schedules/pause", id="nine", note="too many mails", until="2026-03-06T12:00"
     )
     assert answer.headers["location"] == "/schedules/nine"
     assert said(answer) == "Paused nine until Fri 2026-03-06 12:00+01:00."
-    task = inspector.schedules.get("nine").schedule
+    task = world.inspector.schedules.get("nine").schedule
     assert (task.pause_note, task.paused_by) == ("too many mails", "local")
     assert task.paused_until == datetime(2026, 3, 6, 11, tzinfo=UTC)
-    entry = last_entry(inspector)
+    entry = last_entry(world)
     assert (entry.action, entry.target, entry.outcome) == ("schedule.pause", "nine", "done")
 
 
-def test_resuming_lets_it_go_on(web: Web, inspector: Inspector) -> None:
-    add(inspector)
-    inspector.schedules.pause("nine")
+def test_resuming_lets_it_go_on(web: Web, world: World) -> None:
+    add(world)
+    world.inspector.schedules.pause("nine")
     site = web()
     assert "Paused" in get(site, "/schedules/nine")
     post(site, "/do/schedules/resume", id="nine")
-    assert inspector.schedules.get("nine").state == "active"
-    assert last_entry(inspector).action == "schedule.resume"
+    assert world.inspector.schedules.get("nine").state == "active"
+    assert last_entry(world).action == "schedule.resume"
 
 
-def test_triggering_pushes_one_run_with_its_own_or_another_payload(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
-    add(inspector, payload={"day": 1})
+def test_triggering_pushes_one_run_with_its_own_or_another_payload(web: Web, world: World) -> None:
+    add(world, payload={"day": 1})
     site = web()
     post(site, "/do/schedules/trigger", id="nine", payload="")
     post(site, "/do/schedules/trigger", id="nine", payload='{"day": 2}')
-    claims = [claim_one(queue), claim_one(queue)]
+    claims = [world.claim_one(), world.claim_one()]
     assert sorted(claim.task.payload["day"] for claim in claims) == [1, 2]
-    assert last_entry(inspector).action == "schedule.trigger"
+    assert last_entry(world).action == "schedule.trigger"
 
 
 @pytest.mark.parametrize(
@@ -487,61 +466,57 @@ def test_triggering_pushes_one_run_with_its_own_or_another_payload(
     ],
 )
 def test_bad_input_of_an_action_is_named_and_nothing_is_done(
-    web: Web, inspector: Inspector, path: str, fields: dict[str, Any], message: str
+    web: Web, world: World, path: str, fields: dict[str, Any], message: str
 ) -> None:
-    add(inspector)
-    before = inspector.schedules.get("nine")
+    add(world)
+    before = world.inspector.schedules.get("nine")
     answer = web().http.post(f"/do/schedules/{path}", data={"id": "nine", **fields}, headers=HTMX)
     assert answer.status_code == 422
     assert message in json.loads(answer.headers["hx-trigger"])["toast"]["text"]
-    assert inspector.schedules.get("nine") == before
-    assert len(inspector.tasks.list()) == 0
+    assert world.inspector.schedules.get("nine") == before
+    assert len(world.inspector.tasks.list()) == 0
 
 
-def test_deleting_needs_the_schedule_as_it_was_shown(web: Web, inspector: Inspector) -> None:
-    add(inspector)
+def test_deleting_needs_the_schedule_as_it_was_shown(web: Web, world: World) -> None:
+    add(world)
     site = web()
-    etag = inspector.schedules.get("nine").etag
-    inspector.schedules.update("nine", {"name": "other"})
+    etag = world.inspector.schedules.get("nine").etag
+    world.inspector.schedules.update("nine", {"name": "other"})
     assert "was changed since" in post(site, "/do/schedules/remove", 412, id="nine", etag=etag).text
-    assert inspector.schedules.find("nine") is not None
+    assert world.inspector.schedules.find("nine") is not None
 
-    etag = inspector.schedules.get("nine").etag
+    etag = world.inspector.schedules.get("nine").etag
     answer = post(site, "/do/schedules/remove", id="nine", etag=etag)
 
     assert answer.headers["location"] == "/schedules"
-    assert inspector.schedules.find("nine") is None
-    assert last_entry(inspector).action == "schedule.remove"
+    assert world.inspector.schedules.find("nine") is None
+    assert last_entry(world).action == "schedule.remove"
 
 
-def test_a_backfill_is_offered_for_the_last_day_by_the_minute(
-    web: Web, inspector: Inspector
-) -> None:
-    add(inspector, timezone="Europe/Berlin")
+def test_a_backfill_is_offered_for_the_last_day_by_the_minute(web: Web, world: World) -> None:
+    add(world, timezone="Europe/Berlin")
     text = get(web(), "/schedules/nine")
     given = dict(re.findall(r'type="datetime-local" name="([^"]*)" value="([^"]*)"', text))
     assert given["start"] == "2026-03-04T09:00"
     assert given["end"] == "2026-03-05T09:00"
 
 
-def test_a_backfill_is_counted_first_and_then_done(
-    web: Web, inspector: Inspector, clock: ManualClock
-) -> None:
-    add(inspector, cron_expr="0 * * * *", timezone="Europe/Berlin")
+def test_a_backfill_is_counted_first_and_then_done(web: Web, world: World) -> None:
+    add(world, cron_expr="0 * * * *", timezone="Europe/Berlin")
     site = web()
     path = "/do/schedules/count-backfill"
     # From two until nine in Berlin: seven moments before it was made.
     asked = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
     assert "Would create <strong>7 runs</strong>" in asked
     assert "Create 7 runs" in asked
-    assert len(inspector.tasks.list()) == 0
+    assert len(world.inspector.tasks.list()) == 0
 
     hidden = dict(re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', asked))
     answer = post(site, "/do/schedules/backfill", **hidden)
 
     assert said(answer) == "Backfilled nine: 7 runs created."
-    assert len(inspector.tasks.list()) == 7
-    assert last_entry(inspector).action == "schedule.backfill"
+    assert len(world.inspector.tasks.list()) == 7
+    assert last_entry(world).action == "schedule.backfill"
     again = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
     assert "No moment in this range is without a run" in again
 
@@ -555,9 +530,9 @@ def test_a_backfill_is_counted_first_and_then_done(
     ],
 )
 def test_a_bad_range_is_told_beside_the_form(
-    web: Web, inspector: Inspector, start: str, end: str, message: str
+    web: Web, world: World, start: str, end: str, message: str
 ) -> None:
-    add(inspector)
+    add(world)
     text = get(web(), "/do/schedules/count-backfill", id="nine", start=start, end=end)
     assert message in text
     assert "Create" not in text
@@ -566,7 +541,7 @@ def test_a_bad_range_is_told_beside_the_form(
 # --- the form -------------------------------------------------------------------------------------
 
 
-def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector) -> None:
+def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, world: World) -> None:
     site = web()
     fields = fields_of(get(site, "/new/schedule"))
     fields |= {
@@ -601,7 +576,7 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector
     answer = post(site, "/new/schedule", **fields)
 
     assert (answer.headers["location"], said(answer)) == ("/schedules/report-7", "Added report-7.")
-    task = inspector.schedules.get("report-7").schedule
+    task = world.inspector.schedules.get("report-7").schedule
     assert (task.cron_expr, task.timezone, task.user_id) == (
         "0 9 * * 1-5",
         "Europe/Berlin",
@@ -619,7 +594,7 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, inspector: Inspector
     assert task.max_runs == 100
     delays = (task.backoff_cap, task.backoff_multiplier, task.backoff_jitter)
     assert delays == (3600.0, 1.5, "full")
-    assert last_entry(inspector).action == "schedule.add"
+    assert last_entry(world).action == "schedule.add"
 
 
 @pytest.mark.parametrize(
@@ -675,9 +650,9 @@ def test_a_rule_is_of_the_chosen_kind(
     ],
 )
 def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
-    web: Web, inspector: Inspector, fields: dict[str, Any], field: str, message: str
+    web: Web, world: World, fields: dict[str, Any], field: str, message: str
 ) -> None:
-    add(inspector, "taken")
+    add(world, "taken")
     site = web()
     usual = {"cron_expr": "0 9 * * *", "user_id": "bob", "name": "keep-this"}
     given = fields_of(get(site, "/new/schedule")) | usual | fields
@@ -688,7 +663,7 @@ def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
     assert message in error_of(answer.text, field)
     assert fields_of(answer.text) == given
     assert re.search(rf'name="{field}"[^>]*aria-invalid="true"', answer.text, re.S)
-    assert [view.schedule.schedule_id for view in inspector.schedules.list()] == ["taken"]
+    assert [view.schedule.schedule_id for view in world.inspector.schedules.list()] == ["taken"]
 
 
 def test_all_that_cannot_be_read_is_told_at_once(web: Web) -> None:
@@ -702,12 +677,10 @@ def test_all_that_cannot_be_read_is_told_at_once(web: Web) -> None:
     assert "4 fields cannot be used" in text
 
 
-def test_an_edit_changes_what_was_changed_and_nothing_else(
-    web: Web, inspector: Inspector, clock: ManualClock
-) -> None:
-    add(inspector, every=5400, payload={"to": "bo", "password": "hunter2"}, timeout=300)
-    planned = inspector.schedules.get("nine").schedule.next_run
-    clock.set(START + timedelta(minutes=10))
+def test_an_edit_changes_what_was_changed_and_nothing_else(web: Web, world: World) -> None:
+    add(world, every=5400, payload={"to": "bo", "password": "hunter2"}, timeout=300)
+    planned = world.inspector.schedules.get("nine").schedule.next_run
+    world.clock.set(START + timedelta(minutes=10))
     site = web()
     fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
     assert "hunter2" not in fields["payload"]
@@ -718,19 +691,19 @@ def test_an_edit_changes_what_was_changed_and_nothing_else(
     answer = post(site, "/do/schedules/edit", **fields)
 
     assert said(answer) == "Saved nine."
-    task = inspector.schedules.get("nine").schedule
+    task = world.inspector.schedules.get("nine").schedule
     assert (task.name, task.timeout, task.next_run) == ("other", None, planned)
-    (stored,) = inspector.stores.schedules.read(["nine"])
+    (stored,) = world.inspector.stores.schedules.read(["nine"])
     assert stored is not None
     assert stored.payload == {"to": "ann", "password": "hunter2"}
-    changed = set(inspector.schedules.changes("nine")[0].fields)
+    changed = set(world.inspector.schedules.changes("nine")[0].fields)
     assert changed == {"name", "payload", "timeout"}
-    assert last_entry(inspector).action == "schedule.update"
+    assert last_entry(world).action == "schedule.update"
 
 
-def test_titles_are_shown_instead_of_names(web: Web, inspector: Inspector) -> None:
-    add(inspector, title="Daily <report>", description="For the board\nand others")
-    add(inspector, "other", name="mail", user_id="bob")
+def test_titles_are_shown_instead_of_names(web: Web, world: World) -> None:
+    add(world, title="Daily <report>", description="For the board\nand others")
+    add(world, "other", name="mail", user_id="bob")
     site = web()
     listed = get(site, "/schedules")
     assert ">Daily &lt;report&gt;</a>" in listed
@@ -748,35 +721,35 @@ def test_titles_are_shown_instead_of_names(web: Web, inspector: Inspector) -> No
     )
 
 
-def test_a_form_that_is_saved_as_it_is_changes_nothing(web: Web, inspector: Inspector) -> None:
+def test_a_form_that_is_saved_as_it_is_changes_nothing(web: Web, world: World) -> None:
     add(
-        inspector,
+        world,
         at=START + timedelta(days=3, seconds=7),
         timezone="Asia/Tokyo",
         exclude=["2026-12-25"],
     )
-    before = inspector.schedules.get("nine")
+    before = world.inspector.schedules.get("nine")
     site = web()
     post(site, "/do/schedules/edit", **fields_of(get(site, "/do/schedules/edit", id="nine")))
-    assert inspector.schedules.get("nine") == before
+    assert world.inspector.schedules.get("nine") == before
 
 
-def test_a_time_means_the_new_zone_when_the_zone_is_changed(web: Web, inspector: Inspector) -> None:
-    add(inspector, at=datetime(2026, 6, 1, 7, tzinfo=UTC), timezone="Europe/Berlin")
+def test_a_time_means_the_new_zone_when_the_zone_is_changed(web: Web, world: World) -> None:
+    add(world, at=datetime(2026, 6, 1, 7, tzinfo=UTC), timezone="Europe/Berlin")
     site = web()
     fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
     assert fields["at"] == "2026-06-01T09:00"
     post(site, "/do/schedules/edit", **{**fields, "timezone": "Asia/Tokyo"})
-    assert inspector.schedules.get("nine").schedule.at == datetime(2026, 6, 1, 0, tzinfo=UTC)
+    assert world.inspector.schedules.get("nine").schedule.at == datetime(2026, 6, 1, 0, tzinfo=UTC)
 
 
 def test_a_stale_edit_is_told_with_what_was_typed_and_what_is_stored(
-    web: Web, inspector: Inspector
+    web: Web, world: World
 ) -> None:
-    add(inspector)
+    add(world)
     site = web()
     fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
-    inspector.schedules.update("nine", {"cron_expr": "0 11 * * *"})
+    world.inspector.schedules.update("nine", {"cron_expr": "0 11 * * *"})
     fields |= {"cron_expr": "0 10 * * *", "name": "typed"}
 
     answer = post(site, "/do/schedules/edit", 412, **fields)
@@ -785,23 +758,23 @@ def test_a_stale_edit_is_told_with_what_was_typed_and_what_is_stored(
     kept = fields_of(answer.text)
     assert (kept["cron_expr"], kept["name"]) == ("0 10 * * *", "typed")
     assert "Stored now: <code>0 11 * * *</code>" in answer.text
-    assert inspector.schedules.get("nine").schedule.cron_expr == "0 11 * * *"
+    assert world.inspector.schedules.get("nine").schedule.cron_expr == "0 11 * * *"
     post(site, "/do/schedules/edit", **kept)
-    assert inspector.schedules.get("nine").schedule.cron_expr == "0 10 * * *"
+    assert world.inspector.schedules.get("nine").schedule.cron_expr == "0 10 * * *"
 
 
-def test_a_copy_has_the_secrets_of_its_original(web: Web, inspector: Inspector) -> None:
-    add(inspector, payload={"to": "bo", "password": "hunter2"})
+def test_a_copy_has_the_secrets_of_its_original(web: Web, world: World) -> None:
+    add(world, payload={"to": "bo", "password": "hunter2"})
     site = web()
     fields = fields_of(get(site, "/do/schedules/copy", id="nine"))
     assert fields["schedule_id"] == ""
 
     post(site, "/do/schedules/copy", **{**fields, "schedule_id": "ten", "cron_expr": "0 10 * * *"})
 
-    (stored,) = inspector.stores.schedules.read(["ten"])
+    (stored,) = world.inspector.stores.schedules.read(["ten"])
     assert stored is not None
     assert (stored.cron_expr, stored.payload["password"]) == ("0 10 * * *", "hunter2")
-    assert last_entry(inspector).action == "schedule.copy"
+    assert last_entry(world).action == "schedule.copy"
     text = post(
         site, "/do/schedules/copy", 422, **{**fields, "payload": '{"password": "***"}'}
     ).text
@@ -902,20 +875,18 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_users_wrote_is_shown_as_text(
-    web: Web, queue: TaskQueue, inspector: Inspector, attack: str
-) -> None:
+def test_what_users_wrote_is_shown_as_text(web: Web, world: World, attack: str) -> None:
     add(
-        inspector,
+        world,
         attack,
         name=attack,
         user_id=attack,
         payload={attack: attack},
         metadata={attack: attack},
     )
-    inspector.schedules.trigger(attack)
-    fail(queue, attack)
-    inspector.schedules.pause(attack, note=attack)
+    world.inspector.schedules.trigger(attack)
+    fail(world.queue, attack)
+    world.inspector.schedules.pause(attack, note=attack)
     site = web()
     code = segment(attack)
     texts = [
@@ -945,12 +916,12 @@ def test_what_users_wrote_is_shown_as_text(
 
 
 def test_the_usual_address_leads_to_the_form_unless_a_schedule_has_it(
-    web: Web, inspector: Inspector
+    web: Web, world: World
 ) -> None:
     site = web()
     answer = site.http.get("/schedules/new", headers=HTML)
     assert (answer.status_code, answer.headers["location"]) == (307, "/new/schedule")
-    add(inspector, schedule_id="new")
+    add(world, schedule_id="new")
     assert "<h1>" in get(site, "/schedules/new")
 
 
@@ -975,23 +946,23 @@ CHANGES = [
 
 @pytest.mark.parametrize(("path", "fields"), CHANGES)
 def test_a_viewer_is_refused_whatever_is_sent(
-    web: Web, inspector: Inspector, path: str, fields: dict[str, Any]
+    web: Web, world: World, path: str, fields: dict[str, Any]
 ) -> None:
-    add(inspector)
-    before = inspector.schedules.get("nine")
+    add(world)
+    before = world.inspector.schedules.get("nine")
     site = web(auth=True)
     log_in(site, role="viewer")
     headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
     answer = site.http.post(f"/{path}", data=fields, headers=headers)
     assert answer.status_code == 403, answer.text
-    assert inspector.schedules.get("nine") == before
-    assert inspector.schedules.count() == 1
-    assert len(inspector.tasks.list()) == 0
+    assert world.inspector.schedules.get("nine") == before
+    assert world.inspector.schedules.count() == 1
+    assert len(world.inspector.tasks.list()) == 0
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
-def test_buttons_are_those_of_the_role(web: Web, inspector: Inspector, role: str) -> None:
-    add(inspector)
+def test_buttons_are_those_of_the_role(web: Web, world: World, role: str) -> None:
+    add(world)
     site = web(auth=True)
     log_in(site, role=role)
     listed, one = get(site, "/schedules"), get(site, "/schedules/nine")
@@ -1006,8 +977,8 @@ def test_buttons_are_those_of_the_role(web: Web, inspector: Inspector, role: str
     get(site, "/do/schedules/edit", 200 if administers else 403, id="nine")
 
 
-def test_a_read_only_site_has_no_buttons_and_still_previews(web: Web, inspector: Inspector) -> None:
-    add(inspector)
+def test_a_read_only_site_has_no_buttons_and_still_previews(web: Web, world: World) -> None:
+    add(world)
     site = web(read_only=True)
     for text in (get(site, "/schedules"), get(site, "/schedules/nine")):
         assert "data-dialog" not in text
@@ -1024,9 +995,9 @@ def test_a_read_only_site_has_no_buttons_and_still_previews(web: Web, inspector:
     ).replace("Would create", "")
 
 
-def test_another_tenants_schedule_is_not_there(web: Web, inspector: Inspector) -> None:
-    add(inspector, tenant="acme")
-    add(inspector, "theirs", user_id="bob", tenant="globex")
+def test_another_tenants_schedule_is_not_there(web: Web, world: World) -> None:
+    add(world, tenant="acme")
+    add(world, "theirs", user_id="bob", tenant="globex")
     site = web(auth=True)
     log_in(site, role="admin", tenant="acme")
 
@@ -1044,7 +1015,7 @@ def test_another_tenants_schedule_is_not_there(web: Web, inspector: Inspector) -
             assert answer.status_code == 404, path
     answer = site.http.post("/do/schedules/bulk/remove", data={"id": "theirs"}, headers=headers)
     assert said(answer) == "0 schedules deleted"
-    assert inspector.schedules.find("theirs") is not None
+    assert world.inspector.schedules.find("theirs") is not None
 
 
 def test_what_a_tenant_adds_is_its_own(web: Web, inspector: Inspector) -> None:
@@ -1090,9 +1061,9 @@ def test_a_command_line_can_be_pasted() -> None:
     assert line == "fairqueue schedules pause 'a b; rm -rf /'"
 
 
-def test_a_chart_without_runs_has_no_bars(inspector: Inspector) -> None:
-    add(inspector)
-    drawn = bars(inspector.schedules.history_chart("nine", 30))
+def test_a_chart_without_runs_has_no_bars(world: World) -> None:
+    add(world)
+    drawn = bars(world.inspector.schedules.history_chart("nine", 30))
     assert (drawn.most_up, drawn.most_down) == (0, 0)
     assert {(bar.up, bar.down) for bar in drawn.days} == {(0.0, 0.0)}
     assert stretches([]) == []

@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from browser import Site, Web
+from helpers.browser import Site, Web
+from helpers.tasks import beat, claim_one, fill, push
+from helpers.world import World
 from starlette.applications import Starlette
 from starlette.routing import Mount
-from support import beat, claim_one, fill, push
 
 from fairqueue import TaskQueue, TaskScheduler
-from fairqueue.clock import ManualClock
 from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
 from fairqueue.models import UserSettings
@@ -49,8 +49,8 @@ def toast(answer: httpx.Response) -> str:
     return str(json.loads(answer.headers["HX-Trigger"])["toast"]["text"])
 
 
-def serve(queue: TaskQueue, count: int = 100) -> None:
-    queue.finish_many((claim, None) for claim in queue.claim("w", limit=count))
+def serve(world: World, count: int = 100) -> None:
+    world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=count))
 
 
 @pytest.fixture
@@ -67,15 +67,13 @@ def test_an_empty_queue_says_what_users_are(site: Site) -> None:
     assert "fairqueue tasks push --user alice" in text
 
 
-def test_users_are_listed_with_their_numbers_the_busiest_first(
-    queue: TaskQueue, site: Site, clock: ManualClock
-) -> None:
-    queue.set_user("alice", weight=3, max_running=1, tenant="acme")
-    fill(queue, "alice", 4)
-    fill(queue, "bob", 9)
-    serve(queue, 2)
-    clock.advance(90)
-    claim_one(queue)
+def test_users_are_listed_with_their_numbers_the_busiest_first(world: World, site: Site) -> None:
+    world.queue.set_user("alice", weight=3, max_running=1, tenant="acme")
+    world.fill("alice", 4)
+    world.fill("bob", 9)
+    serve(world, 2)
+    world.advance(90)
+    world.claim_one()
     text = get(site, "/users")
     assert text.index(">bob</a>") < text.index(">alice</a>")
     assert "1 min 30 s" in text
@@ -126,10 +124,8 @@ def test_a_query_that_cannot_be_is_refused_with_a_message(site: Site, query: str
 @pytest.mark.parametrize(
     ("window", "minutes"), [("15m", 15), ("1h", 60), ("24h", 1440), ("no", 60)]
 )
-def test_the_window_is_in_the_address(
-    queue: TaskQueue, site: Site, window: str, minutes: int
-) -> None:
-    fill(queue, "alice", 1)
+def test_the_window_is_in_the_address(world: World, site: Site, window: str, minutes: int) -> None:
+    world.fill("alice", 1)
     assert f"--minutes {minutes}" in get(site, "/users", window=window)
     assert get(site, "/users/alice", window=window)
 
@@ -157,9 +153,9 @@ def test_a_month_of_use_is_shown(queue: TaskQueue, site: Site) -> None:
 # --- hints ----------------------------------------------------------------------------------------
 
 
-def make_info(queue: TaskQueue, **changes: Any) -> UserInfo:
-    fill(queue, "alice", 1)
-    info = Inspector(queue).users.get("alice")
+def make_info(world: World, **changes: Any) -> UserInfo:
+    world.fill("alice", 1)
+    info = Inspector(world.queue).users.get("alice")
     fields = {name: getattr(info, name) for name in UserInfo.__dataclass_fields__}
     return UserInfo(**{**fields, "oldest_wait": 3600.0, **changes})
 
@@ -172,9 +168,9 @@ def make_info(queue: TaskQueue, **changes: Any) -> UserInfo:
     ],
 )
 def test_a_user_well_below_its_share_is_told_why(
-    queue: TaskQueue, changes: dict[str, Any], reason: str
+    world: World, changes: dict[str, Any], reason: str
 ) -> None:
-    found = hint(make_info(queue, entitled=0.5, received=0.1, **changes), 60)
+    found = hint(make_info(world, entitled=0.5, received=0.1, **changes), 60)
     assert found is not None
     assert found.kind == "under"
     assert reason in found.reason
@@ -190,11 +186,11 @@ def test_a_user_well_below_its_share_is_told_why(
     ],
 )
 def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
-    queue: TaskQueue, changes: dict[str, Any], reason: str
+    world: World, changes: dict[str, Any], reason: str
 ) -> None:
     # Also between two tasks that its rate lets through, when nothing holds it back.
     for state in ("waiting", "served"):
-        info = make_info(queue, entitled=0.5, received=0.1, state=state, **changes)
+        info = make_info(world, entitled=0.5, received=0.1, state=state, **changes)
         found = hint(info, 60)
         assert found is not None
         assert (found.kind, found.label) == ("limited", "Limited")
@@ -209,9 +205,9 @@ def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
     ],
 )
 def test_a_limit_that_a_user_does_not_come_near_is_no_reason(
-    queue: TaskQueue, settings: UserSettings, state: str
+    world: World, settings: UserSettings, state: str
 ) -> None:
-    info = make_info(queue, entitled=0.5, received=0.1, settings=settings)
+    info = make_info(world, entitled=0.5, received=0.1, settings=settings)
     found = [hint(replace(info, state=each), 60) for each in ("waiting", state)]
     assert [each and each.kind for each in found] == ["under", "limited"]
 
@@ -241,9 +237,9 @@ def test_more_users_than_are_counted_are_told_as_more(
     assert "<dd>more than 3 users</dd>" in get(site, "/users")
 
 
-def test_only_what_is_far_from_its_share_is_told(queue: TaskQueue) -> None:
+def test_only_what_is_far_from_its_share_is_told(world: World) -> None:
     def kind(**changes: Any) -> str | None:
-        found = hint(make_info(queue, **changes), 60)
+        found = hint(make_info(world, **changes), 60)
         return None if found is None else found.kind
 
     assert kind(entitled=0.5, received=0.45) is None
@@ -253,23 +249,23 @@ def test_only_what_is_far_from_its_share_is_told(queue: TaskQueue) -> None:
     assert kind(entitled=0.01, received=0.05) is None
 
 
-def test_an_under_served_user_stands_out_in_the_list(queue: TaskQueue, site: Site) -> None:
-    fill(queue, "bob", 10)
-    serve(queue)
-    fill(queue, "alice", 1)
+def test_an_under_served_user_stands_out_in_the_list(world: World, site: Site) -> None:
+    world.fill("bob", 10)
+    serve(world)
+    world.fill("alice", 1)
     text = get(site, "/users")
     assert 'class="is-under"' in text
     assert "Under-served" in text
-    queue.set_user("alice", paused=True)
+    world.queue.set_user("alice", paused=True)
     text = get(site, "/users")
     assert 'class="is-limited"' in text
     assert "it is paused" in text
     assert "Under-served" not in text
 
 
-def test_bars_are_full_at_a_round_share(queue: TaskQueue) -> None:
+def test_bars_are_full_at_a_round_share(world: World) -> None:
     assert [
-        scale_of([make_info(queue, entitled=entitled, received=0.0)])
+        scale_of([make_info(world, entitled=entitled, received=0.0)])
         for entitled in (0.0, 0.04, 0.2, 0.26, 0.9)
     ] == [0.05, 0.05, 0.25, 0.5, 1.0]
     assert scale_of([]) == 0.05
@@ -278,16 +274,14 @@ def test_bars_are_full_at_a_round_share(queue: TaskQueue) -> None:
 # --- one user -------------------------------------------------------------------------------------
 
 
-def test_a_user_has_a_page_with_all_that_belongs_to_it(
-    queue: TaskQueue, site: Site, clock: ManualClock
-) -> None:
-    scheduler = TaskScheduler(queue)
+def test_a_user_has_a_page_with_all_that_belongs_to_it(world: World, site: Site) -> None:
+    scheduler = TaskScheduler(world.queue)
     for number in range(26):
         scheduler.add_schedule("0 9 * * *", "alice", schedule_id=f"nightly-{number:02d}")
-    push(queue, "done")
-    serve(queue)
-    push(queue, "first", "second")
-    fill(queue, "bob", 1)
+    world.push("done")
+    serve(world)
+    world.push("first", "second")
+    world.fill("bob", 1)
     text = get(site, "/users/alice")
     wait = "2 tasks wait for a worker"
     for part in ("Why is alice waiting?", "nightly-00", "done", "first", wait):
@@ -372,17 +366,15 @@ def test_that_no_worker_is_alive_is_said_on_every_page_that_says_why(
     assert "no worker is alive" in get(site, "/users")
 
 
-def test_a_user_is_paused_for_a_time_and_with_a_reason(
-    queue: TaskQueue, site: Site, clock: ManualClock
-) -> None:
-    fill(queue, "alice", 1)
+def test_a_user_is_paused_for_a_time_and_with_a_reason(world: World, site: Site) -> None:
+    world.fill("alice", 1)
     dialog = get(site, "/ask/users/pause", id="alice")
     assert "Pause alice?" in dialog
     done = post(site, "/do/users/pause", id="alice", note="unpaid", minutes="60")
     assert done.status_code == 204
-    settings = queue.get_user("alice")
+    settings = world.queue.get_user("alice")
     assert (settings.pause_note, settings.paused_by) == ("unpaid", "local")
-    assert settings.paused_until == clock.now() + timedelta(hours=1)
+    assert settings.paused_until == world.now() + timedelta(hours=1)
     assert "unpaid" in get(site, "/users/alice")
     assert post(site, "/do/users/pause", id="alice", minutes="-5").status_code == 422
 
@@ -427,12 +419,10 @@ def _escaped(text: str) -> str:
 # --- charts ---------------------------------------------------------------------------------------
 
 
-def test_the_chart_has_the_shares_of_the_users_who_got_most(
-    queue: TaskQueue, site: Site, clock: ManualClock
-) -> None:
+def test_the_chart_has_the_shares_of_the_users_who_got_most(world: World, site: Site) -> None:
     for number in range(10):
-        fill(queue, f"user-{number}", 1 + (number < 8))
-    serve(queue)
+        world.fill(f"user-{number}", 1 + (number < 8))
+    serve(world)
     document = site.http.get("/charts/users/shares").json()
     assert [line["label"] for line in document["lines"]] == [
         *(f"user-{number}" for number in range(8)),
@@ -447,10 +437,10 @@ def test_the_chart_has_the_shares_of_the_users_who_got_most(
     assert [sum(line["values"]) for line in counts["lines"]] == [2] * 9
 
 
-def test_a_user_has_a_chart_of_its_runs(queue: TaskQueue, site: Site) -> None:
-    fill(queue, "alice", 3)
-    fill(queue, "bob", 1)
-    serve(queue)
+def test_a_user_has_a_chart_of_its_runs(world: World, site: Site) -> None:
+    world.fill("alice", 3)
+    world.fill("bob", 1)
+    serve(world)
     document = site.http.get("/charts/users/service?id=alice&window=15m").json()
     assert [sum(line["values"]) for line in document["lines"]] == [3]
     assert site.http.get("/charts/users/service?id=carol").json()["lines"] == []
@@ -469,7 +459,7 @@ def test_a_user_is_paused_and_resumed(queue: TaskQueue, site: Site) -> None:
     assert not queue.get_user("alice").paused
 
 
-def form_of(queue: TaskQueue, site: Site, user: str = "alice") -> dict[str, str]:
+def form_of(world: World, site: Site, user: str = "alice") -> dict[str, str]:
     """The fields of the form as the page has them."""
     text = get(site, f"/users/{user}").split('<form class="limits"')[1].split("</form>")[0]
     found = {}
@@ -479,9 +469,9 @@ def form_of(queue: TaskQueue, site: Site, user: str = "alice") -> dict[str, str]
     return found
 
 
-def test_limits_are_changed_and_taken_away(queue: TaskQueue, site: Site) -> None:
-    queue.set_user("alice", max_waiting=50)
-    form = form_of(queue, site)
+def test_limits_are_changed_and_taken_away(world: World, site: Site) -> None:
+    world.queue.set_user("alice", max_waiting=50)
+    form = form_of(world, site)
     assert (form["weight"], form["max_waiting"], form["max_running"]) == ("1", "50", "")
     form |= {
         "weight": "2.5",
@@ -492,19 +482,19 @@ def test_limits_are_changed_and_taken_away(queue: TaskQueue, site: Site) -> None
     }
     answer = post(site, "/do/users/set", **form)
     assert answer.status_code == 204, answer.text
-    settings = queue.get_user("alice")
+    settings = world.queue.get_user("alice")
     assert (settings.weight, settings.max_running, settings.rate) == (2.5, 4, 0.5)
     assert (settings.max_waiting, settings.tenant) == (None, "acme")
 
 
-def test_only_what_was_changed_is_sent_on(queue: TaskQueue, site: Site) -> None:
-    queue.set_user("alice", weight=2)
-    form = form_of(queue, site)
-    queue.set_user("alice", max_running=7)  # by somebody else, meanwhile
+def test_only_what_was_changed_is_sent_on(world: World, site: Site) -> None:
+    world.queue.set_user("alice", weight=2)
+    form = form_of(world, site)
+    world.queue.set_user("alice", max_running=7)  # by somebody else, meanwhile
     post(site, "/do/users/set", **{**form, "weight": "3"})
-    settings = queue.get_user("alice")
+    settings = world.queue.get_user("alice")
     assert (settings.weight, settings.max_running) == (3, 7)
-    (entry,) = Inspector(queue).audit.list(action="user.set")
+    (entry,) = Inspector(world.queue).audit.list(action="user.set")
     assert entry.details == {"weight": 3}
     assert toast(post(site, "/do/users/set", **form)) == "Nothing was changed."
 
@@ -524,26 +514,26 @@ def test_only_what_was_changed_is_sent_on(queue: TaskQueue, site: Site) -> None:
     ],
 )
 def test_bad_input_is_refused_with_the_message_of_the_library(
-    queue: TaskQueue, site: Site, field: str, value: str, message: str
+    world: World, site: Site, field: str, value: str, message: str
 ) -> None:
-    queue.set_user("alice", weight=2)
-    before = queue.get_user("alice")
-    answer = post(site, "/do/users/set", **{**form_of(queue, site), field: value})
+    world.queue.set_user("alice", weight=2)
+    before = world.queue.get_user("alice")
+    answer = post(site, "/do/users/set", **{**form_of(world, site), field: value})
     assert answer.status_code == 422
     assert message in toast(answer)
-    assert queue.get_user("alice") == before
+    assert world.queue.get_user("alice") == before
 
 
-def test_a_backlog_is_counted_before_it_is_dropped(queue: TaskQueue, site: Site) -> None:
-    fill(queue, "alice", 4)
-    serve(queue, 1)  # so that something is known of alice afterwards
-    fill(queue, "bob", 1)
+def test_a_backlog_is_counted_before_it_is_dropped(world: World, site: Site) -> None:
+    world.fill("alice", 4)
+    serve(world, 1)  # so that something is known of alice afterwards
+    world.fill("bob", 1)
     dialog = get(site, "/ask/users/drop", id="alice")
     assert "Drop 3 waiting tasks?" in dialog
     assert "fairqueue users purge --dry-run alice" in dialog
-    assert queue.size("alice") == 3
+    assert world.queue.size("alice") == 3
     assert post(site, "/do/users/purge", id="alice").status_code == 204
-    assert (queue.size("alice"), queue.size("bob")) == (0, 1)
+    assert (world.queue.size("alice"), world.queue.size("bob")) == (0, 1)
     assert "Nothing to drop" in get(site, "/ask/users/drop", id="alice")
 
 
@@ -623,13 +613,13 @@ def test_a_read_only_site_shows_no_buttons_and_changes_nothing(queue: TaskQueue,
 
 
 def test_a_viewer_of_a_tenant_sees_its_own_users_and_no_fairness_of_all(
-    queue: TaskQueue, web: Web
+    world: World, web: Web
 ) -> None:
     site = web(auth=True)
-    push(queue, "a", user_id="anna", tenant="acme")
-    push(queue, "b", user_id="bob", tenant="other")
-    push(queue, "c", user_id="carol")
-    serve(queue)
+    world.push("a", user_id="anna", tenant="acme")
+    world.push("b", user_id="bob", tenant="other")
+    world.push("c", user_id="carol")
+    serve(world)
     for order in ("backlog", "name"):
         headers = as_key(site, "admin", "acme")
         text = site.http.get(f"/users?order={order}", headers=headers).text

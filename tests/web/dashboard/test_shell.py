@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from browser import Site, Web
+from helpers.browser import Site, Web
 from python_multipart.exceptions import FormParserError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException

@@ -7,26 +7,24 @@ from typing import Any
 
 import httpx
 import msgspec
-import redis
-from prometheus_client import CollectorRegistry
-from scheduling import state_of
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
-from support import State, claim_one, push
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.clock import ManualClock, from_ms
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLines, Report
-from fairqueue.queue.workers import WorkerStore
-from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web import create_app
 from fairqueue.web.api.endpoint import PREFIX
 from fairqueue.web.api.endpoints import ENDPOINTS
 from fairqueue.web.api.service import Routes
+from helpers.state import State
+from helpers.tasks import claim_one
+from helpers.world import World
 
 ROLES = ("viewer", "operator", "admin")
 TENANTS = (None, "acme", "globex")
+ACME = {"user_id": "acme-ann", "tenant": "acme"}
 
 ROUTES = Routes(ENDPOINTS)
 PROBLEM = "application/problem+json"
@@ -110,12 +108,10 @@ def check_problem(response: httpx.Response) -> None:
 
 
 @dataclass(kw_only=True)
-class World:
+class Api:
     """A queue with one of everything, all of tenant acme, whose ids begin with `acme`."""
 
-    queue: TaskQueue
-    clock: ManualClock
-    redis: redis.Redis
+    world: World
     app: ASGIApp
     keys: dict[tuple[str, str | None], str] = field(default_factory=dict)
     spare_key: str = ""
@@ -126,7 +122,7 @@ class World:
 
     def state(self) -> State:
         """All that the queue holds, without what is written down about requests."""
-        state = state_of(self.redis)
+        state = self.world.state()
         return {name: value for name, value in state.items() if name not in _ABOUT_REQUESTS}
 
 
@@ -135,38 +131,25 @@ def make_app(queue: TaskQueue) -> Starlette:
     return create_app(queue, dashboard=False, rate=1e6, burst=1_000_000)
 
 
-def make_world(queue: TaskQueue, clock: ManualClock, client: redis.Redis) -> World:
+def make_api(world: World) -> Api:
     """Fill an empty queue."""
-    world = World(queue=queue, clock=clock, redis=client, app=make_app(queue))
+    queue = world.queue
+    api = Api(world=world, app=make_app(queue))
     access = AccessStore(queue.link)
     for role in ROLES:
         for tenant in TENANTS:
             name = f"{role} of {tenant}"
-            world.keys[role, tenant] = access.create_key(name, role, tenant, by="test").secret
-    world.spare_key = access.create_key("spare", "viewer", by="test").info.key_id
-    push(queue, "acme-failed", user_id="acme-ann", name="acme-mail", tenant="acme")
+            api.keys[role, tenant] = access.create_key(name, role, tenant, by="test").secret
+    api.spare_key = access.create_key("spare", "viewer", by="test").info.key_id
+    world.push("acme-failed", **ACME, name="acme-mail")
     fail(queue)
-    push(queue, "acme-running", user_id="acme-ann", name="acme-mail", tenant="acme")
-    claim_one(queue)
-    push(
-        queue,
-        "acme-waiting",
-        user_id="acme-ann",
-        name="acme-mail",
-        tenant="acme",
-        payload={"to": "bo", "password": "hunter2"},
-    )
-    TaskScheduler(queue, registry=CollectorRegistry()).add_schedule(
-        "0 9 * * *",
-        "acme-ann",
-        schedule_id="acme-daily",
-        name="acme-report",
-        tenant="acme",
-        payload={"to": "bo", "password": "hunter2"},
-        metadata={"api_key": "hunter2"},
-    )
-    WorkerStore(queue.link).beat(_worker(), "worker-1")
-    return world
+    world.push_and_claim("acme-running", **ACME, name="acme-mail")
+    payload = {"to": "bo", "password": "hunter2"}
+    world.push("acme-waiting", **ACME, name="acme-mail", payload=payload)
+    secrets = {"payload": payload, "metadata": {"api_key": "hunter2"}}
+    world.add("acme-daily", **ACME, name="acme-report", **secrets)
+    world.beat("worker-1")
+    return api
 
 
 def fail(queue: TaskQueue, message: str = "no such mailbox") -> str:
@@ -178,19 +161,6 @@ def fail(queue: TaskQueue, message: str = "no such mailbox") -> str:
     report = Report.of_failure(claim.task.name, failure, seconds=0.1, lines=lines)
     queue.bury(claim, message, report=report)
     return claim.task.task_id
-
-
-def _worker() -> dict[str, Any]:
-    return {
-        "host": "here",
-        "pid": 1,
-        "version": "0",
-        "slots": 2,
-        "names": ["*"],
-        "current": [],
-        "running": 0,
-        "started": 1_700_000_000_000,
-    }
 
 
 def days_ago(clock: ManualClock, days: float) -> str:

@@ -24,7 +24,7 @@ from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [

@@ -5,9 +5,9 @@ import json
 from typing import Any
 
 import httpx
-from browser import Site
 
 from fairqueue.web.dashboard.shell import TOAST_COOKIE
+from helpers.browser import Site
 
 HTML = {"Accept": "text/html"}
 HTMX = {"Accept": "text/html", "HX-Request": "true"}

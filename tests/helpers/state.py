@@ -1,104 +1,20 @@
-"""What tests share: makers of tasks, the whole state of a queue as plain data, a lossy proxy."""
+"""The whole state of a queue as plain data, and a check that its parts agree."""
 
 import json
-import select
-import socket
-import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
 
 from fairqueue.link.keys import KEY_TYPES, Keys
-from fairqueue.models import Claim, Task
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.queue.workers import WorkerStore
 
 State = dict[str, Any]
-
-
-def make_task(user_id: str = "alice", task_id: str | None = None, **fields: Any) -> Task:
-    """A task of a user; the other fields as `Task.create` takes them."""
-    return Task.create(user_id=user_id, task_id=task_id, **fields)
-
-
-def push(queue: TaskQueue, *task_ids: str, user_id: str = "alice", **fields: Any) -> list[str]:
-    """Push tasks with these ids for one user."""
-    return queue.push_many(make_task(user_id, task_id, **fields) for task_id in task_ids)
-
-
-def fill(queue: TaskQueue, user_id: str, count: int, **fields: Any) -> None:
-    """Push so many tasks `<user>-0`, `<user>-1`, ... for a user."""
-    push(queue, *(f"{user_id}-{n}" for n in range(count)), user_id=user_id, **fields)
-
-
-def claim_one(queue: TaskQueue, lease: float = 30.0, worker: str = "w") -> Claim:
-    """The one task that is offered next."""
-    (claim,) = queue.claim(worker, lease=lease)
-    return claim
-
-
-def served_users(queue: TaskQueue, count: int, *, finish: bool = True) -> list[str]:
-    """Claim so many tasks one by one; whose they were, in order."""
-    users = []
-    for _ in range(count):
-        claims = queue.claim("w", limit=1)
-        users += [claim.task.user_id for claim in claims]
-        if finish:
-            queue.finish_many((claim, None) for claim in claims)
-    return users
-
-
-def ids_of(claims: list[Claim]) -> list[str]:
-    """The ids of claimed tasks, in order."""
-    return [claim.task.task_id for claim in claims]
-
-
-class Mute(Exception):
-    """An error that cannot be shown at all."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no words")
-
-    __str__ = __repr__
-
-
-# --- waiting --------------------------------------------------------------------------------------
-
-
-def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
-    """Start an action; calling the answer gives its result."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(action)
-    pool.shutdown(wait=False)
-    return lambda: future.result(30)
-
-
-def until_blocked(client: redis.Redis, count: int = 1) -> None:
-    """Come back when so many clients are blocked in the server."""
-    deadline = time.monotonic() + 30
-    while cast(dict[str, int], client.info("clients"))["blocked_clients"] < count:
-        assert time.monotonic() < deadline
-
-
-def is_closed_after(sock: socket.socket, more: bytes) -> bool:
-    """Send more; True if the other side has closed the connection."""
-    try:
-        sock.sendall(more)
-        return sock.recv(1) == b""
-    except TimeoutError:
-        return False
-    except ConnectionError:
-        return True
-
-
-# --- the whole state ------------------------------------------------------------------------------
-
+# Written by every script to recognise its repetition: no part of what the queue is.
+_REPLAY = ("ops", "ops_before")
 
 # By methods of the client, whose answers are the same with either protocol of Redis.
 READS: dict[str, Callable[[Pipeline, bytes], object]] = {
@@ -365,111 +281,10 @@ def jain(amounts: list[float]) -> float:
     return sum(amounts) ** 2 / (len(amounts) * sum(x * x for x in amounts))
 
 
-# --- a network that loses replies -----------------------------------------------------------------
-
-
-class LossyProxy:
-    """A TCP port in front of a server that can drop a reply after the command was applied."""
-
-    def __init__(self, socket_path: str) -> None:
-        self._socket_path = socket_path
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._end, self._ending = socket.socketpair()
-        self._lock = threading.Lock()
-        self._to_drop = 0
-        self.dropped = 0
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
-
-    def drop_replies(self, count: int = 1) -> None:
-        """Drop the replies to the next scripts that are applied, and their connections."""
-        with self._lock:
-            self._to_drop = count
-
-    def close(self) -> None:
-        self._ending.close()
-        for thread in list(self._threads):
-            thread.join(10)
-        self._listening.close()
-        self._end.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _accept(self) -> None:
-        while True:
-            readable, _, _ = select.select([self._listening, self._end], [], [])
-            if self._end in readable:
-                return
-            client, _ = self._listening.accept()
-            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.socket(socket.AF_UNIX) as upstream, suppress(OSError):
-            upstream.connect(self._socket_path)
-            script = False
-            while True:
-                readable, _, _ = select.select([client, upstream, self._end], [], [])
-                if self._end in readable:
-                    return
-                source, other = (client, upstream) if client in readable else (upstream, client)
-                data = source.recv(65536)
-                if not data:
-                    return
-                self._hold()
-                if source is client:
-                    script = b"EVALSHA" in data
-                elif script and not data.startswith(b"-") and self._drops():
-                    return
-                other.sendall(data)
-
-    def _hold(self) -> None:
-        """Something is on its way: whoever holds it up waits here."""
-
-    def _drops(self) -> bool:
-        with self._lock:
-            if self._to_drop == 0:
-                return False
-            self._to_drop -= 1
-            self.dropped += 1
-            return True
-
-
-class StallingProxy(LossyProxy):
-    """The same, which can also hold everything up: nothing arrives, and nothing breaks."""
-
-    def __init__(self, socket_path: str) -> None:
-        self._flows = threading.Event()
-        self._flows.set()
-        super().__init__(socket_path)
-
-    def stall(self) -> None:
-        """From now on nothing comes through, either way."""
-        self._flows.clear()
-
-    def resume(self) -> None:
-        """Deliver what was held up, however late, and all that comes."""
-        self._flows.set()
-
-    def close(self) -> None:
-        self.resume()
-        super().close()
-
-    def _hold(self) -> None:
-        self._flows.wait()
-
-
-def beat(queue: TaskQueue, worker_id: str = "w", names: Sequence[str] = ("*",)) -> None:
-    """Let a worker say that it is alive, and that it has handlers for these names."""
-    record = {"host": "h", "pid": 7, "version": "1.0", "slots": 4, "names": [*names]}
-    record |= {"current": [], "running": 0, "started": 0}
-    WorkerStore(queue.link).beat(record, worker_id)
+def state_of(client: redis.Redis, name: str = "default", *, replay: bool = False) -> State:
+    """All that a queue has in Redis; with `replay`, also the answers kept for repetitions."""
+    state = {key: text for key, text in dump(client, name).items() if replay or key not in _REPLAY}
+    if isinstance(state.get("leader"), str):
+        with suppress(ValueError):
+            state["leader"] = json.loads(state["leader"])
+    return state

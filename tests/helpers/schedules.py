@@ -1,15 +1,12 @@
 """What tests of schedules share: a known Thursday, records as plain data, waits with an end."""
 
 import json
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 import redis
-from support import State, dump
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.link.operation import Call
@@ -20,9 +17,6 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 THURSDAY = datetime(2026, 3, 5, 8, 59, 30, tzinfo=UTC)  # half a minute before nine
 
 Noted = tuple[datetime, datetime, int, str]
-
-# Written by every script to recognise its repetition: no part of what the queue is.
-_REPLAY = ("ops", "ops_before")
 
 
 def at(day: int, hour: int, minute: int = 0, second: int = 0) -> datetime:
@@ -51,15 +45,6 @@ def ms(moment: datetime) -> int:
 def fire_id(schedule_id: str, moment: datetime) -> str:
     """The id of the task that a schedule fires at a moment."""
     return f"{schedule_id}:{ms(moment)}"
-
-
-def state_of(client: redis.Redis, name: str = "default", *, replay: bool = False) -> State:
-    """All that a queue has in Redis; with `replay`, also the answers kept for repetitions."""
-    state = {key: text for key, text in dump(client, name).items() if replay or key not in _REPLAY}
-    if isinstance(state.get("leader"), str):
-        with suppress(ValueError):
-            state["leader"] = json.loads(state["leader"])
-    return state
 
 
 def record(client: redis.Redis, queue: TaskQueue, key: str, schedule_id: str) -> Any:
@@ -118,15 +103,3 @@ def before_script(
 
     monkeypatch.setattr(queue.link, "_command", hooked)
     return sent
-
-
-def eventually(
-    predicate: Callable[[], object], what: str, *, within: float = 10.0, every: float = 0.005
-) -> None:
-    """Return as soon as the predicate holds; fail, saying what was awaited, after `within` s."""
-    pause = threading.Event()
-    for _ in range(int(within / every)):
-        if predicate():
-            return
-        pause.wait(every)
-    raise AssertionError(f"not within {within:g} s: {what}")

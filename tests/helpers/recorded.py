@@ -5,7 +5,7 @@ The tests load it into a real server and go on from there with the present code,
 version stored that people run keeps working. It is never recorded anew, since the point of it is
 its age: a later version that stores other things gets a file of its own, with
 
-    python tests/recorded.py tests/data/queue-<version>.json
+    PYTHONPATH=tests python -m helpers.recorded tests/data/queue-<version>.json
 
 in a checkout of that version, and its name goes into RECORDED.
 """
@@ -32,7 +32,7 @@ from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.samples import SampleStore
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 RECORDED = ("queue-0.1.0.json",)  # the oldest first
 
 # --- reading and writing --------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""Networks that lose or delay replies."""
+
+import select
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+
+
+def is_closed_after(sock: socket.socket, more: bytes) -> bool:
+    """Send more; True if the other side has closed the connection."""
+    try:
+        sock.sendall(more)
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+class LossyProxy:
+    """A TCP port in front of a server that can drop a reply after the command was applied."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._end, self._ending = socket.socketpair()
+        self._lock = threading.Lock()
+        self._to_drop = 0
+        self.dropped = 0
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
+
+    def drop_replies(self, count: int = 1) -> None:
+        """Drop the replies to the next scripts that are applied, and their connections."""
+        with self._lock:
+            self._to_drop = count
+
+    def close(self) -> None:
+        self._ending.close()
+        for thread in list(self._threads):
+            thread.join(10)
+        self._listening.close()
+        self._end.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            readable, _, _ = select.select([self._listening, self._end], [], [])
+            if self._end in readable:
+                return
+            client, _ = self._listening.accept()
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as upstream, suppress(OSError):
+            upstream.connect(self._socket_path)
+            script = False
+            while True:
+                readable, _, _ = select.select([client, upstream, self._end], [], [])
+                if self._end in readable:
+                    return
+                source, other = (client, upstream) if client in readable else (upstream, client)
+                data = source.recv(65536)
+                if not data:
+                    return
+                self._hold()
+                if source is client:
+                    script = b"EVALSHA" in data
+                elif script and not data.startswith(b"-") and self._drops():
+                    return
+                other.sendall(data)
+
+    def _hold(self) -> None:
+        """Something is on its way: whoever holds it up waits here."""
+
+    def _drops(self) -> bool:
+        with self._lock:
+            if self._to_drop == 0:
+                return False
+            self._to_drop -= 1
+            self.dropped += 1
+            return True
+
+
+class StallingProxy(LossyProxy):
+    """The same, which can also hold everything up: nothing arrives, and nothing breaks."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._flows = threading.Event()
+        self._flows.set()
+        super().__init__(socket_path)
+
+    def stall(self) -> None:
+        """From now on nothing comes through, either way."""
+        self._flows.clear()
+
+    def resume(self) -> None:
+        """Deliver what was held up, however late, and all that comes."""
+        self._flows.set()
+
+    def close(self) -> None:
+        self.resume()
+        super().close()
+
+    def _hold(self) -> None:
+        self._flows.wait()
