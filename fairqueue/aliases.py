@@ -1,4 +1,4 @@
-"""Old names of modules, kept for one version: importing one gives the new module, and warns."""
+"""Deprecated module names: importing one returns the new module, with a DeprecationWarning."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Documented once, and moved; the names are those below `fairqueue`.
+# Old name -> new name, both below `fairqueue`.
 MOVED = {
     "cron": "recurrence.cron",
     "embedded": "runtime.embedded",
@@ -23,24 +23,24 @@ MOVED = {
 
 
 class Aliases(MetaPathFinder, Loader):
-    """Finds the modules of the table. It comes last: no other import is slowed down."""
+    """Finds the modules of the table. It is the last finder, so other imports are not slower."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Say that a module of the table is ours to load."""
+        """Return a spec for a module of the table."""
         package, _, name = fullname.rpartition(".")
         return ModuleSpec(fullname, self) if package == "fairqueue" and name in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to Python: what it makes is replaced at once."""
+        """Let Python make an empty module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module of today in the place of the old one."""
+        """Replace the old name by the new module in sys.modules."""
         old = module.__name__
         new = f"fairqueue.{MOVED[old.rpartition('.')[2]]}"
         warnings.warn(
-            f"{old} is now {new}: the old name goes with the next version",
+            f"{old} has moved to {new}; the old name will be removed in the next version",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -48,6 +48,6 @@ class Aliases(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Have the old names found, once."""
+    """Add the finder to sys.meta_path, unless it is there."""
     if not any(type(finder).__name__ == Aliases.__name__ for finder in sys.meta_path):
         sys.meta_path.append(Aliases())

@@ -1,19 +1,19 @@
-"""The errors of FairQueue: one tree, so that `except FairQueueError` catches all of them."""
+"""The exceptions of FairQueue, all derived from FairQueueError, and how messages show values."""
 
 import reprlib
 from datetime import date, time, timedelta
 from decimal import Decimal
 
-# Few objects that are in each other again and again can have a repr that never ends.
+# A few objects that contain each other can have a repr that never ends.
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 4
 _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = 20
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 200
-LONGEST_SHOWN = 200  # characters of a text that a message shows
+LONGEST_SHOWN = 200  # characters of a string in a message
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: its repr; of a long text the beginning, and how long it is."""
+    """Return the repr of a value, with long strings cut and followed by their length."""
     if isinstance(value, str | bytes):
         if len(value) <= LONGEST_SHOWN:
             return repr(value)
@@ -21,63 +21,63 @@ def shown(value: object) -> str:
         return f"{value[:LONGEST_SHOWN]!r}... ({len(value)} {what})"
     try:
         return _REPR.repr(value)
-    except Exception:  # the value's own code, or a number of thousands of digits
+    except Exception:  # the value's own __repr__ failed, or a number has thousands of digits
         return f"a {type(value).__name__} that cannot be shown"
 
 
 def cut(text: str, most: int) -> str:
-    """A text that may hold anything, at most so long."""
+    """Return the text, cut to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-# What says no more than itself, whatever it was passed in as.
+# Values of these types cannot contain a secret.
 _PLAIN = (type(None), int, float, complex, Decimal, date, time, timedelta)
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a number, a bool, None or a time: nothing that has secrets in it."""
+    """Return whether a value is a number, a bool, None or a time, which contain no secrets."""
     return isinstance(value, _PLAIN)
 
 
 def kind_of(value: object) -> str:
-    """The type of a value in words: "a dict", "an object"; None is "None"."""
+    """Return the type of a value with its article: "a dict", "an object"; "None" for None."""
     if value is None:
         return "None"
     name = type(value).__name__
     return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"
 
 
-def told(value: object) -> str:
-    """A value that may hold secrets, as a message tells of it: itself if plain, else its type."""
+def safe_repr(value: object) -> str:
+    """Return the repr of a value if it is plain, or else only its type, to keep secrets."""
     return shown(value) if is_plain(value) else kind_of(value)
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: `1 task`, `1,200 tasks`; `many` where an s is not enough."""
+    """Return a count with its noun: `1 task`, `1,200 tasks`. Give `many` for irregular plurals."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 class FairQueueError(Exception):
-    """Something that FairQueue was asked for could not be done."""
+    """The base of all errors of FairQueue."""
 
 
 # --- bad input: also ValueErrors; nothing was stored ----------------------------------------------
 
 
 class InvalidInput(FairQueueError, ValueError):
-    """A value that was passed in cannot be used; the message says what would be."""
+    """An argument is invalid; the message says what is valid."""
 
 
 class ConfigurationError(InvalidInput):
-    """A constructor's argument, a setting or the server's own configuration is unusable."""
+    """A constructor argument, a setting or the configuration of the Redis server is invalid."""
 
 
 class InvalidTask(InvalidInput):
-    """A task has an unusable id, user, name, priority or time, or its id means another task."""
+    """A task has an invalid id, user, name, priority or time, or its id belongs to another task."""
 
 
 class InvalidPayload(InvalidTask):
-    """A payload is not a JSON object, or is too large or too deep; the message has the path."""
+    """A payload is not a JSON object, is too large or too deep; the message contains the path."""
 
 
 class UnknownTask(InvalidTask):
@@ -85,15 +85,15 @@ class UnknownTask(InvalidTask):
 
 
 class UnknownUser(InvalidTask):
-    """There is no user of this name."""
+    """There is no user with this id."""
 
 
 class UnknownWorker(InvalidInput):
-    """There is no living worker with this id."""
+    """No live worker has this id."""
 
 
 class InvalidSchedule(InvalidInput):
-    """A schedule has an unusable or unknown field."""
+    """A schedule has an invalid or unknown field."""
 
 
 class UnknownSchedule(InvalidSchedule):
@@ -101,22 +101,22 @@ class UnknownSchedule(InvalidSchedule):
 
 
 class InvalidCron(InvalidSchedule):
-    """A cron expression cannot be read, or can never fire."""
+    """A cron expression is invalid, or never fires."""
 
 
 class UnknownTimezone(InvalidSchedule):
     """A time zone is not in the tz database."""
 
 
-# --- the state of things said no ------------------------------------------------------------------
+# --- not possible in the current state ------------------------------------------------------------
 
 
 class LeaseLost(FairQueueError):
-    """The lease of a claim has ended, so another worker may own the task: nothing was changed."""
+    """The lease of a claim has ended and another worker may own the task. Nothing was changed."""
 
 
 class QueueFull(FairQueueError):
-    """The queue, or the user's part of it, has reached its limit: the task was not stored."""
+    """The queue, or this user's share of it, is at its limit. Nothing was stored."""
 
 
 class ScheduleConflict(FairQueueError):
@@ -124,39 +124,39 @@ class ScheduleConflict(FairQueueError):
 
 
 class StaleVersion(FairQueueError):
-    """The object was changed since it was read: nothing was changed."""
+    """The object has changed since it was read. Nothing was changed."""
 
 
 class Forbidden(FairQueueError):
-    """The actor's role or tenant does not allow this: nothing was changed."""
+    """The actor's role or tenant does not allow this. Nothing was changed."""
 
 
 class ScheduleQuota(FairQueueError):
-    """A user has as many schedules as the queue allows, or one is too frequent."""
+    """A user has as many schedules as the queue allows, or a schedule fires too often."""
 
 
 class BrokenRecord(FairQueueError):
-    """A record in Redis cannot be read; `TaskScheduler.problems()` lists those of schedules."""
+    """A record in Redis is damaged; `TaskScheduler.problems()` lists damaged schedules."""
 
 
 class TimedOut(Exception):
-    """Raised inside a handler that has run for longer than its time-out."""
+    """Raised inside a handler that has exceeded its time-out."""
 
 
 # --- Redis ----------------------------------------------------------------------------------------
 
 
 class RedisUnavailable(FairQueueError):
-    """Redis did not answer in time. Whether it acted is unknown; the same call may be repeated."""
+    """Redis did not answer in time. It may have acted; the same call may be repeated."""
 
 
 class RedisRefused(FairQueueError):
-    """Redis said no (out of memory, no permission, a wrong-typed key): nothing was changed."""
+    """Redis refused a command: out of memory, no permission, wrong type. Nothing was changed."""
 
 
 class UnknownLayout(RedisRefused):
-    """The queue has the layout of a later version of FairQueue: nothing was read or changed."""
+    """A later version of FairQueue has written this queue. Nothing was read or changed."""
 
 
 class EmbeddedServerError(FairQueueError):
-    """The embedded server cannot be started here; the message says what is missing."""
+    """The embedded server cannot start; the message says what is missing."""

@@ -1,4 +1,4 @@
-"""The plain data of FairQueue: what goes in, what comes out, and how it is written down."""
+"""The data types of the public API, and how tasks are stored."""
 
 import hashlib
 import json
@@ -31,49 +31,49 @@ T = TypeVar("T")
 DEFAULT_NAME = "default"
 DIGESTED_BYTES = 1024  # as in lua/lib/enqueue.lua: the digest of a longer document is kept
 
-# What reading a damaged record can raise.
+# The exceptions that reading a damaged record can raise.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def as_text(value: Any) -> str:
-    """A value of a record that has to be text. Raises TypeError."""
+    """Return a value of a record that must be a string. Raises TypeError."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not a string")
     return value
 
 
 def text_or_none(value: Any) -> str | None:
-    """A value of a record that has to be text, where there is one. Raises TypeError."""
+    """Return a value of a record that must be a string or None. Raises TypeError."""
     return None if value is None else as_text(value)
 
 
 def _as_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r:.80} is no object")
+        raise TypeError(f"{value!r:.80} is not an object")
     return value
 
 
 def new_id() -> str:
-    """A random id, 96 bits."""
+    """Return a random id of 96 bits."""
     return os.urandom(12).hex()
 
 
 @lru_cache(maxsize=10_000)
 def status_head(user_id: str, name: str, priority: int) -> str:
-    """The part of a status record that is known before the push: JSON without closing brace."""
+    """Return the fields of a status record that are known before the push: JSON without its end."""
     user, named = encode_basestring(user_id), encode_basestring(name)
     return f'{{"user":{user},"name":{named},"level":{int(priority)},"attempts":0'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something to be done for a user. Make one with `Task.create`.
+    """A piece of work for a user. Make one with `Task.create`.
 
-    `delay_ms` and `at_ms` say when it becomes ready; `schedule_id` and `scheduled_for` are set on
-    those that a schedule has fired. `run_type` is "queued", "scheduled", "manual" (a schedule that
-    was triggered) or "retry" (of the dead letter `retry_of`). `policy` is what it, or its schedule,
-    says of retries and time-out; it wins over the handler's. `tenant` is the group of users that it
-    is done for, if any. `document` is what is stored: the task as it was when created.
+    delay_ms, at_ms: when it becomes ready. schedule_id, scheduled_for: set if a schedule has fired
+    it. run_type: "queued", "scheduled", "manual" (a schedule was triggered) or "retry" (of the dead
+    letter `retry_of`). policy: retries and time-out set for this task or its schedule; they
+    override the handler's. tenant: the group of users that it belongs to, if any. document: the
+    task as it is stored.
     """
 
     task_id: str
@@ -113,21 +113,23 @@ class Task:
         jitter: str | None = None,
         timeout: float | None = None,
     ) -> "Task":
-        """A task for a user, checked.
+        """Return a checked task.
 
-        `delay` is in seconds from the push; `at` is an aware datetime or seconds since 1970 (one in
-        the past means at once). Without `task_id` a random one is made; giving one makes repeated
-        pushes one task, whose time is that of the first. `triggered_by` says who or what asked for
-        it, for the history. `tenant` is the group of users that it is done for; a user without one
-        belongs to it from then on.
+        task_id: pushing the same id again does not add a second task; random by default.
+        delay, at: when it becomes ready: seconds from the push, or an aware datetime or seconds
+            since 1970. A time in the past means now.
+        triggered_by: who or what requested it, for the history.
+        tenant: the group of users that it belongs to. A user without a tenant joins it.
 
-        What follows wins over its handler's. `retries` after it has failed; or `max_attempts`,
-        which is one more, and counts attempts whose worker died too. `backoff`: seconds before the
-        first retry, which double each time up to a day, without jitter; `backoff_multiplier`,
-        `backoff_cap` and jitter="full" change that. Or a list of delays. `timeout`: how many
-        seconds a run may take.
+        These override the options of the handler:
 
-        Raises InvalidTask or InvalidPayload, naming the value.
+        retries, max_attempts: attempts after a failure; or attempts in total, including those
+            whose worker died. Pass one of them.
+        backoff: seconds before the first retry, doubled for each further one, up to a day, without
+            jitter; or a list of delays. See also backoff_multiplier, backoff_cap, jitter="full".
+        timeout: the longest duration of a run in seconds.
+
+        Raises InvalidTask or InvalidPayload naming the value.
         """
         delay_ms, at_ms = check_when(delay, at)
         priority = check_priority(priority)
@@ -173,7 +175,7 @@ class Task:
 
     @classmethod
     def from_document(cls, task_id: str, document: bytes | str) -> "Task":
-        """A task as Redis has it. Raises BrokenRecord if the document cannot be read."""
+        """Return a stored task. Raises BrokenRecord if its document is damaged."""
         try:
             record = json.loads(document)
             scheduled_ms = record.get("scheduled_for")
@@ -193,15 +195,15 @@ class Task:
                 document=document if isinstance(document, str) else document.decode(),
             )
         except UNREADABLE as error:
-            raise BrokenRecord(f"the document of task {task_id!r} is unreadable: {error}") from None
+            raise BrokenRecord(f"the document of task {task_id!r} is damaged: {error}") from None
 
     def __repr__(self) -> str:
-        """Which task it is; not its payload, which may hold secrets and would end in a log."""
+        """Identify the task without its payload, whose secrets must not end up in logs."""
         return f"Task({self.task_id!r}, user_id={self.user_id!r}, name={self.name!r})"
 
     @property
     def status_head(self) -> str:
-        """What is known of its status before the push: JSON without closing brace."""
+        """The fields of its status record that are known before the push: JSON without its end."""
         head = status_head(self.user_id, self.name, self.priority)
         if self.schedule_id is not None:
             head += f',"schedule":{encode_basestring(self.schedule_id)}'
@@ -217,30 +219,28 @@ class Task:
 
     @property
     def when(self) -> str:
-        """When it becomes ready, as the scripts take it."""
+        """The time at which it becomes ready, as scripts take it."""
         return moment_text(self.delay_ms, self.at_ms)
 
 
 def moment_text(delay_ms: int | None, at_ms: int | None) -> str:
-    """A moment as the scripts take it: nothing for now, `+ms` from now, or `ms`."""
+    """Return a time as scripts take it: "" for now, `+<ms>` from now, or `<ms>` since 1970."""
     if delay_ms is not None:
         return f"+{delay_ms}"
     return "" if at_ms is None else str(at_ms)
 
 
 def check_when(delay: object, at: object) -> tuple[int | None, int | None]:
-    """A delay or a moment in ms; at most one is given. Raises InvalidTask naming the value."""
+    """Return (delay in ms, time in ms), at most one of them not None. Raises InvalidTask."""
     if delay is not None and at is not None:
-        raise InvalidTask(
-            f"delay {shown(delay)} and at {shown(at)} are both given: pass one of them"
-        )
+        raise InvalidTask(f"pass delay or at, not both (delay={shown(delay)}, at={shown(at)})")
     if delay is not None:
         return round(check_seconds(delay, "delay", InvalidTask) * 1000), None
     return None, None if at is None else to_ms(at, "at", InvalidTask)
 
 
 def run_type(schedule_id: str | None, scheduled_ms: int | None, retry_of: str | None) -> str:
-    """How a task came to be: "queued", "scheduled", "manual" or "retry"."""
+    """Return the origin of a task: "queued", "scheduled", "manual" or "retry"."""
     if retry_of is not None:
         return "retry"
     if schedule_id is None:
@@ -249,7 +249,7 @@ def run_type(schedule_id: str | None, scheduled_ms: int | None, retry_of: str | 
 
 
 def origin_fields(origin: Mapping[str, str | None]) -> str:
-    """Where a task comes from, as fields of JSON; those that are None are left out."""
+    """Return the origin of a task as JSON fields, without those that are None."""
     return "".join(
         f',"{name}":{encode_basestring(value)}'
         for name, value in origin.items()
@@ -258,7 +258,7 @@ def origin_fields(origin: Mapping[str, str | None]) -> str:
 
 
 def encode_payload(payload: dict[str, Any]) -> str:
-    """A checked payload as canonical JSON. Raises InvalidPayload when it is too large."""
+    """Return a checked payload as canonical JSON. Raises InvalidPayload if it is too large."""
     return encode_json(payload, "payload", MAX_PAYLOAD_BYTES)
 
 
@@ -278,7 +278,7 @@ def task_document(
     origin: Mapping[str, str | None] = {},
     policy: str | None = None,
 ) -> str:
-    """What is stored of a task: its content without its id, so that equal tasks are equal text."""
+    """Return the stored form of a task: everything but its id, so equal tasks are equal text."""
     text = _document_head(user_id, name, priority)
     if schedule_id is not None:
         text += f',"schedule":{encode_basestring(schedule_id)}'
@@ -303,16 +303,16 @@ class Claim:
 
     @property
     def due_at(self) -> datetime:
-        """When the task became ready: its wait counts from here."""
+        """The time at which the task became ready: its wait begins here."""
         return from_ms(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInfo:
-    """What is known of a task.
+    """The state of a task.
 
     `state` is one of ready, delayed, running, finished, buried, cancelled. `task` is None if its
-    document cannot be read.
+    document is damaged.
     """
 
     task_id: str
@@ -335,11 +335,11 @@ class TaskInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerLimits:
-    """What holds for all tasks of a name, over all workers; None: no such limit.
+    """Limits on all tasks of one name, over all workers. None means no limit.
 
-    slots: how many run at a time. rate: how many begin in a second. timeout: how many seconds a run
-    may take, unless its task says so itself; one that goes on for a lease longer is ended without
-    it. What ends a run at its time-out is the worker, by the option of its handler.
+    slots: how many run at a time. rate: how many start in a second. timeout: seconds that a run may
+    take, unless its task sets its own; a run that takes one lease longer is ended by the queue. The
+    worker ends a run at the time-out of its handler's options.
     """
 
     slots: int | None = None
@@ -349,9 +349,9 @@ class HandlerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a task waits: the reasons, the one that binds first; `summary` has them in sentences.
+    """Why a task waits: the reasons, the decisive one first. `summary` joins their sentences.
 
-    The other fields are some of the values of the reasons.
+    The other fields repeat values of the reasons.
     """
 
     task_id: str
@@ -369,10 +369,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSettings:
-    """The limits, the weight and the tenant of one user.
+    """The limits, the weight, the tenant and the pause of one user.
 
-    While it is paused: since when, by whom, why, and until when, as far as that was said. A pause
-    that is over is none.
+    The pause_* and paused_* fields are None unless the user is paused and they were given. A pause
+    that has ended is not shown.
     """
 
     weight: float = 1.0
@@ -389,22 +389,22 @@ class UserSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """What `TaskQueue.configure` can change; the same for every process that uses the queue.
+    """The settings that `TaskQueue.configure` changes, for all processes that use the queue.
 
-    max_attempts: a task whose lease expires on this attempt, or on a later one, goes to the dead
-        letters.
-    max_waiting: waiting and delayed tasks that the queue takes, 0 for any number.
+    max_attempts: a task whose lease expires on this attempt, or on a later one, becomes a dead
+        letter.
+    max_waiting: the largest number of waiting and delayed tasks; 0 means no limit.
     keep_finished, keep_finished_for: how many finished and cancelled tasks stay readable, and for
         how many seconds; 0 keeps none.
     keep_dead, keep_dead_for: the same for dead letters.
     cost: "tasks": each task counts the same; "time": users share the time for which workers hold
-        their tasks, so that a worker should claim no more than it runs at once.
-    critical_share: the part of all serves that CRITICAL tasks may take ahead of others' turns;
-        1.0 does not bound them, 0.0 gives them no lane.
-    ageing: seconds of waiting that outweigh one level of priority, 0 for strict priorities. Can be
+        their tasks, so a worker should claim no more tasks than it runs at once.
+    critical_share: the largest share of claims that CRITICAL tasks may take out of turn; 1.0 means
+        no limit, 0.0 means never.
+    ageing: seconds of waiting that equal one level of priority; 0 for strict priorities. Can be
         changed only while no task is queued.
-    max_schedules: how many schedules a user may have, 0 for any number.
-    min_interval: how many seconds two moments of a new schedule must be apart at least.
+    max_schedules: how many schedules a user may have; 0 means no limit.
+    min_interval: the shortest time in seconds between two fires of a new schedule.
     """
 
     max_attempts: int = 5
@@ -493,7 +493,7 @@ class ScheduledTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A schedule that the scheduler had to set aside, and why."""
+    """A schedule that cannot run, and why."""
 
     schedule_id: str
     reason: str
@@ -501,7 +501,7 @@ class Problem:
 
 
 class Page(list[T], Generic[T]):
-    """A part of a listing; `cursor` gets the next part, or is None at the end."""
+    """One page of a listing. Pass `cursor` to get the next page; None means this is the last."""
 
     def __init__(self, items: list[T], cursor: str | None) -> None:
         super().__init__(items)
@@ -510,7 +510,7 @@ class Page(list[T], Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSnapshot:
-    """Counts of a queue at one moment, for metrics and health."""
+    """Counts of a queue at one time, for metrics and health."""
 
     at: datetime
     counters: dict[str, int]

@@ -1,22 +1,22 @@
-"""Why a task waits, in sentences: one for each reason, from the values that it is made of."""
+"""The reasons why a task waits, as codes with values and as sentences."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-Tell = Callable[[datetime], Any]
-Fill = Callable[..., str]
+FormatTime = Callable[[datetime], Any]
+FillTemplate = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One reason why a task waits, or where it is.
+    """One reason why a task waits, or its state if it does not wait.
 
     code: no_worker, no_handler, delayed, retry, due, buffered, user_paused, user_capped, user_rate,
     name_slots, name_rate, set_aside, critical, turn, own_tasks; or running, cancelling, succeeded,
-    cancelled, failed. text: the same as a sentence, with times in the zone of the process. values:
-    what it is made of, by name; moments are aware datetimes.
+    cancelled, failed. text: a sentence, with times in the time zone of the process. values: the
+    values in the sentence, by name; times are aware datetimes.
     """
 
     code: str
@@ -25,27 +25,29 @@ class Reason:
 
 
 def reason(code: str, now: datetime, **values: Any) -> Reason:
-    """A reason with its sentence."""
+    """Return a reason with its sentence."""
     return Reason(code=code, text=sentence(code, values, lambda at: when(at, now)), values=values)
 
 
-def sentence(code: str, values: Mapping[str, Any], tell: Tell, fill: Fill = str.format) -> str:
-    """A reason as a sentence; `tell` writes moments, `fill` puts the values into the text."""
-    template = _TEMPLATES[code](values)
-    shown = {name: _shown(value, tell) for name, value in values.items()}
-    return fill(template, **shown)
+def sentence(
+    code: str, values: Mapping[str, Any], format_time: FormatTime, fill: FillTemplate = str.format
+) -> str:
+    """Return the sentence of a reason. `fill` inserts the values, by name, into the template."""
+    template = _TEMPLATES[code]
+    text = template if isinstance(template, str) else template(values)
+    return fill(text, **{name: _shown(value, format_time) for name, value in values.items()})
 
 
-def _shown(value: Any, tell: Tell) -> Any:
+def _shown(value: Any, format_time: FormatTime) -> Any:
     if isinstance(value, datetime):
-        return tell(value)
+        return format_time(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def when(at: datetime, now: datetime) -> str:
-    """A moment by the clock of the process, and how far it is: `00:07 CET (in 55 min)`."""
+    """Format a time in the time zone of the process: `00:07:00 CET (in 55 min)`."""
     local, today = at.astimezone(), now.astimezone()
     day = ""
     if local.date() != today.date():
@@ -55,7 +57,7 @@ def when(at: datetime, now: datetime) -> str:
 
 
 def distance(by: timedelta) -> str:
-    """`in 55 min`, `2 h 5 min ago`, `now`."""
+    """Format a time relative to now: `in 55 min`, `2 h 5 min ago`, `now`."""
     seconds = by.total_seconds()
     if abs(seconds) < 1:
         return "now"
@@ -64,20 +66,18 @@ def distance(by: timedelta) -> str:
 
 
 def _length(seconds: float) -> str:
-    """So many seconds in the one or two units that matter."""
+    """Format a duration in its largest unit, and the next smaller one unless that is noise."""
     whole = round(seconds)
-    for unit, size, below, lower, most in (
-        ("s", 1, "", 1, 60),
-        ("min", 60, "s", 1, 3600),
-        ("h", 3600, "min", 60, 86_400),
-        ("d", 86_400, "h", 3600, whole + 1),
-    ):
-        if whole < most:
-            many, rest = divmod(whole, size)
-            rest //= lower
-            is_short = below and rest and (unit != "min" or many < 10)
-            return f"{many} {unit} {rest} {below}" if is_short else f"{many} {unit}"
-    raise AssertionError(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        many, unit, rest, below = whole // 60, "min", whole % 60, "s"
+    elif whole < 86_400:
+        many, unit, rest, below = whole // 3600, "h", whole % 3600 // 60, "min"
+    else:
+        many, unit, rest, below = whole // 86_400, "d", whole % 86_400 // 3600, "h"
+    is_short = rest and (unit != "min" or many < 10)
+    return f"{many} {unit} {rest} {below}" if is_short else f"{many} {unit}"
 
 
 # --- sentences ------------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ def _length(seconds: float) -> str:
 
 def _no_worker(values: Mapping[str, Any]) -> str:
     if not values["draining"]:
-        return "No worker is alive, so nothing takes tasks from this queue."
-    return "No worker takes tasks: all that are alive ({draining}) are draining."
+        return "No worker is running for this queue."
+    return "No worker takes tasks: all running workers ({draining}) are draining."
 
 
 def _no_handler(values: Mapping[str, Any]) -> str:
     if values["workers"] == 1:
-        return "The one worker that takes tasks has no handler for '{name}'."
+        return "The only worker that takes tasks has no handler for '{name}'."
     return "None of the {workers} workers that take tasks has a handler for '{name}'."
 
 
@@ -110,20 +110,13 @@ def _user_paused(values: Mapping[str, Any]) -> str:
 
 def _user_rate(values: Mapping[str, Any]) -> str:
     then = " The next one may start at {until}." if values.get("until") else ""
-    return "User '{user}' has used up a rate of {rate} tasks per second." + then
-
-
-def _name_rate(values: Mapping[str, Any]) -> str:
-    return (
-        "Tasks named '{name}' have used up their rate of {rate} per second. The next one may start "
-        "at {until}."
-    )
+    return "User '{user}' has reached the rate limit of {rate} tasks per second." + then
 
 
 def _name_slots(values: Mapping[str, Any]) -> str:
     if values["slots"] == 1:
-        return "The one slot of tasks named '{name}' is taken."
-    return "All {slots} slots of tasks named '{name}' are taken."
+        return "The only slot for tasks named '{name}' is taken."
+    return "All {slots} slots for tasks named '{name}' are taken."
 
 
 def _users(count: int, field: str) -> str:
@@ -132,7 +125,7 @@ def _users(count: int, field: str) -> str:
 
 def _critical(values: Mapping[str, Any]) -> str:
     users, verb = _users(values["users"], "users"), "has" if values["users"] == 1 else "have"
-    return f"{users} {verb} CRITICAL tasks, which may go first."
+    return f"{users} {verb} CRITICAL tasks, which may run first."
 
 
 def _own(values: Mapping[str, Any]) -> str:
@@ -149,7 +142,7 @@ def _turn(values: Mapping[str, Any]) -> str:
 
 
 def _own_tasks(values: Mapping[str, Any]) -> str:
-    return f"{_own(values)} {'comes' if values['tasks'] == 1 else 'come'} first."
+    return f"{_own(values)} {'runs' if values['tasks'] == 1 else 'run'} first."
 
 
 def _running(values: Mapping[str, Any]) -> str:
@@ -166,25 +159,27 @@ def _capped(values: Mapping[str, Any]) -> str:
     return f"User '{{user}}' has {runs}, as many as max_running allows."
 
 
-_TEMPLATES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+# By code: the template, or a function that chooses it by the values.
+_TEMPLATES: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
     "no_worker": _no_worker,
     "no_handler": _no_handler,
-    "delayed": lambda _: "Starts at {until}.",
+    "delayed": "Starts at {until}.",
     "retry": _retry,
-    "due": lambda _: "It was due at {since}: the next worker that asks for tasks takes it up.",
-    "buffered": lambda _: "Starts when the previous run of schedule '{schedule}' ends.",
+    "due": "It was due at {since}. The next worker that asks for tasks takes it.",
+    "buffered": "Starts when the previous run of schedule '{schedule}' ends.",
     "user_paused": _user_paused,
     "user_capped": _capped,
     "user_rate": _user_rate,
     "name_slots": _name_slots,
-    "name_rate": _name_rate,
-    "set_aside": lambda _: "It waits for its turn among tasks named '{name}'.",
+    "name_rate": "Tasks named '{name}' have reached their rate limit of {rate} per second. "
+    "The next one may start at {until}.",
+    "set_aside": "It waits for its turn among the tasks named '{name}'.",
     "critical": _critical,
     "turn": _turn,
     "own_tasks": _own_tasks,
     "running": _running,
-    "cancelling": lambda _: "It was asked to stop.",
-    "succeeded": lambda _: "It succeeded at {at}.",
-    "cancelled": lambda _: "It was cancelled at {at}.",
+    "cancelling": "Its cancellation was requested.",
+    "succeeded": "It succeeded at {at}.",
+    "cancelled": "It was cancelled at {at}.",
     "failed": _failed,
 }

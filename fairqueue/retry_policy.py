@@ -1,7 +1,7 @@
-"""How often and when a failed task is tried again, and how long it may run: checked, and read back.
+"""Retries and time-outs of tasks.
 
-A handler has a policy, and a task may have one of its own, which its schedule or whoever pushes it
-has given; each field of that wins over the handler's.
+A handler has a policy. A task can have its own, set by its schedule or at the push; each field that
+it sets overrides the handler's.
 """
 
 import random
@@ -13,40 +13,38 @@ from fairqueue.errors import ConfigurationError, InvalidInput, InvalidTask, show
 from fairqueue.validation import check_count, check_number, check_seconds, encode_json
 
 JITTERS = ("full", "none")
-MAX_STEPS = 60  # the delay grows so often at most: beyond any cap, and more would overflow
+MAX_STEPS = 60  # growth steps of a delay: beyond any cap; more could overflow
 MOST_MULTIPLIER = 100.0
 MOST_ATTEMPTS = 1_000_000_000
 MAX_DELAYS = 1000  # in a list
-MAX_POLICY_BYTES = 32 * 1024  # more than so many delays take
-# A backoff of a task's own is taken at its word: it is not cut off before a delay of a day.
+MAX_POLICY_BYTES = 32 * 1024  # MAX_DELAYS delays fit
+# The cap of a backoff that a task sets without a cap.
 OWN_CAP_S = 86_400.0
 
 
 def check_backoff(value: object, error: type[InvalidInput]) -> float | list[float]:
-    """Seconds before a retry, or a list of them."""
+    """Check the seconds before a retry, or a list of them."""
     if isinstance(value, list | tuple):
-        if not value:
-            raise error("backoff [] has no delay: give one for each retry")
-        if len(value) > MAX_DELAYS:
-            raise error(f"backoff has {len(value)} delays: at most {MAX_DELAYS}")
+        if not 1 <= len(value) <= MAX_DELAYS:
+            raise error(f"backoff must have 1 to {MAX_DELAYS} delays, not {len(value)}")
         return [check_seconds(each, "backoff", error) for each in value]
     return check_seconds(value, "backoff", error)
 
 
 def check_multiplier(value: object, error: type[InvalidInput]) -> float:
-    """By what each delay is multiplied to get the next one."""
+    """Check the factor from one delay to the next."""
     return check_number(value, "backoff_multiplier", error, least=1.0, most=MOST_MULTIPLIER)
 
 
 def check_jitter(value: object, error: type[InvalidInput], name: str = "jitter") -> str:
-    """How a delay is drawn."""
+    """Check the kind of jitter, "full" or "none"."""
     if value not in JITTERS:
-        raise error(f"{name} {shown(value)} is neither 'full' nor 'none'")
+        raise error(f"{name} must be 'full' or 'none', not {shown(value)}")
     return str(value)
 
 
 def check_timeout(value: object, error: type[InvalidInput]) -> float:
-    """How many seconds a run may take."""
+    """Check the longest duration of a run, in seconds."""
     return check_seconds(value, "timeout", error, least=0.001)
 
 
@@ -64,7 +62,7 @@ _CHECKS: dict[str, Callable[[Any, type[InvalidInput]], Any]] = {
 
 
 class TaskPolicy(TypedDict, total=False):
-    """What can be said of one task's retries and time-out; `Task.create` explains each."""
+    """The policy fields of one task; `Task.create` explains them."""
 
     retries: int | None
     max_attempts: int | None
@@ -78,49 +76,53 @@ class TaskPolicy(TypedDict, total=False):
 def check_policy(
     given: Mapping[str, object], error: type[InvalidInput] = InvalidTask
 ) -> dict[str, Any] | None:
-    """The policy of a task, from the fields that are not None; None if all are.
+    """Return the fields that are not None, checked; None if all are None.
 
-    Raises `error` naming the value, also when both `retries` and `max_attempts` are given.
+    Raises `error` naming the value, also if both `retries` and `max_attempts` are given.
     """
     unknown = [name for name in given if name not in _CHECKS]
     if unknown:
-        raise error(f"unknown field {shown(unknown[0])}: known are {', '.join(_CHECKS)}")
+        raise error(f"unknown field {shown(unknown[0])}: must be one of {', '.join(_CHECKS)}")
     policy = {
         name: _CHECKS[name](value, error) for name, value in given.items() if value is not None
     }
     if "retries" in policy and "max_attempts" in policy:
         raise error(
-            f"retries {policy['retries']} and max_attempts {policy['max_attempts']} are both "
-            "given: pass one of them; max_attempts counts the first attempt too"
+            f"pass retries or max_attempts, not both (retries={policy['retries']}, "
+            f"max_attempts={policy['max_attempts']}); max_attempts includes the first attempt"
         )
     return policy or None
 
 
 def encode_policy(policy: Mapping[str, Any] | None) -> str | None:
-    """A policy as a task's document has it, JSON; None if there is none."""
+    """Return a policy as JSON for the task's document, or None."""
     return encode_json(policy, "policy", MAX_POLICY_BYTES) if policy else None
 
 
 def status_fields(policy: Mapping[str, Any] | None) -> str:
-    """What the scripts have to know of a policy, as fields of a status, JSON.
+    """Return the part of a policy that the scripts need, as JSON fields of a status record.
 
-    A policy that was read back may hold anything: what cannot be is left out.
+    Invalid values, which a stored policy may have, are left out.
     """
     text = ""
-    for name, stored, scale in (("timeout", "timeout_ms", 1000), ("max_attempts", None, 1)):
+    for name, stored, scale in (
+        ("timeout", "timeout_ms", 1000),
+        ("max_attempts", "max_attempts", 1),
+    ):
         value = (policy or {}).get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12:
-            text += f',"{stored or name}":{max(1, round(value * scale))}'
+            text += f',"{stored}":{max(1, round(value * scale))}'
     return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and when a task that failed is offered again.
+    """The number and the delays of the retries of a failed task.
 
-    retries: how many times after the first attempt. backoff: seconds before the first retry, which
-    are multiplied by `multiplier` each time, up to `cap`; or a list, one delay for each retry, the
-    last one repeated. jitter: "full" draws a delay between 0 and that, "none" takes it as it is.
+    retries: attempts after the first one. backoff: seconds before the first retry, multiplied by
+    `multiplier` for each further retry, up to `cap`; or a list with one delay for each retry, whose
+    last one repeats. jitter: "full" draws a random delay between 0 and the computed one, "none"
+    uses the computed one.
     """
 
     retries: int = 5
@@ -138,7 +140,7 @@ class RetryPolicy:
         jitter: str,
         multiplier: float = 2.0,
     ) -> "RetryPolicy":
-        """A policy, checked. Raises ConfigurationError naming the value."""
+        """Return a checked policy. Raises ConfigurationError naming the value."""
         error = ConfigurationError
         delays = check_backoff(backoff, error)
         return cls(
@@ -150,11 +152,11 @@ class RetryPolicy:
         )
 
     def under(self, own: Mapping[str, Any]) -> "RetryPolicy":
-        """The same, with what a task's own policy says of it.
+        """Return this policy overridden by the task's `own` policy.
 
-        A `backoff` of a task's own is taken at its word: what else would change its delays (cap,
-        jitter, multiplier) is the task's too, or the usual: no jitter, doubled, up to a day.
-        Raises ConfigurationError for what was stored and cannot be used.
+        If the task sets `backoff`, the handler's cap, jitter and multiplier do not apply to it: the
+        task's own do, or else no jitter, doubling, and a cap of one day. Raises ConfigurationError
+        for invalid stored values.
         """
         retries = own.get("retries", self.retries)
         if "max_attempts" in own:
@@ -180,7 +182,7 @@ class RetryPolicy:
         )
 
     def delay(self, attempt: int) -> float | None:
-        """Seconds until the next attempt after this one failed, or None: there is no other."""
+        """Return the seconds until the next attempt after this one failed; None if it was last."""
         if attempt > self.retries:
             return None
         if isinstance(self.backoff, tuple):

@@ -1,7 +1,7 @@
-"""For the tests of those who use FairQueue: a clock that stands still until it is moved.
+"""A manual clock for the tests of applications that use FairQueue.
 
-Pass one as `TaskQueue(client, clock=clock)`, move it with `clock.advance(60)`, and call
-`scheduler.tick()`: nothing has to sleep.
+Pass it as `TaskQueue(client, clock=clock)`, move it with `clock.advance(60)`, and call
+`scheduler.tick()`. No test has to sleep.
 """
 
 from fairqueue.clock import ManualClock

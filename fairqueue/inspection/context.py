@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.clock import from_ms
-from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, shown, told
+from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, safe_repr, shown
 from fairqueue.history.runs import History
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.inspection.guard import Guard
@@ -78,7 +78,7 @@ class InspectionContext:
         Raises Forbidden for another tenant, and UnknownUser for a user of another one.
         """
         if not isinstance(fields, Mapping):
-            raise InvalidInput(f"{told(fields)} is no object with the fields of a schedule")
+            raise InvalidInput(f"{safe_repr(fields)} is no object with the fields of a schedule")
         own = self.guard.actor.tenant
         given = dict(fields)
         if own is None:

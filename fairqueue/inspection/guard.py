@@ -7,7 +7,7 @@ from typing import Any
 
 from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import Actor
-from fairqueue.errors import FairQueueError, Forbidden, shown, told
+from fairqueue.errors import FairQueueError, Forbidden, safe_repr, shown
 from fairqueue.inspection.masking import mask, mask_details, unmask
 from fairqueue.logs import error_line, log_event
 
@@ -90,9 +90,9 @@ class Guard:
         of the audit log, which keeps the newest. Nobody has checked what is given here: a payload
         in place of a name is not written down.
         """
-        target = target if isinstance(target, str) else told(target)
+        target = target if isinstance(target, str) else safe_repr(target)
         tenant = self.actor.tenant if tenant is None else tenant
-        tenant = tenant if tenant is None or isinstance(tenant, str) else told(tenant)
+        tenant = tenant if tenant is None or isinstance(tenant, str) else safe_repr(tenant)
         entry_id = self._log.begin(
             actor=self.actor,
             action=action,

@@ -10,7 +10,7 @@ import redis
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
-from fairqueue.errors import ConfigurationError, told
+from fairqueue.errors import ConfigurationError, safe_repr
 
 SENTINEL_PORT = 26379
 EXAMPLE = "redis://localhost:6379/0"
@@ -95,7 +95,7 @@ def open_client(url: str) -> redis.Redis:
     Opens no connection. Raises ConfigurationError, which never repeats a password.
     """
     if not isinstance(url, str):
-        raise ConfigurationError(f"{told(url)} is no Redis URL: such as {EXAMPLE}")
+        raise ConfigurationError(f"{safe_repr(url)} is no Redis URL: such as {EXAMPLE}")
     make = _sentinel_client if url.startswith(_SENTINEL_SCHEMES) else _plain_client
     try:
         client = make(url)

@@ -16,8 +16,8 @@ from fairqueue.errors import (
     InvalidCron,
     InvalidInput,
     InvalidSchedule,
+    safe_repr,
     shown,
-    told,
 )
 from fairqueue.link.connection import Link, in_batches
 from fairqueue.schedules.bulk import Filter, walk_ids
@@ -263,7 +263,9 @@ def _name(number: int, schedule_id: object) -> str:
 
 def _read(number: int, document: Mapping[str, Any]) -> _Entry:
     if not isinstance(document, Mapping):
-        raise InvalidSchedule(f"document {number} is {told(document)}: a dict of a schedule is one")
+        raise InvalidSchedule(
+            f"document {number} is {safe_repr(document)}: a dict of a schedule is one"
+        )
     if document.get("schedule_id") is None:
         raise InvalidSchedule(f"document {number}, field 'schedule_id': a document needs one")
     place = _name(number, document["schedule_id"])
@@ -343,7 +345,7 @@ def load_schedules(text: str, format: str = "json") -> list[dict[str, Any]]:
     """
     loaded = _load_json(text) if _check_format(format) == "json" else _load_yaml(text)
     if not isinstance(loaded, list):
-        raise InvalidSchedule(f"the text holds {told(loaded)}: a list of schedules is needed")
+        raise InvalidSchedule(f"the text holds {safe_repr(loaded)}: a list of schedules is needed")
     return loaded
 
 

@@ -22,8 +22,8 @@ from fairqueue.errors import (
     ScheduleQuota,
     StaleVersion,
     kind_of,
+    safe_repr,
     shown,
-    told,
 )
 from fairqueue.link.connection import Argument, Link
 from fairqueue.link.scripts import load_script
@@ -863,7 +863,7 @@ def _check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The id and the checked fields of a new schedule."""
     if not isinstance(spec, Mapping):
         raise InvalidSchedule(
-            f"{told(spec)} is no schedule: a dict of the fields {', '.join(FIELDS)}"
+            f"{safe_repr(spec)} is no schedule: a dict of the fields {', '.join(FIELDS)}"
         )
     given = {name: value for name, value in spec.items() if name != "schedule_id"}
     if "user_id" not in given:

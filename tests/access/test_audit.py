@@ -323,13 +323,13 @@ def test_a_page_is_not_moved_by_entries_that_come_while_it_is_read(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"limit": 0}, "limit 0"),
-        ({"limit": 1001}, "limit 1001"),
+        ({"limit": 0}, "limit must .*not 0"),
+        ({"limit": 1001}, "limit must .*not 1001"),
         ({"cursor": "x"}, "cursor 'x'"),
         ({"cursor": 7}, "cursor 7"),
-        ({"tenant": "a b"}, "tenant 'a b'"),
-        ({"since": "today"}, "since 'today'"),
-        ({"until": float("nan")}, "until nan"),
+        ({"tenant": "a b"}, "tenant must .*not 'a b'"),
+        ({"since": "today"}, "since must .*not 'today'"),
+        ({"until": float("nan")}, "until must .*not nan"),
     ],
 )
 def test_a_listing_that_cannot_be_is_refused(

@@ -85,11 +85,11 @@ def test_an_actor_of_a_tenant_sees_that_tenant_only() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"name": ""}, "name of an actor ''"),
+        ({"name": ""}, "name of an actor must be .*, not ''"),
         ({"name": "a\nb"}, "name of an actor"),
         ({"name": "a", "role": "root"}, "role 'root' is none of viewer, operator, admin"),
         ({"name": "a", "role": None}, "role None"),
-        ({"name": "a", "tenant": "two words"}, "tenant 'two words'"),
+        ({"name": "a", "tenant": "two words"}, "tenant must .*not 'two words'"),
         ({"name": "a", "via": "fax"}, "via 'fax'"),
     ],
 )
@@ -144,16 +144,16 @@ def test_two_keys_differ_in_id_and_secret(store: AccessStore) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"name": ""}, "name of a key ''"),
+        ({"name": ""}, "name of a key must be .*, not ''"),
         ({"name": "x" * 201}, "name of a key"),
-        ({"name": 7}, "name of a key 7"),
+        ({"name": 7}, "name of a key must be .*, not 7"),
         ({"role": "root"}, "role 'root'"),
         ({"role": ["admin"]}, "role"),
-        ({"tenant": "a/b"}, "tenant 'a/b'"),
-        ({"by": ""}, "by ''"),
-        ({"expires_in": 0}, "expires_in 0"),
-        ({"expires_in": float("nan")}, "expires_in nan"),
-        ({"expires_in": "1h"}, "expires_in '1h'"),
+        ({"tenant": "a/b"}, "tenant must .*not 'a/b'"),
+        ({"by": ""}, "by must .*not ''"),
+        ({"expires_in": 0}, "expires_in must .*not 0"),
+        ({"expires_in": float("nan")}, "expires_in must .*not nan"),
+        ({"expires_in": "1h"}, "expires_in must .*not '1h'"),
     ],
 )
 def test_a_key_that_cannot_be_is_refused_and_nothing_is_stored(
@@ -322,10 +322,10 @@ def test_a_pace_that_somebody_has_spoilt_mends_itself(
 @pytest.mark.parametrize(
     ("rate", "burst", "named"),
     [
-        (0, 1, "rate 0"),
+        (0, 1, "rate must .*not 0"),
         (-1.0, 1, "rate"),
         ("x", 1, "rate"),
-        (1.0, 0, "burst 0"),
+        (1.0, 0, "burst must .*not 0"),
         (1.0, 1.5, "burst"),
     ],
 )
@@ -691,5 +691,5 @@ def test_a_key_may_hold_for_a_second_at_least(store: AccessStore, clock: ManualC
     assert admit(store, key.secret) is not None
     clock.advance(1)
     assert admit(store, key.secret) is None
-    with pytest.raises(InvalidInput, match=r"expires_in 0\.999"):
+    with pytest.raises(InvalidInput, match=r"expires_in must .*not 0\.999"):
         make_key(store, expires_in=0.999)

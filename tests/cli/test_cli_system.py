@@ -127,7 +127,7 @@ def test_settings_are_shown_and_changed(cli: Cli, live: TaskQueue) -> None:
     [
         ("max_attempts", "setting 'max_attempts' is none: NAME=VALUE"),
         ("=3", "setting '=3' is none: NAME=VALUE"),
-        ("max_attempts=0", "max_attempts 0"),
+        ("max_attempts=0", "max_attempts must be"),
         ("odd=1", "odd"),
         ("cost=odd", "cost 'odd'"),
     ],
@@ -365,7 +365,7 @@ def test_an_app_is_a_worker_a_function_or_a_module(
         ("./jobs/mail.py:make", "", "is a file: name its module, 'jobs.mail'"),
         ("{}:make", "--processes 2", "takes no processes"),
         ("{}:made", "--concurrency 2", "made already"),
-        ("{}:make", "--concurrency 0", "concurrency 0"),
+        ("{}:make", "--concurrency 0", "concurrency must be a whole number from 1 to 250, not 0"),
     ],
 )
 def test_an_app_that_is_none_is_told(

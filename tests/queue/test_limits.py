@@ -393,8 +393,8 @@ def test_held_tasks_are_counted_and_explained(world: World) -> None:
     assert why.waits_for_slot
     assert [each.code for each in why.reasons] == ["name_slots", "name_rate"]
     assert why.summary.startswith(
-        "The one slot of tasks named 'slow' is taken. Tasks named 'slow' have used up their rate "
-        "of 5 per second. The next one may start at "
+        "The only slot for tasks named 'slow' is taken. Tasks named 'slow' have reached their rate "
+        "limit of 5 per second. The next one may start at "
     )
 
 

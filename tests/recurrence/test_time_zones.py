@@ -489,9 +489,9 @@ def test_the_zone_of_the_datetime_passed_in_does_not_matter() -> None:
 
 
 def test_a_naive_datetime_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="after '2024-03-11T00:00:00' has no time zone"):
+    with pytest.raises(InvalidInput, match=r"after must be a datetime with a time zone.*'2024-03"):
         next_run("0 9 * * *", LONDON, datetime(2024, 3, 11))
-    with pytest.raises(InvalidInput, match="at '2024-03-11T00:00:00' has no time zone"):
+    with pytest.raises(InvalidInput, match=r"at must be a datetime with a time zone.*'2024-03-11"):
         previous_run("0 9 * * *", LONDON, datetime(2024, 3, 11))
 
 

@@ -156,7 +156,9 @@ def test_a_tick_takes_the_time_that_it_is_given(world: World) -> None:
     assert world.tick(now=at(6, 9).timestamp()).fired == 1
     moments = [at(5, 9), at(6, 9)]
     assert world.fired_ids() == [fire_id("nine", moment) for moment in moments]
-    with pytest.raises(ValueError, match="now '2026-03-05T09:00:00' has no time zone"):
+    with pytest.raises(
+        ValueError, match="now must be a datetime with a time zone.* not '2026-03-05T09:00:00'"
+    ):
         world.tick(now=datetime(2026, 3, 5, 9))
 
 
@@ -1809,18 +1811,18 @@ def test_lost_replies_change_nothing_for_the_caller(
     [
         ({"queue": None}, "queue must be a TaskQueue, not None"),
         ({"queue": "redis://localhost"}, "queue must be a TaskQueue, not a str"),
-        ({"scheduler_id": ""}, "scheduler_id ''"),
-        ({"scheduler_id": 5}, "scheduler_id 5"),
+        ({"scheduler_id": ""}, "scheduler_id must .*not ''"),
+        ({"scheduler_id": 5}, "scheduler_id must .*not 5"),
         ({"scheduler_id": "a\nb"}, "scheduler_id"),
-        ({"check_interval": 0}, "check_interval 0 is out of range"),
-        ({"check_interval": -1}, "check_interval -1"),
-        ({"check_interval": "1"}, "check_interval '1'"),
-        ({"check_interval": float("nan")}, "check_interval nan"),
-        ({"check_interval": None}, "check_interval None"),
-        ({"check_interval": True}, "check_interval True"),
-        ({"lock_timeout": 0}, "lock_timeout 0 is out of range"),
-        ({"lock_timeout": float("inf")}, "lock_timeout inf"),
-        ({"lock_timeout": "10"}, "lock_timeout '10'"),
+        ({"check_interval": 0}, "check_interval must be .* seconds, not 0"),
+        ({"check_interval": -1}, "check_interval must .*not -1"),
+        ({"check_interval": "1"}, "check_interval must .*not '1'"),
+        ({"check_interval": float("nan")}, "check_interval must .*not nan"),
+        ({"check_interval": None}, "check_interval must .*not None"),
+        ({"check_interval": True}, "check_interval must .*not True"),
+        ({"lock_timeout": 0}, "lock_timeout must be .* seconds, not 0"),
+        ({"lock_timeout": float("inf")}, "lock_timeout must .*not inf"),
+        ({"lock_timeout": "10"}, "lock_timeout must .*not '10'"),
         ({"registry": "default"}, "registry must be a CollectorRegistry, not a str"),
     ],
 )

@@ -294,11 +294,11 @@ def test_a_listing_of_moments_goes_on_where_its_page_ended(world: World) -> None
 BAD_MOMENTS: list[tuple[dict[str, Any], str]] = [
     ({"schedule_id": "none"}, "no schedule 'none'"),
     ({"schedule_id": "a\0b"}, "schedule_id"),
-    ({"start": "today"}, "start 'today'"),
-    ({"end": datetime(2026, 3, 5)}, "no time zone"),
+    ({"start": "today"}, "start must .*not 'today'"),
+    ({"end": datetime(2026, 3, 5)}, "with a time zone"),
     ({"start": at(6, 9)}, "is after end"),
-    ({"limit": 0}, "limit 0"),
-    ({"limit": MAX_MOMENTS + 1}, "limit 1001"),
+    ({"limit": 0}, "limit must .*not 0"),
+    ({"limit": MAX_MOMENTS + 1}, "limit must .*not 1001"),
     ({"cursor": "x"}, "cursor 'x'"),
 ]
 
@@ -540,11 +540,11 @@ def test_the_mark_of_a_set_next_run_outlives_a_backfill(world: World) -> None:
 
 BAD_BACKFILLS: list[tuple[dict[str, Any], str]] = [
     ({"schedule_id": "none"}, "no schedule 'none'"),
-    ({"start": None}, "start None"),
+    ({"start": None}, "start must .*not None"),
     ({"start": at(6, 9)}, "is after end"),
-    ({"limit": 10_001}, "limit 10001"),
-    ({"priority": 7}, "priority 7"),
-    ({"by": ""}, "by ''"),
+    ({"limit": 10_001}, "limit must .*not 10001"),
+    ({"priority": 7}, "priority must .*not 7"),
+    ({"by": ""}, "by must .*not ''"),
 ]
 
 
@@ -781,10 +781,10 @@ BAD_BULKS: list[tuple[dict[str, Any], str]] = [
     ({"action": "delete"}, "action 'delete' is none of pause"),
     ({"action": "update"}, "at least one field"),
     ({"action": "update", "colour": "red"}, "unknown field 'colour'"),
-    ({"action": "update", "priority": 9}, "priority 9"),
+    ({"action": "update", "priority": 9}, "priority must .*not 9"),
     ({"action": "pause", "priority": 1}, "pause takes no changes; priority"),
-    ({"action": "pause", "user_id": ""}, "user_id ''"),
-    ({"action": "pause", "name": 7}, "name 7"),
+    ({"action": "pause", "user_id": ""}, "user_id must .*not ''"),
+    ({"action": "pause", "name": 7}, "name must .*not 7"),
     ({"action": "pause", "is_active": "yes"}, "is_active 'yes'"),
     ({"action": "pause", "by": "\n"}, "by "),
     ({"action": "pause", "note": 7}, "note 7"),
@@ -1021,9 +1021,9 @@ BAD_DOCUMENTS: list[tuple[Any, str]] = [
     (document("x", cron_expr="0 25 * * *"), r"document 1 \('x'\), field 'cron_expr'.*25"),
     (document("x", colour="red"), r"document 1 \('x'\), field 'colour'"),
     (document("x", next_run=at(6, 9)), "field 'next_run'"),
-    (document("x", every=0.5, cron_expr=None), "field 'every': every 0.5"),
+    (document("x", every=0.5, cron_expr=None), "field 'every': every must be .*0.5"),
     (document("x", start="tomorrow"), "field 'start': 'tomorrow'"),
-    (document("x", start="2026-03-06T09:00:00"), "field 'start'.*no time zone"),
+    (document("x", start="2026-03-06T09:00:00"), "field 'start'.*with a time zone"),
     (document("x", timezone="Mars"), "field 'timezone'.*Mars"),
     (document("x", payload={"at": at(5, 9)}), "field 'payload': payload.at"),
     (document("x", is_active="yes"), "field 'is_active'"),
@@ -1199,9 +1199,9 @@ def test_a_search_that_matches_few_is_a_bounded_walk(
 
 
 BAD_SEARCHES: list[tuple[dict[str, Any], str]] = [
-    ({"name_prefix": ""}, "name_prefix ''"),
+    ({"name_prefix": ""}, "name_prefix must .*not ''"),
     ({"contains": "a\0"}, "contains"),
-    ({"contains": "a", "limit": 1001}, "limit 1001"),
+    ({"contains": "a", "limit": 1001}, "limit must .*not 1001"),
     ({"contains": "a", "is_active": 7}, "is_active 7"),
     ({"contains": "a", "cursor": "?"}, "cursor"),
     ({"contains": "a", "cursor": 7}, "cursor 7"),
@@ -1465,11 +1465,11 @@ def test_a_schedule_that_is_made_paused_does_not_fire(world: World) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"title": "x" * 201}, "title 'xxx"),
-        ({"title": "a\nb"}, r"title 'a\\nb'"),
-        ({"title": 7}, "title 7"),
-        ({"description": "x" * 4001}, "description 'xxx"),
-        ({"description": "a\0b"}, "description 'a"),
+        ({"title": "x" * 201}, "title must .*not 'xxx"),
+        ({"title": "a\nb"}, r"title must .*not 'a\\nb'"),
+        ({"title": 7}, "title must .*not 7"),
+        ({"description": "x" * 4001}, "description must .*not 'xxx"),
+        ({"description": "a\0b"}, "description must .*not 'a"),
         ({"created_by": "a\nb"}, "created_by"),
         ({"is_active": 1}, "is_active 1"),
     ],

@@ -139,14 +139,14 @@ def test_the_policy_of_a_schedule_can_be_changed_and_taken_away(world: World) ->
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("retries", -1, "retries -1"),
-        ("backoff", [], r"backoff \[\]"),
-        ("backoff", [1.0] * 1001, "backoff has 1001 delays"),
-        ("backoff_cap", -1, "backoff_cap -1"),
-        ("backoff_multiplier", 0.5, "backoff_multiplier 0.5"),
-        ("backoff_multiplier", 101, "backoff_multiplier 101"),
-        ("jitter", "some", "jitter 'some'"),
-        ("timeout", 0, "timeout 0"),
+        ("retries", -1, "retries must .*not -1"),
+        ("backoff", [], r"backoff must have 1 to 1000 delays, not 0"),
+        ("backoff", [1.0] * 1001, "backoff must have .* not 1001"),
+        ("backoff_cap", -1, "backoff_cap must .*not -1"),
+        ("backoff_multiplier", 0.5, "backoff_multiplier must .*not 0.5"),
+        ("backoff_multiplier", 101, "backoff_multiplier must .*not 101"),
+        ("jitter", "some", "jitter must .*not 'some'"),
+        ("timeout", 0, "timeout must .*not 0"),
     ],
 )
 def test_a_policy_that_cannot_be_used_is_refused(
@@ -191,9 +191,9 @@ def test_the_attempts_of_a_task_count_those_whose_worker_died(
 
 
 def test_a_task_has_either_retries_or_attempts() -> None:
-    with pytest.raises(InvalidTask, match="retries 2 and max_attempts 3 are both given"):
+    with pytest.raises(InvalidTask, match="pass retries or max_attempts, not both"):
         Task.create(user_id="alice", retries=2, max_attempts=3)
-    with pytest.raises(InvalidTask, match="max_attempts 0"):
+    with pytest.raises(InvalidTask, match=r"max_attempts must .*not 0"):
         Task.create(user_id="alice", max_attempts=0)
 
 
@@ -214,7 +214,7 @@ def test_a_handler_pushes_tasks_with_a_policy_of_their_own(queue: TaskQueue) -> 
     (claim,) = queue.claim("w")
     assert claim.task.policy == {"retries": 1, "timeout": 5.0, "backoff": [3.0]}
     assert int(claim.task.priority) == 5
-    with pytest.raises(InvalidTask, match="retries -1"):
+    with pytest.raises(InvalidTask, match=r"retries must .*not -1"):
         build.options(retries=-1)
     with pytest.raises(InvalidTask, match="unknown field 'retires'"):
         build.options(retires=1)  # type: ignore[call-arg]

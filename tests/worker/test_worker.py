@@ -996,12 +996,12 @@ def test_nothing_to_finish_or_nothing_to_claim_is_fine(queue: TaskQueue) -> None
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"worker_id": ""}, "worker_id ''"),
-        ({"limit": -1}, "limit -1"),
-        ({"limit": 1001}, "limit 1001"),
-        ({"limit": True}, "limit True"),
-        ({"lease": 0}, "lease 0"),
-        ({"results": 251}, "results 251"),
+        ({"worker_id": ""}, "worker_id must be"),
+        ({"limit": -1}, "limit must be a whole number from 0 to 1000, not -1"),
+        ({"limit": 1001}, "limit must be a whole number from 0 to 1000, not 1001"),
+        ({"limit": True}, "limit must be a whole number from 0 to 1000, not True"),
+        ({"lease": 0}, "lease must be 0.001"),
+        ({"results": 251}, "results must be a whole number from 0 to 250"),
         ({"results": "bad"}, "result"),
     ],
 )
@@ -1487,13 +1487,21 @@ def test_a_dispatch_is_not_changed_by_what_is_made_of_it(queue: TaskQueue) -> No
 @pytest.mark.parametrize(
     ("push_it", "kind", "says"),
     [
-        (lambda build: build.push(""), InvalidTask, "user_id ''"),
-        (lambda build: build.push(7), InvalidTask, "user_id 7"),
-        (lambda build: build.push("alice", n={1}), InvalidPayload, r"payload\.n is a set"),
-        (lambda build: build.delay(-1).push("alice"), InvalidTask, "delay -1"),
-        (lambda build: build.at("noon").push("alice"), InvalidTask, "at 'noon'"),
-        (lambda build: build.options(priority=9).push("alice"), InvalidTask, "priority 9"),
-        (lambda build: build.options(task_id="").push("alice"), InvalidTask, "task_id ''"),
+        (lambda build: build.push(""), InvalidTask, "user_id must .*not ''"),
+        (lambda build: build.push(7), InvalidTask, "user_id must .*not 7"),
+        (lambda build: build.push("alice", n={1}), InvalidPayload, r"payload\.n must .* not a set"),
+        (lambda build: build.delay(-1).push("alice"), InvalidTask, "delay must .*not -1"),
+        (lambda build: build.at("noon").push("alice"), InvalidTask, "at must .*not 'noon'"),
+        (
+            lambda build: build.options(priority=9).push("alice"),
+            InvalidTask,
+            "priority must .*not 9",
+        ),
+        (
+            lambda build: build.options(task_id="").push("alice"),
+            InvalidTask,
+            "task_id must .*not ''",
+        ),
     ],
 )
 def test_bad_values_are_named_and_nothing_is_pushed(

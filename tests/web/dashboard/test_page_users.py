@@ -341,8 +341,11 @@ def queueing(queue: TaskQueue) -> None:
         (lambda queue: queue.set_user("alice", weight=2), "Nothing of theirs waits or runs"),
         (pausing, "User 'alice' is paused by &lt;ann&gt; since <time"),
         (capping, "User 'alice' has 1 task running, as many as max_running allows."),
-        (rating, "User 'alice' has used up a rate of 0.01 tasks per second. The next one may"),
-        (holding, "The one slot of tasks named 'default' is taken."),
+        (
+            rating,
+            "User 'alice' has reached the rate limit of 0.01 tasks per second. The next",
+        ),
+        (holding, "The only slot for tasks named 'default' is taken."),
         (queueing, "It waits for its turn, after 1 other user."),
         (lambda queue: fill(queue, "alice", 1), "It is next: the first worker with a free slot"),
         (lambda queue: push(queue, "later", delay=60), "Starts at <time"),
@@ -361,8 +364,8 @@ def test_that_no_worker_is_alive_is_said_on_every_page_that_says_why(
     queue: TaskQueue, site: Site
 ) -> None:
     push(queue, "first")
-    assert "No worker is alive" in why(site)
-    assert "No worker is alive" in get(site, "/runs/first")
+    assert "No worker is running" in why(site)
+    assert "No worker is running" in get(site, "/runs/first")
     assert "no worker is alive" in get(site, "/users")
 
 
@@ -502,15 +505,15 @@ def test_only_what_was_changed_is_sent_on(world: World, site: Site) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("weight", "0", "weight 0.0"),
+        ("weight", "0", "weight must be a number from 0.01 to 1000, not 0.0"),
         ("weight", "much", "weight 'much' is no number"),
         ("weight", "", "weight is missing"),
         ("weight", "nan", "weight"),
-        ("max_running", "0", "max_running 0"),
-        ("max_running", "1.5", "max_running '1.5' is no whole number"),
-        ("max_waiting", "-3", "max_waiting -3"),
+        ("max_running", "0", "max_running must be a whole number from 1"),
+        ("max_running", "1.5", "max_running must be a whole number .*, not '1.5'"),
+        ("max_waiting", "-3", "max_waiting must be a whole number from 1"),
         ("rate", "fast", "rate 'fast' is no number"),
-        ("tenant", "a b", "tenant 'a b'"),
+        ("tenant", "a b", "tenant must be 1 to 64 letters"),
     ],
 )
 def test_bad_input_is_refused_with_the_message_of_the_library(
