@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
 from fairqueue.clock import LATEST_MS, from_ms, read_ms
-from fairqueue.errors import InvalidSchedule, shown, told
+from fairqueue.errors import InvalidSchedule, safe_repr, shown
 from fairqueue.models import DEFAULT_NAME, encode_payload, new_id
 from fairqueue.recurrence.frequency import as_cron
 from fairqueue.recurrence.windows import check_windows
@@ -373,7 +373,7 @@ def check_fields(given: Mapping[str, Any], known: Sequence[str]) -> dict[str, An
 def check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the id and the stored form of the fields of a new schedule."""
     if not isinstance(spec, Mapping):
-        raise InvalidSchedule(f"a schedule must be a dict of its fields, not {told(spec)}")
+        raise InvalidSchedule(f"a schedule must be a dict of its fields, not {safe_repr(spec)}")
     given = {name: value for name, value in spec.items() if name != "schedule_id"}
     if "user_id" not in given:
         raise InvalidSchedule(f"a schedule needs user_id; this one has {shown(list(given))}")
