@@ -156,9 +156,7 @@ def test_a_tick_takes_the_time_that_it_is_given(world: World) -> None:
     assert world.tick(now=at(6, 9).timestamp()).fired == 1
     moments = [at(5, 9), at(6, 9)]
     assert world.fired_ids() == [fire_id("nine", moment) for moment in moments]
-    with pytest.raises(
-        ValueError, match="now must be a datetime with a time zone.* not '2026-03-05T09:00:00'"
-    ):
+    with pytest.raises(ValueError, match=r"now must be a datetime with a time zone"):
         world.tick(now=datetime(2026, 3, 5, 9))
 
 
@@ -1869,7 +1867,7 @@ def test_stop_of_one_that_never_ran_does_nothing(world: World) -> None:
     assert world.scheduler.stop() is True
     assert world.scheduler.state == "stopped"
     assert world.state() == {}
-    with pytest.raises(ConfigurationError, match="timeout -1"):
+    with pytest.raises(ConfigurationError, match=r"timeout must .*not -1"):
         world.scheduler.stop(timeout=-1)
 
 
