@@ -11,7 +11,8 @@ from fairqueue.aliases import MOVED
 @pytest.mark.parametrize("name", MOVED)
 def test_an_old_name_is_the_module_of_today(name: str) -> None:
     sys.modules.pop(f"fairqueue.{name}", None)
-    with pytest.warns(DeprecationWarning, match=f"fairqueue.{name} is now fairqueue.{MOVED[name]}"):
+    warning = f"fairqueue.{name} has moved to fairqueue.{MOVED[name]}"
+    with pytest.warns(DeprecationWarning, match=warning):
         old = importlib.import_module(f"fairqueue.{name}")
     assert old is importlib.import_module(f"fairqueue.{MOVED[name]}")
     assert old.__name__ == f"fairqueue.{MOVED[name]}"
