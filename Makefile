@@ -12,7 +12,7 @@ ARGS ?=
 MINUTES ?= 0.3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-oldest static browser lint types screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
+.PHONY: help run test test-slow test-all test-oldest static browser lint types screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +35,14 @@ browser: ## a Chromium for the browser tests, where apt can install one
 run: $(READY) $(STATIC) ## the demo with its dashboard; ARGS="--seconds 15" ends by itself
 	@$(BIN)/python -m fairqueue up --demo $(ARGS)
 
-test: $(READY) $(STATIC) browser ## all tests, on a real server that the tests start themselves
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY) $(STATIC) ## the quick tests, on a real server that they start; ARGS="tests/queue -x" for some of them
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(READY) $(STATIC) browser ## the other tests: browser, fuzzing, faults, failover, processes
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all: test ## make test, then make test-slow
+	$(MAKE) test-slow
 
 $(OLDEST)/.ready: setup.cfg pyproject.toml scripts/oldest.py
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
@@ -84,7 +90,7 @@ build: $(READY) $(STATIC) ## wheel and sdist in dist/
 smoke: build ## install the wheel into a fresh environment and use it
 	$(BIN)/python scripts/wheel_smoke.py
 
-check: test ## everything that must pass before a change lands
+check: test-all ## everything that must pass before a change lands
 	$(MAKE) lint types mutants faults soak smoke ARGS=
 
 screenshots: $(READY) $(STATIC) browser ## pictures of the dashboard's screens for the README

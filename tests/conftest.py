@@ -34,17 +34,47 @@ def pytest_xdist_auto_num_workers() -> int:
     return 0 if "FAIRQUEUE_TEST_URL" in os.environ else min(4, os.cpu_count() or 1)
 
 
+# What `make test` leaves out and `make test-slow` runs: modules and folders by the kind of test
+# in them. Tests with the marker `processes` are slow too.
+SLOW = {
+    "browser": ["browser"],
+    "fuzzing and the model": ["test_fuzz", "test_rest_fuzz", "test_model"],
+    "fault injection": ["test_failpoints", "test_fault_proxy", "test_fault_checker", "test_soak"],
+    "failover and TLS": ["test_failover", "test_tls"],
+    "several processes": [
+        *("test_cli_alerts", "test_cli_metrics", "test_cli_processes", "test_guides", "test_peers"),
+        *("test_processes", "test_scheduler_processes", "test_server", "test_service"),
+        "test_worker_processes",
+    ],
+}
+MORE = "make proof, make fuzz, make acl, make test-oldest, long storms (make faults) and soaks"
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """A marker for what makes no sense with FAIRQUEUE_TEST_ACL."""
-    config.addinivalue_line("markers", "own_user: decides itself as whom FairQueue logs in")
+    """Register a marker for tests that make no sense with FAIRQUEUE_TEST_ACL."""
+    config.addinivalue_line("markers", "own_user: chooses the Redis user of FairQueue itself")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With FAIRQUEUE_TEST_ACL FairQueue logs in as the user with the fewest rights, always."""
-    if is_on():
-        for item in items:
-            if item.get_closest_marker("own_user"):
-                item.add_marker(pytest.mark.skip(reason="decides itself as whom it logs in"))
+    """Mark slow tests. With FAIRQUEUE_TEST_ACL, skip those that choose a Redis user."""
+    slow = {name for names in SLOW.values() for name in names}
+    for item in items:
+        places = {item.path.stem, item.path.parent.name}
+        if places & slow or item.get_closest_marker("processes"):
+            item.add_marker("slow")
+        if is_on() and item.get_closest_marker("own_user"):
+            item.add_marker(pytest.mark.skip(reason="chooses the Redis user itself"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out."""
+    selected = terminalreporter.config.option.markexpr
+    if selected == "not slow":
+        groups = "; ".join(SLOW)
+        terminalreporter.write_line(f"Left out (run them with make test-all): {groups}.")
+    elif selected == "slow":
+        terminalreporter.write_line(f"Not part of make test-all: {MORE}.")
 
 
 @pytest.hookimpl(wrapper=True)
