@@ -4,6 +4,7 @@ from typing import Any
 
 from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.link.connection import Link
+from fairqueue.link.info import parse_info
 from fairqueue.link.keys import Keys
 from fairqueue.link.operation import Ask, Call, Operation, operation
 from fairqueue.validation import check_seconds
@@ -67,9 +68,3 @@ def check_timeout(timeout: object) -> None:
     """Raises ConfigurationError unless `timeout` is None or a positive number of seconds."""
     if timeout is not None:
         check_seconds(timeout, "timeout", ConfigurationError, least=0.001)
-
-
-def parse_info(text: bytes) -> dict[str, str]:
-    """The fields of the answer to INFO."""
-    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
-    return {name: value for name, colon, value in lines if colon}

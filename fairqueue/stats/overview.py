@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.link.connection import Link
+from fairqueue.link.info import parse_info
 
 MAX_COUNTED = 10_000  # runs of one tenant that are counted one by one
 MAX_ENDINGS = 1000  # of one schedule
@@ -152,7 +152,7 @@ class Glance:
         seconds, micros = self._link.ask(("TIME",))[0]
         took = time.monotonic() - began
         skew = time.time() - (int(seconds) + int(micros) / 1e6)
-        return _info(self._link.ask(("INFO",))[0]), took, skew
+        return parse_info(self._link.ask(("INFO",))[0]), took, skew
 
 
 def _ending(member: bytes) -> Ending | None:
@@ -162,9 +162,3 @@ def _ending(member: bytes) -> Ending | None:
     if not end.isdigit() or letter not in _STATUSES:
         return None
     return Ending(task_id=task_id, status=_STATUSES[letter], ended_at=from_ms(int(end)))
-
-
-def _info(answer: Any) -> dict[str, str]:
-    text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
-    pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
-    return {name: value for name, colon, value in pairs if colon}

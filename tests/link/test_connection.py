@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from redis.connection import AbstractConnection
 from redis.sentinel import Sentinel
 
-import fairqueue.worker.worker
+import fairqueue.worker.pool
 from fairqueue import Worker
 from fairqueue.errors import RedisRefused, RedisUnavailable
 from fairqueue.link import dialer as dialing
@@ -506,7 +506,7 @@ def connections_made(client: redis.Redis) -> int:
 def test_a_worker_makes_no_new_connection_for_each_task(
     own_server: OwnServer, monkeypatch: pytest.MonkeyPatch, concurrency: int
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.worker, "QUICK_S", 0.0)  # nothing is claimed ahead
+    monkeypatch.setattr(fairqueue.worker.pool, "QUICK_S", 0.0)  # nothing is claimed ahead
     full = threading.Semaphore(0)
     first = Listener.wait_for_nudge
 

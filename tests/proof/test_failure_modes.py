@@ -27,7 +27,7 @@ from helpers.world import World
 from prometheus_client import CollectorRegistry
 
 import fairqueue.cli.session
-import fairqueue.worker.worker
+import fairqueue.worker.pool
 from fairqueue import History, Task, TaskContext, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import KINDS, Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
@@ -834,7 +834,7 @@ def test_a_lost_wake_up_delays_a_worker_and_a_scheduler_and_loses_nothing(
     redis_client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.worker, "LONGEST_WAIT_S", 0.3)  # it is five seconds
+    monkeypatch.setattr(fairqueue.worker.pool, "LONGEST_WAIT_S", 0.3)  # it is five seconds
     ran = threading.Event()
     worker = Worker(live, lambda task: ran.set(), registry=CollectorRegistry())
     scheduler = TaskScheduler(
