@@ -124,8 +124,8 @@ MUTATIONS = (
     Mutation(
         "update: new revision with each save",
         "lua/schedule/update_schedule.lua",
-        "A.revision .. ' ' .. nominal",
-        "string.match(redis.call('HGET', K.plan, A.id), '^%S+') .. ' ' .. nominal",
+        "write_plan(A.id, A.revision, moment)",
+        "write_plan(A.id, revision_of(A.id), moment)",
         "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
         COMPARE,
     ),
@@ -808,7 +808,7 @@ MUTATIONS = (
     Mutation(
         "failures: the plan goes too",
         "lua/lib/failure_streaks.lua",
-        "redis.call('HSET', K.plan, record.schedule, revision_of(record.schedule) .. ' -')",
+        "write_plan(record.schedule, revision_of(record.schedule))",
         "",
         "test_a_fire_on_its_way_does_not_undo_a_pause_for_failures",
     ),
@@ -855,8 +855,8 @@ MUTATIONS = (
     Mutation(
         "remove: comparison of the revision",
         "lua/schedule/remove_schedule.lua",
-        "if revision ~= A.revision then return remember(A.op, 'stale') end",
-        "",
+        "if A.revision ~= '' and revision_of(A.id) ~= A.revision then",
+        "if false then",
         "test_a_schedule_that_was_saved_anew_is_not_removed",
         COMPARE,
     ),
@@ -871,8 +871,8 @@ MUTATIONS = (
     Mutation(
         "backfill: comparison of the revision",
         "lua/schedule/backfill.lua",
-        "if not plan or revision_of(A.id) ~= A.base then",
-        "if not plan then",
+        "if revision == '' or revision ~= A.base then",
+        "if revision == '' then",
         "test_a_backfill_from_an_old_plan_changes_nothing",
         COMPARE,
     ),

@@ -15,7 +15,7 @@ PACKAGE = Path(fairqueue.__file__).parent
 # From the ground up: a room imports from those above it in this list, and from itself. A room is a
 # sub-package, or a module at the top.
 LAYERS = [
-    {"errors", "logs", "reasons", "aliases"},
+    {"errors", "logs", "reasons", "outcomes", "aliases"},
     {"clock", "cursors", "validation"},
     {"retry_policy", "recurrence", "link", "runtime"},
     {"models", "testing"},

@@ -13,12 +13,11 @@ from fairqueue.models import (
     as_text,
     text_or_none,
 )
+from fairqueue.outcomes import ended_status
 from fairqueue.queue.reports import LogLine
 from fairqueue.validation import (
     Priority,
 )
-
-_STATES = {"running": "running", "finished": "succeeded", "cancelled": "cancelled"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +140,9 @@ def _status(record: dict[str, Any]) -> str:
     state = record["state"]
     if state in ("ready", "delayed"):
         return "retrying" if record["attempts"] > 0 else "pending"
-    if state == "buried":
-        return "timed_out" if record.get("timed_out") else "failed"
-    return _STATES[state]
+    if state == "running":
+        return "running"
+    return ended_status(state, timed_out=bool(record.get("timed_out")))
 
 
 def _seconds(record: dict[str, Any]) -> float | None:

@@ -19,6 +19,7 @@ from fairqueue.models import (
     new_id,
     task_document,
 )
+from fairqueue.outcomes import LETTERS, NEVER_RAN
 from fairqueue.queue.delays import index_delayed
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.retry_policy import encode_policy
@@ -34,7 +35,7 @@ from fairqueue.validation import (
 logger = logging.getLogger("fairqueue.history")
 
 UNFINISHED = ("pending", "retrying", "running")
-ENDED = ("succeeded", "failed", "timed_out", "cancelled")
+ENDED = tuple(LETTERS)
 STATUSES = (*UNFINISHED, *ENDED)
 MAX_LISTED = 1000  # runs on one page
 READ_AT_ONCE = 500  # runs that one script reads: some 2 ms of the server's time
@@ -45,9 +46,6 @@ SAMPLES = 5  # runs of a group that are looked at for one that can be read
 PRUNE_CHUNK = 100  # records that one script drops, and fewer large ones: some 2 ms
 DISCARD_CHUNK = 100
 LAST_MS = 9_999_999_999_999  # in 2286: the index has 13 digits for the end of a run
-
-# What the index of ended runs writes for an outcome; see lua/lib/history.lua.
-_LETTERS = {"succeeded": "s", "failed": "f", "timed_out": "t", "cancelled": "c"}
 
 # Sources whose positions are a time in ms and an id, newest first.
 _BY_TIME = ("delayed", "waiting", "leases")
@@ -566,7 +564,7 @@ def _values(source: str, wanted: _Filter) -> list[str]:
     if source in ("delayed_index", "backlog", "held"):
         return [wanted.user_id or ""]
     # Those that were cancelled before they ran are listed by themselves.
-    dropped = "d" if "cancelled" in wanted.statuses else ""
+    dropped = NEVER_RAN if "cancelled" in wanted.statuses else ""
     for kinds, value in (
         ("f", wanted.fingerprint),
         ("c", wanted.schedule_id),
@@ -576,7 +574,7 @@ def _values(source: str, wanted: _Filter) -> list[str]:
     ):
         if value is not None:
             return [kind + value for kind in kinds]
-    letters = [_LETTERS[status] for status in ENDED if status in wanted.statuses]
+    letters = [LETTERS[status] for status in ENDED if status in wanted.statuses]
     return ["o" + letter for letter in (*letters, *dropped)]
 
 

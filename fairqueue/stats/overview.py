@@ -9,13 +9,13 @@ from datetime import datetime
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.link.connection import Link
 from fairqueue.link.info import parse_info
+from fairqueue.outcomes import LETTERS, NEVER_RAN, STATUS_OF_LETTER
 
 MAX_COUNTED = 10_000  # runs of one tenant that are counted one by one
 MAX_ENDINGS = 1000  # of one schedule
 
 # In the text of a status: to read all of it takes ten times as long.
 _NUMBERS = re.compile(rb'"(attempts|claimed|due|took)":([0-9]+(?:\.[0-9]+)?)')
-_STATUSES = {"s": "succeeded", "f": "failed", "t": "timed_out", "c": "cancelled"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,21 +85,23 @@ class Glance:
         start = f"{to_ms(since, 'since'):013d}"
         key = self._link.keys["runs"]
         if tenant is None:
-            letters = (*_STATUSES, "d")  # the last: those that were cancelled before they ran
+            letters = (*STATUS_OF_LETTER, NEVER_RAN)
             counts = self._link.ask(
                 *(("ZLEXCOUNT", key, f"[o{each}\0{start}", f"(o{each}\1") for each in letters)
             )
             *numbers, dropped = map(int, counts)
-            by_status = dict(zip(_STATUSES.values(), numbers, strict=True))
+            by_status = dict(zip(STATUS_OF_LETTER.values(), numbers, strict=True))
             return by_status | {"cancelled": by_status["cancelled"] + dropped}
         first, last = f"(t{tenant}\1", f"[t{tenant}\0{start}"
         members = self._link.ask(("ZREVRANGEBYLEX", key, first, last, "LIMIT", 0, MAX_COUNTED))[0]
         found = [ending.status for member in members if (ending := _ending(member))]
-        return {status: found.count(status) for status in _STATUSES.values()}
+        return {status: found.count(status) for status in STATUS_OF_LETTER.values()}
 
     def recent(self, tenant: str | None = None, limit: int = 100) -> Recent:
         """How long the runs that ended last had waited for their first attempt, and took."""
-        values = [f"t{tenant}"] if tenant is not None else ["os", "of", "ot"]
+        values = [f"o{LETTERS[status]}" for status in ("succeeded", "failed", "timed_out")]
+        if tenant is not None:
+            values = [f"t{tenant}"]
         answers = self._link.run_together(
             *(
                 (
@@ -159,6 +161,6 @@ def _ending(member: bytes) -> Ending | None:
     """What an entry of the index of runs says; None for what is none."""
     place = member.decode("utf-8", "replace").partition("\0")[2]
     end, letter, task_id = place[:13], place[13:14], place[14:]
-    if not end.isdigit() or letter not in _STATUSES:
+    if not end.isdigit() or letter not in STATUS_OF_LETTER:
         return None
-    return Ending(task_id=task_id, status=_STATUSES[letter], ended_at=from_ms(int(end)))
+    return Ending(task_id=task_id, status=STATUS_OF_LETTER[letter], ended_at=from_ms(int(end)))

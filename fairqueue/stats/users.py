@@ -28,7 +28,7 @@ SUMMED_CHUNK = 50  # users that one call looks at for that: half a ms of the ser
 DEMAND_MS = 10_000  # for so long it is known who wants service; a user's own row is always new
 MAX_DEMANDS = 32  # windows for which that is kept
 MAX_BUCKETS, MAX_SHARED = 60, 10  # of `shares`: each bucket of each user is a look-up
-AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the run before it ends": lua/lib/enqueue.lua
+AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the run before it ends": lua/lib/delays.lua
 MAX_LOOKS = 100  # at delayed tasks that are not in the index, each at some thousand of them
 PURGE_CHUNK = 100  # tasks that one call cancels: some 5 ms of the server's time
 

@@ -9,6 +9,10 @@
 -- decides, an entry of it that `delayed` does not confirm counts for nothing, and what it lacks is
 -- brought in by index_delayed and the doctor.
 
+-- When a task that waits for the previous run of its schedule becomes ready, ms: the end of the year 9999,
+-- until that run ends.
+local AFTER_THE_LAST = 253402300799000
+
 -- A table, and not functions of their own: a script has room for 200 local variables.
 local delays = {}
 

@@ -1,11 +1,13 @@
 -- How long runs that have ended had waited for a worker.
 --
--- @include time
+-- @include time outcomes
 -- KEYS runs    zset  <kind> <value> NUL <end, ms> <outcome> <task id>, all scores 0: ended runs
 -- KEYS status  hash  task id -> JSON
 --
 -- The numbers are taken from the texts of the records: to decode them would cost ten times as much.
 -- In JSON a quote inside a value has a backslash before it, so that a field is found nowhere else.
+
+local OUTCOMES = { 'succeeded', 'failed', 'timed_out', 'cancelled' }
 
 -- A moment as the index of runs has it.
 local function end_text(ms)

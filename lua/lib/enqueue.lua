@@ -50,8 +50,6 @@ local function known(ids, documents)
   return answer
 end
 
-local AFTER_THE_LAST = 253402300799000  -- ms, the end of year 9999: when the run before it ends
-
 -- When a task becomes ready: '' now, '+ms' after so long, 'ms' at that moment.
 local function due_at(when)
   if when == '' then return now end

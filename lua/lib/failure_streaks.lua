@@ -1,6 +1,6 @@
 -- Count how often a schedule has failed in a row, and pause one that fails too often.
 --
--- @include schedule_state stats
+-- @include schedule_state plan stats
 --
 -- Only tasks whose record has a `fail_limit` count, so that others cost nothing.
 
@@ -19,7 +19,7 @@ local function end_streak(record, state)
       schedule.reason = 'paused after ' .. schedule.failures .. ' failures in a row'
       schedule.paused = now
       redis.call('ZREM', K.due, record.schedule)
-      redis.call('HSET', K.plan, record.schedule, revision_of(record.schedule) .. ' -')
+      write_plan(record.schedule, revision_of(record.schedule))
       count('auto_paused', 1)
     end
   else

@@ -1,6 +1,6 @@
 -- Keep what became of runs: their attempts, and where a listing finds them.
 --
--- @include time status
+-- @include time status outcomes
 -- KEYS attempts  hash  task id -> a JSON line for each attempt that failed or has something to tell
 -- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>, all scores 0: ended runs
 -- KEYS failures  zset  fingerprint -> when a task was last buried with it, ms
@@ -13,21 +13,16 @@
 
 local ATTEMPT_BYTES = 65536  -- of all attempts of a task; the oldest go first
 
-local function outcome_of(record)
-  if record.state == 'finished' then return 's' end
-  if record.state == 'cancelled' then return 'c' end
-  return record.timed_out and 't' or 'f'
-end
-
 -- Add the places of a run that has ended to a list.
 local function add_places(list, id, record)
   local outcome = outcome_of(record)
   local ended = record.ended == now and now_text or text_of(record.ended or 0)
-  local tail = '\0' .. string.rep('0', 13 - #ended) .. ended .. outcome .. id
+  local letter = LETTERS[outcome]
+  local tail = '\0' .. string.rep('0', 13 - #ended) .. ended .. letter .. id
   -- What was cancelled before it ran has taken nothing of what users share.
-  local dropped = outcome == 'c' and not record.claimed
-  list[#list + 1] = 'o' .. (dropped and 'd' or outcome) .. tail
-  list[#list + 1] = (dropped and 'd' or 'u') .. record.user .. tail
+  local never_ran = outcome == 'cancelled' and not record.claimed
+  list[#list + 1] = 'o' .. (never_ran and NEVER_RAN or letter) .. tail
+  list[#list + 1] = (never_ran and NEVER_RAN or 'u') .. record.user .. tail
   list[#list + 1] = 'n' .. (record.name or '') .. tail
   if record.schedule then list[#list + 1] = 'c' .. record.schedule .. tail end
   if record.fingerprint then list[#list + 1] = 'f' .. record.fingerprint .. tail end

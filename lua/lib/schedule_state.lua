@@ -1,7 +1,6 @@
 -- Keep where a schedule stands: its plan and its state.
 --
 -- @include json
--- KEYS plan            hash  schedule id -> random revision, space, nominal next moment in ms or '-'
 -- KEYS due             zset  schedule id -> when to act, ms; active ones, and those paused until then
 -- KEYS schedule_state  hash  schedule id -> JSON: user, tenant, title, active, since, reason, paused, note, by, until, last_run, counts
 
@@ -29,8 +28,4 @@ end
 
 local function write_state(id, state)
   redis.call('HSET', K.schedule_state, id, cjson.encode(state))
-end
-
-local function revision_of(id)
-  return string.match(redis.call('HGET', K.plan, id) or '', '^(%S+)') or ''
 end

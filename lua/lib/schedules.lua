@@ -1,6 +1,6 @@
 -- Keep what is planned for schedules: definitions, index, names, problems.
 --
--- @include schedule_state replay stats
+-- @include schedule_state plan replay stats
 -- KEYS schedules       hash  schedule id -> definition, JSON: what the user wrote
 -- KEYS schedule_index  zset  user NUL schedule id, all scores 0
 -- KEYS broken          hash  schedule id -> JSON: why the scheduler set it aside, and when
@@ -17,11 +17,11 @@ end
 -- A plan is given up: if its moment has come and was not fired, it is one that was missed, and it is
 -- returned to be noted.
 local function count_dropped(id, state)
-  local nominal = tonumber(string.match(redis.call('HGET', K.plan, id) or '', ' (%d+)$') or nil)
-  if state.active and nominal and nominal <= now then
+  local moment = planned_ms(id)
+  if state.active and moment and moment <= now then
     state.missed = (state.missed or 0) + 1
     count('missed', 1)
-    return nominal
+    return moment
   end
 end
 

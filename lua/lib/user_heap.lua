@@ -1,59 +1,63 @@
--- A line of users by virtual tag, then by name: the order that a sorted set has.
+-- Users in the order of their virtual tags, then of their names: the order of a sorted set.
 --
--- Those who were read from one stand sorted; those who come back after a serve go into a heap.
+-- A claim reads users in this order, and puts back those that it has served with a later tag. What was
+-- read stays a sorted list; what comes back goes into a binary heap.
 
-local function new_line()
+-- A table, because a script has room for only 200 local variables.
+local heap = {}
+
+function heap.new()
   return { sorted = {}, at = 1, heap = {} }
 end
 
-local function before(a, b)
+function heap.before(a, b)
   if a.tag ~= b.tag then return a.tag < b.tag end
   return a.user.name < b.user.name
 end
 
-local function join_line(line, tag, user)
-  local heap, entry = line.heap, { tag = tag, user = user }
-  local i = #heap + 1
+function heap.push(users, tag, user)
+  local entries, entry = users.heap, { tag = tag, user = user }
+  local i = #entries + 1
   while i > 1 do
     local parent = math.floor(i / 2)
-    if not before(entry, heap[parent]) then break end
-    heap[i] = heap[parent]
+    if not heap.before(entry, entries[parent]) then break end
+    entries[i] = entries[parent]
     i = parent
   end
-  heap[i] = entry
+  entries[i] = entry
 end
 
-local function pop_heap(heap)
-  local top, last = heap[1], table.remove(heap)
-  local size, i = #heap, 1
+local function pop_top(entries)
+  local top, last = entries[1], table.remove(entries)
+  local size, i = #entries, 1
   if size == 0 then return top end
   while 2 * i <= size do
     local child = 2 * i
-    if child < size and before(heap[child + 1], heap[child]) then child = child + 1 end
-    if not before(heap[child], last) then break end
-    heap[i] = heap[child]
+    if child < size and heap.before(entries[child + 1], entries[child]) then child = child + 1 end
+    if not heap.before(entries[child], last) then break end
+    entries[i] = entries[child]
     i = child
   end
-  heap[i] = last
+  entries[i] = last
   return top
 end
 
--- Take the first out of the line: { tag, user }, or nil.
-local function next_in_line(line)
-  local first, back = line.sorted[line.at], line.heap[1]
-  if first and not (back and before(back, first)) then
-    line.at = line.at + 1
+-- Take out the first entry: { tag =, user = }, or nil.
+function heap.pop(users)
+  local first, back = users.sorted[users.at], users.heap[1]
+  if first and not (back and heap.before(back, first)) then
+    users.at = users.at + 1
     return first
   end
-  return back and pop_heap(line.heap)
+  return back and pop_top(users.heap)
 end
 
--- Those who were read are as many as were asked for: behind the last there may be others.
-local function cut_line(line, want)
-  if #line.sorted >= want then line.cut = line.sorted[#line.sorted] end
+-- Remember the last user that was read, if as many were read as were asked for: there may be more.
+function heap.cut(users, want)
+  if #users.sorted >= want then users.cut = users.sorted[#users.sorted] end
 end
 
--- True if somebody who was not read may come before this one.
-local function is_beyond(line, entry)
-  return line.cut ~= nil and before(line.cut, entry)
+-- True if a user who was not read may come before this entry.
+function heap.is_beyond(users, entry)
+  return users.cut ~= nil and heap.before(users.cut, entry)
 end

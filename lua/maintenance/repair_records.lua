@@ -41,8 +41,7 @@ end
 
 -- When to act on an active schedule that nobody would act on: at its moment, or now.
 local function plan_again(id)
-  local nominal = tonumber(string.match(redis.call('HGET', K.plan, id) or '', ' (%d+)$') or nil)
-  redis.call('ZADD', K.due, nominal or now, id)
+  redis.call('ZADD', K.due, planned_ms(id) or now, id)
   wake_scheduler()
 end
 

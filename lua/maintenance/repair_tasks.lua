@@ -15,7 +15,6 @@
 local FIX = A.fix == '1'
 local MOST_LEASES = 10000  -- counted in one call, in less than 10 ms
 local MOST_TURNS = 1000
-local AFTER_THE_LAST = 253402300799000  -- ms, as in lib/enqueue: when the run before it ends
 
 local found = {}
 
@@ -33,7 +32,7 @@ local KEY_OF = {}
 for _, place in ipairs(PLACES) do KEY_OF[place[1]] = place[2] end
 
 local function is_ended(record)
-  return record.state == 'finished' or record.state == 'cancelled' or record.state == 'buried'
+  return outcome_of(record) ~= nil
 end
 
 -- Put a task where its state says. A lease that is not known ends now, and is taken back.

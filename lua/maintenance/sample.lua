@@ -17,6 +17,10 @@
 --
 -- Returns 1 if a sample was stored, 0 if the slot has one.
 
+local FINE_MS = 15000           -- between two samples of the fine series,
+local FINE_KEPT_MS = 4200000    -- which are kept for 70 minutes
+local COARSE_MS = 300000        -- and of the coarse one,
+local COARSE_KEPT_MS = 88200000 -- which are kept for 24.5 hours
 local MOST_RUNS = 100  -- whose waits are looked at
 local TRIMMED = 100    -- entries that go in one call at most; what is left goes with the next ones
 local COUNTERS = { 'finished', 'buried', 'timed_out', 'cancelled', 'fired', 'missed' }
@@ -28,8 +32,8 @@ end
 -- The members of the newest runs that did not end by being cancelled.
 local function newest_served(since)
   local found, ends = {}, {}
-  for _, outcome in ipairs({ 'os', 'of', 'ot' }) do
-    for _, member in ipairs(newest_runs(outcome, since, MOST_RUNS)) do
+  for _, outcome in ipairs({ 'succeeded', 'failed', 'timed_out' }) do
+    for _, member in ipairs(newest_runs('o' .. LETTERS[outcome], since, MOST_RUNS)) do
       ends[member] = tonumber(string.match(member, '%z(%d+)')) or 0
       found[#found + 1] = member
     end
@@ -79,6 +83,6 @@ local function keep(mark, step_ms, keep_ms)
   return true
 end
 
-if not keep('f', 15000, 4200000) then return 0 end
-keep('c', 300000, 88200000)
+if not keep('f', FINE_MS, FINE_KEPT_MS) then return 0 end
+keep('c', COARSE_MS, COARSE_KEPT_MS)
 return 1

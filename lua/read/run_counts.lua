@@ -12,7 +12,9 @@
 -- Returns { since when the history is whole, ms; how many of all runs ended in each stretch; then for
 -- each user how many of its own did }.
 
-local PLACES = A.tenant == '' and { 'os', 'of', 'ot', 'oc' } or { 't' .. A.tenant }
+local PLACES = {}
+for i, outcome in ipairs(OUTCOMES) do PLACES[i] = 'o' .. LETTERS[outcome] end
+if A.tenant ~= '' then PLACES = { 't' .. A.tenant } end
 
 local first, buckets = tonumber(A.since_ms), tonumber(A.buckets)
 local width = (tonumber(A.until_ms) - first) / buckets

@@ -78,5 +78,5 @@ for i, tenant in ipairs(fields_of(K.tenants, page)) do
 end
 
 local total = 0
-for _, outcome in ipairs({ 'os', 'of', 'ot', 'oc' }) do total = total + count_runs(outcome, window) end
+for _, outcome in ipairs(OUTCOMES) do total = total + count_runs('o' .. LETTERS[outcome], window) end
 return { now, window, total, unpack(rows) }

@@ -91,7 +91,7 @@ for from = 1, #ids, GROUP do
     definitions[#definitions + 1] = id
     definitions[#definitions + 1] = R.definition[i]
     plans[#plans + 1] = id
-    plans[#plans + 1] = R.revision[i] .. ' ' .. (is_active and R.next_ms[i] or '-')
+    plans[#plans + 1] = make_plan(R.revision[i], R.next_ms[i])
     if is_active then
       due[#due + 1] = due_ms
       due[#due + 1] = id

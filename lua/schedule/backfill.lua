@@ -20,8 +20,8 @@
 
 local before = first_answer(A.op)
 if before then return { 'filled', tonumber(before) } end
-local plan = redis.call('HGET', K.plan, A.id)
-if not plan or revision_of(A.id) ~= A.base then return { 'changed' } end
+local revision, next_moment = plan_of(A.id)
+if revision == '' or revision ~= A.base then return { 'changed' } end
 
 local ids, documents, new = {}, {}, {}
 for i = FIRST, #ARGV, ROW do
@@ -37,7 +37,7 @@ end
 local full = is_full(A.user, #new, #new)
 if #new > 0 and full then return { 'full', full } end
 store(new)
-redis.call('HSET', K.plan, A.id, A.revision .. (string.match(plan, ' .*$') or ' -'))
+write_plan(A.id, A.revision, next_moment)
 for note in string.gmatch(A.notes, '[^\n]+') do note_moments(A.id, note) end
 count('backfilled', #new)
 save_fair()

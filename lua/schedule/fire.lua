@@ -224,13 +224,12 @@ for i, fire in ipairs(fires) do
     if fire.note ~= '' then noted[#noted + 1] = fire end
     if fire.missed > 0 then state.missed = (state.missed or 0) + fire.missed end
     missed = missed + fire.missed
-    local revision = string.match(fire.plan, '^%S+')
     if fire.next_ms ~= '' then
       new_due[#new_due + 1] = fire.due_ms
       new_due[#new_due + 1] = fire.id
     end
     new_plans[#new_plans + 1] = fire.id
-    new_plans[#new_plans + 1] = revision .. ' ' .. (fire.next_ms ~= '' and fire.next_ms or '-')
+    new_plans[#new_plans + 1] = make_plan((read_plan(fire.plan)), fire.next_ms)
   end
   if words[i] ~= 'moved' then
     new_states[#new_states + 1] = fire.id

@@ -15,10 +15,7 @@ if before then return before end
 if redis.call('HEXISTS', K.schedules, A.id) == 0 and redis.call('HEXISTS', K.broken, A.id) == 0 then
   return remember(A.op, 'absent')
 end
-if A.revision ~= '' then
-  local revision = string.match(redis.call('HGET', K.plan, A.id) or '', '^%S+')
-  if revision ~= A.revision then return remember(A.op, 'stale') end
-end
+if A.revision ~= '' and revision_of(A.id) ~= A.revision then return remember(A.op, 'stale') end
 local state, name = state_of(A.id), name_in(redis.call('HGET', K.schedules, A.id))
 redis.call('HDEL', K.schedules, A.id)
 if state.user then redis.call('ZREM', K.schedule_index, state.user .. '\0' .. A.id) end

@@ -28,6 +28,6 @@ if A.next_ms == '' then
   stop_planning(A.id, A.reason, true)
   return remember(A.op, 'completed')
 end
-redis.call('HSET', K.plan, A.id, revision_of(A.id) .. ' ' .. A.next_ms)
+write_plan(A.id, revision_of(A.id), A.next_ms)
 redis.call('ZADD', K.due, A.due_ms, A.id)
 return remember(A.op, 'resumed')

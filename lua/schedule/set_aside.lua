@@ -21,7 +21,7 @@ if (redis.call('HGET', K.schedules, A.id) or '') ~= A.definition
   return remember(A.op, 'moved')
 end
 stop_planning(A.id, A.reason)
-local revision = string.match(A.plan, '^(%S+) ')
-if revision then redis.call('HSET', K.plan, A.id, revision .. ' -') end
+local revision = read_plan(A.plan)
+if revision ~= '' then write_plan(A.id, revision) end
 count('set_aside_' .. A.kind, 1)
 return remember(A.op, 'set_aside')

@@ -62,21 +62,19 @@ elseif A.active == '0' then
 end
 if A.next_ms ~= '' then state.since = now end
 redis.call('HSET', K.schedules, A.id, A.definition)
-local nominal = A.next_ms
-if nominal == '' then
-  nominal = string.match(redis.call('HGET', K.plan, A.id) or '', ' (.*)$') or '-'
-end
+local _, planned = plan_of(A.id)
+local moment = A.next_ms ~= '' and A.next_ms or planned
 if A.next_ms ~= '' and state.active then
   local wake = tonumber(A.due_ms) < soonest_due()
   redis.call('ZADD', K.due, A.due_ms, A.id)
   if wake then wake_scheduler() end
 end
 if not state.active then
-  nominal = '-'
+  moment = nil
   redis.call('ZREM', K.due, A.id)
   if state['until'] then redis.call('ZADD', K.due, state['until'], A.id) end
 end
-redis.call('HSET', K.plan, A.id, A.revision .. ' ' .. nominal)
+write_plan(A.id, A.revision, moment)
 if not state.reason then redis.call('HDEL', K.broken, A.id) end
 write_state(A.id, state)
 name_schedule(A.id, A.old_name, A.task_name)

@@ -21,7 +21,7 @@ end_lease(A.id, record)
 record.error = A.error
 record.timed_out = A.timed_out ~= '' or nil
 if word == 'buried' then record.fingerprint = A.fingerprint end
-keep_attempt(A.id, record, record.timed_out and 'timed_out' or 'failed', A.report)
+keep_attempt(A.id, record, failure_of(record), A.report)
 close(A.id, record, word)
 trim_all(1)
 save_fair()

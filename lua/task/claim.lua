@@ -153,7 +153,7 @@ end
 
 -- Read the next users of both lanes: by name, in order, and as lines by tag.
 local function read_users(want)
-  local users, names, ready, critical = {}, {}, new_line(), new_line()
+  local users, names, ready, critical = {}, {}, heap.new(), heap.new()
   local flat = redis.call('ZRANGE', K.ready, passed, passed + want - 1, 'WITHSCORES')
   for i = 1, #flat, 2 do
     local user = new_user(flat[i], tonumber(flat[i + 1]))
@@ -176,8 +176,8 @@ local function read_users(want)
       critical.sorted[#critical.sorted + 1] = { tag = user.critical_tag, user = user }
     end
   end
-  cut_line(ready, want)
-  cut_line(critical, want)
+  heap.cut(ready, want)
+  heap.cut(critical, want)
   return users, names, ready, critical
 end
 
@@ -191,23 +191,23 @@ end
 -- many are read that this comes to pass only when some were passed over.
 local function next_user(ready, critical)
   if may_jump() then
-    local top = next_in_line(critical)
+    local top = heap.pop(critical)
     while top do
-      if is_beyond(critical, top) then return nil end
+      if heap.is_beyond(critical, top) then return nil end
       -- One whose last CRITICAL task went by an ordinary turn has no place in this lane any more.
       if top.user.state == 'ready' and top.user.critical_tag == top.tag
         and top.user.is_critical ~= false and not top.user.left_lane then
         return top.user, true
       end
-      top = next_in_line(critical)
+      top = heap.pop(critical)
     end
     if critical.cut then return nil end
   end
-  local top = next_in_line(ready)
+  local top = heap.pop(ready)
   while top do
-    if is_beyond(ready, top) then return nil end
+    if heap.is_beyond(ready, top) then return nil end
     if top.user.state == 'ready' and top.user.tag == top.tag then return top.user, false end
-    top = next_in_line(ready)
+    top = heap.pop(ready)
   end
   return nil
 end
@@ -303,9 +303,9 @@ local function serve_in_turn(want, ready, critical, chunk, work)
     if not user then break end
     members[#members + 1] = serve(user, jumps, chunk)
     if user.state == 'ready' then
-      join_line(ready, user.tag, user)
+      heap.push(ready, user.tag, user)
       if user.critical_tag and user.is_critical and not user.left_lane then
-        join_line(critical, user.critical_tag, user)
+        heap.push(critical, user.critical_tag, user)
       end
     end
   end
@@ -497,7 +497,7 @@ end
 
 -- Serve users of whom the kind of this worker was told. Those who may have more are kept in mind.
 local function serve_told(kind)
-  local users, names, ready, left = {}, {}, new_line(), ''
+  local users, names, ready, left = {}, {}, heap.new(), ''
   for name in string.gmatch(kind.news, '[^\n]+') do
     local tag = tonumber(redis.call('ZSCORE', K.ready, name) or nil)
     if tag then
@@ -506,8 +506,8 @@ local function serve_told(kind)
       ready.sorted[#ready.sorted + 1] = { tag = tag, user = users[name] }
     end
   end
-  table.sort(ready.sorted, before)
-  if #names > 0 then serve_round(users, names, ready, new_line(), WORK) end
+  table.sort(ready.sorted, heap.before)
+  if #names > 0 then serve_round(users, names, ready, heap.new(), WORK) end
   for _, name in ipairs(names) do
     if users[name].state == 'ready' then left = left .. name .. '\n' end
   end

@@ -60,7 +60,7 @@ for i = FIRST, #ARGV, ROW do
     if result ~= '' then record.result = result end
     record.took = tonumber(R.took[i])
     if R.report[i] ~= '' then
-      keep_attempt(id, record, word == 'finished' and 'succeeded' or word, R.report[i])
+      keep_attempt(id, record, outcome_of(record), R.report[i])
     end
     closed[#closed + 1] = id
     ended[#ended + 1] = now_text

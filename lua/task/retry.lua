@@ -19,7 +19,7 @@ if answer then return answer end
 end_lease(A.id, record)
 record.error = A.error
 record.timed_out = A.timed_out ~= '' or nil
-keep_attempt(A.id, record, record.timed_out and 'timed_out' or 'failed', A.report)
+keep_attempt(A.id, record, failure_of(record), A.report)
 if record.cancel then
   close(A.id, record, 'cancelled')
   trim_all(1)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from fairqueue.access.credentials import MAX_KEYS
+from fairqueue.doctor import MOST_LEASES
 from fairqueue.link import scripts
 from fairqueue.link.connection import MAX_TIMEOUT_S
 from fairqueue.link.keys import KEY_TYPES
@@ -24,7 +26,16 @@ from fairqueue.link.scripts import (
     without_unused,
 )
 from fairqueue.link.scripts import script_names as names
-from fairqueue.models import QueueSettings
+from fairqueue.metrics.collectors import _COUNTERS
+from fairqueue.models import DIGESTED_BYTES, QueueSettings
+from fairqueue.outcomes import LETTERS, NEVER_RAN, OUTCOMES, STATUS_OF_STATE, ended_status
+from fairqueue.queue.claim import LONGEST_WAIT_S
+from fairqueue.queue.settings import MOST_SLOTS
+from fairqueue.schedules.outcomes import NOTES_KEPT
+from fairqueue.schedules.store import CHANGES_LISTED
+from fairqueue.stats.samples import COARSE_MS, FINE_MS
+from fairqueue.stats.users import AFTER_THE_LAST_MS
+from fairqueue.validation import Priority
 
 FOLDER = lua_folder()
 FILES = sorted(FOLDER.rglob("*.lua"))
@@ -389,11 +400,51 @@ def test_the_defaults_of_the_settings_are_the_same_in_lua_and_python() -> None:
     assert in_lua == in_python
 
 
-def test_the_client_gives_up_before_redis_forgets_an_operation() -> None:
-    text = (FOLDER / "lib" / "replay.lua").read_text(encoding="utf-8")
-    match = re.search(r"REPLAY_MS = (\d+)", text)
-    assert match is not None
-    assert int(match.group(1)) == 2 * MAX_TIMEOUT_S * 1000
+def constant(file: str, name: str) -> float:
+    """The number that a Lua file gives to a constant."""
+    match = re.search(rf"^local {name} = ([0-9.]+)", (FOLDER / file).read_text("utf-8"), re.M)
+    assert match is not None, f"{file} has no constant {name}"
+    return float(match[1])
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        # The client gives up before Redis forgets the answer to an operation.
+        ("lib/replay.lua", "REPLAY_MS", 2 * MAX_TIMEOUT_S * 1000),
+        ("lib/backlog.lua", "CRITICAL", Priority.CRITICAL),
+        ("lib/changes.lua", "CHANGES_KEPT", CHANGES_LISTED),
+        ("lib/credentials.lua", "KEY_LIMIT", MAX_KEYS),
+        ("lib/delays.lua", "AFTER_THE_LAST", AFTER_THE_LAST_MS),
+        ("lib/enqueue.lua", "DIGESTED", DIGESTED_BYTES),
+        ("lib/limits.lua", "SLOTS_CHECKED", MOST_SLOTS),
+        ("lib/moments.lua", "MOMENTS_KEPT", NOTES_KEPT),
+        ("maintenance/repair_tasks.lua", "MOST_LEASES", MOST_LEASES),
+        ("maintenance/sample.lua", "FINE_MS", FINE_MS),
+        ("maintenance/sample.lua", "COARSE_MS", COARSE_MS),
+        ("task/claim.lua", "LONGEST_WAIT_MS", LONGEST_WAIT_S * 1000),
+    ],
+)
+def test_a_constant_is_the_same_in_lua_and_python(file: str, name: str, value: float) -> None:
+    assert constant(file, name) == value
+
+
+def test_the_words_for_ends_are_the_same_in_lua_and_python() -> None:
+    text = (FOLDER / "lib" / "outcomes.lua").read_text(encoding="utf-8")
+    tables = {
+        name: dict(re.findall(r"(\w+) = '(\w+)'", entries))
+        for name, entries in re.findall(r"^local (\w+) = \{ (.*) \}$", text, re.M)
+    }
+    assert tables["LETTERS"] == LETTERS
+    assert tables["OUTCOME_OF_STATE"] == STATUS_OF_STATE
+    assert f"local NEVER_RAN = '{NEVER_RAN}'" in text
+    ended_runs = (FOLDER / "lib" / "ended_runs.lua").read_text(encoding="utf-8")
+    listed = ", ".join(f"'{outcome.status}'" for outcome in OUTCOMES)
+    assert f"local OUTCOMES = {{ {listed} }}" in ended_runs
+    for outcome in OUTCOMES:
+        timed_out = outcome.status == "timed_out"
+        assert ended_status(outcome.state, timed_out=timed_out) == outcome.status
+        assert outcome.counter in _COUNTERS
 
 
 def test_constants_are_put_in_where_they_are_used() -> None:

@@ -1,7 +1,6 @@
 """What became of moments, and what operators do with schedules: fill, change, copy, compare."""
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -38,7 +37,6 @@ from fairqueue.errors import (
     ScheduleQuota,
     UnknownSchedule,
 )
-from fairqueue.link.scripts import lua_folder
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -48,7 +46,7 @@ from fairqueue.schedules.backfill import CHUNK, Backfill
 from fairqueue.schedules.bulk import ACTIONS, BulkResult, zone_data
 from fairqueue.schedules.import_export import dump_schedules, load_schedules
 from fairqueue.schedules.outcomes import MAX_MOMENTS, NOTES_KEPT
-from fairqueue.schedules.store import CHANGES_LISTED, GAPS_CHECKED, SETTINGS_MS, ScheduleStore
+from fairqueue.schedules.store import GAPS_CHECKED, SETTINGS_MS, ScheduleStore
 from fairqueue.validation import Priority
 
 OwnServer = Callable[..., EmbeddedServer]
@@ -268,16 +266,6 @@ def test_moments_older_than_what_is_remembered_are_unknown(world: World) -> None
     assert outcomes[0] == "fired"
     assert set(outcomes[1:5]) == {"unknown"}
     assert set(outcomes[5:-1]) == {"skipped"}
-
-
-def test_as_many_notes_and_changes_are_listed_as_the_scripts_keep() -> None:
-    parts = {
-        "moments": ("MOMENTS_KEPT", NOTES_KEPT),
-        "changes": ("CHANGES_KEPT", CHANGES_LISTED),
-    }
-    for part, (constant, expected) in parts.items():
-        text = (lua_folder() / "lib" / f"{part}.lua").read_text(encoding="utf-8")
-        assert re.search(rf"{constant} = {expected}\b", text), part
 
 
 def test_a_listing_of_moments_goes_on_where_its_page_ended(world: World) -> None:
