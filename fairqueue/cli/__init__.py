@@ -1,4 +1,4 @@
-"""The command line: what `fairqueue COMMAND` does, prints, and exits with."""
+"""The command line `fairqueue`."""
 
 from fairqueue.cli.acl import acl
 from fairqueue.cli.bench import bench

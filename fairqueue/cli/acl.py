@@ -1,4 +1,4 @@
-"""`fairqueue acl`: the command of Redis that makes a user with just the rights that are needed."""
+"""`fairqueue acl`: the Redis command that creates a user with the rights of a queue."""
 
 import click
 
@@ -8,13 +8,13 @@ from fairqueue.link.acl import acl_line
 
 
 @click.command(cls=Command)
-@click.option("--user", default="fairqueue", show_default=True, help="Its name.")
-@click.option("--read-only", is_flag=True, help="May look at the queue, and change nothing.")
-@click.option("--all-queues", is_flag=True, help="Not only for the queue that --queue names.")
+@click.option("--user", default="fairqueue", show_default=True, help="Name of the user.")
+@click.option("--read-only", is_flag=True, help="A user that can only read the queue.")
+@click.option("--all-queues", is_flag=True, help="For all queues, not only --queue.")
 @pass_session
 def acl(session: Session, user: str, read_only: bool, all_queues: bool) -> None:
-    """Print the ACL SETUSER line of a Redis user with few rights.
+    """Print the ACL SETUSER line for a Redis user with few rights.
 
-    Nothing is sent to Redis. The user can log in once ACL SETUSER has given it a password.
+    Nothing is sent to Redis. Add a password to the line: without one the user cannot log in.
     """
     say(acl_line(user, None if all_queues else session.queue, read_only=read_only))

@@ -1,4 +1,4 @@
-"""Whom `scheduler`, `worker` and `up` tell what goes wrong: what their options name."""
+"""The options of `scheduler`, `worker` and `up` that say where alerts go."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,29 +11,30 @@ from fairqueue.alerts import Alerts, LogRecipient, Recipient, WebhookRecipient
 from fairqueue.cli.apps import call, find
 from fairqueue.errors import ConfigurationError, kind_of, shown
 
-USUAL_NAME = "alerts"
-EXAMPLE = f"myapp.ops:{USUAL_NAME}"
-LAST_ALERTS_S = 5.0  # at the end, so long for alerts that wait
+DEFAULT_NAME = "alerts"
+EXAMPLE = f"myapp.ops:{DEFAULT_NAME}"
+LAST_ALERTS_S = 5.0  # how long to wait at the end for alerts that are not sent yet
 
 
-def alerting(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--alerts`, `--alert-webhook` and `--alert-log`; the command gets `alerts`, or None."""
+def alert_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--alerts`, `--alert-webhook` and `--alert-log`, passed to the command as `alerts`."""
 
     @click.option(
         "--alerts",
         "named",
         metavar="MODULE[:NAME]",
-        help="Whom to tell what goes wrong: an Alerts, or a function that returns one; "
-        f"default name: {USUAL_NAME}.",
+        help="Where alerts go: an Alerts, or a function that returns one; "
+        f"default name: {DEFAULT_NAME}.",
     )
     @click.option(
         "--alert-webhook",
         metavar="URL|@FILE",
-        help="Post alerts there, as JSON; @FILE has the URL where ps must not show it.",
+        help="Post alerts to this URL as JSON; @FILE reads the URL from a file, to keep it out of "
+        "ps.",
     )
     @click.option("--alert-log", is_flag=True, help="Write alerts to the log.")
     @functools.wraps(command)
-    def told(
+    def with_alerts(
         *args: Any, named: str | None, alert_webhook: str | None, alert_log: bool, **settings: Any
     ) -> Any:
         alerts = _alerts(named, alert_webhook, alert_log)
@@ -43,20 +44,20 @@ def alerting(command: Callable[..., Any]) -> Callable[..., Any]:
             if alerts is not None:
                 alerts.close(LAST_ALERTS_S)
 
-    return told
+    return with_alerts
 
 
 def _alerts(named: str | None, webhook: str | None, log: bool) -> Alerts | None:
-    """Raises ConfigurationError for what cannot be used."""
+    """Raises ConfigurationError if the options cannot be used."""
     if named is None:
         recipients = _recipients(webhook, log)
         return Alerts(recipients) if recipients else None
     if webhook is not None or log:
         raise ConfigurationError(
-            f"--alerts {shown(named)} has its own recipients: leave --alert-webhook and "
-            "--alert-log out"
+            f"--alerts {shown(named)} has its own recipients: remove --alert-webhook and "
+            "--alert-log"
         )
-    path = named if ":" in named else f"{named}:{USUAL_NAME}"
+    path = named if ":" in named else f"{named}:{DEFAULT_NAME}"
     wanted = "an Alerts, or a function that returns one"
     _, found = find(path, "--alerts", wanted, EXAMPLE)
     if callable(found) and not isinstance(found, Alerts):
@@ -69,7 +70,7 @@ def _alerts(named: str | None, webhook: str | None, log: bool) -> Alerts | None:
 def _recipients(webhook: str | None, log: bool) -> Sequence[Recipient]:
     recipients: list[Recipient] = []
     if webhook is not None:
-        # Whoever writes http:// here has decided so.
+        # http:// on the command line is a deliberate choice.
         recipients.append(WebhookRecipient(_url(webhook), allow_http=True))
     if log:
         recipients.append(LogRecipient())

@@ -1,4 +1,4 @@
-"""Find the worker that `--app` names: `module:name`, from the folder where the program runs."""
+"""Load the worker that `--app` names: `module:name`, relative to the current folder."""
 
 import importlib
 import inspect
@@ -16,12 +16,11 @@ WANTED, EXAMPLE = "a Worker, or a function that returns one", "myapp.jobs:make_w
 
 
 def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Worker:
-    """The worker that an app stands for, on a queue.
+    """The worker of an app, on a queue.
 
-    `module:name` names a Worker, or a function that is called with the queue (and with those of
-    `concurrency`, `processes`, `lease`, `alerts` that were given and that it takes) and returns
-    one. With a module alone, its handler classes are registered. Raises ConfigurationError naming
-    what is missing.
+    `module:name` names a Worker, or a function that is called with the queue (and with the given
+    `concurrency`, `processes`, `lease` and `alerts`, if it accepts them) and returns one. A module
+    alone registers its handler classes. Raises ConfigurationError naming what is missing.
     """
     path, found = find(app)
     if found is None:
@@ -31,8 +30,8 @@ def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Work
     elif settings:
         names = _options_of(settings)
         raise ConfigurationError(
-            f"--app {shown(app)} is a Worker that is made already, so {names} cannot be given: "
-            "name a function that gets the queue and returns a Worker"
+            f"--app {shown(app)} is a Worker object, so {names} cannot be given: name a function "
+            "that takes the queue and returns a Worker"
         )
     if not isinstance(found, Worker):
         raise ConfigurationError(f"--app {shown(app)} must be {WANTED}, not {kind_of(found)}")
@@ -40,16 +39,16 @@ def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Work
 
 
 def check_app(app: str) -> None:
-    """See that an app can be given the queue of `up`.
+    """Check that an app can use the queue of `up`.
 
-    Raises ConfigurationError if there is no such module or nothing of the name in it, or if it is a
-    Worker that is made already: its tasks would come from its own queue.
+    Raises ConfigurationError if the module or the name in it does not exist, or if it is a Worker
+    object, which has a queue of its own.
     """
     _, found = find(app)
     if isinstance(found, Worker):
         raise ConfigurationError(
-            f"--app {shown(app)} is a Worker that is made already, with a queue of its own: name a "
-            "function that gets the queue of `up` and returns a Worker, such as "
+            f"--app {shown(app)} is a Worker object with a queue of its own: name a function that "
+            "takes the queue of `up` and returns a Worker, for example "
             "def make_worker(queue): return Worker(queue, modules=['myapp.jobs'])"
         )
 
@@ -57,10 +56,9 @@ def check_app(app: str) -> None:
 def find(
     app: str, option: str = "--app", wanted: str = WANTED, example: str = EXAMPLE
 ) -> tuple[str, Any]:
-    """The module's path, and what is named in it; None if nothing is.
+    """The path of the module, and the object that is named in it; None for a module alone.
 
-    Raises ConfigurationError naming the option that has this value, and what was wanted, such as
-    the example.
+    Raises ConfigurationError with the option, what it expects and an example.
     """
     path, colon, name = app.partition(":")
     told = f"{option} {shown(app)}"
@@ -69,9 +67,9 @@ def find(
 
 
 def call(make: Callable[..., Any], told: str, *args: Any, **settings: Any) -> Any:
-    """What a function of the user's returns; `told` is the option that names it, with its value.
+    """Call a function of the user's app; `told` is the option that names it, with its value.
 
-    Raises ConfigurationError with what the function raises, but for our own errors.
+    Raises our own errors as they are, and any other error as ConfigurationError.
     """
     try:
         return make(*args, **settings)
@@ -87,16 +85,16 @@ def _import(path: str, told: str, example: str) -> ModuleType:
         sys.path.insert(0, here)
     if path.endswith(".py"):
         module = path.removesuffix(".py").removeprefix("./").replace(os.sep, ".")
-        raise ConfigurationError(f"{told} is a file: name its module, {module!r}")
+        raise ConfigurationError(f"{told} is a file: name the module, {module!r}")
     if not path or path.startswith("."):
-        raise ConfigurationError(f"{told} names no module: such as {example}")
+        raise ConfigurationError(f"{told} must name a module, for example {example}")
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not (path == error.name or path.startswith(f"{error.name}.")):
             raise _not_imported(told, path, error) from error
         raise ConfigurationError(
-            f"{told}: there is no module {error.name!r} in {here} or where Python looks"
+            f"{told}: there is no module {error.name!r} in {here} or on the Python path"
         ) from None
     except Exception as error:
         raise _not_imported(told, path, error) from error
@@ -112,7 +110,7 @@ def _attribute(module: ModuleType, name: str, told: str, wanted: str) -> Any:
         found = getattr(found, part, None)
         if found is None:
             raise ConfigurationError(
-                f"{told}: module {module.__name__} has no {shown(name)}: {wanted}"
+                f"{told}: module {module.__name__} has no {shown(name)}; expected {wanted}"
             )
     return found
 
@@ -122,18 +120,18 @@ def _call(make: Any, queue: TaskQueue, settings: Mapping[str, Any], app: str) ->
     try:
         takes = inspect.signature(make).parameters
     except (TypeError, ValueError):
-        return call(make, told, queue, **settings)  # it says itself what it does not take
+        return call(make, told, queue, **settings)  # it has no signature to read
     any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in takes.values())
     unknown = [name for name in settings if name not in takes and not any_name]
     if unknown:
         options = _options_of(unknown)
         raise ConfigurationError(
-            f"{told} takes no {', '.join(unknown)}, so {options} cannot be given"
+            f"{told} does not accept {', '.join(unknown)}, so {options} cannot be given"
         )
     return call(make, told, queue, **settings)
 
 
 def _options_of(settings: Iterable[str]) -> str:
-    """The options that these settings come from."""
+    """The names of the options of these settings."""
     special = {"alerts": "--alerts, --alert-webhook, --alert-log"}
     return ", ".join(special.get(name, f"--{name}") for name in settings)

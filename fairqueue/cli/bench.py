@@ -1,4 +1,4 @@
-"""`fairqueue bench`: how fast this Redis is with a queue, from this machine."""
+"""`fairqueue bench`: measure the speed of a queue on this Redis, from this machine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from fairqueue.cli.listing import show
 from fairqueue.cli.output import note
-from fairqueue.cli.session import Command, Session, pass_session, reading
+from fairqueue.cli.session import Command, Session, prints_data
 from fairqueue.inspection.documents import document
 from fairqueue.models import Task, new_id
 from fairqueue.queue.queue import TaskQueue
@@ -29,7 +29,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """How fast something went. of_a_ping: how often in the time of one round trip."""
+    """A measurement. of_a_ping: how often it was done in the time of one round trip."""
 
     what: str
     count: int
@@ -39,13 +39,12 @@ class Figure:
 
 @click.command(cls=Command)
 @click.option("--tasks", type=click.IntRange(10, MOST), default=2000, show_default=True)
-@reading
-@pass_session
+@prints_data
 def bench(session: Session, tasks: int) -> None:
-    """How fast this Redis is with a queue. It uses one of its own, which is deleted afterwards."""
+    """Measure the speed of this Redis. Uses a queue of its own, which is deleted afterwards."""
     session.queue = f"bench-{new_id()[:12]}"
     with session.open() as queue:
-        note(f"in queue {queue.name!r}, which is deleted afterwards")
+        note(f"using queue {queue.name!r}, which is deleted afterwards")
         try:
             figures = list(_measure(queue, tasks))
         finally:

@@ -1,4 +1,4 @@
-"""Act on many schedules: those that are named, or all that match."""
+"""Act on many schedules or runs: those that are named, or all that match."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,41 +6,41 @@ from typing import Any
 import click
 
 from fairqueue.cli.exit_codes import FAILED, OK
-from fairqueue.cli.listing import show_one
+from fairqueue.cli.listing import given, show_one
 from fairqueue.cli.output import Progress
 from fairqueue.cli.output import note as tell
-from fairqueue.cli.session import Consent, F, Session
-from fairqueue.cli.text import in_words, plural
+from fairqueue.cli.session import Consent, F, Session, options
+from fairqueue.errors import plural
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
 from fairqueue.schedules.bulk import BulkResult
 
-_FILTERS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--user", "user_id"), {"metavar": "USER", "help": "Of this user."}),
-    (("--name",), {"help": "With tasks of this name."}),
-    (("--name-prefix",), {"metavar": "TEXT", "help": "With a name that begins so."}),
-    (("--contains",), {"metavar": "TEXT", "help": "With this in the name or the id."}),
-    (("--tenant",), {"help": "Of this tenant."}),
-    (("--active/--inactive", "is_active"), {"default": None, "help": "Only such ones."}),
+# What was done, in words; the JSON output has the names of the actions.
+DONE = {
+    "pause": "paused",
+    "resume": "resumed",
+    "trigger": "triggered",
+    "remove": "removed",
+    "update": "updated",
+    "retry": "retried",
+    "discard": "discarded",
+}
+
+filtered = options(
+    click.option("--user", "user_id", metavar="USER", help="Schedules of this user."),
+    click.option("--name", help="Schedules with this task name."),
+    click.option("--name-prefix", metavar="TEXT", help="Schedules whose task name starts with it."),
+    click.option("--contains", metavar="TEXT", help="Schedules with this in name, id or title."),
+    click.option("--tenant", help="Schedules of this tenant."),
+    click.option("--active/--inactive", "is_active", default=None, help="By state."),
 )
 
 
-def filtered(command: F) -> F:
-    """Options that say which schedules are meant."""
-    for names, settings in reversed(_FILTERS):
-        command = click.option(*names, **settings)(command)
-    return command
-
-
-def meant(command: F) -> F:
-    """Ids, filters or `--all`: what an action is done to."""
-    command = click.option("--all", "all_", is_flag=True, help="All schedules.")(filtered(command))
-    return click.argument("ids", metavar="[ID]...", nargs=-1)(command)
-
-
-def filters_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The filters that were given."""
-    return {name: value for name, value in given.items() if value is not None}
+def selected(command: F) -> F:
+    """Add the arguments that select schedules: ids, filters or `--all`."""
+    ids = click.argument("ids", metavar="[ID]...", nargs=-1)
+    all_ = click.option("--all", "all_", is_flag=True, help="All schedules.")
+    return options(ids, filtered, all_)(command)
 
 
 def act_on_many(
@@ -53,41 +53,51 @@ def act_on_many(
     note: str | None = None,
     ask_for_one: bool = False,
 ) -> int:
-    """Do something to each schedule that is meant, say how it went; the exit code.
+    """Act on each selected schedule and print the result; return the exit code.
 
-    One that is named must be there. Whoever names them all is asked only if it is for good.
+    Schedules that are named must exist. Naming them all is consent enough, unless `ask_for_one`.
     """
-    chosen = _chosen(action, ids, filters)
-    with session.inspector() as inspector:
-        if ids:
-            result = _act_on_named(inspector, action, ids, consent, note, ask_for_one)
-            tell_result(session, result)
-            return code_of(result)
-        result = inspector.schedules.bulk(action, dry_run=True, note=note, **chosen)
-        if result.matched and consent.to(f"{action} {plural(result.matched, 'schedule')}"):
-            with Progress(action) as progress:
-                result = inspector.schedules.bulk(
-                    action, dry_run=False, note=note, progress=progress, **chosen
-                )
-    tell_result(session, result)
-    return code_of(result)
+    chosen = choose("schedules", action, ids, filters)
+    inspector = session.inspector
+    if ids:
+        result = _act_on_named(inspector, action, ids, consent, note, ask_for_one)
+    else:
+
+        def act(**settings: Any) -> BulkResult:
+            return inspector.schedules.bulk(action, note=note, **settings, **chosen)
+
+        result = count_then_act(act, f"{action} {{}}", "schedule", consent)
+    return report(session, result, "schedule")
 
 
 def is_one(ids: Sequence[str], filters: Mapping[str, Any]) -> bool:
-    """Whether one schedule is meant, by its id."""
-    return len(ids) == 1 and not any(filters_of(filters).values())
+    """Whether one schedule is selected, by its id."""
+    return len(ids) == 1 and not any(given(filters).values())
 
 
-def _chosen(action: str, ids: Sequence[str], filters: Mapping[str, Any]) -> dict[str, Any]:
-    """What the library is told. Raises UsageError unless it is clear which ones are meant."""
-    wanted = filters_of(filters)
+def choose(
+    nouns: str, action: str, ids: Sequence[str], filters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The filters that were given. Raises UsageError unless the selection is clear."""
+    wanted = given(filters)
     all_ = wanted.pop("all_", False)
     if [bool(ids), bool(wanted), all_].count(True) != 1:
         raise click.UsageError(
-            f"which schedules to {action}? Give their ids, or filters such as --user, or --all: "
-            "one of the three"
+            f"which {nouns} to {action}? Give ids, or filters such as --user, or --all: one of the "
+            "three"
         )
     return wanted
+
+
+def count_then_act(
+    act: Callable[..., BulkResult], question: str, noun: str, consent: Consent
+) -> BulkResult:
+    """Count what would be done, ask, and do it. `question` has a place for the count."""
+    result = act(dry_run=True)
+    if result.matched and consent.to(question.format(plural(result.matched, noun))):
+        with Progress(result.action) as progress:
+            result = act(dry_run=False, progress=progress)
+    return result
 
 
 def _act_on_named(
@@ -98,7 +108,7 @@ def _act_on_named(
     note: str | None,
     ask: bool,
 ) -> BulkResult:
-    """One by one, so that the audit log names each. Raises UnknownSchedule before anything."""
+    """Act one by one, so that the audit log names each. Raises UnknownSchedule before acting."""
     for schedule_id in ids:
         inspector.schedules.get(schedule_id)
     result = BulkResult(action=action, dry_run=consent.dry_run, matched=len(ids))
@@ -113,20 +123,23 @@ def _act_on_named(
     return result
 
 
-def tell_result(session: Session, result: BulkResult) -> None:
-    """Say how it went: as data if asked for, else in a note."""
-    found = document(result)
+def report(session: Session, result: BulkResult, noun: str) -> int:
+    """Print the result, as JSON or as a note; return the exit code."""
     if not session.is_table:
-        show_one(session, found, {})
-        return
-    counts = {name: found[name] for name in ("matched", "done", "gone", "failed", "left")}
-    tell(f"{result.action}: {in_words(counts)}")
-    for key, error in result.errors.items():
-        tell(f"{key}: {error}")
+        show_one(session, document(result), {})
+    else:
+        tell(in_words(result, noun))
+        for key, error in result.errors.items():
+            tell(f"{key}: {error}")
+    return FAILED if result.failed or result.left else OK
 
 
-def code_of(result: BulkResult) -> int:
-    """What it means that some were not done."""
-    if result.failed or result.left:
-        return FAILED
-    return OK
+def in_words(result: BulkResult, noun: str) -> str:
+    """The result in a line: `paused 2 schedules, 1 gone meanwhile`."""
+    if not result.matched:
+        return f"no {noun} matches"
+    if result.dry_run:
+        return f"{plural(result.matched, noun + ' matches', noun + 's match')}: nothing was changed"
+    parts = [f"{DONE[result.action]} {plural(result.done, noun)}"]
+    others = {"gone meanwhile": result.gone, "failed": result.failed, "not tried": result.left}
+    return ", ".join([*parts, *(f"{count:,} {what}" for what, count in others.items() if count)])

@@ -1,19 +1,19 @@
-"""Fit a table into a terminal: which columns stay, and how wide each is."""
+"""Fit a table into a terminal: choose the columns to show and their widths."""
 
 from collections.abc import Mapping, Sequence
 
-GAP = 2  # between columns
+GAP = 2  # cells between columns
 
-# Texts that may be cut to so many characters. All others are whole: an id is there to be copied.
+# Columns that may be shortened, and to how many cells. Ids are never shortened: people copy them.
 _NARROWEST = {
     **dict.fromkeys(("USER", "NAME", "BY", "HOST", "ZONE", "TENANT"), 10),
     **dict.fromkeys(("NAMES", "CURRENT"), 12),
     **dict.fromkeys(("ERROR", "REASON", "NOTE", "MESSAGE", "FIELDS", "WHAT"), 20),
     "ACTOR": 8,
 }
-# What can be read nowhere else goes on in the next line.
+# Columns that wrap, because their text is shown nowhere else.
 WRAPPED = ("REASON", "NOTE", "MESSAGE", "FIELDS", "WHAT")
-# What is left out of a terminal that is too narrow, the first one first.
+# Columns to leave out of a narrow terminal, in this order.
 _FIRST_TO_GO = (
     *("VERSION", "PID", "VIA", "TENANT", "DUE", "ATTEMPTS", "STARTED", "CURRENT", "ZONE"),
     *("P95 WAIT", "SCHEDULES", "PRIORITY", "LAST RUN", "WEIGHT", "OLDEST WAIT", "HOST", "NAMES"),
@@ -22,11 +22,11 @@ _FIRST_TO_GO = (
 
 
 def fit(widths: Mapping[str, int], empty: Sequence[str], columns: int) -> dict[str, int]:
-    """The headings that stay, and how wide each column is.
+    """The headings to show, with the width of each column.
 
-    widths: what each column needs to be whole. empty: headings that have no value in any row, which
-    go first. The first column always stays. What stays may be wider than the terminal if there is
-    nothing more to leave out.
+    widths: the full width of each column. empty: headings of columns without any value, which are
+    left out first. The first column always stays. The result may be wider than the terminal if no
+    more columns can be left out.
     """
     first = next(iter(widths))
     least = {name: _least(name, width, name == first) for name, width in widths.items()}

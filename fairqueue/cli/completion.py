@@ -1,4 +1,4 @@
-"""`fairqueue completion`: what a shell needs to complete commands and options."""
+"""`fairqueue completion`: shell completion of commands and options."""
 
 import os
 
@@ -16,9 +16,9 @@ VARIABLE = "_FAIRQUEUE_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 @click.pass_context
 def completion(ctx: click.Context, shell: str | None) -> None:
-    """Print the completion script of a shell. Default: the shell that runs this."""
+    """Print the completion script of a shell. Default: the current shell."""
     name = shell or os.path.basename(os.environ.get("SHELL", ""))
     kind = get_completion_class(name) if name in SHELLS else None
     if kind is None:
-        raise click.UsageError(f"which shell? One of {', '.join(SHELLS)}")
+        raise click.UsageError(f"name a shell: {', '.join(SHELLS)}")
     say(kind(ctx.find_root().command, {}, "fairqueue", VARIABLE).source())

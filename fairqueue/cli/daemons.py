@@ -1,4 +1,4 @@
-"""What goes on until it is stopped: `scheduler`, `worker` and `metrics`."""
+"""The long-running commands: `scheduler`, `worker` and `metrics`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,10 +7,10 @@ import click
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from fairqueue.alerts import Alerts
-from fairqueue.cli.alert_options import alerting
+from fairqueue.cli.alert_options import alert_options
 from fairqueue.cli.apps import load_worker
 from fairqueue.cli.exit_codes import FAILED, NO_REDIS, OK, UNHEALTHY
-from fairqueue.cli.metrics_options import Metering, metered
+from fairqueue.cli.metrics_options import MetricsOptions, metrics_options
 from fairqueue.cli.output import json_text, note, say
 from fairqueue.cli.session import (
     Command,
@@ -18,7 +18,7 @@ from fairqueue.cli.session import (
     check_redis,
     ended_by_signals,
     pass_session,
-    reading,
+    prints_data,
     until_signalled,
 )
 from fairqueue.cli.text import in_words
@@ -28,24 +28,24 @@ from fairqueue.metrics.collectors import QueueCollector, serve_metrics
 from fairqueue.scheduler.daemon import OUTAGE, OVERRUNS, Daemon, Totals, run_once, term_for
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-USUAL_INTERVAL_S = 1.0
+DEFAULT_INTERVAL_S = 1.0
 
 
 @contextmanager
 def open_scheduler(
     session: Session,
-    interval: float = USUAL_INTERVAL_S,
+    interval: float = DEFAULT_INTERVAL_S,
     lock_timeout: float = 10.0,
     alerts: Alerts | None = None,
 ) -> Iterator[TaskScheduler]:
-    """The scheduler on the queue that the options name; Redis has answered."""
+    """A scheduler on the queue that the options name. Redis has answered."""
     with session.open(check=False) as queue:
         try:
             scheduler = TaskScheduler(
                 queue, check_interval=interval, lock_timeout=lock_timeout, alerts=alerts
             )
         except RedisRefused as error:
-            # A password or a permission: not the trouble of one pass.
+            # A wrong password or a missing permission does not go away with the next pass.
             raise ConfigurationError(str(error)) from error
         yield scheduler
 
@@ -53,31 +53,30 @@ def open_scheduler(
 # --- scheduler ------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, usual_level="info")
-@click.option("--once", is_flag=True, help="Fire what is due and end, for cron.")
-@click.option("--interval", type=float, help="Look at least so often, in seconds; default: 1.")
+@click.command(cls=Command, default_level="info")
+@click.option("--once", is_flag=True, help="Fire what is due and exit, for use with cron.")
+@click.option("--interval", type=float, help="Seconds between two passes at most; default: 1.")
 @click.option(
     "--lock-timeout",
     type=float,
-    help="Another instance takes over so many seconds after this one was killed; "
-    "default: 10, or three intervals if that is more.",
+    help="Seconds until another instance takes over if this one is killed; default: 10, or three "
+    "intervals if that is more.",
 )
 @click.option(
     "--max-overruns",
     type=int,
-    help=f"End with exit code {UNHEALTHY} after so many passes in a row that took longer than the "
+    help=f"Exit with code {UNHEALTHY} after this many passes in a row that took longer than the "
     "interval.",
 )
 @click.option(
     "--exit-on-outage",
     is_flag=True,
     default=None,
-    help=f"End with exit code {NO_REDIS} when Redis goes away; default: wait until it is back.",
+    help=f"Exit with code {NO_REDIS} when Redis is unreachable; default: wait until it is back.",
 )
-@alerting
-@metered
-@reading
-@pass_session
+@alert_options
+@metrics_options
+@prints_data
 def scheduler(
     session: Session,
     once: bool,
@@ -86,13 +85,13 @@ def scheduler(
     max_overruns: int | None,
     exit_on_outage: bool | None,
     alerts: Alerts | None,
-    metering: Metering,
+    metrics: MetricsOptions,
 ) -> int:
-    """Fire schedules until SIGINT or SIGTERM. With --once, fire what is due now and end."""
+    """Fire schedules until SIGINT or SIGTERM. With --once, fire what is due now and exit."""
     if not once:
-        every = USUAL_INTERVAL_S if interval is None else interval
+        every = DEFAULT_INTERVAL_S if interval is None else interval
         with (
-            metering.taken() as serve,
+            metrics.bound() as serve,
             open_scheduler(session, every, term_for(every, lock_timeout), alerts) as instance,
         ):
             daemon = Daemon(
@@ -108,7 +107,7 @@ def scheduler(
         if end == OVERRUNS:
             note(
                 f"{max_overruns} passes in a row took longer than the interval of {every:g} "
-                "seconds: raise --interval, or look why Redis is slow"
+                "seconds: raise --interval, or find out why Redis is slow"
             )
         return {OVERRUNS: UNHEALTHY, OUTAGE: NO_REDIS}.get(end, OK)
     given = {
@@ -116,16 +115,16 @@ def scheduler(
         "--lock-timeout": lock_timeout,
         "--max-overruns": max_overruns,
         "--exit-on-outage": exit_on_outage or None,
-        "--metrics-port": metering.port,
+        "--metrics-port": metrics.port,
     }
     for name, value in given.items():
         if value is not None:
-            raise ConfigurationError(f"{name} makes no sense with --once")
+            raise ConfigurationError(f"{name} cannot be used with --once")
     return _fire_once(session, alerts)
 
 
 def _fire_once(session: Session, alerts: Alerts | None) -> int:
-    """Fire what is due, and say what happened."""
+    """Fire what is due, and print what was done."""
     asked: list[bool] = []
     with (
         open_scheduler(session, alerts=alerts) as instance,
@@ -140,18 +139,18 @@ def _fire_once(session: Session, alerts: Alerts | None) -> int:
 
 
 def _outcome_line(totals: Totals, leader: str | None) -> str:
-    """What a run of --once did, for people."""
+    """The result of --once, for people."""
     line = in_words(totals.as_dict())
-    return line if leader is None else f"{line}; {leader} leads, and fires what is due"
+    return line if leader is None else f"{line}; {leader} is the leader and fires what is due"
 
 
 def _outcome_json(totals: Totals, leader: str | None) -> str:
-    """The same for machines; `leader` is who else leads, or null."""
+    """The result of --once as JSON; `leader` is another instance that leads, or null."""
     return json_text({**totals.as_dict(), "failed": totals.failed, "leader": leader})
 
 
 def _say_statistics(session: Session, daemon: Daemon, end: str) -> None:
-    """What a daemon that has ended did."""
+    """Print what a daemon has done."""
     statistics = daemon.statistics()
     say(in_words(statistics) if session.is_table else json_text({"end": end, **statistics}))
 
@@ -159,28 +158,30 @@ def _say_statistics(session: Session, daemon: Daemon, end: str) -> None:
 # --- worker ---------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, usual_level="info")
+@click.command(cls=Command, default_level="info")
 @click.option(
     "-A",
     "--app",
     required=True,
     metavar="MODULE[:NAME]",
-    help="Where the handlers are: a Worker, a function that gets the queue and returns a Worker, "
-    "or a module of handler classes.",
+    help="The handlers: a Worker, a function that takes the queue and returns a Worker, or a "
+    "module of handler classes.",
 )
-@click.option("--concurrency", type=int, help="Tasks at a time; default: the app's, or 8.")
-@click.option("--processes", type=int, help="So many processes; default: the app's, or none.")
-@click.option("--lease", type=DURATION, help="Of a task; default: the app's, or 30s.")
+@click.option(
+    "--concurrency", type=int, help="Tasks to run at the same time; default: the app's, or 8."
+)
+@click.option("--processes", type=int, help="Number of processes; default: the app's, or none.")
+@click.option("--lease", type=DURATION, help="Lease of a task; default: the app's, or 30s.")
 @click.option(
     "--timeout",
     type=DURATION,
     default="30s",
     show_default=True,
-    help="At the end, so long for what runs.",
+    help="Time that running tasks get to finish when it stops.",
 )
-@click.option("--burst", is_flag=True, help="Run what is ready, then end.")
-@alerting
-@metered
+@click.option("--burst", is_flag=True, help="Run what is ready, then exit.")
+@alert_options
+@metrics_options
 @pass_session
 def worker(
     session: Session,
@@ -191,20 +192,20 @@ def worker(
     timeout: float,
     burst: bool,
     alerts: Alerts | None,
-    metering: Metering,
+    metrics: MetricsOptions,
 ) -> int:
-    """Run tasks until SIGINT or SIGTERM, then finish what runs."""
+    """Run tasks until SIGINT or SIGTERM. Running tasks may finish."""
     given = {"concurrency": concurrency, "processes": processes, "lease": lease, "alerts": alerts}
     settings = {name: value for name, value in given.items() if value is not None}
-    if burst and metering.port is not None:
-        raise ConfigurationError("--metrics-port makes no sense with --burst")
-    with metering.taken() as serve, session.open(check=False) as queue:
+    if burst and metrics.port is not None:
+        raise ConfigurationError("--metrics-port cannot be used with --burst")
+    with metrics.bound() as serve, session.open(check=False) as queue:
         instance = load_worker(app, queue, settings)
-        check_redis(instance.queue)  # a worker that is made already has a queue of its own
+        check_redis(instance.queue)  # a Worker object has a queue of its own
         if burst:
             say(str(instance.run_until_empty()))
             return OK
-        # Not before it has started: its processes are forked while there is no other thread.
+        # Only after it has started: its processes are forked while there is no other thread.
         ended = instance.forever(timeout, started=lambda: serve(REGISTRY, instance.registry))
         return OK if ended else FAILED
 
@@ -212,12 +213,14 @@ def worker(
 # --- metrics --------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command, usual_level="info")
-@click.option("--port", type=int, help="Answer scrapes here until SIGINT or SIGTERM; 0: any.")
+@click.command(cls=Command, default_level="info")
+@click.option(
+    "--port", type=int, help="Serve metrics on this port until SIGINT or SIGTERM; 0: any free port."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --port.")
 @pass_session
 def metrics(session: Session, port: int | None, host: str) -> int:
-    """Print metrics in the text format of Prometheus. With --port, answer scrapes."""
+    """Print metrics in the Prometheus text format. With --port, serve them."""
     with session.open() as queue:
         registry = CollectorRegistry()
         if port is None:
@@ -227,6 +230,6 @@ def metrics(session: Session, port: int | None, host: str) -> int:
         with serve_metrics(queue, port, host, registry) as server:
             line = f"metrics at http://{host}:{server.port}/metrics"
             if not until_signalled(server.is_alive, lambda: note(line)):
-                note("the thread that answers scrapes has ended")
+                note("the thread that serves metrics has ended")
                 return FAILED
     return OK

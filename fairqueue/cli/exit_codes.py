@@ -1,4 +1,4 @@
-"""What the program exits with: a code for each kind of end, the same for every command."""
+"""The exit codes of the program, the same for every command."""
 
 from fairqueue.errors import (
     EmbeddedServerError,
@@ -17,7 +17,7 @@ from fairqueue.errors import (
 OK, FAILED, USAGE, NO_REDIS, NOT_FOUND, CONFLICT, UNHEALTHY = 0, 1, 2, 3, 4, 5, 6
 INTERRUPTED = 130
 
-# The first that fits counts: what is not there is also an invalid input.
+# The first match counts: the Unknown errors are also InvalidInput.
 _BY_ERROR: tuple[tuple[tuple[type[FairQueueError], ...], int], ...] = (
     ((UnknownSchedule, UnknownTask, UnknownUser, UnknownWorker), NOT_FOUND),
     ((ScheduleConflict, StaleVersion, LeaseLost), CONFLICT),
@@ -27,8 +27,5 @@ _BY_ERROR: tuple[tuple[tuple[type[FairQueueError], ...], int], ...] = (
 
 
 def exit_code(error: FairQueueError) -> int:
-    """What an error means for whoever started the program."""
-    for kinds, code in _BY_ERROR:
-        if isinstance(error, kinds):
-            return code
-    return FAILED
+    """The exit code of an error."""
+    return next((code for kinds, code in _BY_ERROR if isinstance(error, kinds)), FAILED)

@@ -1,175 +1,133 @@
-"""`fairqueue failed`: look at failed runs, run them again, or forget them."""
+"""`fairqueue failed`: look at failed runs, retry or discard them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
 
-from fairqueue.cli.bulk import code_of, tell_result
+from fairqueue.cli.bulk import choose, count_then_act, report
 from fairqueue.cli.exit_codes import FAILED
-from fairqueue.cli.listing import Walk, answer, paged, show
+from fairqueue.cli.listing import Columns, Listing, answer, columns, given, paged
 from fairqueue.cli.output import Progress, json_text, note, say
-from fairqueue.cli.runs import RUN_COLUMNS, given_filters, run_filters, show_details
-from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.text import plural
-from fairqueue.inspection import Inspector
+from fairqueue.cli.runs import RUN_COLUMNS, error_text, run_filters, show_details
+from fairqueue.cli.session import (
+    Consent,
+    Group,
+    Session,
+    destructive,
+    options,
+    pass_session,
+    prints_data,
+)
+from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
-from fairqueue.schedules.bulk import BulkResult
 
-GROUP_COLUMNS = {
-    "FINGERPRINT": lambda group: group.fingerprint,
-    "COUNT": lambda group: group.count,
-    "LAST": lambda group: group.last_at,
-    "NAME": lambda group: group.latest.name,
-    "USER": lambda group: group.latest.user_id,
-    "ERROR": lambda group: RUN_COLUMNS["ERROR"](group.latest),
+GROUP_COLUMNS: Columns = {
+    **columns(
+        "FINGERPRINT=fingerprint COUNT=count LAST=last_at NAME=latest.name USER=latest.user_id"
+    ),
+    "ERROR": lambda group: error_text(group.latest.error),
 }
+selected_failed = options(
+    click.argument("ids", metavar="[ID]...", nargs=-1),
+    run_filters,
+    click.option("--all", "all_", is_flag=True, help="All failed runs."),
+)
 
 
 @click.group(cls=Group, default="list")
 def failed() -> None:
-    """Failed runs; alone: list them. Times are UTC."""
+    """List, retry and discard failed runs. Default: list. Times are UTC."""
 
 
 @failed.command("list")
 @run_filters
 @paged
-@reading
-@pass_session
-def list_(session: Session, limit: int, cursor: str | None, all_: bool, **filters: Any) -> None:
-    """Failed runs, newest first."""
-    wanted = given_filters(filters)
-    with session.inspector() as inspector:
-
-        def fetch(most: int, at: str | None) -> Any:
-            return inspector.failed.list(limit=most, cursor=at, **wanted)
-
-        show(session, "runs", Walk(fetch, limit, cursor, all_), RUN_COLUMNS)
+def list_(listing: Listing, **filters: Any) -> None:
+    """List failed runs, newest first."""
+    listing.show("runs", partial(listing.inspector.failed.list, **given(filters)), RUN_COLUMNS)
 
 
 @failed.command()
 @paged
-@reading
-@pass_session
-def groups(session: Session, limit: int, cursor: str | None, all_: bool) -> None:
-    """Failed runs by cause, the latest first."""
-    with session.inspector() as inspector:
-        walk = Walk(inspector.failed.groups, limit, cursor, all_)
-        show(session, "groups", walk, GROUP_COLUMNS)
+def groups(listing: Listing) -> None:
+    """List failed runs by cause, the latest first."""
+    listing.show("groups", listing.inspector.failed.groups, GROUP_COLUMNS)
 
 
 @failed.command("show")
 @click.argument("task_id", metavar="ID")
-@reading
-@pass_session
+@prints_data
 def show_(session: Session, task_id: str) -> None:
-    """One failed run with its attempts and tracebacks."""
-    with session.inspector() as inspector:
-        details = inspector.failed.get(task_id)
-    show_details(session, details)
+    """Show a failed run with its attempts and tracebacks."""
+    show_details(session, session.inspector.failed.get(task_id))
 
 
 @failed.command()
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@run_filters
-@click.option("--all", "all_", is_flag=True, help="All failed runs.")
+@selected_failed
 @destructive
-@reading
-@pass_session
-def retry(
-    session: Session, ids: tuple[str, ...], all_: bool, consent: Consent, **filters: Any
-) -> int:
+@prints_data
+def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
     """Run failed runs again: those named, or all that match. Prints the new ids of those named."""
-    wanted = _meant("retry", ids, filters, all_)
-    with session.inspector() as inspector:
-        if ids:
-            act = inspector.failed.retry
-            return _each(session, inspector, ids, consent, "retry", act, ask=len(ids) > 1)
-        return _many(session, inspector.failed.retry_many, "run", wanted, consent, "again")
+    wanted = choose("failed runs", "retry", ids, filters)
+    part = session.inspector.failed
+    if ids:
+        return _act_on_named(session, "retry", ids, consent, part.retry, ask=len(ids) > 1)
+    result = count_then_act(partial(part.retry_many, **wanted), "retry {}", "failed run", consent)
+    return report(session, result, "run")
 
 
 @failed.command()
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@run_filters
-@click.option("--all", "all_", is_flag=True, help="All failed runs.")
+@selected_failed
 @destructive
-@reading
-@pass_session
-def discard(
-    session: Session, ids: tuple[str, ...], all_: bool, consent: Consent, **filters: Any
-) -> int:
-    """Forget failed runs for good: those named, or all that match."""
-    wanted = _meant("discard", ids, filters, all_)
-    with session.inspector() as inspector:
-        if ids:
-            return _each(session, inspector, ids, consent, "discard", inspector.failed.discard)
-        return _many(session, inspector.failed.discard_many, "forget", wanted, consent, "for good")
+@prints_data
+def discard(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
+    """Delete failed runs: those named, or all that match."""
+    wanted = choose("failed runs", "discard", ids, filters)
+    part = session.inspector.failed
+    if ids:
+        return _act_on_named(session, "discard", ids, consent, part.discard, ask=True)
+    act = partial(part.discard_many, **wanted)
+    result = count_then_act(act, "delete {}", "failed run", consent)
+    return report(session, result, "run")
 
 
-def _meant(
-    action: str, ids: tuple[str, ...], filters: dict[str, Any], all_: bool
-) -> dict[str, Any]:
-    wanted = given_filters(filters)
-    if [bool(ids), bool(wanted), all_].count(True) != 1:
-        raise click.UsageError(
-            f"which failed runs to {action}? Give their ids, or filters such as --user, or --all: "
-            "one of the three"
-        )
-    return wanted
-
-
-def _each(
+def _act_on_named(
     session: Session,
-    inspector: Inspector,
+    action: str,
     ids: tuple[str, ...],
     consent: Consent,
-    action: str,
     act: Callable[[str], str | bool],
     *,
-    ask: bool = True,
+    ask: bool,
 ) -> int:
-    """Act on each; the exit code. `act` returns the id of a new run, or whether it was done."""
+    """Act on each run; return the exit code. `act` returns the id of a new run, or success."""
     for task_id in ids:
-        inspector.failed.get(task_id)
-    what = f"run {ids[0]!r}" if len(ids) == 1 else f"{len(ids)} runs"
-    if (ask or consent.dry_run) and not consent.to(f"{action} failed {what}"):
+        session.inspector.failed.get(task_id)
+    what = f"failed run {ids[0]!r}" if len(ids) == 1 else plural(len(ids), "failed run")
+    if (ask or consent.dry_run) and not consent.to(f"{action} {what}"):
         return 0
     outcomes: dict[str, str | bool] = {}
     try:
         for task_id in ids:
             outcomes[task_id] = act(task_id)
-    finally:  # those before one that failed are done
+    finally:  # print those that were done before an error
         new_ids = [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
         answer(session, {"action": action, "runs": outcomes}, "\n".join(new_ids) or None)
     missed = [task_id for task_id, outcome in outcomes.items() if not outcome]
     for task_id in missed:
-        note(f"task {task_id!r} is not among the failed ones")
+        note(f"task {task_id!r} is not a failed run")
     return FAILED if missed else 0
-
-
-def _many(
-    session: Session,
-    act: Callable[..., BulkResult],
-    verb: str,
-    wanted: dict[str, Any],
-    consent: Consent,
-    how: str,
-) -> int:
-    result = act(dry_run=True, **wanted)
-    if result.matched and consent.to(f"{verb} {plural(result.matched, 'failed run')} {how}"):
-        with Progress(result.action) as progress:
-            result = act(dry_run=False, progress=progress, **wanted)
-    tell_result(session, result)
-    return code_of(result)
 
 
 @failed.command()
 @run_filters
 @pass_session
 def export(session: Session, **filters: Any) -> None:
-    """Failed runs with attempts, a line of JSON each. Secrets in payloads are masked."""
-    with session.inspector() as inspector, Progress("export") as progress:
-        found = inspector.failed.export(**given_filters(filters))
+    """Print failed runs with their attempts, one JSON line each. Secrets are masked."""
+    with Progress("export") as progress:
+        found = session.inspector.failed.export(**given(filters))
         for number, details in enumerate(found, start=1):
             if not say(json_text(document(details))):
                 return

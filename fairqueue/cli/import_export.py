@@ -7,25 +7,30 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.bulk import filtered, filters_of
-from fairqueue.cli.listing import show_one
+from fairqueue.cli.bulk import filtered
+from fairqueue.cli.listing import given, show_one
 from fairqueue.cli.output import Progress, note, on_terminal, say
-from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, reading
-from fairqueue.cli.text import cell, plural, printable
+from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, prints_data
+from fairqueue.cli.text import cell, printable
+from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
 from fairqueue.schedules.import_export import FORMATS, Diff, dump_schedules, load_schedules
+
+format_option = click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="Default: by the name of the file."
+)
 
 
 @click.command(cls=Command)
 @click.argument("file", required=False)
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="Default: by the file.")
+@format_option
 @filtered
 @pass_session
 def export(session: Session, file: str | None, format_: str | None, **filters: Any) -> None:
-    """Write schedules to a file or standard output. They are whole, with their secrets."""
+    """Write schedules to a file or standard output. Secrets are included."""
     form = format_ or _format_of(file)
-    with session.inspector() as inspector, Progress("export") as progress:
-        documents = inspector.schedules.export(**filters_of(filters))
+    with Progress("export") as progress:
+        documents = session.inspector.schedules.export(**given(filters))
         progress(len(documents))
     text = dump_schedules(documents, form)
     if file is None or file == "-":
@@ -33,29 +38,28 @@ def export(session: Session, file: str | None, format_: str | None, **filters: A
         say("\n".join(map(printable, lines) if on_terminal() else lines))
         return
     _write(file, text)
-    note(f"{plural(len(documents), 'schedule')} written to {file}")
+    note(f"wrote {plural(len(documents), 'schedule')} to {file}")
 
 
 @click.command("import", cls=Command)
 @click.argument("file")
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="Default: by the file.")
-@click.option("--prune", is_flag=True, help="Remove schedules that the file does not name.")
+@format_option
+@click.option("--prune", is_flag=True, help="Remove schedules that are not in the file.")
 @destructive
-@reading
-@pass_session
+@prints_data
 def import_(
     session: Session, file: str, format_: str | None, prune: bool, consent: Consent
 ) -> None:
-    """Make schedules as a file says; `-` is standard input. The same again changes nothing."""
+    """Add and change schedules to match a file. `-` is standard input."""
     documents = load_schedules(_read(file), format_ or _format_of(file))
-    with session.inspector() as inspector:
-        diff = inspector.schedules.import_(documents, prune=prune)
-        if not diff.is_empty and consent.to(_words(diff)):
-            with Progress("import") as progress:
-                diff = inspector.schedules.import_(documents, prune=prune, dry_run=False)
-                progress(len(documents))
+    schedules = session.inspector.schedules
+    diff = schedules.import_(documents, prune=prune)
+    if not diff.is_empty and consent.to(_words(diff)):
+        with Progress("import") as progress:
+            diff = schedules.import_(documents, prune=prune, dry_run=False)
+            progress(len(documents))
     if session.is_table:
-        _tell(diff)
+        _print_diff(diff)
     else:
         show_one(session, document(diff), {})
 
@@ -67,7 +71,7 @@ def _words(diff: Diff) -> str:
     )
 
 
-def _tell(diff: Diff) -> None:
+def _print_diff(diff: Diff) -> None:
     for schedule_id in diff.added:
         say(printable(f"+ {schedule_id}"))
     for schedule_id, fields in document(diff)["changed"].items():
@@ -75,7 +79,7 @@ def _tell(diff: Diff) -> None:
         say(printable(f"~ {schedule_id}  {', '.join(words)}"))
     for schedule_id in diff.removed:
         say(printable(f"- {schedule_id}"))
-    note(f"{len(diff.unchanged)} are as the file says")
+    note(f"{plural(len(diff.unchanged), 'schedule')} unchanged")
 
 
 def _format_of(file: str | None) -> str:
@@ -92,13 +96,13 @@ def _read(file: str) -> str:
 
 
 def _write(file: str, text: str) -> None:
-    """Write a file that only its owner may read, if it is new: payloads may hold secrets."""
+    """Write a file. A new one is readable by its owner only: payloads may contain secrets."""
     try:
-        with open(file, "w", encoding="utf-8", opener=_open_own) as opened:
+        with open(file, "w", encoding="utf-8", opener=_open_private) as opened:
             opened.write(text)
     except OSError as error:
         raise click.ClickException(f"{file!r} cannot be written: {error}") from None
 
 
-def _open_own(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

@@ -1,4 +1,4 @@
-"""How log records look on standard error: a line of text for people, or of JSON for machines."""
+"""Format log records on standard error, as text or as JSON."""
 
 import logging
 from typing import Any
@@ -11,10 +11,10 @@ FORMATS = ("text", "json")
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, logger, message, and the fields that it does not have."""
+    """A line with time, level, logger, message, and the fields that the message lacks."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line; a traceback follows it."""
+        """The line, without the traceback."""
         words = [time_of(record), record.levelname, record.name, printable(record.message)]
         template = str(record.msg)
         for name, value in fields_of(record).items():
@@ -26,12 +26,12 @@ class TextFormatter(logging.Formatter):
         return " ".join(words)
 
     def formatException(self, ei: Any) -> str:
-        """A traceback; what an error says may be of anybody's making."""
+        """A traceback with control characters escaped: error texts may contain anything."""
         return "\n".join(printable_lines(super().formatException(ei)))
 
 
 def configure_logging(level: str, style: str) -> None:
-    """Send what the library logs to standard error."""
+    """Send log records to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

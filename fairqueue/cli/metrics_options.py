@@ -1,4 +1,4 @@
-"""`--metrics-port` of programs that go on: what this program counts, for Prometheus."""
+"""`--metrics-port` of long-running commands: metrics of this process for Prometheus."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,17 +14,17 @@ from fairqueue.metrics.collectors import MetricsServer
 
 
 @dataclass(frozen=True, slots=True)
-class Metering:
-    """Where scrapes are answered; nowhere without a port."""
+class MetricsOptions:
+    """Where to serve metrics; nowhere without a port."""
 
     host: str
     port: int | None
 
     @contextmanager
-    def taken(self) -> Iterator[Callable[..., None]]:
-        """The port is taken; what is given answers scrapes with registries, from its call on.
+    def bound(self) -> Iterator[Callable[..., None]]:
+        """Bind the port, and yield a function that starts to serve registries on it.
 
-        A port that cannot be had must be told before anything is started. Raises
+        A port that is in use must be reported before anything is started. Raises
         ConfigurationError.
         """
         if self.port is None:
@@ -39,17 +39,19 @@ class Metering:
             yield serve
 
 
-def metered(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--metrics-port` and `--metrics-host`; the command gets both as `metering`."""
+def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--metrics-port` and `--metrics-host`, passed to the command as `metrics`."""
 
     @click.option(
         "--metrics-port",
         type=int,
-        help="Answer scrapes of Prometheus here, with what this program counts; 0: any port.",
+        help="Serve metrics of this process to Prometheus on this port; 0: any free port.",
     )
     @click.option("--metrics-host", default="127.0.0.1", show_default=True)
     @functools.wraps(command)
-    def metering(*args: Any, metrics_port: int | None, metrics_host: str, **settings: Any) -> Any:
-        return command(*args, metering=Metering(metrics_host, metrics_port), **settings)
+    def with_metrics(
+        *args: Any, metrics_port: int | None, metrics_host: str, **settings: Any
+    ) -> Any:
+        return command(*args, metrics=MetricsOptions(metrics_host, metrics_port), **settings)
 
-    return metering
+    return with_metrics

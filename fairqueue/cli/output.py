@@ -1,4 +1,4 @@
-"""What commands print: data on standard output, as table or JSON; all else on standard error."""
+"""Print data on standard output, as a table or JSON, and notes on standard error."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from fairqueue.cli.text import cell, pairs, printable, short_cell, table
 
 Row = Mapping[str, object]
 
-# Words that have a colour on a terminal, always besides the word itself.
+# Colours of words on a terminal.
 _STYLES = {
     **dict.fromkeys(("failed", "timed_out", "problem", "disabled", "error"), "red"),
     **dict.fromkeys(("paused", "retrying", "warning", "cancelled", "capped"), "yellow"),
@@ -24,29 +24,29 @@ _STYLES = {
 
 
 def say(text: str) -> bool:
-    """Print a line of data, if anybody reads it; False if nobody does any more."""
+    """Print a line of data; return False if the reader has closed the pipe."""
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # The exit code still says what happened. Python would complain when it flushes at the end.
+        # Keeps Python from printing an error when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True
 
 
 def note(text: str) -> None:
-    """Say something that is no data."""
+    """Print a message on standard error."""
     click.echo(f"fairqueue: {printable(text)}", err=True)
 
 
 def on_terminal() -> bool:
-    """Whether people see what is printed."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """A value as JSON, on one line unless it is indented; it cannot tell a terminal anything."""
+    """A value as JSON without control characters, on one line unless it is indented."""
     text = json.dumps(value, ensure_ascii=False, default=_jsonable, indent=indent)
     if text.isprintable():
         return text
@@ -58,12 +58,12 @@ def _jsonable(value: Any) -> object:
 
 
 def print_json(value: object) -> None:
-    """A document: on a terminal indented, else on one line."""
+    """Print a document: indented on a terminal, else on one line."""
     say(json_text(value, 2 if on_terminal() else None))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows below headings: with lines and colours where people look and rich is there."""
+    """Print a table, with colours on a terminal if rich is installed."""
     listed = [list(row) for row in rows]
     if on_terminal() and _print_rich(headings, listed):
         return
@@ -72,13 +72,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
 
 
 def print_pairs(values: Row) -> None:
-    """Names and values of one thing, below each other."""
+    """Print names and values, one pair per line."""
     for line in pairs(values):
         say(line)
 
 
 def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> bool:
-    """Print by way of rich; False where that is not installed."""
+    """Print with rich; return False if it is not installed."""
     try:
         from rich import box
         from rich.cells import cell_len
@@ -103,7 +103,7 @@ def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> bo
         )
     for texts in zip(*(columns[name] for name in widths), strict=True):
         shown.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in texts))
-    # A row that is too wide all the same is for the terminal to break: an id can be copied then.
+    # If a row is still too wide, the terminal wraps it, and ids can be copied.
     console.width = max(console.width, sum(widths.values()) + GAP * len(widths))
     console.print(shown)
     _explain(console, rows, [name for name in headings if name not in widths])
@@ -111,18 +111,18 @@ def _print_rich(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> bo
 
 
 def _explain(console: Any, rows: Sequence[Sequence[object]], left_out: Sequence[str]) -> None:
-    """Say below a table what people cannot see in it."""
+    """Print notes below a table: the time zone, and columns that were left out."""
     words = []
     if any(isinstance(value, datetime) for row in rows for value in row):
         words.append("times are UTC")
     if left_out:
-        words.append(f"not shown in so narrow a terminal: {', '.join(left_out)}")
+        words.append(f"terminal too narrow for: {', '.join(left_out)}")
     if words:
         console.print(f"({'; '.join(words)})", style="dim")
 
 
 class Progress:
-    """How far something long has come, on standard error if that is a terminal."""
+    """Show the progress of a long operation on standard error, if that is a terminal."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -130,7 +130,7 @@ class Progress:
         self._any = False
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """So many are done, of so many if that is known."""
+        """Show the count, and the total if it is known."""
         if self._shown:
             self._any = True
             of = "" if total is None else f" of {total}"

@@ -1,4 +1,4 @@
-"""The program: its commands, and how its ends become exit codes."""
+"""The root command: it runs a command and turns errors into exit codes."""
 
 import io
 import sys
@@ -14,18 +14,18 @@ from fairqueue.cli.text import printable
 from fairqueue.errors import FairQueueError
 from fairqueue.worker.heartbeat import VERSION
 
-MAX_MESSAGE = 2000  # characters of what is wrong with a line; the rest is what was typed
+MAX_MESSAGE = 2000  # characters of a usage error, which repeats what was typed
 
 
-class Program(Group):
+class RootCommand(Group):
     """The root of all commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they were added: by what they are for."""
+        """The commands in the order in which they were added, by purpose."""
         return list(self.commands)
 
     def main(self, *args: Any, standalone_mode: bool = True, **settings: Any) -> Any:
-        """Run a command and exit; without `standalone_mode`, the exit code is returned."""
+        """Run a command and exit; without `standalone_mode`, return the exit code."""
         code = self._run(*args, **settings)
         if standalone_mode:
             sys.exit(code)
@@ -33,12 +33,12 @@ class Program(Group):
 
     def _run(self, *args: Any, **settings: Any) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # names may be in any script
+            sys.stdout.reconfigure(errors="backslashreplace")  # names may contain any characters
         try:
             run: Callable[..., Any] = super().main
             code = run(*args, **settings, standalone_mode=False)
         except click.ClickException as error:
-            # It repeats what was typed, or pasted.
+            # The message repeats what was typed or pasted.
             error.message = printable(error.message[:MAX_MESSAGE])  # type: ignore[misc]
             error.show()
             return USAGE if isinstance(error, click.UsageError) else FAILED
@@ -50,13 +50,13 @@ class Program(Group):
         return code if isinstance(code, int) else OK
 
 
-@click.group("fairqueue", cls=Program, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("fairqueue", cls=RootCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="fairqueue")
 def program() -> None:
-    """Schedules and a fair queue on Redis."""
+    """A scheduler and a fair task queue on Redis."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code."""
+    """Run a command, and return the exit code."""
     code: int = program.main(args=arguments, prog_name="fairqueue", standalone_mode=False)
     return code

@@ -1,135 +1,112 @@
-"""`fairqueue runs`: what became of tasks."""
+"""`fairqueue runs`: look at runs, cancel and retry them."""
 
+from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
 
 from fairqueue.cli.exit_codes import FAILED
-from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
+from fairqueue.cli.listing import Columns, Listing, answer, columns, given, paged, show, show_one
 from fairqueue.cli.output import note, say
-from fairqueue.cli.session import Consent, F, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.text import duration_text, plural, printable, printable_lines
+from fairqueue.cli.session import (
+    Consent,
+    Group,
+    Session,
+    destructive,
+    options,
+    pass_session,
+    prints_data,
+)
+from fairqueue.cli.text import duration_text, printable, printable_lines
 from fairqueue.cli.values import PAST, read_object
-from fairqueue.history.records import Attempt, Run, RunDetails
+from fairqueue.errors import plural
+from fairqueue.history.records import Attempt, RunDetails
 from fairqueue.history.runs import STATUSES
 from fairqueue.inspection.documents import document
 
+MAX_ERROR = 60  # characters of an error in a table
+
+
+def error_text(error: str | None) -> str | None:
+    """The first line of an error, shortened for a table."""
+    if not error:
+        return None
+    line = error.splitlines()[0]
+    return line if len(line) <= MAX_ERROR else line[: MAX_ERROR - 1] + "…"
+
+
 RUN_COLUMNS: Columns = {
-    "ID": lambda run: run.task_id,
-    "STATUS": lambda run: run.status,
-    "USER": lambda run: run.user_id,
-    "NAME": lambda run: run.name,
-    "DUE": lambda run: run.due_at,
-    "STARTED": lambda run: run.started_at,
-    "ENDED": lambda run: run.ended_at,
+    **columns(
+        "ID=task_id STATUS=status USER=user_id NAME=name DUE=due_at STARTED=started_at "
+        "ENDED=ended_at"
+    ),
     "TOOK": lambda run: duration_text(run.seconds),
     "ATTEMPTS": lambda run: run.attempts,
-    "ERROR": lambda run: _first_line(run.error),
+    "ERROR": lambda run: error_text(run.error),
 }
-LONGEST_ERROR = 60  # characters of an error in a table
+LOG_COLUMNS: Columns = {
+    **columns("AT=at LEVEL=level MESSAGE=message"),
+    "CONTEXT": lambda line: line.context or None,
+}
 
-
-def _first_line(text: str | None) -> str | None:
-    if not text:
-        return None
-    line = text.splitlines()[0]
-    return line if len(line) <= LONGEST_ERROR else line[: LONGEST_ERROR - 1] + "…"
-
-
-def log_columns(*, with_task: bool) -> Columns:
-    """Of lines that runs have logged."""
-    task: Columns = {"TASK": lambda line: line.task_id} if with_task else {}
-    return {
-        **task,
-        "AT": lambda line: line.at,
-        "LEVEL": lambda line: line.level,
-        "MESSAGE": lambda line: line.message,
-        "CONTEXT": lambda line: line.context or None,
-    }
-
-
-def run_filters(command: F) -> F:
-    """Options that say which runs are meant, besides their status."""
-    for names, settings in reversed(_FILTERS):
-        command = click.option(*names, **settings)(command)
-    return command
-
-
-_FILTERS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--user", "user_id"), {"metavar": "USER", "help": "Of this user."}),
-    (("--schedule", "schedule_id"), {"metavar": "ID", "help": "Of this schedule."}),
-    (("--name",), {"help": "Of tasks of this name."}),
-    (("--fingerprint",), {"help": "That failed in this way."}),
-    (("--tenant",), {"help": "Of this tenant."}),
-    (("--since",), {"type": PAST, "help": "Ended (or else started, or pushed) since then."}),
-    (("--until",), {"type": PAST, "help": "And before then."}),
+run_filters = options(
+    click.option("--user", "user_id", metavar="USER", help="Runs of this user."),
+    click.option("--schedule", "schedule_id", metavar="ID", help="Runs of this schedule."),
+    click.option("--name", help="Runs with this task name."),
+    click.option("--fingerprint", help="Runs that failed with this cause."),
+    click.option("--tenant", help="Runs of this tenant."),
+    click.option(
+        "--since", type=PAST, help="Ended since then (else started, else pushed since then)."
+    ),
+    click.option("--until", type=PAST, help="And before then."),
 )
-
-
-def given_filters(filters: dict[str, Any]) -> dict[str, Any]:
-    """The filters that were given."""
-    return {name: value for name, value in filters.items() if value is not None}
+payload_option = partial(click.option, "--payload", multiple=True, metavar="JSON|@FILE|K=V")
 
 
 @click.group(cls=Group, default="list")
 def runs() -> None:
-    """What became of tasks; alone: list them. Times are UTC."""
+    """List, show, cancel and retry runs. Default: list. Times are UTC."""
 
 
 @runs.command("list")
 @click.option("--status", multiple=True, type=click.Choice(STATUSES), help="Repeatable.")
 @run_filters
 @paged
-@reading
-@pass_session
-def list_(
-    session: Session,
-    status: tuple[str, ...],
-    limit: int,
-    cursor: str | None,
-    all_: bool,
-    **filters: Any,
-) -> None:
-    """Runs, newest first: waiting, running, then ended."""
-    wanted = given_filters(filters)
-    with session.inspector() as inspector:
-
-        def fetch(most: int, at: str | None) -> Any:
-            return inspector.runs.list(status or None, limit=most, cursor=at, **wanted)
-
-        show(session, "runs", Walk(fetch, limit, cursor, all_), RUN_COLUMNS)
+def list_(listing: Listing, status: tuple[str, ...], **filters: Any) -> None:
+    """List runs, newest first: waiting, running, then ended."""
+    fetch = partial(listing.inspector.runs.list, status or None, **given(filters))
+    listing.show("runs", fetch, RUN_COLUMNS)
 
 
 @runs.command("show")
 @click.argument("task_id", metavar="ID")
-@reading
-@pass_session
+@prints_data
 def show_(session: Session, task_id: str) -> None:
-    """One run with its attempts and tracebacks. Secrets in the payload are masked."""
-    with session.inspector() as inspector:
-        details = inspector.runs.get(task_id)
-    show_details(session, details)
+    """Show a run with its attempts and tracebacks. Secrets in the payload are masked."""
+    show_details(session, session.inspector.runs.get(task_id))
 
 
 def show_details(session: Session, details: RunDetails) -> None:
     """Print a run and its attempts."""
-    show_one(session, document(details), _rows(details))
+    task = document(details)["task"]
+    payload = {"payload": None if task is None else task["payload"]}
+    show_one(session, document(details), rows_of(details.run) | payload)
     if session.is_table:
         for attempt in details.attempts:
             _show_attempt(attempt)
 
 
-def _rows(details: RunDetails) -> dict[str, object]:
-    run: Run = details.run
-    rows: dict[str, object] = {}
-    own = document(run)
-    for name, value in own.items():
-        if value not in (None, False, [], {}):
-            moment = getattr(run, name)
-            rows[name.replace("_", " ")] = moment if isinstance(moment, datetime) else value
-    payload = document(details)["task"]
-    return rows | {"payload": None if payload is None else payload["payload"]}
+def rows_of(
+    record: Any, hidden: Collection[str] = (), empty: Collection[object] = (None, False, [], {})
+) -> dict[str, object]:
+    """The fields of a record for people, without those that are hidden or empty."""
+    return {
+        name.replace("_", " "): own if isinstance(own := getattr(record, name), datetime) else value
+        for name, value in document(record).items()
+        if name not in hidden and value not in empty
+    }
 
 
 def _show_attempt(attempt: Attempt) -> None:
@@ -143,13 +120,10 @@ def _show_attempt(attempt: Attempt) -> None:
 
 @runs.command()
 @click.argument("task_id", metavar="ID")
-@reading
-@pass_session
+@prints_data
 def logs(session: Session, task_id: str) -> None:
-    """The lines that a run has logged."""
-    with session.inspector() as inspector:
-        lines = inspector.runs.logs(task_id)
-    show(session, "lines", iter(lines), log_columns(with_task=False))
+    """Print the lines that a run has logged."""
+    show(session, "lines", iter(session.inspector.runs.logs(task_id)), LOG_COLUMNS)
 
 
 @runs.command()
@@ -157,39 +131,31 @@ def logs(session: Session, task_id: str) -> None:
 @destructive
 @pass_session
 def cancel(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
-    """See to it that tasks do not run (any more)."""
+    """Cancel tasks. Waiting ones do not run, running ones are stopped."""
     return cancel_all(session, ids, consent)
 
 
 def cancel_all(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
-    """Cancel each; 1 if one had ended before."""
-    ended = 0
-    with session.inspector() as inspector:
-        for task_id in ids:
-            inspector.runs.get(task_id)
-        what = f"task {ids[0]!r}" if len(ids) == 1 else plural(len(ids), "task")
-        if not consent.to(f"cancel {what}"):
-            return 0
-        for task_id in ids:
-            if not inspector.runs.cancel(task_id):
-                ended += 1
-                note(f"task {task_id!r} has ended before")
+    """Cancel each task; the exit code is 1 if one had already ended."""
+    runs = session.inspector.runs
+    for task_id in ids:
+        runs.get(task_id)
+    what = f"task {ids[0]!r}" if len(ids) == 1 else plural(len(ids), "task")
+    if not consent.to(f"cancel {what}"):
+        return 0
+    ended = [task_id for task_id in ids if not runs.cancel(task_id)]
+    for task_id in ended:
+        note(f"task {task_id!r} has already ended")
     return FAILED if ended else 0
 
 
 @runs.command()
 @click.argument("task_id", metavar="ID")
-@click.option(
-    "--payload", multiple=True, metavar="JSON|@FILE|K=V", help="Another payload; repeatable."
-)
-@reading
-@pass_session
+@payload_option(help="Another payload; repeatable.")
+@prints_data
 def retry(session: Session, task_id: str, payload: tuple[str, ...]) -> None:
-    """Run a failed run again, and print the id of the new one."""
-    given = read_object(payload, "--payload")
-    with session.inspector() as inspector:
-        if given is None:
-            new_id = inspector.runs.retry(task_id)
-        else:
-            new_id = inspector.runs.edit_and_retry(task_id, given)
+    """Run a failed run again, and print the id of the new run."""
+    changed = read_object(payload, "--payload")
+    runs = session.inspector.runs
+    new_id = runs.retry(task_id) if changed is None else runs.edit_and_retry(task_id, changed)
     answer(session, {"task_id": new_id}, new_id)

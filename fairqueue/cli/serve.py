@@ -1,4 +1,4 @@
-"""Everything in one command: `up`, `demo` and `dashboard`."""
+"""The commands that serve the dashboard: `up`, `demo` and `dashboard`."""
 
 from typing import Any
 
@@ -6,34 +6,32 @@ import click
 
 from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alerts
-from fairqueue.cli.alert_options import alerting
+from fairqueue.cli.alert_options import alert_options
 from fairqueue.cli.apps import check_app, load_worker
 from fairqueue.cli.exit_codes import FAILED, OK
-from fairqueue.cli.metrics_options import Metering, metered
+from fairqueue.cli.metrics_options import MetricsOptions, metrics_options
 from fairqueue.cli.output import note, say
-from fairqueue.cli.session import Command, F, Session, actor, pass_session, until_signalled
+from fairqueue.cli.session import Command, Session, actor, options, pass_session, until_signalled
 from fairqueue.cli.values import DURATION
 from fairqueue.errors import ConfigurationError
 
-USUAL_PORT = 8844
+DEFAULT_PORT = 8844
 
 
-def served(command: F) -> F:
-    """`--host` and `--port` of the dashboard."""
-    command = click.option("--port", type=int, default=USUAL_PORT, show_default=True)(command)
-    return click.option("--host", default="127.0.0.1", show_default=True)(command)
-
-
-def run_options(command: F) -> F:
-    """Options of `up` and `demo`."""
-    command = click.option("--open", "open_browser", is_flag=True, help="In a browser.")(command)
-    command = click.option("--seconds", type=DURATION, help="End after so long.")(command)
-    command = click.option("--schedulers", type=int, default=1, show_default=True)(command)
-    command = click.option(
-        "--concurrency", type=int, help="Tasks at a time; default: the app's, or 8."
-    )(command)
-    command = click.option("--workers", type=int, default=1, show_default=True)(command)
-    return served(command)
+served = options(
+    click.option("--host", default="127.0.0.1", show_default=True),
+    click.option("--port", type=int, default=DEFAULT_PORT, show_default=True),
+)
+run_options = options(
+    served,
+    click.option("--workers", type=int, default=1, show_default=True),
+    click.option(
+        "--concurrency", type=int, help="Tasks at the same time; default: the app's, or 8."
+    ),
+    click.option("--schedulers", type=int, default=1, show_default=True),
+    click.option("--seconds", type=DURATION, help="Stop after this long."),
+    click.option("--open", "open_browser", is_flag=True, help="Open it in a browser."),
+)
 
 
 @click.command(cls=Command)
@@ -41,41 +39,43 @@ def run_options(command: F) -> F:
     "-A",
     "--app",
     metavar="MODULE[:NAME]",
-    help="Where the handlers are: a function that gets the queue and returns a Worker, or a module "
-    "of handler classes.",
+    help="The handlers: a function that takes the queue and returns a Worker, or a module of "
+    "handler classes.",
 )
-@click.option("--demo", "is_demo", is_flag=True, help="With made-up users and tasks.")
-@alerting
-@metered
+@click.option("--demo", "is_demo", is_flag=True, help="With sample users and tasks.")
+@alert_options
+@metrics_options
 @run_options
 @pass_session
-def up(session: Session, app: str | None, is_demo: bool, metering: Metering, **options: Any) -> int:
-    """Scheduler, workers and dashboard together.
+def up(
+    session: Session, app: str | None, is_demo: bool, metrics: MetricsOptions, **settings: Any
+) -> int:
+    """Run scheduler, workers and dashboard together.
 
-    Without --url, --embedded and $FAIRQUEUE_URL, a server of their own is started, whose data is
-    gone in the end.
+    Without --url, --embedded and $FAIRQUEUE_URL, a temporary server is started. Its data is deleted
+    at the end.
     """
     session.check()
     if is_demo and app is not None:
-        raise ConfigurationError("--demo brings its own handlers: leave --app out")
+        raise ConfigurationError("--demo has its own handlers: remove --app")
     if app is not None:
         check_app(app)
-    # A demo fills a queue: not that of a Redis which the environment happens to name.
+    # A demo fills a queue, so the URL from the environment is ignored.
     url = session.url if is_demo else session.named_url
-    options |= {"metrics_host": metering.host, "metrics_port": metering.port}
-    return _up(session, url=url, app=app, demo=is_demo, **options)
+    settings |= {"metrics_host": metrics.host, "metrics_port": metrics.port}
+    return _up(session, url=url, app=app, demo=is_demo, **settings)
 
 
 @click.command(cls=Command)
 @run_options
 @pass_session
-def demo(session: Session, **options: Any) -> int:
-    """The same with made-up users and tasks, to look at.
+def demo(session: Session, **settings: Any) -> int:
+    """Run `up` with sample users and tasks, to try it out.
 
-    Without --url or --embedded a server of its own is started: $FAIRQUEUE_URL is not heeded.
+    Without --url or --embedded, a temporary server is started: $FAIRQUEUE_URL is ignored.
     """
     session.check()
-    return _up(session, url=session.url, app=None, demo=True, **options)
+    return _up(session, url=session.url, app=None, demo=True, **settings)
 
 
 def _up(
@@ -84,7 +84,7 @@ def _up(
     app: str | None,
     concurrency: int | None,
     alerts: Alerts | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> int:
     try:
         from fairqueue.service import run
@@ -95,17 +95,17 @@ def _up(
     given: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
     if alerts is not None:
         given["alerts"] = alerts
-    # The app gets what was given here and no default: it may have its own, or take none.
+    # The app gets only the options that were given: it may have its own defaults.
     make = None if app is None else lambda queue, _: load_worker(app, queue, given)
-    return run(url=named, embedded_path=path, queue=session.queue, app=make, **given, **options)
+    return run(url=named, embedded_path=path, queue=session.queue, app=make, **given, **settings)
 
 
-@click.command(cls=Command, usual_level="info")
+@click.command(cls=Command, default_level="info")
 @served
-@click.option("--read-only", is_flag=True, help="Look, and change nothing.")
+@click.option("--read-only", is_flag=True, help="Refuse all changes.")
 @pass_session
 def dashboard(session: Session, host: str, port: int, read_only: bool) -> int:
-    """The dashboard and the REST API, until SIGINT or SIGTERM."""
+    """Serve the dashboard and the REST API until SIGINT or SIGTERM."""
     try:
         from fairqueue.web import WebServer, create_app
     except ImportError as error:

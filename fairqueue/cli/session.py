@@ -1,4 +1,4 @@
-"""What all commands share: where the queue is, who acts, how to ask before something is lost."""
+"""What all commands share: the session, the options of every command, consent, and signals."""
 
 import functools
 import getpass
@@ -23,7 +23,7 @@ from fairqueue.runtime.processes import LOOK_UP_S
 
 URL_VARIABLE = "FAIRQUEUE_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
-CHECK_S = 2.0  # so long the first question to Redis waits: a wrong address is told soon
+CHECK_S = 2.0  # how long the first question to Redis waits, so a wrong address is reported soon
 OUTPUTS = ("table", "json", "jsonl")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Session:
-    """One run of the program: what its options say, wherever they stand."""
+    """One run of the program: the values of the shared options, and the queue that they name."""
 
     def __init__(self) -> None:
         self.url: str | None = None
@@ -43,30 +43,28 @@ class Session:
 
     @property
     def is_table(self) -> bool:
-        """Whether people read what is printed."""
+        """Whether to print for people, not as JSON."""
         return self.output == "table"
 
-    def begin(self, usual_level: str) -> None:
-        """Configure logging: as asked for, or at the level that is usual for the command."""
-        configure_logging(self.log_level or usual_level, self.log_format)
+    def begin(self, default_level: str) -> None:
+        """Configure logging, at the command's default level unless another was given."""
+        configure_logging(self.log_level or default_level, self.log_format)
 
     @property
     def named_url(self) -> str | None:
-        """The URL of Redis, if one is named."""
+        """The URL of Redis from the option or the environment, if any."""
         return self.url or os.environ.get(URL_VARIABLE) or None
 
     def check(self) -> None:
         """Raises ConfigurationError if the options contradict each other."""
-        if self.embedded is None:
-            return
-        if self.url is not None:
+        if self.embedded is not None and self.url is not None:
             raise ConfigurationError(
-                f"--url is not allowed with --embedded {self.embedded!r}: give one of them"
+                f"--url and --embedded {self.embedded!r} cannot be used together: give one of them"
             )
 
     @contextmanager
     def open(self, *, check: bool = True) -> Iterator[TaskQueue]:
-        """The queue that the options name; with `check`, Redis has answered.
+        """The queue that the options name. With `check`, Redis has answered.
 
         Raises ConfigurationError, RedisUnavailable or EmbeddedServerError.
         """
@@ -82,36 +80,39 @@ class Session:
         parent = os.path.dirname(os.path.abspath(self.embedded))
         if not os.path.isdir(parent):
             raise ConfigurationError(
-                f"--embedded {self.embedded!r} cannot be made: there is no folder {parent!r}"
+                f"--embedded {self.embedded!r} cannot be created: folder {parent!r} does not exist"
             )
         if not os.path.exists(self.embedded):
-            note(f"--embedded {self.embedded!r} is a new folder, with an empty queue")
+            note(f"--embedded {self.embedded!r} is a new folder with an empty queue")
         elif not os.path.isdir(self.embedded):
             raise ConfigurationError(f"--embedded {self.embedded!r} must be a folder, not a file")
         return TaskQueue.embedded(self.embedded, self.queue)
 
-    @contextmanager
-    def inspector(self) -> Iterator[Inspector]:
-        """All that can be seen and done, as the user of this machine. Raises as `open`."""
-        with self.open() as queue:
-            yield Inspector(queue, actor())
+    @functools.cached_property
+    def inspector(self) -> Inspector:
+        """The inspector of the queue, acting as the user of this machine. Raises as `open`.
+
+        The queue is closed when the command ends.
+        """
+        queue = click.get_current_context().with_resource(self.open())
+        return Inspector(queue, actor())
 
 
 def check_redis(queue: TaskQueue) -> None:
-    """See that Redis is there. Raises RedisUnavailable, or ConfigurationError if it lets us not."""
+    """Check that Redis answers. Raises RedisUnavailable, or ConfigurationError if it refuses us."""
     try:
         queue.check(timeout=CHECK_S)
     except RedisRefused as error:
-        # A password or a permission: asking again does not help.
+        # A wrong password or a missing permission: asking again does not help.
         raise ConfigurationError(str(error)) from error
 
 
 def actor() -> Actor:
-    """Who acts: the user of the machine, who has the keys of Redis and may do all."""
+    """The user of this machine. Anyone who can reach Redis directly is an admin."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):
-        user = str(os.getuid())  # in a container it may have no name
+        user = str(os.getuid())  # in a container the user may have no name
     return Actor(name=f"{user}@{socket.gethostname()}", role="admin", via="cli")
 
 
@@ -119,11 +120,11 @@ _pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 def pass_session(command: F) -> F:
-    """The command gets the session first."""
+    """Pass the session as the first argument."""
     return cast(F, _pass_session(command))
 
 
-# --- options that stand before or after a command -------------------------------------------------
+# --- shared options, before or after the command --------------------------------------------------
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
@@ -136,22 +137,20 @@ def _shared(*names: str, **settings: Any) -> click.Option:
 
 
 def shared_options() -> list[click.Parameter]:
-    """The options of all commands and groups."""
+    """The options of every command and group."""
     return [
         _shared(
             "--url",
             metavar="URL",
-            help=f"The Redis, also redis+sentinel://HOST:PORT,.../SERVICE; default ${URL_VARIABLE} "
-            f"(no password in ps), or {DEFAULT_URL}.",
+            help="URL of Redis, or redis+sentinel://HOST:PORT,.../SERVICE; default: "
+            f"${URL_VARIABLE} (keeps passwords out of ps), or {DEFAULT_URL}.",
         ),
-        _shared(
-            "--embedded", metavar="PATH", help="The data folder of an embedded server instead."
-        ),
-        _shared("--queue", metavar="NAME", help="Default: default."),
+        _shared("--embedded", metavar="PATH", help="Use an embedded server with this data folder."),
+        _shared("--queue", metavar="NAME", help="Name of the queue; default: default."),
         _shared(
             "--log-level",
             type=click.Choice(LEVELS),
-            help="Default: info for what goes on until it is stopped, else warning.",
+            help="Default: info for long-running commands, otherwise warning.",
         ),
         _shared("--log-format", type=click.Choice(FORMATS), help="Default: text."),
     ]
@@ -163,20 +162,20 @@ _SHARED_NAMES = {name for option in shared_options() for name in option.opts}
 class Command(click.Command):
     """A command with the shared options."""
 
-    def __init__(self, *args: Any, usual_level: str = "warning", **settings: Any) -> None:
+    def __init__(self, *args: Any, default_level: str = "warning", **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.usual_level = usual_level
+        self.default_level = default_level
         self.params += shared_options()
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it, with logging configured."""
+        """Configure logging and run the command."""
         once = bool(ctx.params.get("once"))
-        ctx.ensure_object(Session).begin("warning" if once else self.usual_level)
+        ctx.ensure_object(Session).begin("warning" if once else self.default_level)
         return super().invoke(ctx)
 
 
 class Group(click.Group):
-    """A group of commands, with the shared options; `default` is the one that is meant by none."""
+    """A group of commands with the shared options. `default` runs if no command is named."""
 
     command_class = Command
     group_class = type
@@ -187,7 +186,7 @@ class Group(click.Group):
         self.params += shared_options()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the default command where one should be."""
+        """Insert the default command if none is named."""
         if self._default is not None:
             place = _after_shared(args)
             rest = args[place:]
@@ -197,7 +196,7 @@ class Group(click.Group):
 
 
 def _after_shared(args: Sequence[str]) -> int:
-    """Where the shared options at the beginning end."""
+    """The position after the shared options at the beginning."""
     place = 0
     while place < len(args):
         name, equals, _ = args[place].partition("=")
@@ -210,38 +209,53 @@ def _after_shared(args: Sequence[str]) -> int:
 # --- what some commands share ---------------------------------------------------------------------
 
 
-def reading(command: F) -> F:
-    """`-o table|json|jsonl`, and `--json` for short."""
+def options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Combine decorators such as `click.option(...)` into one, in the order of the help text."""
 
-    def keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        if value:
-            ctx.ensure_object(Session).output = "json"
+    def add(command: F) -> F:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
 
-    command = click.option(
-        "--json", is_flag=True, expose_value=False, callback=keep_json, help="The same as -o json."
-    )(command)
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(OUTPUTS),
-        default=None,
-        expose_value=False,
-        callback=_keep,
-        help="How data is printed; default: table.",
-    )(command)
+    return add
+
+
+def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(Session).output = "json"
+
+
+def prints_data(command: F) -> F:
+    """Add `-o table|json|jsonl` and `--json`, and pass the session as the first argument."""
+    add = options(
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(OUTPUTS),
+            default=None,
+            expose_value=False,
+            callback=_keep,
+            help="Output format; default: table.",
+        ),
+        click.option(
+            "--json", is_flag=True, expose_value=False, callback=_keep_json, help="Same as -o json."
+        ),
+    )
+    return add(pass_session(command))
 
 
 class Consent:
-    """Whether something that cannot be taken back is to be done."""
+    """Whether to do something that cannot be undone."""
 
     def __init__(self, dry_run: bool, yes: bool) -> None:
         self.dry_run = dry_run
         self._yes = yes
 
     def to(self, what: str) -> bool:
-        """True if it is to be done; False in a dry run, which says what would be.
+        """Return True to go ahead, False in a dry run, which prints what would be done.
 
-        Asks on a terminal. Raises UsageError without one, and ends the program if the answer is no.
+        Asks on a terminal and ends the program if the answer is no. Raises UsageError if there is
+        no terminal.
         """
         if self.dry_run:
             note(f"dry run: would {what}")
@@ -259,9 +273,9 @@ class Consent:
 
 
 def destructive(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--dry-run` and `--yes`; the command gets both as `consent`."""
+    """Add `--dry-run` and `--yes`, passed to the command as `consent`."""
 
-    @click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+    @click.option("--dry-run", is_flag=True, help="Print what would be done, change nothing.")
     @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
     @functools.wraps(command)
     def asking(*args: Any, dry_run: bool, yes: bool, **settings: Any) -> Any:
@@ -272,7 +286,7 @@ def destructive(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def ended_by_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `stop`; a second one ends the process at once."""
+    """Call `stop` at SIGINT or SIGTERM; a second signal ends the process at once."""
 
     def handle(number: int, frame: object) -> None:
         for each in SIGNALS:
@@ -288,16 +302,17 @@ def ended_by_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 def until_signalled(is_alive: Callable[[], bool], announce: Callable[[], object]) -> bool:
-    """Announce what is served, and return at SIGINT or SIGTERM: True.
+    """Call `announce`, and wait for SIGINT or SIGTERM.
 
-    A second signal ends the process at once. False when what is served is not alive any more.
+    Returns True at the signal, and False as soon as `is_alive` returns False. A second signal ends
+    the process at once.
     """
     awake, waker = socket.socketpair()
-    # No Event: its lock may be held by the wait that the handler interrupts.
+    # Not an Event: its lock may be held by the wait that the signal handler interrupts.
     with awake, waker, ended_by_signals(lambda: waker.send(b"x")):
-        # Handlers run in this thread, and a signal that another thread was given does not wake it.
+        # Handlers run in this thread; a signal delivered to another thread does not wake it.
         awake.settimeout(LOOK_UP_S)
-        announce()  # not before: a signal to what was announced must find its handler
+        announce()  # only now: a signal sent after the announcement must find its handler
         said = b""
         while not said and is_alive():
             with suppress(TimeoutError):

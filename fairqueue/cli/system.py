@@ -1,15 +1,16 @@
 """The queue as a whole: `status`, `stats`, `settings`, `audit`, `prune`."""
 
 import time
+from functools import partial
 from typing import Any
 
 import click
 
 from fairqueue.cli.exit_codes import OK, UNHEALTHY
-from fairqueue.cli.listing import Walk, answer, paged, show, show_one
+from fairqueue.cli.listing import Listing, answer, columns, paged, show_one
 from fairqueue.cli.output import json_text, print_table, say
-from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, reading
-from fairqueue.cli.text import duration_text, exact_duration, in_words, plural, printable
+from fairqueue.cli.session import Command, Consent, Session, destructive, prints_data
+from fairqueue.cli.text import duration_text, exact_duration, in_words, printable
 from fairqueue.cli.values import (
     DURATION,
     PAST,
@@ -19,37 +20,27 @@ from fairqueue.cli.values import (
     read_duration,
     read_pairs,
 )
-from fairqueue.inspection import Inspector
+from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.views import Overview
 from fairqueue.models import QueueSnapshot
 
-AUDIT_PAGE = 1000
-
-AUDIT_COLUMNS = {
-    "AT": lambda entry: entry.at,
-    "ACTOR": lambda entry: entry.actor,
-    "VIA": lambda entry: entry.via,
-    "ACTION": lambda entry: entry.action,
-    "TARGET": lambda entry: entry.target,
-    "TENANT": lambda entry: entry.tenant,
-    "OUTCOME": lambda entry: entry.outcome,
-    "ERROR": lambda entry: entry.error,
-}
-# Settings that are durations: people may write 2h.
+AUDIT_COLUMNS = columns(
+    "AT=at ACTOR=actor VIA=via ACTION=action TARGET=target TENANT=tenant OUTCOME=outcome "
+    "ERROR=error"
+)
+# Settings that are durations, which may be written as 2h.
 DURATIONS = ("keep_finished_for", "keep_dead_for", "ageing", "min_interval")
-# Among them those that make records go: a number alone may be meant as days.
+# Those that delete records: a number without a unit may be meant as days.
 WITH_UNITS = ("keep_finished_for", "keep_dead_for")
 
 
 @click.command(cls=Command)
-@reading
-@pass_session
+@prints_data
 def status(session: Session) -> int:
-    """How the queue is, and what needs attention. Exit code 6 if there is an error."""
-    with session.inspector() as inspector:
-        overview = inspector.system.overview()
-        attention = inspector.system.attention()
+    """Show the state of the queue and what needs attention. Exit code 6 if there is an error."""
+    system = session.inspector.system
+    overview, attention = system.overview(), system.attention()
     found = {"overview": document(overview), "attention": document(attention)}
     show_one(session, found, _status_rows(overview))
     if session.is_table:
@@ -82,18 +73,16 @@ def _status_rows(overview: Overview) -> dict[str, object]:
 
 
 @click.command(cls=Command)
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--interval", type=DURATION, default="2s", show_default=True, help="With --watch.")
-@click.option("--count", type=int, help="With --watch: end after so many.")
-@reading
-@pass_session
+@click.option("--count", type=int, help="With --watch: stop after this many lines.")
+@prints_data
 def stats(session: Session, watch: bool, interval: float, count: int | None) -> None:
-    """Counts and counters of the queue. With --watch, a line for each look."""
-    with session.inspector() as inspector:
-        if watch:
-            _watch(session, inspector, interval, count)
-            return
-        snapshot = inspector.system.snapshot()
+    """Print counts and counters of the queue. With --watch, one line at a time."""
+    if watch:
+        _watch(session, interval, count)
+        return
+    snapshot = session.inspector.system.snapshot()
     own = document(snapshot)
     counters = own.pop("counters")
     show_one(session, document(snapshot), own | dict(sorted(counters.items())))
@@ -103,14 +92,14 @@ WATCHED = ("ready", "delayed", "running", "dead")
 FLOWS = ("pushed", "claimed", "finished", "buried", "fired")
 
 
-def _watch(session: Session, inspector: Inspector, interval: float, count: int | None) -> None:
-    """A line for each look: what there is, and what happened in a second since the last one."""
+def _watch(session: Session, interval: float, count: int | None) -> None:
+    """Print a line per interval: the counts, and the rates since the line before."""
     before: QueueSnapshot | None = None
     number = 0
     while count is None or number < count:
         if number:
             time.sleep(interval)
-        snapshot = inspector.system.snapshot()
+        snapshot = session.inspector.system.snapshot()
         if not _say_line(session, snapshot, before, is_first=number == 0):
             return
         before = snapshot
@@ -133,7 +122,7 @@ def _say_line(
 
 
 def rate(snapshot: QueueSnapshot, before: QueueSnapshot | None, counter: str) -> float | None:
-    """How much a counter has grown in a second between two looks."""
+    """The growth of a counter per second between two snapshots."""
     if before is None:
         return None
     seconds = (snapshot.at - before.at).total_seconds()
@@ -143,15 +132,14 @@ def rate(snapshot: QueueSnapshot, before: QueueSnapshot | None, counter: str) ->
 
 @click.command(cls=Command)
 @click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
-@reading
-@pass_session
+@prints_data
 def settings(session: Session, changes: tuple[str, ...]) -> None:
-    """See or change the settings of the queue. NAME=VALUE holds for all its processes."""
+    """Show or change the settings of the queue. They apply to all its processes."""
     given = {name: _setting(name, text) for name, text in read_pairs(changes, "setting").items()}
-    with session.inspector() as inspector:
-        if given:
-            inspector.system.configure(**given)
-        found = inspector.system.settings()
+    system = session.inspector.system
+    if given:
+        system.configure(**given)
+    found = system.settings()
     if not session.is_table:
         show_one(session, document(found), {})
         return
@@ -162,53 +150,42 @@ def settings(session: Session, changes: tuple[str, ...]) -> None:
     show_one(session, None, {"queue": found["queue"], **words})
     if found["limits"]:
         say("")
-        print_table(
-            ["NAME", "SLOTS", "RATE", "TIMEOUT"],
-            [
-                [name, each["slots"], each["rate"], each["timeout"]]
-                for name, each in sorted(found["limits"].items())
-            ],
-        )
+        limits = sorted(found["limits"].items())
+        rows = [[name, each["slots"], each["rate"], each["timeout"]] for name, each in limits]
+        print_table(["NAME", "SLOTS", "RATE", "TIMEOUT"], rows)
 
 
 def _setting(name: str, text: str) -> Any:
     if name in WITH_UNITS and lacks_unit(text):
-        raise click.UsageError(f"{name} {text!r} has no unit: such as {text}d, {text}h or {text}s")
+        raise click.UsageError(
+            f"{name} {text!r} needs a unit, for example {text}d, {text}h or {text}s"
+        )
     seconds = read_duration(text) if name in DURATIONS else None
     return json_or_text(text) if seconds is None else seconds
 
 
 @click.command(cls=Command)
-@click.option("--actor", help="Who did it.")
-@click.option("--action", help="How the action begins, such as schedule.")
-@click.option("--target", help="What it was done to.")
-@click.option("--tenant", help="Of this tenant.")
-@click.option("--since", type=PAST, help="Since then.")
-@click.option("--until", type=PAST, help="Before then.")
+@click.option("--actor", help="Changes made by this actor.")
+@click.option("--action", help="Actions that start with this, for example schedule.")
+@click.option("--target", help="Changes of this object.")
+@click.option("--tenant", help="Changes in this tenant.")
+@click.option("--since", type=PAST, help="Since this time.")
+@click.option("--until", type=PAST, help="Before this time.")
 @paged
-@reading
-@pass_session
-def audit(session: Session, limit: int, cursor: str | None, all_: bool, **filters: Any) -> None:
-    """Who changed what, newest first."""
-    with session.inspector() as inspector:
-
-        def fetch(most: int, at: str | None) -> Any:
-            return inspector.audit.list(limit=most, cursor=at, **filters)
-
-        walk = Walk(fetch, limit, cursor, all_, page=AUDIT_PAGE)
-        show(session, "entries", walk, AUDIT_COLUMNS)
+def audit(listing: Listing, **filters: Any) -> None:
+    """List who changed what, newest first."""
+    listing.show("entries", partial(listing.inspector.audit.list, **filters), AUDIT_COLUMNS)
 
 
 @click.command(cls=Command)
-@click.option("--older-than", type=WITH_UNIT, required=True, help="Such as 7d.")
+@click.option("--older-than", type=WITH_UNIT, required=True, help="For example 7d.")
 @destructive
-@reading
-@pass_session
+@prints_data
 def prune(session: Session, older_than: float, consent: Consent) -> None:
-    """Forget ended runs before their time. Prints how many; failed ones are among them."""
-    with session.inspector() as inspector:
-        count = inspector.system.prune(older_than)
-        words = duration_text(older_than)
-        if count and consent.to(f"forget {plural(count, 'run')} that ended more than {words} ago"):
-            count = inspector.system.prune(older_than, dry_run=False)
+    """Delete the records of old runs, failed ones too. Prints how many."""
+    system = session.inspector.system
+    count = system.prune(older_than)
+    age = duration_text(older_than)
+    if count and consent.to(f"delete {plural(count, 'run')} that ended more than {age} ago"):
+        count = system.prune(older_than, dry_run=False)
     answer(session, {"forgotten": count, "dry_run": consent.dry_run}, str(count))

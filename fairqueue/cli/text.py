@@ -1,4 +1,4 @@
-"""Text for a terminal: values as cells, rows as aligned tables, nothing that a terminal obeys."""
+"""Format values and tables for a terminal, without control characters."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,17 +8,17 @@ from fairqueue.validation import Priority
 
 
 def printable(text: str) -> str:
-    """The text on one line, unable to tell the terminal anything."""
+    """The text on one line, with control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def printable_lines(text: str) -> list[str]:
-    """The same for a text that has lines of its own, such as a traceback."""
+    """The lines of a text such as a traceback, with control characters escaped."""
     return [printable(line.replace("\t", "    ")) for line in text.split("\n")]
 
 
 def moment_text(moment: datetime | None) -> str:
-    """A moment for people, to the second."""
+    """A time to the second."""
     return "-" if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -26,7 +26,7 @@ UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def exact_duration(seconds: float) -> str:
-    """Seconds for people, with nothing left out: 90061 is 1d1h1m1s."""
+    """An exact duration: 90061 is 1d1h1m1s."""
     parts = []
     left = seconds
     for unit, size in UNITS[:-1]:
@@ -39,7 +39,7 @@ def exact_duration(seconds: float) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """Seconds for people, in the two largest units: 90 is 1m30s."""
+    """A duration in its two largest units: 90 is 1m30s."""
     if seconds is None:
         return "-"
     if seconds < 0:
@@ -58,7 +58,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def cell(value: object) -> str:
-    """A value as people read it."""
+    """A value as text."""
     if value is None or value == "":
         return "-"
     if isinstance(value, datetime):
@@ -71,7 +71,7 @@ def cell(value: object) -> str:
 
 
 def short_cell(value: object) -> str:
-    """The same where room is scarce: a moment of this year has no year."""
+    """A value as short text: times of this year without the year."""
     text = cell(value)
     if isinstance(value, datetime) and value.year == datetime.now(UTC).year:
         return text[len("2026-") :]
@@ -91,7 +91,7 @@ def _plain(value: object) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines in which columns stand below each other."""
+    """The lines of a table with aligned columns."""
     cells = [[printable(text) for text in each] for each in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for each in cells:
@@ -100,15 +100,10 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def pairs(values: Mapping[str, object]) -> Iterator[str]:
-    """A line for each name and value, values below each other."""
+    """A line for each name and value, with aligned values."""
     yield from table([(name, cell(value)) for name, value in values.items()])
 
 
 def in_words(counts: Mapping[str, object]) -> str:
-    """Numbers with their names, in one line."""
+    """Counts with their names, in one line."""
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
-
-
-def plural(count: int, noun: str) -> str:
-    """So many of something."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""`fairqueue top`: a live view of who waits, who runs, and how fast it goes."""
+"""`fairqueue top`: a live view of users, workers and throughput."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import click
 
 from fairqueue.cli.output import json_text, on_terminal, say
-from fairqueue.cli.session import Command, Session, pass_session, reading
+from fairqueue.cli.session import Command, Session, prints_data
 from fairqueue.cli.system import rate
 from fairqueue.cli.text import duration_text, in_words, printable, table
 from fairqueue.cli.values import DURATION
@@ -22,10 +22,10 @@ from fairqueue.models import QueueSnapshot
 from fairqueue.queue.workers import WorkerInfo
 from fairqueue.stats.users import UserInfo
 
-MOST_USERS = 50
-BAR, LEAST_BAR = 20, 5  # cells of the bar that shows a share; with less room there is none
-LONGEST_USER = 24  # characters of a name
-SHARES_OF_MINUTES = 15
+MAX_USERS = 50
+BAR, MIN_BAR = 20, 5  # cells of the bar that shows a share; left out if there is less room
+MAX_USER = 24  # characters of a name
+SHARE_MINUTES = 15  # period that shares are counted over
 ENTER, LEAVE, HOME, CLEAR_BELOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
 CLEAR_LINE = "\x1b[K"
 
@@ -34,7 +34,7 @@ HEADINGS = ("USER", "STATE", "BACKLOG", "RUNNING", "OLDEST", "ENTITLED", "RECEIV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look at the queue. Speeds are per second, None at the first look."""
+    """The state of the queue at one time. Rates are per second, None at first."""
 
     snapshot: QueueSnapshot
     users: Sequence[UserInfo]
@@ -44,13 +44,13 @@ class Look:
 
 
 def looks(inspector: Inspector, users: int) -> Iterator[Look]:
-    """A look each time one is asked for."""
+    """Yield the state of the queue, read anew for each item."""
     before: QueueSnapshot | None = None
     while True:
         snapshot = inspector.system.snapshot()
         yield Look(
             snapshot=snapshot,
-            users=inspector.users.list(limit=users, minutes=SHARES_OF_MINUTES),
+            users=inspector.users.list(limit=users, minutes=SHARE_MINUTES),
             workers=inspector.workers.list(),
             finished=rate(snapshot, before, "finished"),
             pushed=rate(snapshot, before, "pushed"),
@@ -59,7 +59,7 @@ def looks(inspector: Inspector, users: int) -> Iterator[Look]:
 
 
 def summary(look: Look) -> dict[str, object]:
-    """The numbers of the whole queue."""
+    """The counts and rates of the queue."""
     shot = look.snapshot
     leads = shot.leader_until is not None and shot.leader_until > shot.at
     return {
@@ -77,7 +77,7 @@ def summary(look: Look) -> dict[str, object]:
 
 
 def lines_of(look: Look, columns: int, rows: int) -> list[str]:
-    """What fills a terminal: the queue, its users by backlog, its workers."""
+    """The lines of the screen: the queue, its users by backlog, its workers."""
     numbers = {name: "-" if value is None else value for name, value in summary(look).items()}
     numbers["oldest wait"] = duration_text(look.snapshot.oldest_wait)
     head = [*_head_lines(numbers, columns), ""]
@@ -88,7 +88,7 @@ def lines_of(look: Look, columns: int, rows: int) -> list[str]:
 
 
 def _head_lines(numbers: Mapping[str, object], columns: int) -> list[str]:
-    """The numbers, in as many lines as it takes; a name and its number stay together."""
+    """The counts, wrapped between them."""
     lines = ["fairqueue top "]
     for name, value in numbers.items():
         words = in_words({name: value})
@@ -100,11 +100,11 @@ def _head_lines(numbers: Mapping[str, object], columns: int) -> list[str]:
 
 
 def _user_lines(users: Sequence[UserInfo], columns: int) -> list[str]:
-    """Headings and users, with a bar of what each received if there is room for it."""
+    """Headings and users, with a bar for the received share if there is room."""
     lines = list(table([HEADINGS, *(_row(info) for info in users)]))
     width = max(map(len, lines))
     cells = min(BAR, columns - width - 2)
-    if cells < LEAST_BAR:
+    if cells < MIN_BAR:
         return lines
     bars = ["", *(_bar(info.received, cells) for info in users)]
     return [f"{line:{width}}  {bar}".rstrip() for line, bar in zip(lines, bars, strict=True)]
@@ -118,7 +118,7 @@ def _bar(share: float, cells: int) -> str:
 def _row(info: UserInfo) -> tuple[str, ...]:
     user = info.user_id
     return (
-        user if len(user) <= LONGEST_USER else user[: LONGEST_USER - 1] + "…",
+        user if len(user) <= MAX_USER else user[: MAX_USER - 1] + "…",
         info.state,
         str(info.backlog),
         str(info.running),
@@ -130,24 +130,22 @@ def _row(info: UserInfo) -> tuple[str, ...]:
 
 def _workers_line(workers: Sequence[WorkerInfo]) -> str:
     words = [f"{worker.worker_id} {worker.running}/{worker.slots}" for worker in workers]
-    return "(q ends)  workers: " + (", ".join(words) or "none")
+    return "(q quits)  workers: " + (", ".join(words) or "none")
 
 
 @click.command(cls=Command)
-@click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between looks.")
-@click.option("--count", type=int, help="End after so many looks.")
-@click.option("--users", type=click.IntRange(1, MOST_USERS), default=20, show_default=True)
-@reading
-@pass_session
+@click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between updates.")
+@click.option("--count", type=int, help="Stop after this many updates.")
+@click.option("--users", type=click.IntRange(1, MAX_USERS), default=20, show_default=True)
+@prints_data
 def top(session: Session, interval: float, count: int | None, users: int) -> None:
-    """Users by backlog with their shares, live. Also speed, leader, workers; q or Ctrl-C ends."""
-    with session.inspector() as inspector:
-        source = looks(inspector, users)
-        if session.is_table and on_terminal():
-            with suppress(KeyboardInterrupt):
-                _fill_screen(source, interval, count)
-        else:
-            _print_lines(session, source, interval, count)
+    """Show users by backlog with their shares, live. Press q or Ctrl-C to quit."""
+    source = looks(session.inspector, users)
+    if session.is_table and on_terminal():
+        with suppress(KeyboardInterrupt):
+            _fill_screen(source, interval, count)
+    else:
+        _print_lines(session, source, interval, count)
 
 
 def _print_lines(
@@ -156,7 +154,7 @@ def _print_lines(
     for number, look in enumerate(source, start=1):
         line = {name: "-" if value is None else value for name, value in summary(look).items()}
         busiest = [f"{info.user_id} {info.backlog}" for info in look.users[:3]]
-        text = f"{in_words(line)}; {', '.join(busiest) or 'nobody waits'}"
+        text = f"{in_words(line)}; {', '.join(busiest) or 'nobody is waiting'}"
         if not session.is_table:
             text = json_text({**summary(look), "users": document(list(look.users))})
         if not say(printable(text)) or number == count:
@@ -176,7 +174,7 @@ def _fill_screen(source: Iterator[Look], interval: float, count: int | None) -> 
 
 
 def _is_ended(seconds: float) -> bool:
-    """Wait for so long; True if somebody pressed q meanwhile."""
+    """Wait, and return True as soon as q is pressed."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if not sys.stdin.isatty():
@@ -191,7 +189,7 @@ def _is_ended(seconds: float) -> bool:
 
 @contextmanager
 def _screen() -> Iterator[None]:
-    """The other screen of the terminal, and keys without Enter; all is as before afterwards."""
+    """Use the alternate screen and read single keys; restore the terminal afterwards."""
     import termios
     import tty
 

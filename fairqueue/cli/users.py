@@ -1,40 +1,47 @@
-"""`fairqueue users`: who waits, who gets what, and what each is entitled to."""
+"""`fairqueue users`: the users with their shares, limits and pauses."""
 
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
 
-from fairqueue.cli.listing import Columns, Walk, answer, paged, show, show_one
+from fairqueue.cli.listing import Columns, Listing, answer, columns, given, paged, show_one
 from fairqueue.cli.output import Progress
-from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
-from fairqueue.cli.text import duration_text, plural
+from fairqueue.cli.session import Consent, Group, Session, destructive, prints_data
+from fairqueue.cli.text import duration_text
 from fairqueue.cli.values import FUTURE, Kind
+from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
 from fairqueue.models import Explanation, UserSettings
 from fairqueue.stats.users import UserInfo
 
-MOST_ON_PAGE = 100
-NONE = "none"  # what takes a limit away
+PAGE = 100  # users per request
+NONE = "none"  # the value that removes a limit
 
 COLUMNS: Columns = {
-    "USER": lambda info: info.user_id,
-    "STATE": lambda info: info.state,
-    "BACKLOG": lambda info: info.backlog,
-    "RUNNING": lambda info: info.running,
-    "DELAYED": lambda info: info.delayed,
-    "WEIGHT": lambda info: info.settings.weight,
+    **columns(
+        "USER=user_id STATE=state BACKLOG=backlog RUNNING=running DELAYED=delayed "
+        "WEIGHT=settings.weight"
+    ),
     "ENTITLED": lambda info: f"{info.entitled:.1%}",
     "RECEIVED": lambda info: f"{info.received:.1%}",
     "OLDEST WAIT": lambda info: duration_text(info.oldest_wait),
     "P95 WAIT": lambda info: duration_text(info.wait_p95),
-    "SCHEDULES": lambda info: info.schedules,
-    "TENANT": lambda info: info.settings.tenant,
+    **columns("SCHEDULES=schedules TENANT=settings.tenant"),
 }
+user_argument = click.argument("user_id", metavar="USER")
+minutes_option = click.option(
+    "--minutes",
+    type=int,
+    default=60,
+    show_default=True,
+    help="Period that shares are counted over.",
+)
 
 
 class Limit(Kind):
-    """A number, or `none` to take a limit away."""
+    """A number, or `none` to remove a limit."""
 
     name = "number|none"
 
@@ -48,58 +55,42 @@ class Limit(Kind):
         try:
             return self._number(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a number nor {NONE!r}", param, ctx)
+            self.fail(f"{value!r} must be a number or {NONE!r}", param, ctx)
 
 
 @click.group(cls=Group, default="list")
 def users() -> None:
-    """Users and their shares; without a subcommand: list. Times are UTC."""
+    """List users and their shares, limit and pause them. Default: list. Times are UTC."""
 
 
 @users.command("list")
 @click.option(
     "--order",
     type=click.Choice(("backlog", "name")),
-    help="backlog: those with waiting or running tasks, the largest backlog first. name: all, "
-    "A to Z. Default: backlog, or name if nobody has such tasks.",
+    help="backlog: users with waiting or running tasks, largest backlog first. name: all users, "
+    "A to Z. Default: backlog, or name if nobody has tasks.",
 )
-@click.option("--prefix", metavar="TEXT", help="Whose names begin so.")
-@click.option("--tenant", help="Of this tenant.")
-@click.option("--minutes", type=int, default=60, show_default=True, help="Shares of so long.")
+@click.option("--prefix", metavar="TEXT", help="Users whose name starts with this.")
+@click.option("--tenant", help="Users of this tenant.")
+@minutes_option
 @paged
-@reading
-@pass_session
-def list_(
-    session: Session,
-    limit: int,
-    cursor: str | None,
-    all_: bool,
-    order: str | None,
-    **wanted: Any,
-) -> None:
-    """Users: what waits, what each is entitled to and got."""
-    with session.inspector() as inspector:
-        if order is None:
-            is_busy = cursor is not None or inspector.users.list(limit=1, **wanted)
-            order = "backlog" if is_busy else "name"
-
-        def fetch(most: int, at: str | None) -> Any:
-            return inspector.users.list(limit=most, cursor=at, order=order, **wanted)
-
-        walk = Walk(fetch, limit, cursor, all_, page=MOST_ON_PAGE)
-        show(session, "users", walk, COLUMNS)
+def list_(listing: Listing, order: str | None, **wanted: Any) -> None:
+    """List users with their backlog, fair share and actual share."""
+    fetch = listing.inspector.users.list
+    if order is None:
+        is_busy = listing.cursor is not None or fetch(limit=1, **wanted)
+        order = "backlog" if is_busy else "name"
+    listing.show("users", partial(fetch, order=order, **wanted), COLUMNS, page=PAGE)
 
 
 @users.command("show")
-@click.argument("user_id", metavar="USER")
-@click.option("--minutes", type=int, default=60, show_default=True, help="Shares of so long.")
-@reading
-@pass_session
+@user_argument
+@minutes_option
+@prints_data
 def show_(session: Session, user_id: str, minutes: int) -> None:
-    """One user, and why they wait."""
-    with session.inspector() as inspector:
-        info = inspector.users.get(user_id, minutes)
-        wait = inspector.users.next_wait(user_id)
+    """Show a user, and why the user waits."""
+    info = session.inspector.users.get(user_id, minutes)
+    wait = session.inspector.users.next_wait(user_id)
     show_one(session, {**document(info), "next_wait": document(wait)}, _rows(info, wait))
 
 
@@ -117,77 +108,70 @@ def _settings(settings: UserSettings) -> dict[str, object]:
     return {name.replace("_", " "): value for name, value in document(settings).items()}
 
 
-@users.command()
-@click.argument("user_id", metavar="USER")
-@click.argument("weight", type=float)
-@reading
-@pass_session
-def weight(session: Session, user_id: str, weight: float) -> None:
-    """Change a user's share of service: 0.01 to 1000, others have 1."""
-    with session.inspector() as inspector:
-        settings = inspector.users.set(user_id, weight=weight)
+def _set(session: Session, user_id: str, **changes: Any) -> None:
+    settings = session.inspector.users.set(user_id, **changes)
     show_one(session, document(settings), _settings(settings))
 
 
 @users.command()
-@click.argument("user_id", metavar="USER")
-@click.option("--max-running", type=Limit(int), help="Tasks at a time.")
+@user_argument
+@click.argument("weight", type=float)
+@prints_data
+def weight(session: Session, user_id: str, weight: float) -> None:
+    """Set the weight of a user, 0.01 to 1000. The default is 1."""
+    _set(session, user_id, weight=weight)
+
+
+@users.command()
+@user_argument
+@click.option("--max-running", type=Limit(int), help="Tasks that may run at the same time.")
 @click.option("--max-waiting", type=Limit(int), help="Tasks that may wait.")
-@click.option("--rate", type=Limit(float), help="Tasks that begin in a second.")
-@click.option("--tenant", help="The group that the user belongs to.")
-@reading
-@pass_session
-def limit(session: Session, user_id: str, **given: Any) -> None:
-    """Limit a user, or take a limit away with `none`."""
-    changes: dict[str, Any] = {
-        name: None if value == NONE else value for name, value in given.items() if value is not None
-    }
+@click.option("--rate", type=Limit(float), help="Tasks that may start per second.")
+@click.option("--tenant", help="Tenant that the user belongs to.")
+@prints_data
+def limit(session: Session, user_id: str, **limits: Any) -> None:
+    """Set limits of a user; `none` removes a limit."""
+    changes = {name: None if value == NONE else value for name, value in given(limits).items()}
     if not changes:
         raise click.UsageError("give --max-running, --max-waiting, --rate or --tenant")
-    with session.inspector() as inspector:
-        settings = inspector.users.set(user_id, **changes)
-    show_one(session, document(settings), _settings(settings))
+    _set(session, user_id, **changes)
 
 
 @users.command()
-@click.argument("user_id", metavar="USER")
-@click.option("--note", help="Why; shown wherever somebody asks why they wait.")
-@click.option("--until", type=FUTURE, help="They go on by themselves then.")
-@reading
-@pass_session
+@user_argument
+@click.option("--note", help="The reason, shown wherever the user is seen to wait.")
+@click.option("--until", type=FUTURE, help="Resume automatically at this time.")
+@prints_data
 def pause(session: Session, user_id: str, note: str | None, until: datetime | None) -> None:
-    """Hold back a user's tasks, for now or until a moment."""
-    with session.inspector() as inspector:
-        settings = inspector.users.pause(user_id, note=note, until=until)
-    told = document(settings)
-    found = {name: told[name] for name in ("paused_by", "pause_note", "paused_until") if told[name]}
-    answer(session, {"user_id": user_id, "paused": settings.paused, **found})
+    """Pause a user, until resumed or until a time."""
+    settings = session.inspector.users.pause(user_id, note=note, until=until)
+    shown = document(settings)
+    found = {name: shown[name] for name in ("paused_by", "pause_note", "paused_until")}
+    reasons = {name: value for name, value in found.items() if value}
+    answer(session, {"user_id": user_id, "paused": settings.paused, **reasons})
 
 
 @users.command()
-@click.argument("user_id", metavar="USER")
-@reading
-@pass_session
+@user_argument
+@prints_data
 def resume(session: Session, user_id: str) -> None:
     """Hand out the tasks of a user again."""
-    with session.inspector() as inspector:
-        settings = inspector.users.resume(user_id)
+    settings = session.inspector.users.resume(user_id)
     answer(session, {"user_id": user_id, "paused": settings.paused})
 
 
 @users.command()
-@click.argument("user_id", metavar="USER")
+@user_argument
 @destructive
-@reading
-@pass_session
+@prints_data
 def purge(session: Session, user_id: str, consent: Consent) -> None:
-    """Cancel all tasks of a user that wait or are delayed. Prints how many."""
-    with session.inspector() as inspector:
-        count = inspector.users.purge(user_id)
-        if not count:
-            inspector.users.get(user_id)  # says so if nobody knows them
-        elif consent.to(f"cancel {plural(count, 'waiting task')} of user {user_id!r}"):
-            with Progress("purge") as progress:
-                count = inspector.users.purge(user_id, dry_run=False, progress=progress)
+    """Cancel all waiting and delayed tasks of a user. Prints how many."""
+    users = session.inspector.users
+    count = users.purge(user_id)
+    if not count:
+        users.get(user_id)  # raises if the user is unknown
+    elif consent.to(f"cancel {plural(count, 'waiting task')} of user {user_id!r}"):
+        with Progress("purge") as progress:
+            count = users.purge(user_id, dry_run=False, progress=progress)
     found = {"user_id": user_id, "cancelled": count, "dry_run": consent.dry_run}
     answer(session, found, str(count))

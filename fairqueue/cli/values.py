@@ -1,4 +1,4 @@
-"""Read what people type: moments, durations, priorities, payloads, NAME=VALUE pairs."""
+"""Parse command-line values: times, durations, priorities, payloads, NAME=VALUE pairs."""
 
 import json
 import re
@@ -20,26 +20,26 @@ else:
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-_MOST_SECONDS = 3_155_760_000.0  # a hundred years: no arithmetic of dates goes beyond that
+_MAX_SECONDS = 3_155_760_000.0  # a hundred years, so that date arithmetic does not overflow
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds of a text such as `90`, `1.5h` or `1h30m`; None if it is no duration."""
+    """The seconds of a text such as `90`, `1.5h` or `1h30m`; None if it is not a duration."""
     if _NUMBER.fullmatch(text):
-        return min(float(text), _MOST_SECONDS)
+        return min(float(text), _MAX_SECONDS)
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
-    return min(sum(float(number) * _UNITS[unit] for number, unit in parts), _MOST_SECONDS)
+    return min(sum(float(number) * _UNITS[unit] for number, unit in parts), _MAX_SECONDS)
 
 
 def lacks_unit(text: str) -> bool:
-    """Whether a text is a number of nobody knows what: that of seconds, or of days."""
+    """Whether a text is a number other than 0 without a unit."""
     return bool(_NUMBER.fullmatch(text)) and float(text) != 0
 
 
 class Duration(Kind):
-    """A duration in seconds; `unit` where a number alone is not enough, since much hangs on it."""
+    """A duration in seconds; with `unit`, a number without a unit is refused."""
 
     name = "duration"
 
@@ -50,16 +50,17 @@ class Duration(Kind):
         """Seconds. Fails naming the value."""
         seconds = read_duration(value) if isinstance(value, str) else value
         if seconds is None:
-            self.fail(f"{value!r} is no duration: such as 90 (seconds), 2h or 1h30m", param, ctx)
+            self.fail(f"{value!r} is not a duration such as 90 (seconds), 2h or 1h30m", param, ctx)
         if self._unit and isinstance(value, str) and lacks_unit(value):
-            self.fail(f"{value!r} has no unit: such as {value}d, {value}h or {value}s", param, ctx)
+            example = f"{value}d, {value}h or {value}s"
+            self.fail(f"{value!r} needs a unit, for example {example}", param, ctx)
         return seconds
 
 
-class Moment(Kind):
-    """A moment: ISO 8601 (UTC if it has no offset), `now`, or relative to now.
+class Time(Kind):
+    """A time: ISO 8601 (UTC if it has no offset), `now`, or relative to now.
 
-    Without a sign, `2h` is two hours ago where one looks back, and in two hours where one plans.
+    Without a sign, `2h` is two hours ago if `back`, else in two hours.
     """
 
     name = "time"
@@ -74,7 +75,7 @@ class Moment(Kind):
         found = self._relative(value) or _iso(value)
         if found is None:
             self.fail(
-                f"{value!r} is no time: such as 2026-03-05T09:00:00+01:00, 2026-03-05, now, 2h, "
+                f"{value!r} is not a time such as 2026-03-05T09:00:00+01:00, 2026-03-05, now, 2h, "
                 "-1d or +30m",
                 param,
                 ctx,
@@ -86,7 +87,7 @@ class Moment(Kind):
         if text == "now":
             return now
         sign = text[:1]
-        # A number alone is a year, or seconds of something: only with a unit is it a distance.
+        # A number without a unit could be a year: it is not a distance.
         seconds = None if _NUMBER.fullmatch(text) else read_duration(text.lstrip("+-"))
         if seconds is None or text[1:2] in ("+", "-"):
             return None
@@ -118,19 +119,19 @@ class PriorityName(Kind):
         found = by_name.get(str(value).upper().replace("-", "_"))
         if found is None:
             names = ", ".join(f"{int(each)} {each.name}" for each in Priority)
-            self.fail(f"{value!r} is no priority: one of {names}", param, ctx)
+            self.fail(f"{value!r} is not a priority: use one of {names}", param, ctx)
         return found
 
 
 DURATION, WITH_UNIT = Duration(), Duration(unit=True)
-PAST, FUTURE = Moment(back=True), Moment(back=False)
+PAST, FUTURE = Time(back=True), Time(back=False)
 PRIORITY = PriorityName()
 
 
 def read_object(given: Sequence[str], what: str) -> dict[str, Any] | None:
-    """A JSON object: as text, from `@file`, or of `key=value` pairs; several are put together.
+    """A JSON object from JSON texts, `@file` names and `key=value` pairs, merged in order.
 
-    None if nothing is given. Raises UsageError naming what cannot be read.
+    None if nothing is given. Raises UsageError naming the text that cannot be read.
     """
     if not given:
         return None
@@ -147,7 +148,7 @@ def _read_part(text: str, what: str) -> dict[str, Any]:
         return _parse_object(text, what)
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise click.UsageError(f"{what} {text!r} is none: a JSON object, @FILE, or KEY=VALUE pairs")
+        raise click.UsageError(f"{what} {text!r} must be a JSON object, @FILE or KEY=VALUE")
     return {name: json_or_text(value)}
 
 
@@ -164,14 +165,14 @@ def _parse_object(text: str, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"{what} {text!r:.60} is no JSON: {error}") from None
+        raise click.UsageError(f"{what} {text!r:.60} is not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise click.UsageError(f"{what} {text!r:.60} is no JSON object")
+        raise click.UsageError(f"{what} {text!r:.60} must be a JSON object")
     return found
 
 
 def json_or_text(text: str) -> Any:
-    """A value as JSON has it; what is no JSON is text."""
+    """The value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -179,11 +180,11 @@ def json_or_text(text: str) -> Any:
 
 
 def read_pairs(given: Sequence[str], what: str) -> dict[str, str]:
-    """NAME=VALUE pairs. Raises UsageError naming what is none."""
+    """Parse NAME=VALUE pairs. Raises UsageError naming a text that is not a pair."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"{what} {text!r} is none: NAME=VALUE")
+            raise click.UsageError(f"{what} {text!r} must be NAME=VALUE")
         found[name] = value
     return found

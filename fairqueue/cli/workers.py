@@ -1,37 +1,28 @@
-"""`fairqueue workers`: who is alive, and who shall end."""
+"""`fairqueue workers`: list live workers, and drain them."""
 
 import click
 
-from fairqueue.cli.listing import show
+from fairqueue.cli.listing import columns, show
 from fairqueue.cli.output import note
-from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, reading
+from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, prints_data
 from fairqueue.errors import UnknownWorker
 
-COLUMNS = {
-    "ID": lambda worker: worker.worker_id,
-    "HOST": lambda worker: worker.host,
-    "PID": lambda worker: worker.pid,
-    "VERSION": lambda worker: worker.version,
-    "SLOTS": lambda worker: worker.slots,
-    "RUNNING": lambda worker: worker.running,
-    "SEEN": lambda worker: worker.seen_at,
-    "NAMES": lambda worker: worker.names,
-    "CURRENT": lambda worker: worker.current,
-}
+COLUMNS = columns(
+    "ID=worker_id HOST=host PID=pid VERSION=version SLOTS=slots RUNNING=running SEEN=seen_at "
+    "NAMES=names CURRENT=current"
+)
 
 
 @click.group(cls=Group, default="list")
 def workers() -> None:
-    """Workers; alone: list those that are alive. Times are UTC."""
+    """List live workers, and drain them. Default: list. Times are UTC."""
 
 
 @workers.command("list")
-@reading
-@pass_session
+@prints_data
 def list_(session: Session) -> None:
-    """Workers that are alive, as they said at their last heartbeat."""
-    with session.inspector() as inspector:
-        found = inspector.workers.list()
+    """List live workers, as of their last heartbeats."""
+    found = session.inspector.workers.list()
     show(session, "workers", iter(found), COLUMNS)
     if not found:
         note("no worker is alive")
@@ -42,9 +33,9 @@ def list_(session: Session) -> None:
 @destructive
 @pass_session
 def drain(session: Session, worker_id: str, consent: Consent) -> None:
-    """Have a worker finish what it runs, take no more, and end."""
-    with session.inspector() as inspector:
-        if worker_id not in {each.worker_id for each in inspector.workers.list()}:
-            raise UnknownWorker(f"there is no living worker {worker_id!r}")
-        if consent.to(f"drain worker {worker_id!r}"):
-            inspector.workers.drain(worker_id)
+    """Let a worker finish its tasks, take no more, and exit."""
+    part = session.inspector.workers
+    if worker_id not in {each.worker_id for each in part.list()}:
+        raise UnknownWorker(f"there is no live worker {worker_id!r}")
+    if consent.to(f"drain worker {worker_id!r}"):
+        part.drain(worker_id)

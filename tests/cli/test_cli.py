@@ -264,7 +264,7 @@ def test_an_embedded_folder_is_opened(tmp_path: Path) -> None:
 def test_an_embedded_folder_is_made_and_that_is_said(tmp_path: Path) -> None:
     nowhere, path = Cli("redis://127.0.0.1:1/0"), tmp_path / "none"
     done = nowhere.ok("tasks", "--embedded", str(path))
-    assert "is a new folder, with an empty queue" in done.err
+    assert "is a new folder with an empty queue" in done.err
     assert path.is_dir()
     assert "new folder" not in nowhere.ok("tasks", "--embedded", str(path)).err
     (tmp_path / "file").write_text("", encoding="utf-8")
@@ -374,7 +374,7 @@ def test_what_is_no_moment_is_named(text: str) -> None:
     if text.endswith("d"):
         assert FUTURE.convert(text, None, None).year < 9999  # as far as a duration goes
         return
-    with pytest.raises(click.BadParameter, match="is no time"):
+    with pytest.raises(click.BadParameter, match="is not a time"):
         PAST.convert(text, None, None)
 
 
@@ -499,7 +499,7 @@ def test_a_table_on_a_terminal_says_what_it_leaves_out_and_keeps_ids_on_one_line
     output.print_table(["AT", "ERROR"], [[moment, "e" * 60]])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert any("i" * 60 in line for line in lines)
-    assert any("not shown in so narrow a terminal: ATTEMPTS, SEEN" in line for line in lines)
+    assert any("terminal too narrow for: ATTEMPTS, SEEN" in line for line in lines)
     assert "03-05 09:01:02  " + "e" * 33 + "…" in lines
     assert "(times are UTC)" in lines
 

@@ -184,13 +184,13 @@ def test_a_worker_of_handler_classes_tells_a_webhook(
     ("options", "named"),
     [
         ("--alerts nowhere_at_all", "no module 'nowhere_at_all'"),
-        ("--alerts json", "json has no 'alerts': an Alerts"),
+        ("--alerts json", "json has no 'alerts'; expected an Alerts"),
         ("--alerts json:dumps.x", "has no 'dumps.x'"),
         ("--alerts os:getcwd", "must be an Alerts, or a function that returns one, not a str"),
         ("--alerts json:dumps", 'was called and raised TypeError("dumps() missing 1 required'),
-        ("--alerts json:", "json has no '': an Alerts"),
-        ("--alerts=", "names no module: such as myapp.ops:alerts"),
-        ("--alerts json:alerts --alert-log", "leave --alert-webhook and --alert-log out"),
+        ("--alerts json:", "json has no ''; expected an Alerts"),
+        ("--alerts=", "must name a module, for example myapp.ops:alerts"),
+        ("--alerts json:alerts --alert-log", "remove --alert-webhook and --alert-log"),
         ("--alert-webhook ftp://x", "webhook"),
         ("--alert-webhook @/nowhere/file", "cannot be read"),
     ],
@@ -213,7 +213,10 @@ def test_an_app_that_takes_no_alerts_is_told_so(
     monkeypatch.syspath_prepend(tmp_path)
     done = Cli(redis_url).run("worker", "--app", "silent_app:silent", "--alert-log")
     assert done.code == 2
-    assert "takes no alerts, so --alerts, --alert-webhook, --alert-log cannot be given" in done.err
+    assert (
+        "does not accept alerts, so --alerts, --alert-webhook, --alert-log cannot be given"
+        in done.err
+    )
 
 
 def test_a_url_may_stand_in_a_file(

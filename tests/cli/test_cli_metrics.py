@@ -185,4 +185,4 @@ def test_the_port_is_looked_at_before_anything_starts(
 def test_what_ends_at_once_cannot_be_scraped(redis_url: str, line: str) -> None:
     done = Cli(redis_url).run(*line.split(), "--metrics-port", "0")
     assert done.code == 2
-    assert "--metrics-port makes no sense with" in done.err
+    assert "--metrics-port cannot be used with" in done.err

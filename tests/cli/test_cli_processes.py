@@ -312,7 +312,7 @@ def test_top_leaves_the_terminal_as_it_was_when_q_is_pressed(
 ) -> None:
     fill(live, "alice", 3)
     with closing(Terminal("top", "--interval", "1000s", url=redis_url)) as terminal:
-        assert "alice" in terminal.until("(q ends)")
+        assert "alice" in terminal.until("(q quits)")
         terminal.type("q")
         assert terminal.end() == 0
     assert terminal.text.index("\x1b[?1049h") < terminal.text.index("\x1b[?1049l")

@@ -13,6 +13,7 @@ from helpers.state import check_consistency
 from helpers.tasks import claim_one
 from prometheus_client import CollectorRegistry
 
+from fairqueue.cli.bulk import DONE
 from fairqueue.models import ScheduledTask
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -361,7 +362,7 @@ def test_all_that_match_are_counted_tried_and_acted_on(
     assert (refused.code, f"to {action} 2 schedules, give --yes" in refused.err) == (2, True)
     assert live.list_schedules() == before
     done = cli.ok("schedules", action, "--user", "alice", "--yes")
-    assert f"{action}: matched 2, done 2" in done.err
+    assert f"{DONE[action]} 2 schedules" in done.err
     assert {each.schedule_id: each.is_active for each in live.list_schedules()} == left
 
 
@@ -415,7 +416,7 @@ def test_what_was_exported_can_be_imported(
     add(live, "b", user_id="bob")
     file = tmp_path / f"schedules.{suffix}"
     done = cli.ok("export", str(file))
-    assert (done.out, "2 schedules written" in done.err) == ("", True)
+    assert (done.out, "wrote 2 schedules" in done.err) == ("", True)
     assert cli.ok("import", str(file)).out == ""  # nothing differs, so nobody is asked
     live.remove_schedule("a")
     live.update_schedule("b", name="other")

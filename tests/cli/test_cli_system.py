@@ -112,7 +112,7 @@ def test_settings_are_shown_and_changed(cli: Cli, live: TaskQueue) -> None:
     live.set_limits("mail", slots=3)
     assert any(line.split() == ["max_attempts", "5"] for line in cli.ok("settings").lines)
     done = cli.run("settings", "keep_dead_for=7")
-    assert (done.code, "keep_dead_for '7' has no unit" in done.err) == (2, True)
+    assert (done.code, "keep_dead_for '7' needs a unit" in done.err) == (2, True)
     document = cli.json("settings", "max_attempts=7", "keep_dead_for=2d", "cost=time")
     assert (document["settings"]["max_attempts"], document["limits"]["mail"]["slots"]) == (7, 3)
     settings = live.settings()
@@ -125,11 +125,11 @@ def test_settings_are_shown_and_changed(cli: Cli, live: TaskQueue) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("max_attempts", "setting 'max_attempts' is none: NAME=VALUE"),
-        ("=3", "setting '=3' is none: NAME=VALUE"),
+        ("max_attempts", "setting 'max_attempts' must be NAME=VALUE"),
+        ("=3", "setting '=3' must be NAME=VALUE"),
         ("max_attempts=0", "max_attempts must be"),
         ("odd=1", "odd"),
-        ("cost=odd", "cost 'odd'"),
+        ("cost=odd", "cost must be 'tasks' or 'time', not 'odd'"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(
@@ -204,7 +204,7 @@ def test_prune_forgets_old_runs_and_prints_how_many(cli: Cli, live: TaskQueue) -
     assert cli.run("prune").code == 2
     assert cli.run("prune", "--older-than", "long").code == 2
     done = cli.run("prune", "--older-than", "7", "--yes")
-    assert (done.code, "'7' has no unit: such as 7d, 7h or 7s" in done.err) == (2, True)
+    assert (done.code, "'7' needs a unit, for example 7d, 7h or 7s" in done.err) == (2, True)
 
 
 # --- doctor, bench, metrics -----------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_the_leader_is_shown(cli: Cli, live: TaskQueue) -> None:
     scheduler = TaskScheduler(live, "observer", registry=CollectorRegistry())
     scheduler.tick()
     assert "observer (term 1" in cli.ok("status").out
-    assert cli.ok("top", "--count", "1").out.strip().endswith("leader observer; nobody waits")
+    assert cli.ok("top", "--count", "1").out.strip().endswith("leader observer; nobody is waiting")
     scheduler.stop()
 
 
@@ -357,14 +357,14 @@ def test_an_app_is_a_worker_a_function_or_a_module(
         ("{}:needs_more", "", "missing 1 required positional argument: 'folder'"),
         ("{}:needs_none", "", "takes 0 positional arguments but 1 was given"),
         ("{}:fails", "", "was called and raised LookupError('no such setting')"),
-        ("", "", "names no module: such as myapp.jobs:make_worker"),
+        ("", "", "must name a module, for example myapp.jobs:make_worker"),
         ("{}_broken:make", "", "no_such_module_at_all"),
         ("{}_wrong:make", "", "ZeroDivisionError"),
-        (":make", "", "names no module"),
-        ("tasks.py", "", "'tasks.py' is a file: name its module, 'tasks'"),
-        ("./jobs/mail.py:make", "", "is a file: name its module, 'jobs.mail'"),
-        ("{}:make", "--processes 2", "takes no processes"),
-        ("{}:made", "--concurrency 2", "made already"),
+        (":make", "", "must name a module"),
+        ("tasks.py", "", "'tasks.py' is a file: name the module, 'tasks'"),
+        ("./jobs/mail.py:make", "", "is a file: name the module, 'jobs.mail'"),
+        ("{}:make", "--processes 2", "does not accept processes"),
+        ("{}:made", "--concurrency 2", "is a Worker object"),
         ("{}:make", "--concurrency 0", "concurrency must be a whole number from 1 to 250, not 0"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 from helpers.commands import Cli
 from helpers.tasks import claim_one, fill, push
 
+from fairqueue.cli.bulk import DONE
 from fairqueue.history.runs import History
 from fairqueue.inspection.documents import document
 from fairqueue.queue.queue import TaskQueue
@@ -133,7 +134,7 @@ def test_cancel_needs_consent(cli: Cli, live: TaskQueue, group: str) -> None:
     assert live.size() == 1
     assert cli.run(group, "cancel", "none", "--yes").code == 4
     ended = cli.run(group, "cancel", "b", "done", "--yes")
-    assert (ended.code, "'done' has ended before" in ended.err, live.size()) == (1, True, 0)
+    assert (ended.code, "'done' has already ended" in ended.err, live.size()) == (1, True, 0)
 
 
 def test_reschedule_moves_a_task_that_waits(cli: Cli, live: TaskQueue) -> None:
@@ -144,7 +145,7 @@ def test_reschedule_moves_a_task_that_waits(cli: Cli, live: TaskQueue) -> None:
     assert cli.json("tasks", "reschedule", "a") == {"task_id": "a", "rescheduled": True}
     claim = claim_one(live)
     done = cli.run("tasks", "reschedule", "a", "--at", "1d")
-    assert (done.code, "runs or has ended" in done.err) == (1, True)
+    assert (done.code, "is running or has ended" in done.err) == (1, True)
     live.finish(claim)
     assert cli.run("tasks", "reschedule", "none").code == 4
 
@@ -241,7 +242,7 @@ def test_named_failed_runs_are_retried_or_discarded(cli: Cli, live: TaskQueue) -
     assert cli.run("failed", "discard", "none", "--yes").code == 4
     waiting = new_ids[0]
     done = cli.run("failed", "discard", waiting, "--yes")
-    assert (done.code, "is not among the failed ones" in done.err) == (1, True)
+    assert (done.code, "is not a failed run" in done.err) == (1, True)
 
 
 def test_one_failed_run_is_retried_without_being_asked_for(cli: Cli, live: TaskQueue) -> None:
@@ -262,7 +263,7 @@ def test_all_failed_runs_that_match_are_counted_tried_and_acted_on(
     assert cli.run("failed", action, "--user", "alice").code == 2
     assert (live.size(), live.inspect().dead) == (0, 3)
     done = cli.ok("failed", action, "--user", "alice", "--yes")
-    assert f"{action}: matched 2, done 2" in done.err
+    assert f"{DONE[action]} 2 runs" in done.err
     assert (live.size(), live.inspect().dead) == (waiting, left)
     for arguments in ((), ("a", "--all"), ("--all", "--user", "alice")):
         assert cli.run("failed", action, *arguments, "--yes").code == 2

@@ -488,7 +488,7 @@ def test_once_while_another_instance_leads_is_no_failure(run: Run, live: TaskSch
     live.tick()
     done = run("scheduler", "--once")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("; observer leads, and fires what is due\n")
+    assert done.stdout.endswith("; observer is the leader and fires what is due\n")
     assert json.loads(run("scheduler", "--once", "--json").stdout)["leader"] == "observer"
     live.stop()
 
@@ -605,7 +605,7 @@ def test_a_password_that_is_wrong_is_a_matter_of_configuration(
         ("scheduler --once --max-overruns 3", "--max-overruns"),
         ("scheduler --once --exit-on-outage", "--exit-on-outage"),
         ("scheduler --log-level loud", "loud"),
-        ("scheduler --url redis://h/0 --embedded x", "not allowed with"),
+        ("scheduler --url redis://h/0 --embedded x", "cannot be used together"),
         ("scheduler --once --embedded /there/is/none", "/there/is/none"),
         ("schedules --limit 0", "--limit must be a whole number from 1"),
         ("schedules --limit 100001", "--limit must be a whole number from 1"),
@@ -817,7 +817,7 @@ def test_a_schedule_that_was_set_aside_is_shown_with_its_reason_on_one_line(
     scheduler.tick()
     _, line, problem = show()[0].splitlines()
     assert re.search(r"\\x1b\[2J no\\ncron  UTC   disabled +-", line)
-    assert problem.startswith("set aside: spoilt: ")
+    assert problem.startswith("cannot run: spoilt: ")
     document = json.loads(show("--json")[0])
     assert document["schedules"][0]["state"] == "disabled"
     assert document["set_aside"][0]["schedule_id"] == "spoilt"
@@ -837,7 +837,9 @@ def test_a_table_is_read_by_pages_and_bounded(
     )
     text, told = show("--limit", "7")
     assert [line.split()[0] for line in text.splitlines()] == ["ID", *names[:7]]
-    assert told.startswith("fairqueue: there are more: raise --limit, give --all, or go on with ")
+    assert told.startswith(
+        "fairqueue: there are more: raise --limit, give --all, or continue with "
+    )
     assert show("--limit", "8")[1] == ""
     text, told = show("--json")
     document = json.loads(text)
