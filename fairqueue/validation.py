@@ -7,7 +7,7 @@ that cannot be secret. For others, such as values in a payload, it shows the pat
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
@@ -108,6 +108,15 @@ def check_text(
         f"{what} must be a string of at most {most} characters without control characters other "
         f"than line breaks and tabs, not {_given(value)}"
     )
+
+
+def check_one_of(
+    value: object, what: str, choices: Collection[str], error: type[InvalidInput] = InvalidInput
+) -> str:
+    """Check a string that must be one of a few."""
+    if isinstance(value, str) and value in choices:
+        return value
+    raise error(f"{what} must be one of {', '.join(choices)}, not {cut(shown(value), 80)}")
 
 
 def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:

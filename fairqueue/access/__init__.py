@@ -1,4 +1,4 @@
-"""Who may do what, who did what, and requests that are answered once."""
+"""Credentials, the audit log, and idempotent requests."""
 
 from fairqueue.access.credentials import (
     AccessStore,

@@ -1,4 +1,4 @@
-"""Keep who did what: an entry is there before the change, and says afterwards how it went."""
+"""The audit log: an entry is written before each change, and completed with its outcome."""
 
 import json
 import math
@@ -13,31 +13,38 @@ from fairqueue.access.credentials import Actor
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import InvalidInput, shown
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Ask, Call, Operation, operation
 from fairqueue.models import UNREADABLE, Page, new_id
-from fairqueue.validation import MAX_ERROR_LENGTH, check_count, check_name, check_tenant
+from fairqueue.validation import (
+    MAX_ERROR_LENGTH,
+    check_count,
+    check_name,
+    check_one_of,
+    check_tenant,
+)
 
 STARTED = "started"
 OUTCOMES = ("done", "failed")
 MAX_LISTED = 1000  # entries on one page
 READ_AT_ONCE = 500  # entries in one answer of Redis
-MAX_WALKED = 10_000  # entries looked at for one page: as many as are kept
-MAX_DETAILS_BYTES = 8 * 1024  # as JSON, of the beginning and of the end each
-LONGEST_TEXT = 500  # characters of one text in the details, and of a target
+MAX_WALKED = 10_000  # entries examined for one page: as many as are stored
+MAX_DETAILS_BYTES = 8 * 1024  # as JSON, for each of `begin` and `end`
+LONGEST_TEXT = 500  # characters of one string in the details, and of a target
 MOST_ITEMS = 100  # of one list or object in the details
 MAX_DEPTH = 8  # levels of details
-LAST_MS = 9_999_999_999_999  # in 2286: entries have 13 digits for their time
-CUT = "… (cut)"  # at the end of what was too long
+LAST_MS = 9_999_999_999_999  # in 2286: the time of an entry has 13 digits
+CUT = "… (cut)"  # marks the end of a text that was too long
 
 _ENTRY_ID = re.compile(r"[0-9]{13}-[0-9]{6}-[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """Something that somebody did.
+    """One action of one actor.
 
-    key_id: of the credential that they came with, where there was one; names may be the same.
-    tenant: of what it was done to, else of who did it. outcome: "done", "failed" (see error), or
-    "started": nobody knows how it went, because whoever did it ended in the middle, or does it now.
+    key_id: the credential that was used, if any; names need not be unique. tenant: that of the
+    target, or else of the actor. outcome: "done", "failed" (see error), or "started": the action is
+    under way, or the process died before it could record the outcome.
     """
 
     entry_id: str
@@ -54,8 +61,8 @@ class AuditEntry:
     error: str | None
 
 
-class _Filter(NamedTuple):
-    """What a listing is of."""
+class _AuditFilter(NamedTuple):
+    """The entries that a listing contains."""
 
     actor: str | None
     action: str | None
@@ -63,13 +70,11 @@ class _Filter(NamedTuple):
     tenant: str | None
 
     def has(self, entry: AuditEntry) -> bool:
-        wanted = (
-            (self.actor, entry.actor),
-            (self.target, entry.target),
-            (self.tenant, entry.tenant),
-        )
-        return all(want is None or want == got for want, got in wanted) and (
-            self.action is None or entry.action.startswith(self.action)
+        return (
+            self.actor in (None, entry.actor)
+            and self.target in (None, entry.target)
+            and self.tenant in (None, entry.tenant)
+            and (self.action is None or entry.action.startswith(self.action))
         )
 
 
@@ -77,8 +82,9 @@ class AuditLog:
     """The audit log of one queue: the newest 10,000 entries."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
 
+    @operation
     def begin(
         self,
         actor: Actor,
@@ -87,12 +93,11 @@ class AuditLog:
         *,
         tenant: str | None = None,
         details: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Write that somebody is about to do something; the id of the entry.
+    ) -> Operation[str]:
+        """Write an entry before the change is made, and return its id.
 
-        It is there before the change is: what happens is never without an entry. `details` that
-        JSON cannot hold, or that are too large, are written as well as can be.
-        Raises InvalidInput for an action that is no name.
+        Details that JSON cannot represent are converted to strings, and large ones are cut. Raises
+        InvalidInput if `action` is not a valid name.
         """
         head = {
             "actor": actor.name,
@@ -104,31 +109,30 @@ class AuditLog:
             "target": _named(target),
             "details": _details(details),
         }
-        entry: bytes = self._link.run("begin_audit", op=new_id(), head=_encode(head))
+        entry: bytes = yield Call("begin_audit", op=new_id(), head=_encode(head))
         return entry.decode()
 
+    @operation
     def end(
         self,
         entry_id: str,
         outcome: str,
         error: str | None = None,
         details: Mapping[str, Any] | None = None,
-    ) -> bool:
-        """Write how it went: "done" or "failed". `details` are added to those of the beginning.
+    ) -> Operation[bool]:
+        """Write the outcome of an entry, "done" or "failed". `details` are added to it.
 
-        False if the entry is no longer kept, or has another end already: the first one stands.
-        Raises InvalidInput for an id or outcome that is none.
+        Return False if the entry is no longer stored, or has another outcome, which stays. Raises
+        InvalidInput for a bad id or outcome.
         """
-        if outcome not in OUTCOMES:
-            raise InvalidInput(f"outcome {shown(outcome):.80} is none of {', '.join(OUTCOMES)}")
-        tail: dict[str, Any] = {"outcome": outcome}
+        tail: dict[str, Any] = {"outcome": check_one_of(outcome, "outcome", OUTCOMES)}
         if error is not None:
             tail["error"] = _text(error, MAX_ERROR_LENGTH)
         if details:
             tail["details"] = _details(details)
-        written = self._link.run("end_audit", entry=_check_id(entry_id), tail=_encode(tail))
-        return bool(written)
+        return bool((yield Call("end_audit", entry=_check_id(entry_id), tail=_encode(tail))))
 
+    @operation
     def entries(
         self,
         *,
@@ -140,30 +144,33 @@ class AuditLog:
         until: datetime | float | None = None,
         limit: int = 100,
         cursor: str | None = None,
-    ) -> Page[AuditEntry]:
-        """A page of entries, newest first.
+    ) -> Operation[Page[AuditEntry]]:
+        """Return a page of entries, newest first.
 
-        `action` is how the action begins: "schedule." are all of schedules. `since` is with that
-        moment, `until` without it. A page may be short although its cursor says that there is more.
-        Raises InvalidInput naming what cannot be used.
+        action: a prefix: "schedule." matches all actions on schedules. since, until: the bounds,
+        `until` not included. A page with a cursor may be short. Raises InvalidInput naming the
+        value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         if tenant is not None:
             check_tenant(tenant, InvalidInput)
-        wanted = _Filter(actor, action, target, tenant)
+        wanted = _AuditFilter(actor, action, target, tenant)
         # Members begin with a digit; ':' is the character after '9'.
         first = "[0" if since is None else f"[{_digits(since, 'since')}"
         ends = [":"] if until is None else [_digits(until, "until")]
         if cursor is not None:
             ends.append(_check_id(cursor, "cursor"))
-        return self._page(wanted, first, min(ends), limit)
+        return (yield from self._page(wanted, first, min(ends), limit))
 
-    def _page(self, wanted: _Filter, first: str, end: str, limit: int) -> Page[AuditEntry]:
+    def _page(
+        self, wanted: _AuditFilter, first: str, end: str, limit: int
+    ) -> Operation[Page[AuditEntry]]:
         found: list[AuditEntry] = []
         last, position = f"({end}".encode(), None
-        size, walked = min(limit + 1, READ_AT_ONCE), 0  # enough where nothing is filtered out
+        size, walked = min(limit + 1, READ_AT_ONCE), 0  # enough if nothing is filtered out
+        key = self.link.keys["audit"]
         while walked < MAX_WALKED:
-            members = self._read(first, last, size)
+            (members,) = yield Ask(("ZREVRANGEBYLEX", key, last, first, "LIMIT", 0, size))
             for i, member in enumerate(members, 1):
                 entry = _entry(member)
                 if entry is None:
@@ -181,16 +188,9 @@ class AuditLog:
             size = READ_AT_ONCE
         return Page(found, position)
 
-    def _read(self, first: str, last: bytes, size: int) -> list[bytes]:
-        key = self._link.keys["audit"]
-        members: list[bytes] = self._link.ask(
-            ("ZREVRANGEBYLEX", key, last, first, "LIMIT", 0, size)
-        )[0]
-        return members
-
 
 def _entry(member: bytes) -> AuditEntry | None:
-    """What a member says; None if somebody has spoilt it."""
+    """Read an entry; None if it is damaged."""
     try:
         id_text, head_text, tail_text = member.split(b"\0")
         entry_id = _check_id(id_text.decode())
@@ -218,8 +218,8 @@ def _entry(member: bytes) -> AuditEntry | None:
 def _check_id(entry_id: object, what: str = "entry_id") -> str:
     if isinstance(entry_id, str) and _ENTRY_ID.fullmatch(entry_id):
         return entry_id
-    hint = "the `cursor` of a page" if what == "cursor" else "what `begin` returned"
-    raise InvalidInput(f"{what} {shown(entry_id):.80} is none: pass {hint}")
+    right = "the `cursor` of a page" if what == "cursor" else "an id that `begin` returned"
+    raise InvalidInput(f"{what} must be {right}, not {shown(entry_id):.80}")
 
 
 def _digits(moment: datetime | float, what: str) -> str:
@@ -230,14 +230,14 @@ def _digits(moment: datetime | float, what: str) -> str:
 
 
 def _details(details: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Details as JSON can hold them. An action must not fail because of what is said about it."""
+    """Return details as JSON can represent them: an action must not fail because of them."""
     try:
         plain: dict[str, Any] = _plain(dict(details or {}), 1)
         text = _encode(plain)
     except Exception as error:
         return {"unwritable": type(error).__name__}
     if len(text.encode()) > MAX_DETAILS_BYTES:
-        return {"cut": _text(text, MAX_DETAILS_BYTES // 5)}  # a character has 4 bytes at most
+        return {"cut": _text(text, MAX_DETAILS_BYTES // 5)}  # a character has at most 4 bytes
     return plain
 
 
@@ -259,13 +259,13 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _named(value: object) -> str:
-    """What an action is about; nobody may have looked at it before, so it may be anything."""
+    """Return the name of a target, which may not have been checked yet, as text."""
     return _text(value if isinstance(value, str) else shown(value))
 
 
 def _text(value: object, most: int = LONGEST_TEXT) -> str:
-    """Anything as text that can be stored, with a mark where it was cut."""
-    # What holds others can have more parts than could ever be written.
+    """Return any value as text that can be stored, cut to size."""
+    # Containers that contain each other can have a repr that never ends.
     text = shown(value) if isinstance(value, list | tuple | dict | set) else str(value)
     if len(text) > most:
         text = text[:most] + CUT

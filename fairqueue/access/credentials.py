@@ -1,7 +1,7 @@
-"""Say who may ask for what: keys, one-time logins and sessions, kept as hashes of their secrets.
+"""API keys, one-time logins and sessions, stored as hashes of their secrets.
 
-A secret is `fq_<id>_<256 random bits>`. Redis has the SHA-256 of it, which is of no use to whoever
-reads it there: against 256 random bits there is nothing that a slow hash would add.
+A secret is `fq_<id>_<256 random bits>`. Redis stores its SHA-256. A slow hash would add nothing:
+256 random bits cannot be guessed.
 """
 
 import hashlib
@@ -19,22 +19,24 @@ from typing import Any
 from fairqueue.clock import from_ms
 from fairqueue.errors import Forbidden, InvalidInput, QueueFull, shown
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Ask, Call, Now, Operation, operation
 from fairqueue.models import UNREADABLE, as_text, new_id
 from fairqueue.validation import (
     check_count,
     check_name,
     check_number,
+    check_one_of,
     check_seconds,
     check_tenant,
 )
 
-ROLES = ("viewer", "operator", "admin")  # each may what those before it may
+ROLES = ("viewer", "operator", "admin")  # each includes the ones before it
 WAYS = ("python", "cli", "rest", "web")
-LOGIN_S = 600.0  # so long a one-time login can be used
+LOGIN_S = 600.0  # lifetime of a one-time login
 SESSION_S = 43_200.0  # 12 hours: a session ends with the working day
-LONGEST_SESSION_S = 2_592_000.0  # 30 days: of a session or a login
+LONGEST_SESSION_S = 2_592_000.0  # 30 days, for sessions and logins
 MAX_LISTED = 1000  # keys in one answer
-MAX_KEYS = 10_000  # of a queue, as lua/lib/credentials.lua has it; another one is refused
+MAX_KEYS = 10_000  # per queue, as in lua/lib/credentials.lua
 CHUNK = 500  # credentials in one command: a millisecond or two of the server's time
 
 _SECRET = re.compile(r"fq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
@@ -44,10 +46,10 @@ _VIA = {"key": "rest", "session": "web"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Somebody who asks for something.
+    """The person or program behind a request.
 
-    role: one of ROLES. tenant: the only one that they see, or None for all. via: "python", "cli",
-    "rest" or "web". key_id: of the key or session that they came with.
+    role: one of ROLES. tenant: the only tenant that they see, or None for all. via: "python",
+    "cli", "rest" or "web". key_id: the id of their key or session.
     """
 
     name: str
@@ -61,23 +63,22 @@ class Actor:
         check_role(self.role)
         if self.tenant is not None:
             check_tenant(self.tenant, InvalidInput)
-        if self.via not in WAYS:
-            raise InvalidInput(f"via {shown(self.via):.80} is none of {', '.join(WAYS)}")
+        check_one_of(self.via, "via", WAYS)
 
     def may(self, role: str) -> bool:
-        """Whether they may do what takes this role. Raises InvalidInput for none of ROLES."""
+        """Return whether their role includes this one. Raises InvalidInput for an unknown role."""
         return ROLES.index(self.role) >= ROLES.index(check_role(role))
 
     def sees(self, tenant: str | None) -> bool:
-        """Whether they may see what belongs to a tenant, or to none (None)."""
+        """Return whether they may see objects of a tenant, or without a tenant (None)."""
         return self.tenant is None or self.tenant == tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInfo:
-    """What is known of a credential; of its secret nothing is.
+    """A credential without its secret.
 
-    kind: "key", "session" or "login". expires_at: None for a key that holds until it is revoked.
+    kind: "key", "session" or "login". expires_at: None for a key that is valid until revoked.
     """
 
     key_id: str
@@ -92,7 +93,7 @@ class KeyInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A credential that was just made: the only time that its secret is known."""
+    """A new credential with its secret, which is not stored anywhere."""
 
     secret: str = field(repr=False)
     info: KeyInfo
@@ -100,7 +101,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Who has come, or None; and for how many seconds they have to wait first (0: come in)."""
+    """Who sent a request, or None; and how many seconds they must wait (0 admits them)."""
 
     actor: Actor | None
     wait: float = 0.0
@@ -113,10 +114,11 @@ class AccessStore:
     """The credentials of one queue."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
 
     # --- keys -------------------------------------------------------------------------------------
 
+    @operation
     def create_key(
         self,
         name: str,
@@ -125,11 +127,11 @@ class AccessStore:
         *,
         expires_in: float | timedelta | None = None,
         by: str,
-    ) -> NewKey:
-        """A key for somebody or something. Its secret is in the answer and nowhere else.
+    ) -> Operation[NewKey]:
+        """Create an API key and return it with its secret, which is not stored.
 
-        Names need not be unique: a key is replaced by one of the same name, then revoked.
-        Raises InvalidInput naming what cannot be used, QueueFull when there are 10,000 keys.
+        Names need not be unique: to replace a key, create another with the same name, then revoke
+        the old one. Raises InvalidInput naming the value, QueueFull if there are 10,000 keys.
         """
         check_name(name, "name of a key", InvalidInput)
         check_role(role)
@@ -138,41 +140,43 @@ class AccessStore:
         check_name(by, "by", InvalidInput)
         if expires_in is not None:
             expires_in = check_seconds(expires_in, "expires_in", least=1.0)
-        return self._add("key", name, role, tenant, by=by, seconds=expires_in)
+        return (yield from self._add("key", name, role, tenant, by=by, seconds=expires_in))
 
-    def keys(self) -> list[KeyInfo]:
-        """The keys that hold, newest first; at most a thousand."""
-        keys = self._link.keys
-        ids = self._link.ask(("ZRANGE", keys["api_keys"], 0, MAX_LISTED - 1, "REV"))[0]
+    @operation
+    def keys(self) -> Operation[list[KeyInfo]]:
+        """Return the valid keys, newest first; at most a thousand."""
+        keys = self.link.keys
+        (ids,) = yield Ask(("ZRANGE", keys["api_keys"], 0, MAX_LISTED - 1, "REV"))
         if not ids:
             return []
-        now = from_ms(self._link.now_ms())
-        texts = self._link.ask(("HMGET", keys["credentials"], *ids))[0]
+        now = from_ms((yield Now()))
+        (texts,) = yield Ask(("HMGET", keys["credentials"], *ids))
         found = (
             _info(id_.decode("utf-8", "replace"), text)
             for id_, text in zip(ids, texts, strict=True)
         )
         return [each for each in found if each and (not each.expires_at or each.expires_at > now)]
 
-    def revoke(self, key_id: str) -> bool:
-        """Take back a key and the sessions that came from it, at once; or one session.
+    @operation
+    def revoke(self, key_id: str) -> Operation[bool]:
+        """Revoke a key with the sessions made from it, or one session. Return whether it existed.
 
-        Whether there was one. Raises InvalidInput for what is no id of a key.
+        Raises InvalidInput if the id does not have the form of a key id.
         """
         if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
-            raise InvalidInput(f"key_id {shown(key_id):.80} is none: 16 hexadecimal digits")
-        found = self._link.run("revoke_credentials", op=new_id(), rest=[key_id])
-        # They hold no longer as it is; a crash in the middle of tidying up opens no door.
-        for ids in self._sessions_of(key_id):
-            self._link.run("revoke_credentials", op=new_id(), rest=ids)
+            raise InvalidInput(f"key_id must be 16 hexadecimal digits, not {shown(key_id):.80}")
+        found = yield Call("revoke_credentials", op=new_id(), rest=[key_id])
+        # The sessions are invalid already, because their key is gone: this only removes records.
+        for ids in (yield from self._sessions_of(key_id)):
+            yield Call("revoke_credentials", op=new_id(), rest=ids)
         return bool(found)
 
-    def _sessions_of(self, key_id: str) -> list[list[bytes]]:
-        """The sessions and logins that came from a key, in parts."""
-        keys = self._link.keys
-        ids = self._link.ask(("ZRANGE", keys["sessions"], 0, -1))[0]
+    def _sessions_of(self, key_id: str) -> Operation[list[list[bytes]]]:
+        """Return the ids of the sessions and logins made from a key, in chunks."""
+        keys = self.link.keys
+        (ids,) = yield Ask(("ZRANGE", keys["sessions"], 0, -1))
         parts = [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]
-        texts = self._link.ask(*(("HMGET", keys["credentials"], *part) for part in parts))
+        texts = yield Ask(*(("HMGET", keys["credentials"], *part) for part in parts))
         mark = f'"parent":"{key_id}"'.encode()
         found = (
             [id_ for id_, text in zip(part, records, strict=True) if mark in (text or b"")]
@@ -182,14 +186,15 @@ class AccessStore:
 
     # --- sessions ---------------------------------------------------------------------------------
 
-    def create_login(self, actor: Actor, *, seconds: float = LOGIN_S) -> str:
-        """A secret that can be turned into a session of this actor, once, within so many seconds.
+    @operation
+    def create_login(self, actor: Actor, *, seconds: float = LOGIN_S) -> Operation[str]:
+        """Return a secret that can be redeemed once for a session of this actor.
 
-        It holds only while the key does that the actor came with, or their session if it came from
-        no key. Raises Forbidden if that is gone, InvalidInput for a bad duration.
+        It is valid for `seconds`, and only while the actor's key is, or their session if it was not
+        made from a key. Raises Forbidden if that has ended, InvalidInput for a bad duration.
         """
         seconds = check_seconds(seconds, "seconds", least=1.0, most=LONGEST_SESSION_S)
-        added = self._add(
+        added = yield from self._add(
             "login",
             actor.name,
             actor.role,
@@ -200,20 +205,21 @@ class AccessStore:
         )
         return added.secret
 
-    def redeem(self, secret: str, *, seconds: float = SESSION_S) -> NewKey | None:
-        """Begin a session with a login, which is used up by that, or with a key, which stays.
+    @operation
+    def redeem(self, secret: str, *, seconds: float = SESSION_S) -> Operation[NewKey | None]:
+        """Begin a session with a login, which is used up, or with a key, which stays valid.
 
-        None if the secret is of neither. Of several who redeem one login at the same time, one
-        gets a session. It ends after so many seconds, or with the key that it came from.
-        Raises InvalidInput for a bad duration, and QueueFull if a key has begun too many: twenty
-        at once, then one a minute.
+        Return None if the secret belongs to neither. If several clients redeem one login, one of
+        them gets a session. The session ends after `seconds`, or with the key it was made from.
+        Raises InvalidInput for a bad duration, and QueueFull if a key begins too many sessions:
+        twenty at once, then one a minute.
         """
         seconds = check_seconds(seconds, "seconds", least=1.0, most=LONGEST_SESSION_S)
         key_id = id_of(secret)
         if key_id is None:
             return None
         new_key_id, new_secret = _new_secret()
-        text = self._link.run(
+        text = yield Call(
             "begin_session",
             op=new_id(),
             id=key_id,
@@ -228,22 +234,23 @@ class AccessStore:
         info = _info(new_key_id, text)
         return None if info is None else NewKey(secret=new_secret, info=info)
 
-    def end(self, secret: str) -> None:
-        """Log out: the session of this secret ends. What is of no session is left alone."""
+    @operation
+    def end(self, secret: str) -> Operation[None]:
+        """Log out: end the session of this secret. A secret of another kind is ignored."""
         key_id = id_of(secret)
         if key_id is not None:
-            self._link.run("end_session", id=key_id, digest=_digest(secret))
+            yield Call("end_session", id=key_id, digest=_digest(secret))
 
-    # --- at the door ------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------
 
-    def admit(self, secret: str, *, rate: float, burst: int) -> Admission:
-        """Who comes with this secret, and whether they may come in now: one round trip.
+    @operation
+    def admit(self, secret: str, *, rate: float, burst: int) -> Operation[Admission]:
+        """Identify the owner of a secret and apply their rate limit, in one round trip.
 
-        Each credential has so many requests a second, and as many as `burst` at once. A wrong
-        secret uses up nothing of its owner's: who knows an id could lock them out otherwise. Nor
-        is it slowed down: 256 bits cannot be guessed. What has not even the form of a secret costs
-        no round trip. A login is not let in; it has to be redeemed. Raises InvalidInput for a rate
-        or burst that is none.
+        Each credential may send `rate` requests a second, and `burst` at once. A wrong secret does
+        not count against its id, or anyone who knows an id could lock its owner out. It is not
+        slowed down either: 256 bits cannot be guessed. A malformed secret costs no round trip. A
+        login is not admitted; it has to be redeemed. Raises InvalidInput for a bad rate or burst.
         """
         check_number(rate, "rate", least=0.001, most=1e6)
         check_count(burst, "burst", least=1, most=1_000_000)
@@ -251,29 +258,30 @@ class AccessStore:
         if key_id is None:
             return NOBODY
         digest = _digest(secret)
-        text, wait_ms = self._link.run(
+        text, wait_ms = yield Call(
             "authenticate", id=key_id, digest=digest, interval_ms=1000 / rate, burst=burst
         )
         actor = _actor(key_id, text, digest)
         return NOBODY if actor is None else Admission(actor=actor, wait=int(wait_ms) / 1000)
 
-    def holding(self, key_ids: Collection[str]) -> set[str]:
-        """Those of these keys and sessions that have neither ended nor been taken back."""
-        found = self._unended(key_ids)
-        parents = self._unended({parent for parent in found.values() if parent is not None})
+    @operation
+    def holding(self, key_ids: Collection[str]) -> Operation[set[str]]:
+        """Return which of these keys and sessions are still valid."""
+        found = yield from self._unended(key_ids)
+        parents = yield from self._unended({each for each in found.values() if each is not None})
         return {key_id for key_id, parent in found.items() if parent is None or parent in parents}
 
-    def _unended(self, key_ids: Collection[str]) -> dict[str, str | None]:
-        """Those that are there and have not ended, each with what it came from, or None.
+    def _unended(self, key_ids: Collection[str]) -> Operation[dict[str, str | None]]:
+        """Return those that exist and have not expired, each with its parent or None.
 
-        As in lua/lib/credentials.lua: a record that somebody has spoilt is none.
+        A damaged record counts as absent, as in lua/lib/credentials.lua.
         """
         ids = list(key_ids)
+        found: dict[str, str | None] = {}
         if not ids:
-            return {}
-        now_ms = self._link.now_ms()
-        texts = self._link.ask(("HMGET", self._link.keys["credentials"], *ids))[0]
-        found = {}
+            return found
+        now_ms = yield Now()
+        (texts,) = yield Ask(("HMGET", self.link.keys["credentials"], *ids))
         for key_id, text in zip(ids, texts, strict=True):
             with suppress(*UNREADABLE):
                 record = json.loads(text or b"")
@@ -281,8 +289,6 @@ class AccessStore:
                 if record.get("ends", math.inf) > now_ms:
                     found[key_id] = parent
         return found
-
-    # --- making one -------------------------------------------------------------------------------
 
     def _add(
         self,
@@ -294,12 +300,12 @@ class AccessStore:
         by: str,
         seconds: float | None,
         source: str = "",
-    ) -> NewKey:
+    ) -> Operation[NewKey]:
         key_id, secret = _new_secret()
         record = {"kind": kind, "name": name, "role": role, "by": by, "hash": _digest(secret)}
         if tenant is not None:
             record["tenant"] = tenant
-        text = self._link.run(
+        text = yield Call(
             "add_credential",
             op=new_id(),
             id=key_id,
@@ -308,30 +314,28 @@ class AccessStore:
             source=source,
         )
         if text == b"full":
-            raise QueueFull(f"there are {MAX_KEYS} keys already: revoke some that nobody needs")
+            raise QueueFull(f"the queue has {MAX_KEYS} keys already: revoke unused ones first")
         if text == b"gone":
-            raise Forbidden(f"the key or session {source!r} that {name!r} came with has ended")
+            raise Forbidden(f"the key or session {source!r} of {name!r} has ended")
         info = _info(key_id, text)
-        if info is None:  # we have just written it
-            raise RuntimeError(f"the record of key {shown(key_id)} cannot be read")
+        if info is None:  # the script has just written it
+            raise RuntimeError(f"the record of key {shown(key_id)} is damaged")
         return NewKey(secret=secret, info=info)
 
 
 def check_role(role: object) -> str:
-    """One of ROLES. Raises InvalidInput naming the value."""
-    if isinstance(role, str) and role in ROLES:
-        return role
-    raise InvalidInput(f"role {shown(role):.80} is none of {', '.join(ROLES)}")
+    """Check one of ROLES. Raises InvalidInput naming the value."""
+    return check_one_of(role, "role", ROLES)
 
 
 def id_of(secret: object) -> str | None:
-    """The id in a secret, which is no secret itself; None for what has not the form of one."""
+    """Return the id in a secret, which is not secret; None for a malformed secret."""
     match = _SECRET.fullmatch(secret) if isinstance(secret, str) else None
     return match[1] if match else None
 
 
 def _new_secret() -> tuple[str, str]:
-    """An id, and a secret with it."""
+    """Return a new id and a secret that contains it."""
     key_id = secrets.token_hex(8)
     return key_id, f"fq_{key_id}_{secrets.token_urlsafe(32)}"
 
@@ -341,7 +345,7 @@ def _digest(secret: str) -> str:
 
 
 def _actor(key_id: str, text: bytes, digest: str) -> Actor | None:
-    """Who a record is of, if it is of this secret and can be read."""
+    """Return the owner in a record, or None if the secret is another or the record is damaged."""
     try:
         record = json.loads(text)
         if not hmac.compare_digest(str(record["hash"]).encode(), digest.encode()):
@@ -358,19 +362,19 @@ def _actor(key_id: str, text: bytes, digest: str) -> Actor | None:
 
 
 def _parent(record: dict[str, Any]) -> str | None:
-    """The id of what a credential came from, if it came from any. Raises ValueError, TypeError."""
+    """Return the id that a credential was made from, or None. Raises ValueError, TypeError."""
     as_text(record["hash"])
     as_text(record["kind"])
     if "parent" not in record:
         return None
     parent = as_text(record["parent"])
     if not _KEY_ID.fullmatch(parent):
-        raise ValueError(f"{parent!r:.80} is no id of a credential")
+        raise ValueError(f"{parent!r:.80} is not the id of a credential")
     return parent
 
 
 def _info(key_id: str, text: bytes | None) -> KeyInfo | None:
-    """What a record says; None if there is none, or somebody has spoilt it."""
+    """Read a record; None if it is absent or damaged."""
     try:
         record = json.loads(text or b"")
         ends = record.get("ends")

@@ -86,10 +86,10 @@ def test_an_actor_of_a_tenant_sees_that_tenant_only() -> None:
     [
         ({"name": ""}, "name of an actor must be .*, not ''"),
         ({"name": "a\nb"}, "name of an actor"),
-        ({"name": "a", "role": "root"}, "role 'root' is none of viewer, operator, admin"),
-        ({"name": "a", "role": None}, "role None"),
+        ({"name": "a", "role": "root"}, "role must be one of viewer, operator, admin, not 'root'"),
+        ({"name": "a", "role": None}, "role must .*not None"),
         ({"name": "a", "tenant": "two words"}, "tenant must .*not 'two words'"),
-        ({"name": "a", "via": "fax"}, "via 'fax'"),
+        ({"name": "a", "via": "fax"}, "via must .*not 'fax'"),
     ],
 )
 def test_an_actor_that_cannot_be_is_refused(fields: dict[str, Any], named: str) -> None:
@@ -98,7 +98,7 @@ def test_an_actor_that_cannot_be_is_refused(fields: dict[str, Any], named: str) 
 
 
 def test_a_role_that_is_none_is_never_allowed() -> None:
-    with pytest.raises(InvalidInput, match="role 'owner'"):
+    with pytest.raises(InvalidInput, match=r"role must .*not 'owner'"):
         Actor(name="a").may("owner")
 
 
@@ -146,7 +146,7 @@ def test_two_keys_differ_in_id_and_secret(store: AccessStore) -> None:
         ({"name": ""}, "name of a key must be .*, not ''"),
         ({"name": "x" * 201}, "name of a key"),
         ({"name": 7}, "name of a key must be .*, not 7"),
-        ({"role": "root"}, "role 'root'"),
+        ({"role": "root"}, "role must .*not 'root'"),
         ({"role": ["admin"]}, "role"),
         ({"tenant": "a/b"}, "tenant must .*not 'a/b'"),
         ({"by": ""}, "by must .*not ''"),
@@ -534,7 +534,7 @@ def test_who_was_let_in_once_makes_no_login_after_their_key_is_revoked(store: Ac
     actor = admit(store, key.secret)
     assert actor is not None
     store.revoke(key.info.key_id)
-    with pytest.raises(Forbidden, match="that 'ci' came with has ended"):
+    with pytest.raises(Forbidden, match="of 'ci' has ended"):
         store.create_login(actor)
 
 

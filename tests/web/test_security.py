@@ -352,7 +352,7 @@ def test_credentials_hold_until_they_end_or_their_key_does(
     clock.advance(11)
     assert store.holding(ids) == ids - {short}
     # As if the caller had died before it revoked the rest.
-    store._link.run("revoke_credentials", op="x", rest=[key.info.key_id])
+    store.link.run("revoke_credentials", op="x", rest=[key.info.key_id])
     assert store.holding(ids) == store.holding([]) == set()
 
 
