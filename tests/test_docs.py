@@ -87,9 +87,15 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings]
+            assert anchor in slugs, f"{page.name}: {target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
