@@ -24,8 +24,8 @@ from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
-from fairqueue.schedules.outcomes import MAX_MOMENTS, list_moments
-from fairqueue.schedules.store import ScheduleStore
+from fairqueue.schedules.outcomes import MAX_MOMENTS
+from fairqueue.schedules.service import Schedules
 from faults.tour import START_S, TERM_S, Tour, Value
 
 ROUNDS, ROUND_S = 4, 61.0  # beyond all leases, terms and delays of the tours
@@ -164,7 +164,8 @@ class _Judge:
         self._clock = clock
         self._journal = journal
         self._tour = tour
-        self._store = ScheduleStore(queue.link)
+        self._schedules = Schedules(queue)
+        self._store = self._schedules.store
         self._verdict = Verdict()
 
     def judge(self, repeat: bool) -> Verdict:
@@ -352,11 +353,9 @@ class _Judge:
 
     def _check_moments(self, schedule_id: str, state: "State") -> None:
         """Each moment was fired, or it is known why not."""
-        link, end = self._queue.link, self._clock.now_ms() / 1000 + 0.001
+        end = self._clock.now_ms() / 1000 + 0.001
         fired = 0
-        for moment in list_moments(
-            link, self._store, schedule_id, START_S - PAST_S, end, MAX_MOMENTS, None
-        ):
+        for moment in self._schedules.moments(schedule_id, START_S - PAST_S, end, MAX_MOMENTS):
             what = f"moment {moment.at.isoformat()} of schedule {schedule_id!r}"
             has_task = moment.task_id in state.records
             if moment.outcome in ("planned", "unplanned", "unknown"):

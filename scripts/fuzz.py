@@ -245,7 +245,9 @@ def _records(data: bytes) -> None:
     from fairqueue.queue.records import task_info as _task_info
     from fairqueue.queue.records import user_settings as _user_settings
     from fairqueue.queue.workers import _info
-    from fairqueue.schedules.store import _problem, _read_state, read_definition
+    from fairqueue.schedules.definition import read_definition
+    from fairqueue.schedules.state import read_state
+    from fairqueue.schedules.store import read_problem
 
     readers: tuple[Callable[[], object], ...] = (
         lambda: Task.from_document("t", data),
@@ -254,8 +256,8 @@ def _records(data: bytes) -> None:
         lambda: _task_info("t", data, data, None),
         lambda: _user_settings(data, 0),
         lambda: _handler_limits(data),
-        lambda: _problem(b"s", data),
-        lambda: _read_state(data),
+        lambda: read_problem(b"s", data),
+        lambda: read_state(data),
         lambda: _info(data, b"1"),
     )
     for read in readers:

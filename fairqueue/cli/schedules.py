@@ -17,7 +17,7 @@ from fairqueue.cli.text import cell, exact_duration, moment_text, printable
 from fairqueue.cli.values import DURATION, FUTURE, PAST, PRIORITY, read_object
 from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
-from fairqueue.inspection.schedules import Schedules
+from fairqueue.inspection.schedules import ScheduleInspector
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.recurrence.frequency import SYMBOLIC
@@ -149,7 +149,7 @@ def next_(
             raise click.UsageError("give a rule or the id of a schedule, not both")
         return _next_of(session, schedule_id, count, after)
     expression = None if rule is None else read_rule(rule)
-    preview = Schedules.preview(
+    preview = ScheduleInspector.preview(
         expression, every=every, at=at, timezone=timezone, count=count, after=after
     )
     if not session.is_table:

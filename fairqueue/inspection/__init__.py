@@ -10,7 +10,7 @@ from fairqueue.access.credentials import Actor
 from fairqueue.inspection.administration import ApiKeys, Audit
 from fairqueue.inspection.context import InspectionContext, Stores
 from fairqueue.inspection.runs import Failed, Runs, Tasks
-from fairqueue.inspection.schedules import Schedules
+from fairqueue.inspection.schedules import ScheduleInspector
 from fairqueue.inspection.system import System, Workers
 from fairqueue.inspection.users import Users
 from fairqueue.queue.queue import TaskQueue
@@ -34,7 +34,7 @@ class Inspector:
         self.actor = actor
         self.stores = stores
         context = InspectionContext(stores, actor)
-        self.schedules = Schedules(context)
+        self.schedules = ScheduleInspector(context)
         self.runs = Runs(context)
         self.failed = Failed(context)
         self.tasks = Tasks(context)

@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
-
-from prometheus_client import CollectorRegistry
 
 from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import AccessStore, Actor
@@ -19,8 +16,8 @@ from fairqueue.inspection.views import LogEntry
 from fairqueue.link.connection import Link
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
-from fairqueue.scheduler.scheduler import TaskScheduler
-from fairqueue.schedules.store import MAX_ID_LENGTH, ScheduleStore, check_id
+from fairqueue.schedules.fields import MAX_ID_LENGTH, check_id
+from fairqueue.schedules.service import Schedules
 from fairqueue.stats.overview import Glance
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import PeopleStore
@@ -36,7 +33,7 @@ class Stores:
         self.queue = queue
         self.link: Link = queue.link
         self.outgoing = Outgoing(queue.link)
-        self.schedules = ScheduleStore(queue.link, self.outgoing.check)
+        self.schedules = Schedules(queue, self.outgoing.check)
         self.history = History(queue)
         self.glance = Glance(queue.link)
         self.people = PeopleStore(queue.link)
@@ -44,11 +41,6 @@ class Stores:
         self.workers = WorkerStore(queue.link)
         self.access = AccessStore(queue.link)
         self.audit = AuditLog(queue.link)
-
-    @cached_property
-    def scheduler(self) -> TaskScheduler:
-        """For what a scheduler offers its users: it is never started, and counts nothing."""
-        return TaskScheduler(self.queue, scheduler_id="inspector", registry=CollectorRegistry())
 
 
 class InspectionContext:
@@ -58,13 +50,9 @@ class InspectionContext:
         self.stores = stores
         self.guard = Guard(actor, stores.audit)
         self.queue, self.link = stores.queue, stores.link
-        self.store, self.history, self.glance = stores.schedules, stores.history, stores.glance
+        self.schedules, self.store = stores.schedules, stores.schedules.store
+        self.history, self.glance = stores.history, stores.glance
         self.people, self.samples, self.workers = stores.people, stores.samples, stores.workers
-
-    @property
-    def scheduler(self) -> TaskScheduler:
-        """The schedules' API. Raises RedisUnavailable when it is made."""
-        return self.stores.scheduler
 
     def now(self) -> datetime:
         """The time of the queue."""

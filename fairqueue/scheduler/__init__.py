@@ -1,10 +1,7 @@
 """Fire schedules when they are due: the loop, its leadership, and the daemon."""
 
-from fairqueue.scheduler.scheduler import (
-    Health,
-    TaskScheduler,
-    TickReport,
-)
+from fairqueue.scheduler.firing import TickReport
+from fairqueue.scheduler.scheduler import Health, TaskScheduler
 
 __all__ = [
     "Health",

@@ -14,12 +14,12 @@ import redis
 from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
 from fairqueue.link.connection import Listener
 from fairqueue.logs import error_line, log_event
+from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.scheduler import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     RENEW_PART,
     TaskScheduler,
-    TickReport,
 )
 from fairqueue.validation import check_count, check_seconds
 

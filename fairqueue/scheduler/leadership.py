@@ -1,34 +1,36 @@
-"""Hold the one leader's term: a random token, owner-checked renewal and resignation."""
+"""Hold the leader's term: a random token, owner-checked renewal and resignation."""
 
 import time
 from dataclasses import dataclass
 
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Call, Operation, operation
 from fairqueue.models import new_id
+from fairqueue.schedules.plan import Plan
 
-# Our own trust ends this much before the term does: of the term, and at most so many seconds.
+# We stop trusting our term this much before it ends: a part of the term, at most so many seconds.
 DISTRUST_PART, DISTRUST_S = 0.2, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueSchedule:
-    """A schedule whose moment has come, as it was read."""
+    """A schedule that is due, as it was read."""
 
     member: bytes
     definition: bytes
-    plan: bytes
+    plan: Plan
 
     @property
     def schedule_id(self) -> str:
-        """Its id; what is no text, which only somebody else can have written, is shown escaped."""
+        """Its id; escaped if it is not valid UTF-8, which no client of ours writes."""
         return self.member.decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one round trip said: who leads, what is due, and when to come again.
+    """What one round trip returned: who leads, what is due, and when the next schedule is.
 
-    `read_at` is when, by this process's monotonic clock, the server's clock came to `now_ms`.
+    `read_at` is the time of this process's monotonic clock when the server's clock was `now_ms`.
     """
 
     is_leader: bool
@@ -43,20 +45,20 @@ class Reading:
 
 
 class Leadership:
-    """One scheduler's part in being the leader.
+    """The leadership of one scheduler.
 
-    It only saves work. Correctness rests on the fence and the comparison in the fire script.
+    It only saves work. Correctness depends on the fence and the comparison in the fire script.
     """
 
     def __init__(self, link: Link, scheduler_id: str, term_s: float) -> None:
-        self._link = link
+        self.link = link
         self._scheduler_id = scheduler_id
         self.term_ms = round(term_s * 1000)
         self._trust_s = term_s - min(DISTRUST_PART * term_s, DISTRUST_S)
         self.token = new_id()
         self._trusted_until: float | None = None
         self._epoch = 0
-        self._holds = False  # a term that was not resigned, nor known to be lost
+        self._holds = False  # a term that was neither resigned nor known to be lost
 
     @property
     def is_leader(self) -> bool:
@@ -64,10 +66,11 @@ class Leadership:
         trusted = self._trusted_until
         return trusted is not None and time.monotonic() < trusted
 
-    def lead(self, limit: int, now_ms: int | None = None) -> Reading:
-        """Become or stay the leader, and read what is due. Raises as Link.run does."""
+    @operation
+    def lead(self, limit: int, now_ms: int | None = None) -> Operation[Reading]:
+        """Become or stay the leader, and read what is due. Raises as a Call does."""
         asked_at = time.monotonic()
-        answer = self._link.run(
+        answer = yield Call(
             "lead",
             now_ms=now_ms,
             token=self.token,
@@ -77,8 +80,8 @@ class Leadership:
         )
         replied_at = time.monotonic()
         is_leader = answer[0] != b"follower"
-        # By the number too: if the reply 'elected' was lost, its repetition says 'leader'. By the
-        # word too: a server that has lost its data counts from the start.
+        # By the number: if the reply 'elected' was lost, its repetition says 'leader'. By the word:
+        # a server that has lost its data counts from the start.
         elected = is_leader and (answer[0] == b"elected" or int(answer[1]) != self._epoch)
         lost = self._holds and (elected or not is_leader)
         if is_leader:
@@ -88,7 +91,7 @@ class Leadership:
             self.lose()
         clock_ms = int(answer[2])
         if now_ms is None:
-            self._link.learn_time(clock_ms)
+            self.link.learn_time(clock_ms)
         return Reading(
             is_leader=is_leader,
             elected=elected,
@@ -98,26 +101,27 @@ class Leadership:
             ends_ms=int(answer[4]),
             next_ms=int(answer[5]) if int(answer[5]) >= 0 else None,
             due=[
-                DueSchedule(member=answer[i], definition=answer[i + 1], plan=answer[i + 2])
+                DueSchedule(member=answer[i], definition=answer[i + 1], plan=Plan(answer[i + 2]))
                 for i in range(6, len(answer), 3)
             ],
             read_at=(asked_at + replied_at) / 2 - int(answer[3]) / 1e6,
         )
 
     def doubt(self) -> None:
-        """Stop leading in our own eyes until Redis has confirmed the term again."""
+        """Stop trusting our term until Redis has confirmed it again."""
         self._trusted_until = None
 
     def lose(self) -> None:
-        """Somebody else leads: a later term of ours needs a token that nobody has seen."""
+        """Note that another scheduler leads. A later term of ours needs a new token."""
         self._trusted_until = None
         self._holds = False
         self.token = new_id()
 
-    def resign(self, timeout: float | None = None) -> bool:
-        """Give the term up, if it is ours; True if it was. Raises as Link.run does."""
+    @operation
+    def resign(self, timeout: float | None = None) -> Operation[bool]:
+        """Give the term up; return whether it was ours. Raises as a Call does."""
         self._trusted_until = None
         self._holds = False
-        answer = self._link.run("resign", op=new_id(), token=self.token, timeout=timeout)
+        answer = yield Call("resign", op=new_id(), token=self.token, timeout=timeout)
         self.token = new_id()
         return bool(answer == b"resigned")

@@ -93,7 +93,7 @@ class ScheduleField:
 
     def check_stored(self, value: Any) -> None:
         """Raise InvalidSchedule for a stored value that cannot be used."""
-        if value is None or value == self.default:
+        if value is None and self.default is None:
             return
         if self.kind in IN_MS:
             check_count(value, self.name, InvalidSchedule, most=LATEST_MS)

@@ -1,13 +1,13 @@
 """Schedules as code: documents that people write and review, compared with what is stored.
 
-A document is a dict of the arguments of add_schedule, with `schedule_id`, and `is_active` if that
-is to be as it says. Durations are seconds; moments are ISO 8601 with an offset.
+A document is a dict of the arguments of add_schedule, with `schedule_id`, and with `is_active` if
+the import should change that. Durations are in seconds; times are ISO 8601 with an offset.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from types import ModuleType
 from typing import Any
 
@@ -19,23 +19,14 @@ from fairqueue.errors import (
     safe_repr,
     shown,
 )
-from fairqueue.link.connection import Link, in_batches
-from fairqueue.schedules.bulk import Filter, walk_ids
-from fairqueue.schedules.store import (
-    ADDED_AT_ONCE,
-    FIELDS,
-    MAX_LISTED,
-    PLANNING,
-    USUAL,
-    Change,
-    ScheduleStore,
-    Stored,
-    check_list,
-    fields_of,
-    past_moment,
-    recurrence_of,
-    user_form,
-)
+from fairqueue.link.connection import in_batches
+from fairqueue.link.operation import Now, Operation, steps
+from fairqueue.schedules.changes import Change
+from fairqueue.schedules.definition import Stored, recurrence_of
+from fairqueue.schedules.fields import FIELDS, OPTIONAL, REPLANNING, STORED, check_patch
+from fairqueue.schedules.search import MAX_LISTED, ScheduleFilter, find_ids
+from fairqueue.schedules.store import ADDED_AT_ONCE, ScheduleStore, check_list, check_new
+from fairqueue.schedules.update import past_time
 from fairqueue.validation import MAX_PAYLOAD_DEPTH
 
 MAX_DOCUMENTS = 100_000  # of one import
@@ -43,9 +34,8 @@ MAX_PROBLEMS = 20  # that one error names
 FORMATS = ("json", "yaml")
 MAX_YAML_DEPTH = 2 * MAX_PAYLOAD_DEPTH  # of a text; each level makes each token take longer
 
-_MOMENTS = ("anchor", "at", "start", "end")
-_KNOWN = ("schedule_id", *FIELDS, "is_active")
-_EMPTY: dict[str, Any] = {"payload": {}, "metadata": {}, **USUAL}
+_KNOWN = ("schedule_id", *STORED, "is_active")
+_EMPTY: dict[str, Any] = {"payload": {}, "metadata": {}, **OPTIONAL}  # left out of documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,51 +53,39 @@ class Diff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether what is stored is as the documents say."""
+        """Whether the stored schedules are as the documents say."""
         return not (self.added or self.changed or self.removed)
 
 
-# --- out ------------------------------------------------------------------------------------------
+# --- export ---------------------------------------------------------------------------------------
 
 
-def export(link: Link, store: ScheduleStore, filter_: Filter) -> list[dict[str, Any]]:
-    """A document for each schedule that matches, ordered by id."""
-    documents: list[dict[str, Any]] = []
-    for ids in walk_ids(link, store, filter_):
-        documents += [_document(stored) for stored in store.stored(ids) if stored is not None]
-    return sorted(documents, key=lambda document: str(document["schedule_id"]))
+def export(store: ScheduleStore, wanted: ScheduleFilter) -> Operation[list[dict[str, Any]]]:
+    """Return a document for each schedule that matches, ordered by id."""
+    found = yield from _stored_by_id(store, (yield from find_ids(store, wanted)))
+    return [_document(found[schedule_id]) for schedule_id in sorted(found)]
 
 
 def _document(stored: Stored) -> dict[str, Any]:
-    fields = fields_of(stored.definition)
+    fields = stored.definition.fields
     document: dict[str, Any] = {"schedule_id": stored.definition.schedule_id}
-    for name in FIELDS:
+    for name in STORED:
         if name not in _EMPTY or fields[name] != _EMPTY[name]:
-            document[name] = _written(name, fields[name])
+            document[name] = FIELDS[name].to_document(fields[name])
     return document | {"is_active": _is_wanted(stored)}
 
 
-def _written(name: str, value: Any) -> Any:
-    """A value as documents have it."""
-    value = user_form(name, value)
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if name == "priority":
-        return int(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _is_wanted(stored: Stored) -> bool:
-    """False if a user has switched it off; one that has ended, or that is broken, is not."""
+    """Return False if a user has paused it; a schedule that has ended, or is broken, is wanted."""
     return stored.is_active or bool(stored.state.get("reason"))
 
 
-# --- in -------------------------------------------------------------------------------------------
+# --- import ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """A document that was read: what it says as it would be stored."""
+    """A document that was read: `fields` are its values as they would be stored."""
 
     number: int
     schedule_id: str
@@ -115,127 +93,136 @@ class _Entry:
     fields: dict[str, Any]
     is_active: bool | None
 
+    @property
+    def place(self) -> str:
+        """Which document it is, for error messages."""
+        return _place(self.number, self.schedule_id)
+
 
 def import_documents(
-    link: Link,
     store: ScheduleStore,
     documents: Iterable[Mapping[str, Any]],
     *,
-    prune: Filter | None,
+    prune: ScheduleFilter | None,
     dry_run: bool,
     change: Change,
-) -> Diff:
-    """Make what is stored as the documents say; see TaskScheduler.import_schedules."""
+) -> Operation[Diff]:
+    """Make the stored schedules as the documents say; see TaskScheduler.import_schedules."""
     entries = _read_all(check_list(documents, "documents"))
     if prune is not None and not entries:
         raise InvalidSchedule(
-            "prune without any document would remove every schedule: use bulk('remove') if that "
-            "is meant"
+            "prune without any document would remove every schedule: use bulk('remove') to do that"
         )
-    before = _stored_by_id(store, [entry.schedule_id for entry in entries])
+    before = yield from _stored_by_id(store, list(entries))
     diff = Diff(dry_run=dry_run)
-    for entry in entries:
-        stored = before.get(entry.schedule_id)
+    for schedule_id, entry in entries.items():
+        stored = before.get(schedule_id)
         if stored is None:
-            diff.added.append(entry.schedule_id)
+            diff.added.append(schedule_id)
         elif changes := _differences(entry, stored):
-            diff.changed[entry.schedule_id] = changes
+            diff.changed[schedule_id] = changes
         else:
-            diff.unchanged.append(entry.schedule_id)
+            diff.unchanged.append(schedule_id)
     if prune is not None:
-        wanted = {entry.schedule_id for entry in entries}
-        found = (each for ids in walk_ids(link, store, prune) for each in ids)
-        diff.removed.extend(sorted(each for each in found if each not in wanted))
-    _check_moments(entries, diff, link.now_ms())
+        found = yield from find_ids(store, prune)
+        diff.removed.extend(sorted(each for each in found if each not in entries))
+    _check_fire_times(entries, diff, (yield Now()))
     _check_tasks(store, entries, diff)
     if not dry_run:
-        _apply(store, entries, diff, change)
+        yield from _apply(store, entries, diff, change)
     return diff
 
 
-def _apply(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff, change: Change) -> None:
-    by_id = {entry.schedule_id: entry for entry in entries}
-    new = [by_id[schedule_id] for schedule_id in diff.added]
+def _apply(
+    store: ScheduleStore, entries: Mapping[str, _Entry], diff: Diff, change: Change
+) -> Operation[None]:
+    new = [entries[schedule_id] for schedule_id in diff.added]
     for added in in_batches(new, ADDED_AT_ONCE, _size):
-        # What is there all the same is unreadable, or was made a moment ago: the document wins.
-        store.add([_made_by(entry, change) for entry in added], "replace")
+        # If one exists all the same, it is unreadable or just made: the document wins.
+        yield from steps(store.add)([_new_spec(entry, change) for entry in added], "replace")
     for schedule_id, changes in diff.changed.items():
-        entry = by_id[schedule_id]
+        entry = entries[schedule_id]
         patch = {
-            name: entry.is_active if name == "is_active" else user_form(name, entry.fields[name])
+            name: entry.is_active
+            if name == "is_active"
+            else FIELDS[name].to_user(entry.fields[name])
             for name in changes
         }
-        store.update(schedule_id, patch, change)
+        yield from steps(store.update)(schedule_id, patch, change)
     for schedule_id in diff.removed:
-        store.remove(schedule_id)
+        yield from steps(store.remove)(schedule_id)
 
 
 def _size(entry: _Entry) -> int:
     return len(json.dumps(entry.fields["payload"]))
 
 
-def _made_by(entry: _Entry, change: Change) -> dict[str, Any]:
+def _new_spec(entry: _Entry, change: Change) -> dict[str, Any]:
     paused = {"is_active": False} if entry.is_active is False else {}
     return {**entry.spec, **paused, "created_by": change.by}
 
 
-def _stored_by_id(store: ScheduleStore, ids: Sequence[str]) -> dict[str, Stored]:
+def _stored_by_id(store: ScheduleStore, ids: Sequence[str]) -> Operation[dict[str, Stored]]:
     found: dict[str, Stored] = {}
     for i in range(0, len(ids), MAX_LISTED):
-        for stored in store.stored(ids[i : i + MAX_LISTED]):
+        for stored in (yield from steps(store.stored)(ids[i : i + MAX_LISTED])):
             if stored is not None:
                 found[stored.definition.schedule_id] = stored
     return found
 
 
 def _differences(entry: _Entry, stored: Stored) -> dict[str, tuple[Any, Any]]:
-    before = fields_of(stored.definition)
-    names = [name for name in FIELDS if name != "anchor" or entry.spec.get("anchor") is not None]
+    before = stored.definition.fields
     changes = {
-        name: (_written(name, before[name]), _written(name, entry.fields[name]))
-        for name in names
-        if before[name] != entry.fields[name]
+        name: (FIELDS[name].to_document(before[name]), FIELDS[name].to_document(after))
+        for name, after in entry.fields.items()
+        if name in before and before[name] != after
     }
+    if entry.spec.get("anchor") is None:
+        changes.pop("anchor", None)
     if entry.is_active is not None and entry.is_active != _is_wanted(stored):
         changes["is_active"] = (_is_wanted(stored), entry.is_active)
     return changes
 
 
-def _check_moments(entries: Sequence[_Entry], diff: Diff, now_ms: int) -> None:
-    """Raises InvalidSchedule for rules that are new and have no moment to come."""
-    new = set(diff.added)
-    for schedule_id, changes in diff.changed.items():
-        if any(name in PLANNING for name in changes) or changes.get("is_active") == (False, True):
-            new.add(schedule_id)
-    problems = [
-        f"{_name(entry.number, entry.schedule_id)}: "
-        + (past_moment(entry.fields, now_ms) or "it has no moment to come")
-        for entry in entries
-        if entry.schedule_id in new
-        and recurrence_of(entry.schedule_id, entry.fields["timezone"], entry.fields).next_ms(now_ms)
-        is None
-    ]
+def _check_fire_times(entries: Mapping[str, _Entry], diff: Diff, now_ms: int) -> None:
+    """Raise InvalidSchedule for new rules that have no fire time to come."""
+    resumed = (False, True)
+    new = set(diff.added) | {
+        schedule_id
+        for schedule_id, changes in diff.changed.items()
+        if any(name in REPLANNING for name in changes) or changes.get("is_active") == resumed
+    }
+    problems = []
+    for schedule_id, entry in entries.items():
+        if schedule_id in new:
+            recurrence = recurrence_of(schedule_id, entry.fields["timezone"], entry.fields)
+            if recurrence.next_ms(now_ms) is None:
+                why = past_time(entry.fields, now_ms) or "it has no fire time to come"
+                problems.append(f"{entry.place}: {why}")
     _raise_all(problems)
 
 
-def _check_tasks(store: ScheduleStore, entries: Sequence[_Entry], diff: Diff) -> None:
-    """Raises InvalidSchedule for new tasks that the store refuses: a dry run tells so, too."""
+def _check_tasks(store: ScheduleStore, entries: Mapping[str, _Entry], diff: Diff) -> None:
+    """Raise InvalidSchedule for new tasks that the store refuses, in a dry run too."""
     new = set(diff.added)
     new |= {each for each, changes in diff.changed.items() if changes.keys() & {"name", "payload"}}
     problems = []
-    for entry in entries:
-        if entry.schedule_id in new:
+    for schedule_id, entry in entries.items():
+        if schedule_id in new:
             try:
-                store.look_at(entry.fields["name"], entry.fields["payload"])
+                store.check_task(entry.fields["name"], entry.fields["payload"])
             except InvalidInput as error:
-                problems.append(f"{_name(entry.number, entry.schedule_id)}: {error}")
+                problems.append(f"{entry.place}: {error}")
     _raise_all(problems)
 
 
-def _read_all(documents: Sequence[Mapping[str, Any]]) -> list[_Entry]:
-    """All documents, checked. Raises InvalidSchedule, which names the bad ones."""
+def _read_all(documents: Sequence[Mapping[str, Any]]) -> dict[str, _Entry]:
+    """Return all documents by id. Raises InvalidSchedule, which names the bad ones."""
     if len(documents) > MAX_DOCUMENTS:
-        raise InvalidSchedule(f"{len(documents)} documents in one call: at most {MAX_DOCUMENTS}")
+        raise InvalidSchedule(
+            f"at most {MAX_DOCUMENTS} documents fit in one call, not {len(documents)}"
+        )
     entries: dict[str, _Entry] = {}
     problems = []
     for number, document in enumerate(documents):
@@ -243,12 +230,12 @@ def _read_all(documents: Sequence[Mapping[str, Any]]) -> list[_Entry]:
             entry = _read(number, document)
             if entry.schedule_id in entries:
                 first = entries[entry.schedule_id].number
-                raise InvalidSchedule(f"{_name(number, entry.schedule_id)}: as document {first}")
+                raise InvalidSchedule(f"{entry.place}: has the id of document {first}")
             entries[entry.schedule_id] = entry
         except InvalidInput as error:
             problems.append(str(error))
     _raise_all(problems)
-    return list(entries.values())
+    return entries
 
 
 def _raise_all(problems: Sequence[str]) -> None:
@@ -257,22 +244,22 @@ def _raise_all(problems: Sequence[str]) -> None:
         raise InvalidSchedule("nothing was stored: " + "; ".join(problems[:MAX_PROBLEMS]) + more)
 
 
-def _name(number: int, schedule_id: object) -> str:
+def _place(number: int, schedule_id: object) -> str:
     return f"document {number} ({shown(schedule_id):.80})"
 
 
 def _read(number: int, document: Mapping[str, Any]) -> _Entry:
     if not isinstance(document, Mapping):
         raise InvalidSchedule(
-            f"document {number} is {safe_repr(document)}: a dict of a schedule is one"
+            f"document {number} must be a dict of a schedule's fields, not {safe_repr(document)}"
         )
     if document.get("schedule_id") is None:
-        raise InvalidSchedule(f"document {number}, field 'schedule_id': a document needs one")
-    place = _name(number, document["schedule_id"])
+        raise InvalidSchedule(f"document {number}, field 'schedule_id': it is missing")
+    place = _place(number, document["schedule_id"])
     spec = {name: _read_field(place, name, value) for name, value in document.items()}
     is_active = spec.pop("is_active", None)
     try:
-        schedule_id, fields = ScheduleStore.check(spec)
+        schedule_id, fields = check_new(spec)
     except InvalidCron as error:
         raise InvalidSchedule(f"{place}, field 'cron_expr': {error}") from None
     except InvalidInput as error:
@@ -283,36 +270,32 @@ def _read(number: int, document: Mapping[str, Any]) -> _Entry:
 
 
 def _read_field(place: str, name: object, value: Any) -> Any:
-    """A value as `add_schedule` takes it. Raises InvalidSchedule, which names the field."""
+    """Return a value as `add_schedule` takes it. Raises InvalidSchedule, which names the field."""
     if name not in _KNOWN:
-        raise InvalidSchedule(f"{place}, field {shown(name):.60}: known are {', '.join(_KNOWN)}")
+        raise InvalidSchedule(
+            f"{place}, field {shown(name):.60}: unknown; known fields: {', '.join(_KNOWN)}"
+        )
     try:
-        value = _spoken(str(name), value)
+        value = _from_yaml(str(name), value)
         if name != "schedule_id":
-            ScheduleStore.check_changes({str(name): value})
+            check_patch({str(name): value})
     except InvalidInput as error:
         raise InvalidSchedule(f"{place}, field {shown(name)}: {error}") from None
     return value
 
 
-def _spoken(name: str, value: Any) -> Any:
-    """What a text means: a moment, and what YAML makes of dates and of hours."""
-    if name in _MOMENTS and isinstance(value, str):
-        try:
-            return datetime.fromisoformat(value)
-        except ValueError:
-            raise InvalidSchedule(
-                f"{shown(value):.60} is no moment: such as '2026-03-05T09:00:00+00:00'"
-            ) from None
-    if name == "exclude" and isinstance(value, list):
+def _from_yaml(name: str, value: Any) -> Any:
+    """Undo what YAML makes of dates and of times of day."""
+    kind = FIELDS[name].kind if name in FIELDS else ""
+    if kind == "dates" and isinstance(value, list):
         return [each.isoformat() if type(each) is date else each for each in value]
-    if name == "windows" and isinstance(value, list):
+    if kind == "windows" and isinstance(value, list):
         return [_window(each) for each in value]
     return value
 
 
 def _window(value: Any) -> Any:
-    """A window whose hours YAML may have taken for numbers: it reads 17:30 as 17 * 60 + 30."""
+    """Return a window whose hours YAML may have read as numbers: 17:30 as 17 * 60 + 30."""
     if not isinstance(value, Mapping):
         return value
     hours = {
@@ -327,10 +310,10 @@ def _window(value: Any) -> Any:
 
 
 def dump_schedules(documents: Sequence[Mapping[str, Any]], format: str = "json") -> str:
-    """Documents as text, JSON or YAML, for a file under version control.
+    """Return documents as text, JSON or YAML, for a file under version control.
 
-    Raises InvalidSchedule for another format, ConfigurationError where PyYAML, of the extra `cli`,
-    is not installed.
+    Raises InvalidSchedule for another format, and ConfigurationError if PyYAML (extra `cli`) is not
+    installed.
     """
     plain = [dict(document) for document in documents]
     if _check_format(format) == "json":
@@ -339,19 +322,19 @@ def dump_schedules(documents: Sequence[Mapping[str, Any]], format: str = "json")
 
 
 def load_schedules(text: str, format: str = "json") -> list[dict[str, Any]]:
-    """The documents in a text, JSON or YAML, as `import_schedules` takes them.
+    """Return the documents in a text, JSON or YAML, as `import_schedules` takes them.
 
-    Raises InvalidSchedule, which says where a text cannot be read, and as `dump_schedules`.
+    Raises InvalidSchedule, which says where the text cannot be read, and as `dump_schedules`.
     """
     loaded = _load_json(text) if _check_format(format) == "json" else _load_yaml(text)
     if not isinstance(loaded, list):
-        raise InvalidSchedule(f"the text holds {safe_repr(loaded)}: a list of schedules is needed")
+        raise InvalidSchedule(f"the text must hold a list of schedules, not {safe_repr(loaded)}")
     return loaded
 
 
 def _check_format(format: object) -> str:
     if format not in FORMATS:
-        raise InvalidSchedule(f"format {shown(format)} is none of {', '.join(FORMATS)}")
+        raise InvalidSchedule(f"format must be one of {', '.join(FORMATS)}, not {shown(format)}")
     return str(format)
 
 
@@ -359,7 +342,7 @@ def _load_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidSchedule(f"the text is no JSON: {error}") from None
+        raise InvalidSchedule(f"the text is not JSON: {error}") from None
 
 
 def _load_yaml(text: str) -> Any:
@@ -370,17 +353,17 @@ def _load_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidSchedule):
             raise
-        raise InvalidSchedule(f"the text is no YAML: {error}") from None
+        raise InvalidSchedule(f"the text is not YAML: {error}") from None
 
 
 def _check_tokens(yaml: ModuleType, text: str) -> None:
-    """Look for what a few lines can bring PyYAML to its knees with, before it reads them."""
+    """Refuse what would take PyYAML more time or memory than there is, before it is parsed."""
     blocks = (yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken)
     begins = (*blocks, yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken)
     ends = (yaml.BlockEndToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
     depth = 0
     for token in yaml.scan(text):
-        # References to references can stand for more than fits into memory.
+        # Aliases of aliases can stand for more than fits into memory.
         if isinstance(token, yaml.AliasToken):
             raise InvalidSchedule("the text has a YAML alias (*name): write the value out")
         depth += isinstance(token, begins) - isinstance(token, ends)

@@ -1,18 +1,17 @@
-"""Decide what a schedule fires at a moment, and when it acts next: plain functions of the time."""
+"""Decide what a schedule fires, and when it acts next: plain functions of the time."""
 
 from dataclasses import dataclass, replace
 
 from fairqueue.recurrence.jitter import jitter_ms
 from fairqueue.recurrence.kinds import Recurrence
 
-MISSED_CAP = 1000  # missed moments are counted up to this many at once
-MISFIRE_GRACE_MS = 60_000  # with misfire="skip", a moment that is no later than this is still fired
-MISFIRES = ("fire_once", "skip", "fire_all")
+MISSED_CAP = 1000  # missed fire times are counted up to this many at once
+MISFIRE_GRACE_MS = 60_000  # with misfire="skip", a run that is at most this late is still fired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What decides besides the moments themselves; times in ms."""
+    """The fire times of a schedule and its policies; times in ms."""
 
     schedule_id: str
     recurrence: Recurrence
@@ -24,10 +23,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is to be done now.
+    """What to do now.
 
-    moment_ms: the moment to fire, or None. next_ms, due_ms: the next moment and when to act on it,
-    or None when there is none. missed: how many moments are given up, with `note` for the record.
+    moment_ms: the fire time to fire, or None. next_ms, due_ms: the next fire time and when to act
+    on it, None if there is none. missed: how many fire times are given up; `note` records them.
     """
 
     moment_ms: int | None
@@ -38,7 +37,7 @@ class Step:
 
 
 def due_ms(rules: Rules, moment_ms: int) -> int:
-    """When to act on a moment: at once, or a little later by its jitter."""
+    """Return when to act on a fire time: at once, or a little later by its jitter."""
     if not rules.jitter_ms:
         return moment_ms
     following = rules.recurrence.next_ms(moment_ms)
@@ -46,12 +45,12 @@ def due_ms(rules: Rules, moment_ms: int) -> int:
 
 
 def stretch(first_ms: int, last_ms: int, count: int, reason: str) -> str:
-    """Moments with one fate, as they are noted; see lua/lib/moments.lua."""
+    """Return the note of fire times with one outcome; see lua/lib/moments.lua."""
     return f"{last_ms:013d}\0{first_ms:013d}\0{count}\0{reason}"
 
 
 def plan(rules: Rules, nominal_ms: int, now_ms: int) -> Step:
-    """What to fire when the planned moment has come, or has passed unseen."""
+    """Return what to fire when the planned time has come, or has passed unnoticed."""
     next_ms = rules.recurrence.next_ms(nominal_ms)
     if rules.misfire == "fire_once" and (next_ms is None or next_ms > now_ms):
         return _step(rules, nominal_ms, next_ms)  # as almost all are
@@ -66,19 +65,19 @@ def plan(rules: Rules, nominal_ms: int, now_ms: int) -> Step:
 
 
 def _last_come_ms(rules: Rules, nominal_ms: int, now_ms: int) -> int:
-    """The latest moment whose time to act has come; the planned one at least."""
+    """Return the latest fire time to act on by now; at least the planned one."""
     last_ms = rules.recurrence.latest_ms(now_ms)
     if last_ms is not None and last_ms > nominal_ms and due_ms(rules, last_ms) > now_ms:
-        # Its jitter is not over. That of the one before is: it never passes the next moment.
+        # Its jitter is not over. That of the one before is: it never passes the next fire time.
         last_ms = rules.recurrence.previous_ms(last_ms)
     return nominal_ms if last_ms is None else max(nominal_ms, last_ms)
 
 
 def _first_caught_up_ms(rules: Rules, nominal_ms: int, last_ms: int, now_ms: int) -> int | None:
-    """The oldest moment that is to be caught up; the others follow, one by one.
+    """Return the oldest fire time to catch up on; the others follow, one by one.
 
-    Given up are those before the window, and the oldest beyond the most that are caught up. One
-    that is no later than the grace is on time, whatever the window.
+    Those before the window are given up, and the oldest beyond max_catch_up. One that is no later
+    than the grace is on time, whatever the window.
     """
     recurrence = rules.recurrence
     window_ms = now_ms - max(rules.catch_up_ms, MISFIRE_GRACE_MS)
@@ -102,13 +101,13 @@ def _step(rules: Rules, moment_ms: int | None, next_ms: int | None) -> Step:
 def _fire_from(
     rules: Rules, nominal_ms: int, last_ms: int, moment_ms: int | None, reason: str
 ) -> Step:
-    """Fire a moment, and give up those from the planned one until before it; None: all of them."""
+    """Fire `moment_ms`, and give up those from the planned one until before it; None: all."""
     recurrence = rules.recurrence
     step = _step(rules, moment_ms, recurrence.next_ms(last_ms if moment_ms is None else moment_ms))
     if moment_ms == nominal_ms:
         return step
     if moment_ms is not None:
         last_ms = max(nominal_ms, recurrence.previous_ms(moment_ms) or nominal_ms)
-    # The planned one itself may be none of the rule's: a user can set next_run.
+    # The planned time may not be one of the rule's: a user can set next_run.
     missed = 1 + recurrence.count(nominal_ms + 1, last_ms + 1, MISSED_CAP - 1)
     return replace(step, missed=missed, note=stretch(nominal_ms, last_ms, missed, reason))

@@ -179,7 +179,7 @@ def test_next_needs_no_redis_for_a_rule() -> None:
         after = ("--after", "2026-03-05", "--count", "1")
         (run,) = nowhere.ok("schedules", "next", text, *after).lines
         assert run == "2026-03-05 02:10:00+00:00  2026-03-05 02:10:00 UTC"
-    assert "no run after" in nowhere.ok("schedules", "next", "--at", "-1d").err
+    assert "no runs after" in nowhere.ok("schedules", "next", "--at", "-1d").err
     assert nowhere.run("schedules", "next").code == 2
     assert nowhere.run("schedules", "next", "99 9 * * *").code == 2
     assert nowhere.run("schedules", "next", "some-id").code == 3

@@ -18,7 +18,8 @@ from fairqueue.link.keys import Keys
 from fairqueue.models import Claim, ScheduledTask
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
-from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
+from fairqueue.scheduler.firing import TickReport
+from fairqueue.scheduler.scheduler import TaskScheduler
 from helpers import schedules, tasks, waiting
 from helpers import state as stored
 from helpers.state import State

@@ -15,7 +15,7 @@ from fairqueue.inspection.documents import document
 from fairqueue.inspection.views import DayCount, Outcome, Preview, ScheduleView
 from fairqueue.models import Page, ScheduledTask, Task
 from fairqueue.queue.reports import LogLine
-from fairqueue.schedules.bulk import ScheduleChange
+from fairqueue.schedules.changes import ScheduleChange
 from fairqueue.schedules.import_export import Diff
 from fairqueue.validation import Priority
 from fairqueue.web.api.response_models import shape

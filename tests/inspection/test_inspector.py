@@ -30,6 +30,7 @@ from fairqueue.inspection.system import OLD_WAIT_S
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import LogLine, Report
 from fairqueue.queue.workers import GONE_AFTER_S
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.overview import Glance
 
 ADMIN = Actor(name="ann")
@@ -146,7 +147,7 @@ def test_a_run_changes_the_etag_but_does_not_make_it_stale(
     add(inspector)
     etag = inspector.schedules.get("nine").etag
     clock.set(at(5, 9))
-    assert inspector.stores.scheduler.tick().fired == 1
+    assert TaskScheduler(inspector.queue).tick().fired == 1
 
     assert inspector.schedules.get("nine").etag != etag
     inspector.schedules.update("nine", {"timezone": "Asia/Tokyo"}, if_match=etag)
@@ -207,7 +208,7 @@ def test_a_long_payload_that_was_changed_is_not_shown_in_parts(inspector: Inspec
 
 
 def test_what_a_bulk_action_selects_by_it_cannot_change(inspector: Inspector) -> None:
-    with pytest.raises(InvalidSchedule, match="user_id cannot be changed of many"):
+    with pytest.raises(InvalidSchedule, match="user_id cannot be changed for many"):
         inspector.schedules.bulk("update", changes={"user_id": "bob"})
 
 
@@ -490,7 +491,7 @@ def test_an_unknown_user_is_unknown(inspector: Inspector) -> None:
 def test_what_an_actor_of_a_tenant_makes_belongs_to_it(north: Inspector, world: World) -> None:
     add(north, user_id="nils")
     world.clock.set(at(5, 9))
-    north.stores.scheduler.tick()
+    TaskScheduler(north.queue).tick()
     world.queue.finish(world.claim_one())
 
     (run,) = north.runs.list()
@@ -792,7 +793,7 @@ def test_a_queue_whose_redis_is_gone_is_not_ready() -> None:
 
 def test_a_queue_is_ready_when_somebody_leads(furnished: Inspector) -> None:
     assert furnished.system.ready() == ["leader: none"]
-    furnished.stores.scheduler.tick()
+    TaskScheduler(furnished.queue).tick()
     assert furnished.system.ready() == []
 
 

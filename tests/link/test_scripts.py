@@ -31,8 +31,8 @@ from fairqueue.models import DIGESTED_BYTES, QueueSettings
 from fairqueue.outcomes import LETTERS, NEVER_RAN, OUTCOMES, STATUS_OF_STATE, ended_status
 from fairqueue.queue.claim import LONGEST_WAIT_S
 from fairqueue.queue.settings import MOST_SLOTS
+from fairqueue.schedules.changes import CHANGES_LISTED
 from fairqueue.schedules.outcomes import NOTES_KEPT
-from fairqueue.schedules.store import CHANGES_LISTED
 from fairqueue.stats.samples import COARSE_MS, FINE_MS
 from fairqueue.stats.users import AFTER_THE_LAST_MS
 from fairqueue.validation import Priority

@@ -37,8 +37,9 @@ from fairqueue.metrics.processes import Tally
 from fairqueue.models import Claim, status_head, task_document
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.leadership import Reading
-from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.validation import Priority
 from fairqueue.web import WebServer
 from fairqueue.web.auth import SESSION_COOKIE, _is_same_origin

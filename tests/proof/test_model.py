@@ -55,8 +55,9 @@ from fairqueue.link.operation import Call
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.leadership import Reading
-from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 EXAMPLES = os.environ.get("FAIRQUEUE_MODEL_EXAMPLES")
 SAME = os.environ.get("FAIRQUEUE_MODEL_SAME", "0" if EXAMPLES else "1") != "0"

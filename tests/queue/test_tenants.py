@@ -24,7 +24,7 @@ from fairqueue.history.runs import ENDED, History
 from fairqueue.models import Page, ScheduledTask, Task, UserSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
-from fairqueue.schedules.bulk import Filter
+from fairqueue.schedules.search import ScheduleFilter
 from fairqueue.worker.context import RunningTask, TaskContext
 from fairqueue.worker.worker import Worker
 
@@ -402,7 +402,7 @@ def all_pages(read: Callable[..., Page[ScheduledTask]], **filters: Any) -> list[
 def test_schedules_of_a_tenant_are_those_that_the_filters_leave(
     scheduler: TaskScheduler, many_schedules: list[ScheduledTask], filters: dict[str, Any]
 ) -> None:
-    wanted = Filter(**filters)
+    wanted = ScheduleFilter(**filters)
     expected = [
         task.schedule_id
         for task in many_schedules
@@ -418,9 +418,9 @@ def test_a_cursor_does_not_lead_to_another_tenant(
 ) -> None:
     cursor = scheduler.list_schedules(tenant="acme2", limit=1).cursor
     assert cursor is not None
-    with pytest.raises(InvalidSchedule, match="another listing"):
+    with pytest.raises(InvalidSchedule, match="not valid for this listing"):
         scheduler.list_schedules(cursor=cursor, tenant="acme")
-    with pytest.raises(InvalidSchedule, match="another listing"):
+    with pytest.raises(InvalidSchedule, match="not valid for this listing"):
         scheduler.list_schedules(cursor=cursor, tenant="acme2", user_id="bob")
 
 
@@ -450,7 +450,7 @@ def test_ids_that_are_none_are_refused_before_anything_is_done(world: World, ids
 def test_a_bulk_operation_finds_names_by_their_parts(
     scheduler: TaskScheduler, many_schedules: list[ScheduledTask], filters: dict[str, Any]
 ) -> None:
-    matching = [task for task in many_schedules if Filter(**filters).matches(task)]
+    matching = [task for task in many_schedules if ScheduleFilter(**filters).matches(task)]
     assert scheduler.bulk("trigger", **filters).matched == len(matching) > 0
 
 

@@ -45,7 +45,8 @@ from fairqueue.scheduler.daemon import (
     run_once,
     term_for,
 )
-from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
+from fairqueue.scheduler.firing import TickReport
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEADLINE = 60  # seconds until a process must have done what it was asked for

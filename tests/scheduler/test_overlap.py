@@ -15,7 +15,8 @@ from fairqueue.errors import BrokenRecord, InvalidSchedule
 from fairqueue.link.operation import Call
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.scheduler.scheduler import TaskScheduler, TickReport
+from fairqueue.scheduler.firing import TickReport
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 POLICIES = ("allow", "skip", "buffer_one", "cancel_previous")
 LEASE_S = 1000.0

@@ -37,6 +37,7 @@ from fairqueue.link.scripts import load_script
 from fairqueue.models import status_head, task_document
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.scheduler import firing
 from fairqueue.scheduler.scheduler import READ_LIMIT, TaskScheduler
 from fairqueue.schedules.planning import MISSED_CAP
 from fairqueue.validation import Priority
@@ -199,7 +200,7 @@ def test_the_last_moment_of_all_fires_and_then_the_schedule_is_disabled(world: W
         schedule = get(scheduler, "last")
         assert (schedule.is_active, schedule.next_run) == (False, None)
         assert (schedule.last_run, schedule.run_count) == (moment, 1)
-        assert schedule.disabled_reason == "cron_expr '0 0 1 1 *' has no next moment"
+        assert schedule.disabled_reason == "cron_expr '0 0 1 1 *' has no next fire time"
         assert [p.schedule_id for p in scheduler.problems()] == ["last"]
         assert world.stats()["set_aside_cron"] == 1
         assert sample(world, "errors_total", type="cron") == 1
@@ -402,14 +403,14 @@ def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(
 ) -> None:
     world.add("bad")
     world.add("good")
-    plan = world.scheduler._plan
+    plan = firing.plan_fire
 
     def explode(due: Any, now_ms: int) -> Any:
         if due.schedule_id == "bad":
             raise ZeroDivisionError("boom")
         return plan(due, now_ms)
 
-    monkeypatch.setattr(world.scheduler, "_plan", explode)
+    monkeypatch.setattr(firing, "plan_fire", explode)
     report = world.tick_at(at(5, 9))
     assert (report.fired, report.set_aside) == (1, 1)
     assert "ZeroDivisionError: boom" in (world.schedule("bad").disabled_reason or "")

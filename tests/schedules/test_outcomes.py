@@ -68,5 +68,5 @@ def test_a_note_whose_count_cannot_be_read_is_still_one(world: World) -> None:
 @pytest.mark.parametrize("cursor", ["\u00b2", "9" * 400, "9" * 5000])
 def test_a_cursor_that_is_no_moment_is_named(scheduler: TaskScheduler, cursor: str) -> None:
     add(scheduler)
-    with pytest.raises(InvalidSchedule, match="is none: pass the `cursor` of a page"):
+    with pytest.raises(InvalidSchedule, match="is not valid: pass the `cursor` of a page"):
         scheduler.moments("nine", at(5, 8), at(6, 8), cursor=cursor)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairqueue.recurrence.kinds import compile_form
+from fairqueue.schedules.fields import FIELDS
 from fairqueue.schedules.planning import (
     MISFIRE_GRACE_MS,
-    MISFIRES,
     MISSED_CAP,
     Rules,
     Step,
@@ -21,6 +21,7 @@ from fairqueue.schedules.planning import (
     stretch,
 )
 
+MISFIRES = list(FIELDS["misfire"].choices)
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 NINE = ms(datetime(2026, 3, 5, 9, tzinfo=UTC))
 HOURLY: dict[str, Any] = {"cron": "0 * * * *"}

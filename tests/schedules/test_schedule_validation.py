@@ -14,7 +14,7 @@ from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
 from fairqueue.errors import FairQueueError, InvalidCron, InvalidSchedule
 from fairqueue.inspection import Inspector
-from fairqueue.inspection.schedules import Schedules
+from fairqueue.inspection.schedules import ScheduleInspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.recurrence.frequency import as_cron, every
 from fairqueue.recurrence.moments import between, describe, matches, next_run, preview, previous_run
@@ -64,7 +64,7 @@ def test_all_that_tells_of_a_rule_takes_what_add_schedule_takes(
     assert [run.utc for run in preview(rule, 1, THURSDAY)] == [moment]
     assert matches(rule, moment)
     assert describe(rule) == describe(as_cron(rule))
-    assert Schedules.preview(rule, after=THURSDAY, count=1).runs == [moment]
+    assert ScheduleInspector.preview(rule, after=THURSDAY, count=1).runs == [moment]
 
 
 @pytest.mark.parametrize("when", ["2026-03-05T10:00:00+01:00", at(5, 9), "2026-03-05T09:00:00Z"])
@@ -72,7 +72,7 @@ def test_a_single_moment_may_be_a_text(scheduler: TaskScheduler, when: Any) -> N
     add(scheduler, cron_expr=None, at=when)
     assert get(scheduler, "nine").at == at(5, 9)
     assert next_run({"at": when}, None, THURSDAY) == at(5, 9)
-    assert Schedules.preview(at=when, after=THURSDAY).runs == [at(5, 9)]
+    assert ScheduleInspector.preview(at=when, after=THURSDAY).runs == [at(5, 9)]
 
 
 def test_a_moment_in_milliseconds_is_what_a_stored_form_has() -> None:
@@ -116,7 +116,7 @@ def test_a_window_that_limits_nothing_is_refused(scheduler: TaskScheduler) -> No
     with pytest.raises(InvalidSchedule, match=r"windows\[0\] \{\} limits nothing"):
         next_run({"cron": "0 9 * * *", "limits": {"windows": [{}]}}, None, THURSDAY)
     with pytest.raises(InvalidSchedule, match=r"windows\[0\] \{\} limits nothing"):
-        Schedules.preview("0 9 * * *", windows=[{}])
+        ScheduleInspector.preview("0 9 * * *", windows=[{}])
 
 
 def test_a_schedule_that_was_stored_with_such_a_window_still_fires(world: World) -> None:

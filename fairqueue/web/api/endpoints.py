@@ -28,9 +28,10 @@ from fairqueue.models import (
 )
 from fairqueue.queue.workers import WorkerInfo
 from fairqueue.schedules.backfill import Backfill
-from fairqueue.schedules.bulk import BulkResult, ScheduleChange
+from fairqueue.schedules.bulk import BulkResult
+from fairqueue.schedules.changes import ScheduleChange
 from fairqueue.schedules.import_export import Diff
-from fairqueue.schedules.outcomes import Moment
+from fairqueue.schedules.outcomes import FireTime
 from fairqueue.stats.samples import Series
 from fairqueue.stats.users import FairnessView, ShareSeries, UserInfo
 from fairqueue.web.api import jobs, runs, system
@@ -188,7 +189,7 @@ _JOBS = (
     _row("GET", f"{_JOB}/runs", jobs.list_job_runs, VIEWER, OBJECT, RUN_PAGE,
          query=m.JobRunQuery),
     _row("GET", f"{_JOB}/moments", jobs.list_job_moments, VIEWER, OBJECT,
-         page(shape(Moment), "MomentPage"), query=m.MomentQuery),
+         page(shape(FireTime, "Moment"), "MomentPage"), query=m.MomentQuery),
     _row("GET", f"{_JOB}/changes", jobs.list_job_changes, VIEWER, OBJECT,
          page(shape(ScheduleChange), "ChangePage"), query=m.ChangeQuery),
     _row("GET", f"{_JOB}/logs", jobs.list_job_logs, VIEWER, OBJECT, whole(LogEntry, "LogEntries"),

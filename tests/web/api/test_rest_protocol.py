@@ -12,7 +12,7 @@ from helpers.waiting import in_thread
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from fairqueue.inspection.schedules import Schedules
+from fairqueue.inspection.schedules import ScheduleInspector
 from fairqueue.web.api import openapi_document
 from fairqueue.web.api.endpoint import PREFIX
 
@@ -87,7 +87,7 @@ def test_what_may_go_better_the_next_time_is_not_kept(api: Api, admin: Client) -
 
 def test_a_mistake_of_ours_is_not_kept(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.delattr(Schedules, "trigger")
+        patch.delattr(ScheduleInspector, "trigger")
         admin.refused(500, "POST", f"{JOB}/run", headers=ONCE)
     assert admin.send("POST", f"{JOB}/run", headers=ONCE).status_code == 201
 
@@ -96,14 +96,14 @@ def test_a_request_whose_twin_is_being_done_is_to_be_sent_again(
     api: Api, admin: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    trigger = Schedules.trigger
+    trigger = ScheduleInspector.trigger
 
-    def slow(self: Schedules, schedule_id: str, **options: Any) -> str:
+    def slow(self: ScheduleInspector, schedule_id: str, **options: Any) -> str:
         begun.set()
         assert go_on.wait(30)
         return trigger(self, schedule_id, **options)
 
-    monkeypatch.setattr(Schedules, "trigger", slow)
+    monkeypatch.setattr(ScheduleInspector, "trigger", slow)
     first = in_thread(lambda: admin.send("POST", f"{JOB}/run", headers=ONCE))
     assert begun.wait(30)
     twin = admin.send("POST", f"{JOB}/run", headers=ONCE)

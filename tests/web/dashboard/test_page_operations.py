@@ -23,6 +23,7 @@ from fairqueue.inspection.views import RedisInfo
 from fairqueue.models import QueueSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web.dashboard.pages.settings import MEANINGS, rows
 from fairqueue.web.dashboard.pages.workers import judge
 
@@ -105,7 +106,7 @@ def test_schedules_without_a_leader_are_an_alarm(
     site = web()
 
     before = words(get(site, "/workers"))
-    inspector.stores.scheduler.tick()
+    TaskScheduler(inspector.queue).tick()
     leads = words(get(site, "/workers"))
     clock.advance(3600)
     over = words(get(site, "/workers"))
@@ -124,7 +125,7 @@ def test_schedules_that_were_set_aside_are_named(
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
     tamper(world.redis, inspector.queue, "nine", cron_expr="nonsense")
     world.advance(3600)
-    inspector.stores.scheduler.tick()
+    TaskScheduler(inspector.queue).tick()
 
     text = get(web(), "/workers")
 

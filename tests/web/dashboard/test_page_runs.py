@@ -348,7 +348,7 @@ def test_a_failed_run_is_told_with_its_attempts(web: Web, world: World) -> None:
         schedule_id="nine", cron_expr="0 9 * * *", user_id="alice", name="report"
     )
     world.clock.set(START + timedelta(hours=1))
-    assert world.inspector.stores.scheduler.tick().fired == 1
+    assert world.scheduler.tick().fired == 1
     world.advance(3)
     claim = world.claim_one(worker="worker-1")
     world.advance(5)

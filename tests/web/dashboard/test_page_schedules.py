@@ -693,7 +693,7 @@ def test_an_edit_changes_what_was_changed_and_nothing_else(web: Web, world: Worl
     assert said(answer) == "Saved nine."
     task = world.inspector.schedules.get("nine").schedule
     assert (task.name, task.timeout, task.next_run) == ("other", None, planned)
-    (stored,) = world.inspector.stores.schedules.read(["nine"])
+    (stored,) = world.inspector.stores.schedules.store.read(["nine"])
     assert stored is not None
     assert stored.payload == {"to": "ann", "password": "hunter2"}
     changed = set(world.inspector.schedules.changes("nine")[0].fields)
@@ -771,7 +771,7 @@ def test_a_copy_has_the_secrets_of_its_original(web: Web, world: World) -> None:
 
     post(site, "/do/schedules/copy", **{**fields, "schedule_id": "ten", "cron_expr": "0 10 * * *"})
 
-    (stored,) = world.inspector.stores.schedules.read(["ten"])
+    (stored,) = world.inspector.stores.schedules.store.read(["ten"])
     assert stored is not None
     assert (stored.cron_expr, stored.payload["password"]) == ("0 10 * * *", "hunter2")
     assert last_entry(world).action == "schedule.copy"

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.errors import InvalidInput, UnknownSchedule, plural
 from fairqueue.inspection.views import DayCount, ScheduleView
 from fairqueue.models import ScheduledTask
-from fairqueue.schedules.outcomes import Moment
+from fairqueue.schedules.outcomes import FireTime
 from fairqueue.validation import Priority
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
@@ -338,7 +338,7 @@ def moments(request: Request) -> Response:
     )
 
 
-def stretches(found: Sequence[Moment]) -> list[Stretch]:
+def stretches(found: Sequence[FireTime]) -> list[Stretch]:
     """Those without a run, put together where one follows the other; newest first."""
     listed = []
     for (outcome, reason), group in groupby(found, key=lambda each: (each.outcome, each.reason)):

@@ -9,10 +9,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput, plural
-from fairqueue.inspection.schedules import ScheduleFilters
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.schedules.bulk import BulkResult
+from fairqueue.schedules.search import ScheduleFilters
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.pages.helpers import (
     brief,
