@@ -150,9 +150,9 @@ def own_server() -> Iterator[Callable[..., EmbeddedServer]]:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """The time of `queue`, which stands still until the test moves it."""
-    return ManualClock()
+def clock(request: pytest.FixtureRequest) -> ManualClock:
+    """The clock of `queue`, which the test moves. It begins at START of the module, if any."""
+    return ManualClock(getattr(request.module, "START", 1_700_000_000.0))
 
 
 @pytest.fixture
@@ -182,10 +182,16 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def world(
-    redis_client: redis.Redis, clock: ManualClock, queue: TaskQueue, registry: CollectorRegistry
-) -> World:
+    redis_client: redis.Redis,
+    clock: ManualClock,
+    queue: TaskQueue,
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[World]:
     """`queue` with its clock, its server and everything that works on it."""
-    return World(redis_client, clock, queue, registry)
+    world = World(redis_client, clock, queue, registry, monkeypatch)
+    yield world
+    world.close()
 
 
 @pytest.fixture
@@ -195,10 +201,9 @@ def scheduler(world: World) -> TaskScheduler:
 
 
 @pytest.fixture
-def other(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskScheduler]:
+def other(world: World) -> TaskScheduler:
     """A second scheduler with its own connections, as in another process."""
-    with TaskQueue(redis_client, clock=clock) as queue:
-        yield TaskScheduler(queue, "two", registry=CollectorRegistry())
+    return world.other
 
 
 @pytest.fixture

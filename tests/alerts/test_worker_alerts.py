@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.schedules import THURSDAY, add, at
 from helpers.tasks import fill, make_task, push
 from helpers.waiting import eventually, in_thread
@@ -19,10 +20,7 @@ from fairqueue import Discard, TaskContext, TaskQueue, Worker
 from fairqueue.alerts import Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.queue.workers import WorkerStore
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
-
-OwnServer = Callable[..., EmbeddedServer]
 
 
 class Person:
@@ -129,10 +127,8 @@ def test_a_run_that_was_ended_by_its_time_out_is_told(
 
 
 @pytest.mark.parametrize("by", ["worker", "scheduler"])
-def test_a_run_that_does_not_end_is_told_once(
-    world: World, person: Person, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    monkeypatch.setattr("fairqueue.worker.heartbeat.BEAT_S", 3600.0)  # it does not report itself
+def test_a_run_that_does_not_end_is_told_once(world: World, person: Person, by: str) -> None:
+    world.patch("fairqueue.worker.heartbeat.BEAT_S", 3600.0)  # it does not report itself
     begun, go_on = threading.Event(), threading.Event()
     contexts: list[TaskContext] = []
     stuck = Worker(world.queue, lease=1000.0, worker_id="stuck")

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 from helpers.browser import Open, Site, Web, check_page, settle
+from helpers.fixtures import OwnServer
 from helpers.tasks import claim_one, fill, make_task
 from helpers.world import World
 from playwright.sync_api import Page, expect
@@ -23,7 +23,6 @@ from fairqueue.queue.workers import GONE_AFTER_S
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web import WebServer, create_app
 
-OwnServer = Callable[..., EmbeddedServer]
 PATIENCE_S = 30.0
 LONGEST_S = 30.0  # the longest time that a call may go on trying
 PULSE = "document.body.dispatchEvent(new CustomEvent('fq:pulse'))"

@@ -122,9 +122,9 @@ def test_a_dialog_is_left_by_escape_and_nothing_happens(
 
 
 def test_many_failed_runs_are_run_again_with_progress(
-    world: World, web: Web, open_page: Open, monkeypatch: pytest.MonkeyPatch
+    world: World, web: Web, open_page: Open
 ) -> None:
-    monkeypatch.setattr(failed_page, "PART", 3)
+    world.patch(failed_page, "PART", 3)
     for number in range(10):
         fail(world, f"a-{number}")
     page = open_page(web(), "/failed")

@@ -10,15 +10,9 @@ from helpers.rest import fail
 from helpers.world import World
 from playwright.sync_api import Dialog, Page, expect
 
-from fairqueue.clock import ManualClock
 from fairqueue.inspection import Inspector
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
 
 
 def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:

@@ -147,10 +147,10 @@ def test_the_noisy_user_floods_and_the_others_want_a_little(queue: TaskQueue) ->
     assert 5 < pushed - demo.BACKLOG < 60
 
 
-def test_a_drained_backlog_is_filled_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "BACKLOG", 3)
-    monkeypatch.setattr(demo, "LEAST_BACKLOG", 3)
-    monkeypatch.setattr(demo, "WISHES", {})
+def test_a_drained_backlog_is_filled_again(world: World) -> None:
+    world.patch(demo, "BACKLOG", 3)
+    world.patch(demo, "LEAST_BACKLOG", 3)
+    world.patch(demo, "WISHES", {})
     load = Load(world.queue)
     assert [load.push(), load.push()] == [3, 0]
     (claim,) = world.queue.claim("w")

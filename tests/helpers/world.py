@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,8 @@ class World:
     clock: ManualClock
     queue: TaskQueue
     registry: CollectorRegistry
+    monkeypatch: pytest.MonkeyPatch
+    opened: list[TaskQueue] = field(default_factory=list)
 
     @property
     def keys(self) -> Keys:
@@ -46,6 +48,13 @@ class World:
     def scheduler(self) -> TaskScheduler:
         """A scheduler that acts only when the test ticks it."""
         return TaskScheduler(self.queue, "one", registry=self.registry)
+
+    @cached_property
+    def other(self) -> TaskScheduler:
+        """A second scheduler with its own connections, as in another process."""
+        queue = TaskQueue(self.redis, clock=self.clock)
+        self.opened.append(queue)
+        return TaskScheduler(queue, "two", registry=CollectorRegistry())
 
     @cached_property
     def history(self) -> History:
@@ -58,6 +67,14 @@ class World:
     @cached_property
     def inspector(self) -> Inspector:
         return Inspector(self.queue)
+
+    def patch(self, *target_and_value: Any, **options: Any) -> None:
+        """Replace an attribute until the end of the test, as `monkeypatch.setattr` does."""
+        self.monkeypatch.setattr(*target_and_value, **options)
+
+    def close(self) -> None:
+        for queue in self.opened:
+            queue.close()
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -125,14 +142,8 @@ class World:
     def noted(self, schedule_id: str = "nine") -> list[schedules.Noted]:
         return schedules.noted(self.redis, self.queue, schedule_id)
 
-    def before_script(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        script: str,
-        do: Callable[[], object],
-        **options: Any,
-    ) -> list[str]:
-        return schedules.before_script(self.queue, monkeypatch, script, do, **options)
+    def before_script(self, script: str, do: Callable[[], object], times: int = 1) -> list[str]:
+        return schedules.before_script(self.queue, self.monkeypatch, script, do, times=times)
 
     # --- what is stored ---------------------------------------------------------------------------
 

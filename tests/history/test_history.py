@@ -570,20 +570,16 @@ def test_a_listing_is_of_what_matches_all_its_filters(world: World, many: list[R
         assert all_pages(world, 7, **filters) == expected, filters
 
 
-def test_small_reads_make_the_same_listing(
-    world: World, many: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "READ_AT_ONCE", 3)
+def test_small_reads_make_the_same_listing(world: World, many: list[Run]) -> None:
+    world.patch(history_module, "READ_AT_ONCE", 3)
     assert all_pages(world, 9) == ids(many)
     failed = [run.task_id for run in many if run.status == "failed" and run.user_id == "bob"]
     assert all_pages(world, 9, status="failed", user_id="bob") == failed
 
 
-def test_a_walk_for_filters_that_match_few_is_bounded(
-    world: World, many: list[Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "READ_AT_ONCE", 5)
-    monkeypatch.setattr(history_module, "MAX_WALKED", 10)
+def test_a_walk_for_filters_that_match_few_is_bounded(world: World, many: list[Run]) -> None:
+    world.patch(history_module, "READ_AT_ONCE", 5)
+    world.patch(history_module, "MAX_WALKED", 10)
     nobody = world.history.runs(user_id="alice", name="no such name")
     assert list(nobody) == []
     assert nobody.cursor is not None
@@ -636,12 +632,10 @@ def test_without_a_status_all_are_listed(world: World) -> None:
     assert ids(world.history.runs(user_id="alice")) == everything
 
 
-def test_a_backlog_of_others_does_not_hide_what_has_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairqueue.history.runs.MAX_SKIMMED", 10)
-    monkeypatch.setattr("fairqueue.history.runs.MAX_WALKED", 60)
-    monkeypatch.setattr("fairqueue.history.runs.READ_AT_ONCE", 10)
+def test_a_backlog_of_others_does_not_hide_what_has_ended(world: World) -> None:
+    world.patch("fairqueue.history.runs.MAX_SKIMMED", 10)
+    world.patch("fairqueue.history.runs.MAX_WALKED", 60)
+    world.patch("fairqueue.history.runs.READ_AT_ONCE", 10)
     world.push("mine", name="rare")
     world.queue.finish(world.claim_one())
     world.push(*(f"other-{n}" for n in range(100)), name="common")
@@ -726,11 +720,9 @@ def dump_keys(world: World, key: str) -> list[bytes]:
     return list(world.queue.link.ask(("ZRANGE", world.keys[key], 0, -1))[0])
 
 
-def test_waiting_ones_of_a_user_do_not_walk_past_those_of_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "READ_AT_ONCE", 5)
-    monkeypatch.setattr(history_module, "MAX_WALKED", 10)
+def test_waiting_ones_of_a_user_do_not_walk_past_those_of_others(world: World) -> None:
+    world.patch(history_module, "READ_AT_ONCE", 5)
+    world.patch(history_module, "MAX_WALKED", 10)
     world.fill("bob", 100)
     world.fill("alice", 3)
     page = world.history.runs("pending", user_id="alice")
@@ -820,9 +812,7 @@ def test_running_ones_are_not_missed_when_leases_are_extended_between_pages(worl
     assert sorted(rest_of(world, page, **filters)) == sorted(expected)
 
 
-def test_a_run_that_ends_while_it_is_looked_at_is_listed_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_while_it_is_looked_at_is_listed_once(world: World) -> None:
     claim = world.push_and_claim("t")
     ask = world.queue.link.ask
 
@@ -832,7 +822,7 @@ def test_a_run_that_ends_while_it_is_looked_at_is_listed_once(
             world.queue.finish(claim)
         return answers
 
-    monkeypatch.setattr(world.queue.link, "ask", ask_and_finish)
+    world.patch(world.queue.link, "ask", ask_and_finish)
     assert [(run.task_id, run.status) for run in world.history.runs()] == [("t", "succeeded")]
 
 
@@ -1121,8 +1111,8 @@ def test_a_prune_takes_only_what_ended_before_its_moment(world: World) -> None:
         )
 
 
-def test_prune_drops_many_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "PRUNE_CHUNK", 4)
+def test_prune_drops_many_in_parts(world: World) -> None:
+    world.patch(history_module, "PRUNE_CHUNK", 4)
     world.fill("alice", 30)
     claims = world.queue.claim("w", limit=30)
     world.queue.finish_many((claim, None) for claim in claims[:20])
@@ -1289,9 +1279,7 @@ def test_an_unknown_run_cannot_be_run_again(history: History) -> None:
     assert history.discard("nobody") is False
 
 
-def test_a_run_that_is_dropped_while_it_is_looked_at_is_not_run_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_dropped_while_it_is_looked_at_is_not_run_again(world: World) -> None:
     bury(world, "t")
     look = world.history.get
 
@@ -1300,7 +1288,7 @@ def test_a_run_that_is_dropped_while_it_is_looked_at_is_not_run_again(
         world.history.discard(task_id)
         return found
 
-    monkeypatch.setattr(world.history, "get", look_and_lose)
+    world.patch(world.history, "get", look_and_lose)
     with pytest.raises(UnknownTask, match="not among the failed ones any more"):
         world.history.retry("t")
     assert world.queue.size() == 0
@@ -1418,10 +1406,8 @@ def test_a_filter_that_does_not_exist_is_refused(world: World) -> None:
     assert ids(world.history.runs("failed")) == ["t"]
 
 
-def test_more_failed_runs_than_a_script_takes_are_discarded(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "DISCARD_CHUNK", 3)
+def test_more_failed_runs_than_a_script_takes_are_discarded(world: World) -> None:
+    world.patch(history_module, "DISCARD_CHUNK", 3)
     bury(world, *(f"t{n}" for n in range(10)))
     assert world.history.discard_matching() == 10
     assert ids(world.history.runs()) == []

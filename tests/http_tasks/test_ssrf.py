@@ -831,10 +831,10 @@ def test_no_answer_to_an_alert_leads_anywhere_else(inside: Inside, public: Publi
 
 @pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "all_proxy", "no_proxy"])
 def test_no_proxy_of_the_environment_is_used(
-    world: World, inside: Inside, public: Public, monkeypatch: pytest.MonkeyPatch, name: str
+    world: World, inside: Inside, public: Public, name: str
 ) -> None:
     for each in (name, name.upper()):
-        monkeypatch.setenv(each, f"http://127.0.0.1:{inside.port}")
+        world.monkeypatch.setenv(each, f"http://127.0.0.1:{inside.port}")
     url = f"http://public.example:{public.port}/"
     world.queue.push(make_task(name="http", payload={"url": url}))
     assert make_worker(world, lambda host: [PUBLIC]).run_until_empty() == 1

@@ -39,10 +39,7 @@ VIEWER = Actor(name="vic", role="viewer")
 NORTH = Actor(name="nora", tenant="north")
 SOUTH = Actor(name="sam", tenant="south")
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 @pytest.fixture

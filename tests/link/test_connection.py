@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.state import places
 from helpers.tasks import make_task, push
 from helpers.waiting import eventually, in_thread, until_blocked
@@ -29,11 +30,8 @@ from fairqueue.link.listener import Listener
 from fairqueue.link.operation import Call
 from fairqueue.queue.push import push_row
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.proxy import Proxy
-
-OwnServer = Callable[..., EmbeddedServer]
 
 
 def test_a_wait_ends_when_another_thread_nudges_it(queue: TaskQueue) -> None:
@@ -73,10 +71,8 @@ def test_a_token_that_comes_between_two_waits_is_not_missed(queue: TaskQueue) ->
     listener.close()
 
 
-def test_a_listener_wants_its_token_for_longer_than_the_server_waits(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listening, "BLOCK_S", 0.01)
+def test_a_listener_wants_its_token_for_longer_than_the_server_waits(world: World) -> None:
+    world.patch(listening, "BLOCK_S", 0.01)
     listener = world.queue.link.listener("wake")
     before = world.count_commands()["blpop"]
     waiting = in_thread(lambda: listener.wait(60))

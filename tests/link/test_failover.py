@@ -16,6 +16,7 @@ from typing import Self, cast
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.schedules import fire_id
 from helpers.state import check_consistency, places
 from helpers.tasks import make_task
@@ -30,7 +31,6 @@ from fairqueue.link import dialer as dialing
 from fairqueue.link import listener as listening
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.worker.worker import Worker
 from faults.fleet import HOST, Fleet, Node, free_port
@@ -38,7 +38,6 @@ from faults.proxy import Proxy
 
 pytestmark = pytest.mark.processes
 
-OwnServer = Callable[..., EmbeddedServer]
 
 PATIENCE_S = 30.0
 TIMEOUT_S = 3.0  # of each operation: half of it is spent on a server that is frozen

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
 from helpers.state import changes, check_consistency, stats
 from helpers.tasks import claim_one, ids_of, make_task, push
@@ -19,9 +20,6 @@ from fairqueue.errors import InvalidTask, LeaseLost
 from fairqueue.models import Claim
 from fairqueue.queue.push import push_row
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
-
-OwnServer = Callable[..., EmbeddedServer]
 
 
 @dataclass(frozen=True)

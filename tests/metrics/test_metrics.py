@@ -7,11 +7,11 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.network import is_closed_after
 from helpers.schedules import THURSDAY, at
 from helpers.tasks import make_task
@@ -20,7 +20,6 @@ from helpers.world import World
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
 from fairqueue.link.scripts import lua_folder
 from fairqueue.metrics.collectors import (
@@ -31,17 +30,12 @@ from fairqueue.metrics.collectors import (
     serve_metrics,
 )
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.runtime.processes import ProcessGroup
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-OwnServer = Callable[..., EmbeddedServer]
 Scrape = dict[str, float]
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def fetch(url: str) -> str:
@@ -204,11 +198,11 @@ def test_the_lock_is_counted_as_acquired_contended_and_lost(world: World) -> Non
     assert samples["fairqueue_terms_total"] == 2
 
 
-def test_a_refused_stale_fire_is_a_lost_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_stale_fire_is_a_lost_lock(world: World) -> None:
     scheduler = TaskScheduler(world.queue, "one", registry=world.registry)
     add(scheduler)
     world.clock.set(at(5, 9))
-    world.before_script(monkeypatch, "fire", lambda: world.advance(10))
+    world.before_script("fire", lambda: world.advance(10))
     scheduler.tick()
     found = counts(scrape(world.queue, world.registry))
     assert found["lock_total{outcome=lost}"] == 1
@@ -428,9 +422,9 @@ def test_a_forked_copy_does_not_keep_the_port(world: World) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"])
 def test_a_scrape_that_is_half_sent_is_dropped(
-    world: World, sent: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    world: World, sent: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fairqueue.metrics.collectors.REQUEST_S", 0.3)
+    world.patch("fairqueue.metrics.collectors.REQUEST_S", 0.3)
     with serve_metrics(world.queue, port=0, registry=world.registry) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
             client.sendall(sent)
@@ -439,10 +433,8 @@ def test_a_scrape_that_is_half_sent_is_dropped(
     assert capfd.readouterr().err == ""
 
 
-def test_a_byte_of_a_scrape_now_and_then_buys_no_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairqueue.metrics.collectors.REQUEST_S", 0.5)
+def test_a_byte_of_a_scrape_now_and_then_buys_no_time(world: World) -> None:
+    world.patch("fairqueue.metrics.collectors.REQUEST_S", 0.5)
     with (
         serve_metrics(world.queue, port=0, registry=world.registry) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as client,

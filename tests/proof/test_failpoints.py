@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import Spawn
 from helpers.tasks import fill, make_task
 
 from fairqueue.clock import ManualClock
@@ -29,8 +30,6 @@ from faults.failpoints import (
     sent_commands,
 )
 from faults.tour import START_S, TOURS, Tour
-
-Spawn = Callable[..., "subprocess.Popen[str]"]
 
 # Another one each day, and with it another phase of each script. All phases with all seeds:
 # python -m faults.failpoints --seeds 20

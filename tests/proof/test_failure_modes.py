@@ -9,7 +9,7 @@ import socket
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.commands import Cli, parse
+from helpers.fixtures import OwnServer, Spawn
 from helpers.network import StallingProxy
 from helpers.schedules import THURSDAY, add, at, fire_id, fired_ids, get
 from helpers.state import changes, check_consistency, dump, places, state_of
@@ -30,7 +31,6 @@ import fairqueue.cli.session
 import fairqueue.worker.pool
 from fairqueue import History, Task, TaskContext, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import KINDS, Alert, AlertLimits, Alerts, CallableRecipient
-from fairqueue.clock import ManualClock
 from fairqueue.doctor import Doctor, Finding
 from fairqueue.errors import RedisRefused, RedisUnavailable
 from fairqueue.http_tasks.http import HttpTasks
@@ -44,16 +44,12 @@ from fairqueue.metrics.collectors import (
 )
 from fairqueue.models import Claim, TaskInfo
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import Health
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "failure-modes.md"
 DAY = 86_400
 UNWRITTEN = re.compile("error: (Valkey|Redis) could not write its data to disk")
-
-OwnServer = Callable[..., EmbeddedServer]
-Spawn = Callable[..., Any]
 
 
 # --- the page -------------------------------------------------------------------------------------
@@ -118,10 +114,7 @@ def test_the_page_names_only_commands_that_there_are() -> None:
 
 # --- looking --------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 @pytest.fixture

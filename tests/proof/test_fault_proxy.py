@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.state import check_consistency, stats
 from helpers.tasks import claim_one, ids_of, make_task, push
 from helpers.waiting import eventually, in_thread
@@ -32,7 +33,6 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.worker.worker import Worker
 from faults.proxy import Counts, Proxy, ProxyError
 
-OwnServer = Callable[..., EmbeddedServer]
 Fault = Callable[[Proxy], object]
 
 # Longer than anything takes here, on a busy machine too: only what hangs is caught by it.

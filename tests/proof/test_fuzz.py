@@ -326,7 +326,7 @@ def named(given: Mapping[str, Any]) -> dict[str, Any]:
 def fuzzed(world: World) -> FuzzedWorld:
     world.push("waiting")
     world.add("nine")
-    return FuzzedWorld(world.redis, world.clock, world.queue, world.registry)
+    return FuzzedWorld(**vars(world))
 
 
 def refused(fuzzed: FuzzedWorld, call: Callable[[], object]) -> bool:

@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer, Spawn
 from helpers.network import LossyProxy, StallingProxy
 from helpers.schedules import THURSDAY, add, at, before_script, fire_id, fired_ids, get
 from helpers.state import check_consistency
@@ -44,7 +45,6 @@ from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
 from fairqueue.queue.delays import index_delayed
 from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.queue.workers import WorkerStore
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.schedules.store import MAX_ADDED
 
 COMPLAINTS = (
@@ -71,8 +71,6 @@ COMPLAINTS = (
 )
 REFERENCE = re.compile(r"^\s*([a-z-]+#\d+): (\S.*)$", re.MULTILINE)
 
-OwnServer = Callable[..., EmbeddedServer]
-Spawn = Callable[..., Any]
 Make = Callable[..., TaskScheduler]
 
 DAY, TERM_S = 86_400, 10.0
@@ -87,9 +85,7 @@ def test_each_complaint_has_a_test_that_tells_what_happened() -> None:
     assert sorted(told) == sorted(COMPLAINTS)
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 @pytest.fixture
@@ -170,14 +166,12 @@ def test_when_the_leader_is_killed_another_goes_on_and_nobody_has_to_start_it(
     assert len(seen) == len(set(seen)) == get(standby, "s").run_count
 
 
-def test_a_moment_that_the_leader_fired_before_it_died_is_not_fired_again(
-    world: World, other: TaskScheduler
-) -> None:
+def test_a_moment_that_the_leader_fired_before_it_died_is_not_fired_again(world: World) -> None:
     """celery#1495: with the patches offered there, the new beat repeats what the old one sent."""
     world.add()
     assert world.tick_at(at(5, 9)).fired == 1
     world.advance(TERM_S)  # and it is not heard of again
-    report = other.tick()
+    report = world.other.tick()
     assert (report.is_leader, report.fired) == (True, 0)
     assert world.queue.size() == 1
 
@@ -203,7 +197,7 @@ def test_two_schedulers_at_the_same_time_fire_each_moment_once(make: Make, world
 
 
 def test_two_schedulers_that_both_believe_to_lead_fire_each_moment_once(
-    make: Make, world: World, monkeypatch: pytest.MonkeyPatch
+    make: Make, world: World
 ) -> None:
     """celery#2856: two beats on two servers, meant for availability, send every task twice."""
     one, two = make("one"), make("two")
@@ -217,7 +211,7 @@ def test_two_schedulers_that_both_believe_to_lead_fire_each_moment_once(
         leader = world.state()["leader"] | {"token": one._leadership.token}
         world.redis.set(world.keys["leader"], json.dumps(leader))
 
-    before_script(one.queue, monkeypatch, "fire", let_the_other_do_it)
+    before_script(one.queue, world.monkeypatch, "fire", let_the_other_do_it)
     report = one.tick()
     assert (report.is_leader, report.fired, report.moved) == (True, 0, 1)
     assert world.fired_ids() == [fire_id("nine", at(5, 9))]
@@ -253,13 +247,11 @@ def test_four_schedulers_for_days_have_one_leader_at_a_time(make: Make, world: W
 # --- a lock that is lost --------------------------------------------------------------------------
 
 
-def test_a_leader_that_comes_back_does_not_prolong_the_term_of_another(
-    world: World, other: TaskScheduler
-) -> None:
+def test_a_leader_that_comes_back_does_not_prolong_the_term_of_another(world: World) -> None:
     """redbeat#127: cut off and back again, the old beat extended the new one's lock as its own."""
     assert has_led(world.scheduler)
     world.advance(TERM_S)
-    assert has_led(other)
+    assert has_led(world.other)
     term = world.state()["leader"]
     world.advance(TERM_S / 2)
 
@@ -330,9 +322,7 @@ def test_schedulers_whose_election_is_refused_fire_nothing_until_it_is_mended(
     assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
-def test_an_old_leader_that_was_held_up_before_it_sent_sends_nothing(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_leader_that_was_held_up_before_it_sent_sends_nothing(world: World) -> None:
     """redbeat#129: the beat that could not renew its lock went on sending, beside the new one."""
     world.add()
     world.clock.set(at(5, 9))
@@ -341,23 +331,21 @@ def test_an_old_leader_that_was_held_up_before_it_sent_sends_nothing(
     def lose_the_term() -> None:
         world.advance(TERM_S)
         # The new one has just been elected and has fired nothing yet: only the term is in the way.
-        assert other._leadership.lead(1).is_leader
+        assert world.other._leadership.lead(1).is_leader
         states.append(world.state())
 
-    world.before_script(monkeypatch, "fire", lose_the_term)
+    world.before_script("fire", lose_the_term)
     report = world.tick()
 
     assert (report.is_leader, report.fired) == (False, 0)
     assert [world.state()] == states
     lost = {"queue": "default", "outcome": "lost"}
     assert world.registry.get_sample_value("fairqueue_scheduler_lock_total", lost) == 1
-    assert other.tick().fired == 1
+    assert world.other.tick().fired == 1
     assert world.fired_ids() == [fire_id("nine", at(5, 9))]
 
 
-def test_a_leader_keeps_its_term_while_it_enqueues_for_longer_than_that(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_keeps_its_term_while_it_enqueues_for_longer_than_that(world: World) -> None:
     """rq#1354: enqueuing took longer than the lock, others took it, and jobs were doubled."""
     world.scheduler.add_schedules(
         {"cron_expr": "0 9 * * *", "user_id": f"u{n}", "schedule_id": f"s{n}"} for n in range(2000)
@@ -367,9 +355,9 @@ def test_a_leader_keeps_its_term_while_it_enqueues_for_longer_than_that(
 
     def be_slow() -> None:
         world.advance(0.4 * TERM_S)
-        intruders.append(other.tick())
+        intruders.append(world.other.tick())
 
-    sent = world.before_script(monkeypatch, "fire", be_slow, times=1000)
+    sent = world.before_script("fire", be_slow, times=1000)
     assert world.tick().fired == 2000
 
     assert sent.count("fire") * 0.4 > 3  # terms
@@ -379,7 +367,7 @@ def test_a_leader_keeps_its_term_while_it_enqueues_for_longer_than_that(
 
 
 def test_a_leader_that_planned_for_longer_than_its_term_leaves_all_to_the_next_one(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     """rq#1354: enqueuing took longer than the lock, others took it, and jobs were doubled."""
     world.scheduler.add_schedules(
@@ -390,9 +378,9 @@ def test_a_leader_that_planned_for_longer_than_its_term_leaves_all_to_the_next_o
 
     def be_much_too_slow() -> None:
         world.advance(TERM_S)
-        taken.append(other.tick().fired)
+        taken.append(world.other.tick().fired)
 
-    world.before_script(monkeypatch, "fire", be_much_too_slow)
+    world.before_script("fire", be_much_too_slow)
     report = world.tick()
     assert (report.is_leader, report.fired, taken) == (False, 0, [600])
     assert len(world.dump()["tasks"]) == 600

@@ -24,6 +24,7 @@ import pytest
 import redis
 from helpers.browser import Site, Web
 from helpers.commands import Cli
+from helpers.fixtures import OwnServer
 from helpers.tasks import make_task
 from helpers.waiting import eventually
 from helpers.world import World
@@ -42,7 +43,6 @@ from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.web.api.endpoint import PREFIX
 from fairqueue.web.api.endpoints import ENDPOINTS
 
-OwnServer = Callable[..., EmbeddedServer]
 STRICT = ssl.create_default_context()
 JSON = {"Accept": "application/json"}
 HTML = {"Accept": "text/html"}

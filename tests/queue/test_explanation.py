@@ -8,7 +8,6 @@ from helpers.world import World
 from prometheus_client import CollectorRegistry
 
 from fairqueue import Task, TaskQueue, TaskScheduler
-from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.inspection import Inspector
 from fairqueue.models import Explanation, UserSettings
@@ -16,11 +15,6 @@ from fairqueue.queue.workers import WorkerStore
 from fairqueue.reasons import distance, sentence, when
 
 START = datetime(2026, 11, 18, 0, 7, tzinfo=UTC)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
 
 
 def explain(world: World, task_id: str) -> Explanation:

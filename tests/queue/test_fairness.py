@@ -2,11 +2,11 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable
 from itertools import groupby
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.state import changes, count_commands, jain
 from helpers.tasks import claim_one, fill, ids_of, push, served_users
 from helpers.world import World
@@ -14,10 +14,7 @@ from helpers.world import World
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.snapshot import jain_index
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
-
-OwnServer = Callable[..., EmbeddedServer]
 
 
 def longest_run(users: list[str]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.state import count_commands, dump
 from helpers.tasks import fill, ids_of, make_task, push
 from helpers.waiting import in_thread
@@ -27,10 +28,7 @@ from fairqueue.errors import (
 )
 from fairqueue.models import Claim, HandlerLimits
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
-
-OwnServer = Callable[..., EmbeddedServer]
 
 SLOW = "slow"
 
@@ -918,9 +916,7 @@ def block(world: World, how: str) -> Callable[[], object]:
 
 
 @pytest.mark.usefixtures("tokens_only")
-def test_a_task_wakes_nobody_who_cannot_take_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_wakes_nobody_who_cannot_take_it(world: World) -> None:
     """Those who claim only other names stay blocked; one of those who may take it comes."""
     claims: Counter[str] = Counter()
     claim_once = world.queue._claim_once
@@ -929,7 +925,7 @@ def test_a_task_wakes_nobody_who_cannot_take_it(
         claims[worker_id] += 1
         return claim_once(worker_id, *arguments)
 
-    monkeypatch.setattr(world.queue, "_claim_once", counted)
+    world.patch(world.queue, "_claim_once", counted)
     mail = in_thread(lambda: world.queue.claim("mail", wait=60, names=["mail"]))
     world.until_blocked()
     rest = in_thread(lambda: world.queue.claim("rest", wait=60, avoid=["mail"]))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.state import changes, check_consistency, dump, places, stats
 from helpers.tasks import claim_one, fill, ids_of, make_task, push
 from helpers.waiting import in_thread, until_blocked
@@ -40,11 +41,7 @@ from fairqueue.models import Claim, QueueSettings, UserSettings
 from fairqueue.queue.claim import this_place
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.reasons import when
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import Priority
-
-OwnServer = Callable[..., EmbeddedServer]
-
 
 # --- pushing --------------------------------------------------------------------------------------
 
@@ -132,7 +129,9 @@ def bring_to(world: World, task_id: str, state: str) -> Claim | None:
     return claim
 
 
-def test_the_same_id_with_other_content_is_refused_also_when_the_task_is_gone(world: World) -> None:
+def test_the_same_id_with_other_content_is_refused_also_when_the_task_is_gone(
+    world: World, other: dict[str, Any]
+) -> None:
     world.queue.configure(keep_finished=0)
     world.queue.push(make_task(task_id="t1", payload={"n": 1}))
     world.queue.finish(world.claim_one())

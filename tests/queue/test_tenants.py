@@ -11,7 +11,6 @@ from helpers.schedules import THURSDAY, add, at, fire_id
 from helpers.tasks import make_task, push
 from helpers.world import World
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import (
     BrokenRecord,
     ConfigurationError,
@@ -28,10 +27,7 @@ from fairqueue.schedules.search import ScheduleFilter
 from fairqueue.worker.context import RunningTask, TaskContext
 from fairqueue.worker.worker import Worker
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def run_of(world: World, task_id: str) -> Run:

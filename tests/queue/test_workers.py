@@ -57,7 +57,7 @@ def test_a_worker_names_those_of_its_tasks_that_it_has_held_for_longest(
 
 
 def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A notice is told once to a worker without recipients: it must not be lost on the way."""
     world.push("t", timeout=0.1)
@@ -68,7 +68,7 @@ def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
     def away(link: object) -> None:
         raise RedisUnavailable("away")
 
-    monkeypatch.setattr(fairqueue.worker.heartbeat, "index_delayed", away)
+    world.patch(fairqueue.worker.heartbeat, "index_delayed", away)
     heartbeat = Worker(world.queue, lambda task: None, worker_id="w")._core.new_heartbeat()
     with pytest.raises(RedisUnavailable):
         heartbeat.beat(())
@@ -139,11 +139,9 @@ def events(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_a_worker_is_known_before_its_first_claim(
-    world: World, make: Make, monkeypatch: pytest.MonkeyPatch, threads: bool
-) -> None:
+def test_a_worker_is_known_before_its_first_claim(world: World, make: Make, threads: bool) -> None:
     seen: list[WorkerInfo] = []
-    world.before_script(monkeypatch, "claim", lambda: seen.extend(alive(world)))
+    world.before_script("claim", lambda: seen.extend(alive(world)))
     worker = make("mail", handler=lambda task: None, concurrency=3, worker_id="me")
     worker.start() if threads else worker.run_once()
     eventually(lambda: seen, "it claims")
@@ -155,10 +153,8 @@ def test_a_worker_is_known_before_its_first_claim(
     assert record.started_at == record.seen_at == world.now()
 
 
-def test_the_record_says_what_runs_now(
-    world: World, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
+def test_the_record_says_what_runs_now(world: World, make: Make, gate: Gate) -> None:
+    world.patch(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make(concurrency=2)
     worker.register("default", gate)
     world.push("t")
@@ -188,9 +184,9 @@ def test_a_worker_that_ran_in_the_caller_s_thread_leaves_when_it_is_stopped(
 
 
 def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves(
-    world: World, make: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    world: World, make: Make, gate: Gate
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
+    world.patch(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make()
     worker.register("default", gate)
     world.push("t")
@@ -258,10 +254,10 @@ def test_a_worker_that_is_gone_is_forgotten_and_said_once(
 
 
 def test_heartbeats_that_fail_are_said_and_tried_again(
-    world: World, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
-    monkeypatch.setattr("fairqueue.worker.lease_keeper.BEAT_S", 0.02)
+    world.patch(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
+    world.patch("fairqueue.worker.lease_keeper.BEAT_S", 0.02)
     worker = make("default")
     worker.start()
     eventually(lambda: alive(world), "it is known")
@@ -273,7 +269,7 @@ def test_heartbeats_that_fail_are_said_and_tried_again(
             raise ValueError("something that nobody expects")
         return beat(*arguments, **named)
 
-    monkeypatch.setattr(WorkerStore, "beat", fails)
+    world.patch(WorkerStore, "beat", fails)
     failing.set()
     eventually(lambda: len(events(caplog, "heartbeat_failed")) > 1, "it fails and goes on")
     failing.clear()
@@ -466,14 +462,9 @@ def test_slots_hold_over_two_workers(world: World, make: Make) -> None:
 
 @pytest.mark.parametrize("first", ["another worker", "the scheduler"])
 def test_a_run_that_does_not_end_is_reported_once_by_whoever_looks_first(
-    world: World,
-    make: Make,
-    gate: Gate,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    first: str,
+    world: World, make: Make, gate: Gate, caplog: pytest.LogCaptureFixture, first: str
 ) -> None:
-    monkeypatch.setattr(fairqueue.worker.heartbeat, "BEAT_S", 3600.0)  # it does not report itself
+    world.patch(fairqueue.worker.heartbeat, "BEAT_S", 3600.0)  # it does not report itself
     stuck, other, scheduler = make(lease=1000.0), make(), TaskScheduler(world.queue)
     stuck.register("mail", gate, timeout=60)
     world.push("t", name="mail")

@@ -12,18 +12,17 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 
 from fairqueue.errors import ConfigurationError, EmbeddedServerError
 from fairqueue.runtime import embedded
 from fairqueue.runtime.embedded import EmbeddedServer
-
-OwnServer = Callable[..., EmbeddedServer]
 
 
 def client_of(server: EmbeddedServer) -> redis.Redis:

@@ -7,13 +7,9 @@ import pytest
 from helpers.schedules import THURSDAY, Noted, at, fire_id, get, ms
 from helpers.world import World
 
-from fairqueue.clock import ManualClock, from_ms
-from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.clock import from_ms
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def hours(day: int, first: int, last: int) -> list[datetime]:
@@ -70,29 +66,24 @@ OUTAGES: list[tuple[dict[str, Any], datetime, list[datetime], list[Noted]]] = [
 
 @pytest.mark.parametrize(("policy", "end", "fired", "notes"), OUTAGES)
 def test_after_an_outage_the_policy_decides(
-    world: World,
-    other: TaskScheduler,
-    policy: dict[str, Any],
-    end: datetime,
-    fired: list[datetime],
-    notes: list[Noted],
+    world: World, policy: dict[str, Any], end: datetime, fired: list[datetime], notes: list[Noted]
 ) -> None:
     world.add(cron_expr="0 * * * *", **policy)
     world.tick()
     world.clock.set(end)
 
-    report = other.tick()
+    report = world.other.tick()
 
     missed = sum(count for _, _, count, _ in notes)
     assert (report.fired, report.missed, report.set_aside) == (len(fired), missed, 0)
     assert world.fired_ids() == fires("nine", fired)
     assert world.noted() == notes
-    schedule = get(other, "nine")
+    schedule = get(world.other, "nine")
     assert (schedule.run_count, schedule.missed_count) == (len(fired), missed)
     assert schedule.last_run == (fired[-1] if fired else None)
     assert schedule.next_run == end.replace(minute=0, second=0) + timedelta(hours=1)
     assert world.stats().get("missed", 0) == missed
-    assert other.tick().fired == 0
+    assert world.other.tick().fired == 0
 
 
 def test_a_catch_up_is_served_oldest_first(world: World) -> None:
@@ -279,13 +270,11 @@ def test_a_changed_jitter_plans_anew(world: World) -> None:
     assert world.due_at("nine") == ms(at(5, 9))
 
 
-def test_a_moment_of_the_past_is_fired_once_whoever_comes_back(
-    world: World, other: TaskScheduler
-) -> None:
+def test_a_moment_of_the_past_is_fired_once_whoever_comes_back(world: World) -> None:
     world.add(cron_expr="0 * * * *", misfire="fire_all")
     world.push("in between")
     world.clock.set(at(5, 11))
-    fired = [world.tick().fired, other.tick().fired]
+    fired = [world.tick().fired, world.other.tick().fired]
     world.advance(30)
-    fired += [other.tick().fired, world.tick().fired]
+    fired += [world.other.tick().fired, world.tick().fired]
     assert fired == [3, 0, 0, 0]

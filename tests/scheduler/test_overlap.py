@@ -430,12 +430,12 @@ def cancelled_of(world: World, ids: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("claimed", [0, 70])
 def test_more_runs_than_one_script_cancels_are_cancelled_before_the_next_one_begins(
-    scheduler: TaskScheduler, world: World, monkeypatch: pytest.MonkeyPatch, claimed: int
+    scheduler: TaskScheduler, world: World, claimed: int
 ) -> None:
     firing = Firing(scheduler, world.clock, "cancel_previous")
     ids = open_runs(firing, 130)
     firing.claim(claimed or 1)
-    monkeypatch.setattr("fairqueue.scheduler.scheduler.ROUNDS", 1)
+    world.patch("fairqueue.scheduler.scheduler.ROUNDS", 1)
     done = []
     world.advance(60)
     while not firing.queue.get(firing.run(0)):
@@ -599,11 +599,7 @@ def test_a_triggered_run_counts_as_one_of_its_schedule(
 @pytest.mark.parametrize("before", UNFINISHED)
 @pytest.mark.parametrize("overlap", POLICIES)
 def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
-    scheduler: TaskScheduler,
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    overlap: str,
-    before: str,
+    scheduler: TaskScheduler, world: World, overlap: str, before: str
 ) -> None:
     firing = Firing(scheduler, world.clock, overlap)
     firing.fire()
@@ -616,7 +612,7 @@ def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
             sent.append(made[1])
         return made
 
-    monkeypatch.setattr(scheduler.queue.link, "_command", recorded)
+    world.patch(scheduler.queue.link, "_command", recorded)
     report = firing.fire()
     once = world.dump()
     (words,) = sent

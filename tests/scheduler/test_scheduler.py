@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
 from helpers.schedules import (
     THURSDAY,
@@ -36,18 +37,12 @@ from fairqueue.link.operation import Call
 from fairqueue.link.scripts import load_script
 from fairqueue.models import status_head, task_document
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler import firing
 from fairqueue.scheduler.scheduler import READ_LIMIT, TaskScheduler
 from fairqueue.schedules.planning import MISSED_CAP
 from fairqueue.validation import Priority
 
-OwnServer = Callable[..., EmbeddedServer]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def sample(world: World, name: str, **labels: str) -> float:
@@ -255,15 +250,13 @@ def test_a_broken_record_is_set_aside_and_the_others_fire(world: World, kind: st
     assert (again.fired, again.set_aside) == (0, 0)
 
 
-def test_a_hundred_broken_records_at_the_head_do_not_delay_the_others(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hundred_broken_records_at_the_head_do_not_delay_the_others(world: World) -> None:
     for n in range(100):
         world.redis.zadd(world.keys["due"], {f"bad{n:03}": n})
         world.redis.hset(world.keys["schedules"], f"bad{n:03}", "{")
     world.add("good")
     world.clock.set(at(5, 9))
-    scripts = world.before_script(monkeypatch, "fire", lambda: None)
+    scripts = world.before_script("fire", lambda: None)
     report = world.tick()
 
     assert (report.fired, report.set_aside) == (1, 100)
@@ -368,39 +361,33 @@ def test_a_new_cron_brings_back_what_the_scheduler_disabled(world: World) -> Non
     assert world.scheduler.problems() == []
 
 
-def test_a_change_that_meets_the_setting_aside_half_way_wins(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_that_meets_the_setting_aside_half_way_wins(world: World) -> None:
     """The mended cron was computed when the schedule was active, and arrives after it is not."""
     world.add()
     world.tamper("nine", cron_expr="x")
     world.clock.set(at(5, 9))
-    world.before_script(monkeypatch, "update_schedule", other.tick)
+    world.before_script("update_schedule", world.other.tick)
     world.scheduler.update_schedule("nine", cron_expr="30 9 * * *")
     schedule = world.schedule("nine")
     assert (schedule.is_active, schedule.next_run) == (True, at(5, 9, 30))
     assert world.scheduler.problems() == []
 
 
-def test_a_record_mended_after_the_reading_is_not_set_aside(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_mended_after_the_reading_is_not_set_aside(world: World) -> None:
     world.add()
     good = world.redis.hget(world.keys["schedules"], "nine")
     assert isinstance(good, bytes)
     world.redis.hset(world.keys["schedules"], "nine", "{")
     world.clock.set(at(5, 9))
     world.before_script(
-        monkeypatch, "set_aside", lambda: world.redis.hset(world.keys["schedules"], "nine", good)
+        "set_aside", lambda: world.redis.hset(world.keys["schedules"], "nine", good)
     )
     report = world.tick()
     assert (report.set_aside, report.fired) == (0, 1)
     assert world.scheduler.problems() == []
 
 
-def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(world: World) -> None:
     world.add("bad")
     world.add("good")
     plan = firing.plan_fire
@@ -410,7 +397,7 @@ def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(
             raise ZeroDivisionError("boom")
         return plan(due, now_ms)
 
-    monkeypatch.setattr(firing, "plan_fire", explode)
+    world.patch(firing, "plan_fire", explode)
     report = world.tick_at(at(5, 9))
     assert (report.fired, report.set_aside) == (1, 1)
     assert "ZeroDivisionError: boom" in (world.schedule("bad").disabled_reason or "")
@@ -474,14 +461,12 @@ def test_a_queue_with_some_room_takes_that_many_fires(world: World) -> None:
     assert (report.fired, report.refused, world.queue.size()) == (3, 2, 3)
 
 
-def test_a_fire_that_was_overtaken_takes_no_room_from_the_next(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fire_that_was_overtaken_takes_no_room_from_the_next(world: World) -> None:
     world.queue.set_user("alice", max_waiting=1)
     world.add("a")
     world.add("b")
     world.clock.set(at(5, 9))
-    world.before_script(monkeypatch, "fire", lambda: world.scheduler.remove_schedule("a"))
+    world.before_script("fire", lambda: world.scheduler.remove_schedule("a"))
     report = world.tick()
     assert (report.fired, report.moved, report.refused) == (1, 1, 0)
 
@@ -537,50 +522,48 @@ def test_a_key_of_a_wrong_type_is_an_error_that_names_it_and_changes_nothing(
 # --- who leads ------------------------------------------------------------------------------------
 
 
-def test_leadership_is_sticky_and_goes_over_when_the_term_ends(
-    world: World, other: TaskScheduler
-) -> None:
+def test_leadership_is_sticky_and_goes_over_when_the_term_ends(world: World) -> None:
     assert world.tick().is_leader
-    follower = other.tick()
+    follower = world.other.tick()
     assert (follower.is_leader, follower.wait) == (False, 10.0)
     assert world.tick_after(6).is_leader  # renewed until 16
     world.advance(9)
-    assert not other.tick().is_leader
+    assert not world.other.tick().is_leader
     world.advance(0.999)
-    assert not other.tick().is_leader
+    assert not world.other.tick().is_leader
     world.advance(0.001)
-    assert other.tick().is_leader
+    assert world.other.tick().is_leader
     assert not world.tick().is_leader
-    assert (world.scheduler.is_leader, other.is_leader) == (False, True)
+    assert (world.scheduler.is_leader, world.other.is_leader) == (False, True)
     for outcome, count in (("acquired", 1), ("contended", 1), ("lost", 1)):
         assert sample(world, "lock_total", outcome=outcome) == count
 
 
-def test_only_the_leader_fires(world: World, other: TaskScheduler) -> None:
+def test_only_the_leader_fires(world: World) -> None:
     world.add()
     world.tick()
     world.clock.set(at(5, 9))
     world.scheduler._leadership.lead(0)
-    assert other.tick().fired == 0
+    assert world.other.tick().fired == 0
     assert world.tick().fired == 1
 
 
-def test_resigning_lets_another_lead_at_once(world: World, other: TaskScheduler) -> None:
+def test_resigning_lets_another_lead_at_once(world: World) -> None:
     world.tick()
-    assert not other.tick().is_leader
+    assert not world.other.tick().is_leader
 
     assert world.scheduler.stop() is True  # there is no thread: it only resigns
 
     assert not world.scheduler.is_leader
     assert world.redis.get(world.keys["leader"]) is None
-    assert other.tick().is_leader
+    assert world.other.tick().is_leader
     assert world.scheduler.health().leader == "two"
 
 
-def test_resigning_does_not_take_the_term_of_another(world: World, other: TaskScheduler) -> None:
+def test_resigning_does_not_take_the_term_of_another(world: World) -> None:
     world.tick()
     world.advance(11)
-    other.tick()
+    world.other.tick()
     before = world.state()
 
     assert world.scheduler.is_leader  # by its own clock, which has not moved
@@ -624,19 +607,17 @@ TAKEN: dict[str, Taking] = {
 
 
 @pytest.mark.parametrize("how", TAKEN)
-def test_the_fire_of_a_stale_leader_changes_nothing(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_the_fire_of_a_stale_leader_changes_nothing(world: World, how: str) -> None:
     world.add()
     world.clock.set(at(5, 9))
     states: list[Any] = []
 
     def stand_still() -> None:
         world.advance(10)
-        TAKEN[how](other)
+        TAKEN[how](world.other)
         states.append(world.state())
 
-    world.before_script(monkeypatch, "fire", stand_still)
+    world.before_script("fire", stand_still)
     report = world.tick()
 
     assert (report.is_leader, report.fired, report.moved) == (False, 0, 0)
@@ -644,23 +625,21 @@ def test_the_fire_of_a_stale_leader_changes_nothing(
     assert sample(world, "lock_total", outcome="lost") == 1
     assert sample(world, "is_leader", scheduler="one") == 0
     assert not world.scheduler.is_leader
-    other.tick()
+    world.other.tick()
     assert world.fired_ids() == [fire_id("nine", at(5, 9))]
     assert world.stats()["fired"] == 1
 
 
-def test_a_stale_leader_sets_nothing_aside(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_leader_sets_nothing_aside(world: World) -> None:
     world.add()
     world.redis.hset(world.keys["schedules"], "nine", "{")
     world.clock.set(at(5, 9))
 
     def stand_still() -> None:
         world.advance(10)
-        other._leadership.lead(0)
+        world.other._leadership.lead(0)
 
-    world.before_script(monkeypatch, "set_aside", stand_still)
+    world.before_script("set_aside", stand_still)
     report = world.tick()
 
     assert (report.set_aside, report.is_leader) == (0, False)
@@ -668,13 +647,11 @@ def test_a_stale_leader_sets_nothing_aside(
     assert "set_aside_broken" not in world.stats()
 
 
-def test_a_second_term_has_another_token_than_the_lost_one(
-    world: World, other: TaskScheduler
-) -> None:
+def test_a_second_term_has_another_token_than_the_lost_one(world: World) -> None:
     world.tick()
     first = world.scheduler._leadership.token
     world.advance(10)
-    other.tick()
+    world.other.tick()
     world.tick()
     assert world.tick_after(10).is_leader
     assert world.scheduler._leadership.token != first
@@ -1720,9 +1697,7 @@ def test_a_script_makes_these_changes_and_repeated_no_others(
     assert world.state(replay=True) == after
 
 
-def test_every_command_of_a_scheduler_may_arrive_twice(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_a_scheduler_may_arrive_twice(world: World) -> None:
     """As redis-py, or a proxy, may do it after a lost reply; through the public calls this time."""
     command = world.queue.link._command
     sent: list[tuple[str, list[Any]]] = []
@@ -1743,7 +1718,7 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
         sent.clear()
         return answer
 
-    monkeypatch.setattr(world.queue.link, "_command", note)
+    world.patch(world.queue.link, "_command", note)
     repeated(world.add())
     repeated(world.add("bad"))
     assert repeated(world.scheduler.update_schedule("nine", payload={"a": 1}))
@@ -1768,9 +1743,7 @@ def test_every_command_of_a_scheduler_may_arrive_twice(
     assert world.stats()["fired"] == 1
 
 
-def test_lost_replies_change_nothing_for_the_caller(
-    own_server: OwnServer, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_replies_change_nothing_for_the_caller(own_server: OwnServer, world: World) -> None:
     server = own_server()
     with (
         LossyProxy(server.socket_path) as proxy,
@@ -1793,7 +1766,7 @@ def test_lost_replies_change_nothing_for_the_caller(
         assert sample(world, "lock_total", outcome="acquired") == 1
         world.clock.set(at(5, 9))
         dropped = proxy.dropped
-        before_script(queue, monkeypatch, "fire", proxy.drop_replies)
+        before_script(queue, world.monkeypatch, "fire", proxy.drop_replies)
         assert scheduler.tick().fired == 1
         assert proxy.dropped == dropped + 1
         assert get(scheduler, "nine").run_count == 1
@@ -1875,7 +1848,7 @@ def test_stop_of_one_that_never_ran_does_nothing(world: World) -> None:
 # --- health ---------------------------------------------------------------------------------------
 
 
-def test_health_before_and_after_a_tick(world: World, other: TaskScheduler) -> None:
+def test_health_before_and_after_a_tick(world: World) -> None:
     world.add()
     world.clock.set(at(5, 9, 0, 7))
     before = world.scheduler.health()
@@ -1885,12 +1858,12 @@ def test_health_before_and_after_a_tick(world: World, other: TaskScheduler) -> N
 
     world.tick()
 
-    after, theirs = world.scheduler.health(), other.health()
+    after, theirs = world.scheduler.health(), world.other.health()
     assert (after.is_leader, after.leader, after.lag) == (True, "one", 0.0)
     assert after.last_good_cycle is not None
     assert (theirs.is_leader, theirs.leader) == (False, "one")
     world.advance(10)
-    assert other.health().leader is None  # the term is over
+    assert world.other.health().leader is None  # the term is over
 
 
 def test_health_says_when_redis_is_away(own_server: OwnServer) -> None:

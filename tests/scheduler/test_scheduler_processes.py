@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
+from helpers.fixtures import Spawn
 from helpers.state import check_consistency
 from helpers.waiting import eventually
 from prometheus_client import CollectorRegistry
@@ -56,7 +57,6 @@ DRIVER = textwrap.dedent(
     """
 )
 
-Spawn = Callable[..., "subprocess.Popen[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.waiting import eventually
 from prometheus_client import CollectorRegistry
 
@@ -21,10 +22,8 @@ from fairqueue.errors import RedisUnavailable
 from fairqueue.link.connection import Listener
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-OwnServer = Callable[..., EmbeddedServer]
 Make = Callable[..., TaskScheduler]
 
 EVERY_SECOND = "* * * * * *"

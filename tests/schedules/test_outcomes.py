@@ -7,16 +7,13 @@ import pytest
 from helpers.schedules import THURSDAY, add, at
 from helpers.world import World
 
-from fairqueue.clock import ManualClock, to_ms
+from fairqueue.clock import to_ms
 from fairqueue.errors import InvalidSchedule
 from fairqueue.scheduler.scheduler import TaskScheduler
 
 LONG_AGO = datetime(1000, 1, 1, tzinfo=UTC)
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def told(world: World, start: datetime, end: datetime) -> list[tuple[datetime, str]]:

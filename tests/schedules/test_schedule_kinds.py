@@ -17,17 +17,13 @@ from helpers.schedules import (
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidCron, InvalidInput, InvalidSchedule, ScheduleQuota
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.recurrence.frequency import every
 from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def add_rule(world: World, schedule_id: str = "s", **fields: Any) -> str:
@@ -707,9 +703,7 @@ CHANGED: dict[str, Callable[[TaskScheduler], object]] = {
 
 
 @pytest.mark.parametrize("how", CHANGED)
-def test_what_was_changed_since_it_was_read_is_not_resumed(
-    world: World, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_what_was_changed_since_it_was_read_is_not_resumed(world: World, how: str) -> None:
     add_rule(world, cron_expr="0 * * * *")
     world.scheduler.pause_schedule("s", until=at(5, 11, 30))
     world.clock.set(at(5, 11, 30))
@@ -719,7 +713,7 @@ def test_what_was_changed_since_it_was_read_is_not_resumed(
         CHANGED[how](world.scheduler)
         states.append(world.state().get("plan"))
 
-    world.before_script(monkeypatch, "resume", change)
+    world.before_script("resume", change)
     world.scheduler._handle(world.scheduler._leadership.lead(10), TickReport(), None)
     assert world.state().get("plan") == states[0]
 

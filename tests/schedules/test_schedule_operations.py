@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
 from helpers.schedules import (
     THURSDAY,
@@ -39,7 +40,6 @@ from fairqueue.errors import (
 )
 from fairqueue.link.operation import Operation
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.schedules import bulk, search
 from fairqueue.schedules import import_export as exchange
@@ -51,13 +51,9 @@ from fairqueue.schedules.replan import Replanner, zone_data
 from fairqueue.schedules.store import GAPS_CHECKED, SETTINGS_MS, ScheduleStore
 from fairqueue.validation import Priority
 
-OwnServer = Callable[..., EmbeddedServer]
 REPLAY_S = 60.0  # a generation of remembered answers; see lua/lib/replay.lua
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 def fates(
@@ -449,11 +445,11 @@ def test_a_full_queue_stops_a_backfill_which_goes_on_later(world: World) -> None
 
 
 def test_a_backfill_during_which_the_schedule_is_changed_starts_over_with_the_new_one(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     with_an_outage(world.scheduler, world.clock)
     sent = world.before_script(
-        monkeypatch, "backfill", lambda: other.update_schedule("nine", payload={"new": 1})
+        "backfill", lambda: world.other.update_schedule("nine", payload={"new": 1})
     )
     assert world.scheduler.backfill("nine", at(5, 8), at(5, 20)).filled == 3
     assert sent.count("backfill") == 2
@@ -463,15 +459,11 @@ def test_a_backfill_during_which_the_schedule_is_changed_starts_over_with_the_ne
     assert info.task.payload == {"new": 1}
 
 
-def test_two_backfills_at_the_same_time_make_each_task_once(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_backfills_at_the_same_time_make_each_task_once(world: World) -> None:
     with_an_outage(world.scheduler, world.clock)
     theirs: list[int] = []
     world.before_script(
-        monkeypatch,
-        "backfill",
-        lambda: theirs.append(other.backfill("nine", at(5, 8), at(5, 11)).filled),
+        "backfill", lambda: theirs.append(world.other.backfill("nine", at(5, 8), at(5, 11)).filled)
     )
     mine = world.scheduler.backfill("nine", at(5, 8), at(5, 20)).filled
     assert (theirs, mine) == ([2], 1)
@@ -493,28 +485,24 @@ def test_a_backfill_whose_reply_is_lost_is_done_once(own_server: OwnServer, worl
         check_consistency(client)
 
 
-def test_a_moment_that_is_fired_during_a_backfill_is_fired_all_the_same(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moment_that_is_fired_during_a_backfill_is_fired_all_the_same(world: World) -> None:
     with_an_outage(world.scheduler, world.clock)
     world.clock.set(at(5, 13))
-    world.before_script(monkeypatch, "fire", lambda: other.backfill("nine", at(5, 8), at(5, 20)))
+    world.before_script("fire", lambda: world.other.backfill("nine", at(5, 8), at(5, 20)))
     assert world.tick().fired == 1
     hours = [8, 9, 10, 11, 12, 13]
     assert world.fired_ids() == [fire_id("nine", at(5, hour)) for hour in hours]
 
 
-def test_a_schedule_that_is_changed_again_and_again_is_a_conflict(
-    world: World, other: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_that_is_changed_again_and_again_is_a_conflict(world: World) -> None:
     with TaskQueue(world.redis, clock=world.clock, timeout=0.3) as queue:
         scheduler = TaskScheduler(queue, "impatient", registry=CollectorRegistry())
         add(scheduler)
         before_script(
             queue,
-            monkeypatch,
+            world.monkeypatch,
             "backfill",
-            lambda: other.update_schedule("nine", priority=2),
+            lambda: world.other.update_schedule("nine", priority=2),
             times=10**9,
         )
         with pytest.raises(ScheduleConflict, match="0 fire times were filled"):
@@ -722,14 +710,14 @@ def test_each_bulk_action_does_what_the_single_one_does(world: World) -> None:
     assert seen == [(1, 2), (2, 2)]
 
 
-def test_one_that_fails_does_not_stop_the_others(world: World, other: TaskScheduler) -> None:
+def test_one_that_fails_does_not_stop_the_others(world: World) -> None:
     add_some(world)
     world.add("once", cron_expr=None, at=at(5, 9))
     tick_at(world.scheduler, world.clock, at(5, 9))
 
     def somebody_removes_another(done: int, total: int) -> None:
         if done == 1:
-            other.remove_schedule("b1")
+            world.other.remove_schedule("b1")
 
     result = world.scheduler.bulk("resume", dry_run=False, progress=somebody_removes_another)
 
@@ -737,12 +725,10 @@ def test_one_that_fails_does_not_stop_the_others(world: World, other: TaskSchedu
     assert "is in the past" in result.errors["once"]
 
 
-def test_one_that_is_gone_before_it_is_triggered_is_counted(
-    world: World, other: TaskScheduler
-) -> None:
+def test_one_that_is_gone_before_it_is_triggered_is_counted(world: World) -> None:
     add_some(world)
     result = world.scheduler.bulk(
-        "trigger", dry_run=False, progress=lambda *_: other.remove_schedule("b1")
+        "trigger", dry_run=False, progress=lambda *_: world.other.remove_schedule("b1")
     )
     assert (result.done, result.gone, result.errors) == (2, 1, {})
 
@@ -1338,7 +1324,7 @@ def test_a_replanning_that_redis_interrupts_goes_on_where_it_was(world: World) -
 
 
 def test_a_replanning_does_not_count_a_server_that_is_gone_as_a_broken_schedule(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     world.add(cron_expr="0 12 * * *")
     plan_at(world, at(5, 15))
@@ -1346,7 +1332,7 @@ def test_a_replanning_does_not_count_a_server_that_is_gone_as_a_broken_schedule(
     def gone() -> None:
         raise RedisUnavailable("gone")
 
-    world.before_script(monkeypatch, "update_schedule", gone)
+    world.before_script("update_schedule", gone)
     replanner = Replanner(ScheduleStore(world.queue.link))
     with pytest.raises(RedisUnavailable):
         replanner.step()

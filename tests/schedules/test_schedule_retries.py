@@ -94,10 +94,8 @@ def test_the_delays_are_what_the_backoff_says(
 
 
 @pytest.mark.parametrize("of", ["schedule", "task"])
-def test_jitter_is_drawn_where_it_is_asked_for(
-    world: World, monkeypatch: pytest.MonkeyPatch, of: str
-) -> None:
-    monkeypatch.setattr("random.uniform", lambda low, high: low + (high - low) / 4)
+def test_jitter_is_drawn_where_it_is_asked_for(world: World, of: str) -> None:
+    world.patch("random.uniform", lambda low, high: low + (high - low) / 4)
     worker = failing_worker(world, **HANDLER)
     cases: list[tuple[float | list[float], list[float]]] = [
         (60.0, [15, 30]),

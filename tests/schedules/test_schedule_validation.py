@@ -11,7 +11,6 @@ from helpers.tasks import make_task
 from helpers.world import World
 
 from fairqueue.access.credentials import Actor
-from fairqueue.clock import ManualClock
 from fairqueue.errors import FairQueueError, InvalidCron, InvalidSchedule
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.schedules import ScheduleInspector
@@ -23,10 +22,7 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 HUGE = "x" * 100_000
 LONGEST_ERROR = 2000  # characters
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 # --- rules ----------------------------------------------------------------------------------------

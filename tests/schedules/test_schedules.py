@@ -43,10 +43,7 @@ from fairqueue.schedules.fields import MAX_ID_LENGTH
 from fairqueue.schedules.store import MAX_ADDED
 from fairqueue.validation import Priority
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 # --- adding ---------------------------------------------------------------------------------------
@@ -547,25 +544,19 @@ def overtaken(*_: object) -> Operation[bytes]:
     return b"changed"
 
 
-def test_an_update_that_others_overtake_for_ever_gives_up(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_that_others_overtake_for_ever_gives_up(world: World) -> None:
     with TaskQueue(world.redis, clock=world.clock, timeout=0.1) as queue:
         scheduler = TaskScheduler(queue, registry=CollectorRegistry())
         add(scheduler)
-        monkeypatch.setattr(scheduler.schedules.store, "_try_update", overtaken)
+        world.patch(scheduler.schedules.store, "_try_update", overtaken)
         with pytest.raises(ScheduleConflict, match="'nine' was changed by others"):
             scheduler.update_schedule("nine", name="x")
 
 
-def test_an_update_starts_over_when_somebody_else_was_faster(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_starts_over_when_somebody_else_was_faster(world: World) -> None:
     world.add()
     sent = world.before_script(
-        monkeypatch,
-        "update_schedule",
-        lambda: world.scheduler.update_schedule("nine", payload={"theirs": 1}),
+        "update_schedule", lambda: world.scheduler.update_schedule("nine", payload={"theirs": 1})
     )
     assert world.scheduler.update_schedule("nine", name="ours")
 
@@ -575,7 +566,7 @@ def test_an_update_starts_over_when_somebody_else_was_faster(
 
 
 def test_a_fire_planned_from_the_old_text_is_refused_although_the_moment_is_the_same(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     """On a Friday, `0 9 * * *` and `0 9 * * 1-5` agree on today and not on tomorrow."""
     world.clock.set(at(6, 8, 59))
@@ -583,10 +574,10 @@ def test_a_fire_planned_from_the_old_text_is_refused_although_the_moment_is_the_
 
     def change() -> None:
         # A client that is half a second behind: for it the moment, which stays, is yet to come.
-        monkeypatch.setattr(world.queue.link, "now_ms", lambda: world.clock.now_ms() - 500)
+        world.patch(world.queue.link, "now_ms", lambda: world.clock.now_ms() - 500)
         world.scheduler.update_schedule("nine", cron_expr="0 9 * * 1-5")
 
-    world.before_script(monkeypatch, "fire", change)
+    world.before_script("fire", change)
     report = world.tick_at(at(6, 9))
 
     assert (report.fired, report.moved) == (1, 1)
@@ -604,13 +595,11 @@ def test_on_a_thursday_the_next_moment_stays_and_the_revision_changes(world: Wor
     assert before.split()[0] != after.split()[0]
 
 
-def test_a_payload_changed_after_the_reading_is_the_one_that_is_fired(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_payload_changed_after_the_reading_is_the_one_that_is_fired(world: World) -> None:
     world.add(payload={"version": 1})
     world.clock.set(at(5, 9))
     world.before_script(
-        monkeypatch, "fire", lambda: world.scheduler.update_schedule("nine", payload={"version": 2})
+        "fire", lambda: world.scheduler.update_schedule("nine", payload={"version": 2})
     )
     report = world.tick()
 
@@ -619,12 +608,10 @@ def test_a_payload_changed_after_the_reading_is_the_one_that_is_fired(
     assert (report.fired, report.moved) == (1, 1)
 
 
-def test_a_schedule_removed_after_the_reading_is_not_fired(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_removed_after_the_reading_is_not_fired(world: World) -> None:
     world.add()
     world.clock.set(at(5, 9))
-    world.before_script(monkeypatch, "fire", lambda: world.scheduler.remove_schedule("nine"))
+    world.before_script("fire", lambda: world.scheduler.remove_schedule("nine"))
     report = world.tick()
 
     assert (report.fired, report.moved) == (0, 1)
@@ -653,23 +640,21 @@ def test_a_wrong_idea_of_the_time_is_corrected_by_the_server(redis_client: redis
         assert schedule.next_run.timestamp() > seconds
 
 
-def test_planning_may_take_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_may_take_a_while(world: World) -> None:
     plan = fairqueue.schedules.update.first_fire
 
     def slowly(*arguments: Any) -> Any:
         world.advance(2)
         return plan(*arguments)
 
-    monkeypatch.setattr(fairqueue.schedules.store, "first_fire", slowly)
+    world.patch(fairqueue.schedules.store, "first_fire", slowly)
     scheduler = TaskScheduler(world.queue, registry=CollectorRegistry())
     add(scheduler, "s", cron_expr="@hourly")
     assert get(scheduler, "s").is_active
 
 
-def test_a_clock_that_jumps_all_the_time_is_said(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(world.queue.link, "now_ms", lambda: world.clock.now_ms() + 60_000)
+def test_a_clock_that_jumps_all_the_time_is_said(world: World) -> None:
+    world.patch(world.queue.link, "now_ms", lambda: world.clock.now_ms() + 60_000)
     scheduler = TaskScheduler(world.queue, registry=CollectorRegistry())
     with pytest.raises(ScheduleConflict, match="clock of Redis jumps"):
         add(scheduler, "s", cron_expr="@hourly")
@@ -1005,16 +990,12 @@ def test_at_most_a_thousand_problems_are_listed(world: World) -> None:
     assert len(world.scheduler.problems()) == 1000
 
 
-def test_updates_that_leave_the_text_as_it_was_are_not_overlooked(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_that_leave_the_text_as_it_was_are_not_overlooked(world: World) -> None:
     """Switching on writes the same definition in the same millisecond, under a new revision."""
     world.add(cron_expr="0 9 * * *")
     world.scheduler.update_schedule("nine", is_active=False)
     world.before_script(
-        monkeypatch,
-        "update_schedule",
-        lambda: world.scheduler.update_schedule("nine", is_active=True),
+        "update_schedule", lambda: world.scheduler.update_schedule("nine", is_active=True)
     )
     world.scheduler.update_schedule("nine", cron_expr="0 17 * * *")
     schedule = world.schedule("nine")

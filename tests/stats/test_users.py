@@ -254,12 +254,12 @@ def test_users_are_read_together_in_their_order(world: World, people: PeopleStor
 
 
 def test_a_page_of_users_is_read_in_few_round_trips_and_who_wants_service_once_in_ten_seconds(
-    world: World, people: PeopleStore, monkeypatch: pytest.MonkeyPatch
+    world: World, people: PeopleStore
 ) -> None:
     users = [f"user-{n:03d}" for n in range(100)]
     for user in users:
         world.fill(user, 1)
-    sent = world.before_script(monkeypatch, "user_stats", lambda: None)
+    sent = world.before_script("user_stats", lambda: None)
     found = people.read(users, world.now() - HOUR)
     assert [info.user_id for info in found] == users
     assert [info.entitled for info in found] == [pytest.approx(0.01)] * 100
@@ -547,10 +547,8 @@ def run_some(world: World) -> None:
         world.advance(10)
 
 
-def test_of_too_many_users_so_many_are_summed(
-    world: World, people: PeopleStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairqueue.stats.users.MAX_SUMMED", 4)
+def test_of_too_many_users_so_many_are_summed(world: World, people: PeopleStore) -> None:
+    world.patch("fairqueue.stats.users.MAX_SUMMED", 4)
     for n in range(10):
         world.fill(f"user-{n}", 1)
     found = people.read(["user-9", "user-8"], world.now() - HOUR)
@@ -572,9 +570,9 @@ def test_the_users_who_got_most_are_found(world: World, people: PeopleStore) -> 
 
 
 def test_the_users_who_got_most_are_found_in_several_parts(
-    world: World, people: PeopleStore, monkeypatch: pytest.MonkeyPatch
+    world: World, people: PeopleStore
 ) -> None:
-    monkeypatch.setattr("fairqueue.stats.users.SUMMED_CHUNK", 3)
+    world.patch("fairqueue.stats.users.SUMMED_CHUNK", 3)
     for n in range(10):
         run(world.queue, f"user-{n}", n + 1)
     world.advance(1)

@@ -46,10 +46,7 @@ OPERATOR = Actor(name="ole", role="operator")
 NORTH = Actor(name="nora", tenant="north")
 SOUTH = Actor(name="sam", tenant="south")
 
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(THURSDAY)
+START = THURSDAY
 
 
 @pytest.fixture

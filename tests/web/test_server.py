@@ -3,14 +3,14 @@
 import re
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
 from helpers.browser import Web
+from helpers.fixtures import Spawn
 from helpers.network import is_closed_after
 from helpers.tasks import make_task
 from helpers.waiting import eventually
@@ -23,7 +23,6 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app
 from fairqueue.web.server import ClientLimits
 
-Spawn = Callable[..., "subprocess.Popen[str]"]
 DEADLINE_S = 60  # for what has to happen
 SHORT = ClientLimits(head=0.3, body=0.3, idle=0.3, write=0.3)
 # For all that must not be over meanwhile.

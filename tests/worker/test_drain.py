@@ -2,11 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import Spawn
 from helpers.state import changes
 from helpers.tasks import fill
 from helpers.waiting import eventually, in_thread
@@ -284,8 +285,6 @@ worker = Worker(queue, lambda task: None, worker_id="me", processes=processes)
 print("ended", worker.forever(), worker.state, flush=True)
 """
 
-Spawn = Callable[..., Any]
-
 
 @pytest.fixture
 def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
@@ -299,6 +298,7 @@ def test_forever_returns_when_the_worker_has_drained(
     live: TaskQueue, redis_url: str, spawn: Spawn
 ) -> None:
     process = spawn(FOREVER, redis_url, "0")
+    assert process.stdout is not None
     eventually(lambda: is_alive(live), "it is known", within=WITHIN)
     assert WorkerStore(live.link).drain("me", by="ann")
     assert in_thread(process.stdout.readline)() == "ended True stopped\n"
@@ -312,6 +312,7 @@ def test_a_process_that_has_drained_is_not_replaced_and_the_last_one_ends_the_wo
 ) -> None:
     workers = WorkerStore(live.link)
     process = spawn(FOREVER, redis_url, "2")
+    assert process.stdout is not None
     eventually(lambda: draining(workers).keys() == {"me:0", "me:1"}, "both", within=WITHIN)
     assert workers.drain("me:0", by="ann")
     eventually(lambda: draining(workers).keys() == {"me:1"}, "one has ended", within=WITHIN)

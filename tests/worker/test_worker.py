@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
 from helpers.state import check_consistency, places, stats
 from helpers.tasks import Mute, claim_one, fill, ids_of, make_task, push
@@ -27,10 +28,8 @@ from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, Ti
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, LeaseLost
 from fairqueue.queue.reports import Report
-from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.worker.context import RunningTask
 
-OwnServer = Callable[..., EmbeddedServer]
 Make = Callable[..., Worker]
 
 SHORT = 0.3  # seconds of a lease that is to be extended within a test

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from helpers.fixtures import Spawn
 from helpers.state import check_consistency, places
 from helpers.tasks import fill, push
 from helpers.waiting import eventually, in_thread
@@ -84,8 +85,6 @@ print(json.dumps("started"), flush=True)
 for line in sys.stdin:
     print(json.dumps(eval(line)), flush=True)
 """
-
-Spawn = Callable[..., "subprocess.Popen[str]"]
 
 
 class Program:

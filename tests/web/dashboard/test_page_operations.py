@@ -33,11 +33,6 @@ RATE: dict[str, Any] = {"rate": 1000.0, "burst": 1000}
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
-
-
-@pytest.fixture
 def inspector(queue: TaskQueue) -> Inspector:
     return Inspector(queue, Actor(name="ann"))
 

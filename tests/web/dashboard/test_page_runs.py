@@ -14,7 +14,6 @@ from helpers.world import World
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from fairqueue.clock import ManualClock
 from fairqueue.demo.seeder import seed
 from fairqueue.history.runs import STATUSES
 from fairqueue.link.connection import Link
@@ -30,11 +29,6 @@ START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 NO_TEXTS: list[Any] = [[], {}, None, 7, True, -1e300, 10**400]
 NO_MOMENTS: list[Any] = [[], {}, None, "x", -1e300, 10**400]
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
 
 
 def shown(text: str) -> list[str]:
@@ -293,9 +287,7 @@ def test_new_runs_are_announced_by_counters_of_what_is_shown(web: Web) -> None:
     assert set(COUNTERS) == set(STATUSES)
 
 
-def test_a_longer_list_asks_redis_no_more_often(
-    web: Web, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_longer_list_asks_redis_no_more_often(web: Web, world: World) -> None:
     site = web()
     asked: list[str] = []
 
@@ -311,7 +303,7 @@ def test_a_longer_list_asks_redis_no_more_often(
             asked.append("asked")
             return _method(self, *given, **named)
 
-        monkeypatch.setattr(Link, name, counted)
+        world.patch(Link, name, counted)
     for number in range(3):
         fail(world, f"run-{number}", error=f"kind {'abc'[number]}")
     paths = ("/runs", "/failed?view=runs", "/failed", "/audit")
@@ -670,10 +662,8 @@ def form_of(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_many_are_run_again_part_by_part(
-    web: Web, world: World, monkeypatch: pytest.MonkeyPatch, scripts: bool
-) -> None:
-    monkeypatch.setattr(failed_page, "PART", 2)
+def test_many_are_run_again_part_by_part(web: Web, world: World, scripts: bool) -> None:
+    world.patch(failed_page, "PART", 2)
     for number in range(5):
         fail(world, f"disk-{number}")
     fail(world, "other", "bob")

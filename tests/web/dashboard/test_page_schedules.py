@@ -32,11 +32,6 @@ from fairqueue.web.dashboard.pages.schedule import bars, stretches
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
-
-
 def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:
     """Add a schedule, daily at nine unless told otherwise."""
     rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
@@ -158,9 +153,7 @@ def test_pages_follow_each_other_by_their_cursor(web: Web, world: World) -> None
     assert path == ""
 
 
-def test_a_full_page_takes_as_many_round_trips_as_a_short_one(
-    web: Web, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_page_takes_as_many_round_trips_as_a_short_one(web: Web, world: World) -> None:
     trips: list[object] = []
     for name in ("ask", "run"):
         original = getattr(Link, name)
@@ -169,7 +162,7 @@ def test_a_full_page_takes_as_many_round_trips_as_a_short_one(
             trips.append(given)
             return _act(link, *given, **options)
 
-        monkeypatch.setattr(Link, name, counted)
+        world.patch(Link, name, counted)
     site = web()
     for number in range(5):
         add(world, f"a{number}")
