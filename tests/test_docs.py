@@ -61,6 +61,13 @@ def test_each_file_on_the_map_is_there(file: str) -> None:
     assert any((folder / file).is_file() for folder in folders)
 
 
+@pytest.mark.parametrize(("name", "file"), re.findall(r"`([\w.]+)` in\s+`([\w/]+\.py)`", MAP))
+def test_each_function_on_the_map_is_in_its_file(name: str, file: str) -> None:
+    last = name.rpartition(".")[2]
+    text = (ROOT / "fairqueue" / file).read_text()
+    assert re.search(rf"^\s*(?:def|class) {last}\b", text, re.MULTILINE)
+
+
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
