@@ -26,7 +26,7 @@ LAYERS = [
     {"worker"},
     {"http_tasks"},
     {"http", "scheduler"},
-    {"inspection"},
+    {"inspection", "aio"},
     {"demo", "web"},
     {"service"},
     {"cli"},

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 import redis
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.backoff import NoBackoff
 from redis.connection import (
     AbstractConnection,
@@ -64,13 +65,13 @@ class Dialer:
 
         NobodyThere is one of them.
         """
-        connection = self._make(**_limited(self._options, within))
+        connection = self._make(**limited(self._options, within))
         try:
             connection.connect()
             _wait_for_answers(connection, self._options.get("socket_timeout"))
         except BaseException as error:
             disconnect(connection)
-            if isinstance(error, redis.ConnectionError) and _is_nobody(error):
+            if isinstance(error, redis.ConnectionError) and is_nobody(error):
                 raise NobodyThere(str(error)) from error
             raise
         return connection
@@ -94,7 +95,7 @@ def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
         return _SentinelDialer(pool, min(attempt, ANSWER_S))
     if not isinstance(pool, ConnectionPool):
         return Dialer(lambda **_: cast(AbstractConnection, pool.make_connection()), {})
-    return Dialer(pool.connection_class, _options_like(pool, attempt))
+    return Dialer(pool.connection_class, options_like(pool, attempt))
 
 
 class _SentinelDialer(Dialer):
@@ -114,9 +115,9 @@ class _SentinelDialer(Dialer):
         self._attempt = attempt
         super().__init__(
             SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection,
-            _options_like(pool, min(attempt, HANDSHAKE_S)),
+            options_like(pool, min(attempt, HANDSHAKE_S)),
         )
-        self._usual: float = _options_like(pool, attempt)["socket_timeout"]
+        self._usual: float = options_like(pool, attempt)["socket_timeout"]
         manager = pool.sentinel_manager
         self._force_ip: str | None = getattr(manager, "_force_master_ip", None)
         self._sentinels = [_Sentinel(each.connection_pool, attempt) for each in manager.sentinels]
@@ -182,7 +183,7 @@ class _SentinelDialer(Dialer):
 
     def _connect(self, address: Address, within: float) -> AbstractConnection:
         host, port = address
-        options = {**_limited(self._options, within), "host": host, "port": port}
+        options = {**limited(self._options, within), "host": host, "port": port}
         connection = self._make(**options)
         try:
             connection.connect()
@@ -203,12 +204,12 @@ class _Sentinel:
 
     def __init__(self, pool: ConnectionPool, attempt: float) -> None:
         self._class = pool.connection_class
-        self._options = _options_like(pool, min(attempt, SENTINEL_S))
+        self._options = options_like(pool, min(attempt, SENTINEL_S))
         self._name = f"{self._options.get('host')}:{self._options.get('port')}"
 
     def ask(self, service: str, seconds: float) -> Address:
         """Where the primary of a service is. Raises redis errors that name the sentinel."""
-        connection = self._class(**_limited(self._options, seconds))
+        connection = self._class(**limited(self._options, seconds))
         try:
             connection.connect()
             connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
@@ -233,10 +234,10 @@ def _nobody(service: str, problems: list[Exception]) -> Exception:
     text = f"no sentinel named a primary of {service!r}: {'; '.join(map(str, problems))}"
     if any(isinstance(problem, redis.AuthenticationError) for problem in problems):
         return redis.AuthenticationError(text)
-    return (NobodyThere if all(map(_is_nobody, problems)) else redis.ConnectionError)(text)
+    return (NobodyThere if all(map(is_nobody, problems)) else redis.ConnectionError)(text)
 
 
-def _is_nobody(error: BaseException) -> bool:
+def is_nobody(error: BaseException) -> bool:
     """Whether a connection failed because nobody listens: refused, no such socket, no such host."""
     cause: BaseException | None = error
     while cause is not None:
@@ -246,14 +247,14 @@ def _is_nobody(error: BaseException) -> bool:
     return False
 
 
-def _options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
+def options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
     """The settings of a pool's connections, with `seconds` for each step and without retries."""
     options = {
         name: value
         for name, value in pool.connection_kwargs.items()
         if not name.startswith(("maint_notifications", "orig_")) and name not in _NOT_OURS
     }
-    if issubclass(pool.connection_class, SSLConnection):
+    if issubclass(pool.connection_class, SSLConnection | AsyncSSLConnection):
         # Before redis-py 6 a certificate of any host would do.
         unchecked = options.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE)
         options.setdefault("ssl_check_hostname", not unchecked)
@@ -269,7 +270,7 @@ def _options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
     return options
 
 
-def _limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The settings of a connection, with no more than `seconds` for each step of making it."""
     steps = ("socket_timeout", "socket_connect_timeout")
     return {

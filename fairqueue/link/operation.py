@@ -6,7 +6,8 @@ the asynchronous one (aio.py) run the same operations, so deadlines, repeats and
 once for each driver and never in an operation.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_args, overload
 
@@ -124,11 +125,33 @@ def operation(
     def perform(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return cast(R_co, self.link.perform(method(self, *args, **kwargs)))
 
-    annotations = dict(method.__annotations__)
-    if inner := get_args(annotations.get("return")):
-        annotations["return"] = inner[2]
-    perform.__annotations__ = annotations
+    _return_result(perform)
     return cast(Performed[S_contra, P, R_co], perform)
+
+
+def awaited(
+    method: Performed[S_contra, P, T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The asynchronous method for one that `operation` made, on an object that wraps a store.
+
+    The object has the store as `operations`, and its driver as `link`.
+    """
+    steps: Any = cast(Any, method).__wrapped__
+
+    @wraps(steps)
+    async def perform(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return cast(T, await self.link.perform(steps(self.operations, *args, **kwargs)))
+
+    _return_result(perform)
+    return perform
+
+
+def _return_result(function: Any) -> None:
+    """Let the signature of a function name its result instead of Operation[...]."""
+    signature = inspect.signature(function)
+    if inner := get_args(signature.return_annotation):
+        function.__annotations__ = {**function.__annotations__, "return": inner[2]}
+        function.__signature__ = signature.replace(return_annotation=inner[2])
 
 
 def steps(method: Callable[P, T]) -> Callable[P, Operation[T]]:

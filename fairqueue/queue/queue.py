@@ -38,6 +38,16 @@ class QueueOperations(PushOperations, EndOperations, ReadOperations, SettingsOpe
         yield Ask(("UNLINK", *self.keys.all()))
 
 
+def check_options(timeout: object, clock: object) -> float:
+    """The time-out of a queue. Raises ConfigurationError for a bad time-out or clock."""
+    if clock is not None and not callable(getattr(clock, "now_ms", None)):
+        raise ConfigurationError(
+            "clock must be None or have a method now_ms, as ManualClock has; "
+            f"{kind_of(clock)} has none"
+        )
+    return check_seconds(timeout, "timeout", ConfigurationError, least=0.1, most=MAX_TIMEOUT_S)
+
+
 class TaskQueue(QueueOperations):
     """A queue on Redis that is fair between users. May be used by many threads at once.
 
@@ -56,14 +66,7 @@ class TaskQueue(QueueOperations):
     ) -> None:
         """Raises ConfigurationError for a bad client, name, time-out or clock."""
         keys = Keys(name)
-        timeout = check_seconds(
-            timeout, "timeout", ConfigurationError, least=0.1, most=MAX_TIMEOUT_S
-        )
-        if clock is not None and not callable(getattr(clock, "now_ms", None)):
-            raise ConfigurationError(
-                "clock must be None or have a method now_ms, as ManualClock has; "
-                f"{kind_of(clock)} has none"
-            )
+        timeout = check_options(timeout, clock)
         super().__init__(name, Link(redis_client, keys, timeout=timeout, clock=clock))
         self._server: EmbeddedServer | None = None
 

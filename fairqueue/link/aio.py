@@ -1,0 +1,383 @@
+"""The asynchronous driver: runs the same operations on connections of redis.asyncio."""
+
+import asyncio
+import inspect
+import math
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any, TypeVar, cast
+
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.sentinel import SentinelConnectionPool
+
+from fairqueue.clock import Clock
+from fairqueue.errors import ConfigurationError, RedisRefused, kind_of
+from fairqueue.link import driver
+from fairqueue.link.dialer import NobodyThere, is_nobody, limited, options_like
+from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, check_answers
+from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.operation import Argument, Ask, Call, Each, Now, Operation, Together, Wait
+from fairqueue.link.scripts import Script
+
+# How each kind of request is answered.
+_METHODS: dict[type, str] = {
+    Call: "_call",
+    Together: "_together",
+    Each: "_each",
+    Ask: "_ask",
+    Now: "_now",
+}
+Action = Callable[[AbstractConnection], Awaitable[Any]]
+Result = TypeVar("Result")
+
+
+class _Stopped(Exception):
+    """Whoever reads the answers of Each wants no more."""
+
+
+class AsyncLink(Driver):
+    """The asynchronous way to one queue in Redis.
+
+    Many tasks of one event loop may use it. In another loop, or after a fork, it opens connections
+    of its own. A task that is cancelled closes the connection that it uses: no answer is left on
+    its way. What it asked may have been done.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis | redis.asyncio.Redis,
+        keys: Keys,
+        *,
+        timeout: float,
+        clock: Clock | None,
+    ) -> None:
+        super().__init__(keys, timeout, clock)
+        self._dialer = _Dialer(client, timeout)
+        self._free: list[AbstractConnection] = []
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._abandoned: list[list[AbstractConnection]] = []
+        self._closed = False
+
+    async def close(self) -> None:
+        """Close the connections that are not in use; the others close when they come back."""
+        self._closed = True
+        self._move_home()
+        while self._free:
+            await _disconnect(self._free.pop())
+
+    async def perform(self, steps: Operation[Result]) -> Result:
+        """Run an operation: answer its requests one by one, and return its result.
+
+        Raises RedisUnavailable when Redis did not answer in time (it is not known what has been
+        done, the same operation may be repeated), RedisRefused when it refused a request.
+        """
+        waiter: _Waiter | None = None
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    if type(request) is Wait:
+                        waiter = waiter or _Waiter(self)
+                        answer = await self._wait(waiter, request)
+                    else:
+                        answer = await getattr(self, _METHODS[type(request)])(request)
+                except BaseException as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return cast(Result, end.value)
+        finally:
+            if waiter is not None:
+                await waiter.close()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _call(self, call: Call) -> Any:
+        return await self._repeat(self._evaluation(*self._command(call)), call.timeout)
+
+    async def _together(self, request: Together) -> list[Any]:
+        prepared = [self._command(call) for call in request.calls]
+
+        async def talk(connection: AbstractConnection) -> list[Any]:
+            await _send(connection, [command for _, command in prepared])
+            answers = [await _answer_or_error(connection) for _ in prepared]
+            for i, answer in enumerate(answers):
+                if isinstance(answer, redis.exceptions.NoScriptError):
+                    answers[i] = await self._evaluate(connection, *prepared[i])
+            check_answers(answers)
+            return answers
+
+        answers: list[Any] = await self._repeat(talk, None)
+        return answers
+
+    async def _each(self, request: Each) -> None:
+        """As in the blocking driver: the next call is made while the server works on the last."""
+        waiting: deque[tuple[Call, float]] = deque()
+        source = iter(request.calls)
+
+        def read(answer: Any) -> None:
+            if request.read(answer) is False:
+                raise _Stopped
+
+        with suppress(_Stopped):
+            try:
+                async with self._connection() as connection:
+                    for call in source:
+                        waiting.append((call, time.monotonic()))
+                        await connection.send_command(*self._command(call)[1])
+                        if len(waiting) > 1:
+                            answer = await connection.read_response()
+                            waiting.popleft()
+                            read(answer)
+                    while waiting:
+                        answer = await connection.read_response()
+                        waiting.popleft()
+                        read(answer)
+            except redis.RedisError as error:
+                if waiting and isinstance(error, redis.ResponseError):
+                    read(await self._call(waiting.popleft()[0]))  # it was answered: with a refusal
+                for call, sent_at in waiting:
+                    action = self._evaluation(*self._command(call))
+                    read(await self._repeat(action, None, sent_at=sent_at))
+                for call in source:
+                    read(await self._call(call))
+
+    async def _ask(self, request: Ask) -> list[Any]:
+        async def talk(connection: AbstractConnection) -> list[Any]:
+            await _send(connection, request.commands)
+            return [await connection.read_response() for _ in request.commands]
+
+        answers: list[Any] = await self._repeat(talk, request.timeout)
+        return answers
+
+    async def _now(self, request: Now) -> int:
+        known = self._known_time()
+        return self._read_time((await self._ask(Ask(("TIME",))))[0]) if known is None else known
+
+    async def _wait(self, waiter: "_Waiter", request: Wait) -> bool:
+        try:
+            return await waiter.wait(self.keys[request.key], request.seconds)
+        except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
+            await asyncio.sleep(min(request.seconds, WAIT_PAUSE_S))
+            return False
+        except redis.ResponseError as error:
+            raise RedisRefused(f"Redis refused: {error}") from error
+
+    # --- scripts ----------------------------------------------------------------------------------
+
+    def _evaluation(self, script: Script, command: list[Argument]) -> Action:
+        return lambda connection: self._evaluate(connection, script, command)
+
+    async def _evaluate(
+        self, connection: AbstractConnection, script: Script, command: list[Argument]
+    ) -> Any:
+        await connection.send_command(*command)
+        try:
+            return await connection.read_response()
+        except redis.exceptions.NoScriptError:
+            await connection.send_command("SCRIPT", "LOAD", script.text)
+        await connection.read_response()
+        await connection.send_command(*command)
+        return await connection.read_response()
+
+    async def _repeat(
+        self, action: Action, timeout: float | None, *, sent_at: float | None = None
+    ) -> Any:
+        """Do it, again if need be, until the deadline; once if nobody was ever there."""
+        attempts = Attempts(self, timeout, sent_at)
+        while True:
+            begun = False
+            try:
+                async with self._connection(attempts.limit) as connection:
+                    attempts.begin()
+                    begun = True
+                    async with _at_most(attempts.limit):
+                        return await action(connection)
+            except (redis.ResponseError, *BROKEN) as error:
+                failure = error
+            outcome = attempts.failed(failure, begun)
+            if isinstance(outcome, float):
+                await asyncio.sleep(outcome)
+                continue
+            if "WRONGTYPE" in str(outcome):
+                request = Ask(*(("TYPE", self.keys[name]) for name in KEY_TYPES))
+                outcome = self._wrong_types(outcome, await self._ask(request))
+            raise outcome from failure
+
+    # --- connections ------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _connection(self, within: float = math.inf) -> AsyncIterator[AbstractConnection]:
+        connection = self._take_free() or await self.dial(within)
+        try:
+            yield connection
+        except BaseException as error:
+            # An answer may still be on its way, and must not reach the next user of the connection.
+            await _disconnect(connection)
+            if isinstance(error, BROKEN):
+                self._clock_sample = None  # the next answer may be another server's
+                while self._free:  # each would cost somebody a time-out
+                    await _disconnect(self._free.pop())
+            raise
+        await self.take_back(connection)
+
+    async def take_back(self, connection: AbstractConnection) -> None:
+        """Keep a connection for the next caller."""
+        if self._closed:
+            await _disconnect(connection)
+        else:
+            self._free.append(connection)
+
+    def _take_free(self) -> AbstractConnection | None:
+        if self._closed:
+            raise RedisRefused("the queue is closed: make a new AsyncTaskQueue")
+        self._move_home()
+        return self._free.pop() if self._free else None
+
+    def _move_home(self) -> None:
+        """Leave the connections of another process or event loop alone."""
+        home = (os.getpid(), asyncio.get_running_loop())
+        if self._home != home:
+            if self._home is not None and self._home[0] != home[0]:
+                # Closing them, as collecting them would, takes them from the parent's event loop.
+                self._abandoned.append(self._free)
+            self._free, self._home = [], home
+
+    async def dial(self, within: float = math.inf) -> AbstractConnection:
+        """A new connection, ready for use. Raises redis errors."""
+        connection = await self._dialer.dial(within)
+        self._was_there = True
+        return connection
+
+
+class _Dialer:
+    """Opens connections like a client's, with time-outs that are ours."""
+
+    def __init__(self, client: redis.Redis | redis.asyncio.Redis, timeout: float) -> None:
+        if not isinstance(client, redis.Redis | redis.asyncio.Redis):
+            raise ConfigurationError(
+                f"client must be a redis.Redis or a redis.asyncio.Redis, not {kind_of(client)}"
+            )
+        pool: Any = client.connection_pool
+        if isinstance(pool, SentinelConnectionPool | redis.asyncio.sentinel.SentinelConnectionPool):
+            raise ConfigurationError(
+                "the asynchronous driver does not support Redis Sentinel yet: pass the address of "
+                "the primary"
+            )
+        self._make = _asynchronous(pool.connection_class)
+        known = {name for each in self._make.__mro__ for name in inspect.signature(each).parameters}
+        options = options_like(pool, timeout / 2) | {"retry": Retry(NoBackoff(), 0)}
+        self._options = {name: value for name, value in options.items() if name in known}
+
+    async def dial(self, within: float) -> AbstractConnection:
+        """A connection, ready for use; no step takes longer than `within`. Raises redis errors."""
+        connection = self._make(**limited(self._options, within))
+        try:
+            await connection.connect()
+        except BaseException as error:
+            await _disconnect(connection)
+            if isinstance(error, redis.ConnectionError) and is_nobody(error):
+                raise NobodyThere(str(error)) from error
+            raise
+        connection.socket_timeout = self._options["socket_timeout"]
+        return connection
+
+
+def _asynchronous(kind: type) -> type[AbstractConnection]:
+    """The asynchronous class of connections for a class of either kind."""
+    if issubclass(kind, AbstractConnection):
+        return kind
+    if issubclass(kind, redis.connection.SSLConnection):
+        return SSLConnection
+    if issubclass(kind, redis.connection.UnixDomainSocketConnection):
+        return UnixDomainSocketConnection
+    return Connection
+
+
+class _Waiter:
+    """Waits for tokens on its own connection; the BLPOP stays pending between two waits."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+        self._key = b""
+        self._connection: AbstractConnection | None = None
+        self._answer: asyncio.Task[Any] | None = None
+
+    async def wait(self, key: bytes, seconds: float) -> bool:
+        """Wait at most `seconds`; True if a token came. Raises redis errors."""
+        if key != self._key:
+            await self.close()
+            self._key = key
+        end = time.monotonic() + seconds
+        try:
+            while (left := end - time.monotonic()) > 0:
+                if self._answer is None:
+                    self._answer = await self._ask(left)
+                done, _ = await asyncio.wait({self._answer}, timeout=left)
+                if not done:
+                    return False
+                answer, self._answer = self._answer, None
+                if answer.result() is not None:
+                    return True
+        except BaseException:
+            await self.close()
+            raise
+        return False
+
+    async def _ask(self, within: float) -> "asyncio.Task[Any]":
+        if self._connection is None:
+            self._connection = await self._link.dial(within)
+        await self._connection.send_command("BLPOP", self._key, driver.BLOCK_S)
+        # Without an answer for this long the connection is dead.
+        silence = driver.BLOCK_S + driver.SILENCE_S
+        return asyncio.ensure_future(self._connection.read_response(timeout=silence))
+
+    async def close(self) -> None:
+        """Give up the pending BLPOP, so that a token goes to another client."""
+        connection, self._connection = self._connection, None
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.cancel()
+            await asyncio.wait({answer})
+        if connection is None:
+            return
+        if answer is None and connection.is_connected:
+            await self._link.take_back(connection)
+        else:
+            await _disconnect(connection)
+
+
+def _at_most(seconds: float) -> Any:
+    return nullcontext() if seconds == math.inf else asyncio.timeout(seconds)
+
+
+async def _send(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> None:
+    """Send commands together: a write for each would wake the server each time."""
+    await connection.send_packed_command(connection.pack_commands(commands))
+
+
+async def _answer_or_error(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except redis.ResponseError as error:
+        return error
+
+
+async def _disconnect(connection: AbstractConnection) -> None:
+    """Close a connection, whatever state it is in."""
+    with suppress(Exception):
+        await connection.disconnect(nowait=True)
