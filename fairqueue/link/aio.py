@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import redis
@@ -26,7 +26,7 @@ from redis.sentinel import SentinelConnectionPool
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, kind_of
 from fairqueue.link import driver
-from fairqueue.link.dialer import NobodyThere, is_nobody, limited, options_like
+from fairqueue.link.dialer import NobodyThere, is_nobody, options_like
 from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, check_answers
 from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.operation import Argument, Ask, Call, Each, Now, Operation, Together, Wait
@@ -114,7 +114,7 @@ class AsyncLink(Driver):
 
         async def talk(connection: AbstractConnection) -> list[Any]:
             await _send(connection, [command for _, command in prepared])
-            answers = [await _answer_or_error(connection) for _ in prepared]
+            answers = [await self._answer_or_error(connection) for _ in prepared]
             for i, answer in enumerate(answers):
                 if isinstance(answer, redis.exceptions.NoScriptError):
                     answers[i] = await self._evaluate(connection, *prepared[i])
@@ -138,16 +138,17 @@ class AsyncLink(Driver):
                 async with self._connection() as connection:
                     for call in source:
                         waiting.append((call, time.monotonic()))
-                        await connection.send_command(*self._command(call)[1])
+                        async with self._patience():
+                            await connection.send_command(*self._command(call)[1])
                         if len(waiting) > 1:
-                            answer = await connection.read_response()
+                            answer = await self._read(connection)
                             waiting.popleft()
                             read(answer)
                     while waiting:
-                        answer = await connection.read_response()
+                        answer = await self._read(connection)
                         waiting.popleft()
                         read(answer)
-            except redis.RedisError as error:
+            except (redis.RedisError, OSError) as error:
                 if waiting and isinstance(error, redis.ResponseError):
                     read(await self._call(waiting.popleft()[0]))  # it was answered: with a refusal
                 for call, sent_at in waiting:
@@ -159,7 +160,7 @@ class AsyncLink(Driver):
     async def _ask(self, request: Ask) -> list[Any]:
         async def talk(connection: AbstractConnection) -> list[Any]:
             await _send(connection, request.commands)
-            return [await connection.read_response() for _ in request.commands]
+            return [await self._read(connection) for _ in request.commands]
 
         answers: list[Any] = await self._repeat(talk, request.timeout)
         return answers
@@ -187,12 +188,25 @@ class AsyncLink(Driver):
     ) -> Any:
         await connection.send_command(*command)
         try:
-            return await connection.read_response()
+            return await self._read(connection)
         except redis.exceptions.NoScriptError:
             await connection.send_command("SCRIPT", "LOAD", script.text)
-        await connection.read_response()
+        await self._read(connection)
         await connection.send_command(*command)
-        return await connection.read_response()
+        return await self._read(connection)
+
+    async def _read(self, connection: AbstractConnection) -> Any:
+        return await connection.read_response(timeout=self._dialer.attempt)
+
+    async def _answer_or_error(self, connection: AbstractConnection) -> Any:
+        try:
+            return await self._read(connection)
+        except redis.ResponseError as error:
+            return error
+
+    def _patience(self, limit: float = math.inf) -> asyncio.Timeout:
+        """At most as long as one attempt may take, or `limit` seconds if that is less."""
+        return asyncio.timeout(min(limit, self._dialer.attempt))
 
     async def _repeat(
         self, action: Action, timeout: float | None, *, sent_at: float | None = None
@@ -205,7 +219,7 @@ class AsyncLink(Driver):
                 async with self._connection(attempts.limit) as connection:
                     attempts.begin()
                     begun = True
-                    async with _at_most(attempts.limit):
+                    async with self._patience(attempts.limit):
                         return await action(connection)
             except (redis.ResponseError, *BROKEN) as error:
                 failure = error
@@ -259,6 +273,7 @@ class AsyncLink(Driver):
 
     async def dial(self, within: float = math.inf) -> AbstractConnection:
         """A new connection, ready for use. Raises redis errors."""
+        self._move_home()
         connection = await self._dialer.dial(within)
         self._was_there = True
         return connection
@@ -281,19 +296,26 @@ class _Dialer:
         self._make = _asynchronous(pool.connection_class)
         known = {name for each in self._make.__mro__ for name in inspect.signature(each).parameters}
         options = options_like(pool, timeout / 2) | {"retry": Retry(NoBackoff(), 0)}
+        self.attempt: float = options["socket_timeout"]  # seconds for an answer
+        # Time-outs are ours: those of redis-py use asyncio.wait_for, which on Python 3.11 swallows
+        # a cancellation that comes when the awaited future is done.
+        options |= {"socket_timeout": None, "socket_connect_timeout": None}
         self._options = {name: value for name, value in options.items() if name in known}
 
     async def dial(self, within: float) -> AbstractConnection:
-        """A connection, ready for use; no step takes longer than `within`. Raises redis errors."""
-        connection = self._make(**limited(self._options, within))
+        """A connection, ready for use, made in at most `within` seconds. Raises redis errors."""
+        connection = self._make(**self._options)
         try:
-            await connection.connect()
+            async with asyncio.timeout(min(within, self.attempt)):
+                await connection.connect()
         except BaseException as error:
             await _disconnect(connection)
-            if isinstance(error, redis.ConnectionError) and is_nobody(error):
-                raise NobodyThere(str(error)) from error
+            if isinstance(error, redis.ConnectionError):
+                if isinstance(error.__cause__, redis.AuthenticationError):
+                    raise error.__cause__ from None
+                if is_nobody(error):
+                    raise NobodyThere(str(error)) from error
             raise
-        connection.socket_timeout = self._options["socket_timeout"]
         return connection
 
 
@@ -361,20 +383,9 @@ class _Waiter:
             await _disconnect(connection)
 
 
-def _at_most(seconds: float) -> Any:
-    return nullcontext() if seconds == math.inf else asyncio.timeout(seconds)
-
-
 async def _send(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> None:
     """Send commands together: a write for each would wake the server each time."""
     await connection.send_packed_command(connection.pack_commands(commands))
-
-
-async def _answer_or_error(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response()
-    except redis.ResponseError as error:
-        return error
 
 
 async def _disconnect(connection: AbstractConnection) -> None:

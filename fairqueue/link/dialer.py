@@ -65,7 +65,7 @@ class Dialer:
 
         NobodyThere is one of them.
         """
-        connection = self._make(**limited(self._options, within))
+        connection = self._make(**_limited(self._options, within))
         try:
             connection.connect()
             _wait_for_answers(connection, self._options.get("socket_timeout"))
@@ -183,7 +183,7 @@ class _SentinelDialer(Dialer):
 
     def _connect(self, address: Address, within: float) -> AbstractConnection:
         host, port = address
-        options = {**limited(self._options, within), "host": host, "port": port}
+        options = {**_limited(self._options, within), "host": host, "port": port}
         connection = self._make(**options)
         try:
             connection.connect()
@@ -209,7 +209,7 @@ class _Sentinel:
 
     def ask(self, service: str, seconds: float) -> Address:
         """Where the primary of a service is. Raises redis errors that name the sentinel."""
-        connection = self._class(**limited(self._options, seconds))
+        connection = self._class(**_limited(self._options, seconds))
         try:
             connection.connect()
             connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
@@ -270,7 +270,7 @@ def options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
     return options
 
 
-def limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def _limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The settings of a connection, with no more than `seconds` for each step of making it."""
     steps = ("socket_timeout", "socket_connect_timeout")
     return {

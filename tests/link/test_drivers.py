@@ -1,0 +1,524 @@
+"""Both drivers run the same operations, with the same deadlines, repeats and errors."""
+
+import ast
+import asyncio
+import inspect
+import multiprocessing
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+import redis.asyncio
+from helpers.drivers import DRIVERS, queue_of
+from helpers.network import LossyProxy, StallingProxy
+from helpers.state import check_consistency, stats
+from helpers.tasks import ids_of, make_task
+from helpers.waiting import in_thread, until_blocked
+from redis.sentinel import Sentinel
+
+import fairqueue
+from fairqueue.aio import AsyncTaskQueue
+from fairqueue.errors import (
+    ConfigurationError,
+    FairQueueError,
+    InvalidTask,
+    LeaseLost,
+    RedisRefused,
+    RedisUnavailable,
+    UnknownLayout,
+)
+from fairqueue.link.operation import Ask, Call, Each, Now, Operation, Together, Wait
+from fairqueue.queue.push import push_row
+from fairqueue.queue.queue import QueueOperations, TaskQueue
+from fairqueue.runtime.embedded import EmbeddedServer
+
+OwnServer = Callable[..., EmbeddedServer]
+PACKAGE = Path(fairqueue.__file__).parent
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> str:
+    """One of the drivers."""
+    return str(request.param)
+
+
+@pytest.fixture
+def both(driver: str, redis_url: str, redis_client: redis.Redis) -> Iterator[TaskQueue]:
+    """A queue under each driver."""
+    with queue_of(driver, redis_url) as queue:
+        yield queue
+    check_consistency(redis_client)
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+def test_a_task_goes_from_push_to_its_end(both: TaskQueue) -> None:
+    assert both.push(make_task(task_id="t1")) == "t1"
+    assert both.push_many([make_task(task_id=f"m{n}") for n in range(600)])[599] == "m599"
+    assert both.size() == 601
+    (claim,) = both.claim("w", lease=60)
+    both.finish(claim, {"ok": True})
+    info = both.get("t1")
+    assert info is not None
+    assert (info.state, info.result) == ("finished", {"ok": True})
+    with pytest.raises(LeaseLost):
+        both.retry(claim)
+    with pytest.raises(InvalidTask, match="belongs to a task with other content"):
+        both.push(make_task(task_id="m1", payload={"other": 1}))
+    assert both.get("nobody") is None
+
+
+def test_several_scripts_are_run_in_one_round_trip(both: TaskQueue) -> None:
+    both.push_many([make_task(task_id=f"t{n}") for n in range(3)])
+    (claim,) = both.claim("w")
+    words, claims, hint = both.finish_and_claim([(claim, None)], "w", 1)
+    assert (words, ids_of(claims), hint) == (["finished"], ["t1"], 0.0)
+
+
+def test_an_operation_reads_errors_where_it_asks(both: TaskQueue) -> None:
+    def careful() -> Operation[str]:
+        try:
+            yield Ask(("NO", "SUCH", "COMMAND"))
+        except RedisRefused as error:
+            assert isinstance((yield Now()), int)
+            return str(error)
+        return "not refused"
+
+    assert "unknown command" in both.link.perform(careful())
+
+
+def pushes(count: int) -> Iterator[Call]:
+    return (Call("push", rest=push_row(make_task(task_id=f"e{n}"))) for n in range(count))
+
+
+def test_the_answers_to_many_calls_are_read_in_order_and_can_be_stopped(both: TaskQueue) -> None:
+    both.check()
+    read: list[Any] = []
+
+    def some() -> Operation[None]:
+        def keep(answer: Any) -> bool:
+            read.append(answer)
+            return len(read) < 3
+
+        yield Each(pushes(5), keep)
+        yield Each(iter(()), read.append)
+
+    both.link.perform(some())
+    assert [answer[0] for answer in read] == [b"pushed"] * 3
+    assert 3 <= both.size() <= 4, "one more was on its way"
+
+    def failing() -> Operation[None]:
+        def refuse(answer: Any) -> None:
+            raise KeyError("stop")
+
+        yield Each(pushes(5), refuse)
+
+    with pytest.raises(KeyError):
+        both.link.perform(failing())
+
+
+def test_a_script_that_the_server_has_forgotten_is_sent_again(
+    both: TaskQueue, redis_client: redis.Redis
+) -> None:
+    for number in range(3):
+        redis_client.script_flush()
+        both.push(make_task(task_id=f"t{number}"))
+        redis_client.script_flush()
+        both.push_many([make_task(task_id=f"m{number}-{n}") for n in range(600)])
+        redis_client.script_flush()
+        both.finish_and_claim([], "w", 1)
+    assert stats(redis_client)["pushed"] == 3 * 601
+
+
+@pytest.mark.untidy
+def test_a_key_of_a_wrong_type_is_named(both: TaskQueue, redis_client: redis.Redis) -> None:
+    redis_client.set(both.keys["delayed"], "text")
+    with pytest.raises(RedisRefused, match=r"\}:delayed is a string and should be a zset"):
+        both.push(make_task())
+    redis_client.delete(both.keys["delayed"])
+
+
+def test_commands_that_are_partly_refused_are_in_doubt(
+    both: TaskQueue, redis_client: redis.Redis
+) -> None:
+    both.push(make_task(task_id="a"))
+    (claim,) = both.claim("w")
+    redis_client.set(both.keys["served_before"], "no hash")
+    with pytest.raises(RedisUnavailable, match="it is not known whether it was done before"):
+        both.finish_and_claim([(claim, None)], "w", 1)
+    redis_client.delete(both.keys["served_before"])
+    info = both.get("a")
+    assert info is not None
+    assert info.state == "finished"
+
+
+def test_a_queue_of_another_layout_is_refused_before_anything_is_written(
+    both: TaskQueue, redis_client: redis.Redis
+) -> None:
+    redis_client.hset(both.keys["fair"], "layout", "99")
+    with pytest.raises(UnknownLayout, match="layout 99"):
+        both.push(make_task())
+    assert redis_client.hgetall(both.keys["fair"]) == {b"layout": b"99"}
+    redis_client.flushdb()
+
+
+# --- lost replies ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(own_server: OwnServer) -> Iterator[LossyProxy]:
+    """A network that loses replies."""
+    with LossyProxy(own_server().socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(driver: str, proxy: LossyProxy) -> Iterator[TaskQueue]:
+    """A queue behind that network."""
+    with queue_of(driver, proxy.url, timeout=10) as queue:
+        queue.check()
+        yield queue
+
+
+def losing(proxy: LossyProxy, action: Callable[[], Any], replies: int = 1) -> Any:
+    """Lose replies of an action, which does not notice."""
+    before = proxy.dropped
+    proxy.drop_replies(replies)
+    answer = action()
+    assert proxy.dropped == before + replies
+    return answer
+
+
+def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: LossyProxy) -> None:
+    assert losing(proxy, lambda: far.push(make_task(task_id="t1"))) == "t1"
+    assert losing(proxy, lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
+    many = [make_task(task_id=f"many-{n}") for n in range(700)]
+    assert len(losing(proxy, lambda: far.push_many(many), replies=2)) == 700
+    (one,) = losing(proxy, lambda: far.claim("w"))
+    (two,) = losing(proxy, lambda: far.claim("w"))
+    losing(proxy, lambda: far.finish(one, {"ok": True}))
+    losing(proxy, lambda: far.finish_and_claim([(two, None)], "w", 1))
+    assert losing(proxy, lambda: far.cancel("many-5")) is True
+    with redis.Redis.from_url(proxy.url) as client:
+        counted = stats(client)
+        check_consistency(client)
+    assert counted.pop("duplicates") > 0
+    assert counted == {"pushed": 702, "claimed": 3, "finished": 2, "cancelled": 1}
+
+
+def test_a_refusal_whose_reply_is_lost_is_the_same_refusal(
+    far: TaskQueue, proxy: LossyProxy
+) -> None:
+    far.push(make_task(task_id="t1"))
+    (claim,) = far.claim("w")
+    far.finish(claim)
+    with pytest.raises(LeaseLost):
+        losing(proxy, lambda: far.retry(claim), replies=2)
+    with pytest.raises(InvalidTask):
+        losing(proxy, lambda: far.push(make_task(task_id="t1", payload={"other": 1})), replies=2)
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(
+    driver: str, own_server: OwnServer
+) -> None:
+    with (
+        StallingProxy(own_server().socket_path) as proxy,
+        queue_of(driver, proxy.url, timeout=0.6) as queue,
+    ):
+        queue.push(make_task(task_id="t1"))
+        proxy.stall()
+        began = time.monotonic()
+        with pytest.raises(RedisUnavailable, match="did not answer"):
+            queue.push(make_task(task_id="t2"))
+        with pytest.raises(RedisUnavailable, match="did not answer"):
+            queue.push_many([make_task(task_id=f"m{n}") for n in range(600)])
+        with pytest.raises(RedisUnavailable, match="did not answer"):
+            queue.inspect(timeout=0.2)
+        assert time.monotonic() - began < 30, "three deadlines, on a busy machine"
+        proxy.resume()
+        queue.push(make_task(task_id="t2"))
+        assert queue.get("t2") is not None
+
+
+def test_a_request_in_doubt_is_not_sent_after_its_deadline(both: TaskQueue) -> None:
+    both.check()
+    awaiting: Any = both
+    is_blocking = isinstance(both, TaskQueue)
+    link = awaiting.link if is_blocking else awaiting.queue.link
+    sent: list[object] = []
+
+    async def send(connection: object) -> None:
+        sent.append(connection)
+
+    action = sent.append if is_blocking else send
+
+    def repeat() -> None:
+        again = link._repeat(action, None, sent_at=time.monotonic() - 2 * link.timeout)
+        awaiting.runner.run(again)
+
+    with pytest.raises(RedisUnavailable, match="no time was left"):
+        repeat()
+    assert sent == []
+
+
+def test_an_address_at_which_nobody_listens_is_tried_once(driver: str) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        with queue_of(driver, f"redis://127.0.0.1:{port}", timeout=30) as queue:
+            began = time.monotonic()
+            with pytest.raises(RedisUnavailable, match="did not answer"):
+                queue.push(make_task())
+            assert time.monotonic() - began < 15, "not until the deadline"
+
+
+def test_a_closed_queue_refuses_everything(driver: str, redis_url: str) -> None:
+    with queue_of(driver, redis_url) as queue:
+        queue.push(make_task())
+        queue.close()
+        with pytest.raises(RedisRefused, match="closed"):
+            queue.size()
+
+
+@pytest.mark.untidy
+def test_a_wrong_password_is_a_refusal(driver: str, own_server: OwnServer) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "right")
+        with (
+            queue_of(driver, server.url) as queue,
+            pytest.raises(FairQueueError, match=r"NOAUTH|login|Authentication"),
+        ):
+            queue.size()
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def test_a_waiting_claim_is_woken_by_a_push(both: TaskQueue, redis_client: redis.Redis) -> None:
+    waiting = in_thread(lambda: both.claim("w", wait=60))
+    until_blocked(redis_client)
+    with TaskQueue(redis_client) as other:
+        other.push(make_task(task_id="t1"))
+    assert ids_of(waiting()) == ["t1"]
+
+
+def test_a_wait_ends_with_its_time(both: TaskQueue) -> None:
+    assert both.claim("w", wait=0.05) == []
+
+
+def test_a_token_that_comes_between_two_waits_is_not_missed(
+    both: TaskQueue, redis_client: redis.Redis
+) -> None:
+    def twice() -> Operation[tuple[bool, bool]]:
+        first = yield Wait("wake", 0.01)
+        redis_client.lpush(both.keys["wake"], "1")
+        second = yield Wait("wake", 60)
+        return first, second
+
+    assert both.link.perform(twice()) == (False, True)
+
+
+def test_another_list_is_waited_for_when_the_operation_says_so(
+    both: TaskQueue, redis_client: redis.Redis
+) -> None:
+    def other() -> Operation[tuple[bool, bool]]:
+        first = yield Wait("wake", 0.01)
+        redis_client.lpush(both.keys["scheduler_wake"], "1")
+        second = yield Wait("scheduler_wake", 60)
+        return first, second
+
+    assert both.link.perform(other()) == (False, True)
+
+
+def test_the_server_is_asked_again_when_its_own_time_out_ends_a_wait(
+    both: TaskQueue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairqueue.link.driver.BLOCK_S", 0.02)
+    monkeypatch.setattr("fairqueue.link.listener.BLOCK_S", 0.02)
+    waiting = in_thread(lambda: both.link.perform(_waiting(60)))
+    until_blocked(redis_client)
+    time.sleep(0.2)  # some time-outs of the server
+    redis_client.lpush(both.keys["wake"], "1")
+    assert waiting() is True
+
+
+def _waiting(seconds: float) -> Operation[bool]:
+    return bool((yield Wait("wake", seconds)))
+
+
+def test_a_wait_whose_connection_is_closed_ends_early(
+    both: TaskQueue, redis_client: redis.Redis
+) -> None:
+    both.check()
+    waiting = in_thread(lambda: both.link.perform(_waiting(60)))
+    until_blocked(redis_client)
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    assert waiting() is False
+    assert both.size() == 0
+
+
+# --- forks and event loops ------------------------------------------------------------------------
+
+
+def test_a_queue_can_be_used_after_a_fork(both: TaskQueue, redis_client: redis.Redis) -> None:
+    both.push(make_task(task_id="parent"))
+
+    def child() -> None:
+        cast(Any, both).runner = asyncio.Runner()
+        both.push(make_task(task_id="child"))
+        os._exit(0 if both.size() == 2 else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0
+    both.push(make_task(task_id="parent-2"))
+    assert both.size() == 3
+    assert stats(redis_client)["pushed"] == 3
+
+
+def test_an_asynchronous_queue_can_be_used_in_one_loop_after_the_other(redis_url: str) -> None:
+    queue = AsyncTaskQueue.from_url(redis_url)
+
+    async def use(task_id: str) -> None:
+        await queue.push(make_task(task_id=task_id))
+        while queue.link._free:  # as a pool that is cleared between two loops
+            await queue.link._free.pop().disconnect()
+
+    asyncio.run(use("one"))
+    asyncio.run(use("two"))
+
+
+# --- cancellation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pause", [0, 1, 2, 3, 5, 8, 13])
+def test_a_cancelled_call_leaves_no_answer_on_its_way(
+    redis_url: str, redis_client: redis.Redis, pause: int
+) -> None:
+    """Whatever it was about to do: the next caller gets its own answer."""
+
+    async def run() -> None:
+        async with AsyncTaskQueue.from_url(redis_url) as queue:
+            await queue.push(make_task(task_id="first"))
+            for call in (
+                lambda: queue.push(make_task(task_id="t")),
+                lambda: queue.push_many([make_task(task_id=f"m{n}") for n in range(300)]),
+                lambda: queue.claim("w", names=["none"], wait=60),
+                lambda: queue.size(),
+            ):
+                task = asyncio.ensure_future(call())
+                for _ in range(pause):
+                    await asyncio.sleep(0)
+                task.cancel()
+                done, _ = await asyncio.wait({task}, timeout=30)
+                assert done, "the cancellation was swallowed"
+                info = await queue.get("first")
+                assert info is not None
+                assert info.task_id == "first"
+                assert await queue.size("nobody") == 0
+
+    asyncio.run(run())
+    check_consistency(redis_client)
+
+
+def test_many_tasks_of_one_loop_share_the_queue(redis_url: str, redis_client: redis.Redis) -> None:
+    async def run() -> None:
+        async with AsyncTaskQueue.from_url(redis_url) as queue:
+            tasks = [make_task(f"u{n % 7}", f"t{n}") for n in range(200)]
+            assert await asyncio.gather(*map(queue.push, tasks)) == [t.task_id for t in tasks]
+            claimed = await asyncio.gather(*(queue.claim(f"w{n}", limit=4) for n in range(50)))
+            claims = [claim for each in claimed for claim in each]
+            assert len({claim.task.task_id for claim in claims}) == 200
+            await asyncio.gather(*map(queue.finish, claims))
+
+    asyncio.run(run())
+    assert stats(redis_client)["finished"] == 200
+    check_consistency(redis_client)
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def test_an_asynchronous_queue_takes_a_client_of_either_kind(redis_url: str) -> None:
+    async def run(client: Any) -> int:
+        async with AsyncTaskQueue(client, "other") as queue:
+            return await queue.size()
+
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        assert asyncio.run(run(client)) == 0
+    assert asyncio.run(run(redis.asyncio.Redis.from_url(redis_url))) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("redis://", "client must be a redis.Redis or a redis.asyncio.Redis, not"),
+        (Sentinel([("127.0.0.1", 1)]).master_for("main"), "does not support Redis Sentinel yet"),
+    ],
+)
+def test_a_client_that_cannot_be_used_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        AsyncTaskQueue(given)
+
+
+# --- one place for each operation -----------------------------------------------------------------
+
+
+def test_the_asynchronous_queue_has_every_operation_of_the_blocking_one() -> None:
+    def operations(kind: type) -> dict[str, inspect.Signature]:
+        return {
+            name: inspect.signature(method)
+            for name, method in inspect.getmembers(kind, inspect.isfunction)
+            if hasattr(method, "__wrapped__")
+        }
+
+    blocking, awaiting = operations(QueueOperations), operations(AsyncTaskQueue)
+    assert blocking.keys() - awaiting.keys() == {"exchange"}  # of workers
+    assert {name: blocking[name] for name in awaiting} == awaiting
+    assert str(blocking["push"]).endswith("-> str")
+
+
+REQUESTS = {each.__name__ for each in (Call, Ask, Each, Together, Wait, Now)} | {"steps"}
+
+
+def plain_operations(tree: ast.Module) -> set[str]:
+    """The names of generators that `operation` does not run by itself."""
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.returns is not None
+        and ast.unparse(node.returns).startswith("Operation[")
+        and "operation" not in map(ast.unparse, node.decorator_list)
+    }
+
+
+def test_every_operation_is_run() -> None:
+    """A call of an operation without `yield from` would do nothing, and nobody would notice."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    base = plain_operations(trees[PACKAGE / "queue" / "base.py"])
+    assert "_check" in base
+    lost = []
+    for path, tree in trees.items():
+        names = {f"self.{name}" for name in base | plain_operations(tree)} | REQUESTS
+        if path.parent.name != "queue" and not plain_operations(tree):
+            names = REQUESTS
+        lost += [
+            f"{path.name}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) in names
+        ]
+    assert lost == []
