@@ -36,12 +36,10 @@ MOST_AT_THE_TOP = 18
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 700, 60
 # Still too long. This list only shrinks.
 TOO_LONG = {
-    "link/connection.py",
     "models.py:create",
     "scheduler/scheduler.py",
     "schedules/store.py",
     "schedules/store.py:_scheduled_task",
-    "service.py:run",
 }
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 PACKAGES = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))

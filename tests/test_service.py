@@ -273,7 +273,7 @@ def test_what_dies_is_started_again_and_that_is_said() -> None:
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         for name in ("dashboard", "scheduler", "worker"):
-            assert next_line(process, f"A {name} ended and was started again")
+            assert next_line(process, f"A {name} ended and was restarted")
         eventually(lambda: answers(f"{base}/healthz"), "the dashboard", within=WITHIN)
         with TaskQueue.from_url(url) as queue:
             TaskScheduler(queue).add_schedule("* * * * * *", "alice")
@@ -295,7 +295,7 @@ def test_a_supervisor_or_server_that_dies_is_replaced_too(tmp_path: Path) -> Non
         assert next_line(process, "The processes of the dashboard were gone")
         eventually(lambda: answers(f"{base}/healthz"), "the dashboard", within=WITHIN)
         os.kill(server, signal.SIGKILL)
-        assert next_line(process, "The embedded server was gone and is started again") == "."
+        assert next_line(process, "The embedded server was gone and was restarted") == "."
         with TaskQueue.from_url(url) as queue:
             queue.check()
         process.send_signal(signal.SIGTERM)
@@ -312,7 +312,7 @@ def test_a_supervisor_or_server_that_dies_is_replaced_too(tmp_path: Path) -> Non
         (
             {"url": "redis://:secret@x", "embedded_path": "y"},
             ConfigurationError,
-            r"url 'redis://\*\*\*@x' and embedded_path 'y' are both given",
+            r"url 'redis://\*\*\*@x' and embedded_path 'y' exclude each other",
         ),
         ({"url": "redis://127.0.0.1:1/0"}, RedisUnavailable, "did not answer"),
         ({"url": "nonsense"}, ConfigurationError, "is no Redis URL"),
@@ -368,7 +368,7 @@ def test_a_demo_whose_port_is_taken_has_the_next_one_and_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with started(demo=True, seconds=0.1, port=port) as process:
-            own = int(next_line(process, f"Port {port} is in use, so the dashboard has port")[:-1])
+            own = int(next_line(process, f"Port {port} is in use, so the dashboard uses port")[:-1])
             assert next_line(process, "Dashboard") == f"http://127.0.0.1:{own}"
             assert process.wait(60) == 0
     assert port < own <= port + 20
@@ -461,6 +461,6 @@ def test_the_demo_leaves_nothing_on_a_server_of_others(
 
 def test_the_demo_leaves_a_queue_of_others_alone(redis_url: str, world: World) -> None:
     TaskScheduler(world.queue).add_schedule("* * * * *", "alice", schedule_id="theirs")
-    with pytest.raises(ConfigurationError, match="seed an empty one"):
+    with pytest.raises(ConfigurationError, match="seed an empty queue"):
         run(url=redis_url, port=0, demo=True)
     assert TaskScheduler(world.queue).get_schedule("theirs") is not None

@@ -13,7 +13,6 @@ import queue
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, Self
@@ -32,6 +31,7 @@ from fairqueue.errors import (
 from fairqueue.metrics.collectors import made_once
 from fairqueue.models import QueueSnapshot, Task
 from fairqueue.queue.workers import Notice, StaleRun
+from fairqueue.runtime.fork import reset_in_child
 from fairqueue.validation import (
     check_count,
     check_items,
@@ -142,7 +142,7 @@ class Alerts:
         self._metrics = alert_metrics(registry)
         self._closed = False
         self._begin_life()
-        _all_alerts.add(self)
+        reset_in_child(self, Alerts._begin_life)
 
     def __repr__(self) -> str:
         return f"Alerts({self._recipients!r})"
@@ -493,15 +493,3 @@ def _check_recipient(recipient: Any) -> Recipient:
         f"recipient of type {type(recipient).__name__} has no name, time-out and method send: "
         "wrap a function in CallableRecipient"
     )
-
-
-# Weak: one that nobody uses any more is not kept for this.
-_all_alerts: "weakref.WeakSet[Alerts]" = weakref.WeakSet()
-
-
-def _begin_in_child() -> None:
-    for alerts in list(_all_alerts):
-        alerts._begin_life()
-
-
-os.register_at_fork(after_in_child=_begin_in_child)

@@ -1,1 +1,1 @@
-"""Made-up data and work: a school platform to look at."""
+"""Sample data and load: a fictional school platform."""

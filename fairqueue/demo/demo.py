@@ -1,7 +1,7 @@
-"""The demo: a school platform at work, in which one user floods the queue and nobody else minds.
+"""The demo: a school platform in which one user floods the queue without delaying the others.
 
-`register` gives a worker its handlers, `Load` makes users want things, and `read`, `frame`, `line`
-and `summary` turn what happens into text.
+`register` gives a worker its handlers, `Load` pushes tasks, `Reader` reads the state of the queue,
+and `frame`, `line` and `contrast` turn that into text.
 """
 
 import os
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self, TextIO
 
-from fairqueue.demo.school import IMPORT, JOBS, TENANTS, ZONE, Job
+from fairqueue.demo.jobs import IMPORT, JOBS, TENANTS, Job
 from fairqueue.demo.seeder import seed
 from fairqueue.errors import plural
 from fairqueue.inspection import Inspector
@@ -29,25 +29,23 @@ from fairqueue.worker.context import TaskContext
 from fairqueue.worker.worker import Worker
 
 NOISY = IMPORT.user(TENANTS)
-BACKLOG, LEAST_BACKLOG = (
-    1500,
-    300,
-)  # tasks that the noisy user pushes at once, and when it does again
-MOST_WAITING = 40  # tasks of another user: one that is held back does not pile up without end
-WORK_S = (0.1, 0.6)  # seconds that a task takes, from and to
+# How many tasks the noisy user pushes at once, and how few are left when it does so again.
+BACKLOG, LEAST_BACKLOG = 1500, 300
+MOST_WAITING = 40  # tasks of another user, so that those of a limited user do not pile up
+WORK_S = (0.1, 0.6)  # the least and the longest time of a task
 TIMEOUT_S = 3.0
-# Of a thousand tasks, so many always fail, then so many never end, then so many fail once.
+# How many of a thousand tasks always fail, hang, and fail at their first attempt.
 ALWAYS_FAIL, HANG, FAIL_ONCE = 4, 2, 30
-STEP_S = 1.0  # between two looks
-WINDOW_MIN = 1  # shares are those of the last minute
-MOST_USERS = 100  # that are read and shown, as far as there are rows
-LIMITED = ("paused", "capped", "rate limited")  # states of users that get less because they must
-NARROWEST = 60  # columns; what does not fit into a narrower terminal is cut off
-MARK = "live-heartbeat"  # a schedule that only the demo has: its queue is the demo's
+STEP_S = 1.0  # between two updates
+WINDOW_MIN = 1  # minutes for which shares are computed
+MOST_USERS = 100  # that are read; as many are shown as there are rows
+LIMITED = ("paused", "capped", "rate limited")  # states of users held back by their own limits
+NARROWEST = 60  # columns; lines are cut in a narrower terminal
+MARK = "live-heartbeat"  # a schedule that only the queue of a demo has
 
-# Tasks that users ask for in a second, by the part of their name after the school.
-WISHES = {"office": 0.5, "bursar": 0.7, "admissions": 0.8, "transport": 0.4}
-# Schedules that fire while one looks: id, rule, job.
+# Tasks that users push per second, by the part of their name after the school.
+RATES = {"office": 0.5, "bursar": 0.7, "admissions": 0.8, "transport": 0.4}
+# Schedules that fire during the demo: id, rule, job.
 LIVE: tuple[tuple[str, dict[str, Any], Job], ...] = (
     (MARK, {"every": timedelta(seconds=5)}, JOBS[2]),
     ("live-mpesa", {"every": timedelta(seconds=12)}, JOBS[3]),
@@ -56,45 +54,42 @@ LIVE: tuple[tuple[str, dict[str, Any], Job], ...] = (
 )
 
 
-# --- what happens ---------------------------------------------------------------------------------
+# --- work -----------------------------------------------------------------------------------------
 
 
 def fill(queue: TaskQueue) -> None:
-    """Give the demo a past and live schedules. A queue that an earlier demo left is begun anew.
+    """Give the queue a history and live schedules; the queue of an earlier demo is emptied first.
 
-    Raises ConfigurationError if the queue has schedules or tasks of others.
+    Raises ConfigurationError if the queue has other schedules or tasks.
     """
     scheduler = TaskScheduler(queue, "demo")
     seed(queue, force=scheduler.get_schedule(MARK) is not None)
     for schedule_id, rule, job in LIVE:
-        scheduler.add_schedule(
+        fields = job.schedule(
+            TENANTS,
             **rule,
-            user_id=job.user(TENANTS),
-            tenant=job.tenant(TENANTS),
-            name=job.name,
             schedule_id=schedule_id,
-            timezone=ZONE,
-            payload=job.payload,
             metadata={"description": f"{job.title}, while the demo runs"},
             retries=1,
             backoff=[2.0],
             timeout=TIMEOUT_S,
         )
+        scheduler.add_schedule(**fields)
 
 
 def register(worker: Worker) -> None:
-    """Give a worker a handler for each job of the school."""
+    """Give a worker a handler for each job."""
     for job in (*JOBS, IMPORT):
         worker.register(job.name, handler_of(job), retries=2, backoff=[2.0, 5.0], timeout=TIMEOUT_S)
 
 
 def fate_of(task_id: str) -> int:
-    """What becomes of a task, from 0 to 999: the same at each attempt, and in each process."""
+    """Return a number from 0 to 999 that decides how a task ends, at each attempt the same."""
     return zlib.crc32(task_id.encode()) % 1000
 
 
 def handler_of(job: Job) -> Callable[[dict[str, Any], TaskContext], dict[str, int]]:
-    """What does a job: it takes a little time, logs, and fails now and then."""
+    """Return a handler that takes a little time, logs, and fails now and then."""
     error = type(job.fault.type, (Exception,), {})
 
     def handle(payload: dict[str, Any], context: TaskContext) -> dict[str, int]:
@@ -118,14 +113,14 @@ def handler_of(job: Job) -> Callable[[dict[str, Any], TaskContext], dict[str, in
 
 
 def _take(seconds: float) -> None:
-    """Spend time, in steps between which a time-out can come."""
+    """Sleep in short steps, so that a time-out can interrupt it."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 0.05))
 
 
 class Load:
-    """Users who want things: most a little, and one all at once."""
+    """Pushes tasks: a few of most users, and many of one."""
 
     def __init__(self, queue: TaskQueue, random_seed: int = 1) -> None:
         self._queue = queue
@@ -133,65 +128,56 @@ class Load:
         self._jobs = {job.role: job for job in JOBS}
 
     def push(self) -> int:
-        """What is asked for in one step; how many tasks."""
-        return len(self._queue.push_many([*self._flood(), *self._wishes()]))
+        """Push the tasks of one step; return how many."""
+        return len(self._queue.push_many([*self._flood(), *self._requests()]))
 
     def _flood(self) -> Iterator[Task]:
         if self._queue.size(NOISY) < LEAST_BACKLOG:
             for _ in range(BACKLOG):
-                yield self._task(NOISY, IMPORT.tenant(TENANTS), IMPORT)
+                yield IMPORT.task(NOISY, IMPORT.tenant(TENANTS), priority=IMPORT.priority)
 
-    def _wishes(self) -> Iterator[Task]:
+    def _requests(self) -> Iterator[Task]:
         for tenant in TENANTS:
-            for role, per_second in WISHES.items():
+            for role, per_second in RATES.items():
                 user = f"{tenant}.{role}"
                 wanted = self._chance.random() < per_second * STEP_S
                 if wanted and self._queue.size(user) < MOST_WAITING:
-                    yield self._task(user, tenant, self._jobs[role])
-
-    def _task(self, user: str, tenant: str | None, job: Job) -> Task:
-        return Task.create(
-            user_id=user,
-            tenant=tenant,
-            name=job.name,
-            payload=job.payload,
-            priority=job.priority,
-            triggered_by=user,
-        )
+                    job = self._jobs[role]
+                    yield job.task(user, tenant, priority=job.priority)
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- display --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All that is shown: the queue and its users."""
+class DemoState:
+    """Everything that is shown: the queue and its users."""
 
     seconds: float
     state: QueueSnapshot
-    served: int  # since the demo began
+    served: int  # since the start of the demo
     fired: int
-    rate: float  # tasks that end in a second, in the window
+    rate: float  # tasks that ended per second, in the window
     users: Sequence[UserInfo]
     jain: float | None
     notes: Sequence[str] = ()
 
 
 class Reader:
-    """Reads snapshots, and remembers how it began."""
+    """Reads the state of the queue, relative to the start of the demo."""
 
     def __init__(self, queue: TaskQueue) -> None:
         self._inspector = Inspector(queue)
         self._first = queue.inspect()
         self._began = time.monotonic()
 
-    def read(self, notes: Sequence[str] = ()) -> Snapshot:
-        """How things stand. Raises RedisUnavailable."""
+    def read(self, notes: Sequence[str] = ()) -> DemoState:
+        """Return the current state. Raises RedisUnavailable."""
         state = self._inspector.system.snapshot()
         view = self._inspector.users.overview(WINDOW_MIN)
         seconds = time.monotonic() - self._began
         window = max(1.0, min(seconds, 60.0 * WINDOW_MIN))
-        return Snapshot(
+        return DemoState(
             seconds=seconds,
             state=state,
             served=self._grown(state, "finished") + self._grown(state, "buried"),
@@ -203,7 +189,7 @@ class Reader:
         )
 
     def _users(self) -> list[UserInfo]:
-        """All of them, in an order that stays: the noisy one, then from A to Z."""
+        """Return the users in a stable order: the noisy one, then by name."""
         found = self._inspector.users.list(order="name", minutes=WINDOW_MIN, limit=MOST_USERS)
         return sorted(found, key=lambda user: user.user_id != NOISY)
 
@@ -212,19 +198,16 @@ class Reader:
 
 
 def fair_shares(users: Sequence[UserInfo]) -> list[float]:
-    """How the runs of the window should have been shared: by weight.
+    """Return the fair share of each user in the runs of the window, by weight.
 
-    But to nobody more than they wanted, or could have within their own limits.
+    No user gets more than they asked for, or than their own limits allow.
     """
     wanted = [
         float(user.ended if user.state in LIMITED else user.ended + user.backlog) for user in users
     ]
     weights = [user.settings.weight for user in users]
-    left, weight, shares = (
-        float(sum(user.ended for user in users)),
-        sum(weights),
-        [0.0] * len(users),
-    )
+    left, weight = float(sum(user.ended for user in users)), sum(weights)
+    shares = [0.0] * len(users)
     for i in sorted(range(len(users)), key=lambda i: wanted[i] / weights[i]):
         shares[i] = min(wanted[i], left * weights[i] / weight)
         left, weight = left - shares[i], weight - weights[i]
@@ -232,7 +215,7 @@ def fair_shares(users: Sequence[UserInfo]) -> list[float]:
 
 
 def received(users: Sequence[UserInfo]) -> list[float | None]:
-    """The part that each user got of its fair share; None for those that wanted nothing."""
+    """Return which part of its fair share each user got; None for a user without tasks."""
     shares = fair_shares(users)
     return [
         user.ended / share if share else None for user, share in zip(users, shares, strict=True)
@@ -240,27 +223,27 @@ def received(users: Sequence[UserInfo]) -> list[float | None]:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them."""
+    """Format seconds for people."""
     if seconds is None:
         return "-"
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def contrast(shot: Snapshot) -> str:
-    """What fairness does for the others, in a sentence with numbers."""
+def contrast(shot: DemoState) -> str:
+    """Say in numbers what fairness does for the other users."""
     backlog = next((user.backlog for user in shot.users if user.user_id == NOISY), 0)
     waits = [u.wait_p95 for u in shot.users if u.user_id != NOISY and u.state not in LIMITED]
     known = [wait for wait in waits if wait is not None]
     text = f"{NOISY} has {plural(backlog, 'task')} waiting"
     if backlog and shot.rate:
         wait = backlog / shot.rate
-        text += f": first in, first out, the next task of anybody would wait {wait:.0f} s"
+        text += f": first in, first out, the next task of any user would wait {wait:.0f} s"
     return f"{text}. The others wait {duration(max(known))} at most (p95)." if known else f"{text}."
 
 
-def frame(shot: Snapshot, columns: int, rows: int = 100, blocks: str = "█░") -> list[str]:
-    """The picture, as lines that fit a terminal."""
-    width = max(columns, NARROWEST) - 1  # text in the last column may begin a new line
+def frame(shot: DemoState, columns: int, rows: int = 100, blocks: str = "█░") -> list[str]:
+    """Return the display as lines that fit a terminal."""
+    width = max(columns, NARROWEST) - 1  # text in the last column may wrap
     state = shot.state
     jain = "-" if shot.jain is None else f"{shot.jain:.2f}"
     lines = [
@@ -283,7 +266,7 @@ def _table(users: Sequence[UserInfo], width: int, blocks: str) -> Iterator[str]:
     size = max(4, min(30, width - 72))
     names = max([len(user.user_id) for user in users], default=4)
     head = f"  {'user':<{names}}{'waiting':>8}{'running':>8}{'p95 wait':>9}{'of all':>8}"
-    yield f"{head}  received of what is fair"
+    yield f"{head}  received of the fair share"
     for user, part in zip(users, received(users), strict=True):
         filled = min(size, round((part or 0.0) * size))
         shown = "-" if part is None else f"{part:.0%}"
@@ -294,8 +277,8 @@ def _table(users: Sequence[UserInfo], width: int, blocks: str) -> Iterator[str]:
         )
 
 
-def line(shot: Snapshot) -> str:
-    """The picture in one line, for where there is no terminal."""
+def line(shot: DemoState) -> str:
+    """Return the display in one line, for use without a terminal."""
     parts = zip(shot.users, received(shot.users), strict=True)
     known = {user.user_id: part for user, part in parts if part is not None}
     noisy = known.pop(NOISY, None)
@@ -305,19 +288,19 @@ def line(shot: Snapshot) -> str:
         shares.append(f"{plural(len(known), 'other')} {least:.0%} to {most:.0%}")
     return (
         f"{shot.seconds:3.0f} s | {shot.rate:.0f} tasks/s | fired {shot.fired} | waiting "
-        f"{shot.state.ready:,} | running {shot.state.running} | received of what is fair: "
+        f"{shot.state.ready:,} | running {shot.state.running} | received of the fair share: "
         f"{', '.join(shares) or 'none yet'}"
     )
 
 
 def paint(line: str) -> str:
-    """A line with colour: the title bold, the filled part of a bar green."""
+    """Colour a line: the title bold, the filled part of a bar green."""
     line = re.sub("^(FairQueue demo)", "\x1b[1m\\1\x1b[0m", line)
     return re.sub("([█#]+)", "\x1b[32m\\1\x1b[0m", line)
 
 
 class Terminal:
-    """Draws each frame over the one before; the cursor is hidden meanwhile."""
+    """Draws each frame over the previous one, with the cursor hidden."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -334,10 +317,10 @@ class Terminal:
             self._out.write("\r\x1b[K\x1b[?25h")  # the terminal may have echoed ^C
             self._out.flush()
 
-    def show(self, shot: Snapshot) -> None:
-        """Draw in one write and without clearing first, so that nothing flickers."""
+    def show(self, shot: DemoState) -> None:
+        """Draw in one write, without clearing first, so that nothing flickers."""
         size = shutil.get_terminal_size()
-        # Where lines are after a change of size is unknown: they may have been wrapped anew.
+        # After a change of size the lines may have been wrapped: their position is unknown.
         up = f"\r\x1b[{self._drawn}A" if self._drawn else ""
         start = up if size == self._size else "\x1b[H\x1b[2J"
         lines = frame(shot, size.columns, size.lines, self._blocks)

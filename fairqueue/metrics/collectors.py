@@ -6,7 +6,6 @@ has a label for users: there may be a million of them.
 """
 
 import io
-import os
 import socket
 import threading
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
@@ -39,6 +38,7 @@ from fairqueue.errors import (
 from fairqueue.metrics.processes import Merged
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.runtime.fork import reset_in_child
 from fairqueue.validation import check_count
 
 ERROR_TYPES = ("redis", "lock_timeout", "deserialization", "push", "cron", "internal")
@@ -324,10 +324,6 @@ class _QuietHandler(WSGIRequestHandler):
         """Scrapes are no news."""
 
 
-# Those that have a port in this process.
-_servers: WeakSet["MetricsServer"] = WeakSet()
-
-
 class MetricsServer:
     """An HTTP server for scrapes: it takes its port when it is made, and answers from `start`.
 
@@ -347,7 +343,8 @@ class MetricsServer:
         self.port = int(self._server.server_port)
         self.url = f"http://{host}:{self.port}/metrics"
         self._thread: threading.Thread | None = None
-        _servers.add(self)
+        # A forked copy would keep the port from the program that is started in place of its parent.
+        reset_in_child(self, MetricsServer.leave)
 
     def start(self, *registries: CollectorRegistry, queue: TaskQueue | None = None) -> None:
         """Answer from now on, in a thread, with the metrics of this process and its children.
@@ -388,15 +385,6 @@ class MetricsServer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _leave_ports() -> None:
-    for server in _servers:
-        server.leave()
-
-
-# A copy that lives on would keep the port from whoever is started in the place of its parent.
-os.register_at_fork(after_in_child=_leave_ports)
 
 
 def serve_metrics(

@@ -26,6 +26,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from fairqueue.logs import error_line, log_event
+from fairqueue.runtime.processes import process_exists
 
 logger = logging.getLogger("fairqueue.metrics")
 
@@ -97,7 +98,7 @@ class Tally:
         """What the children have written down last."""
         for place in self._places:
             pid, families = place.read()
-            if not _exists(pid):  # nothing is under way there
+            if not process_exists(pid):  # nothing is under way there
                 families = {n: f for n, f in families.items() if f.kind in _CUMULATIVE}
             yield families
 
@@ -266,13 +267,3 @@ class Merged(Collector):
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering reads nothing."""
         return []
-
-
-def _exists(pid: int) -> bool:
-    if not pid:
-        return False
-    try:
-        os.kill(pid, 0)
-    except OSError:  # none, or somebody else's by now
-        return False
-    return True

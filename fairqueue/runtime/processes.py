@@ -189,7 +189,7 @@ class ProcessGroup:
     def alive(self) -> list[int]:
         """Return the process ids of the living children, by index."""
         run = self._own_run()
-        return [] if run is None else [pid for pid in run.pids() if _exists(pid)]
+        return [] if run is None else [pid for pid in run.pids() if process_exists(pid)]
 
     @property
     def restarts(self) -> int:
@@ -665,7 +665,10 @@ def _ends(pipe: int, seconds: float) -> bool:
     return bool(poll.poll(max(0.0, min(seconds, LONGEST_WAIT_S)) * 1000))
 
 
-def _exists(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
+    """Whether a process of this user has this id; False for 0."""
+    if not pid:
+        return False
     try:
         os.kill(pid, 0)
     except OSError:  # gone, or another user's by now

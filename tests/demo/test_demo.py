@@ -14,16 +14,16 @@ from fairqueue.demo.demo import (
     LIVE,
     MARK,
     NOISY,
+    DemoState,
     Load,
     Reader,
-    Snapshot,
     Terminal,
     fair_shares,
     frame,
     handler_of,
     received,
 )
-from fairqueue.demo.school import JOBS
+from fairqueue.demo.jobs import JOBS
 from fairqueue.errors import ConfigurationError
 from fairqueue.history.runs import History
 from fairqueue.models import QueueSnapshot, UserSettings
@@ -54,7 +54,7 @@ def make_user(
     return UserInfo(**{**others, **told})  # type: ignore[arg-type]
 
 
-def make_snapshot(**changes: object) -> Snapshot:
+def make_snapshot(**changes: object) -> DemoState:
     """Ten seconds into a run in which all is well."""
     state = QueueSnapshot(
         at=START,
@@ -84,10 +84,10 @@ def make_snapshot(**changes: object) -> Snapshot:
         "users": [make_user(NOISY, 95, 8000), make_user("lakeside.office", 5)],
         "jain": 0.98,
     }
-    return Snapshot(**{**usual, **changes})  # type: ignore[arg-type]
+    return DemoState(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def empty_snapshot() -> Snapshot:
+def empty_snapshot() -> DemoState:
     """Before anything has happened."""
     return make_snapshot(users=[], rate=0.0, fired=0, served=0, jain=None)
 
@@ -150,7 +150,7 @@ def test_the_noisy_user_floods_and_the_others_want_a_little(queue: TaskQueue) ->
 def test_a_drained_backlog_is_filled_again(world: World) -> None:
     world.patch(demo, "BACKLOG", 3)
     world.patch(demo, "LEAST_BACKLOG", 3)
-    world.patch(demo, "WISHES", {})
+    world.patch(demo, "RATES", {})
     load = Load(world.queue)
     assert [load.push(), load.push()] == [3, 0]
     (claim,) = world.queue.claim("w")
@@ -267,7 +267,7 @@ def test_durations_are_as_people_say_them() -> None:
 
 @pytest.mark.parametrize("columns", [20, 60, 80, 120, 300])
 @pytest.mark.parametrize("shot", [make_snapshot(), empty_snapshot(), make_snapshot(notes=["x"])])
-def test_a_frame_fits_the_terminal(shot: Snapshot, columns: int) -> None:
+def test_a_frame_fits_the_terminal(shot: DemoState, columns: int) -> None:
     assert max(map(len, frame(shot, columns))) < columns
     for rows in (5, 24):
         assert len(frame(shot, columns, rows)) < rows
@@ -291,7 +291,7 @@ def test_a_frame_of_24_rows_shows_all_users_of_the_demo_at_80_columns() -> None:
 
 def test_the_contrast_is_a_sentence_with_numbers() -> None:
     assert demo.contrast(make_snapshot()) == (
-        "hillcrest.imports has 8,000 tasks waiting: first in, first out, the next task of anybody "
+        "hillcrest.imports has 8,000 tasks waiting: first in, first out, the next task of any user "
         "would wait 40 s. The others wait 12 ms at most (p95)."
     )
 
@@ -305,14 +305,14 @@ def test_one_who_starves_shows_in_the_bars() -> None:
 
 def test_before_anything_happened_there_is_text_for_it() -> None:
     shot = empty_snapshot()
-    assert demo.line(shot).endswith("received of what is fair: none yet")
+    assert demo.line(shot).endswith("received of the fair share: none yet")
     assert demo.contrast(shot) == "hillcrest.imports has 0 tasks waiting."
 
 
 def test_a_line_has_the_noisy_user_and_the_spread_of_the_others() -> None:
     users = [make_user(NOISY, 90, 8000), make_user("a", 5), make_user("b", 5, 5), make_user("c")]
     assert demo.line(make_snapshot(users=users)) == (
-        " 10 s | 200 tasks/s | fired 50 | waiting 8,000 | running 8 | received of what is fair: "
+        " 10 s | 200 tasks/s | fired 50 | waiting 8,000 | running 8 | received of the fair share: "
         "hillcrest.imports 106%, 2 others 50% to 100%"
     )
 
@@ -324,7 +324,7 @@ class FakeTerminal(io.StringIO):
     encoding = "utf-8"
 
 
-def draw(out: FakeTerminal, *shots: Snapshot) -> str:
+def draw(out: FakeTerminal, *shots: DemoState) -> str:
     with Terminal(out) as terminal:
         for shot in shots:
             terminal.show(shot)

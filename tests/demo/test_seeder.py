@@ -11,7 +11,7 @@ from helpers.tasks import make_task
 from helpers.world import World
 
 from fairqueue.clock import ManualClock
-from fairqueue.demo.school import JOBS, TENANTS
+from fairqueue.demo.jobs import JOBS, TENANTS
 from fairqueue.demo.seeder import seed, seed_large
 from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.history.records import Run
@@ -295,7 +295,7 @@ def test_a_queue_with_something_in_it_is_refused(world: World, what: str) -> Non
         if what == "ended":
             world.queue.finish(world.claim_one())
     before = world.dump()
-    with pytest.raises(ConfigurationError, match=r"'default' has .* seed an empty one"):
+    with pytest.raises(ConfigurationError, match=r"'default' is not empty: .* seed an empty queue"):
         seed(world.queue)
     assert world.dump() == before
 
@@ -313,7 +313,7 @@ def test_force_empties_it_first(queue: TaskQueue) -> None:
     [
         ({"runs": 0}, "runs must be a whole number .*, not 0"),
         ({"runs": 10_001}, "runs must be a whole number .*, not 10001"),
-        ({"tenants": ()}, "tenants are none"),
+        ({"tenants": ()}, "tenants must have"),
         ({"tenants": ("a b",)}, "tenant must be 1 to 64 letters.*, not 'a b'"),
         ({"now": datetime(2026, 1, 1)}, "now must be a datetime with a time zone.* not .*"),
     ],
