@@ -307,9 +307,7 @@ def test_what_does_not_agree_is_found_and_repaired(
     check_consistency(redis_client)
 
 
-def test_a_run_that_waits_for_the_one_before_it_goes_on_waiting(
-    busy: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_run_goes_on_waiting_for_the_first(busy: TaskQueue, redis_client: redis.Redis) -> None:
     before = dump(redis_client)["delayed"]
     (task_id,) = (each for each in before if each.startswith("each:"))
     redis_client.zrem(busy.keys["delayed"], task_id)
@@ -317,9 +315,7 @@ def test_a_run_that_waits_for_the_one_before_it_goes_on_waiting(
     assert dump(redis_client)["delayed"] == before
 
 
-def test_all_damages_together_are_repaired_and_the_queue_goes_on(
-    busy: TaskQueue, world: World
-) -> None:
+def test_all_damage_is_repaired_and_the_queue_goes_on(busy: TaskQueue, world: World) -> None:
     for damage, _ in DAMAGES:
         damage(world.redis, busy)
     Doctor(busy).examine(fix=True)
@@ -357,9 +353,7 @@ def test_a_repair_is_told_how_far_it_is(busy: TaskQueue) -> None:
     assert steps[-1] > 50
 
 
-def test_without_records_only_redis_and_the_queue_are_looked_at(
-    busy: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_without_records_only_redis_is_read(busy: TaskQueue, redis_client: redis.Redis) -> None:
     without_first("waiting")(redis_client, busy)
     checks = by_check(Doctor(busy).examine(records=False))
     assert not any(name.startswith("records") for name in checks)
@@ -367,7 +361,7 @@ def test_without_records_only_redis_and_the_queue_are_looked_at(
 
 
 @pytest.mark.processes
-def test_a_repair_whose_answer_was_lost_is_told_the_same_again(
+def test_a_repair_is_repeated_after_a_lost_reply(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     server = own_server()

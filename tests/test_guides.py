@@ -39,9 +39,7 @@ def comments(example: str) -> str:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("page", "example"), list(programs()))
-def test_an_example_runs_and_prints_what_its_comments_say(
-    tmp_path: Path, page: str, example: str
-) -> None:
+def test_an_example_prints_what_its_comments_say(tmp_path: Path, page: str, example: str) -> None:
     for other in examples(page):
         if module := MODULE.match(other):
             (tmp_path / module[1]).write_text(other, encoding="utf-8")

@@ -180,9 +180,7 @@ def test_what_a_line_of_json_always_has_is_not_replaced() -> None:
 # --- what the library says ------------------------------------------------------------------------
 
 
-def test_a_failed_task_is_named_with_its_reason(
-    queue: TaskQueue, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_task_names_its_reason(queue: TaskQueue, caplog: pytest.LogCaptureFixture) -> None:
     def fail(task: object) -> None:
         raise ValueError("order 7 is gone")
 
@@ -194,9 +192,7 @@ def test_a_failed_task_is_named_with_its_reason(
     ]
 
 
-def test_a_fire_tells_task_user_and_lateness(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fire_logs_user_and_lateness(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.clock.set(THURSDAY)
     world.add("nine", user_id="alice")
     world.clock.set(at(5, 9, 0, 2))

@@ -448,9 +448,7 @@ def test_a_reader_that_goes_away_ends_the_demo_quietly() -> None:
 
 
 @pytest.mark.processes
-def test_the_demo_leaves_nothing_on_a_server_of_others(
-    redis_url: str, redis_client: redis.Redis
-) -> None:
+def test_the_demo_leaves_nothing_elsewhere(redis_url: str, redis_client: redis.Redis) -> None:
     redis_client.set("theirs", "1")
     with started(demo=True, seconds=2, url=redis_url) as process:
         out, err = process.communicate(timeout=WITHIN)

@@ -49,9 +49,7 @@ def targets(entries: list[AuditEntry]) -> list[str]:
 # --- one entry ------------------------------------------------------------------------------------
 
 
-def test_an_entry_says_that_something_was_started_before_it_says_how_it_went(
-    log: AuditLog, clock: ManualClock
-) -> None:
+def test_an_entry_is_written_before_its_outcome_is_known(log: AuditLog, clock: ManualClock) -> None:
     began = clock.now()
     entry_id = log.begin(ANN, "schedule.pause", "s1", tenant="other", details={"note": "x"})
     started = AuditEntry(
@@ -90,9 +88,7 @@ def test_the_first_end_of_an_entry_stands(log: AuditLog) -> None:
     assert [(entry.outcome, entry.error) for entry in log.entries()] == [("done", None)]
 
 
-def test_the_end_of_an_entry_that_is_gone_is_not_written(
-    log: AuditLog, redis_client: redis.Redis
-) -> None:
+def test_a_gone_entry_is_not_ended(log: AuditLog, redis_client: redis.Redis) -> None:
     entry_id = write(log)
     redis_client.flushdb()
     assert log.end(entry_id, "done") is False
@@ -129,7 +125,7 @@ def test_entries_that_are_ended_at_the_same_time_all_end(log: AuditLog) -> None:
     assert sorted(targets(entries)) == sorted(f"s{n}" for n in range(20))
 
 
-def test_an_entry_whose_reply_is_lost_is_written_once(
+def test_a_lost_reply_writes_an_entry_once(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     with (
@@ -174,9 +170,7 @@ class Unspeakable:
     ],
     ids=range(14),
 )
-def test_details_are_written_as_well_as_can_be(
-    log: AuditLog, details: Any, kept: dict[str, Any]
-) -> None:
+def test_details_are_written_best_effort(log: AuditLog, details: Any, kept: dict[str, Any]) -> None:
     log.end(write(log, details=details), "done")
     (entry,) = log.entries()
     assert entry.details == kept
@@ -257,9 +251,7 @@ def test_entries_are_listed_newest_first_by_filters(
     assert targets(written.entries(**filters)) == found
 
 
-def test_entries_of_a_time_are_listed_with_its_start_and_without_its_end(
-    log: AuditLog, clock: ManualClock
-) -> None:
+def test_a_time_range_includes_its_start_but_not_its_end(log: AuditLog, clock: ManualClock) -> None:
     times = []
     for n in range(4):
         times.append(clock.now())
@@ -294,9 +286,7 @@ def test_entries_of_one_moment_are_listed_in_their_order(log: AuditLog) -> None:
     assert targets(log.entries()) == [str(n) for n in reversed(range(20))]
 
 
-def test_a_page_that_ends_with_a_whole_read_has_a_next_one(
-    log: AuditLog, plant: Callable[..., None]
-) -> None:
+def test_a_page_of_a_whole_read_has_a_next(log: AuditLog, plant: Callable[..., None]) -> None:
     head = b'{"actor":"a","role":"admin","via":"cli","action":"a","target":"%s","details":{}}'
     rows = [b"mine" if n % 502 == 501 else b"other" for n in range(1200)]  # 2 and 500 are read
     base = 1_700_000_000_000
@@ -332,9 +322,7 @@ def test_a_page_is_not_moved_by_entries_that_come_while_it_is_read(
         ({"until": float("nan")}, "until must .*not nan"),
     ],
 )
-def test_a_listing_that_cannot_be_is_refused(
-    log: AuditLog, arguments: dict[str, Any], named: str
-) -> None:
+def test_a_bad_listing_is_refused(log: AuditLog, arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         log.entries(**arguments)
 

@@ -239,9 +239,7 @@ def test_what_has_not_the_form_of_a_secret_costs_no_round_trip(world: World, sec
         store.end(secret)
 
 
-def test_a_secret_that_was_never_given_out_opens_nothing(
-    store: AccessStore, redis_client: redis.Redis
-) -> None:
+def test_an_unknown_secret_opens_nothing(store: AccessStore, redis_client: redis.Redis) -> None:
     secret = "fq_0123456789abcdef_" + "a" * 43
     assert admit(store, secret) is None
     assert store.redeem(secret) is None
@@ -249,7 +247,7 @@ def test_a_secret_that_was_never_given_out_opens_nothing(
     assert dump(redis_client).keys() <= {"ops"}
 
 
-def test_a_wrong_secret_opens_nothing_and_uses_up_nothing_of_its_owners(
+def test_a_wrong_secret_opens_nothing_and_uses_nothing_up(
     store: AccessStore,
 ) -> None:
     key = make_key(store)
@@ -326,9 +324,7 @@ def test_a_pace_that_somebody_has_spoilt_mends_itself(
         (1.0, 1.5, "burst"),
     ],
 )
-def test_a_pace_that_is_none_is_refused(
-    store: AccessStore, rate: Any, burst: Any, named: str
-) -> None:
+def test_a_bad_pace_is_refused(store: AccessStore, rate: Any, burst: Any, named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         store.admit("x", rate=rate, burst=burst)
 
@@ -381,7 +377,7 @@ def test_a_login_ends_when_it_was_to(store: AccessStore, clock: ManualClock) -> 
     assert store.redeem(late) is None
 
 
-def test_of_many_who_redeem_one_login_at_the_same_time_one_gets_a_session(
+def test_only_one_of_many_who_redeem_a_login_gets_a_session(
     store: AccessStore,
 ) -> None:
     login = store.create_login(Actor(name="ann"))
@@ -510,9 +506,7 @@ def test_the_sessions_and_logins_of_a_revoked_key_end_with_it(
     assert set(state["credential_ends"]) == {others.info.key_id}
 
 
-def test_a_session_whose_key_is_gone_lets_nobody_in(
-    store: AccessStore, redis_of: Callable[..., Any]
-) -> None:
+def test_a_session_ends_with_its_key(store: AccessStore, redis_of: Callable[..., Any]) -> None:
     key = make_key(store)
     session = store.redeem(key.secret)
     assert session is not None
@@ -538,9 +532,7 @@ def test_who_was_let_in_once_makes_no_login_after_their_key_is_revoked(store: Ac
         store.create_login(actor)
 
 
-def test_a_login_does_not_outlive_the_session_that_made_it(
-    store: AccessStore, clock: ManualClock
-) -> None:
+def test_a_login_does_not_outlive_its_session(store: AccessStore, clock: ManualClock) -> None:
     first = store.redeem(store.create_login(Actor(name="ann")), seconds=HOUR)
     assert first is not None
     actor = admit(store, first.secret)

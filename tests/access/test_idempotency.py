@@ -248,9 +248,7 @@ def test_an_answer_whose_headers_are_spoilt_is_one_of_which_the_status_is_known(
 # --- generations ----------------------------------------------------------------------------------
 
 
-def test_an_answer_is_kept_for_at_least_a_day_and_at_most_two(
-    store: ReplyStore, world: World
-) -> None:
+def test_an_answer_is_kept_between_one_and_two_days(store: ReplyStore, world: World) -> None:
     do(store, "first")
     world.advance(DAY)
     do(store, "last")
@@ -276,9 +274,7 @@ def test_a_reservation_outlives_a_change_of_generations(store: ReplyStore, world
     assert store.begin("k", "d").state == "done"
 
 
-def test_generations_change_when_there_are_too_many_answers(
-    store: ReplyStore, world: World
-) -> None:
+def test_generations_change_when_answers_are_too_many(store: ReplyStore, world: World) -> None:
     do(store, "k")
     strangers: dict[Any, Any] = {f"x{n}": "{}" for n in range(10_000)}
     world.redis.hset(world.keys["replies"], mapping=strangers)
@@ -300,9 +296,7 @@ def test_generations_change_when_the_answers_are_too_large(store: ReplyStore, wo
 
 
 @pytest.mark.parametrize("spoilt", ["x", "", "1 -1", "1e400 1"])
-def test_a_generation_whose_time_is_spoilt_begins_anew(
-    store: ReplyStore, world: World, spoilt: str
-) -> None:
+def test_a_spoilt_generation_begins_anew(store: ReplyStore, world: World, spoilt: str) -> None:
     do(store, "k")
     world.redis.hset(world.keys["replies"], "", spoilt)
     do(store, "new")

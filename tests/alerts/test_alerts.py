@@ -591,9 +591,7 @@ def test_nothing_is_started_before_the_first_alert(make: Make) -> None:
     inbox.wait_for(1)
 
 
-def test_an_alert_reaches_each_recipient_with_its_source_and_is_counted(
-    make: Make, world: World
-) -> None:
+def test_an_alert_reaches_each_recipient_and_is_counted(make: Make, world: World) -> None:
     inboxes = [Inbox(), Inbox()]
     alerts = make(*inboxes, source="queue mail")
     alert = news(details={"task": "t"})
@@ -603,9 +601,7 @@ def test_an_alert_reaches_each_recipient_with_its_source_and_is_counted(
     assert outcomes(world) == {"sent": 2}
 
 
-def test_the_same_alert_is_suppressed_counted_and_told_with_the_next_one(
-    make: Make, time: Time, world: World
-) -> None:
+def test_a_repeated_alert_is_suppressed_and_counted(make: Make, time: Time, world: World) -> None:
     inbox = Inbox()
     alerts = make(inbox, repeat_after=100.0)
     for _ in range(5):
@@ -632,9 +628,7 @@ def test_alerts_beyond_the_rate_arrive_as_one_summary(make: Make, time: Time, wo
     assert outcomes(world) == {"sent": 2, "limited": 37}
 
 
-def test_a_limit_and_its_end_arrive_without_anybody_asking_for_the_end(
-    make: Make, time: Time
-) -> None:
+def test_a_limit_and_its_end_arrive_without_being_asked(make: Make, time: Time) -> None:
     inbox = Inbox()
     alerts = make(inbox, limits=AlertLimits(backlog=10))
     alerts.watch(snapshot(ready=12))
@@ -757,9 +751,7 @@ def test_a_hanging_recipient_blocks_neither_who_raises_nor_the_others(
     assert events.names() == ["alert_overdue", "alert_late"]
 
 
-def test_a_clock_a_metric_or_an_argument_that_fails_is_not_the_callers_problem(
-    make: Make, events: Events
-) -> None:
+def test_a_failing_clock_metric_or_argument_is_not_raised(make: Make, events: Events) -> None:
     def broken() -> float:
         raise RuntimeError("no time")
 
@@ -808,9 +800,7 @@ def test_without_recipients_nothing_happens_at_all(make: Make, world: World) -> 
     assert outcomes(world) == {}
 
 
-def test_a_signal_handler_may_raise_an_alert_while_one_is_being_raised(
-    make: Make, time: Time
-) -> None:
+def test_a_signal_handler_may_raise_an_alert_during_another(make: Make, time: Time) -> None:
     inbox = Inbox()
     inner = iter([True])
 
@@ -920,7 +910,7 @@ print(os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.processes
-def test_a_forked_child_has_a_thread_and_a_memory_of_its_own(
+def test_a_forked_child_has_its_own_thread(
     spawn: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
     output, _ = spawn(FORKING).communicate(timeout=DEADLINE_S)
@@ -953,9 +943,7 @@ def test_a_partial_is_named_without_its_arguments() -> None:
         (lambda: LogRecipient("root"), "to 'root' "),  # type: ignore[arg-type]
     ],
 )
-def test_an_unusable_function_or_logger_is_refused(
-    maker: Callable[[], object], message: str
-) -> None:
+def test_a_bad_function_or_logger_is_refused(maker: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         maker()
 
@@ -1072,9 +1060,7 @@ def test_a_webhook_without_secret_is_not_signed(hook: Hook) -> None:
 
 
 @pytest.mark.parametrize("status", [302, 400, 500])
-def test_an_answer_but_2xx_is_a_failure_and_a_redirect_is_not_followed(
-    hook: Hook, status: int
-) -> None:
+def test_only_2xx_is_success_and_redirects_are_not_followed(hook: Hook, status: int) -> None:
     hook.status = status
     recipient = WebhookRecipient(url_of(hook), allow_http=True)
     with pytest.raises(AlertNotSent, match=f"answered {status}, not 2xx$") as caught:
@@ -1083,9 +1069,7 @@ def test_an_answer_but_2xx_is_a_failure_and_a_redirect_is_not_followed(
     assert len(hook.requests) == 1
 
 
-def test_a_webhook_uses_no_proxy_of_the_environment(
-    hook: Hook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_webhook_ignores_proxy_variables(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     WebhookRecipient(url_of(hook), allow_http=True).send(news())
@@ -1132,9 +1116,7 @@ def test_a_webhook_by_https_checks_the_certificate(
         ("https://example.org/", {"context": "strict"}),
     ],
 )
-def test_an_unusable_webhook_is_refused_without_showing_secrets(
-    url: Any, more: dict[str, Any]
-) -> None:
+def test_a_bad_webhook_is_refused_without_showing_secrets(url: Any, more: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         WebhookRecipient(url, **more)
     assert SECRET not in str(caught.value)
@@ -1339,9 +1321,7 @@ def test_an_unusable_mail_setting_is_refused_without_showing_the_password(
 # --- secrets --------------------------------------------------------------------------------------
 
 
-def test_secrets_are_neither_shown_nor_logged(
-    make: Make, mail: Mail, hook: Hook, events: Events
-) -> None:
+def test_secrets_are_not_shown(make: Make, mail: Mail, hook: Hook, events: Events) -> None:
     hook.status = 500
     mail.answers["MAIL"] = f"451 {SECRET}"
     webhook = WebhookRecipient(

@@ -64,9 +64,7 @@ def refuses(payload: dict[str, Any]) -> None:
 # --- workers --------------------------------------------------------------------------------------
 
 
-def test_a_task_that_has_failed_for_good_is_told_and_no_attempt_before(
-    world: World, person: Person
-) -> None:
+def test_only_the_last_failure_of_a_task_is_alerted(world: World, person: Person) -> None:
     worker = Worker(world.queue, alerts=person.alerts)
     worker.register("mail", refuses, retries=1, backoff=1, jitter="none")
     world.push("t", name="mail", payload={"secret": "do not tell"})
@@ -107,9 +105,7 @@ def test_a_failure_after_the_lease_was_lost_is_not_told(world: World, person: Pe
     assert person.heard() == []
 
 
-def test_a_run_that_was_ended_by_its_time_out_is_told(
-    redis_client: redis.Redis, person: Person
-) -> None:
+def test_a_time_out_is_alerted(redis_client: redis.Redis, person: Person) -> None:
     with TaskQueue(redis_client) as queue:
         worker = Worker(queue, alerts=person.alerts)
 
@@ -165,9 +161,7 @@ def test_a_run_that_does_not_end_is_told_once(world: World, person: Person, by: 
     assert ran() == 1
 
 
-def test_the_error_rate_is_told_when_it_passes_its_limit(
-    queue: TaskQueue, people: Callable[..., Person]
-) -> None:
+def test_a_high_error_rate_is_reported(queue: TaskQueue, people: Callable[..., Person]) -> None:
     limits = AlertLimits(error_rate=0.5, error_rate_least_runs=4)
     person = people(limits=limits)
     worker = Worker(queue, alerts=person.alerts)
@@ -184,9 +178,7 @@ def test_the_error_rate_is_told_when_it_passes_its_limit(
     assert (alert.kind, alert.details["value"]) == ("error_rate", 0.5)
 
 
-def test_a_backlog_is_told_by_the_heartbeat_of_a_worker(
-    queue: TaskQueue, people: Callable[..., Person]
-) -> None:
+def test_a_worker_reports_a_backlog(queue: TaskQueue, people: Callable[..., Person]) -> None:
     person = people(limits=AlertLimits(backlog=3))
     fill(queue, "alice", 3)
     Worker(queue, lambda task: None, concurrency=1, alerts=person.alerts).run_once()

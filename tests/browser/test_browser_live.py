@@ -59,9 +59,7 @@ def draw(page: Page, site: Site, begin: datetime, minutes: int) -> list[dict[str
 
 @pytest.mark.parametrize("minutes", [15, 60, 1440])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_label_of_a_chart_is_cut_off(
-    web: Web, open_page: Open, minutes: int, width: int
-) -> None:
+def test_no_chart_label_is_cut_off(web: Web, open_page: Open, minutes: int, width: int) -> None:
     site = web()
     page = open_page(site, "/audit", width=width)
     end = datetime(2026, 3, 5, 15, 0, tzinfo=UTC)
@@ -187,9 +185,7 @@ def test_a_page_says_soon_that_redis_is_away_and_goes_on_by_itself(
         expect(page.locator(".stat b[data-live=ready]")).to_have_text("7")
 
 
-def test_a_page_that_could_not_be_made_is_loaded_when_redis_is_back(
-    own_server: OwnServer, open_page: Open
-) -> None:
+def test_a_failed_page_loads_when_redis_is_back(own_server: OwnServer, open_page: Open) -> None:
     server = own_server()
     with ExitStack() as servers:
         queue = servers.enter_context(TaskQueue.from_url(server.url, timeout=0.5))

@@ -121,9 +121,7 @@ def test_a_key_is_made_copied_and_revoked(queue: TaskQueue, web: Web, open_page:
     assert Inspector(queue).keys.list() == []
 
 
-def test_details_of_an_entry_are_opened_by_keyboard(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_the_keyboard_opens_an_entrys_details(queue: TaskQueue, web: Web, open_page: Open) -> None:
     Inspector(queue).users.set("alice", weight=2)
     page = open_page(web(), "/audit")
 

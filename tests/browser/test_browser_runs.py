@@ -51,9 +51,7 @@ def test_empty_pages_are_sound(web: Web, open_page: Open, path: str) -> None:
     check_page(page)
 
 
-def test_new_runs_are_announced_and_do_not_move_what_is_read(
-    world: World, web: Web, open_page: Open
-) -> None:
+def test_new_runs_are_announced_in_place(world: World, web: Web, open_page: Open) -> None:
     fail(world, "first")
     page = open_page(web(), "/runs")
     settle(page)
@@ -106,9 +104,7 @@ def test_a_run_is_edited_and_run_again_by_keyboard(world: World, web: Web, open_
     check_page(page, ignore=("422",))
 
 
-def test_a_dialog_is_left_by_escape_and_nothing_happens(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_escape_leaves_a_dialog(queue: TaskQueue, web: Web, open_page: Open) -> None:
     queue.push(make_task("alice", "a"))
     page = open_page(web(), "/runs/a")
 
@@ -121,9 +117,7 @@ def test_a_dialog_is_left_by_escape_and_nothing_happens(
     assert queue.size() == 1
 
 
-def test_many_failed_runs_are_run_again_with_progress(
-    world: World, web: Web, open_page: Open
-) -> None:
+def test_many_failed_runs_are_rerun_with_progress(world: World, web: Web, open_page: Open) -> None:
     world.patch(failed_page, "PART", 3)
     for number in range(10):
         fail(world, f"a-{number}")

@@ -138,9 +138,7 @@ def test_a_schedule_is_made_with_the_form(web: Web, inspector: Inspector, open_p
     assert inspector.schedules.get("report-7").schedule.user_id == "bob"
 
 
-def test_all_that_match_are_paused_after_a_question_with_their_number(
-    web: Web, world: World, open_page: Open
-) -> None:
+def test_all_matches_are_paused_after_a_question(web: Web, world: World, open_page: Open) -> None:
     for number in range(60):
         add(world, f"s{number:02}", name="mails.send" if number < 55 else "report")
     page = open_page(web(), "/schedules?name_prefix=mails")
@@ -211,9 +209,7 @@ def test_a_schedule_is_paused_with_the_keyboard_alone(
     assert world.inspector.schedules.get("nine").state == "paused"
 
 
-def test_a_refusal_is_told_inside_the_dialog_and_what_was_typed_stays(
-    web: Web, world: World, open_page: Open
-) -> None:
+def test_a_refusal_keeps_the_dialog_and_its_text(web: Web, world: World, open_page: Open) -> None:
     add(world)
     page = open_page(web(), "/schedules/nine")
     page.get_by_role("button", name="Trigger", exact=True).click()

@@ -208,9 +208,7 @@ def end_session(site: Site, found: Page) -> str:
     return key_id
 
 
-def test_a_page_says_that_its_session_has_expired_and_one_logs_in_there(
-    web: Web, open_page: Open
-) -> None:
+def test_a_page_says_that_its_session_has_expired(web: Web, open_page: Open) -> None:
     site = web(auth=True)
     found = open_page(site, site.login())
     settle(found)
@@ -320,9 +318,7 @@ def test_a_paused_page_holds_no_stream(web: Web, open_page: Open) -> None:
     check_page(found)
 
 
-def test_a_paused_page_shows_moments_that_do_not_go_on_counting(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_a_paused_pages_times_do_not_count_on(queue: TaskQueue, web: Web, open_page: Open) -> None:
     Inspector(queue).schedules.add(cron_expr="* * * * *", user_id="alice", schedule_id="minutely")
     found = open_page(web(), "/")
     settle(found)

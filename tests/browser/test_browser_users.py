@@ -31,9 +31,7 @@ def lively(world: World) -> None:
 @pytest.mark.parametrize(
     "path", ["/users", "/users?order=name&window=15m&as=runs", "/users/capped", "/users/rated"]
 )
-def test_the_pages_are_without_fault(
-    web: Web, open_page: Open, path: str, theme: str, width: int
-) -> None:
+def test_the_pages_are_sound(web: Web, open_page: Open, path: str, theme: str, width: int) -> None:
     page = open_page(web(), path, theme=theme, width=width)
     settle(page)
     expect(page.locator("figure canvas")).to_have_count(1)
@@ -77,9 +75,7 @@ def test_a_nasty_name_is_only_text_and_its_link_works(web: Web, open_page: Open)
     check_page(page)
 
 
-def test_a_backlog_is_dropped_from_the_list_after_its_count(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_a_backlog_is_dropped_from_the_list(queue: TaskQueue, web: Web, open_page: Open) -> None:
     fill(queue, "alice", 2)
     page = open_page(web(), "/users")
     settle(page)
@@ -164,9 +160,7 @@ def test_a_viewer_of_a_tenant_sees_its_own_and_no_buttons(web: Web, open_page: O
     check_page(page)
 
 
-def test_a_row_that_was_brought_up_to_date_can_still_be_acted_on(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_an_updated_row_can_still_be_used(queue: TaskQueue, web: Web, open_page: Open) -> None:
     fill(queue, "alice", 1)
     page = open_page(web(), "/users")
     settle(page)

@@ -165,9 +165,7 @@ def test_an_example_of_the_guide_prints_what_it_says(
     ],
 )
 @pytest.mark.untidy
-def test_shared_options_stand_before_or_after_a_command(
-    cli: Cli, redis_client: redis.Redis, line: str
-) -> None:
+def test_shared_options_go_anywhere(cli: Cli, redis_client: redis.Redis, line: str) -> None:
     with TaskQueue(redis_client, "other") as other:
         push(other, "here")
         assert cli.json(*line.split())["tasks"][0]["task_id"] == "here"

@@ -93,9 +93,7 @@ def test_a_scheduler_of_the_command_line_can_be_scraped(start: Start, live: Task
 
 
 @pytest.mark.processes
-def test_processes_of_a_worker_add_up_and_counters_never_go_back(
-    start: Start, live: TaskQueue, app: str
-) -> None:
+def test_worker_processes_add_up_monotonically(start: Start, live: TaskQueue, app: str) -> None:
     process = start("worker", "--app", app, "--processes", "2", "--metrics-port", "0")
     port = Port(process, err=True)
     runs = "fairqueue_worker_runs_total"
@@ -124,9 +122,7 @@ def test_processes_of_a_worker_add_up_and_counters_never_go_back(
 
 
 @pytest.mark.processes
-def test_up_shows_the_queue_and_all_its_processes_at_one_port(
-    start: Start, live: TaskQueue, app: str
-) -> None:
+def test_up_shows_all_processes_at_one_port(start: Start, live: TaskQueue, app: str) -> None:
     add(TaskScheduler(live), "often", cron_expr="* * * * * *", name="double")
     for number in range(20):
         push(live, f"t{number}", name="double")
@@ -146,9 +142,7 @@ def test_up_shows_the_queue_and_all_its_processes_at_one_port(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", ["scheduler", "worker --app {app}", "up --port 0"])
-def test_a_port_that_is_taken_is_told(
-    start: Start, live: TaskQueue, app: str, command: str
-) -> None:
+def test_a_taken_port_is_named(start: Start, live: TaskQueue, app: str, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         process = start(*command.format(app=app).split(), "--metrics-port", port)

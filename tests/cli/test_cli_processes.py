@@ -80,9 +80,7 @@ def result_of(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 # --- ends -----------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_a_command_with_130_and_without_a_traceback(
-    start: Start, live: TaskQueue
-) -> None:
+def test_ctrl_c_ends_a_command_with_130_without_traceback(start: Start, live: TaskQueue) -> None:
     process = start("stats", "--watch", "--interval", "1000s")
     line_of(process, "ready")
     line_of(process, "0")  # it waits for the next look
@@ -144,9 +142,7 @@ def jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("jobs")
-def test_a_worker_of_a_module_runs_tasks_until_it_is_told_to_end(
-    start: Start, live: TaskQueue
-) -> None:
+def test_a_worker_of_a_module_runs_until_it_is_stopped(start: Start, live: TaskQueue) -> None:
     push(live, "a", name="double", payload={"n": 21})
     process = start("worker", "--app", "jobs:make", "--concurrency", "3")
     history = History(live)
@@ -307,9 +303,7 @@ def test_a_terminal_gets_colours_and_obeys_no_user(redis_url: str, live: TaskQue
     assert "\u202e" not in terminal.text
 
 
-def test_top_leaves_the_terminal_as_it_was_when_q_is_pressed(
-    redis_url: str, live: TaskQueue
-) -> None:
+def test_top_restores_the_terminal_when_q_is_pressed(redis_url: str, live: TaskQueue) -> None:
     fill(live, "alice", 3)
     with closing(Terminal("top", "--interval", "1000s", url=redis_url)) as terminal:
         assert "alice" in terminal.until("(q quits)")

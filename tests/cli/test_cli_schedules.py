@@ -326,9 +326,7 @@ def test_pause_and_resume_by_id_need_no_consent(cli: Cli, live: TaskScheduler) -
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "trigger", "remove"])
-def test_one_that_is_not_there_stops_before_anything_is_done(
-    cli: Cli, live: TaskScheduler, action: str
-) -> None:
+def test_a_missing_id_stops_before_anything(cli: Cli, live: TaskScheduler, action: str) -> None:
     add(live, "a")
     before = get(live, "a")
     assert cli.run("schedules", action, "a", "none", "--yes").code == 4
@@ -430,9 +428,7 @@ def test_what_was_exported_can_be_imported(
     assert [each.schedule_id for each in live.list_schedules()] == ["a", "b"]
 
 
-def test_export_writes_to_standard_output_and_import_reads_from_it(
-    cli: Cli, live: TaskScheduler
-) -> None:
+def test_export_writes_and_import_reads_standard_streams(cli: Cli, live: TaskScheduler) -> None:
     add(live, "a")
     add(live, "b", user_id="bob")
     text = cli.ok("export", "--user", "alice").out

@@ -279,9 +279,7 @@ def test_a_queue_that_is_full_leaves_failed_runs_and_says_so(cli: Cli, live: Tas
 # --- users ----------------------------------------------------------------------------------------
 
 
-def test_users_with_only_delayed_tasks_are_listed_where_nobody_is_busy(
-    cli: Cli, live: TaskQueue
-) -> None:
+def test_users_with_only_delayed_tasks_are_listed(cli: Cli, live: TaskQueue) -> None:
     push(live, "later", user_id="alice", delay=3600)
     (alice,) = cli.json("users")["users"]
     assert (alice["user_id"], alice["delayed"]) == ("alice", 1)
@@ -337,9 +335,7 @@ def test_weight_and_limits_are_set_and_taken_away(cli: Cli, live: TaskQueue) -> 
         ("limit", "alice", "--tenant", "no way"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(
-    cli: Cli, live: TaskQueue, arguments: tuple[str, ...]
-) -> None:
+def test_a_bad_limit_is_refused(cli: Cli, live: TaskQueue, arguments: tuple[str, ...]) -> None:
     assert cli.run("users", *arguments).code == 2
     assert json.loads(cli.ok("users", "--order", "name", "-o", "json").out)["users"] == []
 
@@ -379,9 +375,7 @@ def test_purge_cancels_what_waits_and_prints_how_many(cli: Cli, live: TaskQueue)
     assert cli.run("users", "purge", "nobody", "--yes").code == 4
 
 
-def test_a_user_with_only_delayed_tasks_is_there_for_every_command(
-    cli: Cli, live: TaskQueue
-) -> None:
+def test_every_command_sees_a_user_with_only_delayed_tasks(cli: Cli, live: TaskQueue) -> None:
     push(live, "later", user_id="dora", delay=3600)
     push(live, "again", user_id="dora")
     live.retry(claim_one(live), "broken", delay=3600)

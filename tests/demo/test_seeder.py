@@ -133,9 +133,7 @@ def test_the_audit_log_says_who_did_what(queue: TaskQueue) -> None:
         (1, {"succeeded": 1}),
     ],
 )
-def test_so_many_succeeded_failed_and_timed_out(
-    queue: TaskQueue, runs: int, expected: dict[str, int]
-) -> None:
+def test_outcomes_are_counted(queue: TaskQueue, runs: int, expected: dict[str, int]) -> None:
     seeded = seed(queue, runs=runs)
     assert outcomes(queue) == expected
     assert len(seeded.succeeded) == expected["succeeded"]

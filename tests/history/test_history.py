@@ -1004,9 +1004,7 @@ def test_a_run_whose_status_is_spoilt_is_skipped_and_named(world: World, text: b
     ],
     ids=str,
 )
-def test_a_status_with_a_spoilt_field_is_skipped_and_named(
-    world: World, fields: dict[str, Any]
-) -> None:
+def test_a_status_with_a_spoilt_field_is_named(world: World, fields: dict[str, Any]) -> None:
     add_ended(world, "succeeded", "good")
     add_ended(world, "succeeded", "spoilt")
     edit_status(world, "spoilt", **fields)

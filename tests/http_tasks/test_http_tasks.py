@@ -277,9 +277,7 @@ def test_a_cancelled_task_is_not_sent(web: LocalServer) -> None:
 # --- retries, through a worker --------------------------------------------------------------------
 
 
-def test_a_call_that_fails_once_is_made_again_with_the_same_key(
-    world: World, web: LocalServer
-) -> None:
+def test_a_failed_call_is_repeated_with_the_same_key(world: World, web: LocalServer) -> None:
     statuses = iter([500, 200])
     web.script = lambda call: call.answer(next(statuses), b"well")
     worker = Worker(world.queue)
@@ -298,9 +296,7 @@ def test_a_call_that_fails_once_is_made_again_with_the_same_key(
     assert web.seen[0].body == web.seen[1].body
 
 
-def test_a_server_that_never_recovers_ends_in_the_dead_letters(
-    world: World, web: LocalServer
-) -> None:
+def test_a_dead_server_ends_in_the_dead_letters(world: World, web: LocalServer) -> None:
     web.script = lambda call: call.answer(503, Retry_After="120")
     worker = Worker(world.queue)
     make().register(worker, "call", retries=1)
@@ -327,9 +323,7 @@ def test_a_refusal_is_not_tried_again(world: World, web: LocalServer, status: in
 
 
 @pytest.mark.parametrize("payload", [{}, {"url": "http://127.0.0.1/", "method": "BREW"}])
-def test_a_payload_that_is_no_request_is_not_tried_again(
-    world: World, payload: dict[str, Any]
-) -> None:
+def test_a_bad_request_payload_is_not_retried(world: World, payload: dict[str, Any]) -> None:
     worker = Worker(world.queue)
     make().register(worker)
     world.queue.push(make_task(task_id="hook", name="http", payload=payload))
@@ -405,7 +399,7 @@ def test_a_server_that_dribbles_its_body_does_not_stretch_the_time_out(web: Loca
         call(make(), web.url, timeout=SHORT)
 
 
-def test_a_server_that_dribbles_its_headers_does_not_stretch_the_time_out(
+def test_slow_headers_do_not_extend_the_time_out(
     web: LocalServer,
 ) -> None:
     def script(call: Call) -> None:
@@ -520,9 +514,7 @@ def test_no_more_is_read_than_the_server_said(web: LocalServer) -> None:
 
 
 @pytest.mark.parametrize(("size", "truncated"), [(9, False), (10, False), (11, True)])
-def test_a_body_is_truncated_only_past_the_limit(
-    web: LocalServer, size: int, truncated: bool
-) -> None:
+def test_only_a_long_body_is_truncated(web: LocalServer, size: int, truncated: bool) -> None:
     web.script = lambda call: call.answer(body=b"x" * size)
     result = call(make(max_body=10), web.url)
     assert (result["body"], result["truncated"]) == ("x" * min(size, 10), truncated)
@@ -571,9 +563,7 @@ def test_references_in_headers_are_replaced(web: LocalServer, value: str, sent: 
     assert web.seen[0].headers["authorization"] == sent
 
 
-def test_by_default_secrets_are_variables_with_a_prefix(
-    web: LocalServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secrets_are_prefixed_variables(web: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRQUEUE_SECRET_API", TOKEN)
     monkeypatch.setenv("DATABASE_PASSWORD", "of no task's concern")
     call(make(), web.url, headers={"X-Key": "secret:API"})
@@ -593,7 +583,7 @@ def test_who_gives_secrets_is_told_whose_task_it_is_and_where_they_go(web: Local
     assert asked == [SecretRequest(name="team/key-1", user_id="alice", host="127.0.0.1")]
 
 
-def test_a_secret_that_is_missing_ends_the_task_and_a_vault_that_is_away_does_not(
+def test_a_missing_secret_ends_the_task_and_a_missing_vault_does_not(
     web: LocalServer,
 ) -> None:
     def away(wanted: SecretRequest) -> str:
@@ -755,9 +745,7 @@ def test_a_server_cannot_hold_up_the_search_for_a_secret(web: LocalServer, row: 
 
 
 @pytest.mark.parametrize("kept", range(1, 40))
-def test_an_escaped_secret_across_the_end_of_what_is_kept_does_not_show(
-    web: LocalServer, kept: int
-) -> None:
+def test_an_escaped_secret_cut_by_the_limit_does_not_show(web: LocalServer, kept: int) -> None:
     web.script = lambda call: call.answer(body=rb"--&#x003c;\u003cSECRET--%3C<SECRET" * 100)
     http = make(secrets=secrets_of(API="<<SECRET"), max_body=kept)
     result = call(http, web.url, headers={"X-Key": "secret:API"})
@@ -1141,9 +1129,7 @@ def test_a_certificate_for_another_host_is_refused_before_anything_is_sent(
     assert web.seen == []
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(
-    web: LocalServer, secure: list[str | None]
-) -> None:
+def test_an_unknown_authority_is_refused(web: LocalServer, secure: list[str | None]) -> None:
     http = make(resolver=resolving(hooks_example=["127.0.0.1"]), ssl_context=None)
     with pytest.raises(Retry, match="CERTIFICATE_VERIFY_FAILED"):
         call(http, f"https://hooks.example:{web.port}/")

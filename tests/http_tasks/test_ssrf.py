@@ -703,9 +703,7 @@ def test_no_url_that_comes_by_the_rest_api_leads_inside(
     assert world.queue.inspect().dead == len(urls)
 
 
-def test_a_url_that_names_an_address_inside_is_refused_when_it_comes(
-    world: World, inside: Inside
-) -> None:
+def test_a_url_with_a_private_address_is_refused(world: World, inside: Inside) -> None:
     urls = [
         f"https://{'[' + each + ']' if ':' in each else each}:{inside.port}/"
         for addresses in ADDRESSES.values()
@@ -717,9 +715,7 @@ def test_a_url_that_names_an_address_inside_is_refused_when_it_comes(
     assert world.queue.size() == 0
 
 
-def test_no_url_of_which_a_payload_is_read_from_a_spoilt_record_leads_inside(
-    world: World, inside: Inside
-) -> None:
+def test_no_url_from_a_spoilt_record_leads_inside(world: World, inside: Inside) -> None:
     """What stands in Redis may be by somebody else: the worker trusts none of it."""
     urls = [f"http://127.0.0.1:{inside.port}/", f"http://2130706433:{inside.port}/"]
     odd: list[Any] = [None, 7, [urls[0]], {"url": urls[0]}, urls[0].encode().hex(), "\ud800"]
@@ -786,9 +782,7 @@ def test_a_name_that_turns_inside_while_the_answer_is_read_is_not_called(
     assert public.paths == []
 
 
-def test_a_public_address_that_is_dead_leads_to_no_other_look_up(
-    world: World, inside: Inside
-) -> None:
+def test_a_dead_public_address_is_not_looked_up_again(world: World, inside: Inside) -> None:
     """Nobody listens there at this port; a second look would find the inside."""
     resolver = Rebinding([[PUBLIC, PUBLIC], ["127.0.0.1"]])
     url = f"http://rebind.example:{inside.port}/"
@@ -863,9 +857,7 @@ WEBHOOKS = [
 
 
 @pytest.mark.parametrize("url", WEBHOOKS)
-def test_an_operators_slip_in_the_url_of_a_webhook_connects_nowhere(
-    inside: Inside, url: str
-) -> None:
+def test_a_mistake_in_the_url_of_a_webhook_connects_nowhere(inside: Inside, url: str) -> None:
     """Operators may name the inside, their own; but the URL has to be one, without tricks."""
     with pytest.raises(ValueError, match="webhook"):
         WebhookRecipient(url, context=STRICT)

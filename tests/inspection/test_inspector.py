@@ -138,9 +138,7 @@ def test_an_edit_of_what_somebody_else_has_changed_is_refused(inspector: Inspect
     assert inspector.schedules.get("nine").schedule.timezone == "Europe/London"
 
 
-def test_a_run_changes_the_etag_but_does_not_make_it_stale(
-    inspector: Inspector, clock: ManualClock
-) -> None:
+def test_a_run_does_not_make_the_etag_stale(inspector: Inspector, clock: ManualClock) -> None:
     add(inspector)
     etag = inspector.schedules.get("nine").etag
     clock.set(at(5, 9))
@@ -174,9 +172,7 @@ def test_a_preview_needs_no_redis_and_warns_of_clock_changes() -> None:
         ({"cron_expr": "* * * * *", "count": 0}, "count"),
     ],
 )
-def test_a_preview_of_nonsense_names_it(
-    inspector: Inspector, given: dict[str, Any], message: str
-) -> None:
+def test_a_bad_preview_is_named(inspector: Inspector, given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         inspector.schedules.preview(**given)
 
@@ -267,9 +263,7 @@ def test_arguments_and_results_of_runs_are_masked(inspector: Inspector, queue: T
     assert details.task.payload == {"token": MASK, "n": 1}
 
 
-def test_a_failed_run_is_edited_and_run_again_with_its_secrets(
-    inspector: Inspector, world: World
-) -> None:
+def test_a_failed_run_is_edited_and_keeps_its_secrets(inspector: Inspector, world: World) -> None:
     fail(world, payload={"token": "s3cret", "n": 1})
 
     new_id = inspector.runs.edit_and_retry("t", {"token": MASK, "n": 2})
@@ -311,9 +305,7 @@ def test_failed_runs_are_run_again_page_by_page(inspector: Inspector, world: Wor
     assert len(inspector.audit.list()) == before + 2  # where nothing was done, nothing is said
 
 
-def test_a_page_that_a_full_queue_stops_can_be_tried_again(
-    inspector: Inspector, world: World
-) -> None:
+def test_a_full_queue_stops_a_page_for_now(inspector: Inspector, world: World) -> None:
     for task_id in ("a", "b", "c"):
         fail(world, task_id)
     world.queue.configure(max_waiting=1)
@@ -338,9 +330,7 @@ def test_failed_runs_are_discarded_page_by_page(inspector: Inspector, world: Wor
 
 
 @pytest.mark.parametrize("act", ["retry_page", "discard_page"])
-def test_pages_of_failed_runs_are_not_for_a_viewer(
-    inspector: Inspector, world: World, act: str
-) -> None:
+def test_a_viewer_may_not_see_failed_runs(inspector: Inspector, world: World, act: str) -> None:
     fail(world)
 
     with pytest.raises(Forbidden):
@@ -421,9 +411,7 @@ def test_shares_are_those_of_the_runs_that_ended(inspector: Inspector, queue: Ta
     assert sum(series.counts["alice"]) == 6
 
 
-def test_shares_over_time_stay_in_their_stretches_while_time_passes(
-    inspector: Inspector, world: World
-) -> None:
+def test_past_shares_do_not_move_as_time_passes(inspector: Inspector, world: World) -> None:
     world.queue.push_many(make_task("alice") for _ in range(3))
     world.queue.push(make_task("bob"))
     world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=4))

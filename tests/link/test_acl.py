@@ -139,9 +139,7 @@ def test_the_documented_user_can_do_a_whole_round(minimal: TaskQueue, world: Wor
     world.check()
 
 
-def test_nothing_that_fairqueue_does_is_refused_in_silence(
-    minimal: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_no_refusal_of_redis_is_ignored(minimal: TaskQueue, redis_client: redis.Redis) -> None:
     minimal.check()
     push(minimal, "a")
     minimal.claim("w", wait=0.01)
@@ -246,9 +244,7 @@ def test_every_other_command_of_the_server_is_refused(minimal: TaskQueue, world:
     "key",
     ["foreign", "{fairqueue:mail}:status", "{fairqueue:default2}:status", "{fairqueue:default}"],
 )
-def test_the_keys_of_others_are_refused_to_every_command(
-    minimal: TaskQueue, world: World, key: str
-) -> None:
+def test_no_command_may_use_other_keys(minimal: TaskQueue, world: World, key: str) -> None:
     commands = commands_of(world)
     tried = [commands[name] for name in needed_commands() if commands[name].has_keys]
     assert len(tried) > 30
@@ -280,9 +276,7 @@ def test_no_channel_is_open_to_the_user(minimal: TaskQueue, redis_client: redis.
     assert user["selectors"] == []
 
 
-def test_what_an_earlier_line_allowed_is_taken_back(
-    granted: Granting, redis_client: redis.Redis
-) -> None:
+def test_an_earlier_permission_is_revoked(granted: Granting, redis_client: redis.Redis) -> None:
     redis_client.execute_command("ACL", "SETUSER", USER, "on", "nopass", "+@all", "~*", "&*")
     granted(acl_line(USER))
     user: Any = redis_client.acl_getuser(USER)

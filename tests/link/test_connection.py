@@ -231,9 +231,7 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
 
 
 @pytest.mark.parametrize(("timeout", "step"), [(10.0, 1.0), (1.0, 0.5)])
-def test_no_step_of_connecting_to_a_primary_takes_longer_than_a_second(
-    timeout: float, step: float
-) -> None:
+def test_no_step_of_connecting_takes_longer_than_a_second(timeout: float, step: float) -> None:
     client = Sentinel([("127.0.0.1", 1)]).master_for("main")
     with TaskQueue(client, timeout=timeout) as queue:
         options = queue.link._dialer._options
@@ -479,7 +477,7 @@ def test_sentinels_that_were_never_there_are_asked_once(
         queue.push(make_task())
 
 
-def test_a_primary_that_is_down_is_waited_for_while_sentinels_answer(
+def test_a_dead_primary_is_awaited_while_sentinels_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They name another one soon."""

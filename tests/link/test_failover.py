@@ -246,9 +246,7 @@ def test_a_planned_failover_under_load(fleet: Fleet) -> None:
     assert not set(after) & set(lost)
 
 
-def test_a_replica_is_promoted_by_hand_without_loss_when_writes_are_paused_and_it_is_in_sync() -> (
-    None
-):
+def test_a_replica_in_sync_is_promoted_by_hand_without_loss() -> None:
     with (
         Fleet.start(sentinels=0) as fleet,
         Proxy.start(f"{HOST}:{fleet.primary.port}") as address,

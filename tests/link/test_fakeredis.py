@@ -40,9 +40,7 @@ def test_many_tasks_at_once(queue: TaskQueue) -> None:
     assert queue.finish_many((claim, None) for claim in claims) == ["finished"] * 600
 
 
-def test_a_retried_task_comes_back_when_the_clock_moves(
-    queue: TaskQueue, clock: ManualClock
-) -> None:
+def test_a_retried_task_comes_back_in_time(queue: TaskQueue, clock: ManualClock) -> None:
     push(queue, "t1")
     queue.retry(claim_one(queue), "failed", delay=10)
     assert queue.claim("w") == []

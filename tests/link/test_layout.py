@@ -78,9 +78,7 @@ def test_whoever_writes_to_a_new_queue_notes_its_layout(world: World, write: obj
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_queue_from_before_there_were_numbers_has_the_first(
-    name: str, redis_client: redis.Redis
-) -> None:
+def test_a_queue_without_a_number_has_the_first(name: str, redis_client: redis.Redis) -> None:
     recorded = load(redis_client, name)
     queue = TaskQueue(redis_client, clock=ManualClock(recorded["at_ms"] / 1000))
     assert layout_of(queue, redis_client) is None

@@ -118,9 +118,7 @@ ANSWERS_AGAIN: dict[str, Any] = {"push": [b"pushed", 0]}
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("later", [0, 1, 29.9])
-def test_a_command_sent_again_changes_nothing_and_says_the_same(
-    world: World, name: str, later: float
-) -> None:
+def test_a_repeated_command_changes_nothing(world: World, name: str, later: float) -> None:
     command = command_of(name, world)
     before = world.dump()
     first = command.send(world.queue)
@@ -137,9 +135,7 @@ def test_a_command_sent_again_changes_nothing_and_says_the_same(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_command_sent_again_within_the_horizon_is_recognised_after_many_others(
-    world: World, name: str
-) -> None:
+def test_a_repeated_command_is_recognised_after_many_others(world: World, name: str) -> None:
     """The generation of remembered operations turns once in between."""
     world.queue.configure(keep_finished=0, keep_dead=0)
     command = command_of(name, world)
@@ -186,9 +182,7 @@ MEANWHILE: dict[str, Callable[[TaskQueue], None]] = {
 
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "claim"])
-def test_a_command_sent_again_after_other_events_is_recognised(
-    world: World, name: str, meanwhile: str
-) -> None:
+def test_a_repeated_command_is_recognised(world: World, name: str, meanwhile: str) -> None:
     command = command_of(name, world)
     first = command.send(world.queue)
     MEANWHILE[meanwhile](world.queue)
@@ -277,9 +271,7 @@ def test_a_refusal_sent_again_is_refused_again(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["finished", "cancelled"])
-def test_a_finish_sent_again_after_its_task_is_gone_says_how_it_ended(
-    world: World, asked: bool
-) -> None:
+def test_a_repeated_finish_of_a_gone_task_says_how_it_ended(world: World, asked: bool) -> None:
     world.queue.configure(keep_finished=0)
     claim = held(world)
     if asked:

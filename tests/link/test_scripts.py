@@ -356,16 +356,12 @@ def test_rows_and_what_they_are_go_together(copied: Path, lines: str) -> None:
 # --- where they are -------------------------------------------------------------------------------
 
 
-def test_scripts_are_found_beside_the_package_in_a_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_are_found_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "files", lambda package: tmp_path / "fairqueue")
     assert lua_folder() == tmp_path / "lua"
 
 
-def test_scripts_are_found_inside_the_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_are_found_when_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "fairqueue" / "lua"
     shutil.copytree(FOLDER, inside)
     monkeypatch.setattr(scripts, "files", lambda package: tmp_path / "fairqueue")

@@ -196,7 +196,7 @@ def test_an_address_is_no_name(front: Fronting, authority: Authority, certificat
     assert "certificate is not valid for '127.0.0.1'" in why
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(
+def test_an_unknown_authority_is_refused(
     front: Fronting, other_authority: Authority, certificate: Path
 ) -> None:
     gate = front(certificate)
@@ -238,9 +238,7 @@ def test_a_port_that_says_nothing_is_given_up_within_the_time_out(authority: Aut
     assert "imed out" in why or "imeout" in why
 
 
-def test_a_client_without_tls_is_refused_by_a_server_with_it(
-    front: Fronting, certificate: Path
-) -> None:
+def test_a_tls_server_refuses_plain_clients(front: Fronting, certificate: Path) -> None:
     gate = front(certificate)
     assert refused(f"redis://localhost:{gate.port}/0")
 

@@ -84,17 +84,13 @@ def test_there_is_a_failpoint_in_each_phase_of_each_script_and_command() -> None
         ('channel.ask("kill")', set()),
     ],
 )
-def test_a_command_is_found_where_it_is_sent(
-    tmp_path: Path, source: str, commands: set[str]
-) -> None:
+def test_a_sent_command_is_found(tmp_path: Path, source: str, commands: set[str]) -> None:
     (tmp_path / "new.py").write_text(source)
     assert sent_commands(tmp_path) == commands
 
 
 @pytest.mark.parametrize("source", ["link.ask(words)", "connection.send_command(*words)"])
-def test_a_command_that_cannot_be_told_from_the_source_has_to_be_named(
-    tmp_path: Path, source: str
-) -> None:
+def test_a_command_that_the_source_hides_must_be_named(tmp_path: Path, source: str) -> None:
     (tmp_path / "new.py").write_text(f"def look():\n    {source}\n")
     with pytest.raises(UnknownCommand, match="module 'new', look, line 2"):
         sent_commands(tmp_path)
@@ -204,23 +200,17 @@ def test_what_nobody_was_told_of_may_be_there_or_not(
     assert verdict_on(*pushed("t1", "t2", told=False), repeat=repeat).by_kind() == {}
 
 
-def test_an_acknowledged_task_that_is_not_there_is_lost(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_a_missing_task_is_lost(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     left.push(make_task(task_id="t1"))
     assert verdict_on(*pushed("t1", "t2")).by_kind() == {"lost": ["task 't2' is gone"]}
 
 
-def test_a_task_that_does_not_end_is_lost(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_an_endless_task_is_lost(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     left.push(make_task(task_id="t1", delay=1e6))
     assert verdict_on(*pushed("t1")).by_kind() == {"lost": ["task 't1' is still delayed"]}
 
 
-def test_a_task_that_nobody_pushed_is_unexpected(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_an_unpushed_task_is_found(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     left.push_many(make_task(task_id=each) for each in ("t1", "t2"))
     assert verdict_on(*pushed("t1")).unexpected == ["task 't2' was never pushed, or was dropped"]
 
@@ -241,9 +231,7 @@ def test_a_task_that_was_stored_twice_is_duplicated(
     assert verdict_on(*pushed("t1")).duplicated == ["2 tasks were stored, and 1 + 0 are known"]
 
 
-def test_a_half_of_what_belongs_together_is_inconsistent(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_half_a_pair_is_inconsistent(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     left.push(make_task(task_id="t1"))
     found = verdict_on(*pushed("t1", "t2", told=False))
     assert found.by_kind() == {"inconsistent": ["1 of 2 were stored: ['t1', 't2']"]}
@@ -294,7 +282,7 @@ ADDED = {"sets": {"schedule/s1": [None, {"user_id": "alice"}]}}
 REMOVED = {"sets": {"schedule/s1": [{"user_id": "alice"}, None]}}
 
 
-def test_an_acknowledged_schedule_that_is_not_there_is_lost(
+def test_an_acknowledged_schedule_that_is_gone_is_lost(
     verdict_on: Callable[..., Verdict],
 ) -> None:
     found = verdict_on(["try", 1, ADDED], ["ok", 1, {}])

@@ -53,9 +53,7 @@ def test_an_act_upon_a_task_that_another_worker_had_by_then_is_found(
     assert told.without_lease(tmp_path) == found
 
 
-def test_a_table_is_written_to_its_place_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_written_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- mutations: begin -->\nold\n<!-- mutations: end -->\nz\n")
     monkeypatch.setattr(report, "PAGE", page)
@@ -63,9 +61,7 @@ def test_a_table_is_written_to_its_place_and_nowhere_else(
     assert page.read_text() == "a\n<!-- mutations: begin -->\nnew\n<!-- mutations: end -->\nz\n"
 
 
-def test_a_page_without_a_place_for_the_table_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_without_a_table_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
     with pytest.raises(SystemExit, match="has no place for the mutations"):
         report.fill("mutations", "new")

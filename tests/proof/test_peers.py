@@ -196,9 +196,7 @@ def test_two_schedulers_at_the_same_time_fire_each_moment_once(make: Make, world
     assert fired == len(world.dump()["tasks"]) == 500
 
 
-def test_two_schedulers_that_both_believe_to_lead_fire_each_moment_once(
-    make: Make, world: World
-) -> None:
+def test_two_believed_leaders_fire_each_moment_once(make: Make, world: World) -> None:
     """celery#2856: two beats on two servers, meant for availability, send every task twice."""
     one, two = make("one"), make("two")
     add(one)
@@ -300,9 +298,7 @@ def test_a_standby_whose_election_fails_in_the_network_fires_nothing(
         assert (queue.size(), network.dropped > 1) == (2, True)
 
 
-def test_schedulers_whose_election_is_refused_fire_nothing_until_it_is_mended(
-    make: Make, world: World
-) -> None:
+def test_without_an_election_schedulers_fire_nothing(make: Make, world: World) -> None:
     """redbeat#238: a wrong setting made taking the lock fail, and every instance sent all tasks."""
     schedulers = [make(f"scheduler-{n}", check_interval=0.05) for n in range(3)]
     add(schedulers[0])
@@ -417,9 +413,7 @@ def test_two_minutes_without_redis_and_a_new_scheduler_lose_no_moment_and_no_bea
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_a_scheduler_started_again_within_the_minute_fires_nothing_twice(
-    world: World, make: Make, end: str
-) -> None:
+def test_a_restarted_scheduler_fires_nothing_twice(world: World, make: Make, end: str) -> None:
     """taskiq#244: restarted in the minute of a cron task, the scheduler sent it a second time."""
     world.add()
     assert world.tick_at(at(5, 9)).fired == 1
@@ -500,9 +494,7 @@ def test_schedules_pass_the_hour_that_comes_twice(
 # --- schedules that change, and that go on --------------------------------------------------------
 
 
-def test_quick_upserts_from_many_places_are_one_schedule_and_one_task_for_a_moment(
-    make: Make, world: World
-) -> None:
+def test_many_quick_upserts_are_one_schedule_and_one_task(make: Make, world: World) -> None:
     """bullmq#2988: the same scheduler upserted in quick succession had several delayed jobs."""
     makers = [make(f"maker-{n}") for n in range(4)]
     leader = make("leader")
@@ -956,7 +948,7 @@ def test_one_run_that_hangs_stops_no_other_schedule(world: World, where: str) ->
         assert worker.stop(30)
 
 
-def test_one_recipient_of_alerts_that_hangs_stops_no_schedule_and_no_other_recipient(
+def test_a_recipient_that_hangs_stops_no_schedule_and_no_other_recipient(
     world: World,
 ) -> None:
     """suna#3626: one fire that never returned stopped every cron of the fleet for 18 hours."""

@@ -304,9 +304,7 @@ IDS = {
 }
 
 
-def test_the_secret_of_a_key_shows_once_and_never_again(
-    web: Web, world: World, redis_url: str, ears: Ears
-) -> None:
+def test_a_keys_secret_shows_only_once(web: Web, world: World, redis_url: str, ears: Ears) -> None:
     site = web(auth=True, rate=1e6, burst=1_000_000)
     made = AccessStore(world.queue.link).create_key("ann", "admin", by="test")
     ears.hear("the new key", made, made.info)
@@ -457,9 +455,7 @@ def test_secrets_by_reference_show_nowhere(
     ],
     ids=str,
 )
-def test_a_signing_secret_that_was_given_as_it_is_is_not_repeated(
-    settings: dict[str, Any], ears: Ears
-) -> None:
+def test_a_plain_signing_secret_is_not_repeated(settings: dict[str, Any], ears: Ears) -> None:
     with ears.failing("HttpTasks"):
         HttpTasks(ssl_context=STRICT, **settings)
     assert ears.found("cnry-sign-77aa") == []
@@ -506,9 +502,7 @@ def test_a_request_that_is_none_is_refused_without_its_secrets(
 
 
 @pytest.mark.parametrize("place", ["hooks/{}", "?token={}", "hooks?a=b#{}"])
-def test_a_token_in_the_url_of_a_call_that_fails_shows_nowhere(
-    queue: TaskQueue, place: str, ears: Ears
-) -> None:
+def test_a_failed_calls_token_shows_nowhere(queue: TaskQueue, place: str, ears: Ears) -> None:
     with socket.socket() as taken:  # nobody else gets the port, and nobody listens
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/{place.format(TOKEN)}"
@@ -772,9 +766,7 @@ def test_a_payload_that_is_refused_is_not_repeated(world: World, kind: str, ears
 
 
 @pytest.mark.parametrize("kind", NO_PAYLOADS | BAD_VALUES)
-def test_a_payload_that_is_refused_is_not_in_the_audit_log(
-    queue: TaskQueue, kind: str, ears: Ears
-) -> None:
+def test_a_refused_payload_is_not_audited(queue: TaskQueue, kind: str, ears: Ears) -> None:
     payload = (NO_PAYLOADS | BAD_VALUES)[kind]
     inspector = Inspector(queue)
     rule: dict[str, Any] = {"cron_expr": "0 9 * * *", "user_id": "ann"}

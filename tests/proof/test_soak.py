@@ -111,9 +111,7 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "w0-0.journal")
 
 
-def test_lateness_is_that_of_the_first_run_of_a_steady_schedule(
-    journal: Journal, tmp_path: Path
-) -> None:
+def test_lateness_is_of_a_steady_schedules_first_run(journal: Journal, tmp_path: Path) -> None:
     journal.note("run", "steady-0:1000000000000", "clock-0", 7.5, 0.5)
     journal.note("run", "steady-0:1000000000000", "clock-0", 9.0, 2.0)
     journal.note("run", "e0-0.3:1000000000000", "user-1", 9.0, 2.0)
@@ -127,9 +125,7 @@ def test_trouble_lasts_from_one_run_on_time_to_the_next() -> None:
     assert longest_trouble([]) == 0.0
 
 
-def test_shares_are_those_of_users_who_were_backlogged_all_through(
-    journal: Journal, tmp_path: Path
-) -> None:
+def test_shares_are_of_users_backlogged_all_through(journal: Journal, tmp_path: Path) -> None:
     for number in range(40):
         journal.note("run", f"p0-0.{number}", f"user-{number % 4 // 3}", number / 4, None)
         journal.note("run", f"p0-1.{number}", "user-9", number / 4, None)
@@ -139,9 +135,7 @@ def test_shares_are_those_of_users_who_were_backlogged_all_through(
     assert share.jain == pytest.approx(0.8)
 
 
-def test_users_who_had_nothing_to_do_for_a_moment_are_not_compared(
-    journal: Journal, tmp_path: Path
-) -> None:
+def test_users_who_were_briefly_idle_are_not_compared(journal: Journal, tmp_path: Path) -> None:
     for number in range(40):
         journal.note("run", f"p0-0.{number}", f"user-{number % 2}", number / 4, None)
     samples = [sample(at) for at in range(10)]
@@ -193,26 +187,20 @@ def trimmed(queue: TaskQueue) -> TaskQueue:
     return queue
 
 
-def test_tasks_that_retention_dropped_are_not_lost(
-    trimmed: TaskQueue, journal: Journal, tmp_path: Path
-) -> None:
+def test_dropped_tasks_are_not_lost(trimmed: TaskQueue, journal: Journal, tmp_path: Path) -> None:
     told(journal, "w0-0.0", "w0-0.1", "w0-0.2")
     verdict = check_trimmed(trimmed, tmp_path)
     assert (verdict.violations(durable=True), verdict.tasks, verdict.details) == (0, 3, [])
 
 
-def test_a_task_that_is_gone_and_never_ran_is_lost(
-    trimmed: TaskQueue, journal: Journal, tmp_path: Path
-) -> None:
+def test_a_vanished_task_is_lost(trimmed: TaskQueue, journal: Journal, tmp_path: Path) -> None:
     told(journal, "w0-0.1", "w0-0.2")
     verdict = check_trimmed(trimmed, tmp_path)
     assert verdict.lost == 1
     assert "1 lost: w0-0.0" in verdict.details
 
 
-def test_a_task_that_was_to_be_cancelled_need_not_have_run(
-    queue: TaskQueue, journal: Journal, tmp_path: Path
-) -> None:
+def test_a_cancelled_task_need_not_run(queue: TaskQueue, journal: Journal, tmp_path: Path) -> None:
     push(queue, "w0-0.0")
     queue.configure(keep_finished=0)
     told(journal, count=1)
@@ -229,9 +217,7 @@ def test_a_completion_that_was_acknowledged_twice_is_found(
     assert (verdict.repeated_completions, verdict.lost) == (1, 0)
 
 
-def test_more_tasks_than_anybody_meant_to_push_are_found(
-    trimmed: TaskQueue, journal: Journal, tmp_path: Path
-) -> None:
+def test_unintended_tasks_are_found(trimmed: TaskQueue, journal: Journal, tmp_path: Path) -> None:
     told(journal, "w0-0.0", "w0-0.1", "w0-0.2")
     push(trimmed, "w0-9.0")
     trimmed.finish(claim_one(trimmed))
@@ -239,9 +225,7 @@ def test_more_tasks_than_anybody_meant_to_push_are_found(
     assert (verdict.unexpected, verdict.duplicated) == (1, 1)
 
 
-def test_a_task_that_has_not_ended_is_found(
-    trimmed: TaskQueue, journal: Journal, tmp_path: Path
-) -> None:
+def test_an_unended_task_is_found(trimmed: TaskQueue, journal: Journal, tmp_path: Path) -> None:
     told(journal, "w0-0.0", "w0-0.1", "w0-0.2", count=4)
     push(trimmed, "w0-0.3")
     verdict = check_trimmed(trimmed, tmp_path)

@@ -273,9 +273,7 @@ def test_limits_of_names_are_reasons_also_before_a_claim_has_met_them(world: Wor
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(0.5, 2), (1, 1), (4, 0.25)])
-def test_the_rate_of_a_name_is_a_reason_until_the_next_run_may_begin(
-    world: World, rate: float, seconds: float
-) -> None:
+def test_the_rate_of_a_name_is_a_reason_to_wait(world: World, rate: float, seconds: float) -> None:
     world.beat()
     world.queue.set_limits("slow", rate=rate)
     world.push("a", "b", name="slow")

@@ -54,9 +54,7 @@ def order_of_serves(world: World, limit: int) -> list[str]:
 
 @pytest.mark.parametrize("limit", [2, 7, 30, 200])
 @pytest.mark.parametrize("seed", range(4))
-def test_turns_do_not_depend_on_how_many_are_claimed_at_once(
-    world: World, limit: int, seed: int
-) -> None:
+def test_turns_do_not_depend_on_the_claims_size(world: World, limit: int, seed: int) -> None:
     """Claims of any size follow each other as claims of one do."""
     mixed_backlog(world, seed)
     together = order_of_serves(world, limit)

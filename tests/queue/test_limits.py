@@ -424,9 +424,7 @@ STOPS: dict[str, dict[str, Any]] = {"paused": {"paused": True}, "capped": {"max_
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_held_tasks_of_a_user_who_may_not_be_served_do_not_delay_others(
-    world: World, stop: str
-) -> None:
+def test_held_tasks_of_a_blocked_user_do_not_delay_others(world: World, stop: str) -> None:
     world.queue.set_limits(SLOW, slots=1)
     world.push("plain")
     world.fill("zoe", 1, name=SLOW)
@@ -453,9 +451,7 @@ def test_held_tasks_of_a_user_go_on_when_the_pause_is_over(world: World) -> None
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b"[]"])
-def test_a_held_task_whose_record_is_spoilt_does_not_stop_the_others(
-    world: World, text: bytes | None
-) -> None:
+def test_a_spoilt_held_task_does_not_stop_the_others(world: World, text: bytes | None) -> None:
     world.queue.set_limits(SLOW, slots=1)
     world.fill("alice", 4, name=SLOW)
     (running,) = claim_slow(world, 4)
@@ -830,7 +826,7 @@ def test_claims_that_find_nothing_look_less_and_less_often(world: World) -> None
     assert hint_of(world, names="+b") <= 0.25
 
 
-def test_a_claim_looks_at_nobody_until_there_is_something_new_for_it(
+def test_a_claim_reads_no_user_until_there_is_something_new(
     own_server: OwnServer,
 ) -> None:
     server = own_server()
@@ -968,9 +964,7 @@ def test_a_user_behind_one_whose_critical_task_is_not_wanted_is_served(world: Wo
 
 
 @pytest.mark.parametrize("users", [1, 10, 300])
-def test_a_claim_that_wants_nothing_of_what_there_is_does_not_spin(
-    world: World, users: int
-) -> None:
+def test_a_claim_that_finds_nothing_does_not_spin(world: World, users: int) -> None:
     for n in range(users):
         world.push(f"a{n}", user_id=f"u{n:03}", name="a")
     for _ in range(5):

@@ -491,9 +491,7 @@ def test_a_lease_that_is_over_but_not_taken_back_still_counts(world: World, endi
 
 
 @pytest.mark.parametrize("keep_dead", [10, 0])
-def test_a_task_that_kills_its_workers_ends_in_the_dead_letters(
-    world: World, keep_dead: int
-) -> None:
+def test_a_task_that_kills_its_workers_is_a_dead_letter(world: World, keep_dead: int) -> None:
     world.queue.configure(max_attempts=3, keep_dead=keep_dead)
     world.push("t1")
     for attempt in (1, 2, 3):
@@ -1706,9 +1704,7 @@ def test_a_url_that_is_none_is_refused_with_its_value() -> None:
 
 
 @pytest.mark.parametrize("key", ["kinds", "wake_1"])
-def test_a_push_where_workers_wait_for_some_names_asks_their_keys_first(
-    world: World, key: str
-) -> None:
+def test_a_push_asks_the_keys_of_waiting_workers_first(world: World, key: str) -> None:
     world.fill("alice", 2)
     world.queue.claim("w", names=["other"])
     world.spoil(key)

@@ -90,9 +90,7 @@ def test_what_a_schedule_fires_and_a_retry_have_digests_too(world: World) -> Non
 
 @pytest.mark.parametrize("with_digests", [True, False])
 @pytest.mark.parametrize("size", [10, 5000])
-def test_a_dropped_task_is_recognised_with_and_without_a_digest(
-    world: World, with_digests: bool, size: int
-) -> None:
+def test_a_dropped_task_is_recognised(world: World, with_digests: bool, size: int) -> None:
     end(world, 1, payload={"x": "y" * size})
     if not with_digests:
         forget_digests(world)

@@ -278,9 +278,7 @@ def test_runs_of_a_tenant_are_those_that_the_filters_leave(
     assert 0 < len(found) < len(many_runs)
 
 
-def test_unfinished_runs_of_a_tenant_are_found_and_ended_ones_forgotten(
-    world: World, many_runs: list[Run]
-) -> None:
+def test_only_unfinished_runs_of_a_tenant_are_found(world: World, many_runs: list[Run]) -> None:
     assert [run.task_id for run in world.history.runs("pending", tenant="acme")] == ["waiting"]
     world.claim_one()
     assert [run.task_id for run in world.history.runs("running", tenant="acme")] == ["waiting"]

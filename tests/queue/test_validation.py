@@ -310,9 +310,7 @@ def test_the_largest_payloads_are_kept_exactly(redis_client: redis.Redis) -> Non
 @pytest.mark.parametrize(
     "result", [NAN, {1, 2}, b"x", object(), "x" * 20_000, "\ud800", {(1, 2): 3}], ids=type
 )
-def test_a_bad_result_is_refused_and_the_claim_stays(
-    redis_client: redis.Redis, result: Any
-) -> None:
+def test_a_bad_result_keeps_the_claim(redis_client: redis.Redis, result: Any) -> None:
     with TaskQueue(redis_client, clock=ManualClock()) as queue:
         push(queue, "t1")
         claim = claim_one(queue)
@@ -494,9 +492,7 @@ def test_what_is_no_claim_cannot_be_ended(queue: TaskQueue, end: str, value: Any
         ([[]], "claim must be a Claim, not a list"),
     ],
 )
-def test_what_is_no_list_of_claims_cannot_be_extended(
-    queue: TaskQueue, value: Any, said: str
-) -> None:
+def test_only_a_list_of_claims_can_be_extended(queue: TaskQueue, value: Any, said: str) -> None:
     refused(lambda: queue.extend(value), InvalidInput, said)
 
 
@@ -512,9 +508,7 @@ def test_what_is_no_list_of_claims_cannot_be_extended(
         ([(5, None)], "claim must be a Claim, not an int"),
     ],
 )
-def test_what_is_no_list_of_results_cannot_be_finished(
-    queue: TaskQueue, value: Any, said: str
-) -> None:
+def test_only_a_list_of_results_can_be_finished(queue: TaskQueue, value: Any, said: str) -> None:
     refused(lambda: queue.finish_many(value), InvalidInput, said)
     refused(lambda: queue.finish_and_claim(value, "w", 1), InvalidInput, said)
 
@@ -645,7 +639,7 @@ def test_what_tells_no_time_is_no_clock(redis_client: redis.Redis, value: Any) -
     refused(lambda: TaskQueue.from_url("redis://h", clock=value), ConfigurationError, said)
 
 
-def test_a_server_that_was_started_for_a_bad_queue_is_ended(
+def test_a_server_started_for_a_bad_queue_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stopped: list[EmbeddedServer] = []

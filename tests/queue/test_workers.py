@@ -171,9 +171,7 @@ def test_the_record_says_what_runs_now(world: World, make: Make, gate: Gate) -> 
     assert alive(world) == []
 
 
-def test_a_worker_that_ran_in_the_caller_s_thread_leaves_when_it_is_stopped(
-    world: World, make: Make
-) -> None:
+def test_a_worker_in_the_callers_thread_leaves_when_stopped(world: World, make: Make) -> None:
     worker = make("mail")
     worker.run_once()
     assert ids(world) == [worker.worker_id]
@@ -200,9 +198,7 @@ def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves
     assert alive(world) == []
 
 
-def test_a_thread_that_is_late_does_not_bring_back_a_worker_that_has_left(
-    world: World, make: Make
-) -> None:
+def test_a_late_thread_does_not_bring_back_a_gone_worker(world: World, make: Make) -> None:
     heartbeat = make("mail")._core.new_heartbeat()
     heartbeat.beat(["t"])
     heartbeat.leave()
@@ -220,9 +216,7 @@ def test_one_that_never_said_a_word_does_not_leave(
     assert sent == []
 
 
-def test_one_that_starts_while_it_is_stopped_is_alive_afterwards(
-    world: World, make: Make, gate: Gate
-) -> None:
+def test_a_worker_started_during_a_stop_is_alive(world: World, make: Make, gate: Gate) -> None:
     worker = make(concurrency=1)
     worker.register("default", gate)
     world.push("t1", "t2")
@@ -302,9 +296,7 @@ def test_a_worker_leaves_tasks_to_one_that_has_a_handler_for_them(world: World, 
     assert found.worker_id == knows_b.worker_id
 
 
-def test_a_worker_leaves_what_it_does_not_know_to_one_that_takes_anything(
-    world: World, make: Make
-) -> None:
+def test_a_worker_leaves_unknown_names_to_catch_all_workers(world: World, make: Make) -> None:
     knows_a, takes_any = make("a"), make(handler=lambda task: "any")
     takes_any.run_once()
     world.push("t", name="never heard of")
@@ -340,9 +332,7 @@ def test_a_mixed_fleet_with_threads_burns_no_attempts(world: World, make: Make) 
     assert "retried" not in counted
 
 
-def test_a_name_that_nobody_knows_is_tried_and_buried_with_that_reason(
-    world: World, make: Make
-) -> None:
+def test_an_unknown_name_is_tried_and_buried_with_a_reason(world: World, make: Make) -> None:
     workers = [make("a"), make("c")]
     world.push("t", name="b")
     waits: list[float] = []
@@ -360,9 +350,7 @@ def test_a_name_that_nobody_knows_is_tried_and_buried_with_that_reason(
     assert (info(world, "t").state, info(world, "t").attempts) == ("buried", 6)
 
 
-def test_when_the_one_that_knows_a_name_is_gone_the_others_take_over(
-    world: World, make: Make
-) -> None:
+def test_the_others_take_over_a_name_whose_worker_is_gone(world: World, make: Make) -> None:
     knows_a, knows_b = make("a"), make("b")
     knows_b.run_once()
     world.push("t", name="b")
@@ -378,9 +366,7 @@ def test_when_the_one_that_knows_a_name_is_gone_the_others_take_over(
     assert (info(world, "t").state, info(world, "t").attempts) == ("finished", 2)
 
 
-def test_one_that_learns_late_that_a_name_is_known_leaves_it_from_then_on(
-    world: World, make: Make
-) -> None:
+def test_a_worker_leaves_a_name_once_it_is_known(world: World, make: Make) -> None:
     knows_a, knows_b = make("a"), make("b")
     world.push("t", name="b")
     assert knows_a.run_once() == 1  # nobody knew it
@@ -394,9 +380,7 @@ def test_one_that_learns_late_that_a_name_is_known_leaves_it_from_then_on(
 
 
 @pytest.mark.parametrize("threads", [False, True])
-def test_limits_of_handlers_reach_redis_when_a_worker_starts(
-    queue: TaskQueue, make: Make, threads: bool
-) -> None:
+def test_handler_limits_reach_redis_at_start(queue: TaskQueue, make: Make, threads: bool) -> None:
     worker = make("free")
     worker.register("mail", lambda payload: None, slots=2, rate=0.5, timeout=1.5)
     worker.register("report", lambda payload: None, timeout=60)

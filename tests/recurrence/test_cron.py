@@ -249,9 +249,7 @@ def test_an_expression_is_read_as_the_table_says(cron_expr: str, expected: list[
         ("@daily", False),
     ],
 )
-def test_a_wildcard_is_a_second_minute_or_hour_that_begins_with_a_star(
-    cron_expr: str, wildcard: bool
-) -> None:
+def test_a_wildcard_is_a_time_field_that_begins_with_a_star(cron_expr: str, wildcard: bool) -> None:
     assert parse_cron(cron_expr).wildcard is wildcard
 
 

@@ -421,9 +421,7 @@ def test_milliseconds_between_two_seconds_are_before_the_next_one() -> None:
         (LATEST_MS, LATEST_MS + DAY_MS, 100, 1),
     ],
 )
-def test_a_count_includes_its_start_and_excludes_its_end(
-    from_ms: int, until_ms: int, cap: int, expected: int
-) -> None:
+def test_a_count_excludes_its_end(from_ms: int, until_ms: int, cap: int, expected: int) -> None:
     assert compile_recurrence("* * * * * *", "UTC").count(from_ms, until_ms, cap) == expected
 
 

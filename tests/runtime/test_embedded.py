@@ -137,9 +137,7 @@ def test_it_never_evicts_and_keeps_nothing_without_a_path(own_server: OwnServer)
         }
 
 
-def test_with_a_path_every_write_is_synced_before_its_answer(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_with_a_path_each_write_is_synced_first(own_server: OwnServer, tmp_path: Path) -> None:
     server = own_server(tmp_path)
 
     with redis.Redis(unix_socket_path=server.socket_path, decode_responses=True) as client:
@@ -181,9 +179,7 @@ def test_it_listens_on_a_loopback_port_when_asked(own_server: OwnServer) -> None
         {"config": {"maxmemory 1\nport": "1"}},
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(
-    own_server: OwnServer, arguments: dict[str, object]
-) -> None:
+def test_bad_arguments_are_refused(own_server: OwnServer, arguments: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
         own_server(**arguments)
 
@@ -219,9 +215,7 @@ def test_a_missing_binary_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         EmbeddedServer.start()
 
 
-def test_a_binary_that_cannot_be_run_is_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_binary_that_fails_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary = tmp_path / "valkey-server"
     binary.write_text("not a program")
     monkeypatch.setattr(embedded, "find_binary", lambda: binary)
@@ -292,9 +286,7 @@ def test_a_path_that_cannot_be_written_is_refused_by_name() -> None:
         EmbeddedServer.start("/proc")
 
 
-def test_a_second_server_on_a_path_is_refused_and_the_first_goes_on(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_a_second_server_on_a_path_is_refused(own_server: OwnServer, tmp_path: Path) -> None:
     first = own_server(tmp_path)
     with client_of(first) as client:
         client.set("k", "v")
@@ -318,9 +310,7 @@ def test_a_path_in_use_by_another_process_is_refused(own_server: OwnServer, tmp_
         assert client.ping() is True
 
 
-def test_the_path_stays_locked_while_the_server_is_killed(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_a_killed_server_keeps_its_path_locked(own_server: OwnServer, tmp_path: Path) -> None:
     server = own_server(tmp_path)
     server.kill()
 
@@ -328,9 +318,7 @@ def test_the_path_stays_locked_while_the_server_is_killed(
         own_server(tmp_path)
 
 
-def test_a_large_log_is_moved_aside_at_the_next_start(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_a_large_log_is_moved_at_the_next_start(own_server: OwnServer, tmp_path: Path) -> None:
     (tmp_path / "server.log").write_bytes(b"x" * (embedded.LOG_MAX + 1))
     server = own_server(tmp_path)
 
@@ -418,9 +406,7 @@ def test_restart_keeps_the_data_and_the_address(own_server: OwnServer, tmp_path:
     assert server.pid != pid
 
 
-def test_a_killed_server_is_gone_at_once_and_comes_back_with_its_data(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_a_killed_server_comes_back_with_its_data(own_server: OwnServer, tmp_path: Path) -> None:
     server = own_server(tmp_path)
     url, pid = server.url, server.pid
     with client_of(server) as client:
@@ -585,9 +571,7 @@ def test_a_forked_child_can_neither_kill_nor_restart_it() -> None:
 
 
 @pytest.mark.processes
-def test_what_was_acknowledged_survives_a_sigkill_of_everything(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_acknowledged_tasks_survive_a_sigkill(own_server: OwnServer, tmp_path: Path) -> None:
     program = """
     server = EmbeddedServer.start(sys.argv[1])
     client = redis.Redis(unix_socket_path=server.socket_path)
@@ -611,9 +595,7 @@ def test_what_was_acknowledged_survives_a_sigkill_of_everything(
 
 
 @pytest.mark.processes
-def test_the_path_of_a_killed_owner_can_be_taken_over_at_once(
-    own_server: OwnServer, tmp_path: Path
-) -> None:
+def test_the_path_of_a_killed_owner_is_free_at_once(own_server: OwnServer, tmp_path: Path) -> None:
     program = """
     server = EmbeddedServer.start(sys.argv[1])
     redis.Redis(unix_socket_path=server.socket_path).set("k", "v")

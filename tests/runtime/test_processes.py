@@ -244,7 +244,7 @@ def test_the_processes_run_no_exit_handlers_and_write_no_output_of_the_parent(ru
     ]
 
 
-def test_a_start_for_which_there_are_too_few_processes_is_refused_and_leaves_none(
+def test_a_start_without_enough_processes_leaves_none(
     run: Run,
 ) -> None:
     program = run(
@@ -292,7 +292,7 @@ def test_a_process_that_was_killed_is_replaced_and_keeps_its_index(run: Run) -> 
     assert program.ask("group.alive()") == [first, replaced]
 
 
-def test_a_process_that_ended_without_an_error_is_replaced_without_a_longer_pause_each_time(
+def test_a_process_that_ended_without_an_error_is_replaced_after_the_same_pause(
     run: Run,
 ) -> None:
     program = run(
@@ -372,7 +372,7 @@ def test_a_process_that_gets_a_sigterm_drains_and_is_replaced(run: Run) -> None:
     program.hear(born=0)
 
 
-def test_a_sigterm_that_comes_while_a_process_is_forked_is_not_lost_and_stops_no_other(
+def test_a_sigterm_during_a_fork_is_not_lost_and_stops_no_other(
     run: Run,
 ) -> None:
     program = run(
@@ -450,7 +450,7 @@ def test_a_process_over_the_memory_limit_drains_and_is_replaced(run: Run) -> Non
 
 
 @needs_proc
-def test_a_process_over_the_memory_limit_that_does_not_end_is_killed_and_replaced(
+def test_a_process_over_the_memory_limit_is_killed_and_replaced(
     run: Run,
 ) -> None:
     program = run(GREEDY.format(stubborn=True, grace=0.01))
@@ -654,9 +654,7 @@ def test_when_the_parent_is_killed_those_that_do_not_drain_are_killed(run: Run) 
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_when_the_parent_is_killed_none_is_left_while_its_forked_copy_lives_on(
-    run: Run, pidfd: bool
-) -> None:
+def test_no_process_outlives_a_killed_parent_with_a_forked_copy(run: Run, pidfd: bool) -> None:
     program = run(
         f"""
         if not {pidfd}:
@@ -698,7 +696,7 @@ def test_when_the_parent_forgets_the_group_it_drains(run: Run) -> None:
     program.hear(event="group_abandoned", pid=program.process.pid)
 
 
-def test_when_the_supervisor_is_killed_the_processes_drain_and_the_parent_can_tell(
+def test_when_the_supervisor_is_killed_the_processes_drain(
     run: Run,
 ) -> None:
     program = run(TWO)
@@ -786,16 +784,14 @@ def test_a_group_whose_supervisor_was_killed_can_be_started_again(run: Run) -> N
         ({"memory_interval": 0}, "memory_interval 0"),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_refused_by_name(
-    wrong: dict[str, Any], named: str
-) -> None:
+def test_a_bad_argument_is_refused_by_name(wrong: dict[str, Any], named: str) -> None:
     arguments: dict[str, Any] = {"serve": lambda stop, index: None, "count": 1} | wrong
 
     with pytest.raises(ConfigurationError, match=named):
         ProcessGroup(**arguments)
 
 
-def test_a_memory_limit_where_memory_cannot_be_read_is_refused(
+def test_a_memory_limit_without_a_way_to_read_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "_memory_of", lambda pid: None)

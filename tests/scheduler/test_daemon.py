@@ -127,9 +127,7 @@ def test_the_wait_is_until_the_planned_tick_and_never_negative(now: int, seconds
 @pytest.mark.parametrize(
     ("interval", "given", "term"), [(1, None, 10), (60, None, 180), (1, 3, 3), (1200, None, 3600)]
 )
-def test_a_term_lasts_for_three_intervals_at_least(
-    interval: float, given: float | None, term: float
-) -> None:
+def test_a_term_lasts_three_intervals(interval: float, given: float | None, term: float) -> None:
     assert term_for(interval, given) == pytest.approx(term)
 
 
@@ -142,9 +140,7 @@ def test_a_term_lasts_for_three_intervals_at_least(
         (1, 2, "lock timeout 2 "),
     ],
 )
-def test_an_interval_that_a_leader_cannot_keep_is_refused(
-    interval: float, given: float | None, named: str
-) -> None:
+def test_too_long_an_interval_is_refused(interval: float, given: float | None, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         term_for(interval, given)
 
@@ -317,7 +313,7 @@ def test_a_daemon_refuses_settings_that_make_no_sense(
         Daemon(make(), **settings)
 
 
-def test_a_daemon_that_was_stopped_before_it_ran_does_not_tick(
+def test_a_daemon_stopped_before_it_ran_does_not_tick(
     make: Callable[..., TaskScheduler],
 ) -> None:
     daemon = Daemon(make())
@@ -360,7 +356,7 @@ def test_a_daemon_waits_for_redis_to_come_back(
 
 
 @pytest.mark.processes
-def test_a_daemon_ends_at_an_outage_if_it_was_told_so(
+def test_a_daemon_may_end_at_an_outage(
     remote: tuple[EmbeddedServer, TaskScheduler],
 ) -> None:
     server, scheduler = remote
@@ -657,9 +653,7 @@ def test_a_signal_ends_a_daemon_with_statistics_and_without_leadership(
 
 
 @pytest.mark.processes
-def test_a_daemon_fires_between_its_ticks_what_is_added_meanwhile(
-    start: Start, live: TaskScheduler
-) -> None:
+def test_a_daemon_fires_new_schedules_between_ticks(start: Start, live: TaskScheduler) -> None:
     process = start("scheduler", "--interval", "1000")
     log_until(process, "lock_acquired")
     add(live, "each second", cron_expr="* * * * * *")
@@ -674,9 +668,7 @@ def test_a_daemon_fires_between_its_ticks_what_is_added_meanwhile(
 
 
 @pytest.mark.processes
-def test_a_daemon_that_follows_takes_over_when_the_leader_ends(
-    start: Start, live: TaskScheduler
-) -> None:
+def test_a_following_daemon_takes_over_from_the_leader(start: Start, live: TaskScheduler) -> None:
     first = start("scheduler")
     log_until(first, "lock_acquired")
     second = start("scheduler")
@@ -745,9 +737,7 @@ SLOW = textwrap.dedent(
 
 
 @pytest.mark.processes
-def test_too_many_overruns_in_a_row_have_an_exit_code_of_their_own(
-    start: Start, live: TaskScheduler
-) -> None:
+def test_too_many_overruns_have_their_own_exit_code(start: Start, live: TaskScheduler) -> None:
     process = start("--max-overruns", "3", "--json", program=SLOW)
     log_until(process, "3 passes in a row took longer than the interval of 0.01 seconds")
     code, text = result_of(process)

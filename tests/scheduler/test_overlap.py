@@ -195,9 +195,7 @@ def test_a_schedule_that_skips_fires_again_when_its_run_has_ended(
     assert ids_of(firing.claim()) == [firing.run(4)]
 
 
-def test_a_skipped_fire_leaves_the_last_run_as_it_was(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_a_skipped_fire_keeps_the_last_run(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "skip")
     firing.fire()
     last = get(scheduler, "s").last_run
@@ -205,9 +203,7 @@ def test_a_skipped_fire_leaves_the_last_run_as_it_was(
     assert get(scheduler, "s").last_run == last
 
 
-def test_a_moment_that_is_skipped_needs_no_room_in_the_queue(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_a_skipped_moment_needs_no_room(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "skip")
     firing.fire()
     firing.queue.configure(max_waiting=1)
@@ -364,9 +360,7 @@ def test_a_worker_that_waits_is_woken_by_the_end_that_lets_a_buffered_run_begin(
 # --- cancel_previous ------------------------------------------------------------------------------
 
 
-def test_the_worker_of_a_run_that_is_replaced_hears_of_it(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_the_worker_of_a_replaced_run_hears(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "cancel_previous")
     firing.fire()
     (claim,) = firing.claim()
@@ -378,9 +372,7 @@ def test_the_worker_of_a_run_that_is_replaced_hears_of_it(
     assert ids_of(firing.claim()) == [firing.run(1)]
 
 
-def test_all_unfinished_runs_are_cancelled_and_nobody_elses(
-    scheduler: TaskScheduler, world: World
-) -> None:
+def test_only_the_unfinished_runs_are_cancelled(scheduler: TaskScheduler, world: World) -> None:
     firing = Firing(scheduler, world.clock, "allow")
     firing.fire()
     retrying(firing)
@@ -393,7 +385,7 @@ def test_all_unfinished_runs_are_cancelled_and_nobody_elses(
     assert {"alice-0", "alice-1", firing.run(2)} == set(world.places()["ready"])
 
 
-def test_a_buffered_run_is_cancelled_by_the_next_if_its_schedule_says_so_now(
+def test_a_buffered_run_is_cancelled_by_the_next_one(
     buffered: tuple[Firing, Claim],
 ) -> None:
     firing, claim = buffered
@@ -503,9 +495,7 @@ def test_the_end_of_many_runs_looks_once_at_their_schedule(
     assert ids_of(firing.claim()) == [firing.run(0)]
 
 
-def test_a_buffered_run_begins_behind_many_that_are_gone(
-    scheduler: TaskScheduler, world: World
-) -> None:
+def test_a_buffered_run_begins_after_many_gone(scheduler: TaskScheduler, world: World) -> None:
     firing = Firing(scheduler, world.clock, "buffer_one")
     open_runs(firing, 40)
     claims = firing.claim(40)
@@ -538,9 +528,7 @@ def test_the_policy_can_be_changed(scheduler: TaskScheduler, world: World, overl
         assert get(scheduler, "s").overlap == overlap
 
 
-def test_a_changed_policy_holds_from_the_next_moment_on(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_a_changed_policy_holds_next_time(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "allow")
     firing.fire()
     scheduler.update_schedule("s", overlap="skip")
@@ -586,9 +574,7 @@ def test_a_trigger_does_not_ask_for_the_policy(
     assert firing.queue.extend([claim], lease=LEASE_S) == ["extended"]
 
 
-def test_a_triggered_run_counts_as_one_of_its_schedule(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_a_triggered_run_counts(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "skip")
     scheduler.trigger("s")
     assert firing.fire().skipped == 1

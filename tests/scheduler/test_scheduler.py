@@ -407,9 +407,7 @@ def test_an_error_that_nobody_foresaw_disables_one_schedule_and_not_the_loop(wor
 
 
 @pytest.mark.parametrize("whose", ["queue", "user"])
-def test_a_refused_fire_keeps_its_moment_and_fires_when_there_is_room(
-    world: World, whose: str
-) -> None:
+def test_a_refused_fire_waits_until_there_is_room(world: World, whose: str) -> None:
     world.queue.push(make_task("alice", "waits"))
     if whose == "queue":
         world.queue.configure(max_waiting=1)
@@ -499,9 +497,7 @@ def test_no_moment_fires_twice_when_the_servers_clock_goes_back(world: World) ->
 
 
 @pytest.mark.parametrize("key", load_script("fire").keys)
-def test_a_key_of_a_wrong_type_is_an_error_that_names_it_and_changes_nothing(
-    world: World, key: str
-) -> None:
+def test_a_key_of_a_wrong_type_is_named_and_unchanged(world: World, key: str) -> None:
     world.add()
     world.tick()
     world.clock.set(at(5, 9))
@@ -584,9 +580,7 @@ def test_the_trust_in_a_term_ends_before_the_term(
     assert not scheduler.is_leader
 
 
-def test_a_leader_that_cannot_reach_redis_does_not_trust_its_term(
-    own_server: OwnServer, clock: ManualClock
-) -> None:
+def test_without_redis_a_leader_loses_its_trust(own_server: OwnServer, clock: ManualClock) -> None:
     server = own_server()
     with TaskQueue.from_url(server.url, timeout=0.1, clock=clock) as queue:
         scheduler = TaskScheduler(queue, registry=CollectorRegistry())
@@ -1668,9 +1662,7 @@ USUAL: dict[str, dict[str, Any]] = {
     ("script", "row"), TRANSITIONS, ids=[f"{script}: {row[0]}" for script, row in TRANSITIONS]
 )
 @pytest.mark.untidy
-def test_a_script_makes_these_changes_and_repeated_no_others(
-    world: World, script: str, row: Row
-) -> None:
+def test_a_repeated_script_changes_nothing_more(world: World, script: str, row: Row) -> None:
     _, state, arguments, rest, answer, expected = row
     arguments = USUAL.get(script, {}) | arguments
     arrange(world, state)
@@ -1883,9 +1875,7 @@ def test_health_says_when_redis_is_away(own_server: OwnServer) -> None:
         assert scheduler.health().redis_up is True
 
 
-def test_a_full_server_refuses_fires_and_they_come_later(
-    own_server: OwnServer, world: World
-) -> None:
+def test_a_full_server_delays_fires(own_server: OwnServer, world: World) -> None:
     server = own_server()
     with (
         TaskQueue.from_url(server.url, clock=world.clock) as queue,
@@ -1944,7 +1934,7 @@ def test_a_term_that_ran_out_unseen_counts_as_lost(world: World) -> None:
 
 
 @pytest.mark.untidy
-def test_a_schedule_id_that_is_no_text_is_set_aside_with_a_readable_definition_too(
+def test_an_id_that_is_not_text_is_set_aside_despite_its_definition(
     world: World,
 ) -> None:
     world.add()

@@ -176,9 +176,7 @@ def test_the_follower_takes_over_from_one_that_stopped(queue: TaskQueue, make: M
     eventually(lambda: two.is_leader, "two leads")
 
 
-def test_an_idle_leader_keeps_its_term_although_it_waits_for_longer(
-    queue: TaskQueue, make: Make
-) -> None:
+def test_an_idle_leader_keeps_its_term_while_it_waits(queue: TaskQueue, make: Make) -> None:
     registry = CollectorRegistry()
     scheduler = make(queue, "one", check_interval=60, lock_timeout=0.3, registry=registry)
     scheduler.start()
@@ -359,9 +357,7 @@ def test_a_stop_while_redis_is_away_ends_all_the_same(own_server: OwnServer, mak
         assert scheduler.stop(10) is True
 
 
-def test_a_paused_server_delays_and_loses_nothing(
-    own_server: OwnServer, make: Make, tmp_path: Path
-) -> None:
+def test_a_paused_server_loses_nothing(own_server: OwnServer, make: Make, tmp_path: Path) -> None:
     server = own_server(tmp_path)
     with (
         TaskQueue.from_url(server.url) as queue,
@@ -451,9 +447,7 @@ assert scheduler.stop(10) is True
 """
 
 
-def test_a_forked_child_has_a_scheduler_of_its_own(
-    redis_client: redis.Redis, redis_url: str
-) -> None:
+def test_a_forked_child_has_its_own_scheduler(redis_client: redis.Redis, redis_url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORK, redis_url],
         timeout=60,

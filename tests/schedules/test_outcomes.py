@@ -34,9 +34,7 @@ def test_the_last_run_is_told_though_the_rule_has_no_such_moment_any_more(world:
 
 @pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, -1, 10**400, float("nan")])
 @pytest.mark.parametrize("field", ["last_run", "since", "until", "runs"])
-def test_a_state_that_somebody_has_spoilt_tells_no_moment_of_its_own(
-    world: World, field: str, value: Any
-) -> None:
+def test_a_spoilt_state_shows_no_moment(world: World, field: str, value: Any) -> None:
     world.add(start=at(5, 8))
     world.tamper("nine", "schedule_state", **{field: value})
     assert told(world, LONG_AGO, at(6, 8)) == [(at(5, 9), "planned")]

@@ -235,9 +235,7 @@ def test_a_catch_up_goes_from_the_oldest_to_the_latest() -> None:
         ("UTC", datetime(2028, 2, 29, tzinfo=UTC)),
     ],
 )
-def test_across_a_change_of_the_clock_all_moments_are_caught_up(
-    zone: str, change: datetime
-) -> None:
+def test_across_a_clock_change_all_moments_are_caught_up(zone: str, change: datetime) -> None:
     form = {"cron": "30 1,2,12 * * *", "timezone": zone}
     catching = rules(form, misfire="fire_all", catch_up_ms=7 * DAY)
     recurrence = catching.recurrence
@@ -315,7 +313,7 @@ def noted(found: Step) -> tuple[int, int] | None:
 
 @explore
 @given(situations())
-def test_the_next_moment_is_the_first_after_all_that_is_dealt_with(
+def test_the_next_moment_is_after_all_handled_ones(
     situation: tuple[Rules, int, int],
 ) -> None:
     given_rules, nominal, now = situation
@@ -333,7 +331,7 @@ def test_the_next_moment_is_the_first_after_all_that_is_dealt_with(
 
 @explore
 @given(situations())
-def test_every_moment_that_has_come_is_fired_or_noted_and_none_is_both(
+def test_every_past_moment_is_either_fired_or_noted(
     situation: tuple[Rules, int, int],
 ) -> None:
     given_rules, nominal, now = situation
@@ -364,7 +362,7 @@ def test_every_moment_that_has_come_is_fired_or_noted_and_none_is_both(
 
 @explore
 @given(situations())
-def test_nothing_is_fired_before_its_time_nor_against_its_policy(
+def test_nothing_fires_early_or_against_its_policy(
     situation: tuple[Rules, int, int],
 ) -> None:
     given_rules, nominal, now = situation

@@ -250,7 +250,7 @@ def test_a_schedule_that_has_had_its_runs_needs_more_of_them_to_go_on(world: Wor
     assert world.schedule("s").is_active is False
 
 
-def test_a_replaced_schedule_that_has_had_its_runs_is_completed_without_another(
+def test_a_replaced_schedule_that_has_had_its_runs_is_completed(
     world: World,
 ) -> None:
     add_rule(world, every=60)
@@ -357,9 +357,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), BAD)
-def test_a_bad_value_is_named_and_nothing_is_stored(
-    world: World, fields: dict[str, Any], message: str
-) -> None:
+def test_a_bad_value_stores_nothing(world: World, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         add_rule(world, **fields)
     assert world.state() == {}
@@ -417,9 +415,7 @@ def test_all_options_are_kept(world: World) -> None:
         {"cron_expr": "@daily"},
     ],
 )
-def test_a_spoilt_option_sets_the_schedule_aside_and_the_others_fire(
-    world: World, fields: dict[str, Any]
-) -> None:
+def test_a_spoilt_option_stops_only_its_schedule(world: World, fields: dict[str, Any]) -> None:
     add_rule(world, "bad", every=60)
     add_rule(world, "good", every=60)
     world.tamper("bad", **fields)
@@ -458,7 +454,7 @@ def test_a_schedule_that_fails_again_and_again_is_paused(world: World) -> None:
     assert world.tick_after(600).fired == 0
 
 
-def test_a_schedule_that_was_paused_for_its_failures_goes_on_when_it_is_resumed(
+def test_a_schedule_paused_for_its_failures_can_be_resumed(
     world: World,
 ) -> None:
     add_rule(world, every=60, max_failures=1)
@@ -633,9 +629,7 @@ def test_a_pause_of_an_absent_schedule_is_none(world: World) -> None:
         ({"until": datetime(2026, 3, 6)}, "until must .*not '2026-03-06"),
     ],
 )
-def test_a_bad_pause_is_named_and_nothing_is_stored(
-    world: World, fields: dict[str, Any], message: str
-) -> None:
+def test_a_bad_pause_stores_nothing(world: World, fields: dict[str, Any], message: str) -> None:
     add_rule(world, every=60)
     before = world.state()
     with pytest.raises(InvalidInput, match=message):

@@ -178,7 +178,7 @@ def test_moments_before_a_next_run_that_was_set_are_put_off_also_after_it(world:
     ]
 
 
-def test_what_was_before_a_change_of_the_rule_is_known_only_while_its_task_is_there(
+def test_the_past_of_a_changed_rule_is_known_while_its_task_exists(
     world: World,
 ) -> None:
     with_an_outage(world.scheduler, world.clock)
@@ -539,7 +539,7 @@ def test_bad_arguments_of_a_backfill_are_named(
         scheduler.backfill(**given)
 
 
-def test_a_schedule_whose_next_run_would_cancel_what_is_filled_cannot_be_filled(
+def test_a_schedule_that_cancels_its_last_run_cannot_be_filled(
     scheduler: TaskScheduler,
 ) -> None:
     add(scheduler, overlap="cancel_previous")
@@ -867,9 +867,7 @@ def test_a_copy_of_nothing_or_over_another_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("format", ["json", "yaml"])
-def test_what_is_exported_and_imported_elsewhere_is_the_same(
-    world: World, redis_url: str, format: str
-) -> None:
+def test_an_export_imported_elsewhere_is_equal(world: World, redis_url: str, format: str) -> None:
     for number, rule in enumerate(RULES):
         world.add(f"full{number}", **FULL | rule)
         world.add(f"plain{number}", **rule)
@@ -1016,9 +1014,7 @@ BAD_DOCUMENTS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "words"), BAD_DOCUMENTS, ids=[words for _, words in BAD_DOCUMENTS])
-def test_a_bad_document_is_named_by_index_and_field_and_nothing_is_stored(
-    world: World, bad: Any, words: str
-) -> None:
+def test_a_bad_document_is_named_and_nothing_is_stored(world: World, bad: Any, words: str) -> None:
     before = world.state()
     with pytest.raises(InvalidSchedule, match=f"nothing was stored.*{words}"):
         world.scheduler.import_schedules([document("good"), bad], dry_run=False)
@@ -1103,7 +1099,7 @@ def test_a_bad_text_is_refused(text: Any, format: str, words: str) -> None:
         load_schedules(text, format)
 
 
-def test_without_the_package_for_yaml_the_error_says_how_to_get_it(
+def test_without_yaml_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
@@ -1164,9 +1160,7 @@ def test_a_renamed_or_removed_schedule_is_found_where_it_is_now(world: World) ->
     assert ids_where(world.scheduler, name_prefix="post") == ["m1"]
 
 
-def test_a_search_that_matches_few_is_a_bounded_walk(
-    scheduler: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_is_bounded(scheduler: TaskScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MAX_LISTED", 2)
     monkeypatch.setattr(search, "MAX_WALKED", 4)
     scheduler.add_schedules(
@@ -1211,9 +1205,7 @@ CLOSE: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("rule", "allowed"), CLOSE, ids=[str(rule) for rule, _ in CLOSE])
-def test_a_rule_whose_moments_are_too_close_is_refused(
-    world: World, rule: dict[str, Any], allowed: bool
-) -> None:
+def test_too_frequent_a_rule_is_refused(world: World, rule: dict[str, Any], allowed: bool) -> None:
     world.queue.configure(min_interval=300)
     world.add("before")
     before = world.state()
@@ -1454,9 +1446,7 @@ def test_a_schedule_that_is_made_paused_does_not_fire(world: World) -> None:
         ({"is_active": 1}, "is_active must be True or False, not 1"),
     ],
 )
-def test_a_bad_title_or_description_is_named(
-    scheduler: TaskScheduler, fields: dict[str, Any], said: str
-) -> None:
+def test_a_bad_title_is_named(scheduler: TaskScheduler, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSchedule, match=said):
         add(scheduler, **fields)
     assert scheduler.list_schedules() == []

@@ -175,9 +175,7 @@ def test_the_retries_of_a_task_win(world: World, policy: dict[str, Any], expecte
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, 1), (2, 2), (7, 7), (None, 5)])
-def test_the_attempts_of_a_task_count_those_whose_worker_died(
-    world: World, most: int | None, expected: int
-) -> None:
+def test_attempts_of_dead_workers_count(world: World, most: int | None, expected: int) -> None:
     task_id = world.queue.push(Task.create(user_id="alice", max_attempts=most))
     for attempt in range(1, expected + 1):
         assert world.claim_one(lease=1).attempt == attempt

@@ -300,9 +300,7 @@ BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_CHANGES)
-def test_a_change_that_makes_no_sense_is_refused(
-    world: World, change: dict[str, Any], message: str
-) -> None:
+def test_a_bad_change_is_refused(world: World, change: dict[str, Any], message: str) -> None:
     world.add()
     before = world.state()
     with pytest.raises(InvalidSchedule, match=message) as caught:
@@ -662,9 +660,7 @@ def test_a_clock_that_jumps_all_the_time_is_said(world: World) -> None:
 
 
 @pytest.mark.parametrize(("off_ms", "word"), [(1000, b"added"), (-1000, b"added"), (1001, None)])
-def test_a_second_of_difference_is_forgiven_and_no_more(
-    world: World, off_ms: int, word: bytes | None
-) -> None:
+def test_one_second_is_forgiven_and_no_more(world: World, off_ms: int, word: bytes | None) -> None:
     answer = world.queue.link.run(
         "add_schedules",
         op="op",
@@ -761,9 +757,7 @@ def many(scheduler: TaskScheduler) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("limit", [1000, 999, 77])
-def test_every_schedule_is_on_exactly_one_page(
-    world: World, many: dict[str, list[str]], limit: int
-) -> None:
+def test_each_schedule_is_on_one_page(world: World, many: dict[str, list[str]], limit: int) -> None:
     everything = [name for user in sorted(many) for name in many[user]]
     assert walk(world, limit=limit) == everything
     assert walk(world, limit=limit, user_id="bob") == many["bob"]
@@ -858,9 +852,7 @@ SPOILT: list[tuple[str, bytes]] = [
 
 
 @pytest.mark.parametrize("text", [text for _, text in SPOILT], ids=[name for name, _ in SPOILT])
-def test_a_definition_that_cannot_be_read_is_an_error_for_its_reader_alone(
-    world: World, text: bytes
-) -> None:
+def test_an_unreadable_definition_fails_only_its_reader(world: World, text: bytes) -> None:
     world.add("bad")
     world.add("good")
     world.redis.hset(world.keys["schedules"], "bad", text)
@@ -921,7 +913,7 @@ def test_a_state_that_cannot_be_read_does_not_stop_a_listing(world: World, state
     assert world.scheduler.remove_schedule("bad")
 
 
-def test_a_schedule_whose_count_is_lost_has_run_as_far_as_known_never_when_it_is_replaced(
+def test_a_replaced_schedule_whose_count_is_lost_has_never_run(
     world: World,
 ) -> None:
     world.add()
@@ -1005,9 +997,7 @@ def test_updates_that_leave_the_text_as_it_was_are_not_overlooked(world: World) 
 @pytest.mark.parametrize(
     "change", [{"timezone": "Asia/Tokyo"}, {"cron_expr": "0 17 * * *"}, {"is_active": False}]
 )
-def test_a_moment_that_a_change_gives_up_counts_as_missed(
-    world: World, change: dict[str, Any]
-) -> None:
+def test_a_moment_dropped_by_a_change_is_missed(world: World, change: dict[str, Any]) -> None:
     world.add(cron_expr="0 9 * * *")
     world.clock.set(at(5, 9, 0, 5))
     world.scheduler.update_schedule("nine", **change)

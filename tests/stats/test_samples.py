@@ -46,9 +46,7 @@ def run_all(world: World) -> None:
 # --- taking ---------------------------------------------------------------------------------------
 
 
-def test_the_first_who_comes_in_a_slot_stores_its_sample(
-    world: World, samples: SampleStore
-) -> None:
+def test_the_first_one_in_a_slot_stores_its_sample(world: World, samples: SampleStore) -> None:
     other = SampleStore(world.queue.link)
     taken = []
     for seconds in (0, 10, 4.999, 0.001, 10):
@@ -73,9 +71,7 @@ def test_a_coarse_sample_is_stored_when_its_slot_turns(world: World, samples: Sa
     assert coarse == [NINE, NINE + timedelta(minutes=5), NINE + timedelta(minutes=10)]
 
 
-def test_samples_are_kept_a_little_longer_than_the_windows(
-    world: World, samples: SampleStore
-) -> None:
+def test_samples_outlive_the_windows(world: World, samples: SampleStore) -> None:
     for _ in range(26 * 12):
         samples.take()
         world.advance(15)
@@ -90,9 +86,7 @@ def test_samples_are_kept_a_little_longer_than_the_windows(
     assert len(coarse) == 12 * 24.5 + 1
 
 
-def test_what_is_left_over_by_one_trim_goes_with_the_next(
-    world: World, samples: SampleStore
-) -> None:
+def test_leftovers_of_a_trim_go_with_the_next(world: World, samples: SampleStore) -> None:
     old = {f"f\0{15_000 * n:013d}\0{{}}": 0 for n in range(150)}
     world.redis.zadd(world.keys["samples"], old)
     samples.take()
@@ -126,9 +120,7 @@ def test_the_server_s_clock_decides_where_none_is_passed_in(redis_client: redis.
 # --- what a sample says ---------------------------------------------------------------------------
 
 
-def test_every_window_has_every_series_aligned_on_its_steps(
-    clock: ManualClock, samples: SampleStore
-) -> None:
+def test_every_window_has_all_series_aligned(clock: ManualClock, samples: SampleStore) -> None:
     clock.advance(7)
     samples.take()
     for window, step, count in (("15m", 15, 60), ("1h", 15, 240), ("24h", 300, 288)):
@@ -228,9 +220,7 @@ def test_a_counter_that_went_back_gives_nothing(world: World, samples: SampleSto
     assert series.values["pushed"][-4:] == [None, 0, 3 / 15, 0]
 
 
-def test_a_gap_gives_nothing_and_a_long_one_no_rate_after_it(
-    world: World, samples: SampleStore
-) -> None:
+def test_a_gap_has_no_values_and_no_rate_after_it(world: World, samples: SampleStore) -> None:
     samples.take()
     world.advance(30)
     world.fill("alice", 30)
@@ -257,9 +247,7 @@ def test_a_day_is_told_by_the_coarse_samples(world: World, samples: SampleStore)
 # --- waits ----------------------------------------------------------------------------------------
 
 
-def test_waits_are_those_of_runs_that_ended_since_the_sample_before(
-    world: World, samples: SampleStore
-) -> None:
+def test_waits_are_of_runs_ended_since_the_last_one(world: World, samples: SampleStore) -> None:
     world.push("old")
     world.queue.finish(world.claim_one())
     world.advance(1)
@@ -318,9 +306,7 @@ def test_of_many_runs_the_newest_hundred_are_looked_at(world: World, samples: Sa
 
 
 @pytest.mark.untidy
-def test_what_somebody_has_spoilt_is_a_gap_and_stops_nobody(
-    world: World, samples: SampleStore
-) -> None:
+def test_a_spoilt_sample_is_a_gap_and_stops_nobody(world: World, samples: SampleStore) -> None:
     key = world.keys["samples"]
     now = to_ms(NINE, "now")
     for n, text in enumerate(["", "{", "[]", "3", '{"at":"x"}', '{"at":null,"ready":1}', "\xff"]):
@@ -358,9 +344,7 @@ def test_what_somebody_has_spoilt_is_a_gap_and_stops_nobody(
 # --- the leader takes them ------------------------------------------------------------------------
 
 
-def test_the_leader_takes_samples_and_nobody_else_has_to(
-    world: World, samples: SampleStore
-) -> None:
+def test_only_the_leader_takes_samples(world: World, samples: SampleStore) -> None:
     scheduler = TaskScheduler(world.queue, registry=world.registry)
     scheduler.add_schedule("* * * * *", "alice", schedule_id="minutely")
     for _ in range(9):

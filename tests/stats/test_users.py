@@ -150,9 +150,7 @@ def know_some(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
-def test_all_users_are_listed_in_order_each_once(
-    world: World, people: PeopleStore, limit: int
-) -> None:
+def test_each_user_is_listed_once_in_order(world: World, people: PeopleStore, limit: int) -> None:
     known = know_some(world)
     assert every_page(lambda cursor: people.names(limit, cursor)) == known
 
@@ -285,9 +283,7 @@ def test_bad_users_and_times_are_refused(people: PeopleStore, clock: ManualClock
 
 
 @pytest.mark.parametrize("known_by", ["settings", "tenant", "schedule", "run", "waiting"])
-def test_a_user_is_known_by_whatever_the_queue_has_of_it(
-    world: World, people: PeopleStore, known_by: str
-) -> None:
+def test_a_user_is_known_by_any_record(world: World, people: PeopleStore, known_by: str) -> None:
     if known_by == "settings":
         world.queue.set_user("alice", paused=True)
     elif known_by == "tenant":
@@ -380,9 +376,7 @@ def test_a_user_whose_tasks_wait_for_slots_says_so(world: World, people: PeopleS
     assert state(people, world) == ("waiting", "2 tasks wait for room in the limits of the names")
 
 
-def test_a_user_with_nothing_to_wait_for_is_idle_or_served(
-    world: World, people: PeopleStore
-) -> None:
+def test_a_user_without_tasks_is_idle_or_served(world: World, people: PeopleStore) -> None:
     assert state(people, world) == ("idle", "nothing waits")
     world.fill("alice", 1)
     world.claim_one()
@@ -392,9 +386,7 @@ def test_a_user_with_nothing_to_wait_for_is_idle_or_served(
 # --- shares ---------------------------------------------------------------------------------------
 
 
-def test_received_is_the_share_of_all_runs_that_ended_in_the_window(
-    world: World, people: PeopleStore
-) -> None:
+def test_received_is_the_share_of_runs_in_the_window(world: World, people: PeopleStore) -> None:
     run(world.queue, "alice", 5)
     world.advance(2 * HOUR)
     run(world.queue, "alice", 3)
@@ -415,9 +407,7 @@ def test_received_is_the_share_of_all_runs_that_ended_in_the_window(
     assert (all_day.ended, all_day.received) == (8, 8 / 13)
 
 
-def test_entitled_is_the_weight_among_those_who_want_service(
-    world: World, people: PeopleStore
-) -> None:
+def test_entitled_is_the_weight_among_active_users(world: World, people: PeopleStore) -> None:
     for user, weight in (("waits", 2), ("ended", 3), ("paused", 4), ("idle", 100)):
         world.queue.set_user(user, weight=weight)
     run(world.queue, "idle")
@@ -468,18 +458,14 @@ def test_the_window_begins_where_history_is_whole(world: World, people: PeopleSt
     assert (recent.window_start, recent.ended) == (world.now() - timedelta(seconds=45), 2)
 
 
-def test_the_window_is_no_longer_than_ended_runs_are_kept(
-    world: World, people: PeopleStore
-) -> None:
+def test_the_window_is_not_longer_than_runs_are_kept(world: World, people: PeopleStore) -> None:
     world.queue.configure(keep_finished_for=600)
     assert one(people, world, "alice").window_start == world.now() - timedelta(minutes=10)
     world.queue.configure(keep_finished=0)
     assert one(people, world, "alice").window_start == world.now()
 
 
-def test_dead_letters_cut_the_window_only_where_they_are_kept(
-    world: World, people: PeopleStore
-) -> None:
+def test_only_kept_dead_letters_shorten_the_window(world: World, people: PeopleStore) -> None:
     world.queue.configure(keep_dead=1)
     for name in ("a", "b"):
         world.push(name)
@@ -524,9 +510,7 @@ def test_the_jain_index_is_that_of_the_window(world: World, people: PeopleStore)
     assert in_all < 0.99
 
 
-def test_whom_somebody_has_limited_takes_no_part_in_the_jain_index(
-    world: World, people: PeopleStore
-) -> None:
+def test_limited_users_are_not_in_the_jain_index(world: World, people: PeopleStore) -> None:
     for user in ("alice", "bob", "slow", "capped", "paused"):
         world.fill(user, 50)
     world.queue.set_user("slow", rate=0.001)
@@ -581,9 +565,7 @@ def test_the_users_who_got_most_are_found_in_several_parts(
     assert people.overview(world.queue.inspect(), world.now() - HOUR).users == 10
 
 
-def test_shares_over_time_are_counted_by_user_and_of_the_others(
-    world: World, people: PeopleStore
-) -> None:
+def test_shares_over_time_are_counted_by_user(world: World, people: PeopleStore) -> None:
     start = world.now()
     run(world.queue, "alice", 2)
     run(world.queue, "bob", 1)
@@ -666,9 +648,7 @@ def _ids(page: Page[Run]) -> Page[str]:
     return Page([run.task_id for run in page], page.cursor)
 
 
-def test_delayed_tasks_that_an_older_version_stored_are_found(
-    world: World, people: PeopleStore
-) -> None:
+def test_delayed_tasks_of_an_older_version_are_found(world: World, people: PeopleStore) -> None:
     world.push(*(f"old-{n}" for n in range(600)), user_id="alice", delay=60)
     world.redis.delete(world.keys["delayed_index"])
     world.push("new", user_id="alice", delay=60)
@@ -748,9 +728,7 @@ def test_a_purge_misses_no_delayed_task_that_an_older_version_stored(
     assert world.redis.zcard(world.keys["delayed"]) == 2000
 
 
-def test_a_purge_cancels_what_waits_and_history_has_it_as_cancelled(
-    world: World, people: PeopleStore
-) -> None:
+def test_a_purge_cancels_and_history_has_it(world: World, people: PeopleStore) -> None:
     world.fill("alice", 5)
     world.fill("alice2", 2)
     claim = world.push_and_claim("later", user_id="alice", delay=60)
@@ -801,9 +779,7 @@ def test_a_purge_takes_what_waits_for_slots(world: World, people: PeopleStore) -
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_user_who_was_purged_is_served_again_later(
-    queue: TaskQueue, people: PeopleStore, paused: bool
-) -> None:
+def test_a_purged_user_is_served_later(queue: TaskQueue, people: PeopleStore, paused: bool) -> None:
     queue.set_user("alice", paused=paused)
     fill(queue, "alice", 3, priority=6)
     people.purge("alice")

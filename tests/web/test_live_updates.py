@@ -204,7 +204,7 @@ def test_a_stream_ends_after_its_time_so_that_the_gate_is_asked_again() -> None:
     play(scene)
 
 
-def test_viewers_are_told_when_redis_does_not_answer_and_when_it_does_again(
+def test_viewers_see_when_redis_goes_and_comes_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> None:
@@ -289,7 +289,7 @@ def test_ending_a_session_ends_its_streams_and_no_others() -> None:
     play(scene)
 
 
-def test_who_holds_what_is_asked_again_and_again_though_it_once_failed(
+def test_holders_are_asked_again_after_a_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> None:

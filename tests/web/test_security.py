@@ -84,7 +84,7 @@ def fail_one(queue: TaskQueue, **fields: Any) -> str:
 # --- tenants --------------------------------------------------------------------------------------
 
 
-def test_an_id_that_was_another_tenants_schedule_tells_nothing_of_its_runs(
+def test_the_id_of_another_tenants_old_schedule_tells_nothing(
     inspector: Inspector,
 ) -> None:
     north, south = inspector.acting_as(NORTH), inspector.acting_as(SOUTH)
@@ -180,9 +180,7 @@ def test_passwords_in_urls_are_masked_to_their_end(url: str, shown: str) -> None
     assert mask({"url": url}) == {"url": shown}
 
 
-def test_a_file_with_secrets_is_for_its_owner_only(
-    redis_url: str, queue: TaskQueue, tmp_path: Path
-) -> None:
+def test_a_secret_file_is_private(redis_url: str, queue: TaskQueue, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     before = os.umask(0o022)
     try:
@@ -219,9 +217,7 @@ def test_a_wrong_secret_uses_up_no_logins_of_its_owner(store: AccessStore) -> No
     assert store.redeem(secret) is not None
 
 
-def test_nothing_is_left_of_the_pace_of_a_key_that_was_revoked(
-    store: AccessStore, queue: TaskQueue
-) -> None:
+def test_a_revoked_key_leaves_nothing_of_its_pace(store: AccessStore, queue: TaskQueue) -> None:
     key = store.create_key("bob", "viewer", by="root")
     store.redeem(key.secret)
     store.admit(key.secret, rate=1.0, burst=1)
@@ -246,7 +242,7 @@ def test_an_address_cannot_try_secrets_without_end(web: Web) -> None:
     assert set(answers) == {401, 429}
 
 
-def test_a_pace_lets_one_in_now_and_then_and_forgets_the_oldest(
+def test_a_pace_admits_sometimes_and_forgets_the_oldest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -336,9 +332,7 @@ def test_the_stream_of_a_key_that_was_revoked_ends_before_its_time(store: Access
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
 
-def test_credentials_hold_until_they_end_or_their_key_does(
-    store: AccessStore, clock: ManualClock
-) -> None:
+def test_credentials_end_with_their_key_or_time(store: AccessStore, clock: ManualClock) -> None:
     key = store.create_key("bob", "viewer", by="root")
     short = store.create_key("eve", "viewer", expires_in=10, by="root").info.key_id
     session = store.redeem(key.secret)
@@ -377,9 +371,7 @@ async def ask_from(app: Starlette, address: str, host: str = "localhost") -> int
         ("testclient", 200),  # as Starlette's own calls itself
     ],
 )
-def test_without_authentication_a_host_header_alone_opens_nothing(
-    queue: TaskQueue, address: str, status: int
-) -> None:
+def test_a_host_header_alone_opens_nothing(queue: TaskQueue, address: str, status: int) -> None:
     app = create_app(queue, auth=False, dashboard=False)
     assert asyncio.run(ask_from(app, address)) == status
     assert asyncio.run(ask_from(app, address, "evil.example")) == 403

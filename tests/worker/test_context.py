@@ -124,7 +124,7 @@ def test_filters_hooks_and_handler_of_a_run_share_their_context_variables(
     assert seen == [(p, ">".join(["nobody", *places[:n]])) for n, p in enumerate(places)]
 
 
-def test_a_run_in_the_thread_of_the_caller_sees_its_variables_and_keeps_its_own(
+def test_a_run_in_the_callers_thread_sees_its_variables(
     queue: TaskQueue,
 ) -> None:
     seen: list[str] = []

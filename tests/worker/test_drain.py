@@ -210,9 +210,7 @@ def test_a_worker_that_waits_for_tasks_ends_at_once(world: World, worker: Worker
     assert not [t for t in threading.enumerate() if t.name.startswith("fairqueue-leases")]
 
 
-def test_a_worker_that_has_drained_may_be_stopped_and_started_again(
-    world: World, worker: Worker, gate: Gate
-) -> None:
+def test_a_drained_worker_may_be_started_again(world: World, worker: Worker, gate: Gate) -> None:
     gate.go_on.set()
     worker.start()
     eventually(lambda: is_alive(world.queue), "it is known", within=WITHIN)
@@ -239,9 +237,7 @@ def test_stop_ends_one_that_drains(world: World, worker: Worker, gate: Gate) -> 
     assert not is_alive(world.queue)
 
 
-def test_one_that_runs_in_the_caller_s_thread_takes_no_more(
-    world: World, worker: Worker, gate: Gate
-) -> None:
+def test_a_worker_in_the_callers_thread_drains(world: World, worker: Worker, gate: Gate) -> None:
     gate.go_on.set()
     world.fill("alice", 5)
     assert worker.run_once() == 2
@@ -253,9 +249,7 @@ def test_one_that_runs_in_the_caller_s_thread_takes_no_more(
     assert draining(world.workers) == {"me": False}
 
 
-def test_other_workers_go_on_with_what_the_one_that_drains_leaves(
-    world: World, worker: Worker, gate: Gate
-) -> None:
+def test_other_workers_take_over_during_a_drain(world: World, worker: Worker, gate: Gate) -> None:
     world.fill("alice", 6)
     worker.start()
     for _ in range(2):
@@ -294,9 +288,7 @@ def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
 
 
 @pytest.mark.processes
-def test_forever_returns_when_the_worker_has_drained(
-    live: TaskQueue, redis_url: str, spawn: Spawn
-) -> None:
+def test_forever_ends_after_a_drain(live: TaskQueue, redis_url: str, spawn: Spawn) -> None:
     process = spawn(FOREVER, redis_url, "0")
     assert process.stdout is not None
     eventually(lambda: is_alive(live), "it is known", within=WITHIN)

@@ -163,9 +163,7 @@ def test_jitter_really_varies_and_stays_within_the_delay() -> None:
         ("timeout", "1 s", "not '1 s'"),
     ],
 )
-def test_a_bad_setting_of_a_task_is_named(
-    worker: Worker, field: str, value: object, named: str
-) -> None:
+def test_a_bad_setting_is_named(worker: Worker, field: str, value: object, named: str) -> None:
     settings: dict[str, Any] = {field: value}
     with pytest.raises(ConfigurationError) as error:
         worker.task("job", **settings)
@@ -299,9 +297,7 @@ class AsyncCallable:
         functools.partial(lambda extra, payload: payload, 1),
     ],
 )
-def test_a_handler_of_one_argument_gets_the_payload(
-    context: TaskContext, runner: Runner, target: Any
-) -> None:
+def test_a_handler_may_take_the_payload(context: TaskContext, runner: Runner, target: Any) -> None:
     assert handler(target).run(context, runner) == PAYLOAD
 
 
@@ -343,9 +339,7 @@ def test_builtins_get_the_payload(
     assert capsys.readouterr().out.startswith(str(PAYLOAD))
 
 
-def test_each_run_of_a_class_has_an_instance_of_its_own(
-    context: TaskContext, runner: Runner
-) -> None:
+def test_each_run_of_a_class_has_its_own_instance(context: TaskContext, runner: Runner) -> None:
     class Counting:
         def __init__(self) -> None:
             self.runs = 0
@@ -377,9 +371,7 @@ class TooMuch:
     "target",
     [no_arguments, three, three_and_more, only_named, needs_named, NoPayload, TooMuch],
 )
-def test_a_handler_of_the_wrong_arguments_is_refused_when_it_is_registered(
-    worker: Worker, target: Any
-) -> None:
+def test_a_handler_of_the_wrong_arguments_is_not_registered(worker: Worker, target: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"handler of 'job' must take the payload"):
         worker.task("job")(target)
 
@@ -484,9 +476,7 @@ def test_a_time_out_that_an_async_handler_raises_itself_is_its_own_error(
 # --- the context ----------------------------------------------------------------------------------
 
 
-def test_a_context_knows_its_task_and_logs_with_its_id(
-    context: TaskContext, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_context_logs_with_its_id(context: TaskContext, caplog: pytest.LogCaptureFixture) -> None:
     assert (context.task_id, context.attempt, context.task.user_id) == ("t", 3, "alice")
     assert (context.cancelled, context.lease_lost) == (False, False)
     with caplog.at_level("INFO", "fairqueue.task"):
@@ -517,9 +507,7 @@ def test_a_context_knows_its_task_and_logs_with_its_id(
         ("worker_id", "a\0", "not 'a\\x00'"),
     ],
 )
-def test_a_bad_argument_of_a_worker_is_named(
-    worker: Worker, field: str, value: object, named: str
-) -> None:
+def test_a_bad_argument_is_named(worker: Worker, field: str, value: object, named: str) -> None:
     arguments: dict[str, Any] = {"queue": worker.queue, field: value}
     with pytest.raises(ConfigurationError) as error:
         Worker(**arguments)
@@ -688,9 +676,7 @@ def test_the_classes_of_a_module_are_registered_by_their_dotted_paths(
     assert [each.run(context, runner) for each in (report, derived)] == ["sent", "derived"]
 
 
-def test_modules_may_be_named_when_the_worker_is_made(
-    worker: Worker, module: Callable[[str], str]
-) -> None:
+def test_a_worker_is_made_with_modules(worker: Worker, module: Callable[[str], str]) -> None:
     name = module(JOBS)
     made = Worker(worker.queue, modules=[name])
     assert made.handler_limits().keys() == {f"{name}.SendReport"}

@@ -206,9 +206,7 @@ def test_many_threads_run_processes_at_once() -> None:
         (times_out, TimedOut, "by"),
     ],
 )
-def test_what_a_handler_decides_survives_the_way_back(
-    target: Any, kind: type[Exception], text: str
-) -> None:
+def test_a_handlers_decision_comes_back(target: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text) as raised:
         run(target)
     assert getattr(raised.value, "in_", 42) == 42
@@ -233,9 +231,7 @@ def test_a_failure_comes_back_with_its_type_message_and_traceback() -> None:
         (crashes, "ProcessFailed", "killed by SIGSEGV"),
     ],
 )
-def test_a_process_that_ends_by_itself_is_a_failure_that_says_how(
-    target: Any, kind: str, text: str
-) -> None:
+def test_a_process_that_exits_is_a_failure_that_says_how(target: Any, kind: str, text: str) -> None:
     with pytest.raises(ProcessFailed, match=text) as raised:
         run(target)
     assert raised.value.failure.type == kind
@@ -254,9 +250,7 @@ def test_a_process_that_ends_by_itself_is_a_failure_that_says_how(
         ({"text": "x", "times": MAX_MESSAGE_BYTES + 1}, f"more than {MAX_MESSAGE_BYTES} bytes"),
     ],
 )
-def test_a_process_that_talks_nonsense_is_killed_and_has_failed(
-    payload: dict[str, Any], text: str
-) -> None:
+def test_a_process_that_sends_nonsense_is_killed(payload: dict[str, Any], text: str) -> None:
     with pytest.raises(ProcessFailed, match=text):
         run(writes_to_the_pipe, context=context_of(payload))
 
@@ -348,9 +342,7 @@ def local() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("target", [lambda payload: None, local(), Build().handle, print])
-def test_what_a_process_could_not_find_is_refused_when_it_is_registered(
-    worker: Worker, target: Any
-) -> None:
+def test_a_handler_that_a_process_cannot_find_is_refused(worker: Worker, target: Any) -> None:
     with pytest.raises(ConfigurationError, match="at the top level of a module"):
         worker.register("job", target, isolation="process")
 
@@ -513,9 +505,7 @@ def test_a_handler_of_the_main_script_runs_in_a_process_too(live: TaskQueue, scr
     assert found.result == "from the main script"
 
 
-def test_a_main_script_that_is_not_guarded_fails_and_says_what_to_do(
-    live: TaskQueue, script: Any
-) -> None:
+def test_an_unguarded_main_script_fails_and_says_what_to_do(live: TaskQueue, script: Any) -> None:
     push(live, "t")
     _, errors = script(guard="").communicate(timeout=60)
     assert "start it under `if __name__ == '__main__':`" in errors
@@ -526,9 +516,7 @@ def test_a_main_script_that_is_not_guarded_fails_and_says_what_to_do(
     )
 
 
-def test_when_the_worker_is_killed_its_process_ends_too(
-    live: TaskQueue, script: Any, tmp_path: Path
-) -> None:
+def test_a_killed_worker_ends_its_process(live: TaskQueue, script: Any, tmp_path: Path) -> None:
     push(live, "t", payload={"pid_file": str(tmp_path / "pid")})
     worker = script()
     pid = pid_in(tmp_path / "pid")

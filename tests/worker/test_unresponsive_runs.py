@@ -120,7 +120,7 @@ def test_a_worker_says_how_long_its_handler_may_run(
     assert stale == (["t"] if ends else [])
 
 
-def test_a_time_out_of_an_operator_that_was_taken_back_rules_the_next_attempt_no_more(
+def test_a_time_out_that_was_removed_does_not_rule_the_next_attempt(
     world: World,
 ) -> None:
     world.queue.set_limits("report", timeout=5)
@@ -198,7 +198,7 @@ def test_whoever_comes_first_ends_it(world: World, by: str) -> None:
     assert [run.task_id for run in world.workers.find_stale()] == (["t"] if by == "a claim" else [])
 
 
-def test_one_whose_worker_has_died_is_offered_again_however_late_that_is_noticed(
+def test_a_run_of_a_dead_worker_is_offered_again_however_late(
     world: World,
 ) -> None:
     world.push("t", timeout=10)
@@ -438,9 +438,7 @@ class Stuck:
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0.2}, {}])
-def test_the_task_of_a_stuck_slot_is_ended_though_nobody_claims(
-    live: TaskQueue, options: dict[str, Any]
-) -> None:
+def test_a_stuck_slot_is_freed_without_a_claim(live: TaskQueue, options: dict[str, Any]) -> None:
     push(live, "t", payload={"n": "t"}, timeout=None if options else 0.2)
     push(live, "waits", payload={"n": "waits"})
     with Stuck(live, **options) as stuck:

@@ -174,7 +174,7 @@ def test_run_until_empty_runs_all_that_is_ready_also_what_handlers_push(world: W
     assert worker_threads() == []
 
 
-def test_a_failure_is_tried_again_as_the_policy_says_and_then_buried_with_its_error(
+def test_a_failure_is_retried_by_policy_then_buried_with_its_error(
     world: World,
 ) -> None:
     worker = Worker(world.queue)
@@ -364,9 +364,7 @@ def test_a_result_that_is_no_json_is_kept_as_text(queue: TaskQueue, result: Any,
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_a_handler_raises_is_a_failure_of_its_task(
-    queue: TaskQueue, error: BaseException, text: str
-) -> None:
+def test_every_exception_is_a_failure(queue: TaskQueue, error: BaseException, text: str) -> None:
     worker = Worker(queue)
 
     @worker.task("default", retries=0)
@@ -411,9 +409,7 @@ def test_a_waiting_task_that_is_cancelled_does_not_run(queue: TaskQueue) -> None
 
 
 @pytest.mark.parametrize("ends", ["with a result", "by an error", "by discard"])
-def test_a_running_task_that_is_cancelled_sees_it_and_ends_as_cancelled(
-    live: TaskQueue, make: Make, ends: str
-) -> None:
+def test_a_running_task_sees_that_it_is_cancelled(live: TaskQueue, make: Make, ends: str) -> None:
     worker = make(live, lease=SHORT)
     begun = threading.Event()
     seen: list[tuple[bool, bool]] = []
@@ -549,9 +545,7 @@ def test_what_does_not_end_in_time_is_given_back_and_its_result_is_not_recorded(
     assert (info(live, "t").result, info(live, "t").attempts) == ("by another", 1)
 
 
-def test_a_failure_after_the_task_was_given_back_is_not_recorded_either(
-    live: TaskQueue, make: Make
-) -> None:
+def test_a_failure_after_a_release_is_not_recorded(live: TaskQueue, make: Make) -> None:
     worker = make(live)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -644,9 +638,7 @@ def test_what_was_claimed_while_the_worker_was_stopped_is_given_back(
 # --- threads: how many at once, leases ------------------------------------------------------------
 
 
-def test_as_many_tasks_run_at_once_as_there_are_slots_and_never_more(
-    live: TaskQueue, make: Make
-) -> None:
+def test_exactly_as_many_tasks_run_at_once_as_there_are_slots(live: TaskQueue, make: Make) -> None:
     worker = make(live, concurrency=3)
     together, lock = threading.Barrier(3), threading.Lock()
     now, most = 0, 0
@@ -669,9 +661,7 @@ def test_as_many_tasks_run_at_once_as_there_are_slots_and_never_more(
     assert worker.stop(10)
 
 
-def test_the_lease_of_a_long_task_is_kept_and_nobody_else_gets_it(
-    live: TaskQueue, make: Make, gate: Gate
-) -> None:
+def test_the_lease_of_a_long_task_is_kept(live: TaskQueue, make: Make, gate: Gate) -> None:
     worker = make(live, lease=SHORT, concurrency=1)
     worker.task("default")(gate)
     push(live, "t")
@@ -1038,7 +1028,7 @@ def test_finish_and_claim_goes_on_when_the_scripts_were_flushed(world: World) ->
     assert info(world.queue, "c").attempts == 1
 
 
-def test_a_lost_reply_to_finish_and_claim_is_made_good_by_asking_again(
+def test_a_lost_reply_to_finish_and_claim_is_asked_for_again(
     own_server: OwnServer,
 ) -> None:
     server = own_server()
@@ -1181,9 +1171,7 @@ def with_all_hooks(world: World, calls: Calls, **failing: BaseException) -> Work
     return worker
 
 
-def test_hooks_of_worker_and_handler_are_called_in_order_around_a_success(
-    world: World, calls: Calls
-) -> None:
+def test_all_hooks_are_called_in_order_around_a_success(world: World, calls: Calls) -> None:
     world.push("t", payload={"n": 7})
     assert with_all_hooks(world, calls).run_once() == 1
     assert calls.made == [
@@ -1255,9 +1243,7 @@ def test_a_hook_that_fails_before_the_handler_fails_the_run_and_later_ones_do_no
 
 
 @pytest.mark.parametrize("failing", ["catch", "worker_catch", "finally", "worker_finally"])
-def test_a_hook_that_fails_after_a_failure_hides_nothing(
-    world: World, calls: Calls, failing: str
-) -> None:
+def test_a_failing_hook_hides_no_failure(world: World, calls: Calls, failing: str) -> None:
     world.push("t")
     errors = {failing: RuntimeError("of a hook"), "handler": ValueError("of the handler")}
     assert with_all_hooks(world, calls, **errors).run_once() == 1
@@ -1279,9 +1265,7 @@ def test_a_hook_whose_error_cannot_be_shown_changes_nothing(
 
 
 @pytest.mark.parametrize("failing", ["catch", "worker_catch", "finally", "worker_finally"])
-def test_a_hook_whose_error_cannot_be_shown_hides_no_failure(
-    world: World, calls: Calls, failing: str
-) -> None:
+def test_a_mute_error_of_a_hook_hides_no_failure(world: World, calls: Calls, failing: str) -> None:
     world.push("t")
     errors = {failing: Mute(), "handler": ValueError("of the handler")}
     assert with_all_hooks(world, calls, **errors).run_once() == 1
@@ -1291,9 +1275,7 @@ def test_a_hook_whose_error_cannot_be_shown_hides_no_failure(
     )
 
 
-def test_hooks_may_take_fewer_arguments_and_be_async_for_any_handler(
-    queue: TaskQueue, calls: Calls
-) -> None:
+def test_hooks_may_take_fewer_arguments_and_be_async(queue: TaskQueue, calls: Calls) -> None:
     worker = Worker(queue, lambda task: "result")
 
     @worker.before
@@ -1334,9 +1316,7 @@ def test_async_hooks_run_in_the_loop_of_their_async_handler(queue: TaskQueue) ->
     assert (len(loops), len(set(loops))) == (4, 1)
 
 
-def test_hooks_are_called_for_runs_in_threads_too(
-    live: TaskQueue, make: Make, calls: Calls
-) -> None:
+def test_hooks_are_called_in_threads_too(live: TaskQueue, make: Make, calls: Calls) -> None:
     worker = make(live, concurrency=2)
     worker.before(calls.hook("before"))
     worker.finally_(calls.last("finally"))
@@ -1348,9 +1328,7 @@ def test_hooks_are_called_for_runs_in_threads_too(
     assert sorted(calls.names) == ["before"] * 20 + ["finally"] * 20
 
 
-def test_an_interrupt_from_the_keyboard_in_a_hook_gives_the_task_back(
-    queue: TaskQueue, calls: Calls
-) -> None:
+def test_a_keyboard_interrupt_in_a_hook_releases_the_task(queue: TaskQueue, calls: Calls) -> None:
     worker = Worker(queue, lambda task: None)
     worker.then(lambda: signal.raise_signal(signal.SIGINT))
     push(queue, "t")
@@ -1632,9 +1610,7 @@ def test_a_task_without_a_handler_is_told_as_such(queue: TaskQueue, told: Told) 
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "turned into another error"])
-def test_a_run_that_was_ended_by_its_time_out_is_told_as_such(
-    queue: TaskQueue, told: Told, kind: str
-) -> None:
+def test_a_time_out_is_reported_as_such(queue: TaskQueue, told: Told, kind: str) -> None:
     worker = Worker(queue)
 
     def too_long(payload: dict[str, Any]) -> None:
@@ -1827,7 +1803,7 @@ def test_a_run_that_goes_on_after_its_time_out_keeps_its_slot_and_is_said_once_p
     assert (state(live, "t"), info(live, "t").result) == ("buried", None)  # it came too late
 
 
-def test_a_worker_counts_in_the_registry_that_it_was_given_or_in_that_of_prometheus(
+def test_a_worker_counts_in_its_registry_or_in_that_of_prometheus(
     queue: TaskQueue,
 ) -> None:
     registry = CollectorRegistry()

@@ -190,9 +190,7 @@ def open_gate(client: redis.Redis) -> None:
 # --- what they are --------------------------------------------------------------------------------
 
 
-def test_processes_run_tasks_under_names_of_their_own(
-    live: TaskQueue, redis_client: redis.Redis, start: Start
-) -> None:
+def test_processes_have_own_names(live: TaskQueue, redis_client: redis.Redis, start: Start) -> None:
     program = start(processes=3, concurrency=2, worker_id="w")
     tasks = gated(live, 6)
     until_running(live, redis_client, 6)
@@ -231,9 +229,7 @@ def test_to_start_and_stop_again_is_harmless(live: TaskQueue, start: Start) -> N
     program.end()
 
 
-def test_tasks_may_be_run_in_the_parent_before_processes_are_started(
-    live: TaskQueue, start: Start
-) -> None:
+def test_tasks_may_run_in_the_parent_before_processes_start(live: TaskQueue, start: Start) -> None:
     push(live, "t1", "t2", "t3")
     program = start("worker = make()\nassert worker.run_until_empty() == 3\n", processes=2)
     assert {info(live, f"t{n}").result for n in (1, 2, 3)} == {program.process.pid}
@@ -265,9 +261,7 @@ def test_an_embedded_server_is_shared_with_the_processes_and_outlives_them(spawn
     assert program.process.wait(30) == 0
 
 
-def test_handlers_in_processes_of_their_own_run_below_these(
-    live: TaskQueue, start: Start, tmp_path: Path
-) -> None:
+def test_isolated_handlers_run_below_these(live: TaskQueue, start: Start, tmp_path: Path) -> None:
     (tmp_path / "isolated_jobs.py").write_text("import os\ndef run(payload): return os.getpid()\n")
     code = f"""
     sys.path.insert(0, {str(tmp_path)!r})
@@ -385,9 +379,7 @@ def test_one_that_is_worn_out_does_not_wait_for_ever_for_a_run_that_hangs(
 
 
 @needs_proc
-def test_a_hungry_process_is_replaced_and_has_finished_its_task_before(
-    live: TaskQueue, start: Start
-) -> None:
+def test_a_large_process_ends_its_task_and_is_replaced(live: TaskQueue, start: Start) -> None:
     code = """
     fairqueue.worker.worker.MEMORY_CHECK_S = 0.05
     kept = []

@@ -349,9 +349,7 @@ def test_the_process_of_a_scheduler_whose_thread_died_ends_with_an_error(
         up._schedule(queue, Alerts(), threading.Event())
 
 
-def test_the_process_of_a_worker_that_failed_ends_with_an_error(
-    live: TaskQueue, make: Make, death: Death
-) -> None:
+def test_a_failed_worker_exits_with_an_error(live: TaskQueue, make: Make, death: Death) -> None:
     death.times = 1
     with pytest.raises(FairQueueError, match="the worker has failed"):
         up._work(make(lambda task: None, concurrency=2), threading.Event())

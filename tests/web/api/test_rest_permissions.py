@@ -136,9 +136,7 @@ def test_every_operation_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("endpoint", PROTECTED, ids=lambda endpoint: endpoint.name)
-def test_an_operation_is_for_its_role_and_for_its_tenant_only(
-    endpoint: Endpoint, world: World
-) -> None:
+def test_an_operation_is_for_its_role_and_tenant_only(endpoint: Endpoint, world: World) -> None:
     api = make_api(world)
     for role, tenant in cases():
         before = api.state()

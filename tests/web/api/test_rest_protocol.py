@@ -28,9 +28,7 @@ def admin(api: Api) -> Client:
 # --- once -----------------------------------------------------------------------------------------
 
 
-def test_a_request_that_is_sent_again_is_answered_and_not_done_again(
-    api: Api, admin: Client
-) -> None:
+def test_a_repeated_request_is_answered_and_not_done_again(api: Api, admin: Client) -> None:
     first = admin.send("POST", f"{JOB}/run", headers=ONCE)
     after = api.state()
     second = admin.send("POST", f"{JOB}/run", headers=ONCE)
@@ -194,9 +192,7 @@ def test_a_run_that_ends_changes_the_tag_of_its_job(api: Api, admin: Client) -> 
         ("DELETE", None),
     ],
 )
-def test_a_change_of_what_others_have_changed_is_refused(
-    api: Api, admin: Client, method: str, body: Any
-) -> None:
+def test_a_stale_change_is_refused(api: Api, admin: Client, method: str, body: Any) -> None:
     tag = admin.send("GET", JOB).headers["etag"]
     request = {} if body is None else {"json": body}
     admin.ok("PATCH", JOB, json={"priority": 4})

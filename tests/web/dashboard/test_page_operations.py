@@ -94,9 +94,7 @@ def test_a_page_without_workers_says_how_to_start_one(web: Web, queue: TaskQueue
     assert "No task name is limited" in text
 
 
-def test_schedules_without_a_leader_are_an_alarm(
-    web: Web, inspector: Inspector, clock: ManualClock
-) -> None:
+def test_no_leader_is_an_alarm(web: Web, inspector: Inspector, clock: ManualClock) -> None:
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
     site = web()
 
@@ -114,9 +112,7 @@ def test_schedules_without_a_leader_are_an_alarm(
 
 
 @pytest.mark.untidy
-def test_schedules_that_were_set_aside_are_named(
-    web: Web, inspector: Inspector, world: World
-) -> None:
+def test_disabled_schedules_are_named(web: Web, inspector: Inspector, world: World) -> None:
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
     tamper(world.redis, inspector.queue, "nine", cron_expr="nonsense")
     world.advance(3600)
@@ -198,9 +194,7 @@ def test_what_is_wrong_with_a_server_is_said_with_what_to_do(
     assert advice in found.advice
 
 
-def test_limits_are_set_changed_and_taken_away(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
+def test_limits_are_set_and_removed(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
     site = web()
 
     set_ = post(site, "/do/limits", name="mails.send", slots="3", rate="2.5", timeout="")
@@ -255,9 +249,7 @@ def furnish_log(inspector: Inspector, world: World) -> None:
     AuditLog(inspector.queue.link).begin(inspector.actor, "user.set", "bob", details={"weight": 2})
 
 
-def test_the_log_tells_who_did_what_and_how_it_went(
-    web: Web, inspector: Inspector, world: World
-) -> None:
+def test_the_log_tells_who_did_what(web: Web, inspector: Inspector, world: World) -> None:
     furnish_log(inspector, world)
 
     text = get(web(), "/audit")
@@ -363,9 +355,7 @@ def test_changed_settings_are_marked(web: Web, queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1e400", "nan", "inf", "[]", "x", ""])
-def test_settings_that_cannot_be_read_are_shown_as_the_defaults(
-    web: Web, world: World, value: str
-) -> None:
+def test_unreadable_settings_show_as_the_defaults(web: Web, world: World, value: str) -> None:
     fields = ("max_attempts", "keep_dead_ms", "ageing_ms", "critical_share")
     world.redis.hset(world.keys["settings"], mapping=dict.fromkeys(fields, value))
     site = web()
@@ -417,9 +407,7 @@ def test_a_value_that_cannot_be_used_is_named_beside_its_field(
     assert inspector.system.settings()["settings"] == asdict(QueueSettings())
 
 
-def test_a_key_is_made_and_its_secret_is_shown_once(
-    web: Web, queue: TaskQueue, inspector: Inspector
-) -> None:
+def test_a_keys_secret_is_shown_once(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
     site = web(auth=True, **RATE)
     admin = key(site)
 
@@ -494,9 +482,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-def test_who_may_not_sees_no_buttons_and_is_refused(
-    web: Web, world: World, inspector: Inspector, role: str
-) -> None:
+def test_viewers_see_no_buttons(web: Web, world: World, inspector: Inspector, role: str) -> None:
     beat(world)
     world.queue.set_limits("mails.send", slots=1)
     site = web(auth=True, **RATE)
@@ -529,9 +515,7 @@ def test_a_read_only_dashboard_shows_keys_and_changes_none(web: Web, inspector: 
         post(site, path, 403, **fields)
 
 
-def test_what_all_tenants_share_is_not_for_somebody_of_one(
-    web: Web, world: World, inspector: Inspector
-) -> None:
+def test_shared_data_is_not_for_one_tenant(web: Web, world: World, inspector: Inspector) -> None:
     beat(world)
     furnish_log(inspector, world)
     site = web(auth=True, **RATE)

@@ -317,9 +317,7 @@ def test_a_longer_list_asks_redis_no_more_often(web: Web, world: World) -> None:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def test_when_a_delayed_run_was_ready_is_told_until_it_is_tried_again(
-    web: Web, world: World
-) -> None:
+def test_the_ready_time_of_a_delayed_run_is_told_until_a_retry(web: Web, world: World) -> None:
     world.queue.push(make_task("alice", "late", delay=60))
     site = web()
 
@@ -570,9 +568,7 @@ def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("field", ["name", "user", "error", "worker", "tenant", "fingerprint"])
-def test_text_of_a_run_that_utf_8_cannot_hold_is_shown_as_far_as_it_can_be(
-    web: Web, world: World, field: str
-) -> None:
+def test_text_that_is_not_utf_8_is_shown_best_effort(web: Web, world: World, field: str) -> None:
     fail(world, "spoilt")
     record = json.loads(world.redis.hget(world.keys["status"], "spoilt") or b"")
     world.redis.hset(world.keys["status"], "spoilt", json.dumps({**record, field: "a\ud800&b"}))
@@ -896,9 +892,7 @@ def test_of_an_error_its_first_line_is_listed(text: str | None, line: str) -> No
     assert first_line(text) == line
 
 
-def test_rows_are_brought_up_to_date_by_their_ids_for_those_who_may_see_them(
-    world: World, web: Web
-) -> None:
+def test_rows_are_updated_by_id_for_those_who_may_see_them(world: World, web: Web) -> None:
     end(world, "ours", "nora", tenant="north")
     end(world, "theirs", "sam", tenant="south")
     site = web(auth=True)

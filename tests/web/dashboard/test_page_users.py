@@ -167,9 +167,7 @@ def make_info(world: World, **changes: Any) -> UserInfo:
         ({}, "CRITICAL"),
     ],
 )
-def test_a_user_well_below_its_share_is_told_why(
-    world: World, changes: dict[str, Any], reason: str
-) -> None:
+def test_an_underserved_user_sees_why(world: World, changes: dict[str, Any], reason: str) -> None:
     found = hint(make_info(world, entitled=0.5, received=0.1, **changes), 60)
     assert found is not None
     assert found.kind == "under"
@@ -204,9 +202,7 @@ def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
         (UserSettings(rate=0.5), "rate limited"),
     ],
 )
-def test_a_limit_that_a_user_does_not_come_near_is_no_reason(
-    world: World, settings: UserSettings, state: str
-) -> None:
+def test_a_distant_limit_is_not_a_reason(world: World, settings: UserSettings, state: str) -> None:
     info = make_info(world, entitled=0.5, received=0.1, settings=settings)
     found = [hint(replace(info, state=each), 60) for each in ("waiting", state)]
     assert [each and each.kind for each in found] == ["under", "limited"]
@@ -360,9 +356,7 @@ def test_a_user_page_answers_why_it_waits(
     assert "<b>unpaid" not in get(site, "/users/alice")
 
 
-def test_that_no_worker_is_alive_is_said_on_every_page_that_says_why(
-    queue: TaskQueue, site: Site
-) -> None:
+def test_pages_that_say_why_also_say_that_no_worker_is_alive(queue: TaskQueue, site: Site) -> None:
     push(queue, "first")
     assert "No worker is running" in why(site)
     assert "No worker is running" in get(site, "/runs/first")
@@ -397,9 +391,7 @@ def test_an_unknown_user_gets_a_kind_page(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("user", ODD)
-def test_names_of_any_characters_are_escaped_and_linked(
-    queue: TaskQueue, site: Site, user: str
-) -> None:
+def test_any_names_are_escaped_and_linked(queue: TaskQueue, site: Site, user: str) -> None:
     fill(queue, user, 1)
     queue.set_user(user, weight=2)
     text = get(site, "/users")
@@ -615,9 +607,7 @@ def test_a_read_only_site_shows_no_buttons_and_changes_nothing(queue: TaskQueue,
     assert not queue.get_user("alice").paused
 
 
-def test_a_viewer_of_a_tenant_sees_its_own_users_and_no_fairness_of_all(
-    world: World, web: Web
-) -> None:
+def test_a_viewer_of_a_tenant_sees_only_its_own_users(world: World, web: Web) -> None:
     site = web(auth=True)
     world.push("a", user_id="anna", tenant="acme")
     world.push("b", user_id="bob", tenant="other")

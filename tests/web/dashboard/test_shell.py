@@ -335,9 +335,7 @@ SAME = {"Sec-Fetch-Site": "same-origin"}
         ({}, 403),  # a browser would have said where it comes from
     ],
 )
-def test_only_pages_of_ours_can_change_something_with_a_session(
-    web: Web, headers: dict[str, str], status: int
-) -> None:
+def test_only_our_pages_can_use_a_session(web: Web, headers: dict[str, str], status: int) -> None:
     site = web(auth=True)
     done: list[str] = []
 
@@ -354,9 +352,7 @@ def test_only_pages_of_ours_can_change_something_with_a_session(
 
 
 @pytest.mark.parametrize("header", ["X-API-Key", "Authorization"])
-def test_a_key_counts_beside_a_session_and_no_site_of_others_can_send_one(
-    web: Web, header: str
-) -> None:
+def test_a_key_counts_beside_a_session_and_others_cannot_send_one(web: Web, header: str) -> None:
     site = web(auth=True)
     seen: list[str] = []
 
@@ -441,9 +437,7 @@ ERRORS: list[tuple[FairQueueError, int]] = [
 
 
 @pytest.mark.parametrize(("error", "status"), ERRORS)
-def test_an_error_of_an_action_is_a_toast_with_its_status(
-    web: Web, error: FairQueueError, status: int
-) -> None:
+def test_an_actions_error_is_a_toast(web: Web, error: FairQueueError, status: int) -> None:
     site = web()
 
     def act(request: Request, form: Form) -> Done:
@@ -583,7 +577,7 @@ def test_the_inspector_of_a_request_acts_for_its_sender(web: Web) -> None:
 # --- health ---------------------------------------------------------------------------------------
 
 
-def test_health_is_told_without_redis_and_readiness_is_not(
+def test_without_redis_it_is_healthy_not_ready(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     server = own_server()
