@@ -200,7 +200,7 @@ _BACKOFF_JITTERS = {
 }
 
 # The parts of the form.
-RULE, LIMITS, TASK, POLICIES = "rule", "limits", "task", "policies"
+FORM_GROUPS = RULE, LIMITS, TASK, POLICIES = "rule", "limits", "task", "policies"
 
 F = ScheduleField
 # In the order in which fields are stored and exported.
@@ -211,7 +211,7 @@ TABLE: tuple[ScheduleField, ...] = (
       bulk=False),
     F("priority", "priority", Priority.NORMAL,
       "Priority of its tasks, from 1 (VERY_LOW) to 6 (CRITICAL).",
-      label="Priority", group=TASK, choices=_PRIORITIES, always=True),
+      least=1, most=6, label="Priority", group=TASK, choices=_PRIORITIES, always=True),
     F("payload", "object", {}, "Payload of its tasks, a JSON object.",
       hint="*** stands for a secret that is not shown, and leaves it unchanged.",
       label="Payload", group=TASK, place=70, always=True),

@@ -4,12 +4,15 @@ They check form, and say so in the OpenAPI document. What a value means is check
 whose errors name it. Durations are seconds, moments are ISO 8601 with an offset.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
+
+from fairqueue.schedules.fields import FIELDS, MAX_ID_LENGTH, REQUIRED, STORED, ScheduleField
+from fairqueue.validation import MAX_NAME_LENGTH
 
 MAX_LISTED = 1000  # items on one page
 
@@ -53,7 +56,7 @@ def _default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def partial(
-    kind: type[Input],
+    kind: Any,
     name: str,
     *added: tuple[str, Any],
     without: Collection[str] = (),
@@ -62,93 +65,102 @@ def partial(
     """A model with the same fields, none of which has to be named."""
     fields = msgspec.structs.fields(kind)
     old = [(each.name, each.type) for each in fields if each.name not in without]
-    return msgspec.defstruct(
-        name,
-        [(field, inner | UnsetType, UNSET) for field, inner in (*old, *added)],
-        bases=(Input,),
-        kw_only=True,
-        namespace={"__doc__": doc},
-        module=__name__,
-    )
+    return _model(name, doc, [(field, inner | UnsetType, UNSET) for field, inner in (*old, *added)])
 
 
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-class JobDefinition(Input):
-    """What a job is. One of `cron_expr`, `every` and `at` is its rule."""
-
-    user_id: Name
-    cron_expr: (
-        Annotated[str, Meta(description="five fields, or six with seconds first")] | Json | None
-    ) = None
-    every: Annotated[float, Meta(ge=1, description="seconds between two runs")] | None = None
-    at: Moment | None = None
-    priority: Level = 3
-    payload: Json = {}
-    timezone: str = "UTC"
-    name: Annotated[str, Meta(min_length=1, max_length=200, description="of its tasks")] = "default"
-    metadata: Json = {}
-    start: Moment | None = None
-    end: Moment | None = None
-    windows: list[Json] | None = None
-    exclude: list[str] | None = None
-    max_runs: Annotated[int, Meta(ge=1)] | None = None
-    misfire: Literal["fire_once", "skip", "fire_all"] = "fire_once"
-    catch_up: Seconds = 86_400.0
-    max_catch_up: Count = 100
-    jitter: Seconds = 0.0
-    overlap: Literal["allow", "skip", "buffer_one", "cancel_previous"] = "allow"
-    retries: Count | None = None
-    backoff: Backoff | None = None
-    backoff_cap: Seconds | None = None
-    backoff_multiplier: Multiplier | None = None
-    backoff_jitter: Literal["full", "none"] | None = None
-    timeout: Seconds | None = None
-    max_failures: Annotated[int, Meta(ge=1)] | None = None
-    anchor: Moment | UnsetType | None = UNSET
-    tenant: str | UnsetType | None = UNSET
-    title: Annotated[str, Meta(max_length=200, description="what people call it")] | None = None
-    description: Annotated[str, Meta(max_length=4000, description="what it is for")] | None = None
+_TYPES: dict[str, Any] = {
+    "cron": str | Json,
+    "time": Moment,
+    "backoff": Backoff,
+    "windows": list[Json],
+    "dates": list[str],
+    "object": Json,
+    "flag": bool,
+}
 
 
-class NewJob(JobDefinition):
-    """A job to be made; without `schedule_id` it gets a random one."""
+def _type(field: ScheduleField) -> Any:
+    """Return the type of a field in a body, with its bounds and its description."""
+    inner = _TYPES.get(field.kind, str)
+    if field.kind == "choice":
+        inner = Literal[tuple(filter(None, field.choices))]
+    elif field.kind in ("text", "lines"):
+        least, most = 0 if field.default is None else 1, int(field.most or MAX_NAME_LENGTH)
+        inner = Annotated[str, Meta(min_length=least, max_length=most)]
+    elif field.kind in ("integer", "priority"):
+        inner = Annotated[int, Meta(ge=field.least or 0, le=field.most)]
+    elif field.kind in ("number", "seconds", "duration"):
+        inner = Annotated[float, Meta(ge=field.least or 0, le=field.most)]
+    unit = " In seconds." if field.kind in ("seconds", "duration", "backoff") else ""
+    optional = inner | None if field.default is None else inner
+    return Annotated[optional, Meta(description=field.help + unit)]
 
-    schedule_id: Annotated[str, Meta(min_length=1, max_length=184)] | None = None
-    is_active: Annotated[bool, Meta(description="false: it is paused")] = True
+
+def _field(field: ScheduleField) -> tuple[Any, ...]:
+    """Return the name, type and default of a field in a body."""
+    if field.default is REQUIRED:
+        return field.name, _type(field)
+    if field.kept:
+        return field.name, _type(field) | UnsetType, UNSET
+    return field.name, _type(field), field.to_document(field.default)
 
 
-class JobReplacement(JobDefinition):
-    """All of a job: what is not named gets its default, but `anchor`, `tenant`, `is_active` stay.
+def _model(name: str, doc: str, fields: Iterable[tuple[Any, ...]], base: Any = None) -> Any:
+    return msgspec.defstruct(
+        name,
+        list(fields),
+        bases=(base or Input,),
+        kw_only=True,
+        forbid_unknown_fields=True,
+        namespace={"__doc__": doc},
+        module=__name__,
+    )
 
-    `***` in the payload keeps what is stored there.
-    """
 
-    is_active: bool | UnsetType = UNSET
+ScheduleId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+IsActive = _type(FIELDS["is_active"])
+NextRun = _type(FIELDS["next_run"])
 
-
+JobDefinition = _model(
+    "JobDefinition",
+    "What a job is. One of `cron_expr`, `every` and `at` is its rule.",
+    (_field(FIELDS[name]) for name in STORED),
+)
+NewJob = _model(
+    "NewJob",
+    "A new job; without `schedule_id` it gets a random one.",
+    [("schedule_id", ScheduleId | None, None), ("is_active", IsActive, True)],
+    JobDefinition,
+)
+JobReplacement = _model(
+    "JobReplacement",
+    "All of a job: a field that is not named gets its default, but `anchor`, `tenant` and\n"
+    "`is_active` stay. `***` in the payload keeps the stored value.",
+    [("is_active", IsActive | UnsetType, UNSET)],
+    JobDefinition,
+)
 JobChanges = partial(
     JobDefinition,
     "JobChanges",
-    ("is_active", bool),
-    ("next_run", Moment),
-    doc="Some fields of a job; the others stay. `***` in the payload keeps what is stored there.",
+    ("is_active", IsActive),
+    ("next_run", NextRun),
+    doc="Some fields of a job; the others stay. `***` in the payload keeps the stored value.",
 )
 JobCopy = partial(
     JobDefinition,
     "JobCopy",
-    ("schedule_id", Annotated[str, Meta(min_length=1, max_length=184)]),
+    ("schedule_id", ScheduleId),
     doc="What differs in the copy: its id, and fields that have another value.",
 )
-
-
 BulkFields = partial(
     JobDefinition,
     "BulkFields",
-    ("next_run", Moment),
-    without=("user_id", "name", "tenant", "title", "description"),
-    doc="What an update of many jobs changes. To whom they belong is changed one by one.",
+    ("next_run", NextRun),
+    without=[name for name in STORED if not FIELDS[name].bulk],
+    doc="What an update of many jobs changes. Owner, name and title are changed one by one.",
 )
 
 

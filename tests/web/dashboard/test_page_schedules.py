@@ -129,7 +129,7 @@ def test_filters_stand_in_the_address_and_narrow_the_list(web: Web, world: World
     [
         ({"status": "angry"}, "status &#39;angry&#39; is neither active nor paused"),
         ({"tenant": "a b"}, "not &#39;a b&#39;"),
-        ({"cursor": "x"}, "cursor &#39;x&#39; is none"),
+        ({"cursor": "x"}, "cursor &#39;x&#39; is not valid"),
     ],
 )
 def test_a_bad_filter_is_named_and_kept(web: Web, query: dict[str, Any], message: str) -> None:
@@ -440,8 +440,8 @@ def test_triggering_pushes_one_run_with_its_own_or_another_payload(web: Web, wor
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("trigger", {"payload": "{"}, "payload is no JSON"),
-        ("trigger", {"payload": "[1]"}, "payload is no JSON object"),
+        ("trigger", {"payload": "{"}, "payload is not JSON"),
+        ("trigger", {"payload": "[1]"}, "payload must be a JSON object"),
         ("pause", {"until": "tomorrow"}, "until 'tomorrow' is no time"),
         ("pause", {"until": "2020-01-01T00:00"}, "is in the past"),
         ("pause", {"note": "x" * 1001}, "note"),
@@ -615,19 +615,19 @@ def test_a_rule_is_of_the_chosen_kind(
         ({"user_id": ""}, "user_id", "is missing"),
         ({"user_id": "x" * 201}, "user_id", "must be a string of 1 to 200"),
         ({"tenant": "a b"}, "tenant", "must be 1 to 64 letters"),
-        ({"payload": "{'a': 1}"}, "payload", "is no JSON"),
-        ({"payload": "[]"}, "payload", "is no JSON object"),
-        ({"metadata": "7"}, "metadata", "is no JSON object"),
+        ({"payload": "{'a': 1}"}, "payload", "is not JSON"),
+        ({"payload": "[]"}, "payload", "must be a JSON object"),
+        ({"metadata": "7"}, "metadata", "must be a JSON object"),
         ({"windows": '[{"days": [9]}]'}, "windows", "must be a whole number from 1 to 7"),
-        ({"windows": "{}"}, "windows", "is no JSON list"),
+        ({"windows": "{}"}, "windows", "must be a JSON list"),
         ({"exclude": "xmas"}, "exclude", "is no date"),
-        ({"retries": "many"}, "retries", "is no whole number"),
+        ({"retries": "many"}, "retries", "must be a whole number"),
         ({"retries": "-1"}, "retries", "-1"),
         ({"backoff": "2s,soon"}, "backoff", "is no duration"),
         ({"backoff_multiplier": "x"}, "backoff_multiplier", "is not a number"),
         ({"backoff_multiplier": "0.5"}, "backoff_multiplier", "0.5"),
         ({"max_runs": "0"}, "max_runs", "0"),
-        ({"schedule_id": "taken"}, "schedule_id", "is taken"),
+        ({"schedule_id": "taken"}, "schedule_id", "is in use"),
     ],
 )
 def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
@@ -802,7 +802,7 @@ def test_a_preview_knows_limits_intervals_and_clock_changes(web: Web, clock: Man
     [
         ({"cron_expr": "61 * * * *"}, "cron_expr", "minute 61"),
         ({"cron_expr": "0 9 * * *", "timezone": "Mars"}, "timezone", "tz database"),
-        ({"cron_expr": "0 9 * * *", "windows": "["}, "windows", "no JSON"),
+        ({"cron_expr": "0 9 * * *", "windows": "["}, "windows", "not JSON"),
         ({"cron_expr": "0 9 * * *", "windows": '["x"]'}, "windows", "windows"),
         ({"kind": "every", "every": "x"}, "every", "no duration"),
     ],

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.errors import InvalidInput, UnknownSchedule, plural
 from fairqueue.inspection.views import DayCount, ScheduleView
 from fairqueue.models import ScheduledTask
+from fairqueue.schedules.fields import FIELDS
 from fairqueue.schedules.outcomes import FireTime
 from fairqueue.validation import Priority
 from fairqueue.web.app_state import link
@@ -52,20 +53,6 @@ SPANS = (
 )
 NOT_RUN = ("skipped", "backfilled", "unknown")
 BACKFILL_DAYS = 1  # that the form offers to begin with
-
-PRIORITIES = [(str(int(p)), f"{int(p)} {p.name.replace('_', ' ').lower()}") for p in Priority]
-MISFIRES = {
-    "fire_once": "fire the latest one",
-    "skip": "fire none",
-    "fire_all": "fire all of them",
-}
-OVERLAPS = {
-    "allow": "run beside it",
-    "skip": "skip the new run",
-    "buffer_one": "begin when it has ended, one at most",
-    "cancel_previous": "cancel what is unfinished",
-}
-
 
 # --- the page -------------------------------------------------------------------------------------
 
@@ -118,7 +105,7 @@ def schedule(request: Request) -> Response:
         advice=advice(view),
         backfill_from=local_text(now - timedelta(days=BACKFILL_DAYS), zone)[:16],
         backfill_until=local_text(now, zone)[:16],
-        priorities=PRIORITIES,
+        priorities=FIELDS["priority"].choices.items(),
         segment=segment,
         short=short,
         query_id=query_value(schedule_id),
@@ -188,7 +175,7 @@ def policies(it: ScheduledTask) -> list[tuple[str, str]]:
     found: list[tuple[str, str | None]] = [
         ("Priority", f"{int(it.priority)}, {it.priority.name.replace('_', ' ').lower()}"),
         ("Missed moments", _misfire(it)),
-        ("If still running", OVERLAPS.get(it.overlap, it.overlap)),
+        ("If still running", FIELDS["overlap"].choices.get(it.overlap, it.overlap)),
         ("Jitter", f"up to {it.jitter:g} s later" if it.jitter else None),
         ("Retries", _or_handlers(it.retries)),
         ("Backoff", _or_handlers(_backoff(it))),
@@ -202,7 +189,7 @@ def policies(it: ScheduledTask) -> list[tuple[str, str]]:
 
 
 def _misfire(it: ScheduledTask) -> str:
-    text = MISFIRES.get(it.misfire, it.misfire)
+    text = FIELDS["misfire"].choices.get(it.misfire, it.misfire)
     if it.misfire == "fire_all":
         return f"{text} since {it.catch_up:g} s, at most {it.max_catch_up}"
     return text
@@ -396,7 +383,7 @@ def trigger(request: Request, form: Form) -> Done:
     schedule_id = form.need("id")
     payload = form.json("payload")
     if payload is not None and not isinstance(payload, dict):
-        raise InvalidInput('payload is no JSON object: such as {"day": "2026-03-05"}')
+        raise InvalidInput('payload must be a JSON object, such as {"day": "2026-03-05"}')
     task_id = inspector_of(request).schedules.trigger(schedule_id, payload=payload)
     return Done(
         text=f"Triggered: run {task_id} waits for a worker.", to=_here(request, schedule_id)

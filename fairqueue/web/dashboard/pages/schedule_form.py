@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import timedelta
 from functools import partial as bind
 from typing import Any
 
@@ -28,7 +28,16 @@ from fairqueue.errors import (
 from fairqueue.inspection.masking import MASK
 from fairqueue.inspection.views import Preview, ScheduleView
 from fairqueue.models import ScheduledTask
-from fairqueue.validation import Priority
+from fairqueue.schedules.fields import (
+    FIELDS,
+    FORM_GROUPS,
+    KINDS,
+    LIMITS,
+    NARROWING,
+    REQUIRED,
+    TABLE,
+    ScheduleField,
+)
 from fairqueue.web.app_state import app_state, link
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.pages.helpers import (
@@ -44,66 +53,41 @@ from fairqueue.web.dashboard.pages.helpers import (
     utc_text,
     wall,
 )
-from fairqueue.web.dashboard.pages.schedule import MISFIRES, OVERLAPS, PRIORITIES
 from fairqueue.web.dashboard.shell import Form, navigation, page, partial, set_toast
 from fairqueue.web.problems import problem_of
 
-KINDS = ("cron_expr", "every", "at")
-LIMITS = ("start", "end", "windows", "exclude")
-RULE = (*KINDS, "timezone", *LIMITS)
 PREVIEWED = 5  # runs
+KIND_LABELS = {"cron_expr": "Cron expression", "every": "Interval", "at": "Once"}
+GROUPS = {
+    group: sorted((f for f in TABLE if f.group == group), key=lambda f: f.place)
+    for group in FORM_GROUPS
+}
+SHOWN = [each for group in GROUPS.values() for each in group]
+RULE = [each.name for each in SHOWN if each.replans and each.group in ("rule", "limits")]
+NAMES = ("schedule_id", "kind", *(each.name for each in SHOWN))
 
 Texts = dict[str, str]
-
-# What a form has before anything is typed; a field that is emptied gets it as well.
-USUAL: Texts = {
-    "name": "default",
-    "timezone": "UTC",
-    "priority": str(int(Priority.NORMAL)),
-    "misfire": "fire_once",
-    "catch_up": "1d",
-    "max_catch_up": "100",
-    "jitter": "0s",
-    "overlap": "allow",
-    "payload": "{}",
-    "metadata": "{}",
-}
-
-
-BACKOFF_JITTERS = {
-    "": "As usual: a backoff is taken at its word",
-    "none": "None",
-    "full": "Full: each delay is drawn between 0 and itself",
-}
 
 
 # --- fields: from what is typed, and back ---------------------------------------------------------
 
 
-def _text(text: str, zone: str, name: str) -> str:
-    return text
-
-
-def _whole(text: str, zone: str, name: str) -> int:
+def _integer(text: str, zone: str, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidInput(f"{name} {text!r:.60} is no whole number") from None
+        raise InvalidInput(f"{name} must be a whole number, not {text!r:.60}") from None
 
 
 def _number(text: str, zone: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(f"{name} {text!r:.60} is not a number") from None
+        raise InvalidInput(f"{name} must be a number, not {text!r:.60}") from None
 
 
-def _seconds(text: str, zone: str, name: str) -> float:
-    return read_seconds(text, name)
-
-
-def _local(text: str, zone: str, name: str) -> datetime | None:
-    return read_local(text, zone, name)
+def _as_typed(text: str, zone: str, name: str) -> str:
+    return text
 
 
 def _backoff(text: str, zone: str, name: str) -> float | list[float]:
@@ -115,96 +99,66 @@ def _json(text: str, zone: str, name: str, kind: type = dict) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{name} is no JSON: {error}") from None
+        raise InvalidInput(f"{name} is not JSON: {error}") from None
     if not isinstance(found, kind):
         example = '{"day": "2026-03-05"}' if kind is dict else '[{"from": "09:00", "to": "17:30"}]'
-        raise InvalidInput(f"{name} is no JSON {'object' if kind is dict else 'list'}: {example}")
+        what = "object" if kind is dict else "list"
+        raise InvalidInput(f"{name} must be a JSON {what}, such as {example}")
     return found
 
 
-def _dates(text: str, zone: str, name: str) -> list[str]:
-    return text.replace(",", " ").split()
-
-
-READERS: dict[str, Callable[[str, str, str], Any]] = {
-    "title": _text,
-    "description": _text,
-    "name": _text,
-    "user_id": _text,
-    "tenant": _text,
-    "priority": _whole,
-    "cron_expr": _text,
-    "every": _seconds,
-    "at": _local,
-    "timezone": _text,
-    "start": _local,
-    "end": _local,
-    "windows": bind(_json, kind=list),
-    "exclude": _dates,
-    "max_runs": _whole,
-    "misfire": _text,
-    "catch_up": _seconds,
-    "max_catch_up": _whole,
-    "jitter": _seconds,
-    "overlap": _text,
-    "retries": _whole,
+# By kind of field: how to read what is typed (with the zone and the name of the field), and how to
+# show a value (with the zone).
+_READERS: dict[str, Callable[[str, str, str], Any]] = {
+    "integer": _integer,
+    "priority": _integer,
+    "number": _number,
+    "time": read_local,
+    "duration": lambda text, zone, name: read_seconds(text, name),
+    "seconds": lambda text, zone, name: read_seconds(text, name),
     "backoff": _backoff,
-    "backoff_cap": _seconds,
-    "backoff_multiplier": _number,
-    "backoff_jitter": _text,
-    "timeout": _seconds,
-    "max_failures": _whole,
-    "payload": _json,
-    "metadata": _json,
+    "windows": bind(_json, kind=list),
+    "dates": lambda text, zone, name: text.replace(",", " ").split(),
+    "object": _json,
 }
-NAMES = ("schedule_id", "kind", *READERS)
+_WRITERS: dict[str, Callable[[Any, str], str]] = {
+    "priority": lambda value, zone: str(int(value)),
+    "integer": lambda value, zone: str(value),
+    "number": lambda value, zone: str(value).removesuffix(".0"),
+    "time": local_text,
+    "duration": lambda value, zone: seconds_text(
+        value.total_seconds() if isinstance(value, timedelta) else value
+    ),
+    "seconds": lambda value, zone: seconds_text(value),
+    "backoff": lambda value, zone: ", ".join(
+        seconds_text(each) for each in (value if isinstance(value, list) else [value])
+    ),
+    "windows": lambda value, zone: json_text(value),
+    "dates": lambda value, zone: ", ".join(value),
+    "object": lambda value, zone: json_text(value, 2),
+}
+
+
+def _text_of(each: ScheduleField, value: Any, zone: str = "UTC") -> str:
+    """Return a value as the form shows it."""
+    if value is None:
+        return ""
+    return _WRITERS[each.kind](value, zone) if each.kind in _WRITERS else str(value)
+
+
+# What a new form has; a field that is emptied gets it as well.
+USUAL: Texts = {
+    each.name: _text_of(each, each.to_user(each.default))
+    for each in SHOWN
+    if each.default not in (None, REQUIRED)
+}
 
 
 def texts_of(it: ScheduledTask) -> Texts:
-    """A schedule as its form shows it."""
+    """Return a schedule as its form shows it."""
     kind = "every" if it.every is not None else "at" if it.at is not None else "cron_expr"
-    backoff = it.backoff if isinstance(it.backoff, list) else [it.backoff]
-    return {
-        "schedule_id": it.schedule_id,
-        "title": it.title or "",
-        "description": it.description or "",
-        "name": it.name,
-        "user_id": it.user_id,
-        "tenant": it.tenant or "",
-        "priority": str(int(it.priority)),
-        "kind": kind,
-        "cron_expr": it.cron_expr if kind == "cron_expr" else "",
-        "every": seconds_text(it.every.total_seconds()) if it.every is not None else "",
-        "at": local_text(it.at, it.timezone),
-        "timezone": it.timezone,
-        "start": local_text(it.start, it.timezone),
-        "end": local_text(it.end, it.timezone),
-        "windows": _json_text(it.windows),
-        "exclude": ", ".join(it.exclude or ()),
-        "max_runs": _number_text(it.max_runs),
-        "misfire": it.misfire,
-        "catch_up": seconds_text(it.catch_up),
-        "max_catch_up": str(it.max_catch_up),
-        "jitter": seconds_text(it.jitter),
-        "overlap": it.overlap,
-        "retries": _number_text(it.retries),
-        "backoff": ", ".join(seconds_text(each) for each in backoff),
-        "backoff_cap": seconds_text(it.backoff_cap),
-        "backoff_multiplier": _number_text(it.backoff_multiplier),
-        "backoff_jitter": it.backoff_jitter or "",
-        "timeout": seconds_text(it.timeout),
-        "max_failures": _number_text(it.max_failures),
-        "payload": _json_text(it.payload, indent=2),
-        "metadata": _json_text(it.metadata, indent=2),
-    }
-
-
-def _json_text(value: Any, indent: int | None = None) -> str:
-    return "" if value is None else json_text(value, indent)
-
-
-def _number_text(value: float | None) -> str:
-    return "" if value is None else str(value).removesuffix(".0")
+    texts = {each.name: _text_of(each, getattr(it, each.name), it.timezone) for each in SHOWN}
+    return texts | {"schedule_id": it.schedule_id, "kind": kind}
 
 
 def typed_in(form: Form) -> Texts:
@@ -228,7 +182,8 @@ def read(texts: Texts, names: Any) -> Reading:
         text = texts.get(name) or USUAL.get(name, "")
         try:
             zone = texts.get("timezone") or "UTC"
-            found.values[name] = READERS[name](text, zone, name) if text else None
+            read_text = _READERS.get(FIELDS[name].kind, _as_typed)
+            found.values[name] = read_text(text, zone, name) if text else None
         except UnknownTimezone:
             continue  # the zone's own field says so
         except InvalidInput as error:
@@ -243,7 +198,7 @@ def changed(before: Texts, after: Texts) -> list[str]:
     """
     names = [
         name
-        for name in READERS
+        for name in (each.name for each in SHOWN)
         if name not in KINDS and (after[name] or USUAL.get(name, "")) != before[name]
     ]
     kind = after["kind"]
@@ -357,10 +312,10 @@ def _form_page(
         stored=stored or {},
         first_wrong=next((name for name in NAMES if name in (errors or {})), None),
         zones=pytz.common_timezones,
-        priorities=PRIORITIES,
-        misfires=list(MISFIRES.items()),
-        overlaps=list(OVERLAPS.items()),
-        backoff_jitters=list(BACKOFF_JITTERS.items()),
+        groups=GROUPS,
+        kinds=KIND_LABELS,
+        rule_names=RULE,
+        shows_limits=any(texts[f.name] or f.name in (errors or {}) for f in GROUPS[LIMITS]),
         sees_tenants=actor_of(request).tenant is None,
         back=_path(request, task.view.schedule.schedule_id)
         if task.view
@@ -478,7 +433,7 @@ def _preview(request: Request, texts: Texts) -> tuple[Preview | None, dict[str, 
     kind = texts["kind"]
     if not texts[kind]:
         return None, {}
-    reading = read(texts, (kind, "timezone", *LIMITS))
+    reading = read(texts, (kind, "timezone", *NARROWING))
     if reading.errors:
         return None, reading.errors
     given = {name: value for name, value in reading.values.items() if value is not None}
