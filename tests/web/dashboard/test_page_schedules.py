@@ -440,7 +440,7 @@ def test_triggering_pushes_one_run_with_its_own_or_another_payload(web: Web, wor
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("trigger", {"payload": "{"}, "payload is not JSON"),
+        ("trigger", {"payload": "{"}, "payload is no JSON"),
         ("trigger", {"payload": "[1]"}, "payload must be a JSON object"),
         ("pause", {"until": "tomorrow"}, "until 'tomorrow' is no time"),
         ("pause", {"until": "2020-01-01T00:00"}, "is in the past"),
@@ -624,7 +624,7 @@ def test_a_rule_is_of_the_chosen_kind(
         ({"retries": "many"}, "retries", "must be a whole number"),
         ({"retries": "-1"}, "retries", "-1"),
         ({"backoff": "2s,soon"}, "backoff", "is no duration"),
-        ({"backoff_multiplier": "x"}, "backoff_multiplier", "is not a number"),
+        ({"backoff_multiplier": "x"}, "backoff_multiplier", "must be a number"),
         ({"backoff_multiplier": "0.5"}, "backoff_multiplier", "0.5"),
         ({"max_runs": "0"}, "max_runs", "0"),
         ({"schedule_id": "taken"}, "schedule_id", "is in use"),
