@@ -375,7 +375,7 @@ def test_a_repair_is_repeated_after_a_lost_reply(
         proxy.drop_replies()
         answer = repair(queue.link, "task", "a", "b")
         assert proxy.dropped == 1
-        told = b"is ready and not in waiting"
+        told = b"is ready but not in waiting"
         assert answer == [b"a", told, b"1", b"b", told, b"1"]
         check_consistency(client)
 

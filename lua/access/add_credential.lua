@@ -1,18 +1,18 @@
--- Make a key, or a login that can be turned into a session once.
+-- Create an API key, or a login that can be exchanged for a session once.
 --
 -- @include credentials replay
 -- FLAGS allow-oom
 -- ARGV op      text  random id of this operation
--- ARGV id      text  of the new credential
--- ARGV record  text  JSON: kind, name, role, tenant, by, hash
--- ARGV ttl_ms  int   it ends after so long; empty: when it is revoked
--- ARGV source  text  the key or session that the one who asks came with, or empty
+-- ARGV id      text  id of the new credential
+-- ARGV record  text  kind, name, role, tenant, by, hash, JSON
+-- ARGV ttl_ms  int   it expires after this long; empty: never
+-- ARGV source  text  the key or session of the caller, or empty
 --
--- What has ended is dropped here, a part of it each time: its end is in its record and decides.
--- A login holds only while the key of its maker does, or their session if that has no key, and so
--- does the session that it becomes.
+-- Expired credentials are dropped here, some in each call; the time in the record decides.
+-- A login is valid only while the key of its creator is, or their session if that has no key. The same
+-- holds for the session that it becomes.
 --
--- Returns the record, JSON; or 'full' (there are too many keys) or 'gone' (the source does not hold).
+-- Returns the record, JSON; or 'full' (there are too many keys) or 'gone' (the source is not valid).
 
 local before = first_answer(A.op)
 if before then return before end

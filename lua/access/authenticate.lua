@@ -1,17 +1,17 @@
--- Say whose a secret is, and whether they have requests left.
+-- Look up the credential of a request, and count the request against its rate.
 --
 -- @include credentials
 -- FLAGS allow-oom
--- ARGV id           text   in the secret
+-- ARGV id           text   credential id, from the secret
 -- ARGV digest       text   SHA-256 of the secret
--- ARGV interval_ms  float  between two requests of one credential, in the long run
+-- ARGV interval_ms  float  ms between two requests of one credential, on average
 -- ARGV burst        int    requests that may come at once
 --
--- The client compares the digests too, in constant time, and decides by that. Here they only say
--- whose pace a request counts for: one with a wrong secret counts for nobody's.
--- Sent again after a lost reply it may count twice, which lets in less and never more.
+-- The client compares the digests in constant time, and that decides. Here they decide only whether the
+-- request counts: one with a wrong secret counts for nobody.
+-- A call that is repeated after a lost reply may count twice. That can only lower the rate.
 --
--- Returns { record (JSON; '' if there is none that holds), ms to wait }.
+-- Returns { record (JSON; '' if there is no valid one), ms to wait }.
 
 local record = read_holding(A.id)
 if not record then return { '', 0 } end

@@ -1,18 +1,18 @@
--- Write down what somebody is about to do.
+-- Write an audit entry before an action is carried out.
 --
 -- @include replay
 -- FLAGS allow-oom
--- KEYS audit  zset  id of the entry NUL JSON of its beginning NUL JSON of its end; scores 0
--- ARGV op    text  random id of this operation, a part of the entry's
--- ARGV head  text  JSON: actor, role, via, tenant, action, target, details; without NUL
+-- KEYS audit  zset  entry id NUL JSON of the beginning NUL JSON of the end, all scores 0
+-- ARGV op    text  random id of this operation, part of the entry id
+-- ARGV head  text  actor, role, via, tenant, action, target, details, JSON without NUL
 --
--- An id is the time in 13 digits of ms, a number in 6 digits, which keeps those of one ms in order,
--- and the operation.
+-- An entry id is the time in 13 digits of ms, a number in 6 digits, which orders the entries of one ms, and
+-- the operation id.
 --
--- Returns the id of the entry.
+-- Returns the entry id.
 
-local KEPT = 10000   -- the oldest go first
-local DROPPED = 100  -- at most so many in one call
+local KEPT = 10000   -- entries; the oldest go first
+local DROPPED = 100  -- entries in one call, at most
 
 local before = first_answer(A.op)
 if before then return before end

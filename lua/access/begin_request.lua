@@ -1,14 +1,14 @@
--- Reserve a request for whoever came first with its key, or say what became of it.
+-- Reserve a request that has an idempotency key, or return the reply to an earlier one.
 --
 -- @include requests
 -- FLAGS allow-oom
--- ARGV digest  text  of the request: two with the same key may differ
--- ARGV token   text  random, of the one who asks; sent again, it is recognised by it
+-- ARGV digest  text  digest of the request: two requests with one key may differ
+-- ARGV token   text  random id of the caller, by which a repeated call is recognised
 --
--- Returns { 'new' } (it is reserved), { 'running' }, { 'other' } (the key is of another request), or
--- { 'done', status, headers (JSON; '': they were too long, or the body was), body }.
+-- Returns { 'new' } (it is reserved), { 'running' }, { 'other' } (the key belongs to another request), or
+-- { 'done', status, headers (JSON; '' if headers or body were too long to keep), body }.
 
-local RESERVED_MS = 60000  -- after so long its owner counts as gone
+local RESERVED_MS = 60000  -- after this long its owner counts as gone
 
 local record = read_reply()
 if record then

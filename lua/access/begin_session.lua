@@ -1,24 +1,25 @@
--- Begin a session with a login, which is used up by it, or with a key, which stays.
+-- Begin a session with a login, which is used up by it, or with an API key, which stays.
 --
 -- @include credentials replay
 -- FLAGS allow-oom
 -- ARGV op          text  random id of this operation
--- ARGV id          text  of the login or key
+-- ARGV id          text  id of the login or key
 -- ARGV digest      text  SHA-256 of the secret that came with it
--- ARGV new_id      text  of the session
--- ARGV new_digest  text  SHA-256 of its secret
--- ARGV ttl_ms      int   it ends after so long, or with its key
+-- ARGV new_id      text  id of the session
+-- ARGV new_digest  text  SHA-256 of the secret of the session
+-- ARGV ttl_ms      int   the session ends after this long, or with its key
 --
--- Digests are compared here, so that a login is looked at and used up in one step, and a wrong
--- secret does not use it up. Lua compares two strings by where they are and not byte by byte; nor
--- could the bytes of a digest be guessed one after the other.
+-- Digests are compared here, so that a login is checked and used up in one step, and a wrong secret does
+-- not use it up. Lua compares strings by address, not byte by byte, and the bytes of a digest could not be
+-- guessed one by one anyway.
 --
--- Sessions are many but not without number, and the oldest make room: a key begins one every so often,
--- or whoever has one could end those of all others.
+-- The number of sessions is bounded, and the oldest make room. So a key may begin one only every so often:
+-- otherwise its owner could end the sessions of everybody else.
 --
--- Returns the record of the session, JSON; or '', or '+' and ms to wait (nothing was changed).
+-- Returns the record of the session, JSON; or, with nothing changed, '' if the secret is not valid, or '+'
+-- and the ms to wait.
 
-local EVERY_MS, AT_ONCE = 60000, 20  -- of the sessions of one key: 740 in twelve hours
+local EVERY_MS, AT_ONCE = 60000, 20  -- between two sessions of one key, and at once: 740 in twelve hours
 
 local before = first_answer(A.op)
 if before then return before end

@@ -1,10 +1,10 @@
--- Give up a reservation: the request was not done.
+-- Give up the reservation of a request that was not carried out.
 --
 -- @include requests
 -- FLAGS allow-oom
--- ARGV token  text  of the reservation; empty: whosoever it is
+-- ARGV token  text  token of the reservation; empty: any
 --
--- An answer that is kept stays. Repeated, it finds nothing to give up.
+-- A reply that is stored stays. A repeated call finds nothing to give up.
 --
 -- Returns 1, or 0 if there is no such reservation.
 

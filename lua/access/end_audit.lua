@@ -1,13 +1,13 @@
--- Write down how it went.
+-- Complete an audit entry with the outcome of the action.
 --
 -- FLAGS allow-oom
--- KEYS audit  zset  id of the entry NUL JSON of its beginning NUL JSON of its end; scores 0
--- ARGV entry  text  its id
--- ARGV tail   text  JSON: outcome, error, details; without NUL
+-- KEYS audit  zset  entry id NUL JSON of the beginning NUL JSON of the end, all scores 0
+-- ARGV entry  text  entry id
+-- ARGV tail   text  outcome, error, details, JSON without NUL
 --
--- The first end stands; the same one once more changes nothing.
+-- The first end stays; writing the same one again changes nothing.
 --
--- Returns 1; or 0 if the entry is gone or has another end (nothing was changed).
+-- Returns 1; or 0 if the entry is gone or has another end (nothing changed).
 
 local member = redis.call('ZRANGEBYLEX', K.audit, '[' .. A.entry .. '\0', '(' .. A.entry .. '\1',
   'LIMIT', 0, 1)[1]

@@ -1,15 +1,15 @@
--- Keep the answer to a request that was reserved.
+-- Store the reply to a reserved request.
 --
 -- @include requests
 -- FLAGS allow-oom
--- ARGV token    text  of the reservation; empty: whosoever it is
--- ARGV status   int   of the answer
+-- ARGV token    text  token of the reservation; empty: any
+-- ARGV status   int   HTTP status
 -- ARGV headers  text  JSON
 -- ARGV body     text  may be empty
 --
--- The first answer stands; the same one once more changes nothing.
+-- The first reply stays; storing the same one again changes nothing.
 --
--- Returns 1; or 0 if it is not reserved, or is another's (nothing was changed).
+-- Returns 1; or 0 if there is no such reservation, or another reply is stored (nothing changed).
 
 local record = read_reply()
 if not record or (A.token ~= '' and record.owner ~= A.token) then return 0 end

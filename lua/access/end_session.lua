@@ -1,11 +1,11 @@
--- End a session, for the one who has its secret.
+-- End a session, if the caller has its secret.
 --
 -- @include credentials
 -- FLAGS allow-oom
--- ARGV id      text  of the session
+-- ARGV id      text  id of the session
 -- ARGV digest  text  SHA-256 of its secret
 --
--- Repeated, it finds nothing to end.
+-- A repeated call finds nothing to end.
 --
 -- Returns 1, or 0 if there is no such session.
 

@@ -1,14 +1,14 @@
--- Take back keys, logins or sessions.
+-- Revoke API keys, logins or sessions.
 --
 -- @include credentials replay
 -- FLAGS allow-oom
 -- ARGV op   text  random id of this operation
 -- ARGV ...  credentials, at most a few hundred
--- ROW id   text  of the credential
+-- ROW id   text  credential id
 --
--- What came from them holds no longer from now on; see lib/credentials.
+-- Credentials that came from them are no longer valid; see lib/credentials.
 --
--- Returns how many there were.
+-- Returns how many existed.
 
 local before = first_answer(A.op)
 if before then return tonumber(before) end

@@ -1,19 +1,19 @@
--- Become or stay the leader, and read what is due: all that an idle tick needs, in one round trip.
+-- Become or stay the leader, and read the due schedules: one round trip for an idle tick.
 --
 -- @include fence stats
 -- FLAGS allow-oom
--- KEYS epoch      string  how many terms there have been
+-- KEYS epoch      string  number of terms so far
 -- KEYS due        zset    schedule id -> when to act, ms
 -- KEYS schedules  hash    schedule id -> definition
--- KEYS plan       hash    schedule id -> revision and nominal moment
--- ARGV scheduler  text  who asks, for operators
--- ARGV term_ms    int   how long the term is
--- ARGV limit      int   how many due schedules at most
+-- KEYS plan       hash    schedule id -> plan; see lib/plan
+-- ARGV scheduler  text  id of the caller, for operators
+-- ARGV term_ms    int   length of the term
+-- ARGV limit      int   at most this many due schedules
 --
--- Repeated with the same token it renews the term: 'leader' and the epoch that 'elected' came with.
+-- A repeated call with the same token renews the term and returns 'leader' with the same epoch.
 --
--- Returns { 'leader', 'elected' or 'follower', epoch, ms of the clock, µs beyond those, end of the
--- term in ms, next moment in ms or -1, then for each due schedule: id, definition, plan }.
+-- Returns { 'leader', 'elected' or 'follower', epoch, time in ms, µs beyond that, end of the term in ms,
+-- next time to act in ms or -1; then for each due schedule: id, definition, plan }.
 
 local GROUP, MAX_BYTES = 20, 1048576
 
@@ -39,7 +39,7 @@ else
     'LIMIT', 0, 1, 'WITHSCORES')[2]
   if later then answer[6] = math.ceil(tonumber(later)) end
 end
--- In groups, and no more when there are many bytes: payloads may be large.
+-- Read in groups, and stop when there are many bytes: payloads may be large.
 local bytes = 0
 for from = 1, #found, GROUP do
   local ids = { unpack(found, from, math.min(from + GROUP - 1, #found)) }

@@ -1,10 +1,10 @@
--- Give up leadership, if it is still held.
+-- Give up leadership.
 --
 -- @include fence replay
 -- FLAGS allow-oom
 -- ARGV op  text  random id of this operation
 --
--- Returns 'resigned' or 'stale' (somebody else leads, or nobody; nothing was changed).
+-- Returns 'resigned', or 'stale' if the caller does not lead (nothing changed).
 
 local before = first_answer(A.op)
 if before then return before end

@@ -1,12 +1,12 @@
--- Put tasks where workers find them, and take them away again.
+-- Put waiting tasks where workers find them, and remove them again.
 --
 -- @include fair
 -- KEYS waiting  zset  task id -> since when it waits for a worker, ms
--- KEYS held     zset  user NUL name NUL rank NUL task id, all scores 0: wait for a slot of the name
--- KEYS slot_line  zset  whose held task is next, for each name; see limits
+-- KEYS held     zset  user NUL name NUL rank NUL task id, all scores 0: tasks that wait for a slot
+-- KEYS slot_line  zset  whose held task is next, for each name; see lib/limits
 --
--- The backlog orders a user's own tasks: level digit, then arrival. With ageing, a higher level
--- counts as an earlier arrival, and only CRITICAL keeps a digit of its own.
+-- The backlog orders the tasks of each user by level digit, then by arrival. With ageing, a higher level
+-- counts as an earlier arrival, and only CRITICAL has a digit of its own.
 
 local CRITICAL = 6
 
@@ -21,25 +21,24 @@ local function next_rank(level, arrival_ms)
   return string.format('%d%014d', CRITICAL - level, fair.seq)
 end
 
--- A task's place in the backlog; `task` has its user, rank and name.
+-- The member of a task in the backlog; `task` has its user, rank and name.
 local function member_of(id, task)
   return task.user .. '\0' .. task.rank .. '\0' .. id .. '\0' .. (task.name or '')
 end
 
--- Its place among those that wait for a slot.
+-- The member of a task in `held`.
 local function held_member_of(id, task)
   return task.user .. '\0' .. (task.name or '') .. '\0' .. task.rank .. '\0' .. id
 end
 
--- There is something new for workers that take all names: the token may be passed on by as many as
--- do not want it; see claim. Those that take only some are told of tasks by add_waiting, and by
--- kinds.wake where there is nothing to claim yet.
+-- Wake a worker that takes all names. Workers that do not want the task pass the token on; see claim.
+-- Workers that take only some names are told by add_waiting, or by kinds.wake if nothing can be claimed yet.
 local function wake_worker()
   if leave_token(K.wake) then redis.call('HDEL', K.fair, 'passes') end
 end
 
--- Add waiting tasks, each { id =, user =, rank =, name = }. True if a worker may find one of them now.
--- `returning`: they were claimed before, so that their users are no newcomers.
+-- Add waiting tasks, each { id =, user =, rank =, name = }. Returns true if a worker can claim one now.
+-- `returning`: the tasks were claimed before, so their users are not newcomers.
 local function add_waiting(list, returning)
   if #list == 0 then return false end
   local members, since, absent = {}, {}, {}
@@ -74,12 +73,12 @@ local function add_waiting(list, returning)
   return #findable > 0
 end
 
--- Take one waiting task out of its user's backlog, or from among those that wait for a slot.
+-- Remove a waiting task from its user's backlog, or from `held`.
 local function remove_waiting(id, record)
   redis.call('ZREM', K.waiting, id)
   if redis.call('ZREM', K.backlog, member_of(id, record)) == 0 then
     redis.call('ZREM', K.held, held_member_of(id, record))
-    -- Turns of users who have none left are passed over; with nobody waiting, they go.
+    -- Turns of users without held tasks are skipped later. Without any held task, all turns go.
     if redis.call('ZCARD', K.held) == 0 then redis.call('UNLINK', K.slot_line) end
     return
   end

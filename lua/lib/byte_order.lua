@@ -1,6 +1,6 @@
--- Compare texts as Redis orders members of one score.
+-- Compare strings in the order of members with the same score.
 
--- By bytes; Lua's own < goes by the locale.
+-- By bytes: the operator < of Lua depends on the locale.
 local function is_before(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = string.byte(a, i), string.byte(b, i)

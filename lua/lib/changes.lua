@@ -1,16 +1,16 @@
--- Remember who changed what of a schedule.
+-- Record who changed what of a schedule.
 --
 -- @include time
--- KEYS changes  zset  schedule NUL when, ms NUL operation NUL JSON, all scores 0
+-- KEYS changes  zset  schedule NUL time in ms NUL operation NUL JSON, all scores 0
 
-local CHANGES_KEPT = 50  -- of one schedule; the oldest go first
+local CHANGES_KEPT = 50  -- changes of one schedule; the oldest go first
 
 local function change_member(schedule, op, change)
   return schedule .. '\0' .. string.format('%013d', now) .. '\0' .. op .. '\0' .. change
 end
 
--- `change` is JSON: by, note, and the fields with what they were and are, and `made` where there was
--- no schedule before; empty: nothing to say.
+-- `change` is JSON: by, note, the old and new values of fields, and `made` if the schedule is new. Empty:
+-- there is nothing to record.
 local function note_change(schedule, op, change)
   if change == '' then return end
   redis.call('ZADD', K.changes, 0, change_member(schedule, op, change))

@@ -1,17 +1,17 @@
--- Keys, logins and sessions: find one that holds, drop one, make room for another.
+-- Find, store and drop credentials: API keys, logins and sessions.
 --
 -- @include json time
 -- KEYS credentials      hash  id -> JSON: kind, name, role, tenant, by, hash, created, ends, parent
--- KEYS credential_ends  zset  id -> when it ends, ms
--- KEYS api_keys         zset  id of a key -> when it was made, ms
--- KEYS sessions         zset  id of a session or login -> when it was made, ms
--- KEYS api_pace         hash  id, of logins with a key '+' and its id -> when they are free of debt, ms
+-- KEYS credential_ends  zset  id -> when it expires, ms
+-- KEYS api_keys         zset  id of a key -> when it was created, ms
+-- KEYS sessions         zset  id of a session or login -> when it was created, ms
+-- KEYS api_pace         hash  id, or '+' and the id of a key for its sessions -> when it is free of debt, ms
 
-local KEY_LIMIT = 10000      -- more are refused
-local SESSION_LIMIT = 10000  -- the oldest make room
-local CLEANED = 100         -- ended ones that one call drops; the next one finds the others
+local KEY_LIMIT = 10000      -- keys; more are refused
+local SESSION_LIMIT = 10000  -- sessions and logins; the oldest make room
+local CLEANED = 100         -- expired credentials that one call drops; later calls drop the others
 
--- The record of a credential that has not ended, or nil. One that somebody has spoilt is none.
+-- The record of a credential that has not expired. Returns nil if there is none or it is damaged.
 local function read_credential(id)
   local record = decode(redis.call('HGET', K.credentials, id))
   if not record or type(record.hash) ~= 'string' or type(record.kind) ~= 'string' then return nil end
@@ -19,7 +19,7 @@ local function read_credential(id)
   return record
 end
 
--- The same of one that holds: what it came from, if it came from anything, is still there.
+-- The record of a valid credential: its parent, if it has one, must still exist. Returns nil otherwise.
 local function read_holding(id)
   local record = read_credential(id)
   if not record or record.parent == nil then return record end
@@ -37,7 +37,7 @@ local function drop_credentials(ids)
   redis.call('ZREM', K.sessions, unpack(ids))
 end
 
--- Drop what has ended, and the oldest session if there is no room for another one.
+-- Drop expired credentials, and the oldest session if there is no room for another.
 local function make_room()
   drop_credentials(redis.call('ZRANGE', K.credential_ends, '-inf', now_text, 'BYSCORE', 'LIMIT', 0, CLEANED))
   if redis.call('ZCARD', K.sessions) >= SESSION_LIMIT then
@@ -45,13 +45,14 @@ local function make_room()
   end
 end
 
--- Use up one of what may be had every so many ms, and so many at once; ms to wait if it is too soon.
+-- Count one use against a rate: one every `interval` ms, and `burst` at once. Returns the ms to wait if it is
+-- too soon, or 0.
 local function use_pace(field, interval, burst)
   local most = now + burst * interval
   local free = tonumber(redis.call('HGET', K.api_pace, field) or nil) or now
   if not (free > now) then free = now end
   if free > most then
-    -- The clock was set back, or the pace was another: nobody waits for longer than for one.
+    -- The clock was set back, or the rate was lower: nobody waits longer than for one use.
     free = most
     redis.call('HSET', K.api_pace, field, text_of(free))
   end
@@ -61,7 +62,7 @@ local function use_pace(field, interval, burst)
   return 0
 end
 
--- Store a record, with when it was made and ends.
+-- Store a record with the times of its creation and expiry. Returns its text.
 local function write_credential(id, record, ends)
   record.created, record.ends = now, ends
   local text = cjson.encode(record)

@@ -1,27 +1,26 @@
--- Keep tasks that become ready later: by time, and by user.
+-- Keep delayed tasks: by time, and by user.
 --
 -- @include time
 -- KEYS delayed        zset  task id -> when it becomes ready, ms
--- KEYS delayed_index  zset  user NUL when, 15 digits NUL task id, all scores 0: the same, by user
+-- KEYS delayed_index  zset  user NUL time in 15 digits NUL task id, all scores 0: the same, by user
 -- KEYS delayed_users  zset  user -> when to look at the user's delayed tasks, ms: not after the first is due
 --
--- Clients of before the index write `delayed` alone. So nothing is decided by the index that time
--- decides, an entry of it that `delayed` does not confirm counts for nothing, and what it lacks is
--- brought in by index_delayed and the doctor.
+-- Versions that do not know the index write only `delayed`. So the index never decides what is due, an
+-- entry that `delayed` does not confirm has no effect, and index_delayed and the doctor add missing entries.
 
 -- When a task that waits for the previous run of its schedule becomes ready, ms: the end of the year 9999,
 -- until that run ends.
 local AFTER_THE_LAST = 253402300799000
 
--- A table, and not functions of their own: a script has room for 200 local variables.
+-- A table, because a script has room for only 200 local variables.
 local delays = {}
 
 function delays.member(user, due, id)
   return string.format('%s\0%015.0f\0', user, due) .. id
 end
 
--- Enter tasks in the index, a flat list of when, id and user of each; how many were not there. The
--- moments of users only ever come nearer here: a claim that looks in vain sets the next one.
+-- Add tasks to the index, given as a flat list of time, id and user. Returns how many were new. The times in
+-- delayed_users only get earlier here; a claim that finds nothing sets the next one.
 function delays.enter(list)
   if #list == 0 then return 0 end
   local members, first, moments = {}, {}, {}
@@ -39,7 +38,7 @@ function delays.enter(list)
   return redis.call('ZADD', K.delayed_index, unpack(members))
 end
 
--- Let tasks become ready later; a flat list of when, id and user of each.
+-- Delay tasks, given as a flat list of time, id and user.
 function delays.add(list)
   if #list == 0 then return end
   local times = {}
@@ -51,7 +50,7 @@ function delays.add(list)
   delays.enter(list)
 end
 
--- Take one out again.
+-- Remove a task.
 function delays.remove(id, user)
   local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
   if not due then return end
@@ -59,14 +58,14 @@ function delays.remove(id, user)
   redis.call('ZREM', K.delayed_index, delays.member(user, due, id))
 end
 
--- Let one that is delayed become ready at another time; nothing happens to others.
+-- Change the time of a delayed task. Other tasks do not change.
 function delays.move(id, user, due)
   if not redis.call('ZSCORE', K.delayed, id) then return end
   delays.remove(id, user)
   delays.add({ due, id, user })
 end
 
--- Set when to look at a user's delayed tasks: at a moment, or nil if there are none.
+-- Set when to look at a user's delayed tasks; nil: there are none.
 function delays.look_at(user, moment)
   if moment then
     redis.call('ZADD', K.delayed_users, text_of(moment), user)
@@ -75,8 +74,8 @@ function delays.look_at(user, moment)
   end
 end
 
--- Tasks that are due by the index, in turns by user, some of each: ids, when, and their entries. The
--- moment of each user who is looked at becomes that of the next task.
+-- Due tasks by the index, some of each user: ids, times, and members of the index. Sets when to look again
+-- at each user that was read.
 function delays.due_in_turns(most)
   local ids, times, members = {}, {}, {}
   local users = redis.call('ZRANGE', K.delayed_users, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
@@ -85,11 +84,11 @@ function delays.due_in_turns(most)
     local following
     for i, member in ipairs(redis.call('ZRANGEBYLEX', K.delayed_index, '[' .. user .. '\0',
       '(' .. user .. '\1', 'LIMIT', 0, each + 1)) do
-      -- A member that cannot be read counts as due: no task confirms it, and it is dropped.
+      -- A member that cannot be parsed counts as due: no task confirms it, and it is dropped.
       local due, id = string.match(member, '%z(%d+)%z(%Z*)$')
       due, id = tonumber(due) or 0, id or ''
       if due > now or i > each then
-        following = math.max(due, now)  -- with more that is due, behind all who wait by now
+        following = math.max(due, now)  -- more is due: the user comes after all others who are due
         break
       end
       ids[#ids + 1], times[#times + 1], members[#members + 1] = id, due, member

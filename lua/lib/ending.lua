@@ -1,4 +1,4 @@
--- End tasks, keep the ended ones for as long as the settings say, and free what they held.
+-- End tasks, release what they hold, and drop old records.
 --
 -- @include limits history replay stats failure_streaks delays
 -- KEYS tasks    hash  task id -> its document, JSON
@@ -6,12 +6,13 @@
 -- KEYS dead     zset  task id -> when it was buried, ms
 -- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
 
-local DROP_GROUP = 10      -- records read together: the bytes of so many may be read in vain
-local DROP_COST = 16777216 -- of one call, in bytes that are freed: some 3 ms
-local DECODE_COST = 15     -- so much more than to free a byte it costs to decode it,
-local HASH_COST = 25       -- and to read and hash it
+local DROP_GROUP = 10      -- records read at a time: this many may be read for nothing
+local DROP_COST = 16777216 -- of one call, in freed bytes: 3 ms
+local DECODE_COST = 15     -- decoding a byte costs this many times as much as freeing it,
+local HASH_COST = 25       -- and reading and hashing it this many times
 
--- What stays of the first of some ended tasks, as many as one call may drop: ids, records by id, graves.
+-- Choose the first of some ended tasks, as many as one call may drop. Returns their ids, their records by id,
+-- and their graves.
 local function bury_first(ids)
   -- The documents of tasks whose records have no digest, by id.
   local function undigested(group, records)
@@ -43,9 +44,9 @@ local function bury_first(ids)
   return dropped, kept, graves
 end
 
--- Drop ended tasks, the first of them at least: how many. Each leaves a grave behind for a while,
--- however old it is: the push or finish that is told of it now may be repeated in a moment.
-local function drop(key, ids)
+-- Drop ended tasks, at least the first of them. Returns how many. Each leaves a grave for a while, however
+-- old it is, because the push or finish that was just answered may be repeated.
+local function drop_tasks(key, ids)
   local dropped, records, graves = bury_first(ids)
   turn_generation()
   redis.call('HSET', K.ops, unpack(graves))
@@ -56,11 +57,11 @@ local function drop(key, ids)
   return #dropped
 end
 
--- Drop the oldest records beyond the limits; at most twice as many as were added, so that a call
--- stays short and a lowered limit is reached all the same. What a call leaves over, claims take up.
+-- Drop the oldest records beyond the limits: at most twice as many as were added, so that a call stays
+-- short and a lowered limit is still reached. Claims drop what is left.
 local function trim_all(added)
   local budget = 2 * added + 10
-  -- True if there may be more.
+  -- Returns true if there may be more.
   local function trim(key, keep, keep_ms)
     local over = math.min(redis.call('ZCARD', key) - keep, budget)
     local ids = {}
@@ -70,7 +71,7 @@ local function trim_all(added)
         'LIMIT', 0, budget)
     end
     if #ids == 0 then return false end
-    return drop(key, ids) < #ids or #ids == budget
+    return drop_tasks(key, ids) < #ids or #ids == budget
   end
   local ended = trim(K.ended, SETTINGS.keep_finished, SETTINGS.keep_finished_ms)
   local dead = trim(K.dead, SETTINGS.keep_dead, SETTINGS.keep_dead_ms)
@@ -83,29 +84,30 @@ local function trim_all(added)
   end
 end
 
--- True if this token holds the lease of the task that the record is of. A lease that is over but
--- not yet taken back still counts: nobody else has the task.
+-- True if this token holds the lease of the task. An expired lease that was not taken back yet still
+-- counts, because nobody else has the task.
 local function is_held(record, token)
   return record and record.state == 'running' and record.token == token
 end
 
-local function held(id, token)
+local function held_record(id, token)
   local record = read_status(id)
   return is_held(record, token) and record or nil
 end
 
--- How the end of one lease begins: the first answer if it was sent before, or the record.
-local function begin(op, id, token)
+-- Begin to end a lease. Returns the answer if the operation was done before or the lease is lost; otherwise
+-- nil and the record.
+local function begin_ending(op, id, token)
   local before = first_answer(op)
   if before then return before end
-  local record = held(id, token)
+  local record = held_record(id, token)
   if record then return nil, record end
   count('lost_leases', 1)
   return remember(op, 'lost_lease')
 end
 
--- Free what a lease holds, but for its entry in leases: running count, time used, cap, slot.
-local function free(id, record)
+-- Release what a lease holds, except its entry in leases: running count, time used, cap, slot.
+local function free_lease(id, record)
   change_running(record.user, -1)
   end_limited(id, record)
   pay_for_time(record.user, record.charge or 1, now - (record.claimed or now))
@@ -114,19 +116,19 @@ end
 
 local function end_lease(id, record)
   redis.call('ZREM', K.leases, id)
-  free(id, record)
+  free_lease(id, record)
 end
 
-local OPEN_READ = 100  -- unfinished tasks of one schedule that are looked at together
+local OPEN_READ = 100  -- unfinished tasks of one schedule that are read at a time
 
--- The next of the unfinished tasks of a schedule, behind a member or from the first: their members.
+-- The members of unfinished tasks of a schedule, from the first or after a member.
 local function open_members(schedule, after, most)
   return redis.call('ZRANGEBYLEX', K.open, after and '(' .. after or '[' .. schedule .. '\0',
     '(' .. schedule .. '\1', 'LIMIT', 0, most)
 end
 
--- The tasks of such members: ids, and records by id. Entries of tasks that are not there any more,
--- or cannot be read, are dropped.
+-- The tasks of such members: ids, and records by id. Drops the entries of tasks that are gone or cannot be
+-- read.
 local function open_runs(schedule, members)
   local all, ids = {}, {}
   for i, member in ipairs(members) do all[i] = string.sub(member, #schedule + 2) end
@@ -142,11 +144,10 @@ local function open_runs(schedule, members)
   return ids, records
 end
 
-local unbuffered = {}  -- schedule -> an unfinished task of it that is not buffered
+local unbuffered = {}  -- schedule -> one of its unfinished tasks that is not buffered
 
--- Let a task that waits for the run of its schedule before it begin, if that has ended. True if any
--- task of the schedule is unfinished. The first one mostly tells: others are read only behind those
--- that are buffered or gone.
+-- Let the buffered task of a schedule begin if the previous run has ended. Returns true if any task of the
+-- schedule is unfinished. Mostly the first task is enough; more are read only if it is buffered or gone.
 local function let_buffered_begin(schedule)
   local first, begins, after, looked, most = nil, nil, nil, 0, 1
   while looked < OPEN_READ do
@@ -169,7 +170,7 @@ local function let_buffered_begin(schedule)
   return true
 end
 
--- A task of a schedule has ended.
+-- Note that a task has ended, if it belongs to a schedule.
 local function end_open(id, record)
   if not record.schedule then return end
   redis.call('ZREM', K.open, record.schedule .. '\0' .. id)
@@ -178,7 +179,7 @@ local function end_open(id, record)
   let_buffered_begin(record.schedule)
 end
 
--- Tasks have ended, of schedules and others: each schedule is looked at once.
+-- Note that tasks have ended, and look at each of their schedules once.
 local function end_open_runs(ids, records)
   local members, schedules = {}, {}
   for _, id in ipairs(ids) do
@@ -193,8 +194,8 @@ local function end_open_runs(ids, records)
   for schedule in pairs(schedules) do let_buffered_begin(schedule) end
 end
 
--- Write the last state of a task: finished, cancelled or buried.
-local function close(id, record, state)
+-- End a task with its last state: finished, cancelled or buried.
+local function end_task(id, record, state)
   record.state, record.ended, record.buffered = state, now, nil
   write_status(id, record)
   redis.call('ZADD', state == 'buried' and K.dead or K.ended, now, id)
@@ -205,12 +206,12 @@ local function close(id, record, state)
   if state == 'buried' and record.timed_out then count('timed_out', 1) end
 end
 
--- See to it that a task which does not run never will. The record's state is ready or delayed.
+-- Cancel a task that is ready or delayed.
 local function cancel_waiting(id, record)
   if record.state == 'delayed' then
     delays.remove(id, record.user)
   else
     remove_waiting(id, record)
   end
-  close(id, record, 'cancelled')
+  end_task(id, record, 'cancelled')
 end

@@ -1,13 +1,13 @@
--- Store new tasks: documents, statuses, and their place among the waiting or the delayed.
+-- Store new tasks: documents, statuses, and entries among waiting or delayed tasks.
 --
 -- @include backlog replay stats tenants delays
 -- KEYS tasks    hash  task id -> its document, JSON, never changed
 -- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
 --
--- A task that was stored before, with the same document, is left as it is: a push can be repeated.
+-- A task that is stored with the same document does not change, so a push can be repeated.
 
--- The documents that are stored under ids, '' for one that cannot be the one given: its length tells.
--- What is read is no more than what was sent.
+-- The documents stored under ids; '' for a document of another length, which is not read. So no more is
+-- read than was sent.
 local function stored_documents(ids, documents)
   local found, places, alike = {}, {}, {}
   for i, id in ipairs(ids) do
@@ -26,8 +26,8 @@ local function stored_documents(ids, documents)
   return found
 end
 
--- What is known of ids: 'new', 'same' (stored before), 'other' (another document has the id).
-local function known(ids, documents)
+-- For each id: 'new', 'same' (stored with this document) or 'other' (stored with another document).
+local function known_tasks(ids, documents)
   local answer = {}
   local stored = stored_documents(ids, documents)
   local gone = {}
@@ -50,7 +50,7 @@ local function known(ids, documents)
   return answer
 end
 
--- When a task becomes ready: '' now, '+ms' after so long, 'ms' at that moment.
+-- When a task becomes ready, ms. `when`: '' now; '+ms' after a delay; 'ms' at that time.
 local function due_at(when)
   if when == '' then return now end
   if string.sub(when, 1, 1) == '+' then return now + tonumber(string.sub(when, 2)) end
@@ -59,8 +59,8 @@ end
 
 local TENANT = ',"tenant":"'
 
--- The tenant in the head of a status. In JSON a quote inside a value has a backslash before it, so
--- that this is found nowhere else; and nothing in the name of a tenant is ever escaped.
+-- The tenant in the head of a status. JSON escapes quotes inside values, so this matches nothing else, and
+-- names of tenants have no characters that are escaped.
 local function tenant_in(head)
   local _, mark = string.find(head, TENANT, 1, true)
   return mark and string.match(head, '^[%w_.-]+', mark + 1)
@@ -70,11 +70,10 @@ local function add_later(later, due, task)
   for _, value in ipairs({ due, task.id, task.user }) do later[#later + 1] = value end
 end
 
--- Longer documents than this, in bytes, are never read again only to say which they were.
+-- Bytes. The digest of a longer document is stored, so that it need not be read again to be recognised.
 local DIGESTED = 1024
 
--- The head of a status with the digest of a long document, unless the client has made one, and its
--- length.
+-- Add the digest of a long document, unless the client did, and its length to the head of a status.
 local function with_digest(head, document)
   if not string.find(head, ',"digest":"', 1, true) then
     local made = digest(document)
@@ -84,9 +83,9 @@ local function with_digest(head, document)
   return head .. ',"bytes":' .. #document
 end
 
--- Store tasks that are new, each { id, user, name, document, head, level, when, schedule, buffered };
--- `head` is the part of the status that the client knows, JSON without its closing brace. One that
--- is `buffered` waits for the run of its schedule before it to end. At most a few hundred.
+-- Store new tasks: tables with id, user, name, document, head, level, when, schedule and buffered.
+-- `head` is the part of the status that the client knows, JSON without the closing brace. A `buffered` task
+-- waits for the previous run of its schedule to end. At most a few hundred.
 local function store(list)
   if #list == 0 then return end
   local documents, statuses, later, ready, open, joined = {}, {}, {}, {}, {}, {}
@@ -125,12 +124,12 @@ local function store(list)
   redis.call('HSET', K.status, unpack(statuses))
   delays.add(later)
   if #open > 0 then redis.call('ZADD', K.open, unpack(open)) end
-  -- A worker that is blocked until the next delayed task must hear of an earlier one.
+  -- Wake a worker that waits for the next delayed task: this one may be earlier.
   if add_waiting(ready) or #later > 0 then wake_worker() end
   for name in pairs(later_names) do kinds.wake(name) end
 end
 
--- True if so many more would pass a limit; `extra` counts the user's own, not yet stored.
+-- 'queue' or 'user' if a limit does not allow `more` tasks, of which `extra` are of the user; else nil.
 local function is_full(user, more, extra)
   if SETTINGS.max_waiting > 0 and redis.call('ZCARD', K.backlog) + redis.call('ZCARD', K.held)
     + redis.call('ZCARD', K.delayed) + more > SETTINGS.max_waiting then return 'queue' end

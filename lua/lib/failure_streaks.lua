@@ -1,8 +1,8 @@
--- Count how often a schedule has failed in a row, and pause one that fails too often.
+-- Count how often a schedule fails in a row, and pause it when it fails too often.
 --
 -- @include schedule_state plan stats
 --
--- Only tasks whose record has a `fail_limit` count, so that others cost nothing.
+-- Only tasks whose record has a `fail_limit` count, so others cost nothing.
 
 local function end_streak(record, state)
   local limit = record.fail_limit

@@ -1,23 +1,23 @@
--- Who is served next: start-time fair queueing between users.
+-- Decide who is served next: start-time fair queueing between users.
 --
 -- @include time settings status kinds
 -- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes,
 --                      seen (when a claim last changed something, ms), recheck, ...
 -- KEYS ready     zset  user -> virtual start tag; all who may be served now
--- KEYS critical  zset  user -> start tag in the CRITICAL lane; those in ready whose next task is CRITICAL
--- KEYS parked    zset  user -> when to look again, ms, or +inf: has waiting tasks, may not be served
--- KEYS idle      zset  user -> finish tag of one who is not in ready
--- KEYS running   hash  user -> how many of the user's tasks are leased
+-- KEYS critical  zset  user -> start tag in the CRITICAL lane; users in ready whose next task is CRITICAL
+-- KEYS parked    zset  user -> when to look again, ms, or +inf: has waiting tasks but may not be served
+-- KEYS idle      zset  user -> finish tag of a user who is not in ready
+-- KEYS running   hash  user -> number of leased tasks
 -- KEYS users     hash  user -> settings, JSON
--- KEYS throttle  hash  user -> when the rate limit is next free of debt, ms
--- KEYS usage     hash  user -> average seconds that a task takes (cost = time only)
+-- KEYS throttle  hash  user -> when the rate limit is free of debt, ms
+-- KEYS usage     hash  user -> average seconds that a task takes (only with cost = 'time')
 -- KEYS backlog   zset  user NUL rank NUL task id NUL name, all scores 0
 -- KEYS leases    zset  task id -> end of lease, ms
--- KEYS served    hash  user -> service / weight in this window, or 'late' if not backlogged all through
+-- KEYS served    hash  user -> service / weight in this window, or 'late' without a backlog during all of it
 --
--- A user with tasks in the backlog is in exactly one of ready and parked; one without in neither.
+-- A user with tasks in the backlog is in exactly one of ready and parked. Other users are in neither.
 
-local BURST_S = 0.1  -- a rate limit lets through this many seconds' worth at once, at least one task
+local BURST_S = 0.1  -- a rate limit allows this many seconds' worth of tasks at once, and at least one task
 
 local fair = {}
 local fair_dirty = false
@@ -33,13 +33,13 @@ local function load_fair()
   fair.seen = tonumber(v[6] or nil)
   fair.recheck = tonumber(v[7] or nil)
   kinds.mixed = tonumber(v[8] or nil)
-  fair.behind = v[9] ~= false  -- there are records to drop
+  fair.behind = v[9] ~= false  -- there are old records to drop
 end
 load_fair()
 
 local running_cache, running_dirty = {}, {}
 
--- Write what has changed; every script that changes anything ends with it.
+-- Write what has changed. Every script that changes something calls it at its end.
 local function save_fair()
   if fair_dirty then
     local values = { 'layout', LAYOUT, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
@@ -65,7 +65,7 @@ local function save_fair()
   if #none > 0 then redis.call('HDEL', K.running, unpack(none)) end
 end
 
--- Settings of a user without fields of a wrong type: damaged ones must not stop a transition.
+-- Parse the settings of a user. Fields of a wrong type are left out: damage must not stop a transition.
 local USER_NUMBERS = { 'weight', 'max_running', 'max_waiting', 'rate' }
 local PAUSE_TYPES = { paused_at = 'number', paused_until = 'number', paused_by = 'string',
   pause_note = 'string' }
@@ -79,7 +79,7 @@ local function parse_settings(text)
   for field, kind in pairs(PAUSE_TYPES) do
     if usable.paused and type(stored[field]) == kind then usable[field] = stored[field] end
   end
-  -- A pause that is over is none, whether or not anybody has taken it back.
+  -- A pause ends by its time, whether or not its record was removed.
   if usable.paused_until and usable.paused_until <= now then
     usable.paused = nil
     for field in pairs(PAUSE_TYPES) do usable[field] = nil end
@@ -138,12 +138,12 @@ local function cost_of(user)
   return tonumber(redis.call('HGET', K.usage, user) or nil) or fair.average or 1
 end
 
--- When a rate lets the next one begin, ms, and how many it lets begin together. No debt is larger
--- than what the rate could have let through by now: the clock was set back, or the rate was lower.
+-- When a rate allows the next task, ms, and how many tasks it allows at once. A debt that is larger than
+-- the rate can have caused is reduced: the clock was set back, or the rate was lower.
 local function free_at(key, field, rate)
   local interval, burst = 1000 / rate, math.max(1, math.floor(rate * BURST_S))
   local debt_until, most = tonumber(redis.call('HGET', key, field) or nil) or 0, now + burst * interval
-  -- A little more is no debt: the same sum, done in another order.
+  -- Ignore rounding errors: the same sum may have been computed in another order.
   if debt_until > most + 0.001 then
     debt_until = most
     redis.call('HSET', key, field, debt_until)
@@ -151,7 +151,7 @@ local function free_at(key, field, rate)
   return debt_until - (burst - 1) * interval, burst
 end
 
--- When the user may be served: nil now, '+inf' when somebody says so, or a moment in ms.
+-- Until when the user may not be served: ms, '+inf' until a change, or nil if the user may be served now.
 local function blocked_until(user)
   local s = settings_of(user)
   if s.paused then return s.paused_until or '+inf' end
@@ -175,7 +175,7 @@ local function first_waiting(user, how_many)
     'LIMIT', 0, how_many)
 end
 
--- The level digit of a backlog member: '0' is CRITICAL.
+-- True if the level digit of a backlog member is '0'.
 local function is_critical(user, member)
   return string.byte(member, #user + 2) == 48
 end
@@ -185,7 +185,7 @@ local function enter_critical(user)
     fair.critical_clock + cost_of(user) / settings_of(user).weight, user)
 end
 
--- When nothing is ready and nothing leased, no one has a claim on the past any more.
+-- When nothing is ready and nothing is leased, past service no longer counts.
 local function settle()
   if redis.call('ZCARD', K.ready) > 0 or redis.call('ZCARD', K.leases) > 0 then return end
   local top = redis.call('ZRANGE', K.idle, -1, -1, 'WITHSCORES')
@@ -196,7 +196,7 @@ local function settle()
   end
 end
 
--- Put a user who has waiting tasks, and is in neither, into ready or parked. True: into ready.
+-- Put a user with waiting tasks, who is in neither, into ready or parked. Returns true for ready.
 local function place(user, newcomer)
   local wait = blocked_until(user)
   if wait then
@@ -209,7 +209,8 @@ local function place(user, newcomer)
     start = math.max(start, tag)
     redis.call('ZREM', K.idle, user)
   elseif newcomer then
-    -- Entering at the clock, a steady stream of new users would starve those who have waited.
+    -- A newcomer enters one stride after the clock. At the clock, a steady stream of new users would starve
+    -- those who have waited.
     start = start + cost_of(user) / settings_of(user).weight
   end
   redis.call('ZADD', K.ready, start, user)
@@ -219,9 +220,9 @@ local function place(user, newcomer)
   return true
 end
 
-local TOLD = 20  -- tasks of a user whose names are looked at when the user may be served again
+local TOLD = 20  -- tasks of a user whose names are read when the user may be served again
 
--- Tell workers that take only some names of a user who may be served again.
+-- Tell workers that take only some names that a user may be served again.
 local function tell_of(user)
   if #kinds.all() == 0 then return end
   local list = {}
@@ -231,7 +232,7 @@ local function tell_of(user)
   kinds.tell(list, #list == TOLD and user)
 end
 
--- The user's limits or running count may have changed: park or un-park. True: is in ready now.
+-- Park or unpark a user whose limits or running count may have changed. Returns true if the user is in ready.
 local function review(user)
   local wait = blocked_until(user)
   if redis.call('ZSCORE', K.parked, user) then
@@ -254,7 +255,7 @@ local function review(user)
   return false
 end
 
--- The user has no waiting task any more.
+-- Remove a user who has no more waiting tasks.
 local function leave(user)
   local tag = redis.call('ZSCORE', K.ready, user)
   if tag then
@@ -266,19 +267,19 @@ local function leave(user)
   redis.call('ZREM', K.critical, user)
 end
 
--- Move the user's tag by so much virtual time, never below the clock.
+-- Move the user's tag by an amount of virtual time, but not below the clock.
 local function adjust(user, by)
   local tag = tonumber(redis.call('ZSCORE', K.ready, user) or nil)
   if tag then
     redis.call('ZADD', K.ready, 'XX', math.max(fair.clock, tag + by), user)
     return
   end
-  -- Also one that is not ahead of the clock: what is kept of a user goes when the tag is reaped.
+  -- Also if it is not ahead of the clock: the records of a user are dropped together with the tag.
   tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil) or fair.clock
   redis.call('ZADD', K.idle, math.max(fair.clock, tag + by), user)
 end
 
--- A lease has ended after so many ms: the user pays for the time and not for the guess.
+-- Charge the user for the time of a lease that has ended, instead of the estimate charged before.
 local function pay_for_time(user, charge, held_ms)
   if SETTINGS.cost ~= 'time' then return end
   local seconds = math.max(held_ms, 1) / 1000

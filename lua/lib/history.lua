@@ -1,25 +1,24 @@
--- Keep what became of runs: their attempts, and where a listing finds them.
+-- Record runs that have ended: their attempts, and their entries in the index.
 --
 -- @include time status outcomes
--- KEYS attempts  hash  task id -> a JSON line for each attempt that failed or has something to tell
+-- KEYS attempts  hash  task id -> a JSON line for each attempt that failed or has a report
 -- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>, all scores 0: ended runs
 -- KEYS failures  zset  fingerprint -> when a task was last buried with it, ms
 --
--- A run is listed from its end until its record is dropped, so that tasks which wait cost nothing
--- here. Kinds: o outcome, u user, n name, c schedule, f fingerprint, t tenant. Outcomes: s succeeded,
--- f failed, t timed out, c cancelled; one that was cancelled before it ever ran is under od and the
--- kind d instead of oc and u. A range of one kind and value, read backwards, is a listing, newest
--- first.
+-- A run is in the index from its end until its record is dropped, so waiting tasks cost nothing here. Kinds:
+-- o outcome, u user, n name, c schedule, f fingerprint, t tenant. The outcomes are letters; see lib/outcomes.
+-- A task that was cancelled before it ran has the kind d instead of u, and od instead of oc. A range of one
+-- kind and value, read backwards, is a list of runs, newest first.
 
-local ATTEMPT_BYTES = 65536  -- of all attempts of a task; the oldest go first
+local ATTEMPT_BYTES = 65536  -- of all attempts of one task; the oldest go first
 
--- Add the places of a run that has ended to a list.
+-- Add the index entries of an ended run to a list.
 local function add_places(list, id, record)
   local outcome = outcome_of(record)
   local ended = record.ended == now and now_text or text_of(record.ended or 0)
   local letter = LETTERS[outcome]
   local tail = '\0' .. string.rep('0', 13 - #ended) .. ended .. letter .. id
-  -- What was cancelled before it ran has taken nothing of what users share.
+  -- A task that was cancelled before it ran does not count as service of its user.
   local never_ran = outcome == 'cancelled' and not record.claimed
   list[#list + 1] = 'o' .. (never_ran and NEVER_RAN or letter) .. tail
   list[#list + 1] = (never_ran and NEVER_RAN or 'u') .. record.user .. tail
@@ -29,7 +28,7 @@ local function add_places(list, id, record)
   if record.tenant then list[#list + 1] = 't' .. record.tenant .. tail end
 end
 
--- List runs that have just ended, by id.
+-- Add runs that have just ended to the index.
 local function list_runs(ids, records)
   local places, flat = {}, {}
   for _, id in ipairs(ids) do
@@ -41,7 +40,7 @@ local function list_runs(ids, records)
   redis.call('ZADD', K.runs, unpack(flat))
 end
 
--- Runs of a fingerprint were dropped: when was the last one that is left?
+-- Set the time of the last run with a fingerprint, after runs with it were dropped.
 local function refresh_failure(fingerprint)
   local range = 'f' .. fingerprint
   local last = redis.call('ZREVRANGEBYLEX', K.runs, '(' .. range .. '\1', '[' .. range .. '\0',
@@ -53,7 +52,7 @@ local function refresh_failure(fingerprint)
   end
 end
 
--- Forget what is kept of runs whose records are dropped.
+-- Remove runs whose records are dropped.
 local function unlist_runs(ids, records)
   local places, prints = {}, {}
   for _, id in ipairs(ids) do
@@ -67,8 +66,8 @@ local function unlist_runs(ids, records)
   for fingerprint in pairs(prints) do refresh_failure(fingerprint) end
 end
 
--- Keep one attempt that has ended now; `report` is JSON from its worker, or empty: then the error of
--- the record is all there is to tell.
+-- Record an attempt that has just ended. `report` is JSON from the worker; if it is empty, the error of the
+-- record is stored instead.
 local function keep_attempt(id, record, outcome, report)
   local told = ''
   if report ~= '' then

@@ -1,6 +1,6 @@
--- Read JSON without ever raising: an error in the middle of a script would leave half a transition.
+-- Decode JSON without raising: an error in the middle of a script would leave half a transition.
 
--- The table that a text holds, or nil.
+-- The table in a text, or nil.
 local function decode(text)
   if not text then return nil end
   local ok, record = pcall(cjson.decode, text)

@@ -1,34 +1,33 @@
--- Know the kinds of workers that claim only some names, and tell them of what they may take.
+-- Keep track of the kinds of workers that claim only some names, and tell them about their tasks.
 --
 -- @include time
--- KEYS fair    hash  mixed: when one of these was heard of, ms
--- KEYS kinds   hash  <place>.names -> '+' or '-' and names, each in a line; <place>.state -> five
---                    numbers: seen, from, till, pause, clean; <place>.news -> users, each in a line;
+-- KEYS fair    hash  mixed: when a kind was last seen, ms
+-- KEYS kinds   hash  <place>.names -> '+' or '-' and names, one per line; <place>.state -> five numbers:
+--                    seen, from, till, pause, clean; <place>.news -> users, one per line;
 --                    <list>.passes -> how often the token of a list was passed on
--- KEYS wake    list  at most one token, for a worker that is blocked: one that takes all names, or
---                    is of a kind without a place
--- KEYS wake_1  list  at most one token, for a worker of a kind at this place, or at a place 8, 16, ...
---                    behind it
--- KEYS wake_2  list  the same
--- KEYS wake_3  list  the same
--- KEYS wake_4  list  the same
--- KEYS wake_5  list  the same
--- KEYS wake_6  list  the same
--- KEYS wake_7  list  the same
--- KEYS wake_8  list  the same
+-- KEYS wake    list  at most one token, for a blocked worker that takes all names, or whose kind has no
+--                    place
+-- KEYS wake_1  list  at most one token, for a blocked worker of a kind at place 1, 9 or 17
+-- KEYS wake_2  list  the same for places 2, 10 and 18
+-- KEYS wake_3  list  the same for places 3, 11 and 19
+-- KEYS wake_4  list  the same for places 4, 12 and 20
+-- KEYS wake_5  list  the same for places 5, 13 and 21
+-- KEYS wake_6  list  the same for places 6, 14 and 22
+-- KEYS wake_7  list  the same for places 7, 15 and 23
+-- KEYS wake_8  list  the same for places 8, 16 and 24
 --
--- A kind is what a claim says of names: workers with the same handlers are of one. It is known from
--- its first claim on, and forgotten when none has come for a while. While there is none, a script
--- spends nothing on this. `from` is where its next claim goes on in ready; `till`, when it has looked
--- at all users in vain, the moment to look again if it is told of nothing before, and `pause` how long
--- that is; `clean` is 1 if nothing was found since it began at the head.
+-- A kind is the set of names that a claim asks for; workers with the same handlers are of one kind. A kind is
+-- known from its first claim on, and forgotten when no claim has come for a while. Without kinds, a script
+-- spends nothing on this. `from`: where the next claim continues in ready. `till`: after a round that found
+-- nothing, when to look again unless the kind is told about a task. `pause`: how long that is. `clean`: 1 if
+-- nothing was found since the head of ready.
 
-local KINDS = 24       -- kinds that are known
-local KIND_MS = 60000  -- one of which nothing is heard for so long is forgotten
-local NEWS = 50        -- users of whom a kind is told by name; of more it has to go and look
-local PASSES = 16      -- so many workers in a row pass on a token that was for another
+local KINDS = 24       -- places for kinds
+local KIND_MS = 60000  -- a kind without a claim for this long is forgotten
+local NEWS = 50        -- users that a kind is told about by name; beyond that it has to look for itself
+local PASSES = 16      -- times that a token which was meant for another worker is passed on
 
--- A table, and not functions of their own: a script has room for 200 local variables.
+-- A table, because a script has room for only 200 local variables.
 local kinds = {}
 
 local function leave_token(list)
@@ -37,12 +36,12 @@ end
 
 local LISTS = { K.wake_1, K.wake_2, K.wake_3, K.wake_4, K.wake_5, K.wake_6, K.wake_7, K.wake_8 }
 
--- The number of the list at which the workers of a kind wait; 0: `wake`.
+-- The number of the wake list of a kind; 0: `wake`.
 function kinds.list_of(kind)
   return kind.place > 0 and (kind.place - 1) % #LISTS + 1 or 0
 end
 
--- The other kinds whose workers wait at the same list.
+-- The other kinds with the same wake list.
 function kinds.beside(kind)
   local found = {}
   for _, other in ipairs(kinds.all()) do
@@ -59,8 +58,8 @@ function kinds.call(kind)
   end
 end
 
--- A worker of a kind was woken in vain. If another kind at its list has heard of something, the token
--- was for that one.
+-- A worker of a kind was woken for nothing. If another kind with the same list has news, the token was meant
+-- for that kind: pass it on.
 function kinds.pass_on(kind)
   local is_for_other = false
   for _, other in ipairs(kind.place > 0 and kinds.beside(kind) or {}) do
@@ -74,7 +73,7 @@ function kinds.pass_on(kind)
   leave_token(LISTS[kinds.list_of(kind)])
 end
 
--- Read the kinds that were heard of lately; where those that have no place here go on.
+-- Read the kinds that claimed recently. Returns where kinds without a place continue in ready.
 function kinds.read()
   local fields, flat = {}, redis.call('HGETALL', K.kinds)
   for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
@@ -92,7 +91,7 @@ function kinds.read()
   return tonumber(string.match(fields['0.state'] or '', '^%d+ (%d+)') or nil) or 0
 end
 
--- The kinds that are about; none of them costs nothing.
+-- The kinds that claimed recently. Costs nothing if there are none.
 function kinds.all()
   if not kinds.known then
     kinds.known = {}
@@ -106,12 +105,12 @@ function kinds.wants(kind, name)
   return is_listed == (string.byte(kind.names) == 43)
 end
 
--- Replace what a kind has heard of; not yet written.
+-- Replace the news of a kind, in memory.
 function kinds.set_news(kind, news)
   kind.news, kind.told, kind.lines = news, nil, 0
 end
 
--- A kind hears of users who have something for it.
+-- Add users who have tasks for a kind to its news.
 function kinds.hear(kind, users)
   if not kind.told then
     kind.told, kind.lines = {}, 0
@@ -132,8 +131,8 @@ function kinds.hear(kind, users)
   redis.call('HSET', K.kinds, kind.place .. '.news', kind.news)
 end
 
--- Tell of tasks that can be claimed from now on, each with its user and name. `and_more`: a user who
--- may have others behind them.
+-- Tell the kinds about tasks that can be claimed now, each with its user and name. `and_more`: a user who may
+-- have more tasks after these.
 function kinds.tell(list, and_more)
   for _, kind in ipairs(kinds.all()) do
     local wants, users = {}, {}
@@ -142,22 +141,22 @@ function kinds.tell(list, and_more)
       if wants[name] == nil then wants[name] = kinds.wants(kind, name) end
       if wants[name] then users[#users + 1] = task.user end
     end
-    -- The one that claims just now needs no token: it looks at what it has heard of.
+    -- The kind that is claiming now needs no token: it reads its news.
     if #users > 0 and kind ~= kinds.own then kinds.call(kind) end
     users[#users + 1] = and_more or nil
     kinds.hear(kind, users)
   end
 end
 
--- Wake a worker of each kind that may take tasks of a name; nil: of each kind.
+-- Wake a worker of each kind that takes tasks of a name; nil: of every kind.
 function kinds.wake(name)
   for _, kind in ipairs(kinds.all()) do
     if not name or kinds.wants(kind, name) then kinds.call(kind) end
   end
 end
 
--- The kind that claims now, from now on among those that are about. Where these are too many, the
--- others share a place at which nobody is told of anything: they look for themselves, in turns.
+-- Register the kind that claims now, and return it. If all places are taken, the other kinds share place 0,
+-- which gets no news: they look for themselves, in turns.
 function kinds.enter(names)
   local text = string.sub(names, 1, 1) .. '\n' .. string.sub(names, 2) .. '\n'
   local shared_from = kinds.read()
@@ -180,7 +179,7 @@ function kinds.enter(names)
   return kinds.own
 end
 
--- Write what a claim has learnt.
+-- Write the state of a kind after a claim.
 function kinds.save(kind)
   redis.call('HSET', K.kinds, kind.place .. '.state', string.format('%.0f %d %.0f %d %d',
     now, kind.from, kind.till, kind.pause, kind.clean and 1 or 0))

@@ -1,15 +1,15 @@
--- Limits of handlers over all workers: how many of a name run at a time, and begin in a second.
+-- Limits of handlers over all workers: how many tasks of a name run at once, and begin in a second.
 --
 -- @include backlog
--- KEYS limits     hash  name -> JSON: slots, rate, timeout_ms; only names that have any
+-- KEYS limits     hash  name -> JSON: slots, rate, timeout_ms; only names that have limits
 -- KEYS slots      zset  <name> NUL <task id>, all scores 0: leased tasks that hold a slot
 -- KEYS slot_line  zset  <name> NUL <turn> NUL <user>, all scores 0: whose held task is next; and
---                       \1 <name> NUL <user>: the user has a turn for the name
--- KEYS paced      hash  name -> when its rate is next free of debt, ms
--- KEYS deadlines  zset  leased task id -> when it is ended if it has not answered, ms
+--                       \1 <name> NUL <user>: a mark that the user has a turn for the name
+-- KEYS paced      hash  name -> when its rate is free of debt, ms
+-- KEYS deadlines  zset  leased task id -> when its run is ended if the worker has not answered, ms
 --
--- A task whose name has no slot free is set aside, so that it does not block its user's others. A
--- slot is an entry of the task that holds it, which goes with the lease: there is no count to leak.
+-- A task whose name is at its limit is moved to `held`, so that it does not block its user's other tasks. A
+-- slot is an entry of the task that holds it, and is removed with the lease: there is no count to get wrong.
 
 local LIMIT_NUMBERS = { 'slots', 'rate', 'timeout_ms' }
 
@@ -19,7 +19,7 @@ local function load_limits()
   has_limits = redis.call('HLEN', K.limits) > 0
 end
 
--- The limits that are stored as a text; false: none.
+-- Parse the text of limits; false if there are none.
 local function parse_limits(text)
   if not text then return false end
   local stored, found = decode(text) or {}, {}
@@ -31,8 +31,7 @@ local function parse_limits(text)
   return found
 end
 
--- The limits of a name, or nil: it has none. Only those of names that are met are read: there may
--- be many thousands.
+-- The limits of a name, or nil. Reads only those of names that are needed: there may be many thousands.
 local function limits_of(name)
   if not has_limits or not name then return nil end
   if limit_cache[name] == nil then
@@ -41,14 +40,14 @@ local function limits_of(name)
   return limit_cache[name] or nil
 end
 
-local SLOTS_CHECKED = 1000  -- leases that are looked at when all slots of a name seem taken
-local HELD_NAMES = 100      -- names of tasks that were set aside, looked at in one claim
-local TURNS = 100           -- turns of users whose tasks were cancelled meanwhile
-local RETURNED = 1000       -- tasks that come back in one claim: unpack() has room for a few thousand
+local SLOTS_CHECKED = 1000  -- leases that are checked when all slots of a name seem to be in use
+local HELD_NAMES = 100      -- names with held tasks that one claim looks at
+local TURNS = 100           -- turns of users whose tasks were cancelled that are skipped at once
+local RETURNED = 1000       -- held tasks that one claim returns: unpack() is limited to a few thousand values
 local used_cache = {}
 
--- How many slots of a name are taken. An entry whose lease is gone (its record was spoilt) is
--- dropped when it matters.
+-- The number of slots of a name in use. An entry whose lease is gone (its record was damaged) is dropped when
+-- all slots seem to be in use.
 local function used_slots(name, slots)
   if used_cache[name] then return used_cache[name] end
   local members = redis.call('ZRANGEBYLEX', K.slots, '[' .. name .. '\0', '(' .. name .. '\1',
@@ -73,7 +72,7 @@ local function is_limited(name)
   return limits.rate and (free_at(K.paced, name, limits.rate)) > now
 end
 
--- A task of this name begins.
+-- Count a task of this name that begins.
 local function begin_limited(name)
   local limits = limits_of(name)
   if not limits then return end
@@ -84,12 +83,12 @@ local function begin_limited(name)
   end
 end
 
--- It does not begin after all: there is nothing that could be leased.
+-- Undo that for a task that cannot be leased because its record is damaged.
 local function not_begun(name)
   if used_cache[name] then used_cache[name] = used_cache[name] - 1 end
 end
 
--- A lease has ended: what it took of the limits is free again.
+-- Release the slot and the deadline of a lease that has ended.
 local function end_limited(id, record)
   if record.slot then
     redis.call('ZREM', K.slots, (record.name or '') .. '\0' .. id)
@@ -105,22 +104,22 @@ local function end_limited(id, record)
   end
 end
 
-local TURN = 1000  -- how far a turn of a user with weight 1 is from the one before
+local TURN = 1000  -- distance between two turns of a user with weight 1
 
--- Who is next in the line of a name: the member, or nil.
+-- The first turn for a name: its member, or nil.
 local function first_turn(name)
   return redis.call('ZRANGEBYLEX', K.slot_line, '[' .. name .. '\0', '(' .. name .. '\1',
     'LIMIT', 0, 1)[1]
 end
 
--- Where a turn stands in the line of its name.
+-- The tag of a turn, by which the turns for a name are ordered.
 local function tag_of_turn(turn)
   return tonumber(string.match(turn, '%z(%d+)%z%Z*$'))
 end
 
--- The user's next turn comes one stride after a tag, or after whose turn it is: as in ready, whoever
--- has twice the weight is there twice as often. `turn` in fair is the last of all lines, where
--- an empty one begins, and where clients that know no weights go on.
+-- Give the user a turn for a name, one stride after a tag or after the first turn. As in ready, a user with
+-- twice the weight has turns twice as often. `turn` in fair is the last turn of all names: a name without
+-- turns begins there, and so do clients that do not know weights.
 local function take_turn(name, user, tag)
   local last = tonumber(redis.call('HGET', K.fair, 'turn') or nil) or 0
   if not tag then
@@ -136,16 +135,16 @@ local function turn_mark(name, user)
   return '\1' .. name .. '\0' .. user
 end
 
--- The user's held tasks of a name have a turn among those of all who wait for it now. One at a
--- time: a user whose held tasks were cancelled keeps the turn, and gets no second one.
+-- Give the user a turn for a name unless the user has one. A user whose held tasks were cancelled keeps the
+-- turn and gets no second one.
 local function join_slot_line(name, user)
   if redis.call('ZADD', K.slot_line, 0, turn_mark(name, user)) == 1 then take_turn(name, user) end
 end
 
--- How many more tasks of a name may begin now, out of so many.
+-- How many more tasks of a name may begin now, at most `most`.
 local function room_for(name, most)
   local limits = limits_of(name)
-  if not limits then return most end  -- it had some when they were set aside
+  if not limits then return most end  -- its limits were removed since the tasks were held
   if limits.slots then most = math.min(most, limits.slots - used_slots(name, limits.slots)) end
   if limits.rate then
     local free, burst = free_at(K.paced, name, limits.rate)
@@ -155,7 +154,7 @@ local function room_for(name, most)
   return most
 end
 
--- Whose turn it is for a name: the member of their first held task, or nil; their turn is used up.
+-- Use up the first turn for a name. Returns the member of that user's first held task, or nil.
 local function next_held(name)
   for _ = 1, TURNS do
     local turn = first_turn(name)
@@ -175,10 +174,10 @@ local function next_held(name)
   return nil
 end
 
-local LINE_BEGIN = '[\2'  -- behind the marks
+local LINE_BEGIN = '[\2'  -- after the marks
 
--- Call a function with each name that tasks wait for; at most so many names, then the next claim
--- goes on from there. Where that is.
+-- Call a function with each name that has held tasks, for at most HELD_NAMES names. Returns where the next
+-- claim continues.
 local function each_held_name(visit)
   local from = redis.call('HGET', K.fair, 'held_from') or LINE_BEGIN
   for _ = 1, HELD_NAMES do
@@ -191,8 +190,8 @@ local function each_held_name(visit)
   return from
 end
 
--- Bring back tasks that waited for room in the limits of their names, as many as there is room for:
--- at most so many of a name that is wanted. True if there are some of names that are not.
+-- Return held tasks of wanted names to the backlog, as many as their limits allow and at most `most` of each
+-- name. Returns true if there are held tasks of other names.
 local function return_held(most, is_wanted)
   local list, for_others = {}, false
   local from = each_held_name(function(name)
@@ -207,7 +206,7 @@ local function return_held(most, is_wanted)
       redis.call('ZREM', K.held, member)
       local user, rank, id = string.match(member, '^(%Z*)%z%Z*%z(%Z*)%z(%Z*)$')
       list[#list + 1] = { id = id, user = user, rank = rank, name = name }
-      -- One whose user may not be served now waits with the user, and takes no room.
+      -- A task whose user may not be served waits with the user, and takes no slot.
       if not blocked_until(user) then room = room - 1 end
     end
   end)
@@ -220,7 +219,7 @@ local function return_held(most, is_wanted)
   return for_others
 end
 
--- How long until a task that was set aside may begin, ms: 0 now, -1 when that is not known.
+-- Ms until a held task may begin; 0: now; -1: not known.
 local function room_after(is_wanted)
   local soonest = -1
   each_held_name(function(name)

@@ -1,10 +1,10 @@
--- Remember moments of schedules that did not become a task in the ordinary way, and why.
+-- Record fire times of schedules that did not become a task in the regular way, and why.
 --
 -- @include time
--- KEYS moments  zset  schedule NUL last moment NUL first moment NUL how many NUL reason, all scores 0
+-- KEYS moments  zset  schedule NUL last time NUL first time NUL how many NUL reason, all scores 0
 --
--- One entry is a stretch of moments with one fate. Those of a schedule that are in none, and not
--- after its last run, were fired; so a schedule that just runs costs nothing here.
+-- An entry is a stretch of fire times with the same reason. Fire times without an entry, up to the last run,
+-- were fired; so a schedule that just runs costs nothing here.
 
 local MOMENTS_KEPT = 200  -- entries of one schedule; the oldest go first
 
@@ -12,7 +12,7 @@ local function moment_text(ms)
   return string.format('%013d', ms)
 end
 
--- Note a stretch of moments; `what` is `last NUL first NUL how many NUL reason`.
+-- Record a stretch of fire times; `what` is `last NUL first NUL how many NUL reason`.
 local function note_moments(schedule, what)
   redis.call('ZADD', K.moments, 0, schedule .. '\0' .. what)
   local first, last = '[' .. schedule .. '\0', '(' .. schedule .. '\1'

@@ -1,17 +1,17 @@
--- Keep what people should hear of, until somebody who can tell them has.
+-- Keep notices for people until a caller has passed them on.
 --
 -- @include time
 -- KEYS notices  zset  task id, user, name, schedule, worker, attempt, outcome, ms since its claim, end in
---                     ms, error, with NUL between -> when it is told (again), ms; 0: nobody knows of it
+--                     ms, error, separated by NUL -> when to return it (again), ms; 0: never returned yet
 --
--- That is of tasks which have ended for good, or run on, without a word of their worker. A notice is
--- told at least once: again after a while, until whoever heard it says so.
+-- A notice is about a task that has ended, or still runs, without an answer from its worker. It is returned
+-- at least once: again after a while, until a caller confirms that it was passed on.
 
--- A table, and not functions of their own: a script has room for 200 local variables.
+-- A table, because a script has room for only 200 local variables.
 local notices = {}
 
 function notices.leave(id, record, outcome)
-  local most = 1000  -- beyond, those go that were told last
+  local most = 1000  -- beyond that, those returned last are dropped
   local fields = { id, record.user, record.name or '', record.schedule or '', record.worker or '',
     text_of(record.attempts), outcome, text_of(math.max(0, now - (record.claimed or now))), now_text,
     record.error }
@@ -20,12 +20,12 @@ function notices.leave(id, record, outcome)
   if over > 0 then redis.call('ZREMRANGEBYRANK', K.notices, -over, -1) end
 end
 
--- What is to be told now. To one who can alert people all that is due; to others, for their log, what
--- nobody knows of.
+-- The notices to return now: all that are due to a caller that can alert people; to others, for their log,
+-- those that were never returned.
 function notices.tell(can_alert)
   local at_once = 100
-  local again_ms = 30000   -- longer than from one heartbeat to the next
-  local news_ms = 3600000  -- what nobody could be told of for so long is no news
+  local again_ms = 30000   -- longer than the time between two heartbeats
+  local news_ms = 3600000  -- older notices are dropped
   local told, again, old = {}, {}, {}
   local last = can_alert and now or 0
   for _, notice in ipairs(redis.call('ZRANGE', K.notices, '-inf', last, 'BYSCORE', 'LIMIT', 0,
@@ -44,7 +44,7 @@ function notices.tell(can_alert)
   return told
 end
 
--- Whoever asks has passed these on: they are not told again.
+-- Drop notices that the caller has passed on.
 function notices.forget(heard)
   if #heard > 0 then redis.call('ZREM', K.notices, unpack(heard)) end
 end

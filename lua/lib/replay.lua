@@ -10,7 +10,7 @@
 
 local REPLAY_MS = 60000
 
-local generation  -- since when ops is in use; nil: not read yet, false: it is not
+local generation  -- since when ops is in use; nil: not read yet; false: not in use
 
 local function first_answer(op)
   local found = redis.call('HMGET', K.ops, op, '')

@@ -1,18 +1,18 @@
--- Requests that carry a key of their own, and the answers to them.
+-- Store requests that have an idempotency key, and the replies to them.
 --
 -- @include json time
--- KEYS replies         hash  hash of the key -> JSON: digest, owner, at, and of an answer status,
---                            headers (JSON) and body; '' -> since when it is in use, ms, and bytes
--- KEYS replies_before  hash  the same, of the time before
--- ARGV request  text  hash of the key
+-- KEYS replies         hash  hash of the key -> JSON: digest, owner, at; of a reply also status, headers
+--                            (JSON) and body; '' -> since when this generation is in use, ms, and its bytes
+-- KEYS replies_before  hash  the previous generation
+-- ARGV request  text  hash of the idempotency key
 --
--- Two generations that change places: nothing has to look for what is old.
+-- Two generations replace each other, so nothing has to look for old entries.
 
-local KEPT_MS = 86400000           -- for so long at least, and for twice that at most;
-local MAX_REPLIES = 10000          -- for less where there are more
-local MAX_BYTES = 32 * 1024 * 1024 -- or larger ones
+local KEPT_MS = 86400000           -- replies are kept for this long at least and twice as long at most,
+local MAX_REPLIES = 10000          -- or for less if there are more of them
+local MAX_BYTES = 32 * 1024 * 1024 -- or they are larger
 
--- What is known of the request, or nil. A record that somebody has spoilt is none.
+-- The record of the request. Returns nil if there is none or it is damaged.
 local function read_reply()
   local record = decode(redis.call('HGET', K.replies, A.request)
     or redis.call('HGET', K.replies_before, A.request))
@@ -28,7 +28,7 @@ local function drop_reply()
   redis.call('HDEL', K.replies_before, A.request)
 end
 
--- Keep a record in the present generation, or in a new one.
+-- Store a record in the current generation, or begin a new one.
 local function write_reply(record)
   local text = cjson.encode(record)
   drop_reply()

@@ -1,16 +1,17 @@
--- Keep where a schedule stands: its plan and its state.
+-- Keep the state of schedules: what happens to them while they run.
 --
 -- @include json
--- KEYS due             zset  schedule id -> when to act, ms; active ones, and those paused until then
--- KEYS schedule_state  hash  schedule id -> JSON: user, tenant, title, active, since, reason, paused, note, by, until, last_run, counts
+-- KEYS due             zset  schedule id -> when to act, ms: active ones, and those paused until then
+-- KEYS schedule_state  hash  schedule id -> JSON: user, tenant, title, active, since, reason, paused, note,
+--                            by, until, last_run, counts
 
 local STATE_TYPES = { user = 'string', active = 'boolean', reason = 'string', last_run = 'number',
   runs = 'number', missed = 'number', refused = 'number', skipped = 'number', failures = 'number',
   since = 'number', paused = 'number', note = 'string', by = 'string', ['until'] = 'number',
   tenant = 'string', title = 'string', cancelled_to = 'string' }
 
--- A state as a table without fields of a wrong type: one that somebody has spoilt must not raise in
--- the middle of a script, nor stop the other schedules of a batch.
+-- Parse a state, without fields of a wrong type: a damaged state must not raise in the middle of a script,
+-- nor stop the other schedules of a batch.
 local function read_state(text)
   local state = decode(text) or {}
   for field, kind in pairs(STATE_TYPES) do

@@ -1,4 +1,4 @@
--- Keep what is planned for schedules: definitions, index, names, problems.
+-- Keep schedules: definitions, index, names, and those that were set aside.
 --
 -- @include schedule_state plan replay stats
 -- KEYS schedules       hash  schedule id -> definition, JSON: what the user wrote
@@ -7,15 +7,15 @@
 -- KEYS scheduler_wake  list  at most one token, for a leader that waits
 -- KEYS schedule_names  zset  name NUL schedule id, all scores 0
 
--- A moment computed from a clock that is this far from ours would be a wrong one.
+-- A fire time computed by a clock that differs by more than this, in ms, would be wrong.
 local SKEW_MS = 1000
 
 local function is_skewed(client_now)
   return math.abs(tonumber(client_now) - now) > SKEW_MS
 end
 
--- A plan is given up: if its moment has come and was not fired, it is one that was missed, and it is
--- returned to be noted.
+-- Count the fire time of a plan that is given up as missed, if it has come and was not fired. Returns that
+-- fire time, or nil.
 local function count_dropped(id, state)
   local moment = planned_ms(id)
   if state.active and moment and moment <= now then
@@ -25,14 +25,14 @@ local function count_dropped(id, state)
   end
 end
 
--- A schedule is found by its name too.
+-- Change the entry of a schedule in the index by name.
 local function name_schedule(id, old_name, name)
   if old_name == name then return end
   if old_name then redis.call('ZREM', K.schedule_names, old_name .. '\0' .. id) end
   if name then redis.call('ZADD', K.schedule_names, 0, name .. '\0' .. id) end
 end
 
--- The name in a definition; nil if that cannot be read.
+-- The name in a definition; nil if it cannot be read.
 local function name_in(definition)
   local name = (decode(definition) or {}).name
   return type(name) == 'string' and name or nil
@@ -50,8 +50,7 @@ local function wake_scheduler()
   if redis.call('LLEN', K.scheduler_wake) == 0 then redis.call('LPUSH', K.scheduler_wake, '1') end
 end
 
--- Take a schedule out of the plan: it has had all its moments, or, with the reason where an operator
--- finds it, it cannot be planned.
+-- Stop planning a schedule: it is completed, or it cannot be planned and is listed as broken with the reason.
 local function stop_planning(id, reason, completed)
   local state = state_of(id)
   state.active, state.reason = false, reason

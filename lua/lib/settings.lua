@@ -1,4 +1,4 @@
--- The queue's settings: what `TaskQueue.configure` stored over the defaults.
+-- The settings of the queue: the defaults, and what `TaskQueue.configure` has stored.
 --
 -- KEYS settings  hash  name -> value
 
@@ -16,7 +16,7 @@ local SETTINGS = {
   min_interval_ms = 0,
 }
 
--- What is no number where one is needed counts as the default: it must not stop a transition.
+-- A value that is not a number where one is needed is ignored: it must not stop a transition.
 local function load_settings()
   local stored = redis.call('HGETALL', K.settings)
   for i = 1, #stored, 2 do

@@ -1,9 +1,9 @@
--- End what no claim ends because nobody claims, and tell of what ended without a word.
+-- End runs that do not answer even if no worker claims, and return notices about them.
 --
 -- @include upkeep notices
 -- ARGV can_alert  text  '1' if the caller can alert people, or empty
--- ARGV ...  notices from an earlier call that the caller has passed on
--- ROW notice  text  as it was returned
+-- ARGV ...    notices of an earlier call that the caller has passed on: they are not returned again
+-- ROW notice  text  the notice as it was returned
 
 local function forget_notices()
   local heard = {}

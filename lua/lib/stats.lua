@@ -1,8 +1,8 @@
--- Count what happens, for metrics.
+-- Count events, for metrics.
 --
 -- KEYS stats  hash  counter -> value
 
--- A counter that somebody has spoilt must not stop a transition in its middle.
+-- Does not raise: a counter that is not a number must not stop a transition.
 local function count(name, by)
   redis.pcall('HINCRBY', K.stats, name, by)
 end

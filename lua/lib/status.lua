@@ -3,10 +3,10 @@
 -- @include json
 -- KEYS status  hash  task id -> JSON: state, user, rank, name, attempts, times, holder, error, ...
 --
--- A status holds all that a transition needs, so that no script decodes a payload. Its state is one
--- of ready, delayed, running, finished, buried, cancelled. A record that cannot be read is nil here.
+-- A status has all that a transition needs, so that no script decodes a payload. Its state is one of ready,
+-- delayed, running, finished, buried, cancelled. A record that cannot be read is nil here.
 
--- Fields that a transition calculates with: of another type, they count as absent.
+-- Fields that transitions use. Values of another type count as absent.
 local NUMBERS = { 'claimed', 'charge', 'ended', 'deadline', 'timeout_ms', 'max_attempts' }
 local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint', 'tenant', 'digest' }
 
@@ -27,9 +27,9 @@ local function read_status(id)
   return parse_status(redis.call('HGET', K.status, id))
 end
 
-local status_texts = {}  -- by id, as they were read
+local status_texts = {}  -- id -> text of the record, as it was read
 
--- The records of many tasks, by id; those that cannot be read are left out.
+-- The records of many tasks by id, without those that cannot be read.
 local function read_statuses(ids)
   local records = {}
   for i, text in ipairs(redis.call('HMGET', K.status, unpack(ids))) do
@@ -39,9 +39,9 @@ local function read_statuses(ids)
   return records
 end
 
--- A text with one part of it exchanged; nil if it is not there. In JSON a quote inside a value has
--- a backslash before it, so that a part with the quotes of its name is found nowhere else.
-local function exchange(text, part, new)
+-- Replace one part of a text; nil if it is not found. JSON escapes quotes inside values, so a part that
+-- includes the quotes of its field name matches nothing else.
+local function replace_text(text, part, new)
   local from, to = string.find(text, part, 1, true)
   return from and string.sub(text, 1, from - 1) .. new .. string.sub(text, to + 1)
 end
@@ -50,8 +50,8 @@ local function write_status(id, record)
   redis.call('HSET', K.status, id, cjson.encode(record))
 end
 
--- Write records, by id. `texts` has those that are known as text already: to put a record into JSON
--- costs three times as much as to read it.
+-- Write records by id. `texts` has records that are encoded already: encoding costs three times as much as
+-- decoding.
 local function write_statuses(ids, records, texts)
   local flat = {}
   for i, id in ipairs(ids) do

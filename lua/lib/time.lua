@@ -1,8 +1,8 @@
--- One reading of the clock for the whole script.
+-- Read the clock once for the whole script.
 --
--- ARGV now_ms  int  the moment to act at, in ms; empty: the server's clock
+-- ARGV now_ms  int  the time to act at, ms; empty: the server's clock
 
--- The moment in whole ms, and the µs beyond it.
+-- The time in whole ms, and the µs beyond it.
 local function read_clock()
   if A.now_ms ~= '' then return tonumber(A.now_ms), 0 end
   local t = redis.call('TIME')
@@ -11,7 +11,7 @@ end
 
 local now, now_us = read_clock()
 
--- A number as text. Commands take numbers too, but write a whole one three times as slowly.
+-- A number as text. Commands accept numbers, but format a whole number three times as slowly.
 local function text_of(number)
   if number == math.floor(number) and math.abs(number) < 1e15 then
     return string.format('%d', number)

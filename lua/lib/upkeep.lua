@@ -1,21 +1,21 @@
--- Do what time has made due: promote delayed tasks, take back expired leases, look at parked users.
+-- Do what has become due: promote delayed tasks, take back expired leases, look at parked users.
 --
 -- @include ending notices
 --
--- Part of every claim, so that no other process has to be alive for a retry to happen. Each part is
--- bounded; what is left over is done by the next claim, which is told not to wait.
+-- Part of every claim, so that no other process has to be alive for a retry to happen. Each step is bounded.
+-- The next claim does what is left, and is told not to wait.
 
-local CATCH_UP = 10  -- so often, twice as many old records are dropped, if other calls left some over
+local CATCH_UP = 10  -- twice as many old records are dropped if other calls have left some
 local UPKEEP = 100
 
 local function due_in(key)
   return redis.call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, UPKEEP)
 end
 
-local IN_ORDER = 20  -- of delayed tasks that are due, so many at least are promoted by time alone
+local IN_ORDER = 20  -- at least this many due tasks are promoted by time alone
 
--- Ids of delayed tasks that are due, and by id when: in turns by user, so that nobody waits for ten
--- thousand tasks of another, then the oldest, which versions before the index may have stored.
+-- Ids of due delayed tasks, and their times by id. First some of each user, so that nobody waits for ten
+-- thousand tasks of another; then the oldest, which versions without the index may have stored.
 local function due_tasks()
   local ids, times, members = delays.due_in_turns(UPKEEP - IN_ORDER)
   local good, due = {}, {}
@@ -40,8 +40,8 @@ local function due_tasks()
   return good, due
 end
 
--- Leases that end without a word of their worker. A table: a script has room for 200 local variables.
--- found: something has become ready, which workers other than the one that claims may be waiting for.
+-- Leases that end without an answer from their worker. A table, because a script has room for only 200 local
+-- variables. found: something has become ready, and other workers may be waiting for it.
 local lost = { found = false }
 
 local function promote()
@@ -65,7 +65,7 @@ local function promote()
   lost.found = add_waiting(list) or lost.found
 end
 
--- A lease whose record cannot be read still counts as a run of its user, whom the document names.
+-- Correct the running count after a lease whose record cannot be read. The document names the user.
 function lost.forget_run(id)
   local document = decode(redis.call('HGET', K.tasks, id))
   local user = document and document.user
@@ -74,9 +74,8 @@ function lost.forget_run(id)
   review(user)
 end
 
--- How a run ends without a word of its worker, and what is kept of that. One whose lease was extended
--- up to its deadline goes on and does not answer; one whose lease ended before has a worker that is
--- gone, whenever that is noticed.
+-- How a run ends whose worker does not answer. If its lease was extended up to its deadline, the run goes on
+-- and ignores its end. If the lease ended before the deadline, the worker is gone.
 function lost.fate_of(id, record)
   local ends = tonumber(redis.call('ZSCORE', K.leases, id) or nil) or now
   if not record.deadline or record.deadline > now or ends < record.deadline then
@@ -84,14 +83,14 @@ function lost.fate_of(id, record)
       error = 'the lease of worker %s expired' }
   elseif record.cancel then
     return { outcome = 'cancelled', is_stale = true, counter = 'stale_runs',
-      error = 'cancelled: it still ran on worker %s, a lease after that was told to cancel it' }
+      error = 'cancelled: still running on worker %s one lease after the worker was told to cancel it' }
   end
   return { outcome = 'timed_out', is_stale = true, fingerprint = 'timed-out',
-    counter = 'stale_runs', error = 'timed out: it still ran on worker %s, a lease after its time-out' }
+    counter = 'stale_runs', error = 'timed out: still running on worker %s one lease after its time-out' }
 end
 
--- End a lease without a word of its worker; true if the task ends with it. A run that does not
--- answer is not offered again: it goes on, and so might the next ones, each in a slot of its own.
+-- End a lease whose worker does not answer. Returns true if the task ends with it. A run that goes on is not
+-- offered again: the next attempts might go on as well, each in a slot of its own.
 function lost.end_one(id, record)
   local fate = lost.fate_of(id, record)
   end_lease(id, record)
@@ -101,10 +100,10 @@ function lost.end_one(id, record)
   if fate.is_stale then record.stale = now end
   keep_attempt(id, record, fate.outcome, '')
   if record.cancel then
-    close(id, record, 'cancelled')
+    end_task(id, record, 'cancelled')
   elseif fate.is_stale or record.attempts >= (record.max_attempts or SETTINGS.max_attempts) then
     record.fingerprint = fate.fingerprint
-    close(id, record, 'buried')
+    end_task(id, record, 'buried')
   else
     record.state = 'ready'
     write_status(id, record)
@@ -114,7 +113,7 @@ function lost.end_one(id, record)
   return true
 end
 
--- End the leases of these tasks; `pass_over` is called with each whose record cannot be read.
+-- End the leases of tasks. Calls `pass_over` with each that is not running or whose record cannot be read.
 function lost.end_all(ids, pass_over)
   if #ids == 0 then return end
   local list, closed, records = {}, 0, read_statuses(ids)
@@ -140,13 +139,13 @@ function lost.take_back()
   end)
 end
 
--- End runs that are beyond their deadline, also where an older client has extended their leases.
+-- End runs that are past their deadline, even if an older client has extended their leases.
 function lost.end_overdue()
   lost.end_all(due_in(K.deadlines), function(id) redis.call('ZREM', K.deadlines, id) end)
 end
 
--- After the clock was set back, the moments at which users who are parked are looked at again may be
--- too far by as much: look at all of them, from the farthest on, some in each claim.
+-- After the clock was set back, the times at which parked users are looked at may be too late by as much.
+-- Look at all of them, from the latest on, some in each claim.
 local function look_at_parked()
   local skip = fair.recheck
   if fair.seen and now < fair.seen then skip = 0 end
@@ -157,7 +156,7 @@ local function look_at_parked()
   for _, user in ipairs(users) do
     local before = redis.call('ZSCORE', K.parked, user)
     lost.found = review(user) or lost.found
-    -- Those that stay where they are stand before the rest.
+    -- Users whose time does not change stay before the others.
     if redis.call('ZSCORE', K.parked, user) == before then skip = skip + 1 end
   end
   if #users < UPKEEP then

@@ -1,9 +1,9 @@
--- Walk through the users of an index in order: one look-up each, however much they have in it.
+-- Walk through the users of an index in order, with one look-up for each.
 --
--- In such an index a user's members begin with the name, after what all of them begin with, and go
--- on with NUL. No name has a control character.
+-- The members of a user begin with a prefix that all members have, the user and NUL. Names of users have no
+-- control characters.
 
--- The first user at or behind a member, or nil.
+-- The first user at or after a member, or nil.
 local function user_from(key, lead, from)
   local last = string.byte(lead, -1)
   local bound = last and '(' .. string.sub(lead, 1, -2) .. string.char(last + 1) or '+'

@@ -1,50 +1,49 @@
--- Find the users who want service now: those with waiting or running tasks.
+-- Find users who have waiting or running tasks.
 --
 -- @include user_index
 -- KEYS ready    zset  users who may be served
 -- KEYS parked   zset  users with waiting tasks who may not
--- KEYS running  hash  user -> how many of the user's tasks are leased
+-- KEYS running  hash  user -> number of leased tasks
 -- KEYS backlog  zset  user NUL rank NUL task id NUL name: waiting tasks
 -- KEYS held     zset  user NUL name NUL rank NUL task id: tasks that wait for a slot
 
-local function new_crowd()
+local function new_user_set()
   return { list = {}, has = {} }
 end
 
--- Add users to a crowd, each once.
-local function admit(crowd, users)
+-- Add users to a set, each once.
+local function add_users(found, users)
   for _, user in ipairs(users) do
-    if not crowd.has[user] then
-      crowd.has[user] = true
-      crowd.list[#crowd.list + 1] = user
+    if not found.has[user] then
+      found.has[user] = true
+      found.list[#found.list + 1] = user
     end
   end
 end
 
--- Add users with waiting or running tasks, at most so many of each sort.
-local function admit_active(crowd, most)
-  admit(crowd, redis.call('ZRANGE', K.ready, 0, most - 1))
-  admit(crowd, redis.call('ZRANGE', K.parked, 0, most - 1))
-  admit(crowd, redis.call('HRANDFIELD', K.running, most))
+-- Add users with waiting or running tasks: at most `most` from each key.
+local function add_active_users(found, most)
+  add_users(found, redis.call('ZRANGE', K.ready, 0, most - 1))
+  add_users(found, redis.call('ZRANGE', K.parked, 0, most - 1))
+  add_users(found, redis.call('HRANDFIELD', K.running, most))
   local user = user_from(K.held, '', '')
   for _ = 1, most do
     if not user then return end
-    admit(crowd, { user })
+    add_users(found, { user })
     user = user_after(K.held, '', user)
   end
 end
 
 local SOME_HELD = redis.call('EXISTS', K.held) == 1
 
--- How many tasks of a user wait, and how many of them for a slot of their name.
+-- The number of waiting tasks of a user, and how many of them are held.
 local function waiting_of(user)
   local from, to = '[' .. user .. '\0', '(' .. user .. '\1'
   local held = SOME_HELD and redis.call('ZLEXCOUNT', K.held, from, to) or 0
   return redis.call('ZLEXCOUNT', K.backlog, from, to) + held, held
 end
 
--- A field of each user in a hash, false where there is none. In parts: unpack() has room for a few
--- thousand values.
+-- The value of each user in a hash, or false. Reads in groups: unpack() is limited to a few thousand values.
 local function fields_of(key, users)
   local values = {}
   for first = 1, #users, 1000 do

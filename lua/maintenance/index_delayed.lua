@@ -1,17 +1,17 @@
--- Bring delayed tasks into the index by user, or drop entries of it that are not delayed so.
+-- Add delayed tasks to the index by user, or drop entries of the index that are not valid.
 --
 -- @include status delays
--- KEYS fair  hash  index_from: where the next step goes on; index_off: by how many entries the two
---                 differed after the last walk, and when that was, ms
--- ARGV source  text  'delayed': the entries are ids to bring in; 'delayed_index': members to look at
--- ARGV next    text  where the next step goes on, or empty: the walk is over
+-- KEYS fair  hash  index_from: where the next step continues; index_off: by how many entries index and
+--                 `delayed` differed after the last walk, and when that was, ms
+-- ARGV source  text  'delayed': entries are task ids to add; 'delayed_index': entries are members to check
+-- ARGV next    text  where the next step continues; empty: the walk is over
 -- ARGV ...     entries, a few hundred at most
 -- ROW entry   text  task id, or member of the index
 --
--- Clients of before the index leave it as it is when they delay a task or take one up. Each entry is
--- looked at as it is now; repeated, nothing changes.
+-- Versions that do not know the index do not update it when they delay or promote a task. Each entry is
+-- checked as it is now; a repeated call changes nothing.
 --
--- Returns how many were brought in or dropped.
+-- Returns the number of entries added or dropped.
 
 local wrong = {}
 

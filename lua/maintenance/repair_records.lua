@@ -1,4 +1,4 @@
--- Look whether entries about schedules, tenants and workers agree, and put right those that do not.
+-- Check whether the records of schedules, tenants and workers agree, and repair those that do not.
 --
 -- @include schedules tenant_schedules
 -- KEYS moments      zset  schedule NUL last NUL first NUL how many NUL reason, all scores 0
@@ -8,15 +8,15 @@
 -- KEYS workers      hash  worker id -> JSON
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- ARGV op    text  random id of this operation
--- ARGV kind  text  which structure the entries are of
--- ARGV fix   text  '1': put right what is wrong; empty: change nothing
+-- ARGV kind  text  the structure that the entries belong to
+-- ARGV fix   text  '1': repair; empty: change nothing
 -- ARGV ...    entries, a few hundred at most
--- ROW entry  text  ids, users or members of the structure
+-- ROW entry  text  id, user id, or member of the structure
 --
--- The definition and the state of a schedule decide where else it has to be. As in repair, each entry
--- is looked at as it is now. What cannot be read is for the scheduler to set aside.
+-- The definition and the state of a schedule decide where else it has to be. As in repair_tasks, each entry
+-- is checked as it is now. The scheduler sets aside records that cannot be read.
 --
--- Returns for each entry that is wrong: the entry, what is wrong, '1' if it can be put right.
+-- Returns for each wrong entry: the entry, the problem, '1' if it can be repaired or ''.
 
 local FIX = A.fix == '1'
 local found = {}
@@ -26,7 +26,7 @@ local function wrong(entry, text, mend)
   if FIX and mend then mend() end
 end
 
--- Also one whose definition is gone, while it is told as a problem.
+-- A schedule whose definition is gone is known while it is listed as broken.
 local function is_known(id)
   return redis.call('HEXISTS', K.schedules, id) == 1 or redis.call('HEXISTS', K.broken, id) == 1
 end
@@ -39,7 +39,7 @@ local function check_entry(id, key, member, text)
   if not has(key, member) then wrong(id, text, function() redis.call('ZADD', key, 0, member) end) end
 end
 
--- When to act on an active schedule that nobody would act on: at its moment, or now.
+-- Make an active schedule due that is not: at its fire time, or now.
 local function plan_again(id)
   redis.call('ZADD', K.due, planned_ms(id) or now, id)
   wake_scheduler()
@@ -54,35 +54,35 @@ local function check_schedule(id)
   end
   local state = state_of(id)
   local user = state.user or definition.user_id
-  check_entry(id, K.schedule_index, user .. '\0' .. id, 'is not in the index of its user')
+  check_entry(id, K.schedule_index, user .. '\0' .. id, 'is not in schedule_index')
   if type(definition.name) == 'string' then
-    check_entry(id, K.schedule_names, definition.name .. '\0' .. id, 'is not found by its name')
+    check_entry(id, K.schedule_names, definition.name .. '\0' .. id, 'is not in schedule_names')
   end
   if state.tenant then
     check_entry(id, K.tenant_schedules, state.tenant .. '\0' .. user .. '\0' .. id,
-      'is not found by its tenant')
+      'is not in tenant_schedules')
   end
   local is_due = has(K.due, id)
   if (state.active or state['until']) and not is_due then
-    wrong(id, 'is active and nobody would act on it', function() plan_again(id) end)
+    wrong(id, 'is active but not in due', function() plan_again(id) end)
   elseif is_due and not state.active and not state['until'] then
-    wrong(id, 'is not active and would be acted on', function() redis.call('ZREM', K.due, id) end)
+    wrong(id, 'is not active but in due', function() redis.call('ZREM', K.due, id) end)
   end
 end
 
 local function check_due(id)
   if not has(K.due, id) or is_known(id) then return end
-  wrong(id, 'is due and has no definition', function() redis.call('ZREM', K.due, id) end)
+  wrong(id, 'is in due without a definition', function() redis.call('ZREM', K.due, id) end)
 end
 
 local function check_plan(id)
   if redis.call('HEXISTS', K.plan, id) == 0 or is_known(id) then return end
-  wrong(id, 'has a plan and no definition', function() redis.call('HDEL', K.plan, id) end)
+  wrong(id, 'has a plan but no definition', function() redis.call('HDEL', K.plan, id) end)
 end
 
 local function check_state(id)
   if redis.call('HEXISTS', K.schedule_state, id) == 0 or is_known(id) then return end
-  wrong(id, 'has a state and no definition',
+  wrong(id, 'has a state but no definition',
     function() redis.call('HDEL', K.schedule_state, id) end)
 end
 
@@ -90,7 +90,7 @@ local function check_index(member)
   local user, id = string.match(member, '^(%Z*)%z(%Z*)$')
   if not has(K.schedule_index, member) then return end
   if id and is_known(id) and state_of(id).user == user then return end
-  wrong(member, 'is in the index and not such a schedule',
+  wrong(member, 'is in schedule_index but does not match its schedule',
     function() redis.call('ZREM', K.schedule_index, member) end)
 end
 
@@ -101,7 +101,7 @@ local function check_name(member)
     local right = name_in(redis.call('HGET', K.schedules, id))
     if not right or right == name then return end
   end
-  wrong(member, 'is a name of no schedule',
+  wrong(member, 'is in schedule_names but does not match its schedule',
     function() redis.call('ZREM', K.schedule_names, member) end)
 end
 
@@ -112,7 +112,7 @@ local function check_tenant_schedule(member)
     local state = state_of(id)
     if state.tenant == tenant and state.user == user then return end
   end
-  wrong(member, 'is of a tenant and not such a schedule',
+  wrong(member, 'is in tenant_schedules but does not match its schedule',
     function() redis.call('ZREM', K.tenant_schedules, member) end)
 end
 
@@ -120,25 +120,25 @@ local function check_notes(key, what)
   return function(id)
     local from, to = '[' .. id .. '\0', '(' .. id .. '\1'
     if is_known(id) or redis.call('ZLEXCOUNT', key, from, to) == 0 then return end
-    wrong(id, 'has ' .. what .. ' and no definition',
+    wrong(id, 'has ' .. what .. ' but no definition',
       function() redis.call('ZREMRANGEBYLEX', key, from, to) end)
   end
 end
 
 local function check_settings(user)
   if redis.call('HEXISTS', K.users, user) == 0 then return end
-  check_entry(user, K.user_names, user, 'has settings and is not listed')
+  check_entry(user, K.user_names, user, 'has settings but is not in user_names')
 end
 
 local function check_listed(user)
   if not has(K.user_names, user) or redis.call('HEXISTS', K.users, user) == 1 then return end
-  wrong(user, 'is listed and has no settings', function() redis.call('ZREM', K.user_names, user) end)
+  wrong(user, 'is in user_names without settings', function() redis.call('ZREM', K.user_names, user) end)
 end
 
 local function check_member(user)
   local tenant = redis.call('HGET', K.tenants, user)
   if tenant then
-    check_entry(user, K.tenant_users, tenant .. '\0' .. user, 'is not in the index of its tenant')
+    check_entry(user, K.tenant_users, tenant .. '\0' .. user, 'is not in tenant_users')
   end
 end
 
@@ -146,19 +146,19 @@ local function check_tenant_user(member)
   local tenant, user = string.match(member, '^(%Z*)%z(%Z*)$')
   if not has(K.tenant_users, member) then return end
   if user and redis.call('HGET', K.tenants, user) == tenant then return end
-  wrong(member, 'is in the index and not of this tenant',
+  wrong(member, 'is in tenant_users but does not belong to the tenant',
     function() redis.call('ZREM', K.tenant_users, member) end)
 end
 
 local function check_worker(id)
   if id == '' or redis.call('HEXISTS', K.workers, id) == 0 or has(K.worker_ends, id) then return end
-  wrong(id, 'is a worker that would never count as gone',
+  wrong(id, 'is in workers but not in worker_ends',
     function() redis.call('HDEL', K.workers, id) end)
 end
 
 local function check_worker_end(id)
   if not has(K.worker_ends, id) or redis.call('HEXISTS', K.workers, id) == 1 then return end
-  wrong(id, 'counts as a worker and has no record',
+  wrong(id, 'is in worker_ends but not in workers',
     function() redis.call('ZREM', K.worker_ends, id) end)
 end
 

@@ -1,19 +1,19 @@
--- Look whether entries about tasks and users agree, and put right those that do not.
+-- Check whether the records of tasks and users agree, and repair those that do not.
 --
 -- @include ending
 -- ARGV op    text  random id of this operation
--- ARGV kind  text  which structure the entries are of: 'task' and 'user' are looked at in all places
--- ARGV fix   text  '1': put right what is wrong; empty: change nothing
+-- ARGV kind  text  the structure that the entries belong to; 'task' and 'user' check all structures
+-- ARGV fix   text  '1': repair; empty: change nothing
 -- ARGV ...    entries, a few hundred at most
--- ROW entry  text  ids of tasks, users, or members of the structure
+-- ROW entry  text  task id, user id, or member of the structure
 --
--- The status of a task decides where else it has to be. Each entry is looked at again here, so that
--- what others changed since the caller read it counts as it is now.
+-- The status of a task decides where else it has to be. Each entry is checked as it is now, because others
+-- may have changed it since the caller read it.
 --
--- Returns for each entry that is wrong: the entry, what is wrong, '1' if it can be put right.
+-- Returns for each wrong entry: the entry, the problem, '1' if it can be repaired or ''.
 
 local FIX = A.fix == '1'
-local MOST_LEASES = 10000  -- counted in one call, in less than 10 ms
+local MOST_LEASES = 10000  -- that one call counts, in less than 10 ms
 local MOST_TURNS = 1000
 
 local found = {}
@@ -23,7 +23,7 @@ local function wrong(entry, text, mend)
   if FIX and mend then mend() end
 end
 
--- Where a task of a state is, besides the structures of its user, its name and its schedule.
+-- State -> the structure that has the task, besides those of its user, its name and its schedule.
 local HOMES = { ready = 'waiting', delayed = 'delayed', running = 'leases', finished = 'ended',
   cancelled = 'ended', buried = 'dead' }
 local PLACES = { { 'waiting', K.waiting }, { 'delayed', K.delayed }, { 'leases', K.leases },
@@ -35,7 +35,7 @@ local function is_ended(record)
   return outcome_of(record) ~= nil
 end
 
--- Put a task where its state says. A lease that is not known ends now, and is taken back.
+-- Add a task to the structure of its state. A missing lease ends now, and is taken back.
 local function bring_home(id, record, key)
   local at = now
   if is_ended(record) then
@@ -56,7 +56,7 @@ local function bring_home(id, record, key)
   end
   if at == AFTER_THE_LAST then
     redis.call('ZADD', K.open, 0, record.schedule .. '\0' .. id)
-    let_buffered_begin(record.schedule)  -- if there is nothing that it waits for
+    let_buffered_begin(record.schedule)  -- if no other run is unfinished
   end
   wake_worker()
   kinds.wake()
@@ -68,10 +68,10 @@ local function check_homes(id, record)
     local name, key = place[1], place[2]
     local is_there = redis.call('ZSCORE', key, id)
     if name == home and not is_there then
-      wrong(id, 'is ' .. record.state .. ' and not in ' .. name,
+      wrong(id, 'is ' .. record.state .. ' but not in ' .. name,
         function() bring_home(id, record, key) end)
     elseif name ~= home and is_there then
-      wrong(id, 'is ' .. record.state .. ' and in ' .. name,
+      wrong(id, 'is ' .. record.state .. ' but in ' .. name,
         function()
           if name == 'delayed' then delays.remove(id, record.user) else redis.call('ZREM', key, id) end
         end)
@@ -79,12 +79,12 @@ local function check_homes(id, record)
   end
 end
 
--- A delayed task is found by its user too.
+-- A delayed task is also in the index by user.
 local function check_delay(id, record)
   local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
   local member = due and delays.member(record.user, due, id)
   if not due or redis.call('ZSCORE', K.delayed_index, member) then return end
-  wrong(id, 'is delayed and not in delayed_index',
+  wrong(id, 'is delayed but not in delayed_index',
     function() delays.enter({ due, id, record.user }) end)
 end
 
@@ -103,38 +103,38 @@ local function drop_from_held(member)
   if redis.call('ZCARD', K.held) == 0 then redis.call('UNLINK', K.slot_line) end
 end
 
--- A waiting task is in exactly one of backlog and held, others are in neither.
+-- A waiting task is in either backlog or held. Other tasks are in neither.
 local function check_line(id, record)
   local member, held = member_of(id, record), held_member_of(id, record)
   local in_backlog, in_held = redis.call('ZSCORE', K.backlog, member), redis.call('ZSCORE', K.held, held)
   if record.state == 'ready' then
     if not in_backlog and not in_held then
-      wrong(id, 'waits and is in no line', function()
+      wrong(id, 'is ready but in neither backlog nor held', function()
         add_waiting({ { id = id, user = record.user, rank = record.rank, name = record.name } }, true)
         wake_worker()
       end)
     elseif in_backlog and in_held then
-      wrong(id, 'waits in two lines', function() drop_from_held(held) end)
+      wrong(id, 'is in both backlog and held', function() drop_from_held(held) end)
     end
     return
   end
   if in_backlog then
-    wrong(id, 'is ' .. record.state .. ' and in backlog',
+    wrong(id, 'is ' .. record.state .. ' but in backlog',
       function() drop_from_backlog(record.user, member) end)
   end
   if in_held then
-    wrong(id, 'is ' .. record.state .. ' and in held', function() drop_from_held(held) end)
+    wrong(id, 'is ' .. record.state .. ' but in held', function() drop_from_held(held) end)
   end
 end
 
 local function check_running(id, record)
   local slot = (record.name or '') .. '\0' .. id
   if record.slot and not redis.call('ZSCORE', K.slots, slot) then
-    wrong(id, 'runs and has no slot', function() redis.call('ZADD', K.slots, 0, slot) end)
+    wrong(id, 'is running without its slot', function() redis.call('ZADD', K.slots, 0, slot) end)
   end
   if type(record.deadline) == 'number' and not record.stale
     and not redis.call('ZSCORE', K.deadlines, id) then
-    wrong(id, 'runs and is not in deadlines',
+    wrong(id, 'is running but not in deadlines',
       function() redis.call('ZADD', K.deadlines, record.deadline, id) end)
   end
 end
@@ -144,25 +144,25 @@ local function check_history(id, record)
   add_places(places, id, record)
   for _, place in ipairs(places) do
     if not redis.call('ZSCORE', K.runs, place) then
-      wrong(id, 'has ended and is not listed', function() list_runs({ id }, { [id] = record }) end)
+      wrong(id, 'has ended but is not in runs', function() list_runs({ id }, { [id] = record }) end)
       return
     end
   end
   if record.fingerprint and not redis.call('ZSCORE', K.failures, record.fingerprint) then
-    wrong(id, 'has failed and its cause is not listed',
+    wrong(id, 'has failed but its fingerprint is not in failures',
       function() refresh_failure(record.fingerprint) end)
   end
 end
 
--- Nothing can be run without a document: the task ends, and nothing is kept of it.
+-- A task without a document cannot run: end it and delete what is left of it.
 local function forget(id, record)
   if record.state == 'ready' or record.state == 'delayed' then cancel_waiting(id, record) end
-  drop(KEY_OF[HOMES[record.state]], { id })
+  drop_tasks(KEY_OF[HOMES[record.state]], { id })
 end
 
 local function check_task(id)
   local text = redis.call('HGET', K.status, id)
-  if not text then return end  -- gone meanwhile
+  if not text then return end  -- it is gone by now
   local record = parse_status(text)
   if not record or not HOMES[record.state] then
     wrong(id, 'has a status that cannot be read')
@@ -175,7 +175,7 @@ local function check_task(id)
   if is_ended(record) then check_history(id, record) end
   if record.schedule and not is_ended(record)
     and not redis.call('ZSCORE', K.open, record.schedule .. '\0' .. id) then
-    wrong(id, 'is unfinished and not in open',
+    wrong(id, 'is unfinished but not in open',
       function() redis.call('ZADD', K.open, 0, record.schedule .. '\0' .. id) end)
   end
   if redis.call('HEXISTS', K.tasks, id) == 0 then
@@ -184,9 +184,9 @@ local function check_task(id)
   end
 end
 
--- --- members of structures: does the task say the same? ---
+-- --- members of structures: does the status of the task agree? ---
 
--- The status as it is: nil if there is none, false if it cannot be read, which is told of the task.
+-- The status of a task: nil if there is none, false if it cannot be read (check_task reports that).
 local function known(id)
   local text = redis.call('HGET', K.status, id)
   if not text then return nil end
@@ -198,7 +198,7 @@ local function check_home(name)
     local record = known(id)
     if record == false or (record and HOMES[record.state] == name) then return end
     if not redis.call('ZSCORE', KEY_OF[name], id) then return end
-    wrong(id, 'is in ' .. name .. (record and ' and ' .. record.state or ' without a status'),
+    wrong(id, 'is in ' .. name .. (record and ' but is ' .. record.state or ' without a status'),
       function() redis.call('ZREM', KEY_OF[name], id) end)
   end
 end
@@ -209,7 +209,7 @@ local function check_delayed_index(member)
   if record == false or not redis.call('ZSCORE', K.delayed_index, member) then return end
   local score = id and tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
   if score and record and record.user == user and score == tonumber(due) then return end
-  wrong(member, 'is in delayed_index and not delayed so',
+  wrong(member, 'is in delayed_index but does not match its task',
     function() redis.call('ZREM', K.delayed_index, member) end)
 end
 
@@ -223,7 +223,7 @@ local function check_backlog(member)
   local record = id and known(id)
   if record == false or is_of(record, user, rank, name) then return end
   if not redis.call('ZSCORE', K.backlog, member) then return end
-  wrong(member, 'is in backlog and does not wait so',
+  wrong(member, 'is in backlog but does not match its task',
     function() drop_from_backlog(user or '', member) end)
 end
 
@@ -232,17 +232,17 @@ local function check_held(member)
   local record = id and known(id)
   if record == false or not redis.call('ZSCORE', K.held, member) then return end
   if not is_of(record, user, rank, name) then
-    wrong(member, 'is in held and does not wait so', function() drop_from_held(member) end)
+    wrong(member, 'is in held but does not match its task', function() drop_from_held(member) end)
   elseif not redis.call('ZSCORE', K.slot_line, turn_mark(name, user)) then
-    wrong(member, 'is held and has no turn', function() join_slot_line(name, user) end)
+    wrong(member, 'is held without a turn', function() join_slot_line(name, user) end)
   end
 end
 
--- A turn has a mark, and a mark one turn.
+-- Every turn has a mark, and every mark has one turn.
 local function check_slot_line(member)
   if not redis.call('ZSCORE', K.slot_line, member) then return end
   if redis.call('ZCARD', K.held) == 0 then
-    wrong(member, 'is a turn and nobody is held', function() redis.call('UNLINK', K.slot_line) end)
+    wrong(member, 'is a turn although no task is held', function() redis.call('UNLINK', K.slot_line) end)
     return
   end
   if string.byte(member, 1) ~= 1 then
@@ -269,7 +269,7 @@ local function check_slots(member)
   local record = id and known(id)
   if record == false or not redis.call('ZSCORE', K.slots, member) then return end
   if record and record.state == 'running' and record.slot and (record.name or '') == name then return end
-  wrong(member, 'holds a slot and does not run', function()
+  wrong(member, 'holds a slot but is not running', function()
     redis.call('ZREM', K.slots, member)
     wake_worker()
     kinds.wake(name)
@@ -280,7 +280,7 @@ local function check_deadlines(id)
   local record = known(id)
   if record == false or not redis.call('ZSCORE', K.deadlines, id) then return end
   if record and record.state == 'running' and record.deadline and not record.stale then return end
-  wrong(id, 'has a deadline and does not run', function() redis.call('ZREM', K.deadlines, id) end)
+  wrong(id, 'has a deadline but is not running', function() redis.call('ZREM', K.deadlines, id) end)
 end
 
 local function check_open(member)
@@ -288,7 +288,7 @@ local function check_open(member)
   local record = id and known(id)
   if record == false or not redis.call('ZSCORE', K.open, member) then return end
   if record and record.schedule == schedule and not is_ended(record) then return end
-  wrong(member, 'is open and has ended', function()
+  wrong(member, 'is in open but has ended', function()
     redis.call('ZREM', K.open, member)
     if schedule then let_buffered_begin(schedule) end
   end)
@@ -305,7 +305,7 @@ local function check_runs(member)
       if place == member then return end
     end
   end
-  wrong(member, 'is listed and did not end so', function()
+  wrong(member, 'is in runs but does not match its task', function()
     redis.call('ZREM', K.runs, member)
     local fingerprint = string.match(member, '^f(%Z*)%z')
     if fingerprint then refresh_failure(fingerprint) end
@@ -316,7 +316,7 @@ local function check_failures(fingerprint)
   if not redis.call('ZSCORE', K.failures, fingerprint) then return end
   local range = 'f' .. fingerprint
   if redis.call('ZLEXCOUNT', K.runs, '[' .. range .. '\0', '(' .. range .. '\1') > 0 then return end
-  wrong(fingerprint, 'is a cause without a failed run',
+  wrong(fingerprint, 'is a fingerprint without a failed run',
     function() redis.call('ZREM', K.failures, fingerprint) end)
 end
 
@@ -327,7 +327,7 @@ end
 
 local function check_attempts(id)
   if redis.call('HEXISTS', K.attempts, id) == 0 or redis.call('HEXISTS', K.status, id) == 1 then return end
-  wrong(id, 'has attempts and no status', function() redis.call('HDEL', K.attempts, id) end)
+  wrong(id, 'has attempts but no status', function() redis.call('HDEL', K.attempts, id) end)
 end
 
 -- --- users ---
@@ -338,26 +338,26 @@ end
 
 local function check_waiting_user(user, head, in_ready, parked)
   if in_ready and parked then
-    wrong(user, 'is ready and parked', function()
+    wrong(user, 'is both ready and parked', function()
       redis.call('ZREM', K.parked, user)
       review(user)
     end)
   elseif not in_ready and not parked then
-    wrong(user, 'has waiting tasks and no turn', function()
+    wrong(user, 'has waiting tasks but is neither ready nor parked', function()
       place(user, false)
       tell_of(user)
       wake_worker()
     end)
   elseif parked and not blocked_until(user) and tonumber(parked) > now then
-    wrong(user, 'is parked for no reason', function() unpark(user) end)
+    wrong(user, 'is parked without a reason', function() unpark(user) end)
   end
   local in_lane = redis.call('ZSCORE', K.critical, user)
   if in_ready and is_critical(user, head) and not in_lane then
-    wrong(user, 'has a CRITICAL task and is not in the lane', function()
+    wrong(user, 'has a CRITICAL task but is not in the CRITICAL lane', function()
       if redis.call('ZSCORE', K.ready, user) then enter_critical(user) end
     end)
   elseif in_lane and not (in_ready and is_critical(user, head)) then
-    wrong(user, 'is in the CRITICAL lane without such a task',
+    wrong(user, 'is in the CRITICAL lane without a CRITICAL task',
       function() redis.call('ZREM', K.critical, user) end)
   end
 end
@@ -368,16 +368,15 @@ local function check_user(user)
   if head then
     check_waiting_user(user, head, in_ready, parked)
   elseif in_ready or parked or redis.call('ZSCORE', K.critical, user) then
-    wrong(user, 'has a turn and no waiting task', function() leave(user) end)
+    wrong(user, 'is ready or parked without a waiting task', function() leave(user) end)
   end
   if redis.call('ZSCORE', K.ready, user) and redis.call('ZSCORE', K.idle, user) then
-    wrong(user, 'is ready and idle', function() redis.call('ZREM', K.idle, user) end)
+    wrong(user, 'is both ready and idle', function() redis.call('ZREM', K.idle, user) end)
   end
 end
 
--- Whose a lease is. One whose record cannot be read counts for the user whom the document names.
--- Most users are found without decoding the record: in JSON a quote inside a text has a backslash
--- before it, so that this finds no part of another text.
+-- The user of a lease. If its record cannot be read, the document names the user. Most users are found
+-- without decoding the record: JSON escapes quotes inside values, so this matches nothing else.
 local function user_of(id, text)
   local _, before = string.find(text or '', '"user":"', 1, true)
   local user = before and string.match(text, '^([^"\\]+)"', before + 1)
@@ -388,7 +387,7 @@ local function user_of(id, text)
   return document and type(document.user) == 'string' and document.user or nil
 end
 
-local counts  -- of leased tasks, by user
+local counts  -- number of leased tasks, by user
 local function count_leases()
   counts = {}
   local ids = redis.call('ZRANGE', K.leases, 0, MOST_LEASES - 1)
@@ -405,7 +404,7 @@ local function check_count(user)
   if not counts then count_leases() end
   local stored, right = redis.call('HGET', K.running, user), counts[user] or 0
   if tonumber(stored or '0') == right and not (stored and right == 0) then return end
-  wrong(user, 'has ' .. right .. ' running tasks and counts as ' .. (stored or '0'), function()
+  wrong(user, 'has ' .. right .. ' running tasks but the count is ' .. (stored or '0'), function()
     running_cache[user] = right
     running_dirty[user] = true
     unpark(user)

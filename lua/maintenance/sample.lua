@@ -1,10 +1,10 @@
--- Keep a sample of counters and gauges for charts, one of each slot of time.
+-- Store a sample of counters and gauges for charts, one for each interval of time.
 --
 -- @include ended_runs
 -- FLAGS allow-oom
--- KEYS samples  zset  <f or c> NUL <slot, ms> NUL <JSON>, all scores 0: one in 15 s, one in 5 min
+-- KEYS samples  zset  <f or c> NUL <start of interval, ms> NUL <JSON>, all scores 0: fine and coarse series
 -- KEYS stats    hash  counter -> value
--- KEYS fair     hash  seq: how many tasks have been stored
+-- KEYS fair     hash  seq: number of tasks ever stored
 -- KEYS ready    zset  users who may be served
 -- KEYS parked   zset  users with waiting tasks who may not
 -- KEYS backlog  zset  waiting tasks
@@ -13,23 +13,23 @@
 -- KEYS leases   zset  running tasks
 -- KEYS dead     zset  dead letters
 --
--- Whoever comes first in a slot stores its sample. Repeated, it stores nothing more.
+-- The first call in an interval stores the sample; further calls store nothing.
 --
--- Returns 1 if a sample was stored, 0 if the slot has one.
+-- Returns 1 if a sample was stored, or 0 if the interval has one.
 
 local FINE_MS = 15000           -- between two samples of the fine series,
 local FINE_KEPT_MS = 4200000    -- which are kept for 70 minutes
 local COARSE_MS = 300000        -- and of the coarse one,
 local COARSE_KEPT_MS = 88200000 -- which are kept for 24.5 hours
-local MOST_RUNS = 100  -- whose waits are looked at
-local TRIMMED = 100    -- entries that go in one call at most; what is left goes with the next ones
+local MOST_RUNS = 100  -- runs whose waits are read, at most
+local TRIMMED = 100    -- old entries that one call drops; later calls drop the others
 local COUNTERS = { 'finished', 'buried', 'timed_out', 'cancelled', 'fired', 'missed' }
 
 local function place_of(mark, ms)
   return mark .. '\0' .. end_text(ms)
 end
 
--- The members of the newest runs that did not end by being cancelled.
+-- The members of the newest runs, without cancelled ones.
 local function newest_served(since)
   local found, ends = {}, {}
   for _, outcome in ipairs({ 'succeeded', 'failed', 'timed_out' }) do
@@ -43,7 +43,7 @@ local function newest_served(since)
   return found
 end
 
--- What is to be seen now. A counter that somebody has spoilt is left out.
+-- Read counters and gauges. A counter that is not a number is left out.
 local function measure()
   local sample = {
     at = now,
@@ -65,7 +65,7 @@ local function drop(from, to)
   if #members > 0 then redis.call('ZREM', K.samples, unpack(members)) end
 end
 
--- Store a sample of this slot, if there is none; whether it was.
+-- Store a sample for this interval unless there is one. Returns whether it was stored.
 local function keep(mark, step_ms, keep_ms)
   local slot = now - now % step_ms
   local here = place_of(mark, slot)
@@ -78,7 +78,7 @@ local function keep(mark, step_ms, keep_ms)
   sample.wait_p50, sample.wait_p95 = percentile(waits, 0.5), percentile(waits, 0.95)
   redis.call('ZADD', K.samples, 0, here .. '\0' .. cjson.encode(sample))
   drop('[' .. mark .. '\0', '(' .. place_of(mark, slot - keep_ms))
-  -- A clock that was set back must not find its slots taken.
+  -- After the clock was set back, later samples must not occupy the intervals.
   drop('[' .. place_of(mark, slot + step_ms), '(' .. mark .. '\1')
   return true
 end

@@ -1,28 +1,28 @@
--- List the users who have waiting or running tasks, and maybe some who had: one bounded read.
+-- List users who have waiting or running tasks, and perhaps some who had. One bounded read.
 --
 -- @include users
 -- FLAGS no-writes
 -- KEYS tenants       hash  user -> tenant
 -- KEYS tenant_users  zset  tenant NUL user
--- ARGV tenant  text  whose users, or empty: all
--- ARGV limit   int   so many who are ready, are parked, run or are held are looked at; and so many
---                    of the tenant
+-- ARGV tenant  text  only its users; empty: all users
+-- ARGV limit   int   look at most at this many users who are ready, as many who are parked, who have running
+--                    tasks and who have held tasks; and at as many of the tenant
 --
--- Returns users. Those of a tenant are all that it ever had, as far as the limit goes.
+-- Returns user ids. With a tenant these are all users it ever had, up to the limit.
 
 local most = tonumber(A.limit)
-local crowd = new_crowd()
-admit_active(crowd, most)
+local found = new_user_set()
+add_active_users(found, most)
 if A.tenant ~= '' then
-  -- A tenant's own list finds those whom the others are too many for.
-  local lead, everybody = A.tenant .. '\0', crowd.list
-  crowd = new_crowd()
+  -- The tenant's own list has users whom the limit left out.
+  local lead, everybody = A.tenant .. '\0', found.list
+  found = new_user_set()
   for _, member in ipairs(redis.call('ZRANGEBYLEX', K.tenant_users, '[' .. lead, '(' .. A.tenant .. '\1',
     'LIMIT', 0, most)) do
-    admit(crowd, { string.sub(member, #lead + 1) })
+    add_users(found, { string.sub(member, #lead + 1) })
   end
   for i, tenant in ipairs(fields_of(K.tenants, everybody)) do
-    if tenant == A.tenant then admit(crowd, { everybody[i] }) end
+    if tenant == A.tenant then add_users(found, { everybody[i] }) end
   end
 end
-return crowd.list
+return found.list

@@ -1,11 +1,11 @@
--- Say how much of some users waits and runs: one bounded read.
+-- Count the waiting and running tasks of users. One bounded read.
 --
 -- @include users
 -- FLAGS no-writes
 -- ARGV ...  users
 -- ROW user  text  user id
 --
--- Returns for each user: how many tasks wait, how many run.
+-- Returns for each user: number of waiting tasks, number of running tasks.
 
 local users = {}
 for i = FIRST, #ARGV do users[#users + 1] = R.user[i] end

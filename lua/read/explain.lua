@@ -1,17 +1,17 @@
--- Say where a task is and what it waits for.
+-- Read where a task is and what it waits for.
 --
 -- @include limits
 -- FLAGS no-writes
 -- KEYS leases   zset  task id -> end of lease, ms
 -- KEYS delayed  zset  task id -> when it becomes ready, ms
 -- KEYS tasks    hash  task id -> its document, JSON
--- ARGV id  text  the task
+-- ARGV id  text  task id
 --
--- Returns { } for an unknown task, or { status, ms of the clock, lease end or '', due or '',
--- tasks of the user before it, users served before its user or -1, parked until or '',
--- settings of the user or '', running tasks of the user, 1 if it waits for a slot of its name or 0,
--- limits of the name or '', document or '', other users in the CRITICAL lane, slots of its name that
--- are taken, when the rate of its name is free or '', leases that have not ended }.
+-- Returns { } for an unknown task, or { status, time in ms, end of lease or '', due or '', tasks of the
+-- user before it, users before its user or -1, parked until or '', settings of the user or '', running
+-- tasks of the user, 1 if it is held or 0, limits of the name or '', document or '', other users in the
+-- CRITICAL lane, slots of the name in use, when the rate of the name allows a task or '', leases that have
+-- not ended }.
 
 local record = read_status(A.id)
 if not record then return {} end
@@ -38,7 +38,7 @@ if record.state == 'ready' then
   local limits = decode(redis.call('HGET', K.limits, name)) or {}
   answer[14] = redis.call('ZLEXCOUNT', K.slots, '[' .. name .. '\0', '(' .. name .. '\1')
   if type(limits.rate) == 'number' and limits.rate > 0 then
-    -- As free_at of lib/fair has it, which writes.
+    -- The same as free_at in lib/fair, which writes.
     local interval, burst = 1000 / limits.rate, math.max(1, math.floor(limits.rate * BURST_S))
     local debt = tonumber(redis.call('HGET', K.paced, name) or nil) or 0
     answer[15] = string.format('%.0f', math.min(debt, now + burst * interval) - (burst - 1) * interval)

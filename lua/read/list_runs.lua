@@ -1,4 +1,4 @@
--- Read a part of a listing of runs, newest first: one bounded read.
+-- Read one page of a list of runs, newest first. One bounded read.
 --
 -- @include status byte_order
 -- FLAGS no-writes
@@ -9,20 +9,20 @@
 -- KEYS waiting   zset  task id -> since when it waits for a worker, ms
 -- KEYS delayed   zset  task id -> when it becomes ready, ms
 -- KEYS delayed_index  zset  user NUL when NUL task id: delayed tasks, by user
--- ARGV source  text  the key to look in
--- ARGV from    text  waiting, delayed: the position before, or empty; else the last member, as
---                    ZREVRANGEBYLEX takes it
--- ARGV to      text  the first member, as ZREVRANGEBYLEX takes it; of no use for waiting, delayed
--- ARGV limit   int   how many at most
+-- ARGV source  text  the key to read
+-- ARGV from    text  for waiting and delayed: the position to continue after, or empty; for others the last
+--                    member, in the syntax of ZREVRANGEBYLEX
+-- ARGV to      text  the first member, in the syntax of ZREVRANGEBYLEX; not used for waiting and delayed
+-- ARGV limit   int   at most this many
 --
--- A position says where to go on, also when the run that it is of has left the source: score and
--- task id, or what follows the first NUL of a member.
+-- A position says where to continue, even if its run has left the source. It is the score and the task id,
+-- or the part of a member after the first NUL.
 --
--- Returns { 1 if it was cut short because there are many bytes, or 0; for each run: its position, task
--- id, status (or '' if it is gone) }.
+-- Returns { 1 if the page was cut because of its size or 0; then for each run: position, task id, status or
+-- '' if it is gone }.
 
-local GROUP = 50         -- runs read together
-local MAX_BYTES = 524288 -- of their records in one answer, roughly
+local GROUP = 50         -- runs read at a time
+local MAX_BYTES = 524288 -- of records in one answer, roughly
 
 local BY_NAME = { runs = K.runs, open = K.open, backlog = K.backlog, held = K.held,
   delayed_index = K.delayed_index }
@@ -30,7 +30,7 @@ local BY_TIME = { waiting = K.waiting, delayed = K.delayed }
 local ID_IN_POSITION = { runs = '^%d+%a(.*)$', open = '^(.*)$', backlog = '^%Z*%z(%Z*)',
   held = '%z(%Z*)$', delayed_index = '%z(%Z*)$' }
 
--- How many come before a position and at it, the latest first.
+-- The number of entries up to a position, latest first.
 local function rank_after(key, position)
   local score, id = string.match(position, '^(%S+) (.*)$')
   if not score then return 0 end

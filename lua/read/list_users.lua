@@ -1,23 +1,23 @@
--- List the users that a queue knows, in order: one bounded read.
+-- List the users of a queue in order. One bounded read.
 --
 -- @include user_index byte_order
 -- FLAGS no-writes
 -- KEYS backlog         zset  user NUL rank NUL task id NUL name: waiting tasks
 -- KEYS held            zset  user NUL name NUL rank NUL task id: tasks that wait for a slot
 -- KEYS delayed_index   zset  user NUL when NUL task id: delayed tasks
--- KEYS running         hash  user -> how many of the user's tasks are leased
+-- KEYS running         hash  user -> number of leased tasks
 -- KEYS schedule_index  zset  user NUL schedule id
 -- KEYS runs            zset  <kind> <value> NUL ...: ended runs; kind u is the user
 -- KEYS user_names      zset  users with settings
 -- KEYS tenant_users    zset  tenant NUL user
--- ARGV after   text  the user before the first one, or empty
--- ARGV prefix  text  how their names begin, or empty
--- ARGV tenant  text  whose users, or empty: all
--- ARGV limit   int   how many at most
+-- ARGV after   text  start after this user, or empty
+-- ARGV prefix  text  only users whose names begin with this, or empty
+-- ARGV tenant  text  only users of this tenant, or empty
+-- ARGV limit   int   at most this many
 --
--- Returns { 1 if there may be more, users }.
+-- Returns { 1 if there may be more or 0, user ids }.
 
-local RUNNING = 1000  -- with more users who have running tasks, those who have nothing else are left out
+local RUNNING = 1000  -- with more running users than this, those who have nothing else are left out
 
 local SOURCES = { { K.backlog, '' }, { K.held, '' }, { K.delayed_index, '' }, { K.schedule_index, '' },
   { K.runs, 'u' }, { K.user_names, '' } }
@@ -30,7 +30,7 @@ end
 local from = A.after .. '\1'
 if A.after == '' and A.prefix ~= '' then from = A.prefix end
 
--- Users with running tasks at or behind a name, in order: a hash has no order of its own.
+-- Users with running tasks from a name on, sorted: a hash has no order.
 local function running_from(name)
   local users = {}
   if A.tenant ~= '' or redis.call('HLEN', K.running) > RUNNING then return users end
@@ -41,7 +41,7 @@ local function running_from(name)
   return users
 end
 
-local heads = {}  -- of each source its next user
+local heads = {}  -- the next user of each source
 for i, source in ipairs(SOURCES) do heads[i] = with_prefix(user_from(source[1], source[2], from)) end
 local running = running_from(from)
 local RUNS = #SOURCES + 1

@@ -1,36 +1,36 @@
--- Count what is in the queue and read its counters, for metrics and health: one bounded read.
+-- Count what is in the queue and read its counters, for metrics and health. One bounded read.
 --
 -- @include time
 -- FLAGS no-writes
 -- KEYS stats          hash  counter -> value
--- KEYS fair           hash  seq: how many tasks have been stored
+-- KEYS fair           hash  seq: number of tasks ever stored
 -- KEYS ready          zset  users who may be served
 -- KEYS parked         zset  users with waiting tasks who may not
 -- KEYS backlog        zset  waiting tasks
 -- KEYS held           zset  tasks that wait for a slot of their name
--- KEYS waiting        zset  task id -> since when, ms
+-- KEYS waiting        zset  task id -> since when it waits, ms
 -- KEYS delayed        zset  delayed tasks
 -- KEYS leases         zset  running tasks
 -- KEYS dead           zset  dead letters
 -- KEYS served         hash  user -> service / weight in this window
--- KEYS served_before  hash  user -> service / weight in the window before
+-- KEYS served_before  hash  user -> service / weight in the previous window
 -- KEYS schedules      hash  definitions
 -- KEYS due            zset  schedule id -> when to act, ms
 -- KEYS broken         hash  schedules that were set aside
--- KEYS leader         string  who leads
--- KEYS epoch          string  how many terms there have been
--- ARGV sample  int  of how many backlogged users the service is compared, at most
+-- KEYS leader         string  the leader
+-- KEYS epoch          string  number of terms so far
+-- ARGV sample  int  compare the service of at most this many users with a backlog
 --
--- Returns { ms of the clock, counters (flat), ready, delayed, running, dead, oldest wait in ms,
--- active users, parked users, schedules, active schedules, overdue in ms, set aside, leader, epoch,
--- service of backlogged users (flat list of numbers) }.
+-- Returns { time in ms, counters (flat), ready, delayed, running, dead, oldest wait in ms, active users,
+-- parked users, schedules, active schedules, overdue in ms, set aside, leader, epoch, service of users with
+-- a backlog (flat list of numbers) }.
 
 local function age(key)
   local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
   return head and math.max(0, math.ceil(now - tonumber(head))) or 0
 end
 
--- Users who were backlogged all through the last window, and what each got.
+-- The service of each user who had a backlog during all of the previous window.
 local function service()
   local amounts = {}
   local users = redis.call('ZRANDMEMBER', K.ready, tonumber(A.sample))

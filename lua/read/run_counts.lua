@@ -1,16 +1,16 @@
--- Count the runs of users that ended in stretches of time: one bounded read.
+-- Count the runs of users that ended in each of several equal intervals. One bounded read.
 --
 -- @include retention ended_runs
 -- FLAGS no-writes
--- ARGV since_ms  int   the begin of the first stretch
--- ARGV until_ms  int   the end of the last one
--- ARGV buckets   int   how many there are
--- ARGV tenant    text  of whose runs all are counted, or empty: of everybody's
+-- ARGV since_ms  int   start of the first interval
+-- ARGV until_ms  int   end of the last interval
+-- ARGV buckets   int   number of intervals
+-- ARGV tenant    text  count all runs of this tenant; empty: all runs of the queue
 -- ARGV ...  users
 -- ROW user  text  user id
 --
--- Returns { since when the history is whole, ms; how many of all runs ended in each stretch; then for
--- each user how many of its own did }.
+-- Returns { since when the history is complete, ms; number of all runs in each interval; then for each user
+-- the number of its runs in each interval }.
 
 local PLACES = {}
 for i, outcome in ipairs(OUTCOMES) do PLACES[i] = 'o' .. LETTERS[outcome] end
@@ -18,12 +18,12 @@ if A.tenant ~= '' then PLACES = { 't' .. A.tenant } end
 
 local first, buckets = tonumber(A.since_ms), tonumber(A.buckets)
 local width = (tonumber(A.until_ms) - first) / buckets
-local FEW = 4 * buckets  -- to read so many runs costs less than to count each stretch
+local FEW = 4 * buckets  -- reading this many runs costs less than counting each interval
 
-local starts = {}  -- of the stretches, and of what follows the last one
+local starts = {}  -- of the intervals, and the end of the last one
 for i = 0, buckets do starts[i + 1] = math.floor(first + i * width) end
 
--- Add the runs of a kind and value to the counts of stretches.
+-- Add the runs of a kind and value to the counts of the intervals.
 local function add_runs(counts, place)
   local total = count_runs(place, starts[1], starts[buckets + 1])
   if total > FEW then

@@ -1,4 +1,4 @@
--- Say how users fare, and what all of them together got: one bounded read.
+-- Read the figures of some users, and how many runs ended in all. One bounded read.
 --
 -- @include users retention ended_runs
 -- FLAGS no-writes
@@ -7,24 +7,24 @@
 -- KEYS waiting         zset  task id -> since when it waits, ms
 -- KEYS schedule_index  zset  user NUL schedule id
 -- KEYS delayed_index   zset  user NUL when NUL task id: tasks that become ready later
--- ARGV since_ms  int  the begin of the window in which runs are counted
+-- ARGV since_ms  int  start of the window in which runs are counted
 -- ARGV ...  users, some dozens
 -- ROW user  text  user id
 --
--- The window begins later where runs that ended in it have been dropped by now.
+-- The window starts later if runs that ended in it have been dropped.
 --
--- Returns { ms of the clock, begin of the window, runs that ended in it; for each user a list: settings
--- or '', tenant or '', waiting tasks, those of them that wait for a slot, running ones, users before it
--- or -1, parked until or '', schedules, ms that the oldest of its first tasks waits or -1, runs that
--- ended in the window, median of their last waits or -1, 95th percentile, delayed tasks, when the
--- first of these becomes ready, ms, or -1, 1 if anything is known }.
+-- Returns { time in ms, start of the window, runs that ended in it; then a list for each user: settings or
+-- '', tenant or '', waiting tasks, how many of them are held, running tasks, users before it or -1, parked
+-- until or '', schedules, longest wait in ms of its first tasks or -1, runs that ended in the window, median
+-- of their last waits or -1, 95th percentile or -1, delayed tasks, when the first of these becomes ready in
+-- ms or -1, 1 if the user is known or 0 }.
 
-local FIRST_TASKS = 10  -- of a user, whose waits are compared
-local LAST_RUNS = 20    -- of a user, whose waits are compared
+local FIRST_TASKS = 10  -- first tasks of a user whose waits are read
+local LAST_RUNS = 20    -- last runs of a user whose waits are read
 
 local window = cut_window(tonumber(A.since_ms))
 
--- The ids of the tasks at the head of a user's part of an index.
+-- Add the ids of a user's first tasks in an index.
 local function add_first(ids, key, user, pattern)
   for _, member in ipairs(redis.call('ZRANGEBYLEX', key, '[' .. user .. '\0', '(' .. user .. '\1',
     'LIMIT', 0, FIRST_TASKS)) do
@@ -32,7 +32,7 @@ local function add_first(ids, key, user, pattern)
   end
 end
 
--- How long the oldest of the tasks at the head of a user's backlog waits, ms; -1 without any.
+-- How long the oldest of a user's first tasks has waited, ms; -1 if there is none.
 local function oldest_wait(user, waiting, held)
   local ids = {}
   if waiting > held then add_first(ids, K.backlog, user, '^%Z*%z%Z*%z(%Z*)') end
@@ -45,7 +45,7 @@ local function oldest_wait(user, waiting, held)
   return now - oldest
 end
 
--- How many tasks of a user are delayed, and when the first becomes ready, ms; -1 without any.
+-- The number of delayed tasks of a user, and when the first becomes ready, ms, or -1.
 local function delayed_of(user)
   local from, to = '[' .. user .. '\0', '(' .. user .. '\1'
   local first = redis.call('ZRANGEBYLEX', K.delayed_index, from, to, 'LIMIT', 0, 1)[1]

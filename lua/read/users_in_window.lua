@@ -1,20 +1,20 @@
--- Say which users want service in a window: a part of them, in one bounded read.
+-- List users who wanted service in a window, page by page. One bounded read.
 --
 -- @include users retention ended_runs
 -- FLAGS no-writes
 -- KEYS users         hash  user -> settings, JSON
 -- KEYS tenant_users  zset  tenant NUL user
--- ARGV since_ms  int   the begin of the window
--- ARGV tenant    text  whose users, or empty: all
--- ARGV after     text  the user behind whom to go on, or empty: the first part
--- ARGV limit     int   so many who ended something at any time, or are of the tenant, are looked at
--- ARGV most      int   so many who wait or run are named at most
+-- ARGV since_ms  int   start of the window
+-- ARGV tenant    text  only users of this tenant, or empty
+-- ARGV after     text  continue after this user; empty: the first page
+-- ARGV limit     int   look at most at this many users who ever ended a run, or are of the tenant
+-- ARGV most      int   return at most this many users who have waiting or running tasks
 --
--- Those who wait or run are named with the first part, whatever their tenant; then all who ended
--- something in the window, in the order of their names.
+-- Without a tenant, the first page begins with the users who have waiting or running tasks. Then come all
+-- who ended a run in the window, in the order of their names.
 --
--- Returns { the user behind whom the next part begins or '', for each user: the name, how many runs
--- ended in the window, settings or '' }. Some come twice.
+-- Returns { the user after which the next page begins or '', then for each user: user id, number of runs
+-- that ended in the window, settings or '' }. Some users may be listed twice.
 
 local window = cut_window(tonumber(A.since_ms))
 local source, lead = K.runs, 'u'
@@ -22,9 +22,9 @@ if A.tenant ~= '' then source, lead = K.tenant_users, A.tenant .. '\0' end
 
 local users, ended = {}, {}
 if A.after == '' and A.tenant == '' then
-  local crowd = new_crowd()
-  admit_active(crowd, tonumber(A.most))
-  for i = 1, math.min(#crowd.list, tonumber(A.most)) do users[i], ended[i] = crowd.list[i], 0 end
+  local active = new_user_set()
+  add_active_users(active, tonumber(A.most))
+  for i = 1, math.min(#active.list, tonumber(A.most)) do users[i], ended[i] = active.list[i], 0 end
 end
 
 local user = user_from(source, lead, A.after .. '\1')

@@ -1,26 +1,26 @@
--- Store new schedules, all or none of them.
+-- Store new schedules, all of them or none.
 --
 -- @include schedules settings moments tenant_schedules changes
--- PROBES itself: what it writes without having read it
+-- PROBES itself: the keys that it writes without having read them
 -- ARGV op           text  random id of this operation
--- ARGV client_now   int   what the caller, who has computed the next runs, takes for now, ms
--- ARGV on_conflict  text  'error' or 'replace': what to do with an id that is taken
+-- ARGV client_now   int   the time by which the caller computed the fire times, ms
+-- ARGV on_conflict  text  what to do if an id exists: 'error' or 'replace'
 -- ARGV ...  schedules, at most a few thousand
--- ROW id          text  of the schedule
--- ROW user        text  whose schedule it is
+-- ROW id          text  schedule id
+-- ROW user        text  user id
 -- ROW name        text  name of its tasks
 -- ROW definition  text  what the user wrote, JSON
 -- ROW revision    text  random, new with every save
 -- ROW next_ms     int   the next fire time, ms; empty: it is paused
--- ROW due_ms      int   when to act at that time, ms
+-- ROW due_ms      int   when to act on that fire time, ms
 -- ROW tenant      text  its tenant, or empty
 -- ROW title       text  its title, or empty
 -- ROW change      text  who created it (see lib/changes), or empty
 --
--- A replaced schedule keeps its counts, its last run and its changes, and is as active as it is said.
+-- A replaced schedule keeps its counts, its last run and its changes. It is active if the new one is.
 --
 -- Returns { 'added' }; or, with nothing changed, { 'exists', id }, { 'quota', user } (max_schedules) or
--- { 'skewed', ms of the clock }.
+-- { 'skewed', time in ms }.
 
 local before = first_answer(A.op)
 if before then return { before } end
@@ -38,7 +38,7 @@ for from = 1, #ids, GROUP do
       taken[group[i]] = text
     end
   end
-  -- Of a schedule whose definition is gone there may be a state, with its place in the index.
+  -- A schedule whose definition is gone may still have a state and an entry in the index.
   for i, text in ipairs(redis.call('HMGET', K.schedule_state, unpack(group))) do
     if text then left[group[i]] = read_state(text) end
   end
@@ -109,7 +109,7 @@ for from = 1, #ids, GROUP do
       note_change(id, A.op, R.change[i])
     elseif R.change[i] ~= '' then
       made[#made + 1] = 0
-      made[#made + 1] = change_member(id, '!' .. A.op, R.change[i])  -- before all other changes of this ms
+      made[#made + 1] = change_member(id, '!' .. A.op, R.change[i])  -- sorts before other changes
     end
   end
   redis.call('HSET', K.schedules, unpack(definitions))

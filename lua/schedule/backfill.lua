@@ -1,22 +1,23 @@
--- Enqueue tasks for past moments of a schedule that did not become one.
+-- Push tasks for past fire times of a schedule that have no task.
 --
 -- @include schedules enqueue moments
 -- ARGV op        text  random id of this operation
--- ARGV id        text  the schedule
+-- ARGV id        text  schedule id
 -- ARGV base      text  the revision of its plan, as it was read
--- ARGV revision  text  random: what others have read of its moments is out of date then
--- ARGV user      text  whose it is
--- ARGV task_name text  of its tasks
--- ARGV head      text  of their status
+-- ARGV revision  text  a new random revision: what others have read of its fire times is out of date then
+-- ARGV user      text  user id
+-- ARGV task_name text  name of the tasks
+-- ARGV head      text  head of their status; see push
 -- ARGV level     int   their priority
--- ARGV notes     text  what is to be noted of the moments (see lib/moments), a line each
+-- ARGV notes     text  stretches of fire times to note (see lib/moments), one per line
 -- ARGV ...  fire times, at most a few hundred
 -- ROW moment    int   the fire time, ms
 -- ROW document  text  the task, JSON
 --
--- A moment has one task: one whose task is there, or was a minute ago, gets no other.
+-- A fire time has one task: if its task exists, or did a minute ago, no other is pushed.
 --
--- Returns { 'filled', how many }; or, with nothing changed, { 'changed' }, { 'full', 'queue' or 'user' }.
+-- Returns { 'filled', number of new tasks }; or, with nothing changed, { 'changed' } or { 'full', 'queue' or
+-- 'user' }.
 
 local before = first_answer(A.op)
 if before then return { 'filled', tonumber(before) } end
@@ -28,7 +29,7 @@ for i = FIRST, #ARGV, ROW do
   ids[#ids + 1] = A.id .. ':' .. R.moment[i]
   documents[#documents + 1] = R.document[i]
 end
-for i, word in ipairs(known(ids, documents)) do
+for i, word in ipairs(known_tasks(ids, documents)) do
   if word == 'new' then
     new[#new + 1] = { id = ids[i], user = A.user, name = A.task_name, document = documents[i],
       head = A.head, level = tonumber(A.level), when = '', schedule = A.id }

@@ -1,41 +1,41 @@
--- Fire due schedules: enqueue the task of the moment and advance the plan, in one step.
+-- Fire due schedules: push the task of the fire time and advance the plan, in one step.
 --
 -- @include fence schedules enqueue ending moments
 -- ARGV op       text  random id of this operation
--- ARGV term_ms  int   the leader's term is renewed by this
+-- ARGV term_ms  int   the leader's term is renewed for this long
 -- ARGV ...  due schedules, at most a few hundred
--- ROW id        text  of the schedule
--- ROW plan      text  its plan as it was read
+-- ROW id        text  schedule id
+-- ROW plan      text  its plan, as it was read
 -- ROW moment    int   the fire time, ms; empty: fire nothing, only advance the plan
 -- ROW next_ms   int   the next fire time, ms; empty: there is none
--- ROW due_ms    int   when to act at the next fire time, ms
+-- ROW due_ms    int   when to act on the next fire time, ms
 -- ROW missed    int   how many fire times were missed
--- ROW note      text  stretches of fire times to be noted (see lib/moments), or empty
--- ROW user      text  whose schedule it is
+-- ROW note      text  stretches of fire times to note (see lib/moments), or empty
+-- ROW user      text  user id
 -- ROW name      text  name of the task
 -- ROW document  text  the task, JSON
--- ROW head      text  of its status; see push
+-- ROW head      text  head of its status; see push
 -- ROW level     int   its priority
 -- ROW overlap   text  'allow', 'skip', 'buffer_one' or 'cancel_previous'
 -- ROW max_runs  int   the schedule is completed after this many runs, or empty
 -- ROW reason    text  why planning stops when there is no next fire time
 -- ROW completed text  'completed' if that is the regular end of the schedule, or empty
 --
--- Fence: an actor who does not lead changes nothing. Compare: a schedule whose plan is not the one
--- that was read (fired, saved, removed by others) is left alone. The task's id is made of the
--- schedule and the moment, so that a second fire of a moment is the same task; and no moment is fired
--- that is not later than the last one, however the clock was set and the plan made anew.
--- A fire that a limit refuses keeps its plan and is looked at again a little later.
--- Overlap: while a task of the schedule is unfinished, 'skip' makes none; 'buffer_one' makes one
--- that begins when the run before it has ended, and no second such; 'cancel_previous' cancels what
--- is unfinished. Where that is too much for one call, some are left for the next one, as they are due.
+-- Fence: a caller that does not lead changes nothing. Compare: a schedule whose plan is not the one that
+-- was read (it was fired, saved or removed) does not change. The task id is made of the schedule and the
+-- fire time, so firing a time twice pushes one task. No fire time is fired that is not later than the last
+-- one, even if the clock was set back and the plan was made again.
+-- A fire that a limit refuses keeps its plan and is tried again a little later.
+-- Overlap: while a task of the schedule is unfinished, 'skip' pushes none; 'buffer_one' pushes one that
+-- begins when the previous run has ended, and no second one; 'cancel_previous' cancels unfinished tasks.
+-- If one call cannot do all of that, the schedules left over stay due for the next call.
 --
--- Returns { 'stale' }, or 'fired' and a word for each: 'fired', 'skipped', 'passed' (nothing was to be
--- fired), 'past' (it is not later than the last one), 'moved', 'refused' or 'later'.
+-- Returns { 'stale' }; or 'fired' and a word for each schedule: 'fired', 'skipped', 'passed' (there was
+-- nothing to fire), 'past' (not later than the last fire time), 'moved', 'refused' or 'later'.
 
 local REFUSED_MS = 5000
-local OPEN_READS = 300  -- unfinished tasks of schedules that are looked at in one call, roughly
-local CANCELS = 30      -- of them that are cancelled in one call, roughly: some 2 ms
+local OPEN_READS = 300  -- unfinished tasks that one call looks at, roughly
+local CANCELS = 30      -- unfinished tasks that one call cancels, roughly: 2 ms
 
 local before = first_answer(A.op)
 if before then
@@ -46,11 +46,11 @@ end
 local leader = leads()
 if not leader then return { remember(A.op, 'stale') } end
 
--- Unfinished tasks that may still be looked at, and cancelled, in this call.
+-- How many unfinished tasks this call may still look at, and cancel.
 local reads_left, cancels_left = OPEN_READS, CANCELS
 
--- The texts of records of a schedule's tasks. They tell enough of most: to decode them takes ten times
--- as long.
+-- The texts of the records of a schedule's tasks. Mostly a text is enough, and decoding takes ten times as
+-- long.
 local function open_texts(schedule, members)
   local ids = {}
   for i, member in ipairs(members) do ids[i] = string.sub(member, #schedule + 2) end
@@ -62,16 +62,16 @@ local function runs(text)
   return text and string.find(text, '"state":"running"', 1, true)
 end
 
--- Whether all unfinished tasks of a schedule run, and there are any: 'all', 'some', 'none', or nil: too
--- many were looked at before.
+-- Which unfinished tasks of a schedule are running: 'all', 'some', or 'none' if there are no unfinished
+-- tasks; nil if this call has looked at too many.
 local function open_that_run(schedule)
-  local found, after, looked, most = 'none', nil, 0, 2  -- mostly a run, and one that is buffered
+  local found, after, looked, most = 'none', nil, 0, 2  -- mostly there is a run and a buffered task
   while looked < OPEN_READ do
     if reads_left <= 0 then return nil end
     local members = open_members(schedule, after, most)
     if #members == 0 then break end
     for i, text in ipairs(open_texts(schedule, members)) do
-      -- One of the first is looked at closely: a record that cannot be read is of no task that runs.
+      -- The first records are decoded: one that cannot be read does not belong to a running task.
       if looked > 0 and runs(text) then
         found = 'all'
       else
@@ -85,8 +85,8 @@ local function open_that_run(schedule)
   return found
 end
 
--- What the schedule's unfinished tasks mean for a new one: 'fire', 'buffer', 'skip', or 'later': too
--- many were looked at before.
+-- What the unfinished tasks of the schedule mean for a new one: 'fire', 'buffer', 'skip', or 'later' if this
+-- call has looked at too many.
 local function overlap_of(fire)
   if fire.overlap == 'allow' or fire.overlap == 'cancel_previous' then return 'fire' end
   if fire.overlap ~= 'skip' then
@@ -95,11 +95,11 @@ local function overlap_of(fire)
     if running == 'none' then return 'fire' end
     if running == 'all' then return 'buffer' end
   end
-  -- The run before one that is buffered may have vanished without an end.
+  -- The run before a buffered task may have vanished without ending.
   return let_buffered_begin(fire.id) and 'skip' or 'fire'
 end
 
--- Cancel some unfinished tasks of a schedule, and ask those that run to end.
+-- Cancel some unfinished tasks of a schedule, and request the cancellation of those that run.
 local function cancel_open(schedule, members)
   local unasked = {}
   for i, text in ipairs(open_texts(schedule, members)) do
@@ -120,8 +120,8 @@ local function cancel_open(schedule, members)
   end
 end
 
--- Cancel what is unfinished of a schedule; false if that is too much for one call. Then its state says
--- how far it is, and the next call goes on there: it is fired when all have been cancelled.
+-- Cancel all unfinished tasks of a schedule. Returns false if one call cannot cancel all; then the state
+-- says where the next call continues, and the schedule fires when all are cancelled.
 local function cancel_previous(fire, state)
   local after = state.cancelled_to
   while reads_left > 0 and cancels_left > 0 do
@@ -137,10 +137,10 @@ local function cancel_previous(fire, state)
   return false
 end
 
--- It has had all the runs that it may have.
+-- The schedule has reached max_runs.
 local function complete(fire)
   fire.next_ms, fire.completed = '', true
-  fire.reason = 'completed: it has had its ' .. text_of(fire.max_runs) .. ' runs'
+  fire.reason = 'completed: max_runs of ' .. text_of(fire.max_runs) .. ' reached'
 end
 
 local fires, ids, task_ids, documents = {}, {}, {}, {}
@@ -150,7 +150,7 @@ for i = FIRST, #ARGV, ROW do
     user = R.user[i], name = R.name[i], document = R.document[i], head = R.head[i],
     level = tonumber(R.level[i]), overlap = R.overlap[i], max_runs = tonumber(R.max_runs[i]),
     reason = R.reason[i], completed = R.completed[i] ~= '' }
-  fire.task_id = fire.id .. ':' .. R.moment[i]  -- without a moment: no task has this id
+  fire.task_id = fire.id .. ':' .. R.moment[i]  -- no task has the id without a fire time
   fires[#fires + 1] = fire
   ids[#ids + 1] = fire.id
   task_ids[#task_ids + 1] = fire.task_id
@@ -158,7 +158,7 @@ for i = FIRST, #ARGV, ROW do
 end
 local plans = redis.call('HMGET', K.plan, unpack(ids))
 local states = redis.call('HMGET', K.schedule_state, unpack(ids))
-local tasks = known(task_ids, documents)
+local tasks = known_tasks(task_ids, documents)
 
 local words, new, of_user = {}, {}, {}
 local new_plans, new_states, new_due, done = {}, {}, {}, {}
@@ -166,14 +166,14 @@ local noted, alone = {}, {}
 local fired, missed, refused, stopped, skipped = 0, 0, 0, 0, 0
 for i, fire in ipairs(fires) do
   local state = read_state(states[i])
-  -- It is due, so it is active, whatever has become of its record.
+  -- A due schedule is active, whatever its record says.
   state.user, state.active = state.user or fire.user, true
   if fire.moment and fire.moment <= (tonumber(state.last_run) or -1) then
-    -- The clock was set back and the plan made anew since: this moment has had its fire.
+    -- The clock was set back and the plan made again: this time has been fired.
     fire.moment, fire.missed, fire.note, fire.is_past = nil, 0, '', true
   end
   if fire.moment and fire.max_runs and (state.runs or 0) >= fire.max_runs then
-    -- The limit is lower than it was.
+    -- The limit was lowered.
     fire.spent, fire.moment = fire.moment, nil
     complete(fire)
   end

@@ -1,14 +1,14 @@
--- Forget a schedule. Tasks that it has fired stay.
+-- Delete a schedule. Its tasks stay.
 --
 -- @include schedules moments changes tenant_schedules
 -- FLAGS allow-oom
 -- ARGV op        text  random id of this operation
--- ARGV id        text  the schedule
+-- ARGV id        text  schedule id
 -- ARGV revision  text  the revision that it must have; empty: any
 --
--- What is left of a schedule whose definition is gone is forgotten too.
+-- What is left of a schedule whose definition is gone is deleted too.
 --
--- Returns 'removed', 'absent', or 'stale': it has another revision, and nothing was changed.
+-- Returns 'removed', 'absent', or 'stale' if it has another revision (nothing changed).
 
 local before = first_answer(A.op)
 if before then return before end

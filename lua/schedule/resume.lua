@@ -1,17 +1,17 @@
--- Let a schedule that was paused until a moment go on.
+-- Resume a schedule whose pause has ended.
 --
 -- @include fence schedules moments
 -- ARGV op       text  random id of this operation
--- ARGV id       text  the schedule
--- ARGV plan     text  as it was read
--- ARGV next_ms  text  its next moment, or empty: it has none
--- ARGV due_ms   text  when to act then
--- ARGV noted    text  moments that passed while it was paused (see lib/moments), or empty
--- ARGV reason   text  that it is completed, when there is no next moment
+-- ARGV id       text  schedule id
+-- ARGV plan     text  its plan, as it was read
+-- ARGV next_ms  text  the next fire time, ms; empty: there is none
+-- ARGV due_ms   text  when to act on that fire time, ms
+-- ARGV noted    text  fire times that passed during the pause (see lib/moments), or empty
+-- ARGV reason   text  why it is completed, if there is no next fire time
 --
--- Fence and compare as in fire: what has been saved anew since it was read is left alone.
+-- Fence and compare as in fire: a schedule that was saved since it was read does not change.
 --
--- Returns 'resumed', 'completed' (it has no next moment), or 'moved' or 'stale' (these changed nothing).
+-- Returns 'resumed', 'completed' (there is no next fire time), or 'moved' or 'stale' (nothing changed).
 
 local before = first_answer(A.op)
 if before then return before end

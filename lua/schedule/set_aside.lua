@@ -1,17 +1,17 @@
--- Take a schedule that cannot be planned out of the plan, so that it never stands in others' way.
+-- Stop planning a schedule that cannot be planned, so that it does not block others.
 --
 -- @include fence schedules
 -- FLAGS allow-oom
 -- ARGV op          text  random id of this operation
--- ARGV id          text  the schedule
--- ARGV definition  text  as it was read; empty: there was none
--- ARGV plan        text  as it was read; empty: there was none
--- ARGV kind        text  'broken' (the record cannot be read) or 'cron' (it has no next moment)
--- ARGV reason      text  for whoever has to mend it
+-- ARGV id          text  schedule id
+-- ARGV definition  text  its definition, as it was read; empty: there was none
+-- ARGV plan        text  its plan, as it was read; empty: there was none
+-- ARGV kind        text  'broken' (the record cannot be read) or 'cron' (there is no next fire time)
+-- ARGV reason      text  what is wrong, for operators
 --
--- Fence and compare as in fire: what has been saved anew since it was read is left alone.
+-- Fence and compare as in fire: a schedule that was saved since it was read does not change.
 --
--- Returns 'set_aside', 'moved' or 'stale' (the last two changed nothing).
+-- Returns 'set_aside', or 'moved' or 'stale' (nothing changed).
 
 local before = first_answer(A.op)
 if before then return before end

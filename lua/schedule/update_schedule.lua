@@ -1,27 +1,27 @@
--- Replace the definition of a schedule, if it is still the one that the change was made from.
+-- Replace the definition of a schedule, unless it has changed since it was read.
 --
 -- @include schedules moments changes settings tenant_schedules
 -- ARGV op          text  random id of this operation
--- ARGV client_now  int   what the caller, who has computed the next run, takes for now, ms
--- ARGV id          text  the schedule
--- ARGV expected    text  the definition as it was read
--- ARGV base        text  the revision of the plan as it was read: a save may leave the text as it is
--- ARGV definition  text  the new one
--- ARGV user        text  whose it is now
--- ARGV tenant      text  of which tenant it is now, or empty
--- ARGV title       text  what people call it now, or empty
+-- ARGV client_now  int   the time by which the caller computed the fire time, ms
+-- ARGV id          text  schedule id
+-- ARGV expected    text  its definition, as it was read
+-- ARGV base        text  the revision of its plan, as it was read: a save may keep the same text
+-- ARGV definition  text  its new definition, JSON
+-- ARGV user        text  its new user
+-- ARGV tenant      text  its new tenant, or empty
+-- ARGV title       text  its new title, or empty
 -- ARGV revision    text  random, new with every save
--- ARGV old_name    text  of its tasks, as it was read
--- ARGV task_name   text  of its tasks from now on
--- ARGV next_ms     text  the new next moment, or empty: the plan stays
--- ARGV due_ms      text  when to act at that moment
--- ARGV active      text  '1', '0', or empty: as it was
--- ARGV pause       text  JSON: note, by and until, of one that is paused; empty: it is not
--- ARGV noted       text  moments that passed while it was paused (see lib/moments), or empty
--- ARGV change      text  JSON: by whom, and what has changed (see lib/changes), or empty
+-- ARGV old_name    text  name of its tasks, as it was read
+-- ARGV task_name   text  new name of its tasks
+-- ARGV next_ms     text  the new next fire time, ms; empty: the plan does not change
+-- ARGV due_ms      text  when to act on that fire time, ms
+-- ARGV active      text  '1', '0', or empty: no change
+-- ARGV pause       text  note, by and until of a pause, JSON; empty: it is not paused
+-- ARGV noted       text  fire times that passed during a pause (see lib/moments), or empty
+-- ARGV change      text  who changed what (see lib/changes), JSON, or empty
 --
--- Returns { 'updated' }; or, with nothing changed, { 'changed' } (by somebody else), { 'absent' },
--- { 'quota', user } (max_schedules) or { 'skewed', ms of the clock }.
+-- Returns { 'updated' }; or, with nothing changed, { 'changed' } (it was saved meanwhile), { 'absent' },
+-- { 'quota', user } (max_schedules) or { 'skewed', time in ms }.
 
 local before = first_answer(A.op)
 if before then return { before } end
@@ -50,13 +50,13 @@ enter_tenant(A.id, state)
 state.title = A.title ~= '' and A.title or nil
 local set_aside = state.reason and not state.paused
 if A.active == '1' or (A.active == '' and set_aside and A.next_ms ~= '') then
-  -- The second: it was set aside while the change was on its way, and the change plans it anew.
+  -- In the second case it was set aside meanwhile, and this change plans it again.
   state.active, state.reason, state.failures = true, nil, nil
   state.paused, state.note, state.by, state['until'] = nil, nil, nil, nil
 elseif A.active == '0' then
-  -- Off because its user wants it off: a mended cron alone does not switch it on again.
+  -- Paused on request: a corrected rule alone does not resume it.
   local pause = decode(A.pause) or {}
-  -- One that is paused again has been paused since the first time.
+  -- A schedule that is paused again counts as paused since the first time.
   state.active, state.reason, state.paused = false, nil, not state.active and state.paused or now
   state.note, state.by, state['until'] = pause.note, pause.by, pause['until']
 end

@@ -8,13 +8,13 @@
 -- KEYS leases    zset  running tasks
 -- ARGV op  text  random id of this operation
 -- ARGV ...    settings
--- ROW name   text  of the setting
+-- ROW name   text  name of the setting
 -- ROW value  text  its new value
 --
--- Ageing is part of the rank that a task gets when it is pushed: ranks of two kinds do not compare,
--- so that it can be changed only while no task is queued.
+-- Ageing is part of the rank that a task gets when it is pushed. Ranks with and without it do not compare,
+-- so it can be changed only while no task is queued.
 --
--- Returns 'configured', or 'not_empty' (nothing was changed).
+-- Returns 'configured', or 'not_empty' (nothing changed).
 
 local before = first_answer(A.op)
 if before then return before end

@@ -1,11 +1,11 @@
--- Change the limits that hold for all tasks of a name, over all workers.
+-- Change the limits of all tasks of a name, over all workers.
 --
 -- @include limits replay
 -- ARGV op      text  random id of this operation
 -- ARGV task_name  text  name of the tasks
--- ARGV limits  text  JSON: slots, rate, timeout_ms; empty: none
+-- ARGV limits  text  slots, rate, timeout_ms, JSON; empty: no limits
 --
--- An operator's word: it stands over what workers declare until it is taken back.
+-- These limits take precedence over those that workers declare, until they are removed.
 --
 -- Returns 'set'.
 
@@ -16,7 +16,7 @@ if A.limits == '' then
   redis.call('HDEL', K.paced, A.task_name)
 else
   redis.call('HSET', K.limits, A.task_name, A.limits)
-  -- What is owed from a lower rate is cut down now, and not when a worker next comes to it.
+  -- Reduce the debt from a lower rate now, not when the next task of the name is claimed.
   local rate = parse_limits(A.limits).rate
   if rate then free_at(K.paced, A.task_name, rate) end
 end

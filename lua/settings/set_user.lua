@@ -1,23 +1,23 @@
--- Change limits, weight and tenant of a user, and let the change act on what already waits.
+-- Change the limits, weight and tenant of a user, and apply the change to waiting tasks.
 --
 -- @include limits replay tenants
--- KEYS user_names  zset  user, all scores 0: those with settings, in order
+-- KEYS user_names  zset  users with settings, all scores 0
 -- ARGV op      text  random id of this operation
--- ARGV user    text  whose
--- ARGV change  text  JSON: the fields to change; null takes a limit, or the tenant, away
+-- ARGV user    text  user id
+-- ARGV change  text  the fields to change, JSON; null removes a limit or the tenant
 --
--- With `paused` go paused_by, pause_note and paused_until (ms; the pause ends by itself then), or null.
--- A pause of somebody who is paused already has begun when it did.
+-- With `paused` come paused_by, pause_note and paused_until (ms, when the pause ends by itself), or null.
+-- A user who is paused again counts as paused since the first time.
 --
--- A new weight rescales what the user is ahead of the clock, and of whose turn it is in the lines for
--- slots and rates of names: otherwise somebody raised from 0.01 to 10 would still wait out the old debt.
+-- A new weight rescales how far the user is ahead of the clock, and its turns for slots and rates of
+-- names. Otherwise a user whose weight is raised from 0.01 to 10 would still wait out the old debt.
 --
 -- Returns the settings with the tenant, JSON.
 
-local LINES = 20        -- names for which the user's tasks wait that are looked at,
-local LINE_READ = 2000  -- and turns in the lines of all of them together
+local LINES = 20        -- names that the user's held tasks wait for, at most,
+local LINE_READ = 2000  -- and turns of all these names together
 
--- Move the user's turn in the line of a name by the ratio of two weights.
+-- Rescale the user's turn for a name by the ratio of two weights.
 local function rescale_turn(name, turns, ratio)
   local first = turns[1] and tag_of_turn(turns[1])
   for _, turn in ipairs(turns) do

@@ -1,20 +1,20 @@
--- Put a claimed task among the dead letters: it is not offered again.
+-- Move a claimed task to the dead letters; it does not run again.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op     text  random id of this operation
--- ARGV id     text  the task
--- ARGV token  text  of its lease
--- ARGV error  text  why
+-- ARGV id     text  task id
+-- ARGV token  text  token of its lease
+-- ARGV error  text  why it failed
 -- ARGV timed_out    text  '1' if it ran for too long, or empty
--- ARGV fingerprint  text  what failures of one cause have in common
--- ARGV report       text  what the attempt has to tell, JSON, or empty
+-- ARGV fingerprint  text  the same for failures with the same cause
+-- ARGV report       text  the worker's report of the attempt, JSON, or empty
 --
--- A task whose cancelling was asked for ends as cancelled instead.
+-- A task whose cancellation was requested ends as cancelled instead.
 --
--- Returns 'buried', 'cancelled' or 'lost_lease' (nothing was changed).
+-- Returns 'buried', 'cancelled' or 'lost_lease' (nothing changed).
 
-local answer, record = begin(A.op, A.id, A.token)
+local answer, record = begin_ending(A.op, A.id, A.token)
 if answer then return answer end
 local word = record.cancel and 'cancelled' or 'buried'
 end_lease(A.id, record)
@@ -22,7 +22,7 @@ record.error = A.error
 record.timed_out = A.timed_out ~= '' or nil
 if word == 'buried' then record.fingerprint = A.fingerprint end
 keep_attempt(A.id, record, failure_of(record), A.report)
-close(A.id, record, word)
+end_task(A.id, record, word)
 trim_all(1)
 save_fair()
 return remember(A.op, word)

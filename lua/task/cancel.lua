@@ -1,12 +1,12 @@
--- See to it that a task does not run, or, if it runs, ends as cancelled.
+-- Cancel a task. If it is running, request its cancellation.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op  text  random id of this operation
--- ARGV id  text  the task
+-- ARGV id  text  task id
 --
--- Returns 'cancelled' (it will not run), 'asked' (it runs; recorded for its worker to see), or
--- 'over' (it has ended otherwise, or there is none; nothing was changed).
+-- Returns 'cancelled' (it will not run), 'asked' (it is running; its worker will see the request), or
+-- 'over' (it has ended, or does not exist; nothing changed).
 
 local before = first_answer(A.op)
 if before then return before end

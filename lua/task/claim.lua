@@ -2,62 +2,62 @@
 --
 -- @include upkeep user_heap
 -- FLAGS allow-oom
--- KEYS served_before  hash  user -> service / weight in the window before
--- ARGV op        text  random; the lease token. Repeated: the tasks that it still holds, if any
--- ARGV worker    text  who claims
--- ARGV limit     int   how many tasks at most
--- ARGV lease_ms  int   how long the leases are
+-- KEYS served_before  hash  user -> service / weight in the previous window
+-- ARGV op        text  random; also the lease token. A repeated claim returns the tasks that it still holds
+-- ARGV worker    text  worker id
+-- ARGV limit     int   at most this many tasks
+-- ARGV lease_ms  int   length of the leases
 -- ARGV place     text  host and process of the worker
--- ARGV names     text  empty: tasks of any name; '+' and names in lines: only these; '-': not these
+-- ARGV names     text  empty: tasks of any name; '+' and names, one per line: only these; '-': all others
 --
--- First does what time has made due. The cost does not depend on how many users wait, are capped or
--- are paused: the first `limit` users of ready are looked at, and of others only as many as WORK
--- allows; those who may not be served are not in it. They are served in memory, and what has become
--- of them is written together: calls of commands are what a script spends its time on.
--- Tasks of names that are not wanted are passed over where they are, LOOK of a user at most. Tasks
--- of names whose limits are reached are set aside, and come back in turn when there is room.
--- A claim of some names looks at the head of ready, then goes on where the last claim of its kind
--- stopped, then at users of whom its kind was told. When that has found nothing anywhere, claims of
--- the kind do not look again for a while, unless they are told of something.
+-- The script first does what has become due; see lib/upkeep. Its cost does not depend on how many users
+-- wait, are capped or are paused: it reads the first `limit` users of `ready`, and more only as WORK
+-- allows. Users who may not be served are not in `ready`. Users are served in memory, and their new state
+-- is written together, because calling commands is what takes a script's time.
+-- Tasks whose names the worker does not want stay where they are; at most LOOK of each user are passed
+-- over. Tasks of names whose limits are reached are held, and come back in turn when there is room.
+-- A claim for some names looks at the head of `ready`, then continues where the last claim of its kind
+-- stopped, then looks at the users that its kind was told about. If a whole round finds nothing, claims of
+-- this kind do not look again for a while unless they are told about a task.
 --
--- Returns { ms until something becomes claimable (-1: nothing known, 0: now), ms of the clock, ms at
--- which the tasks were claimed, the number of the wake list at which to wait (0: `wake`), then for
--- each task: id, document, attempt, ms at which it became ready }.
+-- Returns { ms until something becomes claimable (-1: nothing known, 0: now), time in ms, time of the
+-- claim in ms, number of the wake list to wait at (0: `wake`); then for each task: id, document, attempt,
+-- ms at which it became ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
-local TRIMMED = 200          -- so often, twice as many old records are dropped at most
-local CRITICAL_CREDIT = 10   -- so many CRITICAL tasks may go first in a row before the share binds
-local CLAIM_BYTES = 1048576  -- documents of one answer: no more are taken when they come to that
-local CLAIM_NAMES = 65536    -- and none when their users, ids and names do: long ones take longer
-local LARGEST = 300000       -- bytes of a document, roughly: so many tasks need not be measured
-local LONGEST_WAIT_MS = 5000 -- nobody waits longer than this, whatever the hint
-local WORK = 1000            -- tasks looked at in vain in one claim, roughly: some ms
-local WORK_OF_USER = 4       -- a user of whom nothing can be taken counts for so many
-local ROUND = 20             -- users in one reading, after the first
-local MOST_ROUND = 100       -- and in the first, where some may have nothing for the worker
-local ROUNDS = 60            -- readings at most
-local LOOK_ON_MS = 100       -- when there are more users than were looked at
-local LOOK_AGAIN_MS = 250    -- when nothing was found anywhere; doubled each time up to the longest wait
-local LOOK = 100             -- so many tasks of a user are looked at for one of a name that is wanted
-local ASIDE = 1000           -- so many tasks are set aside in one claim
+local TRIMMED = 200          -- once in a window, twice as many old records are dropped at most
+local CRITICAL_CREDIT = 10   -- CRITICAL tasks that may go first in a row before critical_share applies
+local CLAIM_BYTES = 1048576  -- of documents in one answer, after which no more tasks are taken
+local CLAIM_NAMES = 65536    -- the same for users, ids and names: long ones take more time
+local LARGEST = 300000       -- bytes of the largest document, roughly: few tasks need not be measured
+local LONGEST_WAIT_MS = 5000 -- no worker waits longer than this, whatever the hint
+local WORK = 1000            -- tasks that one claim looks at without taking them, roughly: a few ms
+local WORK_OF_USER = 4       -- a user of whom nothing can be taken counts as this many tasks
+local ROUND = 20             -- users read at a time, after the first time
+local MOST_ROUND = 100       -- the first time, when some may have nothing for the worker
+local ROUNDS = 60            -- at most
+local LOOK_ON_MS = 100       -- wait before the next claim when there are more users to look at
+local LOOK_AGAIN_MS = 250    -- wait when nothing was found anywhere; doubled each time up to LONGEST_WAIT_MS
+local LOOK = 100             -- tasks of a user that are looked at to find a wanted name
+local ASIDE = 1000           -- tasks that one claim moves to `held`
 
 local limit, lease_end = tonumber(A.limit), now + tonumber(A.lease_ms)
 local share = SETTINGS.critical_share
--- What an ordinary serve adds to the credit of the CRITICAL lane, and the most that can be saved up:
--- with less than one refill and what was left over, a large share could not be reached.
+-- What an ordinary turn adds to the credit of the CRITICAL lane, and the most credit that can be saved up.
+-- With less than one refill plus one, a large share could not be reached.
 local refill = share < 1 and share / (1 - share) or 0
 local most_credit = math.max(CRITICAL_CREDIT, refill + 1)
 fair.credit = fair.credit and math.min(fair.credit, most_credit)
 
 -- --- a repeated claim ---
 
--- What a repeated claim still holds: ids, and records by id.
+-- The tasks that a repeated claim still holds: ids, and records by id.
 local function still_held()
   local ids, records = {}, {}
   local before = first_answer(A.op)
   if not before then return ids, records end
   for id in string.gmatch(before, '[^\n]+') do
-    records[id] = held(id, A.op)
+    records[id] = held_record(id, A.op)
     if records[id] then ids[#ids + 1] = id end
   end
   return ids, records
@@ -66,7 +66,7 @@ end
 -- --- users in memory ---
 
 -- { name, tag, critical_tag, in_critical, list (members of the backlog), at, complete, last,
---   state: 'ready', 'parked', 'gone' or 'passed' (nothing to take here), wait, service }
+--   state: 'ready', 'parked', 'gone' or 'passed' (nothing can be taken), wait, served }
 
 local function new_user(name, tag)
   return { name = name, tag = tag, list = {}, at = 1, state = 'ready', served = 0 }
@@ -77,11 +77,11 @@ end
 local listed = {}
 for name in string.gmatch(string.sub(A.names, 2), '[^\n]+') do listed[name] = true end
 local only_listed, filtered = string.sub(A.names, 1, 1) == '+', A.names ~= ''
--- Users at the head of ready and of the CRITICAL lane of whom nothing can be taken in this claim.
+-- How many users at the head of ready and of the CRITICAL lane have nothing that this claim can take.
 local passed, lane_passed = 0, 0
-local for_others = false  -- something is there that this worker does not want
-local vain = 0            -- what was looked at and not taken, in tasks
-local in_lane = true      -- the CRITICAL lane is looked at, too
+local for_others = false  -- there are tasks that this worker does not want
+local vain = 0            -- tasks that were looked at and not taken
+local in_lane = true      -- read the CRITICAL lane, too
 local asides, aside, held_aside = 0, {}, {}
 
 local function is_wanted(name)
@@ -91,7 +91,7 @@ end
 local function id_of(member) return string.match(member, '^%Z*%z%Z*%z(%Z*)') end
 local function name_of(member) return string.match(member, '%z(%Z*)$') end
 
--- A member of the user's backlog, counted from the first that is not served yet; nil: no more.
+-- A member of the user's backlog by its offset from the first that is not served yet; nil past the end.
 local function member(user, offset, chunk)
   while user.at + offset > #user.list and not user.complete do
     local from = user.last and '(' .. user.last or '[' .. user.name .. '\0'
@@ -104,7 +104,7 @@ local function member(user, offset, chunk)
   return user.list[user.at + offset]
 end
 
--- Take the member at this offset off the list.
+-- Remove the member at this offset from the list.
 local function take_off(user, offset)
   if offset == 0 then
     user.at = user.at + 1
@@ -113,7 +113,7 @@ local function take_off(user, offset)
   end
 end
 
--- Let a task wait for room in the limits of its name, out of the way of its user's others.
+-- Move a task whose name is at its limit to `held`, so that it does not block its user's other tasks.
 local function set_aside(user, member, name)
   local id, rank = id_of(member), string.match(member, '^%Z*%z(%Z*)')
   aside[#aside + 1] = member
@@ -123,12 +123,12 @@ local function set_aside(user, member, name)
   asides = asides + 1
 end
 
--- The user's first task that may run: its offset and member; nil if there is none in sight.
+-- The user's first task that may run: its offset and member; nil if none is found.
 local function first_runnable(user, chunk)
   if not filtered and not has_limits then return 0, member(user, 0, chunk) end
-  local offset = user.from or 0  -- those before it were looked at when the user was served before
+  local offset = user.from or 0  -- earlier ones were looked at when the user was last served
   while offset < LOOK do
-    -- Few at first: mostly it is the first one, and for some workers none of all.
+    -- Read few at first: mostly the first one fits, and for some workers none does.
     local found = member(user, offset, math.max(chunk, math.min(LOOK / 2, 2 * offset + 4)))
     if not found then return offset, nil end
     local name, is_other = name_of(found), false
@@ -137,7 +137,7 @@ local function first_runnable(user, chunk)
       user.from = offset
       return offset, found
     end
-    vain = vain + 1 + math.floor(#found / 300)  -- long names take longer
+    vain = vain + 1 + math.floor(#found / 300)  -- long names take more time
     if is_other then
       offset = offset + 1
     elseif asides < ASIDE then
@@ -151,7 +151,7 @@ local function first_runnable(user, chunk)
   return offset, nil
 end
 
--- Read the next users of both lanes: by name, in order, and as lines by tag.
+-- Read the next users of both lanes: by name, in order, and as heaps by tag.
 local function read_users(want)
   local users, names, ready, critical = {}, {}, heap.new(), heap.new()
   local flat = redis.call('ZRANGE', K.ready, passed, passed + want - 1, 'WITHSCORES')
@@ -187,14 +187,14 @@ local function may_jump()
   return share >= 1 or (fair.credit or CRITICAL_CREDIT) >= 1
 end
 
--- The user whose turn it is, and whether by the CRITICAL lane; nil: nobody who has been read. So
--- many are read that this comes to pass only when some were passed over.
+-- The user whose turn it is, and whether by the CRITICAL lane. Returns nil if the next user may be one who
+-- was not read; that happens only when users were passed over.
 local function next_user(ready, critical)
   if may_jump() then
     local top = heap.pop(critical)
     while top do
       if heap.is_beyond(critical, top) then return nil end
-      -- One whose last CRITICAL task went by an ordinary turn has no place in this lane any more.
+      -- A user whose last CRITICAL task was taken by an ordinary turn has left this lane.
       if top.user.state == 'ready' and top.user.critical_tag == top.tag
         and top.user.is_critical ~= false and not top.user.left_lane then
         return top.user, true
@@ -212,7 +212,7 @@ local function next_user(ready, critical)
   return nil
 end
 
--- Move the clocks and the user's tags by a serve.
+-- Advance the clocks and the user's tags by one task.
 local function charge(user, jumps, cost)
   local stride = cost / settings_of(user.name).weight
   fair_dirty = true
@@ -230,14 +230,14 @@ local function charge(user, jumps, cost)
   user.served = user.served + stride
 end
 
--- What the user's next task is now: whether the user has any, and goes by the CRITICAL lane.
+-- Return the user's next task, and note whether it is CRITICAL.
 local function look_ahead(user, chunk)
   local following = member(user, 0, chunk)
   user.is_critical = following ~= nil and is_critical(user.name, following)
   return following
 end
 
--- Nothing of the user's can be taken in this claim.
+-- This claim can take nothing from the user.
 local function pass_over(user, chunk)
   vain = vain + WORK_OF_USER
   if not look_ahead(user, chunk) then
@@ -249,14 +249,14 @@ local function pass_over(user, chunk)
   if user.critical_tag and user.is_critical then lane_passed = lane_passed + 1 end
 end
 
--- The user's CRITICAL tasks cannot be taken in this claim; what can be is for the ordinary turn.
+-- This claim cannot take the user's CRITICAL tasks; others are taken by an ordinary turn.
 local function leave_lane(user, chunk)
   look_ahead(user, chunk)
   if user.is_critical then lane_passed = lane_passed + 1 end
   user.left_lane = true
 end
 
--- Count the bytes of a task that is taken. A few tasks cannot be too large together.
+-- Count the bytes of a task that is taken. A few tasks cannot exceed the limit and are not measured.
 local bytes, long = 0, 0
 local function weigh(member)
   long = long + #member
@@ -266,7 +266,7 @@ local function weigh(member)
   end
 end
 
--- Take the user's first task that may run; its member, or nil if there is none.
+-- Take the user's first task that may run. Returns its member, or nil.
 local function serve(user, jumps, chunk)
   user.touched = true
   local offset, first = first_runnable(user, chunk)
@@ -295,7 +295,7 @@ local function serve(user, jumps, chunk)
   return first
 end
 
--- Serve users in memory, up to `want` times; the members taken.
+-- Serve users in memory, up to `want` times. Returns the members taken.
 local function serve_in_turn(want, ready, critical, chunk, work)
   local members = {}
   while #members < want and bytes < CLAIM_BYTES and vain < work do
@@ -323,7 +323,7 @@ local function call_with(command, key, list)
   if #list > 0 then redis.call(command, key, unpack(list)) end
 end
 
--- What a user got in this window, if the user was backlogged all through it.
+-- The service of a user in this window, if the user had a backlog during all of it.
 local function new_service(user, so_far)
   if user.state ~= 'ready' then return 'late' end
   if so_far == 'late' then return nil end
@@ -374,10 +374,10 @@ local function write_aside()
   aside, held_aside = {}, {}
 end
 
-local claimed_by  -- the end of the text of a record that is claimed for the first time
+local claimed_by  -- end of the text of a record at its first claim
 
--- The record of a task that nobody has claimed before, told from the end of its text, as `store`
--- writes it: almost all are, and to read JSON takes longer. Nil for others.
+-- Read the record of a task that was never claimed from the end of its text, as `store` writes it. Almost
+-- all records are such, and decoding JSON takes longer. Returns nil for others.
 local function untouched(text, member)
   local from, to = string.find(text, ',"state":"ready","rank":"', 1, true)
   if not from or not string.find(text, '"attempts":0,', 1, true)
@@ -388,18 +388,18 @@ local function untouched(text, member)
     due = tonumber(due), attempts = 0 }
 end
 
--- The text of such a record when it is claimed; nil if a limit of its name has to be entered too.
+-- The text of such a record once it is claimed; nil if its name has limits, which have to be entered.
 local function first_claim_text(text, record)
   if limits_of(record.name) then return nil end
-  text = exchange(text, '"state":"ready"', '"state":"running"')
-  text = exchange(text, '"attempts":0', '"attempts":1')
+  text = replace_text(text, '"state":"ready"', '"state":"running"')
+  text = replace_text(text, '"attempts":0', '"attempts":1')
   claimed_by = claimed_by or ',"token":' .. cjson.encode(A.op) .. ',"worker":'
     .. cjson.encode(A.worker) .. ',"place":' .. cjson.encode(A.place) .. ',"claimed":' .. now_text .. ',"charge":'
-  -- As cjson writes numbers: the same charge, however the record is written.
+  -- The format of cjson, so that the charge is the same however the record is written.
   return string.sub(text, 1, -2) .. claimed_by .. string.format('%.14g', cost_of(record.user)) .. '}'
 end
 
--- Take the members out of the backlog; ids and records of those whose records can be read.
+-- Remove members from the backlog. Returns the ids and records of those that can be read, and new texts.
 local function take_out(members)
   local all, ids, texts = {}, {}, {}
   for i, found in ipairs(members) do all[i] = id_of(found) end
@@ -428,7 +428,7 @@ local function take_out(members)
   return ids, records, texts
 end
 
--- Enter what the tasks take of the limits of their names, and how long they may run.
+-- Enter the slots that the tasks take, and their deadlines.
 local function enter_limits(ids, records)
   local slots, deadlines = {}, {}
   for _, id in ipairs(ids) do
@@ -436,8 +436,8 @@ local function enter_limits(ids, records)
     local limits = limits_of(record.name) or {}
     record.slot = limits.slots and true
     if limits.slots then add(slots, '0', record.name .. '\0' .. id) end
-    -- The worker ends it at its time-out: one that still runs a lease later does not answer. Until
-    -- the worker says how long its handler may run (see extend), what was declared last counts.
+    -- The worker ends the run at its time-out; if it still runs one lease later, the worker does not
+    -- answer. Until the worker gives its time-out (see extend), the one declared last counts.
     local timeout_ms = record.timeout_ms or limits.timeout_ms
     record.ruled = not record.timeout_ms and limits.timeout_ms and not limits.is_declared or nil
     record.deadline = timeout_ms and now + timeout_ms + tonumber(A.lease_ms)
@@ -466,7 +466,7 @@ local function has_room()
   return #taken.ids < limit and bytes < CLAIM_BYTES
 end
 
--- Serve users who were read, and write what has become of them.
+-- Serve the users that were read, and write their new state.
 local function serve_round(users, names, ready, critical, work)
   local want = limit - #taken.ids
   prefetch_users(names)
@@ -482,7 +482,7 @@ local function serve_round(users, names, ready, critical, work)
   end
 end
 
--- Serve those in ready behind the ones who were passed over, first so many of them. True: all.
+-- Serve the users in ready after those passed over, `round` of them at first. True: all were looked at.
 local function serve_on(round, work)
   for _ = 1, ROUNDS do
     if not has_room() or vain >= work then return false end
@@ -495,7 +495,7 @@ local function serve_on(round, work)
   return false
 end
 
--- Serve users of whom the kind of this worker was told. Those who may have more are kept in mind.
+-- Serve the users that this kind of worker was told about, and remember those who may have more.
 local function serve_told(kind)
   local users, names, ready, left = {}, {}, heap.new(), ''
   for name in string.gmatch(kind.news, '[^\n]+') do
@@ -514,8 +514,8 @@ local function serve_told(kind)
   kinds.set_news(kind, left == '' and '' or '\n' .. left)
 end
 
--- What claims of this kind do next: look on, or, when nothing was found since they began at the head,
--- not for a while.
+-- Decide what the next claim of this kind does: continue, or, if nothing was found since the head of
+-- ready, wait for a while.
 local function rest(kind, is_over, was_clean)
   kind.till = 0
   if #taken.ids > 0 then
@@ -531,10 +531,10 @@ local function rest(kind, is_over, was_clean)
   end
 end
 
--- Serve a worker that takes only some names. True: all users were looked at.
+-- Serve a worker that takes only some names. Returns true if all users were looked at.
 local function serve_kind(kind)
   local told = kind.news
-  -- Told of more users than there is room for: they are somewhere.
+  -- The kind was told about more users than it has room for; some are not in the list.
   local was_clean = kind.clean and not string.find(told, '\n*\n', 1, true)
   if told ~= '' then kind.pause = 0 end
   if told == '' and kind.till > now and kind.till <= now + LONGEST_WAIT_MS then
@@ -557,7 +557,7 @@ local function serve_kind(kind)
   return is_all
 end
 
--- --- keeping house ---
+-- --- housekeeping ---
 
 local function turn_window()
   local since = tonumber(redis.call('HGET', K.fair, 'window') or nil)
@@ -578,7 +578,7 @@ local function reap_idle(served)
   if SETTINGS.cost == 'time' then redis.call('HDEL', K.usage, unpack(passed)) end
 end
 
--- How long until something becomes claimable; what was passed over is for others.
+-- Ms until something becomes claimable for this worker.
 local function wait_hint(kind, is_all)
   if asides >= ASIDE then return 0 end
   local soonest = redis.call('ZCARD', K.held) > 0 and room_after(is_wanted) or -1
@@ -599,7 +599,7 @@ local function wait_hint(kind, is_all)
   return soonest
 end
 
--- The token that woke this worker may have been for another: pass it on, to so many in a row.
+-- The token that woke this worker may have been meant for another: pass it on, at most PASSES times.
 local function pass_on(kind)
   if kind then kinds.pass_on(kind) end
   if not for_others or (kind and kind.place > 0) then return end
@@ -609,7 +609,7 @@ local function pass_on(kind)
   leave_token(K.wake)
 end
 
--- A function: its local variables would be too many for the script.
+-- A function of its own, because a script has room for only 200 local variables.
 local function claim()
   load_limits()
   local kind = filtered and kinds.enter(A.names)
@@ -617,7 +617,7 @@ local function claim()
   taken.ids, taken.records = still_held()
   if #taken.ids == 0 then
     upkeep()
-    -- What has become ready may be for workers that take all names: this one only looks for its own.
+    -- What has become ready may be for workers that take all names; this one looks only for its own.
     if kind and lost.found then wake_worker() end
     turn_window()
     if redis.call('ZCARD', K.held) > 0 then for_others = return_held(limit, is_wanted) end
@@ -640,9 +640,8 @@ local function claim()
   local ids, records = taken.ids, taken.records
   local hint = wait_hint(kind, is_all)
   local list = kind and kinds.list_of(kind) or 0
-  -- One token wakes one worker: whoever finds more work than it took passes it on. A claim that has
-  -- brought the next moment nearer (a lease that may expire, a rate limit) lets one worker of each kind
-  -- hear of it.
+  -- One token wakes one worker, and a worker that leaves work for others wakes the next. A claim after
+  -- which something happens sooner (a lease may expire, a rate allows a task) wakes a worker of each kind.
   local alarm = tonumber(redis.call('HGET', K.fair, 'alarm') or nil) or 0
   if #ids > 0 then
     if hint == 0 then

@@ -1,14 +1,14 @@
--- Drop dead letters for good.
+-- Delete dead letters.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op   text  random id of this operation
 -- ARGV ...  tasks, at most a few hundred
--- ROW id   text  of the task
+-- ROW id   text  task id
 --
--- What is no dead letter is left alone.
+-- Tasks that are not dead letters do not change.
 --
--- Returns { how many were dropped, how many are left because they were too much for one call }.
+-- Returns { number deleted, number left because one call may not delete more }.
 
 local before = first_answer(A.op)
 if before then
@@ -23,7 +23,7 @@ for i = FIRST, #ARGV do
 end
 local dropped = 0
 if #dead > 0 then
-  dropped = drop(K.dead, dead)
+  dropped = drop_tasks(K.dead, dead)
   count('discarded', dropped)
 end
 remember(A.op, dropped .. ' ' .. #dead - dropped)

@@ -1,27 +1,26 @@
--- Prolong many leases at once, and say which are lost and which are to be cancelled.
+-- Extend many leases at once, and report which are lost and which runs must be cancelled.
 --
 -- @include replay status stats
 -- FLAGS allow-oom
 -- KEYS leases     zset  task id -> end of lease, ms
--- KEYS deadlines  zset  leased task id -> when it is ended if it has not answered, ms
+-- KEYS deadlines  zset  leased task id -> when its run is ended if the worker has not answered, ms
 -- ARGV op        text  random id of this operation
--- ARGV lease_ms  int   how long from now
+-- ARGV lease_ms  int   length of the leases from now on
 -- ARGV ...         leases, at most a few hundred
--- ROW id          text  of the task
--- ROW token       text  of the lease
+-- ROW id          text  task id
+-- ROW token       text  token of the lease
 -- ROW timeout_ms  int   how long the handler may run; 0: no limit; empty: not known
 --
--- No lease goes beyond the deadline of its run, which is a lease after its time-out; and a lease after
--- its worker has heard that it is to be cancelled. From then on its lease is lost. The time-out is the
--- task's own, or one that an operator has set for its name, or what the worker says here: other
--- workers may have declared another one.
+-- No lease goes beyond the deadline of its run: one lease after its time-out, or one lease after its
+-- worker was told to cancel it. After the deadline the lease is lost. The time-out is that of the task, or
+-- that which an operator set for its name, or timeout_ms; other workers may have declared another one.
 --
--- Returns a word for each: 'extended', 'cancel' (extended, and its cancelling was asked for), 'ended'
--- (whoever holds the token has ended it; nothing was changed), or 'lost_lease' (nothing was changed).
+-- Returns a word for each lease: 'extended'; 'cancel' (extended, and cancellation was requested);
+-- 'ended' (the holder of the token has ended it; nothing changed); or 'lost_lease' (nothing changed).
 
--- Whether the holder of the token has ended the lease itself. A worker extends many leases in one
--- call while its slots end some of them: that loses nothing. What TaskQueue calls the operations
--- that give a task back is known here.
+-- True if the holder of the token has ended the lease itself. A worker extends many leases in one call
+-- while its threads end some of them, and nothing is lost by that. The names of the operations that give
+-- a task back are those of TaskQueue.
 local function has_ended(id, record, token)
   if record and record.ended and record.token == token then return true end
   if not record then
@@ -44,7 +43,7 @@ end
 local lost, ends = 0, {}
 local lease_ms = tonumber(A.lease_ms)
 
--- Let a run have the time that its worker gives it.
+-- Apply the time-out that the worker gives to a run, unless another one has precedence.
 local function set_deadline(id, record, timeout_ms)
   if not timeout_ms or record.timeout_ms or record.ruled or record.heard then return end
   local deadline = timeout_ms > 0 and (tonumber(record.claimed) or now) + timeout_ms + lease_ms or nil
@@ -58,7 +57,7 @@ local function set_deadline(id, record, timeout_ms)
   end
 end
 
--- When the lease of a run ends that is extended now.
+-- The new end of a lease.
 local function new_end(id, record)
   local longest = now + lease_ms
   if record.cancel and not record.heard then

@@ -1,18 +1,18 @@
--- Drop ended tasks that are older than a moment, before their retention is over.
+-- Delete ended tasks that are older than a given time, before their retention is over.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op         text  random id of this operation
--- ARGV before_ms  int   those that ended before this moment
--- ARGV limit      int   at most so many finished ones, and so many dead letters
+-- ARGV before_ms  int   delete tasks that ended before this time
+-- ARGV limit      int   at most this many finished tasks, and as many dead letters
 --
--- The caller calls it until nothing is left.
+-- The caller repeats the call until it returns 0.
 --
--- Returns how many were dropped.
+-- Returns the number of tasks deleted.
 
 local function prune(key)
   local ids = redis.call('ZRANGE', key, '-inf', '(' .. A.before_ms, 'BYSCORE', 'LIMIT', 0, A.limit)
-  return #ids > 0 and drop(key, ids) or 0
+  return #ids > 0 and drop_tasks(key, ids) or 0
 end
 
 local before = first_answer(A.op)

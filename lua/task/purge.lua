@@ -1,14 +1,14 @@
--- Cancel tasks of a user that wait, are delayed or set aside; history has them as cancelled.
+-- Cancel waiting, delayed and held tasks of a user; history shows them as cancelled.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op     text  random id of this operation
--- ARGV user   text  whose
--- ARGV limit  int   how many at most, a few hundred
+-- ARGV user   text  user id
+-- ARGV limit  int   at most this many, a few hundred
 --
--- The caller calls it until nothing is left.
+-- The caller repeats the call until it returns 0.
 --
--- Returns how many do not wait any more.
+-- Returns the number of tasks that no longer wait.
 
 local function ids_in(key, pattern, most)
   local ids, places = {}, {}
@@ -20,7 +20,7 @@ local function ids_in(key, pattern, most)
   return ids, places
 end
 
--- An entry that is none: its task cannot be read, or does not wait.
+-- Drop an invalid entry: its task cannot be read, or does not wait.
 local function drop_entry(key, id, member)
   redis.call('ZREM', key, member)
   local record = read_status(id)
@@ -43,7 +43,7 @@ local function purge(key, pattern, most, state, place_of)
   return #ids
 end
 
--- Where the index has a task that is delayed; nil if it is not.
+-- The member of delayed_index for a delayed task; nil for other tasks.
 local function delayed_place(id, record)
   local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
   return due and delays.member(record.user, due, id)
@@ -53,7 +53,7 @@ local before = first_answer(A.op)
 if before then return tonumber(before) end
 local limit = tonumber(A.limit)
 local purged = purge(K.backlog, '^%Z*%z%Z*%z(%Z*)', limit, 'ready', member_of)
-if not first_waiting(A.user, 1)[1] then leave(A.user) end  -- the last one may have been none
+if not first_waiting(A.user, 1)[1] then leave(A.user) end  -- the last entry may have been invalid
 if purged < limit then
   purged = purged + purge(K.held, '%z(%Z*)$', limit - purged, 'ready', held_member_of)
 end

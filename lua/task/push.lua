@@ -1,11 +1,11 @@
--- Store new tasks, all or none of them.
+-- Store new tasks, all of them or none.
 --
 -- @include enqueue
--- PROBES itself: a lone task of a user who is being served touches few keys, and is the hot path,
---   where no worker waits for some names only
+-- PROBES itself: a single task for a user who is in `ready` touches few keys. This is the hot path while
+--   all workers take all names.
 -- ARGV ...       tasks, at most a few hundred
--- ROW id        text  of the task
--- ROW user      text  whose task it is
+-- ROW id        text  task id
+-- ROW user      text  user id
 -- ROW name      text  name of the task
 -- ROW document  text  the task, JSON
 -- ROW head      text  the part of its status that the client knows: JSON without the closing brace
@@ -13,11 +13,11 @@
 -- ROW when      text  empty: now; '+ms': after a delay; 'ms': at that time
 -- ROW schedule  text  id of its schedule, or empty
 --
--- Replay: a task that is stored, or was until a minute ago, with the same document is counted as
--- pushed and left as it is.
+-- Replay: a task that is stored with the same document, or was until a minute ago, counts as pushed and
+-- does not change.
 --
--- Returns { 'pushed', how many are new }, { 'other', id } when an id means another task, or
--- { 'full', 'queue' or 'user', id }; the last two changed nothing.
+-- Returns { 'pushed', number of new tasks }; or, with nothing changed, { 'other', id } if the id belongs
+-- to a task with another document, or { 'full', 'queue' or 'user', id } if max_waiting is reached.
 
 local ids, documents, list = {}, {}, {}
 for i = FIRST, #ARGV, ROW do
@@ -28,7 +28,7 @@ for i = FIRST, #ARGV, ROW do
     schedule = R.schedule[i] ~= '' and R.schedule[i] or nil }
 end
 
-local answers = known(ids, documents)
+local answers = known_tasks(ids, documents)
 local new, of_user = {}, {}
 for i, task in ipairs(list) do
   if answers[i] == 'other' then return { 'other', task.id } end

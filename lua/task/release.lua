@@ -1,16 +1,16 @@
--- Give a claimed task back as if it had not been claimed: attempt, charge and rank are restored.
+-- Give a claimed task back as if it had not been claimed: restore its attempt, charge and rank.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op     text  random id of this operation
--- ARGV id     text  the task
--- ARGV token  text  of its lease
+-- ARGV id     text  task id
+-- ARGV token  text  token of its lease
 --
--- A task whose cancelling was asked for ends as cancelled instead.
+-- A task whose cancellation was requested ends as cancelled instead.
 --
--- Returns 'released', 'cancelled' or 'lost_lease' (nothing was changed).
+-- Returns 'released', 'cancelled' or 'lost_lease' (nothing changed).
 
-local answer, record = begin(A.op, A.id, A.token)
+local answer, record = begin_ending(A.op, A.id, A.token)
 if answer then return answer end
 local user = record.user
 redis.call('ZREM', K.leases, A.id)
@@ -20,7 +20,7 @@ adjust(user, -(record.charge or 1) / settings_of(user).weight)
 local word = 'released'
 if record.cancel then
   word = 'cancelled'
-  close(A.id, record, word)
+  end_task(A.id, record, word)
   trim_all(1)
 else
   record.state, record.token, record.worker = 'ready', nil, nil

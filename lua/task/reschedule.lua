@@ -1,11 +1,11 @@
--- Move the time of a task that no worker has claimed.
+-- Change the time at which a task that nobody has claimed becomes ready.
 --
 -- @include ending enqueue
 -- ARGV op    text  random id of this operation
--- ARGV id    text  the task
--- ARGV when  text  empty now, +ms after so long, ms at that moment
+-- ARGV id    text  task id
+-- ARGV when  text  empty: now; '+ms': after a delay; 'ms': at that time
 --
--- Its rank stays: it is as old as it was.
+-- The task keeps its rank, and with it its age.
 --
 -- Returns 'moved'; or 'running', 'over' (it has ended) or 'absent', with nothing changed.
 

@@ -1,27 +1,27 @@
--- Offer a claimed task again after a delay, keeping the error of this attempt.
+-- Offer a claimed task again after a delay, and keep the error of this attempt.
 --
 -- @include ending
 -- FLAGS allow-oom
 -- ARGV op        text  random id of this operation
--- ARGV id        text  the task
--- ARGV token     text  of its lease
--- ARGV error     text  what went wrong, for whoever looks at the task
+-- ARGV id        text  task id
+-- ARGV token     text  token of its lease
+-- ARGV error     text  why the attempt failed
 -- ARGV delay_ms  int   0: ready at once
 -- ARGV timed_out text  '1' if it ran for too long, or empty
--- ARGV report    text  what the attempt has to tell, JSON, or empty
+-- ARGV report    text  the worker's report of the attempt, JSON, or empty
 --
--- A task whose cancelling was asked for ends as cancelled instead.
+-- A task whose cancellation was requested ends as cancelled instead.
 --
--- Returns 'retried', 'cancelled' or 'lost_lease' (nothing was changed).
+-- Returns 'retried', 'cancelled' or 'lost_lease' (nothing changed).
 
-local answer, record = begin(A.op, A.id, A.token)
+local answer, record = begin_ending(A.op, A.id, A.token)
 if answer then return answer end
 end_lease(A.id, record)
 record.error = A.error
 record.timed_out = A.timed_out ~= '' or nil
 keep_attempt(A.id, record, failure_of(record), A.report)
 if record.cancel then
-  close(A.id, record, 'cancelled')
+  end_task(A.id, record, 'cancelled')
   trim_all(1)
   save_fair()
   return remember(A.op, 'cancelled')

@@ -1,17 +1,17 @@
--- Run a dead letter again: a new task that is linked to the old one, which stays as it is.
+-- Run a dead letter again as a new task that is linked to the old one; the old one stays.
 --
 -- @include enqueue ending
 -- ARGV op        text  random id of this operation
 -- ARGV id        text  the dead letter
--- ARGV new_id    text  of the new task
--- ARGV user      text  of both
--- ARGV task_name text  of both
--- ARGV document  text  of the new task
--- ARGV head      text  of its status
+-- ARGV new_id    text  id of the new task
+-- ARGV user      text  user id of both
+-- ARGV task_name text  name of both
+-- ARGV document  text  document of the new task
+-- ARGV head      text  head of its status; see push
 -- ARGV level     int   its priority
--- ARGV schedule  text  of both, or empty
+-- ARGV schedule  text  id of the schedule of both, or empty
 --
--- A dead letter is run again once: asked again, the answer is the task that was made then.
+-- A dead letter is run again only once. Further calls return the task that the first call made.
 --
 -- Returns { 'retried', id of the new task }; or { 'not_dead' } or { 'full', 'queue' or 'user' }, with
 -- nothing changed.

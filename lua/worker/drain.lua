@@ -1,11 +1,11 @@
--- Ask a worker to take no more tasks, finish what it runs, and end; its next heartbeat tells it.
+-- Ask a worker to claim no more tasks, finish those it runs, and stop. Its next heartbeat tells it.
 --
 -- @include json replay
 -- FLAGS allow-oom
--- KEYS workers      hash  worker id -> JSON, as its last heartbeat said; drain: who asked
+-- KEYS workers      hash  worker id -> its last heartbeat, JSON; drain: who asked it to stop
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- ARGV op      text  random id of this operation
--- ARGV worker  text  which one
+-- ARGV worker  text  worker id
 -- ARGV by      text  who asks
 --
 -- Returns 'asked', also if it was asked before, or 'absent' if no such worker is alive.
@@ -19,7 +19,7 @@ if not ends or ends <= now or type(record.id) ~= 'string' then
   return remember(A.op, 'absent')
 end
 if not record.drain then
-  -- Written into the text: an empty list would come back from Lua as an object.
+  -- Edit the text: Lua would encode an empty list as an object.
   local open = string.match(text, '^(.*)}%s*$')
   redis.call('HSET', K.workers, A.worker, open .. ',"drain":' .. cjson.encode(A.by) .. '}')
 end

@@ -1,9 +1,9 @@
--- End runs that do not answer, take back expired leases, and tell of what people should hear of.
+-- End runs that do not answer, take back expired leases, and return notices for people.
 --
 -- @include stale_runs
 -- FLAGS allow-oom
 --
--- Returns notices, see lib/notices.
+-- Returns notices; see lib/notices.
 
 forget_notices()
 return find_stale()

@@ -1,28 +1,29 @@
--- Say that a worker is alive and what it does; learn of the others.
+-- Record that a worker is alive and what it runs, and report about other workers.
 --
 -- @include stale_runs
 -- FLAGS allow-oom
 -- KEYS workers      hash  worker id -> JSON: host, pid, version, slots, names, current tasks, times,
---                         drain: who asked it to end, http: where its HTTP tasks may go; '' -> the
---                         names that any of them runs, in lines
+--                         drain (who asked it to stop), http (where its HTTP tasks may go);
+--                         '' -> the names that live workers run, one per line
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
--- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms; by: who set them
--- ARGV worker  text  its id
--- ARGV record  text  JSON without its closing brace
--- ARGV ttl_ms  int   it counts as gone after so long without another beat; 0: it goes now
--- ARGV limits  text  JSON: name -> limits, for all its handlers; empty: as said before
+-- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms, by (who set them)
+-- ARGV worker  text  worker id
+-- ARGV record  text  JSON without the closing brace
+-- ARGV ttl_ms  int   the worker counts as gone after this long without a heartbeat; 0: it leaves now
+-- ARGV limits  text  name -> limits of all its handlers, JSON; empty: unchanged
 --
--- Limits that an operator has set stand over what workers declare. Repeated, it says the same
--- again, but for notices: those come again later.
+-- Limits that an operator has set take precedence over those that workers declare. A repeated call has the
+-- same effect, but the notices that it returned are returned again only later.
 --
--- It also ends what does not answer: also when all slots of all workers are stuck, and nobody claims.
+-- The script also ends runs that do not answer, even if all slots of all workers are stuck and no worker
+-- claims.
 --
--- Returns { ms of the clock, { names that workers which are alive run }, { notices, see lib/notices },
--- { workers that are gone without a word }, who asked this one to drain or '' }; the lists are empty
--- for one that leaves.
+-- Returns { time in ms, { names that live workers run }, { notices, see lib/notices }, { workers that are
+-- gone without having left }, who asked this worker to drain or '' }. The lists are empty for a worker that
+-- leaves.
 
-local GONE_READ = 100    -- the next beat finds those that are left over
-local ALIVE_READ = 1000  -- workers whose names are known
+local GONE_READ = 100    -- at most; the next heartbeat finds the others
+local ALIVE_READ = 1000  -- live workers whose names are read, at most
 
 local function declare(name, declared)
   local stored = decode(redis.call('HGET', K.limits, name))
@@ -35,7 +36,7 @@ local function declare(name, declared)
   redis.call('HSET', K.limits, name, cjson.encode(declared))
 end
 
--- The names in a worker's record, in lines.
+-- The names in a worker's record, one per line.
 local function names_of(record)
   local names = {}
   for _, name in ipairs(type(record.names) == 'table' and record.names or {}) do
@@ -44,21 +45,22 @@ local function names_of(record)
   return table.concat(names, '\n')
 end
 
--- Who asked the worker to drain. Another one that has its id by now was not asked.
+-- Who asked the worker to drain. A new worker with the same id was not asked.
 local function drained_by(before, record)
   local is_same = before.pid == record.pid and before.started == record.started
   return is_same and type(before.drain) == 'string' and before.drain or nil
 end
 
--- The list of names in the text of a record, as a worker writes it; nil if it is not found. In JSON a
--- quote inside a value has a backslash before it, so that neither end is found inside a name.
+-- The list of names in the text of a record, or nil. JSON escapes quotes inside values, so neither end can
+-- be found inside a name.
 local function names_text(text)
   local _, before = string.find(text, '"names":', 1, true)
   local behind = before and string.find(text, ',"current":[', before, true)
   return behind and string.sub(text, before + 1, behind - 1)
 end
 
--- Most workers run the same names: each list is decoded once, and nothing else of the records.
+-- The names of all live workers. Most run the same names, so each distinct list is decoded once, and
+-- nothing else of the records.
 local function names_of_all()
   local alive = redis.call('ZRANGE', K.worker_ends, '+inf', string.format('(%.0f', now), 'BYSCORE', 'REV',
     'LIMIT', 0, ALIVE_READ)
@@ -75,7 +77,7 @@ local function names_of_all()
   return table.concat(lines, '\n')
 end
 
--- Each name of some lines once.
+-- Each distinct name in some lines.
 local function distinct(lines)
   local names, seen = {}, {}
   for name in string.gmatch(lines, '[^\n]+') do
@@ -86,7 +88,7 @@ local function distinct(lines)
 end
 
 forget_notices()
--- One that leaves looks for nothing: nobody would hear of what it finds.
+-- A worker that leaves gets no report: it could not pass it on.
 if tonumber(A.ttl_ms) == 0 then
   redis.call('HDEL', K.workers, A.worker, '')
   redis.call('ZREM', K.worker_ends, A.worker)
@@ -108,8 +110,8 @@ if #gone > 0 then
   redis.call('ZREM', K.worker_ends, unpack(gone))
 end
 
--- Reading the records of all workers at each beat of each of them would be what Redis does all day:
--- that is done only after one has gone or has changed its names.
+-- Reading the records of all workers at each heartbeat would keep Redis busy. They are read only after a
+-- worker is gone or has changed its names.
 local is_known = known and #gone == 0 and (not before or names_of(earlier) == own)
 local names = distinct(is_known and known .. '\n' .. own or names_of_all())
 redis.call('HSET', K.workers, '', table.concat(names, '\n'))

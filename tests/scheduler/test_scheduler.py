@@ -1450,7 +1450,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                     STATE,
                     STATE
                     | {"active": False, "last_run": NOW - 500, "runs": 1}
-                    | {"reason": "completed: it has had its 1 runs"},
+                    | {"reason": "completed: max_runs of 1 reached"},
                 ),
             },
         ),
@@ -1470,7 +1470,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "schedule_state.s": (
                     STATE | {"runs": 4},
                     STATE
-                    | {"active": False, "runs": 4, "reason": "completed: it has had its 3 runs"},
+                    | {"active": False, "runs": 4, "reason": "completed: max_runs of 3 reached"},
                 ),
                 f"moments.s\0{NOW - 500}\0{NOW - 500}\x001\0completed": (None, 0),
             },

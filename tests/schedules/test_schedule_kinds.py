@@ -218,7 +218,7 @@ def test_a_schedule_is_completed_after_its_last_run(world: World) -> None:
     assert len(world.fired_ids()) == 3
     schedule = world.schedule("s")
     assert (schedule.is_active, schedule.run_count) == (False, 3)
-    assert schedule.disabled_reason == "completed: it has had its 3 runs"
+    assert schedule.disabled_reason == "completed: max_runs of 3 reached"
     assert world.scheduler.problems() == []
     assert world.due_at("s") is None
 
@@ -259,7 +259,7 @@ def test_a_replaced_schedule_that_has_had_its_runs_is_completed(
     assert world.tick_after(60).fired == 0
     moment = world.now()
     assert world.noted("s") == [(moment, moment, 1, "completed")]
-    assert world.schedule("s").disabled_reason == "completed: it has had its 1 runs"
+    assert world.schedule("s").disabled_reason == "completed: max_runs of 1 reached"
 
 
 # --- ways to write a rule -------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_a_run_that_goes_on_for_a_lease_after_its_time_out_is_ended(
     assert beat(world) == []
     (run,) = History(world.queue).runs()
     assert (run.status, run.attempts, run.stale_since) == ("timed_out", 1, world.now())
-    assert run.error == "timed out: it still ran on worker w1, a lease after its time-out"
+    assert run.error == "timed out: still running on worker w1 one lease after its time-out"
     details = History(world.queue).get("t")
     assert details is not None
     assert [attempt.outcome for attempt in details.attempts] == ["timed_out"]
