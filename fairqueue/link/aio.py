@@ -32,14 +32,6 @@ from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.operation import Argument, Ask, Call, Each, Now, Operation, Together, Wait
 from fairqueue.link.scripts import Script
 
-# How each kind of request is answered.
-_METHODS: dict[type, str] = {
-    Call: "_call",
-    Together: "_together",
-    Each: "_each",
-    Ask: "_ask",
-    Now: "_now",
-}
 Action = Callable[[AbstractConnection], Awaitable[Any]]
 Result = TypeVar("Result")
 
@@ -93,7 +85,7 @@ class AsyncLink(Driver):
                         waiter = waiter or _Waiter(self)
                         answer = await self._wait(waiter, request)
                     else:
-                        answer = await getattr(self, _METHODS[type(request)])(request)
+                        answer = await getattr(self, request.method)(request)
                 except BaseException as error:
                     request = steps.throw(error)
                 else:

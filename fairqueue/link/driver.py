@@ -94,7 +94,7 @@ class Driver:
             now_ms: Argument | None = call.now_ms
             if now_ms is None:
                 now_ms = "" if self.clock is None else self.clock.now_ms()
-            arguments = {**arguments, "now_ms": now_ms}
+            arguments["now_ms"] = now_ms
         return script, [*start, *(arguments[name] for name in script.arguments), *call.rest]
 
     def learn_time(self, now_ms: int) -> int:
@@ -134,6 +134,8 @@ class Attempts:
     sent_at: when the request was already sent, by `time.monotonic`, without an answer. A request
     that may have been done is never sent after the deadline: Redis would not recognise it.
     """
+
+    __slots__ = ("_deadline", "_driver", "_in_doubt", "_pause", "limit")
 
     def __init__(self, driver: Driver, timeout: float | None, sent_at: float | None = None) -> None:
         self._driver = driver

@@ -26,6 +26,7 @@ class Call:
     """
 
     __slots__ = ("arguments", "now_ms", "rest", "script", "timeout")
+    method = "_call"  # of the driver that answers it
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Together:
     """Run several scripts in one round trip; the answers in order."""
 
     __slots__ = ("calls",)
+    method = "_together"
 
     def __init__(self, *calls: Call) -> None:
         self.calls = calls
@@ -59,6 +61,7 @@ class Each:
     """
 
     __slots__ = ("calls", "read")
+    method = "_each"
 
     def __init__(self, calls: Iterable[Call], read: Callable[[Any], object]) -> None:
         self.calls = calls
@@ -69,6 +72,7 @@ class Ask:
     """Send plain commands that only read, in one round trip; the answers in order."""
 
     __slots__ = ("commands", "timeout")
+    method = "_ask"
 
     def __init__(self, *commands: Sequence[Argument], timeout: float | None = None) -> None:
         self.commands = commands
@@ -79,6 +83,7 @@ class Now:
     """The time of the queue in ms: its clock, or a close estimate of the server's."""
 
     __slots__ = ()
+    method = "_now"
 
 
 class Wait:
@@ -89,6 +94,7 @@ class Wait:
     """
 
     __slots__ = ("key", "seconds")
+    method = "_wait"
 
     def __init__(self, key: str, seconds: float) -> None:
         self.key = key

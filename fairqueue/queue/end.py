@@ -46,8 +46,8 @@ class EndOperations(ClaimOperations):
 
         Raises LeaseLost if another worker may own it now, InvalidPayload for a bad result.
         """
-        words = yield from steps(self.finish_many)([(check_claim(claim), result)])
-        if words[0] == "lost_lease":
+        row = _finish_row(check_claim(claim), result)
+        if (yield Call("finish", rest=row)) == [b"lost_lease"]:
             raise _lost(claim.task.task_id)
 
     @operation
