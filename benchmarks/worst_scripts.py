@@ -28,7 +28,7 @@ from fairqueue.queue.reports import Failure, LogLines, Report
 from fairqueue.queue.workers import MAX_CURRENT, WorkerStore
 from fairqueue.schedules.store import ADDED_AT_ONCE, MAX_ADDED
 from fairqueue.stats.samples import SampleStore
-from fairqueue.stats.users import PURGE_CHUNK, PeopleStore
+from fairqueue.stats.users import PURGE_CHUNK, UserStats
 from fairqueue.validation import MAX_NAME_LENGTH, MAX_PAYLOAD_BYTES, MAX_RESULT_BYTES
 
 MOST_MS = 10.0  # of one script
@@ -54,7 +54,7 @@ class World:
         self.scheduler = TaskScheduler(self.queue, "bench")
         self.history = History(self.queue)
         self.link = self.queue.link
-        self.people = PeopleStore(self.link)
+        self.people = UserStats(self.link)
         self.workers = WorkerStore(self.link)
 
     def push(self, count: int, users: int = MANY, **fields: Any) -> None:

@@ -85,8 +85,8 @@ def _length(seconds: float) -> str:
 
 def _no_worker(values: Mapping[str, Any]) -> str:
     if not values["draining"]:
-        return "No worker is running for this queue."
-    return "No worker takes tasks: all running workers ({draining}) are draining."
+        return "No worker is alive, so no task can start."
+    return "No worker takes tasks: all live workers ({draining}) are draining."
 
 
 def _no_handler(values: Mapping[str, Any]) -> str:

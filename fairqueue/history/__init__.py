@@ -1,4 +1,4 @@
-"""What became of tasks: runs, attempts and failures."""
+"""The history of tasks: runs, attempts and failures."""
 
 from fairqueue.history.records import Attempt, FailureGroup, Run, RunDetails, read_run
 from fairqueue.history.runs import Filters, History

@@ -1,4 +1,4 @@
-"""The record of a run and of its attempts, as they are read from Redis."""
+"""Read the records of runs and of their attempts."""
 
 import json
 import math
@@ -7,12 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import from_ms
-from fairqueue.models import (
-    UNREADABLE,
-    Task,
-    as_text,
-    text_or_none,
-)
+from fairqueue.link.operation import Call
+from fairqueue.models import UNREADABLE, Task, as_text, text_or_none
 from fairqueue.outcomes import ended_status
 from fairqueue.queue.reports import LogLine
 from fairqueue.validation import (
@@ -22,12 +18,12 @@ from fairqueue.validation import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A task as history tells it.
+    """A task in the history.
 
     status: pending, running, retrying, succeeded, failed, timed_out or cancelled. run_type:
-    "queued", "scheduled", "manual" or "retry". seconds: how long the last attempt took.
-    stale_since: when it was found to go on after its time-out. retry_of, retried_as: the runs
-    before and after it, where somebody had a failed one run again.
+    "queued", "scheduled", "manual" or "retry". seconds: the duration of the last attempt.
+    stale_since: when it was found running after its time-out. retry_of, retried_as: the previous
+    and the next run, if a failed run was retried by hand.
     """
 
     task_id: str
@@ -62,7 +58,7 @@ class Attempt:
     """One attempt at a task.
 
     outcome: running, succeeded, failed, timed_out, cancelled, or expired (its worker was gone).
-    log_dropped: how many lines were logged before those that are kept.
+    log_dropped: the number of log lines dropped before those in `log`.
     """
 
     number: int
@@ -82,7 +78,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDetails:
-    """A run with its attempts, oldest first, and its task (None if that cannot be read)."""
+    """A run with its attempts, oldest first, and its task (None if that is damaged)."""
 
     run: Run
     attempts: list[Attempt]
@@ -91,7 +87,7 @@ class RunDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
-    """Failed runs of one cause: how many are kept, when the last one was, and that one."""
+    """Failed runs with one cause: how many are stored, and the latest one."""
 
     fingerprint: str
     count: int
@@ -100,7 +96,7 @@ class FailureGroup:
 
 
 def read_run(task_id: str, text: bytes) -> Run | None:
-    """A run from its status record; None if that is gone or cannot be read."""
+    """Read a run from its status record; None if that is absent or damaged."""
     try:
         record = json.loads(text)
         status = _status(record)
@@ -146,24 +142,24 @@ def _status(record: dict[str, Any]) -> str:
 
 
 def _seconds(record: dict[str, Any]) -> float | None:
-    """How long the last attempt took, once the run has ended."""
+    """Return the duration of the last attempt, once the run has ended."""
     if "took" in record:
         return _finite(record["took"] / 1000)
-    # Without a token it was cancelled while it waited to be tried again.
+    # Without a token it was cancelled while it waited for a retry.
     if "ended" not in record or "claimed" not in record or "token" not in record:
         return None
     return _finite((record["ended"] - record["claimed"]) / 1000)
 
 
 def _finite(value: Any) -> float:
-    """A number of a record. Raises TypeError or ValueError for what somebody has put there."""
+    """Return a number of a record. Raises TypeError or ValueError if it is damaged."""
     if not math.isfinite(value):
-        raise ValueError(f"{value} is no number of seconds")
+        raise ValueError(f"{value} is not a number of seconds")
     return float(value)
 
 
 def _place(text: str) -> tuple[str | None, int | None]:
-    """Host and process, as `this_place` writes them."""
+    """Return host and process id, as `this_place` writes them."""
     host, _, pid = text.rpartition(" ")
     return host or None, int(pid) if pid else None
 
@@ -173,7 +169,7 @@ def _moment(value: float | None) -> datetime | None:
 
 
 def read_attempts(run: Run, lines: bytes) -> list[Attempt]:
-    """The attempts that are kept, and the last one as the status has it where it is not."""
+    """Return the stored attempts; the last one is made from the run if it is not stored."""
     found = [attempt for line in lines.splitlines() if (attempt := _read_attempt(line))]
     if any(attempt.number == run.attempts for attempt in found) or run.started_at is None:
         return found
@@ -223,5 +219,11 @@ def _log_lines(lines: Any, contexts: Any) -> tuple[LogLine, ...]:
 
 
 def _log_line(context: Any, at_ms: Any, level: Any, message: Any) -> LogLine:
-    from_ms(at_ms)  # raises for what is no moment
+    from_ms(at_ms)  # raises if it is not a time
     return LogLine(at_ms, as_text(level), as_text(message), dict(context))
+
+
+def list_call(source: str, first: str, last: str, limit: int) -> Call:
+    """Return a call of the script that lists runs, from `first` down to `last`."""
+    bounds: dict[str, Any] = {"from": first, "to": last}
+    return Call("list_runs", source=source, limit=limit, **bounds)

@@ -1,32 +1,35 @@
-"""Say what became of runs: list them, look into one, run failed ones again, forget old ones."""
+"""The history of runs: list them, read one, retry or delete failed ones, delete old ones."""
 
-import base64
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
+from fairqueue.cursors import bad_cursor, decode_cursor, encode_cursor
 from fairqueue.errors import BrokenRecord, InvalidInput, QueueFull, UnknownTask, shown
-from fairqueue.history.records import FailureGroup, Run, RunDetails, read_attempts, read_run
-from fairqueue.logs import log_event
-from fairqueue.models import (
-    Page,
-    Task,
-    encode_payload,
-    new_id,
-    task_document,
+from fairqueue.history.records import (
+    FailureGroup,
+    Run,
+    RunDetails,
+    list_call,
+    read_attempts,
+    read_run,
 )
+from fairqueue.link.operation import Ask, Call, Now, Operation, Together, operation, steps
+from fairqueue.logs import log_event
+from fairqueue.models import Page, Task, encode_payload, new_id, task_document
 from fairqueue.outcomes import LETTERS, NEVER_RAN
-from fairqueue.queue.delays import index_delayed
+from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.retry_policy import encode_policy
 from fairqueue.validation import (
     check_count,
     check_items,
     check_name,
+    check_one_of,
     check_payload,
     check_seconds,
     check_tenant,
@@ -39,13 +42,14 @@ ENDED = tuple(LETTERS)
 STATUSES = (*UNFINISHED, *ENDED)
 MAX_LISTED = 1000  # runs on one page
 READ_AT_ONCE = 500  # runs that one script reads: some 2 ms of the server's time
-MAX_WALKED = 10_000  # runs looked at for one page when a filter matches few
-MAX_SKIMMED = 2000  # of those that wait, where a listing of all is filtered by what no index has
-MAX_RUNNING = 10_000  # running ones that are listed: they are read together, to put them in order
-SAMPLES = 5  # runs of a group that are looked at for one that can be read
+MAX_WALKED = 10_000  # runs examined for one page if a filter matches few
+MAX_SKIMMED = 2000  # waiting runs examined by a listing of all statuses with a filter without index
+MAX_RUNNING = 10_000  # running tasks that are listed: they are read together, to be sorted
+SAMPLES = 5  # runs of a failure group that are read to find one that is not damaged
 PRUNE_CHUNK = 100  # records that one script drops, and fewer large ones: some 2 ms
 DISCARD_CHUNK = 100
-LAST_MS = 9_999_999_999_999  # in 2286: the index has 13 digits for the end of a run
+LAST_MS = 9_999_999_999_999  # in 2286: the end of a run has 13 digits in the index
+FAILED = ("failed", "timed_out")
 
 # Sources whose positions are a time in ms and an id, newest first.
 _BY_TIME = ("delayed", "waiting", "leases")
@@ -55,7 +59,7 @@ _CLAIMED = re.compile(rb'"claimed":([0-9]{1,16})')  # in the text of a status
 
 
 class Filters(TypedDict, total=False):
-    """What failed runs have to match, as `History.runs` takes it."""
+    """Filters of failed runs, as in `History.runs`."""
 
     user_id: str | None
     schedule_id: str | None
@@ -66,11 +70,11 @@ class Filters(TypedDict, total=False):
     until: datetime | float | None
 
 
-class _Filter(NamedTuple):
-    """What a listing is of."""
+class _RunFilter(NamedTuple):
+    """The runs that a listing contains."""
 
     statuses: frozenset[str]
-    skims: bool = False  # not all that wait are looked at for those that match
+    skims: bool = False  # only some of the waiting runs are examined
     user_id: str | None = None
     schedule_id: str | None = None
     name: str | None = None
@@ -80,17 +84,14 @@ class _Filter(NamedTuple):
     until_ms: int | None = None
 
     def has(self, run: Run) -> bool:
-        """Whether a run belongs to the listing: the index may be of one filter out of several."""
-        wanted = (
-            (self.user_id, run.user_id),
-            (self.schedule_id, run.schedule_id),
-            (self.name, run.name),
-            (self.fingerprint, run.fingerprint),
-            (self.tenant, run.tenant),
-        )
+        """Return whether a run matches all filters; the index that is read has only one."""
         return (
             run.status in self.statuses
-            and all(want is None or want == got for want, got in wanted)
+            and self.user_id in (None, run.user_id)
+            and self.schedule_id in (None, run.schedule_id)
+            and self.name in (None, run.name)
+            and self.fingerprint in (None, run.fingerprint)
+            and self.tenant in (None, run.tenant)
             and self._has_time(run)
         )
 
@@ -102,21 +103,22 @@ class _Filter(NamedTuple):
 
 
 class _Row(NamedTuple):
-    position: str  # where the listing goes on after it
-    run: Run | None  # None if it is gone or cannot be read
+    position: str  # where the listing continues after it
+    run: Run | None  # None if it is gone or damaged
 
 
 class History:
-    """The runs of a queue: those that wait or run, and the ended ones that are still kept.
+    """The runs of a queue: waiting and running tasks, and the ended ones that are still stored.
 
-    How long is a setting of the queue (`TaskQueue.configure`: keep_finished, keep_dead, ...).
+    `TaskQueue.configure` sets how many are stored, and how long: keep_finished, keep_dead, ...
     """
 
     def __init__(self, queue: TaskQueue) -> None:
-        self._link = queue.link
+        self.link = queue.link
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
+    @operation
     def runs(
         self,
         status: str | Iterable[str] | None = None,
@@ -130,21 +132,20 @@ class History:
         until: datetime | float | None = None,
         limit: int = 100,
         cursor: str | None = None,
-    ) -> Page[Run]:
-        """A page of runs: those that wait, then those that run, then the ended ones.
+    ) -> Operation[Page[Run]]:
+        """Return a page of runs: waiting ones, then running ones, then ended ones.
 
-        Each newest first: by when they were due, began to wait, began to run, or ended; those that
-        wait of one user are in the reverse order of their turn, the unfinished ones of one schedule
-        in that of their ids. A run that goes on while the pages are read comes again later on, and
-        none is missed that stays where it is.
+        Each group is sorted by time, newest first. The waiting runs of one user are in the reverse
+        order of their turn, the unfinished runs of one schedule in the reverse order of their ids.
+        A run that changes its group while pages are read may appear twice; none is missed.
 
-        Without `status`, all; with a `fingerprint`, those that have failed. `since` (with it) and
-        `until` (without it) compare the end of a run, or else its last start, or its push. A page
-        may be short although its cursor says that there is more: the walk for filters that match
-        few is bounded. Of more than 10,000 that run, so many are listed. Without `status` and with
-        filters by name, tenant or time, which no index of waiting tasks has, 2,000 each of those
-        that wait and of those that are delayed are looked at: name a status to see all of them.
-        Raises InvalidInput naming what cannot be used.
+        status: one or several; all by default, or the failed ones with a `fingerprint`. since,
+        until: bounds of the end of a run, or else of its last start, or of its push; `until` is not
+        included. A page with a cursor may be short, because the search for a filter that matches
+        few runs is bounded. At most 10,000 running tasks are listed. Without `status` and with a
+        filter by name, tenant or time, at most 2,000 waiting and 2,000 delayed tasks are examined,
+        because no index of waiting tasks has these fields: pass a status to examine all of them.
+        Raises InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         wanted = _check_filter(
@@ -152,24 +153,24 @@ class History:
         )
         sources = _sources(wanted)
         if "delayed_index" in sources:
-            index_delayed(self._link)
+            yield from steps(DelayIndex(self.link).update)()
         number, position = _decode_cursor(cursor, sources)
-        return self._page(wanted, sources[number:], position, limit)
+        return (yield from self._page(wanted, sources[number:], position, limit))
 
     def _page(
-        self, wanted: _Filter, sources: Sequence[str], position: str, limit: int
-    ) -> Page[Run]:
+        self, wanted: _RunFilter, sources: Sequence[str], position: str, limit: int
+    ) -> Operation[Page[Run]]:
         found: list[Run] = []
-        seen: set[str] = set()  # one that ends while the page is read would come twice
+        seen: set[str] = set()  # a run that ends while the page is read would appear twice
         walked = 0
         for source in sources:
             more = True
             skimmed = 0
-            size = min(limit + 1, READ_AT_ONCE)  # enough where the index is of just this filter
+            size = min(limit + 1, READ_AT_ONCE)  # enough if the index has just this filter
             while more and not (wanted.skims and source in _SKIMMED and skimmed >= MAX_SKIMMED):
                 if walked >= MAX_WALKED:
-                    return Page(found, _encode_cursor(source, position))
-                rows, more = self._read(source, position, wanted, size)
+                    return Page(found, _cursor(source, position))
+                rows, more = yield from self._read(source, position, wanted, size)
                 for i, row in enumerate(rows, 1):
                     position = row.position
                     if row.run is not None and wanted.has(row.run) and row.run.task_id not in seen:
@@ -177,9 +178,7 @@ class History:
                         found.append(row.run)
                         if len(found) == limit:
                             is_last = i == len(rows) and not more and source == sources[-1]
-                            return Page(
-                                found, None if is_last else _encode_cursor(source, position)
-                            )
+                            return Page(found, None if is_last else _cursor(source, position))
                 walked += len(rows)
                 skimmed += len(rows)
                 size = READ_AT_ONCE
@@ -187,43 +186,43 @@ class History:
         return Page(found, None)
 
     def _read(
-        self, source: str, position: str, wanted: _Filter, size: int
-    ) -> tuple[list[_Row], bool]:
-        """The next rows of a source, and whether there may be more after them."""
+        self, source: str, position: str, wanted: _RunFilter, size: int
+    ) -> Operation[tuple[list[_Row], bool]]:
+        """Return the next rows of a source, and whether there may be more after them."""
         if source == "leases":
-            return self._read_running(position, size)
+            return (yield from self._read_running(position, size))
         if source in _BY_TIME:
-            calls = [_range(source, position, "", size)]
+            calls = [list_call(source, position, "", size)]
         else:
             calls = [
-                _range(source, *_bounds(value, source, position, wanted), size)
+                list_call(source, *_bounds(value, source, position, wanted), size)
                 for value in _values(source, wanted)
             ]
-        answers = self._link.run_together(*(("list_runs", call) for call in calls))
+        answers = yield Together(*calls)
         parts = [list(_triples(answer)) for answer in answers]
         found = [each for part in parts for each in part]
-        # Those that were cut short because of their bytes end at different places: what another one
-        # has behind the first of these comes with the next reading.
+        # Ranges that were cut because of their size end at different places. Rows of the others
+        # after the first of these places are read again next time.
         ends = [part[-1] for part, answer in zip(parts, answers, strict=True) if answer[0]]
         if len(calls) > 1:
-            found.sort(reverse=True)  # ranges of several outcomes: put together by their end
+            found.sort(reverse=True)  # merge the ranges of several outcomes by the end of the run
             if ends:
                 found = [each for each in found if each >= max(ends)]
         rows = [_Row(at, read_run(task_id, text)) for at, task_id, text in found[:size]]
         return rows, bool(ends) or len(found) >= size
 
-    def _read_running(self, position: str, size: int) -> tuple[list[_Row], bool]:
-        """The next of those that run, by when they began.
+    def _read_running(self, position: str, size: int) -> Operation[tuple[list[_Row], bool]]:
+        """Return the next running tasks, sorted by their start.
 
-        All are read to find them: the index has them by the ends of their leases, which move while
-        they run, so that going on from one of those would miss runs.
+        All are read, because the index is sorted by the ends of leases. These move while tasks run,
+        so a listing that continued at one of them would miss runs.
         """
-        keys = self._link.keys
-        ids = self._link.ask(("ZRANGE", keys["leases"], 0, MAX_RUNNING - 1, "REV"))[0]
+        keys = self.link.keys
+        (ids,) = yield Ask(("ZRANGE", keys["leases"], 0, MAX_RUNNING - 1, "REV"))
         if not ids:
             return [], False
         chunks = [ids[i : i + READ_AT_ONCE] for i in range(0, len(ids), READ_AT_ONCE)]
-        texts = self._link.ask(*(("HMGET", keys["status"], *chunk) for chunk in chunks))
+        texts = yield Ask(*(("HMGET", keys["status"], *chunk) for chunk in chunks))
         found = [
             (int(match[1]), task_id.decode("utf-8", "replace"), text)
             for task_id, text in zip(ids, chain.from_iterable(texts), strict=True)
@@ -235,30 +234,32 @@ class History:
         rows = []
         for started_ms, task_id, text in found[:size]:
             run = read_run(task_id, text)
-            has_ended = run is not None and run.status != "running"  # just now: it comes later on
+            has_ended = run is not None and run.status != "running"  # just now: listed later
             rows.append(_Row(f"{started_ms} {task_id}", None if has_ended else run))
         return rows, len(found) > size
 
-    def find(self, task_ids: Sequence[str]) -> list[Run]:
-        """The runs of these ids that are kept and can be read, in order.
+    @operation
+    def find(self, task_ids: Sequence[str]) -> Operation[list[Run]]:
+        """Return the stored runs with these ids, in order, without damaged ones.
 
-        Raises InvalidInput for what is not a list of ids.
+        Raises InvalidInput if `task_ids` is not a list of ids.
         """
-        task_ids = check_items(task_ids, "task_ids", "ids of tasks")
+        task_ids = check_items(task_ids, "task_ids", "task ids")
         if not task_ids:
             return []
         for task_id in task_ids:
             check_name(task_id, "task_id")
-        texts = self._link.ask(("HMGET", self._link.keys["status"], *task_ids))[0]
+        (texts,) = yield Ask(("HMGET", self.link.keys["status"], *task_ids))
         found = zip(task_ids, texts, strict=True)
         runs = (read_run(task_id, text) for task_id, text in found if text is not None)
         return [run for run in runs if run is not None]
 
-    def get(self, task_id: str) -> RunDetails | None:
-        """All that is kept of a run, or None. Raises BrokenRecord if that cannot be read."""
+    @operation
+    def get(self, task_id: str) -> Operation[RunDetails | None]:
+        """Return a run with its attempts, or None. Raises BrokenRecord if its record is damaged."""
         check_name(task_id, "task_id")
-        keys = self._link.keys
-        status, document, lines = self._link.ask(
+        keys = self.link.keys
+        status, document, lines = yield Ask(
             ("HGET", keys["status"], task_id),
             ("HGET", keys["tasks"], task_id),
             ("HGET", keys["attempts"], task_id),
@@ -267,32 +268,33 @@ class History:
             return None
         run = read_run(task_id, status)
         if run is None:
-            raise BrokenRecord(f"the status of task {task_id!r} is unreadable")
+            raise BrokenRecord(f"the status record of task {task_id!r} is damaged")
         try:
             task = Task.from_document(task_id, document or b"")
         except BrokenRecord:
             task = None
         return RunDetails(run=run, attempts=read_attempts(run, lines or b""), task=task)
 
-    def failure_groups(self, limit: int = 100, cursor: str | None = None) -> Page[FailureGroup]:
-        """Failed runs by cause, the latest first: what they have in common is a fingerprint.
+    @operation
+    def failure_groups(
+        self, limit: int = 100, cursor: str | None = None
+    ) -> Operation[Page[FailureGroup]]:
+        """Return failed runs grouped by their fingerprint, the cause, the latest first.
 
         Raises InvalidInput for a bad limit or cursor.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        marks = self._fingerprints(_decode_cursor(cursor, ["failures"])[1], limit + 1)
+        _, position = _decode_cursor(cursor, ["failures"])
+        marks = yield from self._fingerprints(position, limit + 1)
         more, marks = len(marks) > limit, marks[:limit]
         if not marks:
             return Page([], None)
-        index = self._link.keys["runs"]
-        counts = self._link.ask(
+        index = self.link.keys["runs"]
+        counts = yield Ask(
             *(("ZLEXCOUNT", index, f"[f{mark}\0", f"(f{mark}\1") for _, mark in marks)
         )
-        samples = self._link.run_together(
-            *(
-                ("list_runs", _range("runs", f"(f{mark}\1", f"[f{mark}\0", SAMPLES))
-                for _, mark in marks
-            )
+        samples = yield Together(
+            *(list_call("runs", f"(f{mark}\1", f"[f{mark}\0", SAMPLES) for _, mark in marks)
         )
         groups = []
         for (last_ms, mark), count, sample in zip(marks, counts, samples, strict=True):
@@ -305,22 +307,22 @@ class History:
                     )
                 )
         last_ms, mark = marks[-1]
-        return Page(groups, _encode_cursor("failures", f"{last_ms} {mark}") if more else None)
+        return Page(groups, _cursor("failures", f"{last_ms} {mark}") if more else None)
 
-    def _fingerprints(self, position: str, most: int) -> list[tuple[int, str]]:
-        """Fingerprints after a position, with the ms of their last failures, the latest first."""
+    def _fingerprints(self, position: str, most: int) -> Operation[list[tuple[int, str]]]:
+        """Return fingerprints after a position, with the times of their last failures in ms."""
         last = _read_position(position)
         found: list[tuple[int, str]] = []
         skip = 0
-        key, start = self._link.keys["failures"], str(last[0]) if last else "+inf"
+        key, start = self.link.keys["failures"], str(last[0]) if last else "+inf"
         while len(found) < most:
             part = ("BYSCORE", "REV", "LIMIT", skip, most, "WITHSCORES")
-            flat = self._link.ask(("ZRANGE", key, start, "-inf", *part))[0]
+            (flat,) = yield Ask(("ZRANGE", key, start, "-inf", *part))
             pairs = list(zip(flat[::2], map(float, flat[1::2]), strict=True))
             rows = [
                 (int(score), mark.decode("utf-8", "replace"))
                 for mark, score in pairs
-                if 0 <= score <= LATEST_MS  # others are no times
+                if 0 <= score <= LATEST_MS  # others are damaged
             ]
             found += [row for row in rows if last is None or row < last]
             skip += len(pairs)
@@ -330,34 +332,34 @@ class History:
 
     # --- failed runs ------------------------------------------------------------------------------
 
+    @operation
     def retry(
         self,
         task_id: str,
         *,
         triggered_by: str | None = None,
         payload: dict[str, Any] | None = None,
-    ) -> str:
-        """Run a failed run again, as a new one that is linked to it; the new one's id.
+    ) -> Operation[str]:
+        """Run a failed run again, as a new run that refers to it, and return the new id.
 
-        With a `payload` it runs with that one instead of its own. A failed run is run again once:
-        asked again, the answer is the same id, whatever the payload. Raises UnknownTask if it is
-        not among the failed ones, BrokenRecord if its task cannot be read, InvalidPayload,
-        QueueFull.
+        A `payload` replaces its own. A failed run is retried once: a second call returns the same
+        id, whatever the payload. Raises UnknownTask if it is not a failed run, BrokenRecord if its
+        task is damaged, InvalidPayload, QueueFull.
         """
         if triggered_by is not None:
             check_name(triggered_by, "triggered_by")
         if payload is not None:
             encode_payload(check_payload(payload))
-        details = self.get(task_id)
-        if details is None or details.run.status not in ("failed", "timed_out"):
-            status = "not known" if details is None else details.run.status
-            raise UnknownTask(f"task {task_id!r} is {status}: only failed ones can be run again")
+        details = yield from steps(self.get)(task_id)
+        if details is None or details.run.status not in FAILED:
+            status = "unknown" if details is None else details.run.status
+            raise UnknownTask(f"task {task_id!r} is {status}: only failed runs can be retried")
         if details.task is None:
             raise BrokenRecord(
-                f"the document of task {task_id!r} is unreadable: it cannot run again"
+                f"the document of task {task_id!r} is damaged: the run cannot be retried"
             )
         task = _again(details.task, triggered_by, payload)
-        answer = self._link.run(
+        answer = yield Call(
             "revive",
             op=new_id(),
             id=task_id,
@@ -370,98 +372,107 @@ class History:
             schedule=task.schedule_id or "",
         )
         if answer[0] == b"not_dead":
-            raise UnknownTask(f"task {task_id!r} is not among the failed ones any more")
+            raise UnknownTask(f"task {task_id!r} is no longer a failed run")
         if answer[0] == b"full":
-            raise QueueFull(f"task {task_id!r} cannot be run again now: max_waiting is reached")
+            raise QueueFull(f"task {task_id!r} cannot be retried now: max_waiting is reached")
         return str(answer[1].decode())
 
+    @operation
     def retry_matching(
         self,
         *,
         triggered_by: str | None = None,
         limit: int = MAX_LISTED,
         **filters: Unpack[Filters],
-    ) -> list[str]:
-        """Run the failed runs that match again, at most `limit`; the ids of the new ones.
+    ) -> Operation[list[str]]:
+        """Retry at most `limit` failed runs that match, the latest first; return the new ids.
 
-        The latest first. Those that were run again before are left alone, and those whose tasks
-        cannot be read too, with a warning in the log. Raises QueueFull, after which the call can be
-        repeated for the others, and InvalidInput for a bad filter or limit.
+        Runs that were retried before are skipped, and those whose tasks are damaged too, with a
+        warning in the log. Raises QueueFull, after which the call can be repeated for the rest, and
+        InvalidInput for a bad filter or limit.
         """
         check_count(limit, "limit", least=1)
         if triggered_by is not None:
             check_name(triggered_by, "triggered_by")
         retried: list[str] = []
-        for run in self._matching(filters):
-            if run.retried_as is not None:
-                continue
-            try:
-                retried.append(self.retry(run.task_id, triggered_by=triggered_by))
-            except (BrokenRecord, UnknownTask) as error:  # the latter: dropped meanwhile
-                log_event(
-                    logger,
-                    "run_not_retried",
-                    logging.WARNING,
-                    task=run.task_id,
-                    user=run.user_id,
-                    error=str(error),
-                )
-            if len(retried) == limit:
-                break
-        return retried
+        cursor: str | None = None
+        while True:
+            page = yield from self._failed(cursor, filters)
+            for run in page:
+                if run.retried_as is None:
+                    retried += yield from self._retry_one(run, triggered_by)
+                if len(retried) == limit:
+                    return retried
+            cursor = page.cursor
+            if cursor is None:
+                return retried
 
-    def discard(self, task_id: str) -> bool:
-        """Forget a failed run for good; False if it is not among the failed ones."""
+    def _retry_one(self, run: Run, triggered_by: str | None) -> Operation[list[str]]:
+        """Retry a run and return its new id in a list, which is empty if it cannot be retried."""
+        try:
+            return [(yield from steps(self.retry)(run.task_id, triggered_by=triggered_by))]
+        except (BrokenRecord, UnknownTask) as error:  # UnknownTask: dropped meanwhile
+            fields = {"task": run.task_id, "user": run.user_id, "error": str(error)}
+            log_event(logger, "run_not_retried", logging.WARNING, **fields)
+            return []
+
+    @operation
+    def discard(self, task_id: str) -> Operation[bool]:
+        """Delete a failed run from the history; return False if it is not a failed run."""
         check_name(task_id, "task_id")
-        return self._discard([task_id]) == 1
+        return (yield from self._discard([task_id])) == 1
 
-    def discard_matching(self, *, limit: int = MAX_LISTED, **filters: Unpack[Filters]) -> int:
-        """Forget failed runs that match, the latest first, at most `limit`; how many.
+    @operation
+    def discard_matching(
+        self, *, limit: int = MAX_LISTED, **filters: Unpack[Filters]
+    ) -> Operation[int]:
+        """Delete at most `limit` failed runs that match, the latest first; return how many.
 
         Raises InvalidInput for a bad filter or limit.
         """
         check_count(limit, "limit", least=1)
-        ids = [run.task_id for run in islice(self._matching(filters), limit)]
-        chunks = (ids[i : i + DISCARD_CHUNK] for i in range(0, len(ids), DISCARD_CHUNK))
-        return sum(self._discard(chunk) for chunk in chunks)
+        ids: list[str] = []
+        cursor: str | None = None
+        while len(ids) < limit:
+            page = yield from self._failed(cursor, filters)
+            ids += [run.task_id for run in page]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        dropped = 0
+        for i in range(0, min(len(ids), limit), DISCARD_CHUNK):
+            dropped += yield from self._discard(ids[i : min(i + DISCARD_CHUNK, limit)])
+        return dropped
 
-    def _discard(self, ids: list[str]) -> int:
-        """Forget failed runs; one script drops as many as do not take it too long."""
+    def _discard(self, ids: list[str]) -> Operation[int]:
+        """Delete failed runs; one script deletes as many as its time allows."""
         dropped, left = 0, 1
         while left:
-            count, left = self._link.run("discard", op=new_id(), rest=ids)
+            count, left = yield Call("discard", op=new_id(), rest=ids)
             dropped += int(count)
         return dropped
 
-    def _matching(self, filters: Filters) -> Iterator[Run]:
-        cursor: str | None = None
-        while True:
-            page = self.runs(("failed", "timed_out"), limit=MAX_LISTED, cursor=cursor, **filters)
-            yield from page
-            cursor = page.cursor
-            if cursor is None:
-                return
+    def _failed(self, cursor: str | None, filters: Filters) -> Operation[Page[Run]]:
+        return steps(self.runs)(FAILED, limit=MAX_LISTED, cursor=cursor, **filters)
 
-    def prune(self, older_than: float | timedelta) -> int:
-        """Forget ended runs, failed ones too, that ended so many seconds ago or more; how many.
+    @operation
+    def prune(self, older_than: float | timedelta) -> Operation[int]:
+        """Delete ended runs, failed ones included, that are at least this old; return how many.
 
-        Raises InvalidInput for what is no duration.
+        `older_than` is in seconds or a timedelta. Raises InvalidInput if it is neither.
         """
         seconds = check_seconds(older_than, "older_than")
-        before_ms = self._link.now_ms() - round(seconds * 1000) + 1
+        before_ms = (yield Now()) - round(seconds * 1000) + 1
         dropped = 0
-        while count := self._prune(before_ms):
-            dropped += count
+        while count := (yield Call("prune", op=new_id(), before_ms=before_ms, limit=PRUNE_CHUNK)):
+            dropped += int(count)
         return dropped
-
-    def _prune(self, before_ms: int) -> int:
-        return int(self._link.run("prune", op=new_id(), before_ms=before_ms, limit=PRUNE_CHUNK))
 
 
 def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None) -> Task:
-    """A task with the content of another, which it is a retry of, or with another payload."""
+    """Return a retry of a task, with another payload if one is given."""
     payload = task.payload if payload is None else payload
-    # What it, or its schedule, says of retries and time-outs holds for this run too.
+    # The policy of the task or its schedule applies to this run too.
     scheduled_ms = None if task.scheduled_for is None else to_ms(task.scheduled_for, "moment")
     return Task(
         task_id=new_id(),
@@ -502,14 +513,14 @@ def _check_filter(
     *,
     since: datetime | float | None,
     until: datetime | float | None,
-) -> _Filter:
-    named = {"user_id": user_id, "schedule_id": schedule_id, "name": name, "mark": fingerprint}
-    for field, value in named.items():
+) -> _RunFilter:
+    named = (("user_id", user_id), ("schedule_id", schedule_id), ("name", name))
+    for field, value in (*named, ("fingerprint", fingerprint)):
         if value is not None:
-            check_name(value, field.replace("mark", "fingerprint"))
+            check_name(value, field)
     if tenant is not None:
         check_tenant(tenant, InvalidInput)
-    return _Filter(
+    return _RunFilter(
         statuses=_check_statuses(status, fingerprint),
         skims=status is None and (name, tenant, since, until) != (None, None, None, None),
         user_id=user_id,
@@ -527,22 +538,17 @@ def _check_statuses(status: str | Iterable[str] | None, fingerprint: str | None)
         return frozenset(STATUSES if fingerprint is None else ENDED)
     words = (status,) if isinstance(status, str) else status
     listed = list(words) if isinstance(words, Iterable) else [status]
-    for word in listed:
-        if word not in STATUSES:
-            raise InvalidInput(f"status {shown(word)} is none of {', '.join(STATUSES)}")
     if not listed:
-        raise InvalidInput(
-            f"status {shown(status)} leaves nothing to list: leave it out, or name some"
-        )
-    return frozenset(listed)
+        raise InvalidInput(f"status must name at least one status or be None, not {shown(status)}")
+    return frozenset(check_one_of(word, "status", STATUSES) for word in listed)
 
 
 def _check_moment(moment: datetime | float | None, what: str) -> int | None:
     return None if moment is None else min(max(0, to_ms(moment, what)), LAST_MS)
 
 
-def _sources(wanted: _Filter) -> list[str]:
-    """Where the runs of a listing are found, in its order, which is that of a run's life."""
+def _sources(wanted: _RunFilter) -> list[str]:
+    """Return the sources of a listing, in the order of the life of a run."""
     sources: list[str] = []
     unfinished = wanted.statuses.intersection(UNFINISHED)
     if unfinished and wanted.schedule_id is not None:
@@ -557,8 +563,8 @@ def _sources(wanted: _Filter) -> list[str]:
     return sources + (["runs"] if wanted.statuses.intersection(ENDED) else [])
 
 
-def _values(source: str, wanted: _Filter) -> list[str]:
-    """What the members of a source begin with, of all the runs that a listing may be of."""
+def _values(source: str, wanted: _RunFilter) -> list[str]:
+    """Return the prefixes of the members of a source that may match."""
     if source == "open":
         return [wanted.schedule_id or ""]
     if source in ("delayed_index", "backlog", "held"):
@@ -578,29 +584,22 @@ def _values(source: str, wanted: _Filter) -> list[str]:
     return ["o" + letter for letter in (*letters, *dropped)]
 
 
-def _bounds(value: str, source: str, position: str, wanted: _Filter) -> tuple[str, str]:
-    """The last and the first member to read of those that begin with a value."""
+def _bounds(value: str, source: str, position: str, wanted: _RunFilter) -> tuple[str, str]:
+    """Return the last and the first member to read, of those with this prefix."""
     since = until = ""
-    if source == "runs":  # its members go on with the end of the run
+    if source == "runs":  # the end of the run follows the prefix
         since = "" if wanted.since_ms is None else f"{wanted.since_ms:013d}"
         until = "" if wanted.until_ms is None else f"{wanted.until_ms:013d}"
     before = position or until
-    # Nothing but the value and NUL is no member: its position would be that of the beginning.
+    # The prefix and NUL alone are not a member: its position would be that of the beginning.
     first = f"[{value}\0{since}" if since else f"({value}\0"
     return (f"({value}\0{before}" if before else f"({value}\1"), first
 
 
-def _range(source: str, first: str, last: str, limit: int) -> dict[str, Any]:
-    return {"source": source, "from": first, "to": last, "limit": limit}
-
-
 def _triples(flat: Sequence[Any]) -> Iterator[tuple[str, str, bytes]]:
-    """Position, id and record of each run that the script `runs` has found."""
+    """Yield position, id and record of each run that the script has found."""
     for i in range(1, len(flat), 3):
-        position, task_id = (
-            flat[i].decode("utf-8", "replace"),
-            flat[i + 1].decode("utf-8", "replace"),
-        )
+        position, task_id = (text.decode("utf-8", "replace") for text in flat[i : i + 2])
         yield position, task_id, flat[i + 2]
 
 
@@ -609,25 +608,19 @@ def _read_position(position: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def _encode_cursor(source: str, position: str) -> str:
-    return base64.urlsafe_b64encode(f"{source}:{position}".encode()).decode()
+def _cursor(source: str, position: str) -> str:
+    return encode_cursor(f"{source}:{position}".encode())
 
 
 def _decode_cursor(cursor: object, sources: Sequence[str]) -> tuple[int, str]:
-    """The number of a source, and a position in it."""
+    """Return the number of a source and a position in it. Raises InvalidInput."""
     if cursor is None:
         return 0, ""
     try:
-        if not isinstance(cursor, str):
-            raise TypeError("no string")
-        text = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
-        source, _, position = text.partition(":")
-        number = sources.index(source)
-        timed = source in (*_BY_TIME, "failures")
-        if position and timed and not _read_position(position):
-            raise ValueError("no position")
-    except (ValueError, TypeError):
-        raise InvalidInput(
-            f"cursor {shown(cursor)} is none: pass the `cursor` of a page of this listing"
-        ) from None
-    return number, position
+        source, _, position = decode_cursor(cursor).decode().partition(":")
+    except UnicodeDecodeError:
+        raise bad_cursor(cursor, InvalidInput) from None
+    is_timed = source in (*_BY_TIME, "failures")
+    if source not in sources or (position and is_timed and not _read_position(position)):
+        raise bad_cursor(cursor, InvalidInput, " for this listing")
+    return sources.index(source), position

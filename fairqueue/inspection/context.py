@@ -18,9 +18,9 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.fields import MAX_ID_LENGTH, check_id
 from fairqueue.schedules.service import Schedules
-from fairqueue.stats.overview import Glance
+from fairqueue.stats.overview import Overview
 from fairqueue.stats.samples import SampleStore
-from fairqueue.stats.users import PeopleStore
+from fairqueue.stats.users import UserStats
 from fairqueue.validation import MAX_NAME_LENGTH, check_name, own_id
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,8 +35,8 @@ class Stores:
         self.outgoing = Outgoing(queue.link)
         self.schedules = Schedules(queue, self.outgoing.check)
         self.history = History(queue)
-        self.glance = Glance(queue.link)
-        self.people = PeopleStore(queue.link)
+        self.glance = Overview(queue.link)
+        self.people = UserStats(queue.link)
         self.samples = SampleStore(queue.link)
         self.workers = WorkerStore(queue.link)
         self.access = AccessStore(queue.link)

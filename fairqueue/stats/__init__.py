@@ -1,1 +1,1 @@
-"""Numbers about a queue: users and their shares, the overview, samples for charts."""
+"""Statistics of a queue: users and their shares, the overview, samples for charts."""

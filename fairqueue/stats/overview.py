@@ -1,4 +1,4 @@
-"""Read the few numbers that overviews show: what is due, how runs ended, how Redis fares."""
+"""Read the numbers of overview pages: schedules that are due, ended runs, the Redis server."""
 
 import re
 import time
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fairqueue.clock import from_ms, to_ms
+from fairqueue.history.records import list_call
 from fairqueue.link.connection import Link
 from fairqueue.link.info import parse_info
+from fairqueue.link.operation import Ask, Operation, Together, operation
 from fairqueue.outcomes import LETTERS, NEVER_RAN, STATUS_OF_LETTER
 
 MAX_COUNTED = 10_000  # runs of one tenant that are counted one by one
 MAX_ENDINGS = 1000  # of one schedule
 
-# In the text of a status: to read all of it takes ten times as long.
+# Matched in the text of a status record: parsing it as JSON takes ten times as long.
 _NUMBERS = re.compile(rb'"(attempts|claimed|due|took)":([0-9]+(?:\.[0-9]+)?)')
 
 
@@ -29,90 +31,87 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recent:
-    """Of the runs that ended last: how long each waited, in order, and took; in seconds."""
+    """The waits, sorted, and the durations of the runs that ended last, in seconds."""
 
     waits: list[float]
     seconds: list[float]
 
 
-class Glance:
+class Overview:
     """Small bounded reads over the indexes of one queue."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
 
+    @operation
     def endings(
         self, schedule_ids: Sequence[str], limit: int = 10, tenant: str | None = None
-    ) -> dict[str, list[Ending]]:
-        """How the last runs of schedules ended, newest first: one round trip for all of them.
+    ) -> Operation[dict[str, list[Ending]]]:
+        """Return how the last runs of each schedule ended, newest first, in one round trip.
 
-        With a tenant, one more, and only its runs: an id may have been another's schedule before.
+        With a tenant, in two round trips, and only its runs: another tenant may have had a schedule
+        with this id before.
         """
         if not schedule_ids:
             return {}
         count = min(limit, MAX_ENDINGS)
-        key = self._link.keys["runs"]
-        answers = self._link.ask(
+        key = self.link.keys["runs"]
+        answers = yield Ask(
             *(
                 ("ZREVRANGEBYLEX", key, f"(c{each}\1", f"(c{each}\0", "LIMIT", 0, count)
                 for each in schedule_ids
             )
         )
         if tenant is not None:
-            answers = self._of_tenant(answers, tenant)
+            answers = yield from self._of_tenant(answers, tenant)
         return {
             schedule_id: [ending for member in members if (ending := _ending(member))]
             for schedule_id, members in zip(schedule_ids, answers, strict=True)
         }
 
-    def _of_tenant(self, answers: list[list[bytes]], tenant: str) -> list[list[bytes]]:
-        """Those of the entries that the index of runs has for the tenant as well."""
+    def _of_tenant(self, answers: list[list[bytes]], tenant: str) -> Operation[list[list[bytes]]]:
+        """Return the entries that the index of runs has for the tenant as well."""
         head = f"t{tenant}".encode()
         own = [[head + member[member.index(b"\0") :] for member in each] for each in answers]
-        key = self._link.keys["runs"]
         places = [place for each in own for place in each]
         if not places:
             return answers
-        scores = self._link.ask(("ZMSCORE", key, *places))[0]
+        (scores,) = yield Ask(("ZMSCORE", self.link.keys["runs"], *places))
         theirs = {place for place, score in zip(places, scores, strict=True) if score is not None}
         return [[place for place in each if place in theirs] for each in own]
 
-    def count_ended(self, since: datetime, tenant: str | None = None) -> dict[str, int]:
-        """How many runs ended since then, by status, as far as history goes.
+    @operation
+    def count_ended(self, since: datetime, tenant: str | None = None) -> Operation[dict[str, int]]:
+        """Count the stored runs that ended since a time, by status.
 
-        Those of one tenant are counted one by one, the latest ten thousand at most.
+        Those of one tenant are counted one by one, at most the latest ten thousand.
         """
         start = f"{to_ms(since, 'since'):013d}"
-        key = self._link.keys["runs"]
+        key = self.link.keys["runs"]
         if tenant is None:
             letters = (*STATUS_OF_LETTER, NEVER_RAN)
-            counts = self._link.ask(
+            counts = yield Ask(
                 *(("ZLEXCOUNT", key, f"[o{each}\0{start}", f"(o{each}\1") for each in letters)
             )
             *numbers, dropped = map(int, counts)
             by_status = dict(zip(STATUS_OF_LETTER.values(), numbers, strict=True))
             return by_status | {"cancelled": by_status["cancelled"] + dropped}
         first, last = f"(t{tenant}\1", f"[t{tenant}\0{start}"
-        members = self._link.ask(("ZREVRANGEBYLEX", key, first, last, "LIMIT", 0, MAX_COUNTED))[0]
+        (members,) = yield Ask(("ZREVRANGEBYLEX", key, first, last, "LIMIT", 0, MAX_COUNTED))
         found = [ending.status for member in members if (ending := _ending(member))]
         return {status: found.count(status) for status in STATUS_OF_LETTER.values()}
 
-    def recent(self, tenant: str | None = None, limit: int = 100) -> Recent:
-        """How long the runs that ended last had waited for their first attempt, and took."""
+    @operation
+    def recent(self, tenant: str | None = None, limit: int = 100) -> Operation[Recent]:
+        """Return the waits for a first attempt, and the durations, of the runs that ended last."""
         values = [f"o{LETTERS[status]}" for status in ("succeeded", "failed", "timed_out")]
         if tenant is not None:
             values = [f"t{tenant}"]
-        answers = self._link.run_together(
-            *(
-                (
-                    "list_runs",
-                    {"source": "runs", "from": f"({v}\1", "to": f"({v}\0", "limit": limit},
-                )
-                for v in values
-            )
+        answers = yield Together(
+            *(list_call("runs", f"({value}\1", f"({value}\0", limit) for value in values)
         )
         found = [(flat[i], flat[i + 2]) for flat in answers for i in range(1, len(flat), 3)]
-        found.sort(reverse=True)  # by their ends, which places begin with
+        found.sort(reverse=True)  # by their end, which is the first part of a place
         waits, took = [], []
         for _, text in found[:limit]:
             times = {name: float(number) for name, number in _NUMBERS.findall(text)}
@@ -122,43 +121,48 @@ class Glance:
                 took.append(times[b"took"] / 1000)
         return Recent(waits=sorted(waits), seconds=took)
 
-    def count_before(self, moment: datetime) -> int:
-        """How many ended runs, failed ones too, ended at that moment or earlier."""
+    @operation
+    def count_before(self, moment: datetime) -> Operation[int]:
+        """Count the stored runs, failed ones included, that ended at this time or earlier."""
         last = to_ms(moment, "moment")
-        keys = self._link.keys
-        return sum(self._link.ask(*(("ZCOUNT", keys[k], "-inf", last) for k in ("ended", "dead"))))
+        keys = self.link.keys
+        return sum((yield Ask(*(("ZCOUNT", keys[k], "-inf", last) for k in ("ended", "dead")))))
 
-    def count_schedules(self, tenant: str) -> int:
-        """How many schedules a tenant has."""
-        key = self._link.keys["tenant_schedules"]
-        return int(self._link.ask(("ZLEXCOUNT", key, f"[{tenant}\0", f"({tenant}\1"))[0])
+    @operation
+    def count_schedules(self, tenant: str) -> Operation[int]:
+        """Count the schedules of a tenant."""
+        key = self.link.keys["tenant_schedules"]
+        return int((yield Ask(("ZLEXCOUNT", key, f"[{tenant}\0", f"({tenant}\1")))[0])
 
-    def count_due(self, until: datetime) -> int:
-        """How many schedules are to act until then."""
+    @operation
+    def count_due(self, until: datetime) -> Operation[int]:
+        """Count the schedules that are due until a time."""
         last = to_ms(until, "until")
-        return int(self._link.ask(("ZCOUNT", self._link.keys["due"], "-inf", last))[0])
+        return int((yield Ask(("ZCOUNT", self.link.keys["due"], "-inf", last)))[0])
 
-    def due_soon(self, limit: int = 10, skip: int = 0) -> list[tuple[str, datetime]]:
-        """The schedules that act next, and when."""
+    @operation
+    def due_soon(self, limit: int = 10, skip: int = 0) -> Operation[list[tuple[str, datetime]]]:
+        """Return the schedules that are due next, with their times."""
         part = (skip, skip + limit - 1, "WITHSCORES")
-        flat = self._link.ask(("ZRANGE", self._link.keys["due"], *part))[0]
+        (flat,) = yield Ask(("ZRANGE", self.link.keys["due"], *part))
         return [
             (name.decode(errors="replace"), from_ms(int(float(at))))
             for name, at in zip(flat[::2], flat[1::2], strict=True)
         ]
 
-    def server(self) -> tuple[dict[str, str], float, float]:
-        """What INFO tells, how long a round trip took, and how far our clock is ahead, in s."""
+    @operation
+    def server(self) -> Operation[tuple[dict[str, str], float, float]]:
+        """Return INFO, the seconds of a round trip, and how far the local clock is ahead in s."""
         began = time.monotonic()
-        # Not PING, which a server that cannot write to its disk refuses.
-        seconds, micros = self._link.ask(("TIME",))[0]
+        # Not PING, which a server refuses that cannot write to its disk.
+        seconds, micros = (yield Ask(("TIME",)))[0]
         took = time.monotonic() - began
         skew = time.time() - (int(seconds) + int(micros) / 1e6)
-        return parse_info(self._link.ask(("INFO",))[0]), took, skew
+        return parse_info((yield Ask(("INFO",)))[0]), took, skew
 
 
 def _ending(member: bytes) -> Ending | None:
-    """What an entry of the index of runs says; None for what is none."""
+    """Read an entry of the index of runs; None if it is damaged."""
     place = member.decode("utf-8", "replace").partition("\0")[2]
     end, letter, task_id = place[:13], place[13:14], place[14:]
     if not end.isdigit() or letter not in STATUS_OF_LETTER:

@@ -1,4 +1,4 @@
-"""Keep samples of what a queue does, and tell them as series for charts."""
+"""Samples of the counters of a queue, and the series for charts that are made from them."""
 
 import json
 import math
@@ -8,17 +8,18 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import from_ms
-from fairqueue.errors import InvalidInput, shown
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Ask, Call, Now, Operation, operation
 from fairqueue.models import UNREADABLE
+from fairqueue.validation import check_one_of
 
-FINE_MS, COARSE_MS = 15_000, 300_000  # the steps that lua/maintenance/sample.lua keeps
+FINE_MS, COARSE_MS = 15_000, 300_000  # the steps that lua/maintenance/sample.lua stores
 MAX_READ = 1000  # samples in one answer; a day has 288 of 5 minutes
-# A rate is told of two samples that are at most so many steps apart: over more of them it would
-# draw a quiet hour and a burst as one.
+# A rate is computed from two samples that are at most this many steps apart. Over more of them, a
+# quiet hour and a burst would look the same.
 MOST_STEPS_APART = 5
 
-# window -> mark of the samples, ms between two, how many
+# window -> mark of the samples, ms between two, number of samples
 _WINDOWS = {
     "15m": ("f", FINE_MS, 60),
     "1h": ("f", FINE_MS, 240),
@@ -36,11 +37,11 @@ _Sample = dict[str, float]
 class Series:
     """Values over time: one for each of `times`, which are `step` seconds apart.
 
-    pushed, finished, failed, timed_out, cancelled, fired, missed: how many in a second, since the
-    sample before. ready, delayed, running, dead, users (with waiting tasks): how many there were.
-    wait_p50, wait_p95: seconds that runs which ended since the sample before had waited for a
-    worker; of more than 100, the newest 100. None where nothing is known: nobody took a sample, no
-    run ended, or the counters began anew.
+    pushed, finished, failed, timed_out, cancelled, fired, missed: the rate per second since the
+    previous sample. ready, delayed, running, dead, users (with waiting tasks): counts. wait_p50,
+    wait_p95: seconds that the runs which ended since the previous sample had waited for a worker;
+    at most the newest 100. A value is None if no sample was taken, no run ended, or the counters
+    were reset.
     """
 
     step: float
@@ -49,26 +50,26 @@ class Series:
 
 
 class SampleStore:
-    """The samples of one queue: of 15 s for a bit more than an hour, of 5 min for a day."""
+    """The samples of one queue: every 15 s for a bit more than an hour, every 5 min for a day."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
 
-    def take(self, now_ms: int | None = None) -> bool:
-        """Store a sample if the present 15 s have none; whether it did. May be called often."""
-        return bool(self._link.run("sample", now_ms=now_ms))
+    @operation
+    def take(self, now_ms: int | None = None) -> Operation[bool]:
+        """Store a sample unless the current 15 s have one; return whether it did. Call it often."""
+        return bool((yield Call("sample", now_ms=now_ms)))
 
-    def read(self, window: str = "1h") -> Series:
-        """The series of the last "15m", "1h" or "24h", oldest first.
+    @operation
+    def read(self, window: str = "1h") -> Operation[Series]:
+        """Return the series of the last "15m", "1h" or "24h", oldest first.
 
-        It ends with the present step if that has a sample, else with the one before. Raises
+        It ends with the current step if that has a sample, or else with the previous one. Raises
         InvalidInput for another window.
         """
-        if not isinstance(window, str) or window not in _WINDOWS:
-            raise InvalidInput(f"window {shown(window)} must be one of {', '.join(_WINDOWS)}")
-        mark, step_ms, count = _WINDOWS[window]
-        last = self._link.now_ms() // step_ms
-        samples = self._samples(mark, step_ms, last - count - MOST_STEPS_APART, last)
+        mark, step_ms, count = _WINDOWS[check_one_of(window, "window", WINDOWS)]
+        last = (yield Now()) // step_ms
+        samples = yield from self._samples(mark, step_ms, last - count - MOST_STEPS_APART, last)
         if last not in samples:
             last -= 1
         slots = range(last - count + 1, last + 1)
@@ -80,12 +81,14 @@ class SampleStore:
             values={name: [row.get(name) for row in rows] for name in names},
         )
 
-    def _samples(self, mark: str, step_ms: int, first: int, last: int) -> dict[int, _Sample]:
-        """The samples of some steps, by number of the step."""
+    def _samples(
+        self, mark: str, step_ms: int, first: int, last: int
+    ) -> Operation[dict[int, _Sample]]:
+        """Return the samples of a range of steps, by number of the step."""
         start, end = (f"{mark}\0{max(0, slot) * step_ms:013d}" for slot in (first, last + 1))
         most = ("BYLEX", "LIMIT", 0, MAX_READ)
-        key = self._link.keys["samples"]
-        members = self._link.ask(("ZRANGE", key, f"[{start}", f"({end}", *most))[0]
+        key = self.link.keys["samples"]
+        (members,) = yield Ask(("ZRANGE", key, f"[{start}", f"({end}", *most))
         return dict(_parse(members, step_ms))
 
 
@@ -98,7 +101,7 @@ def _parse(members: Iterable[bytes], step_ms: int) -> Iterable[tuple[int, _Sampl
             sample["at"]
             yield int(slot) // step_ms, sample
         except UNREADABLE:
-            continue  # somebody has spoilt it: a gap
+            continue  # a damaged sample leaves a gap
 
 
 def _is_number(value: object) -> bool:
@@ -106,7 +109,7 @@ def _is_number(value: object) -> bool:
 
 
 def _values(samples: dict[int, _Sample], slot: int) -> dict[str, float]:
-    """What is known of one step, by name."""
+    """Return the values of one step, by name."""
     sample = samples.get(slot)
     if sample is None:
         return {}
@@ -120,7 +123,7 @@ def _values(samples: dict[int, _Sample], slot: int) -> dict[str, float]:
 
 
 def _counters(sample: _Sample) -> _Sample:
-    """The counters of a sample; failed ones are the dead letters that did not time out."""
+    """Return the counters of a sample; `failed` are the dead letters that did not time out."""
     counters = {name: sample[name] for name in RATES if name in sample}
     if "buried" in sample and "timed_out" in sample:
         counters["failed"] = sample["buried"] - sample["timed_out"]
@@ -128,7 +131,7 @@ def _counters(sample: _Sample) -> _Sample:
 
 
 def _rates(before: _Sample, now: _Sample, ms: float) -> dict[str, float]:
-    """What counters grew by in a second. One that went back has begun anew: nothing is known."""
+    """Return the growth of counters per second, without those that went back (a reset)."""
     if ms <= 0:
         return {}
     return {

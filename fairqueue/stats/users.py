@@ -1,6 +1,5 @@
-"""Say how the users of a queue fare: what waits and runs, and what each got of all service."""
+"""Statistics of the users of a queue: waiting and running tasks, and their shares of service."""
 
-import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -9,10 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
-from fairqueue.errors import InvalidInput, shown
+from fairqueue.cursors import decode_cursor, encode_cursor
+from fairqueue.errors import InvalidInput
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Ask, Call, Now, Operation, operation, steps
 from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id, text_or_none
-from fairqueue.queue.delays import index_all, index_delayed
+from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.records import without_past_pause
 from fairqueue.queue.snapshot import jain_index
 from fairqueue.queue.workers import WorkerStore
@@ -20,39 +21,39 @@ from fairqueue.reasons import when
 from fairqueue.validation import check_count, check_name, check_tenant
 
 MAX_LISTED = 1000  # users in one answer
-MAX_READ = 100  # users that `read` takes
-READ_CHUNK = 10  # of them in one call: about 1 ms of the server's time
-COUNTED_CHUNK = 200  # users whose tasks one call counts: less than 1 ms of the server's time
-MAX_SUMMED = 1000  # users whose weights are summed for what each is entitled to
-SUMMED_CHUNK = 50  # users that one call looks at for that: half a ms of the server's time
-DEMAND_MS = 10_000  # for so long it is known who wants service; a user's own row is always new
-MAX_DEMANDS = 32  # windows for which that is kept
+MAX_READ = 100  # users in one call of `read`
+READ_CHUNK = 10  # of them in one script: about 1 ms of the server's time
+COUNTED_CHUNK = 200  # users whose tasks one script counts: less than 1 ms of the server's time
+MAX_SUMMED = 1000  # users whose weights are summed to compute fair shares
+SUMMED_CHUNK = 50  # users that one script examines for that: half a ms of the server's time
+DEMAND_MS = 10_000  # how long the demand of all users is cached; a user's own row is always new
+MAX_DEMANDS = 32  # cached windows
 MAX_BUCKETS, MAX_SHARED = 60, 10  # of `shares`: each bucket of each user is a look-up
-AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the run before it ends": lua/lib/delays.lua
-MAX_LOOKS = 100  # at delayed tasks that are not in the index, each at some thousand of them
-PURGE_CHUNK = 100  # tasks that one call cancels: some 5 ms of the server's time
+AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the previous run ends": lua/lib/delays.lua
+MAX_LOOKS = 100  # updates of the index of delayed tasks, each of some thousand entries
+PURGE_CHUNK = 100  # tasks that one script cancels: some 5 ms of the server's time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserInfo:
-    """How a user fares.
+    """The state of a user and their share of service in a window of time.
 
-    backlog: tasks that wait for a worker; delayed ones are not among them, of which there are
-    `delayed`, retries included; the first becomes ready at `delayed_until`. oldest_wait: for how
-    many seconds the longest waiting of its next tasks waits. wait_p50, wait_p95: seconds that the
-    last 20 of its runs which ended in the window had waited. ended: runs that ended in the window;
-    what was cancelled before it ran is none of them. received: their share of all that ended in it.
-    entitled: the share that would have been fair: what ended is shared out by weight among those
-    who want service, which have tasks that wait or run, or had some that ended, and nobody gets
-    more than it wanted. Of more than 1,000 such users some are counted, and it is too large then.
-    Who the others are is as it was up to ten seconds ago.
+    backlog: tasks that wait for a worker, without delayed ones. held: those of the backlog that
+    wait because of the limits of their names. delayed: delayed tasks and retries, the first of
+    which becomes ready at `delayed_until`. users_ahead: users that are served before this one;
+    None if the user cannot be served now. oldest_wait: the longest wait among the next tasks.
+    wait_p50, wait_p95: waits of the last 20 runs that ended in the window. All waits are in
+    seconds.
 
-    held: those of the backlog that wait for room in the limits of their names. users_ahead: how
-    many users are served before it; None if it may not be served.
+    ended: runs that ended in the window, without those cancelled before they ran. received: their
+    share of all runs that ended. entitled: the fair share: all runs that ended are divided by
+    weight among the users with waiting, running or ended tasks, and no user gets more than they
+    wanted. At most 1,000 users are counted; with more, `entitled` is too large. The other users are
+    cached for ten seconds.
 
-    state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` says it in a
-    sentence. window_start: when the window begins, which is later than it was asked for where runs
-    have been dropped by the retention of the queue. is_known: whether the queue has anything of it.
+    state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` explains it.
+    window_start: the begin of the window, later than requested if the retention of the queue has
+    dropped runs. is_known: whether the queue has any data of this user.
     """
 
     user_id: str
@@ -81,12 +82,11 @@ class UserInfo:
 class FairnessView:
     """How evenly users are served.
 
-    jain: Jain's index over what users received in the window, each against what it was entitled to:
-    1 if everybody got the share that is theirs, 1/n if one had all. Users that are paused or have a
-    max_running or a rate are left out: what they get is not for the queue to decide. None if
-    nothing ended. users: how many want service in the window; with `has_more` there are more than
-    so many. backlogged: how many have waiting tasks. ended: runs that ended in the window.
-    window_start: as in UserInfo.
+    jain: Jain's index of received against entitled service: 1 if every user got their fair share,
+    1/n if one user got everything, None if no run ended. Users that are paused or have max_running
+    or a rate are left out: their own limits decide their share. users: users with demand in the
+    window, or more if `has_more`. backlogged: users with waiting tasks. ended: runs that ended in
+    the window. window_start: as in UserInfo.
     """
 
     jain: float | None
@@ -99,9 +99,9 @@ class FairnessView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSeries:
-    """Runs that ended in stretches of time, which begin at `times`: of some users, and of others.
+    """Counts of ended runs in buckets that begin at `times`, for some users and for all others.
 
-    Before `window_start` some have been dropped by the retention of the queue.
+    Before `window_start` the retention of the queue has dropped runs.
     """
 
     times: list[datetime]
@@ -111,105 +111,114 @@ class ShareSeries:
     window_start: datetime
 
 
-class PeopleStore:
+class UserStats:
     """The users of one queue."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
+        self._delays = DelayIndex(link)
         self._demands: dict[tuple[int, str], _Demand] = {}
 
-    def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> list[str]:
-        """Users with waiting or running tasks, those with the most waiting ones first.
+    @operation
+    def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> Operation[list[str]]:
+        """Return users with waiting or running tasks, those with the most waiting ones first.
 
-        They are put in order among 1,000 each of those who are next to be served, may not be
-        served, have running tasks, and wait for slots; and 1,000 users of the tenant. Raises
+        At most 1,000 each are compared of the users who are served next, who cannot be served, who
+        have running tasks, and who wait for slots; or 1,000 users of the tenant. Raises
         InvalidInput for a bad limit or tenant.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        names = self._link.run("active_users", limit=MAX_LISTED, tenant=_tenant(tenant))
+        names = yield Call("active_users", limit=MAX_LISTED, tenant=_tenant(tenant))
         users = [user for name in names if (user := _user(name)) is not None]
-        found: list[tuple[int, int, str]] = []
-        for part in in_parts(users, COUNTED_CHUNK):
-            counts = [int(count) for count in self._link.run("backlogs", rest=part)]
-            found += [
-                (-waiting, -running, user)
-                for user, waiting, running in zip(part, counts[::2], counts[1::2], strict=True)
-                if waiting or running
-            ]
-        return [user for _, _, user in sorted(found)[:limit]]
+        found = sorted(
+            (-waiting, -running, user)
+            for user, waiting, running in (yield from self._counts(users))
+            if waiting or running
+        )
+        return [user for _, _, user in found[:limit]]
 
+    def _counts(self, users: list[str]) -> Operation[list[tuple[str, int, int]]]:
+        """Return each user with the numbers of their waiting and their running tasks."""
+        found: list[tuple[str, int, int]] = []
+        for part in in_parts(users, COUNTED_CHUNK):
+            flat = [int(count) for count in (yield Call("backlogs", rest=part))]
+            found += zip(part, flat[::2], flat[1::2], strict=True)
+        return found
+
+    @operation
     def names(
         self,
         limit: int = 100,
         cursor: str | None = None,
         tenant: str | None = None,
         prefix: str | None = None,
-    ) -> Page[str]:
-        """A page of all users that the queue knows, in the order of their names' bytes.
+    ) -> Operation[Page[str]]:
+        """Return a page of all users of the queue, sorted by the bytes of their names.
 
-        These are the users with waiting, delayed or running tasks, schedules, ended runs that are
-        kept, or settings; of a tenant, all that it ever had. While more than 1,000 users have
-        running tasks, one that has nothing else is left out. A page may be short although its
-        cursor says that there is more. Raises InvalidInput for a bad value.
+        These are the users with waiting, delayed or running tasks, schedules, stored runs, or
+        settings; for a tenant, all users it ever had. While more than 1,000 users have running
+        tasks, a user with nothing else may be missing. A page with a cursor may be short. Raises
+        InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        index_delayed(self._link)
-        more, found = self._link.run(
+        yield from steps(self._delays.update)()
+        more, found = yield Call(
             "list_users",
-            after=_decode_cursor(cursor),
+            after=b"" if cursor is None else decode_cursor(cursor),
             prefix="" if prefix is None else check_name(prefix, "prefix"),
             tenant=_tenant(tenant),
             limit=limit,
         )
         users = [user for name in found if (user := _user(name)) is not None]
-        return Page(users, _encode_cursor(found[-1]) if more and found else None)
+        return Page(users, encode_cursor(found[-1]) if more and found else None)
 
-    def read(self, user_ids: Sequence[str], since: datetime | float) -> list[UserInfo]:
-        """How at most 100 users fare, in their order; shares are those since a moment.
+    @operation
+    def read(self, user_ids: Sequence[str], since: datetime | float) -> Operation[list[UserInfo]]:
+        """Return the state of at most 100 users, in their order, with their shares since a time.
 
-        Of a user that the queue does not know, the answer says so. Raises InvalidInput for a bad
-        value.
+        Unknown users have `is_known` False. Raises InvalidInput naming the value.
         """
-        if len(user_ids) > MAX_READ:
-            raise InvalidInput(f"{len(user_ids)} users are too many: {MAX_READ} at most")
+        check_count(len(user_ids), "number of users", most=MAX_READ)
         users = [check_name(user, "user_id") for user in user_ids]
         since_ms = to_ms(since, "since")
-        index_delayed(self._link)
-        takers = self._has_takers()
+        yield from steps(self._delays.update)()
+        takers = yield from self._has_takers()
         facts: list[_Facts] = []
         window_ms = ended = 0
         for part in in_parts(users, READ_CHUNK):
-            now_ms, window_ms, ended, rows = self._people(part, since_ms)
+            now_ms, window_ms, ended, rows = yield from self._rows(part, since_ms)
             facts += [
                 _Facts.read(user, row, now_ms, takers=takers)
                 for user, row in zip(part, rows, strict=True)
             ]
         if not facts:
             return []
-        # Before anything has ended: what each would be entitled to of the first.
-        level = self._demand(since_ms).level_with(facts, ended or 1)
+        # Before any run has ended: each user's share of the first one.
+        level = (yield from self._demand(since_ms)).level_with(facts, ended or 1)
         return [each.info(window_ms, ended, level) for each in facts]
 
-    def _has_takers(self) -> bool:
-        """Whether a worker takes tasks; one without heartbeats is there while it holds a lease."""
-        alive = WorkerStore(self._link).alive()
+    def _has_takers(self) -> Operation[bool]:
+        """Return whether a worker takes tasks; without heartbeats, whether one holds a lease."""
+        alive = yield from steps(WorkerStore(self.link).alive)()
         if alive:
             return not all(worker.draining for worker in alive)
-        after = f"({self._link.now_ms()}"
-        return bool(self._link.ask(("ZCOUNT", self._link.keys["leases"], after, "+inf"))[0])
+        after = f"({(yield Now())}"
+        return bool((yield Ask(("ZCOUNT", self.link.keys["leases"], after, "+inf")))[0])
 
-    def knows(self, user_id: str) -> bool:
-        """Whether the queue has anything of a user. Raises InvalidInput for a bad name."""
+    @operation
+    def knows(self, user_id: str) -> Operation[bool]:
+        """Return whether the queue has any data of a user. Raises InvalidInput for a bad name."""
         check_name(user_id, "user_id")
-        index_delayed(self._link)
-        *_, (row,) = self._people([user_id], 0)
+        yield from steps(self._delays.update)()
+        *_, (row,) = yield from self._rows([user_id], 0)
         return int(row[-1]) > 0
 
-    def overview(self, snapshot: QueueSnapshot, since: datetime | float) -> FairnessView:
-        """How evenly users are served: `TaskQueue.inspect()` and what ended since a moment."""
+    @operation
+    def overview(self, snapshot: QueueSnapshot, since: datetime | float) -> Operation[FairnessView]:
+        """Return how evenly users are served, from `TaskQueue.inspect()` and the ended runs."""
         since_ms = to_ms(since, "since")
-        _, window_ms, ended, _ = self._people([], since_ms)
-        demand = self._demand(since_ms)
+        _, window_ms, ended, _ = yield from self._rows([], since_ms)
+        demand = yield from self._demand(since_ms)
         return FairnessView(
             jain=demand.jain(ended),
             users=len(demand.weights),
@@ -219,19 +228,17 @@ class PeopleStore:
             window_start=from_ms(window_ms),
         )
 
-    def _people(self, users: list[str], since_ms: int) -> tuple[int, int, int, list[Any]]:
-        """The time, the begin of the window, the runs that ended in it, and a row of each user."""
-        now_ms, window_ms, ended, *rows = self._link.run(
-            "user_stats", since_ms=since_ms, rest=users
-        )
+    def _rows(self, users: list[str], since_ms: int) -> Operation[tuple[int, int, int, list[Any]]]:
+        """Return the time, the begin of the window, its ended runs, and a row for each user."""
+        now_ms, window_ms, ended, *rows = yield Call("user_stats", since_ms=since_ms, rest=users)
         return int(now_ms), int(window_ms), int(ended), rows
 
-    def _demand(self, since_ms: int, tenant: str = "") -> "_Demand":
-        """Who wants service in a window, as it was at most ten seconds ago.
+    def _demand(self, since_ms: int, tenant: str = "") -> Operation["_Demand"]:
+        """Return the users with demand in a window, cached for ten seconds.
 
-        To find them takes a look at each user, in several calls.
+        Finding them examines each user, in several scripts.
         """
-        now_ms = self._link.now_ms()
+        now_ms = yield Now()
         key = (round((now_ms - since_ms) / 1000), tenant)
         known = self._demands.get(key)
         if known is not None and 0 <= now_ms - known.at_ms < DEMAND_MS:
@@ -239,58 +246,58 @@ class PeopleStore:
         found = _Demand(at_ms=now_ms)
         after = b""
         for _ in range(0, MAX_SUMMED, SUMMED_CHUNK):
-            after, *flat = self._link.run(
+            after, *flat = yield Call(
                 "users_in_window",
                 since_ms=since_ms,
                 tenant=tenant,
                 after=after,
                 limit=SUMMED_CHUNK,
-                most=MAX_SUMMED + 1,  # one more, to know that there are more
+                most=MAX_SUMMED + 1,  # one more shows that there are more
             )
             found.add(flat)
             if not after or found.is_cut:
                 break
         found.is_cut = found.is_cut or bool(after)
-        for part in in_parts(list(found.weights), COUNTED_CHUNK):
-            counts = [int(count) for count in self._link.run("backlogs", rest=part)]
-            found.open |= {
-                user: waiting + running
-                for user, waiting, running in zip(part, counts[::2], counts[1::2], strict=True)
-            }
+        counts = yield from self._counts(list(found.weights))
+        found.open = {user: waiting + running for user, waiting, running in counts}
         if len(self._demands) >= MAX_DEMANDS:
             self._demands.clear()
         self._demands[key] = found
         return found
 
-    def top(self, since: datetime | float, limit: int, tenant: str | None = None) -> list[str]:
-        """Users of whom the most runs ended since a moment, as it was at most ten seconds ago.
+    @operation
+    def top(
+        self, since: datetime | float, limit: int, tenant: str | None = None
+    ) -> Operation[list[str]]:
+        """Return the users with the most ended runs since a time, cached for ten seconds.
 
-        Of more than 1,000 users so many are compared. Raises InvalidInput for a bad value.
+        At most 1,000 users are compared. Raises InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        ended = self._demand(to_ms(since, "since"), _tenant(tenant)).ended
+        ended = (yield from self._demand(to_ms(since, "since"), _tenant(tenant))).ended
         return sorted(ended, key=lambda user: (-ended[user], user))[:limit]
 
-    def next_task(self, user_id: str) -> str | None:
-        """The id of the task of a user that is handed out next, or else becomes ready next.
+    @operation
+    def next_task(self, user_id: str) -> Operation[str | None]:
+        """Return the id of the user's task that is claimed next, or else becomes ready next.
 
-        None if nothing waits and nothing is delayed.
+        None if no task waits or is delayed.
         """
         check_name(user_id, "user_id")
         part = f"[{user_id}\0", f"({user_id}\1", "LIMIT", 0, 1
-        keys = self._link.keys
-        index_delayed(self._link)
-        waiting, held, delayed = self._link.ask(
+        keys = self.link.keys
+        yield from steps(self._delays.update)()
+        waiting, held, delayed = yield Ask(
             *(("ZRANGEBYLEX", keys[key], *part) for key in ("backlog", "held", "delayed_index"))
         )
-        first = [(member, 2) for member in (*waiting, *delayed)]
-        first[len(waiting) : len(waiting)] = [(member, 3) for member in held]
-        for member, place in first:
-            parts = member.decode("utf-8", "replace").split("\0")
-            if len(parts) > place:  # else it is no entry: the next claim drops it
-                return str(parts[place])
+        for members, place in ((waiting, 2), (held, 3), (delayed, 2)):
+            for member in members:
+                parts = member.decode("utf-8", "replace").split("\0")
+                if len(parts) > place:  # or else it is damaged, and the next claim drops it
+                    return str(parts[place])
         return None
 
+    @operation
     def shares(
         self,
         since: datetime | float,
@@ -298,19 +305,18 @@ class PeopleStore:
         buckets: int,
         users: Sequence[str],
         tenant: str | None = None,
-    ) -> ShareSeries:
-        """How many runs of at most 10 users, and of others, ended in at most 60 stretches of time.
+    ) -> Operation[ShareSeries]:
+        """Count the ended runs of at most 10 users, and of all others, in at most 60 buckets.
 
-        The others are those of the tenant, where there is one. Raises InvalidInput for a bad value.
+        With a tenant, the others are its users. Raises InvalidInput naming the value.
         """
         check_count(buckets, "buckets", least=1, most=MAX_BUCKETS)
         since_ms, until_ms = to_ms(since, "since"), to_ms(until, "until")
         if since_ms >= until_ms:
-            raise InvalidInput(f"since {since!r} is not before until {until!r}")
-        if len(users) > MAX_SHARED:
-            raise InvalidInput(f"{len(users)} users are too many: {MAX_SHARED} at most")
+            raise InvalidInput(f"since must be before until ({until!r}), not {since!r}")
+        check_count(len(users), "number of users", most=MAX_SHARED)
         names = list(dict.fromkeys(check_name(user, "user_id") for user in users))
-        window, everybody, *rows = self._link.run(
+        window, everybody, *rows = yield Call(
             "run_counts",
             since_ms=since_ms,
             until_ms=until_ms,
@@ -330,38 +336,40 @@ class PeopleStore:
             window_start=from_ms(int(window)),
         )
 
-    def waiting(self, user_id: str) -> int:
-        """Count the tasks of a user that wait or are delayed: as many as `purge` would cancel.
+    @operation
+    def waiting(self, user_id: str) -> Operation[int]:
+        """Count the waiting and delayed tasks of a user: those that `purge` would cancel.
 
-        It looks through all delayed tasks of the queue, in short steps, because an older version
-        may have delayed some that the index of users does not show.
+        It examines all delayed tasks of the queue, in short steps, because an older version may
+        have delayed some that the index of users does not contain.
         """
         check_name(user_id, "user_id")
-        index_all(self._link)
-        index_delayed(self._link)  # drops what is there too much
+        yield from steps(self._delays.rebuild)()
+        yield from steps(self._delays.update)()  # drops surplus entries
         range_ = f"[{user_id}\0", f"({user_id}\1"
-        keys = self._link.keys
+        keys = self.link.keys
         places = ("backlog", "held", "delayed_index")
-        counts = self._link.ask(*(("ZLEXCOUNT", keys[key], *range_) for key in places))
+        counts = yield Ask(*(("ZLEXCOUNT", keys[key], *range_) for key in places))
         return sum(map(int, counts))
 
-    def purge(self, user_id: str, limit: int = PURGE_CHUNK) -> int:
-        """Cancel tasks of a user that wait, at most `limit` (100); how many do not any more.
+    @operation
+    def purge(self, user_id: str, limit: int = PURGE_CHUNK) -> Operation[int]:
+        """Cancel at most `limit` (100) waiting tasks of a user, and return how many.
 
-        Delayed ones, those that wait to be retried, and those that wait for room in the limits of
-        their names are among them; running tasks go on. History has them as cancelled. Call it
-        until it returns 0. Raises InvalidInput for a bad value.
+        Delayed tasks, retries and tasks held by the limits of their names are included; running
+        tasks are not. The history shows them as cancelled. Call it until it returns 0. Raises
+        InvalidInput naming the value.
         """
         check_name(user_id, "user_id")
         check_count(limit, "limit", least=1, most=PURGE_CHUNK)
-        for _ in range(MAX_LOOKS):  # none that an older version delayed may be left to run
-            if index_delayed(self._link):
+        for _ in range(MAX_LOOKS):  # tasks that an older version delayed must not be left to run
+            if (yield from steps(self._delays.update)()):
                 break
-        return int(self._link.run("purge", op=new_id(), user=user_id, limit=limit))
+        return int((yield Call("purge", op=new_id(), user=user_id, limit=limit)))
 
 
 def in_parts(users: list[str], size: int) -> Iterator[list[str]]:
-    """Users in lists of so many: a script that looks at all of them would be long."""
+    """Return users in chunks, so that no script runs for long."""
     return (users[i : i + size] for i in range(0, len(users), size))
 
 
@@ -370,41 +378,26 @@ def _tenant(tenant: str | None) -> str:
 
 
 def _user(name: bytes) -> str | None:
-    """A user's name; None for what cannot be one."""
+    """Return the id of a user; None if it is not a valid one."""
     try:
         return check_name(name.decode(), "user_id")
-    except ValueError:  # no UTF-8, or InvalidTask
+    except ValueError:  # not UTF-8, or InvalidTask
         return None
-
-
-def _encode_cursor(name: bytes) -> str:
-    return base64.urlsafe_b64encode(name).decode()
-
-
-def _decode_cursor(cursor: object) -> bytes:
-    try:
-        if cursor is None:
-            return b""
-        if not isinstance(cursor, str):
-            raise TypeError("no string")
-        return base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
-    except (ValueError, TypeError):
-        raise InvalidInput(f"cursor {shown(cursor)} is none: pass the `cursor` of a page") from None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Demand:
-    """Users who want service in a window: their weights, and how much they got and still want."""
+    """The users with demand in a window: their weights, ended runs and open tasks."""
 
     at_ms: int
     weights: dict[str, float] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
-    limited: set[str] = field(default_factory=set)  # those whose own settings hold them back
+    limited: set[str] = field(default_factory=set)  # users that their own settings limit
     is_cut: bool = False  # there are more users than these
 
     def jain(self, ended: int) -> float | None:
-        """How evenly users got what they were entitled to, of so many runs that ended."""
+        """Return Jain's index of received against entitled service, of `ended` runs."""
         level = self.level_with((), ended) if ended else 0.0
         parts = []
         for user, weight in self.weights.items():
@@ -415,7 +408,7 @@ class _Demand:
         return jain_index(parts)
 
     def add(self, flat: list[Any]) -> None:
-        """Take up what a script found, as long as there is room."""
+        """Add the rows of a script, up to MAX_SUMMED users."""
         for name, ended, settings in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
             user = _user(name)
             if user is None:
@@ -431,10 +424,10 @@ class _Demand:
                 self.ended[user] = int(ended)
 
     def level_with(self, facts: Sequence["_Facts"], ended: int) -> float:
-        """How many runs for a weight of 1 were fair, with these users as they are now.
+        """Return the fair number of runs for a weight of 1, with `facts` as newer values.
 
-        What ended is shared out by weight, and nobody gets more than it wanted: the rest of it goes
-        to the others, again by weight.
+        The ended runs are divided by weight. No user gets more than they wanted; the rest is
+        divided among the others, again by weight.
         """
         found = {
             user: (self.ended.get(user, 0) + self.open.get(user, 0), weight)
@@ -451,7 +444,7 @@ class _Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """What is read of a user, and what its state is made of."""
+    """The data of a user from which the state is derived."""
 
     user: str
     settings: UserSettings
@@ -473,7 +466,7 @@ class _Facts:
 
     @classmethod
     def read(cls, user: str, row: list[Any], now_ms: int, *, takers: bool) -> "_Facts":
-        """The answer of a script; `takers`: whether any worker takes tasks."""
+        """Read a row of the script; `takers` says whether any worker takes tasks."""
         backlog, held, running, before = (int(value) for value in row[2:6])
         schedules, oldest_ms, ended, p50_ms, p95_ms, delayed, next_due, known = (
             int(value) for value in row[7:]
@@ -500,11 +493,11 @@ class _Facts:
 
     @property
     def wanted(self) -> int:
-        """How many runs it wanted in the window: those that it got, and those that are open."""
+        """The runs that the user wanted in the window: the ended ones and the open ones."""
         return self.backlog + self.running + self.ended
 
     def info(self, window_ms: int, ended: int, level: float) -> UserInfo:
-        """How the user fares among all."""
+        """Return the state of the user, with their shares among all."""
         state, why = self.explain()
         return UserInfo(
             user_id=self.user,
@@ -530,15 +523,15 @@ class _Facts:
         )
 
     def explain(self) -> tuple[str, str]:
-        """The state, and why it is so."""
+        """Return the state and its explanation."""
         most, rate = self.settings.max_running, self.settings.rate
         waits = f"{self.backlog} {'task waits' if self.backlog == 1 else 'tasks wait'}"
         if self.settings.paused:
             return "paused", self._pause() + (f"; {waits}" if self.backlog else "")
         if not self.backlog:
             if not self.running:
-                return "idle", self._later() or "nothing waits"
-            return "served", f"has {self.running} running; {self._later() or 'nothing waits'}"
+                return "idle", self._later() or "no task waits"
+            return "served", f"has {self.running} running; {self._later() or 'no task waits'}"
         if most is not None and self.running >= most:
             return "capped", f"has {self.running} of {most} running (max_running); {waits}"
         if rate is not None and self.limited_until is not None:
@@ -549,7 +542,7 @@ class _Facts:
         return "waiting", f"{waits}{self._for_what()}"
 
     def _pause(self) -> str:
-        """Who has paused it, since when, until when and why."""
+        """Describe the pause: by whom, since when, until when and why."""
         settings, text = self.settings, f"paused by {self.settings.paused_by or 'an operator'}"
         if settings.paused_at is not None:
             text += f" since {when(settings.paused_at, self.now)}"
@@ -558,7 +551,7 @@ class _Facts:
         return text + (f": {settings.pause_note}" if settings.pause_note else "")
 
     def _later(self) -> str:
-        """What is delayed, if anything."""
+        """Describe the delayed tasks; "" if there are none."""
         if not self.delayed:
             return ""
         are = "1 task is" if self.delayed == 1 else f"{self.delayed} tasks are"
@@ -569,12 +562,12 @@ class _Facts:
         if not self.takers:
             return "; no worker is alive"
         if self.held == self.backlog:
-            return " for room in the limits of the names"
+            return " because of the limits on their names"
         if self.before < 0:
-            return ""  # it may not be served, and the next claim looks at it again
+            return ""  # parked, until the next claim looks at the user again
         if self.before == 0:
-            return "; its turn is next"
-        return f"; {self.before} {'user is' if self.before == 1 else 'users are'} before it"
+            return "; this user is next"
+        return f"; {self.before} {'user is' if self.before == 1 else 'users are'} ahead"
 
 
 def _seconds(ms: int) -> float | None:
@@ -582,7 +575,7 @@ def _seconds(ms: int) -> float | None:
 
 
 def _parked_until(score: bytes, now_ms: int) -> datetime | None:
-    """The moment to come at which a parked user is looked at again; None if there is none."""
+    """Return the future time at which a parked user is examined again, or None."""
     try:
         until_ms = int(float(score))
         return from_ms(until_ms) if until_ms > now_ms else None
@@ -591,7 +584,7 @@ def _parked_until(score: bytes, now_ms: int) -> datetime | None:
 
 
 def _settings(text: bytes, tenant: bytes, now_ms: int) -> UserSettings:
-    """The settings of a user; what cannot be read counts as the default, as it does for claims."""
+    """Read the settings of a user. A damaged record means the defaults, as it does for claims."""
     try:
         stored = json.loads(text or b"{}")
         fields = {name: _positive(stored.get(name)) for name in ("max_running", "max_waiting")}

@@ -112,7 +112,7 @@ def test_explain_says_why_a_task_waits(cli: Cli, live: TaskQueue) -> None:
     push(live, "a", "b")
     live.set_user("alice", paused=True)
     said = cli.ok("tasks", "explain", "b").out
-    assert "No worker is running" in said
+    assert "No worker is alive" in said
     assert "User 'alice' is paused" in said
     told = cli.json("tasks", "explain", "b")
     assert [each["code"] for each in told["reasons"]] == [

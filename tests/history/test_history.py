@@ -25,6 +25,7 @@ from fairqueue.errors import (
 from fairqueue.history import runs as history_module
 from fairqueue.history.records import Attempt, FailureGroup, Run, RunDetails
 from fairqueue.history.runs import ENDED, STATUSES, History
+from fairqueue.link.operation import Ask
 from fairqueue.models import Claim, Page, Task
 from fairqueue.queue.claim import this_place
 from fairqueue.queue.queue import TaskQueue
@@ -814,15 +815,15 @@ def test_running_ones_are_not_missed_when_leases_are_extended_between_pages(worl
 
 def test_a_run_that_ends_while_it_is_looked_at_is_listed_once(world: World) -> None:
     claim = world.push_and_claim("t")
-    ask = world.queue.link.ask
+    ask = world.queue.link._ask
 
-    def ask_and_finish(*commands: Any, **options: Any) -> list[Any]:
-        answers = ask(*commands, **options)
-        if commands[0][:2] == ("ZRANGE", world.keys["leases"]):
+    def ask_and_finish(request: Ask) -> list[Any]:
+        answers = ask(request)
+        if request.commands[0][:2] == ("ZRANGE", world.keys["leases"]):
             world.queue.finish(claim)
         return answers
 
-    world.patch(world.queue.link, "ask", ask_and_finish)
+    world.patch(world.queue.link, "_ask", ask_and_finish)
     assert [(run.task_id, run.status) for run in world.history.runs()] == [("t", "succeeded")]
 
 
@@ -1272,22 +1273,22 @@ def test_only_failed_runs_can_be_run_again_or_discarded(world: World, case: str)
 
 
 def test_an_unknown_run_cannot_be_run_again(history: History) -> None:
-    with pytest.raises(UnknownTask, match="'nobody' is not known"):
+    with pytest.raises(UnknownTask, match="'nobody' is unknown"):
         history.retry("nobody")
     assert history.discard("nobody") is False
 
 
 def test_a_run_that_is_dropped_while_it_is_looked_at_is_not_run_again(world: World) -> None:
     bury(world, "t")
-    look = world.history.get
+    ask = world.queue.link._ask
 
-    def look_and_lose(task_id: str) -> RunDetails | None:
-        found = look(task_id)
-        world.history.discard(task_id)
-        return found
+    def ask_and_discard(request: Ask) -> list[Any]:
+        answers = ask(request)
+        world.history.discard("t")
+        return answers
 
-    world.patch(world.history, "get", look_and_lose)
-    with pytest.raises(UnknownTask, match="not among the failed ones any more"):
+    world.patch(world.queue.link, "_ask", ask_and_discard)
+    with pytest.raises(UnknownTask, match="is no longer a failed run"):
         world.history.retry("t")
     assert world.queue.size() == 0
 

@@ -28,7 +28,7 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.samples import SampleStore
-from fairqueue.stats.users import PeopleStore
+from fairqueue.stats.users import UserStats
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def test_delayed_and_retrying_tasks_become_ready(old: Old) -> None:
 def test_delayed_tasks_are_found_by_user(old: Old) -> None:
     delayed = set(dump(old.client)["delayed"])
     status = dump(old.client)["status"]
-    people = PeopleStore(old.queue.link)
+    people = UserStats(old.queue.link)
 
     users = {status[task_id]["user"] for task_id in delayed}
     found = {user: people.read([user], 0)[0].delayed for user in users}
@@ -197,7 +197,7 @@ def test_what_waits_can_be_cancelled_moved_and_purged(old: Old) -> None:
     assert old.queue.cancel("slot-2")  # it is held
     assert old.queue.cancel("critical")
     assert old.queue.reschedule("retrying", delay=0)
-    PeopleStore(old.queue.link).purge("heavy")
+    UserStats(old.queue.link).purge("heavy")
 
     found = set(old.claim_all())
 
@@ -242,7 +242,7 @@ def test_old_runs_are_listed_and_counted(old: Old) -> None:
     finished = old.history.get("finished-6")
     assert finished is not None
     assert finished.run.result == [1, None, "x"]
-    assert set(PeopleStore(old.queue.link).names()) >= {"alice", "bob", "erin", "capped"}
+    assert set(UserStats(old.queue.link).names()) >= {"alice", "bob", "erin", "capped"}
 
 
 def test_a_repetition_from_before_the_update_gets_the_first_answer(old: Old) -> None:

@@ -43,7 +43,7 @@ from fairqueue.link.keys import KEY_TYPES
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.import_export import load_schedules
 from fairqueue.stats.samples import SampleStore
-from fairqueue.stats.users import PeopleStore
+from fairqueue.stats.users import UserStats
 from fairqueue.web import create_app
 from fairqueue.web.api.endpoint import PREFIX
 from fairqueue.web.api.endpoints import ENDPOINTS
@@ -400,7 +400,7 @@ LOOK_UPS: dict[str, Callable[[FuzzedWorld, Any], object]] = {
     "retry": lambda w, value: History(w.queue).retry(value),
     "discard": lambda w, value: History(w.queue).discard(value),
     "prune": lambda w, value: History(w.queue).prune(value),
-    "user names": lambda w, value: PeopleStore(w.queue.link).names(cursor=value),
+    "user names": lambda w, value: UserStats(w.queue.link).names(cursor=value),
     "users": lambda w, value: w.inspector.users.get(value),
     "drain": lambda w, value: w.inspector.workers.drain(value),
     "audit": lambda w, value: w.inspector.audit.list(cursor=value),

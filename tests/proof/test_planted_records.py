@@ -15,7 +15,7 @@ from fairqueue.access.credentials import Actor
 from fairqueue.errors import BrokenRecord, InvalidInput, InvalidSchedule
 from fairqueue.history.records import read_run
 from fairqueue.inspection import Inspector
-from fairqueue.stats.users import PeopleStore
+from fairqueue.stats.users import UserStats
 
 pytestmark = pytest.mark.untidy
 
@@ -68,7 +68,7 @@ def test_a_record_of_the_leader_that_is_none_is_of_nobody(world: World, record: 
 def test_a_tenant_that_is_no_text_hides_no_user(world: World) -> None:
     world.push("a", user_id="alice")
     world.redis.hset(world.keys["tenants"], "alice", b"\xff")
-    (info,) = PeopleStore(world.queue.link).read(["alice"], 0)
+    (info,) = UserStats(world.queue.link).read(["alice"], 0)
     assert (info.user_id, info.settings.tenant) == ("alice", "\ufffd")
 
 

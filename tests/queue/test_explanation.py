@@ -39,7 +39,7 @@ def values(world: World, task_id: str, code: str) -> dict[str, Any]:
 def test_with_no_worker_alive_that_is_the_reason(world: World) -> None:
     world.push("a", user_id="alice")
     assert codes(world, "a") == ["no_worker"]
-    assert explain(world, "a").summary == ("No worker is running for this queue.")
+    assert explain(world, "a").summary == ("No worker is alive, so no task can start.")
     world.beat("w1")
     assert codes(world, "a") == ["turn"]
     assert explain(world, "a").summary == "It is next: the first worker with a free slot takes it."
@@ -56,7 +56,7 @@ def test_draining_workers_take_nothing(world: World) -> None:
     WorkerStore(world.queue.link).drain("w1", "ann")
     assert codes(world, "a") == ["no_worker"]
     assert values(world, "a", "no_worker") == {"draining": 1}
-    assert "all running workers (1) are draining" in explain(world, "a").summary
+    assert "all live workers (1) are draining" in explain(world, "a").summary
     world.beat("w2", ["report"])
     assert codes(world, "a") == ["no_handler"]
 

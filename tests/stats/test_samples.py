@@ -150,7 +150,7 @@ def test_without_a_sample_in_the_present_step_a_series_ends_with_the_one_before(
 
 @pytest.mark.parametrize("window", ["2h", "", None, 15, ["1h"]])
 def test_a_window_that_is_none_is_refused(samples: SampleStore, window: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"window .* must be one of 15m, 1h, 24h"):
+    with pytest.raises(InvalidInput, match=r"window must be one of 15m, 1h, 24h"):
         samples.read(window)
 
 

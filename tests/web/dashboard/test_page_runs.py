@@ -393,7 +393,7 @@ def test_a_run_that_waits_says_why(web: Web, world: World) -> None:
     waiting, delayed = get(site, "/runs/second"), get(site, "/runs/later")
 
     assert "Why is it waiting?" in waiting
-    assert "No worker is running" in waiting
+    assert "No worker is alive" in waiting
     assert "1 earlier task of 'alice' runs first." in waiting
     assert "Starts at <time" in delayed
     assert "Why is it waiting?" not in get(site, f"/runs/{done}")

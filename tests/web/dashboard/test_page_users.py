@@ -358,8 +358,8 @@ def test_a_user_page_answers_why_it_waits(
 
 def test_pages_that_say_why_also_say_that_no_worker_is_alive(queue: TaskQueue, site: Site) -> None:
     push(queue, "first")
-    assert "No worker is running" in why(site)
-    assert "No worker is running" in get(site, "/runs/first")
+    assert "No worker is alive" in why(site)
+    assert "No worker is alive" in get(site, "/runs/first")
     assert "no worker is alive" in get(site, "/users")
 
 
