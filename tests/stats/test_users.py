@@ -377,7 +377,7 @@ def test_a_user_whose_tasks_wait_for_slots_says_so(world: World, people: UserSta
 
 
 def test_a_user_without_tasks_is_idle_or_served(world: World, people: UserStats) -> None:
-    assert state(people, world) == ("idle", "nothing waits")
+    assert state(people, world) == ("idle", "no task waits")
     world.fill("alice", 1)
     world.claim_one()
     assert state(people, world) == ("served", "has 1 running; no task waits")
