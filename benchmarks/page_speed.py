@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from benchmarks.common import Bench
-from fairqueue.demo.seeder import seed_large
+from benchmarks.large_queue import seed_large
 from fairqueue.inspection import Inspector
 from fairqueue.web import create_app
 from fairqueue.web.app import reader

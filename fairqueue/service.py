@@ -24,6 +24,7 @@ from contextlib import (
     nullcontext,
     suppress,
 )
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TextIO
 
@@ -31,7 +32,17 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from fairqueue.access.credentials import LOGIN_S, AccessStore, Actor
 from fairqueue.alerts import Alerts
-from fairqueue.demo.demo import STEP_S, Load, Reader, Terminal, contrast, fill, line, register
+from fairqueue.demo.demo import (
+    STEP_S,
+    Load,
+    Reader,
+    Terminal,
+    contrast,
+    fill,
+    grown,
+    line,
+    register,
+)
 from fairqueue.errors import ConfigurationError, FairQueueError, plural
 from fairqueue.link.keys import Keys
 from fairqueue.link.urls import shown
@@ -111,8 +122,8 @@ def run(
         tree = _processes(opened, web, worker, alerts, schedulers, workers, metrics)
         signals.on_second = tree.kill
         with tree:
-            console = Console(tree, opened, signals, seconds)
-            console.run(web, url, port, open_browser, metrics, demo)
+            console = Console(tree, opened, signals, web, metrics, url, port, seconds)
+            console.run(demo=demo, open_browser=open_browser)
     return INTERRUPTED if len(signals.seen) > 1 else OK
 
 
@@ -348,40 +359,38 @@ class ProcessTree:
 # --- the console ----------------------------------------------------------------------------------
 
 
+@dataclass
 class Console:
-    """Prints what happens while the processes run."""
+    """Prints what happens while the processes run. `port`: the one that was asked for."""
 
-    def __init__(
-        self, tree: ProcessTree, queue: TaskQueue, signals: StopSignals, seconds: float | None
-    ) -> None:
-        self._tree = tree
-        self._queue = queue
-        self._signals = signals
-        self._out: TextIO = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None if closed
-        self._seconds = seconds
-        self._began = time.monotonic()
-        self._first = queue.inspect()
-        self._contrast = ""
+    tree: ProcessTree
+    queue: TaskQueue
+    signals: StopSignals
+    web: WebServer
+    metrics: MetricsServer | None
+    url: str | None
+    port: int
+    seconds: float | None
 
-    def run(
-        self,
-        web: WebServer,
-        url: str | None,
-        port: int,
-        open_browser: bool,
-        metrics: MetricsServer | None,
-        demo: bool,
-    ) -> None:
+    def run(self, *, demo: bool, open_browser: bool) -> None:
         """Print where everything is, run until the end, stop the processes, print a summary."""
+        self._out: TextIO = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None if closed
+        self._began = time.monotonic()
+        self._contrast = ""
+        first = self.queue.inspect()
         try:
-            self._welcome(web, url, port, open_browser, metrics)
-            self._go(Load(self._queue) if demo else None)
+            self._welcome(open_browser)
+            if demo:
+                self._show_demo()
+            while not self._is_over():
+                for note in self.tree.check():
+                    self._print(note)
         except BrokenPipeError:
             # Nothing reads the output. Python would complain when it flushes stdout at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
         ran = self._ran()
-        self._tree.stop()
-        self._farewell(ran)
+        self.tree.stop()
+        self._farewell(first, ran)
 
     def _ran(self) -> float:
         return time.monotonic() - self._began
@@ -391,87 +400,67 @@ class Console:
         self._out.write(text + "\n")
         self._out.flush()
 
-    def _welcome(
-        self,
-        web: WebServer,
-        url: str | None,
-        port: int,
-        open_browser: bool,
-        metrics: MetricsServer | None,
-    ) -> None:
-        """Print the addresses once the dashboard answers. `port`: the one that was asked for."""
+    def _welcome(self, open_browser: bool) -> None:
+        """Print the addresses once the dashboard answers."""
+        web, server = self.web, self.queue.server
         host = "127.0.0.1" if web.host in EVERYWHERE else web.host
         base = web.url.replace(web.host, host, 1) if web.host else web.url
         deadline = time.monotonic() + START_S
         while not _answers(host, web.port) and time.monotonic() < deadline:
-            if self._signals.wait(0.05):
+            if self.signals.wait(0.05):
                 return
-        secret = AccessStore(self._queue.link).create_login(Actor(name="local", via="web"))
+        secret = AccessStore(self.queue.link).create_login(Actor(name="local", via="web"))
         link = f"{base}/login?token={secret}"
-        server = self._queue.server
-        redis = server.url if server is not None else shown(url or "")
-        if port not in (0, web.port):
-            self._print(f"Port {port} is in use, so the dashboard uses port {web.port}.")
+        redis = server.url if server is not None else shown(self.url or "")
+        if self.port not in (0, web.port):
+            self._print(f"Port {self.port} is in use, so the dashboard uses port {web.port}.")
         self._print(f"Dashboard  {base}")
         self._print(f"Log in     {link}  (once, within {LOGIN_S / 60:.0f} minutes)")
         self._print(f"Redis      {redis}")
-        self._print(f"Queue      {self._queue.name}")
-        if metrics is not None:
-            self._print(f"Metrics    {metrics.url}")
+        self._print(f"Queue      {self.queue.name}")
+        if self.metrics is not None:
+            self._print(f"Metrics    {self.metrics.url}")
         if open_browser:
             webbrowser.open(link)
 
-    def _go(self, load: Load | None) -> None:
-        """Watch the processes until the end. Raises BrokenPipeError."""
-        if load is None:
-            while not self._is_over():
-                for note in self._tree.check():
-                    self._print(note)
-            return
+    def _show_demo(self) -> None:
+        """Push tasks, and show how they are served, until the end. Raises BrokenPipeError."""
+        load, reader = Load(self.queue), Reader(self.queue)
         live = self._out.isatty() and os.environ.get("TERM") != "dumb"
         with Terminal(self._out) if live else nullcontext() as terminal:
-            self._show_demo(load, terminal)
-
-    def _show_demo(self, load: Load, terminal: Terminal | None) -> None:
-        """Push tasks, and show how they are served."""
-        reader = Reader(self._queue)
-        while not self._is_over():
-            notes = self._tree.check()
-            try:
-                load.push()
-                shot = reader.read(notes)
-            except FairQueueError as error:
-                self._print(f"{error}; trying again")
-                continue
-            self._contrast = contrast(shot)
-            if terminal is not None:
-                terminal.show(shot)
-            else:
-                self._print("\n".join([*notes, line(shot)]))
+            while not self._is_over():
+                notes = self.tree.check()
+                try:
+                    load.push()
+                    shot = reader.read(notes)
+                except FairQueueError as error:
+                    self._print(f"{error}; trying again")
+                    continue
+                self._contrast = contrast(shot)
+                if terminal is not None:
+                    terminal.show(shot)
+                else:
+                    self._print("\n".join([*notes, line(shot)]))
 
     def _is_over(self) -> bool:
         """Wait for one step, or until the end if that is sooner; True at the end."""
         left = STEP_S
-        if self._seconds is not None:
-            left = min(left, self._seconds - self._ran())
-        return self._signals.wait(left) or left <= 0
+        if self.seconds is not None:
+            left = min(left, self.seconds - self._ran())
+        return self.signals.wait(left) or left <= 0
 
-    def _farewell(self, seconds: float) -> None:
+    def _farewell(self, first: QueueSnapshot, seconds: float) -> None:
         """Print what was done in `seconds`."""
         with suppress(FairQueueError, BrokenPipeError):
-            last = self._queue.inspect()
+            last = self.queue.inspect()
             self._print(
                 f"Ran {seconds:.0f} s: "
-                f"{plural(_grown(self._first, last, 'fired'), 'schedule')} fired, "
-                f"{plural(_grown(self._first, last, 'finished'), 'task')} done, "
-                f"{_grown(self._first, last, 'buried')} failed, {last.ready:,} still waiting."
+                f"{plural(grown(first, last, 'fired'), 'schedule')} fired, "
+                f"{plural(grown(first, last, 'finished'), 'task')} done, "
+                f"{grown(first, last, 'buried')} failed, {last.ready:,} still waiting."
             )
             if self._contrast:
                 self._print(self._contrast)
-
-
-def _grown(first: QueueSnapshot, last: QueueSnapshot, counter: str) -> int:
-    return last.counters.get(counter, 0) - first.counters.get(counter, 0)
 
 
 def _answers(host: str, port: int) -> bool:

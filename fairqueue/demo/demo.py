@@ -180,8 +180,8 @@ class Reader:
         return DemoState(
             seconds=seconds,
             state=state,
-            served=self._grown(state, "finished") + self._grown(state, "buried"),
-            fired=self._grown(state, "fired"),
+            served=sum(grown(self._first, state, each) for each in ("finished", "buried")),
+            fired=grown(self._first, state, "fired"),
             rate=view.ended / window,
             users=self._users(),
             jain=view.jain,
@@ -193,8 +193,10 @@ class Reader:
         found = self._inspector.users.list(order="name", minutes=WINDOW_MIN, limit=MOST_USERS)
         return sorted(found, key=lambda user: user.user_id != NOISY)
 
-    def _grown(self, state: QueueSnapshot, counter: str) -> int:
-        return state.counters.get(counter, 0) - self._first.counters.get(counter, 0)
+
+def grown(first: QueueSnapshot, last: QueueSnapshot, counter: str) -> int:
+    """Return by how much a counter has grown."""
+    return last.counters.get(counter, 0) - first.counters.get(counter, 0)
 
 
 def fair_shares(users: Sequence[UserInfo]) -> list[float]:

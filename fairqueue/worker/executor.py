@@ -152,35 +152,20 @@ class Executor:
         if timed_out:
             self._alerts.task_timed_out(run.claim.task, run.claim.attempt, handler.timeout or 0)
         report = self._report(run, failure, timed_out=timed_out)
-        self._record_failure(run, handler.policy, error, failure, report)
-
-    def _record_failure(
-        self,
-        run: ActiveRun,
-        policy: RetryPolicy,
-        error: BaseException,
-        failure: Failure,
-        report: Report,
-    ) -> None:
         if isinstance(error, Discard):
-            text = failure.message or "the handler discarded it"
-            self._bury(run, text, report)
-        elif isinstance(error, Retry):
-            text = failure.message or "the handler asked for a retry"
-            self._retry(run, text, policy, error.in_, report)
+            self._bury(run, failure.message or "the handler discarded it", report)
+            return
+        text, delay = f"{failure.type}: {failure.message}", None
+        if isinstance(error, Retry):
+            text, delay = failure.message or "the handler asked for a retry", error.in_
         elif isinstance(error, TimedOut):
-            self._retry(run, f"timed out: {failure.message}", policy, None, report)
-        else:
-            text = f"{failure.type}: {failure.message}"
-            self._retry(run, text, policy, None, report)
+            text = f"timed out: {failure.message}"
+        self._retry(run, text, handler.policy, delay, report)
 
     def _report(self, run: ActiveRun, failure: Failure, *, timed_out: bool = False) -> Report:
+        name, lines = run.claim.task.name, run.context.logged
         return Report.of_failure(
-            run.claim.task.name,
-            failure,
-            seconds=run.seconds,
-            lines=run.context.logged,
-            timed_out=timed_out,
+            name, failure, seconds=run.seconds, lines=lines, timed_out=timed_out
         )
 
     def _call_hooks(

@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -44,6 +44,11 @@ MAX_MESSAGE_BYTES = 256 * 1024  # far more than a result or a traceback needs
 # Starting a child makes multiprocessing reap all others. One thread at a time: of two that ask how
 # a child ended, only one gets the answer.
 _children = threading.Lock()
+
+Send = Callable[[dict[str, Any]], None]  # sends a message from the child to its worker
+
+# Errors of a handler that are raised again in the worker.
+_KINDS: dict[str, type[Exception]] = {"retry": Retry, "discard": Discard, "timed_out": TimedOut}
 
 
 class ProcessFailed(Exception):
@@ -187,7 +192,9 @@ class _TaskProcess:
             text = self._next_message(deadline)
             if text is None:
                 self.kill()
-                raise self._overdue(timeout if begun else None)
+                if begun and timeout is not None:
+                    raise TimedOut(f"ran for more than {timeout:g} s")
+                raise _failed(f"its handler had not begun after {START_S:g} s")
             try:
                 kind, value = self._read(json.loads(text))
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -240,11 +247,6 @@ class _TaskProcess:
         else:
             self._context.lines.keep(int(level), str(message), fields)
 
-    def _overdue(self, timeout: float | None) -> Exception:
-        if timeout is not None:
-            return TimedOut(f"ran for more than {timeout:g} s")
-        return _failed(f"its handler had not begun after {START_S:g} s")
-
     def _died(self) -> ProcessFailed:
         """Return why the process has ended without a result."""
         code = self._exit_code()
@@ -284,15 +286,9 @@ def _rebuilt(
     failure = Failure(
         type=str(type), message=str(message), traceback=str(traceback), place=str(place)
     )
-    error: Exception
-    if kind == "retry":
-        error = Retry(message, in_=in_)
-    elif kind == "discard":
-        error = Discard(message)
-    elif kind == "timed_out":
-        error = TimedOut(message)
-    else:
+    if kind not in _KINDS:
         return ProcessFailed(failure)
+    error = Retry(message, in_=in_) if kind == "retry" else _KINDS[kind](message)
     vars(error)["failure"] = failure  # with the traceback of the process
     return error
 
@@ -300,29 +296,16 @@ def _rebuilt(
 # --- in the child ---------------------------------------------------------------------------------
 
 
-class _Messages:
-    """Messages from the child to its worker. May be used by any thread."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-
-    def send(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message).encode()
-        with self._lock:
-            self._connection.send_bytes(text)
-
-
 class _SentLines:
     """Log lines that are sent to the worker at once."""
 
-    def __init__(self, messages: _Messages, *, own: bool) -> None:
-        self._messages = messages
+    def __init__(self, send: Send, *, own: bool) -> None:
+        self._send = send
         self._own = own
 
     def keep(self, level: int, message: str, context: Mapping[str, Any]) -> None:
         line = [level, clean(message, MAX_LINE_LENGTH), self._own, bounded(context)]
-        self._messages.send({"log": line})
+        self._send({"log": line})
 
 
 def _main(connection: Connection, worker: Connection, request: str) -> None:
@@ -330,23 +313,29 @@ def _main(connection: Connection, worker: Connection, request: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the worker
     _end_with_worker(worker)
     logging.getLogger("fairqueue.task").disabled = True  # the worker logs these lines
-    messages = _Messages(connection)
+    lock = threading.Lock()  # any thread may log
+
+    def send(message: dict[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        with lock:
+            connection.send_bytes(text)
+
     try:
-        messages.send({"result": storable(_run(json.loads(request), messages))})
+        send({"result": storable(_run(json.loads(request), send))})
     except BaseException as error:  # including SystemExit, which comes from the handler
-        messages.send({"error": _error_fields(error)})
+        send({"error": _error_fields(error)})
 
 
-def _run(request: dict[str, Any], messages: _Messages) -> Any:
+def _run(request: dict[str, Any], send: Send) -> Any:
     target = _find(request["module"], request["path"])
     handler = Handler(request["name"], target, HandlerSettings())
     task = Task.from_document(request["task_id"], request["document"])
-    context = TaskContext(task, request["attempt"], lines=_SentLines(messages, own=True))
+    context = TaskContext(task, request["attempt"], lines=_SentLines(send, own=True))
     capture = LogCapture() if request["capture"] else None
     if capture is not None:
         capture.attach()
-    others = TaskContext(task, request["attempt"], lines=_SentLines(messages, own=False))
-    messages.send({"begun": True})
+    others = TaskContext(task, request["attempt"], lines=_SentLines(send, own=False))
+    send({"begun": True})
     with Runner() as runner, capture.of(others) if capture else nullcontext():
         runner.begin()
         try:
@@ -354,16 +343,14 @@ def _run(request: dict[str, Any], messages: _Messages) -> Any:
         finally:
             left = runner.clear()
             if left is not None:
-                messages.send({"left": [left.names, left.count, left.ended]})
+                send({"left": [left.names, left.count, left.ended]})
 
 
 def _error_fields(error: BaseException) -> dict[str, Any]:
-    """Return an error as JSON fields."""
+    """Return an error as JSON fields, the arguments of `_rebuilt`."""
     failure = Failure.of(error)
-    kinds = {"retry": Retry, "discard": Discard, "timed_out": TimedOut}
-    kind = next((kind for kind, of in kinds.items() if isinstance(error, of)), "error")
     return {
-        "kind": kind,
+        "kind": next((kind for kind, of in _KINDS.items() if isinstance(error, of)), "error"),
         "type": failure.type,
         "message": failure.message,
         "traceback": failure.traceback,

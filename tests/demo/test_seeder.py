@@ -10,9 +10,10 @@ from helpers.state import check_consistency
 from helpers.tasks import make_task
 from helpers.world import World
 
+from benchmarks.large_queue import seed_large
 from fairqueue.clock import ManualClock
 from fairqueue.demo.jobs import JOBS, TENANTS
-from fairqueue.demo.seeder import seed, seed_large
+from fairqueue.demo.seeder import seed
 from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.history.records import Run
 from fairqueue.history.runs import History
