@@ -14,6 +14,7 @@ import redis
 from helpers.browser import chromium, open_page, web
 from helpers.rest import Api, make_api
 from helpers.state import check_consistency
+from helpers.workers import Gate, Person
 from helpers.world import World
 from limited.sitecustomize import is_on, make_user
 from prometheus_client import CollectorRegistry
@@ -225,6 +226,32 @@ def inspector(world: World) -> Inspector:
 def api(world: World) -> Api:
     """The REST API of `queue`, which has one of everything."""
     return make_api(world)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A handler that waits until the test, or its end, lets it go on."""
+    gate = Gate("late")
+    yield gate
+    gate.go_on.set()
+
+
+@pytest.fixture
+def people() -> Iterator[Callable[..., Person]]:
+    """Make recipients of alerts, with the settings of `Alerts`."""
+    with ExitStack() as made:
+
+        def make(**settings: object) -> Person:
+            person = Person(**settings)
+            made.callback(person.alerts.close)
+            return person
+
+        yield make
+
+
+@pytest.fixture
+def person(people: Callable[..., Person]) -> Person:
+    return people()
 
 
 @pytest.fixture

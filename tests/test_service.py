@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from helpers.tasks import make_task
+from helpers.tasks import info_of, make_task
 from helpers.waiting import eventually
 from helpers.world import World
 
@@ -228,8 +228,7 @@ def test_a_task_that_runs_is_finished_before_the_end(tmp_path: Path) -> None:
     assert (process.returncode, err) == (0, "")
     assert "1 task done" in out
     with TaskQueue.embedded(tmp_path / "data") as queue:  # and the data is still there
-        found = queue.get("slow")
-        assert found is not None
+        found = info_of(queue, "slow")
         assert (found.state, found.attempts) == ("finished", 1)
 
 

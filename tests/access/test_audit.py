@@ -8,6 +8,7 @@ import pytest
 import redis
 from helpers.network import LossyProxy
 from helpers.state import dump
+from helpers.tasks import Unshowable
 from helpers.world import World
 
 from fairqueue.access.audit import CUT, MAX_DETAILS_BYTES, AuditEntry, AuditLog
@@ -145,11 +146,6 @@ def test_a_lost_reply_writes_an_entry_once(
 # --- details --------------------------------------------------------------------------------------
 
 
-class Unspeakable:
-    def __str__(self) -> str:
-        raise RuntimeError("no")
-
-
 @pytest.mark.parametrize(
     ("details", "kept"),
     [
@@ -164,7 +160,7 @@ class Unspeakable:
         ({"lone": "\ud800"}, {"lone": "?"}),
         ({"long": "x" * 501}, {"long": "x" * 500 + CUT}),
         ({"many": list(range(101))}, {"many": [*range(100), CUT]}),
-        ({"x": Unspeakable()}, {"unwritable": "RuntimeError"}),
+        ({"x": Unshowable()}, {"unwritable": "RuntimeError"}),
         ({"x": 10**5000}, {"unwritable": "ValueError"}),
         ("no details", {"unwritable": "ValueError"}),
     ],

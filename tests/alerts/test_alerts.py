@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tasks import make_task
+from helpers.tasks import Unshowable, make_task
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 
@@ -190,11 +190,6 @@ def outcomes(world: World, kind: str = "task_failed") -> dict[str, float]:
 
 
 # --- an alert -------------------------------------------------------------------------------------
-
-
-class Unshowable:
-    def __str__(self) -> str:
-        raise RuntimeError("no")
 
 
 @pytest.mark.parametrize(

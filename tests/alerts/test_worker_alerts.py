@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from helpers.fixtures import OwnServer
 from helpers.schedules import THURSDAY, add, at
 from helpers.tasks import fill, make_task, push
 from helpers.waiting import eventually, in_thread
+from helpers.workers import Person
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 
@@ -21,40 +22,6 @@ from fairqueue.alerts import Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
-
-
-class Person:
-    """A recipient that remembers what it was told."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.told: list[Alert] = []
-        self.alerts = Alerts(
-            [CallableRecipient(self.told.append)], registry=CollectorRegistry(), **settings
-        )
-
-    def heard(self, *kinds: str) -> list[Alert]:
-        """What was told by now, of these kinds or of all."""
-        assert self.alerts.flush(30)
-        return [alert for alert in self.told if not kinds or alert.kind in kinds]
-
-
-@pytest.fixture
-def people() -> Iterator[Callable[..., Person]]:
-    """Make persons, with settings of their alerts."""
-    made: list[Person] = []
-
-    def make(**settings: Any) -> Person:
-        made.append(Person(**settings))
-        return made[-1]
-
-    yield make
-    for person in made:
-        person.alerts.close()
-
-
-@pytest.fixture
-def person(people: Callable[..., Person]) -> Person:
-    return people()
 
 
 def refuses(payload: dict[str, Any]) -> None:

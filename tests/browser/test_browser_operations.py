@@ -8,24 +8,8 @@ from playwright.sync_api import expect
 from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.queue.workers import WorkerStore
 
 XSS = "<img src=x onerror=alert(1)>"
-
-
-def beat(world: World, worker_id: str = "worker-1", current: tuple[str, ...] = ()) -> None:
-    """Let a worker say that it is alive."""
-    info = {
-        "host": worker_id,
-        "pid": 4711,
-        "version": "1.2.3",
-        "slots": 8,
-        "names": [worker_id],
-        "current": current,
-        "running": len(current),
-        "started": world.queue.link.now_ms(),
-    }
-    WorkerStore(world.queue.link).beat(info, worker_id)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 390), ("dark", 1280)])
@@ -50,6 +34,13 @@ def test_empty_pages_are_sound(web: Web, open_page: Open, path: str) -> None:
     page = open_page(web(), path)
     settle(page)
     check_page(page)
+
+
+def beat(world: World, worker_id: str = "worker-1", current: tuple[str, ...] = ()) -> None:
+    """Let a worker report that it is alive."""
+    fields = {"host": worker_id, "pid": 4711, "version": "1.2.3", "slots": 8, "current": current}
+    started = world.queue.link.now_ms()
+    world.beat(worker_id, [worker_id], **fields, running=len(current), started=started)
 
 
 def test_a_worker_is_drained_by_keyboard(world: World, web: Web, open_page: Open) -> None:

@@ -2,10 +2,10 @@
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from helpers.browser import Open, Web, check_page, settle
+from helpers.pages import add
 from helpers.rest import fail
 from helpers.world import World
 from playwright.sync_api import Dialog, Page, expect
@@ -13,13 +13,6 @@ from playwright.sync_api import Dialog, Page, expect
 from fairqueue.inspection import Inspector
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
-
-
-def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:
-    """Add a schedule, daily at nine unless told otherwise."""
-    rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
-    given = {**rule, "user_id": "alice", "name": "report", **fields}
-    return world.inspector.schedules.add(schedule_id=schedule_id, **given)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import redis
 from helpers.commands import Cli
 from helpers.state import dump
-from helpers.tasks import claim_one, fill, push
+from helpers.tasks import beat, claim_one, fill, push
 from prometheus_client import CollectorRegistry
 
 import fairqueue.metrics.collectors
@@ -18,20 +18,12 @@ from fairqueue.cli.apps import load_worker
 from fairqueue.cli.top import Look, lines_of
 from fairqueue.models import new_id
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 
 
 @pytest.fixture
 def cli(redis_url: str, live: TaskQueue) -> Cli:
     return Cli(redis_url)
-
-
-def beat(queue: TaskQueue, worker_id: str = "w") -> None:
-    """Say that a worker is alive."""
-    record = {"host": "h", "pid": 7, "version": "1.0", "slots": 4, "names": ["mail"]}
-    record |= {"current": ["a"], "running": 1, "started": 0}
-    WorkerStore(queue.link).beat(record, worker_id)
 
 
 # --- status, stats, top ---------------------------------------------------------------------------
@@ -69,7 +61,7 @@ def test_stats_are_watched_for_a_while(cli: Cli, live: TaskQueue) -> None:
 
 def test_top_prints_lines_where_there_is_no_terminal(cli: Cli, live: TaskQueue) -> None:
     fill(live, "alice", 3)
-    beat(live)
+    beat(live, names=["mail"], current=["a"], running=1)
     done = cli.ok("top", "--count", "2", "--interval", "1ms")
     assert len(done.lines) == 2
     assert "waiting 3" in done.lines[0]
@@ -84,7 +76,7 @@ def test_top_fills_the_screen_and_no_more(cli: Cli, live: TaskQueue) -> None:
 
     fill(live, "alice\u202e", 3)
     fill(live, "bob", 1)
-    beat(live)
+    beat(live, names=["mail"], current=["a"], running=1)
     inspector = Inspector(live)
     look = Look(
         snapshot=live.inspect(),
@@ -176,7 +168,7 @@ def test_audit_says_who_changed_what(cli: Cli, live: TaskQueue) -> None:
 def test_workers_are_listed_and_drained(cli: Cli, live: TaskQueue) -> None:
     none = cli.ok("workers")
     assert (none.out[:2], "no worker is alive" in none.err) == ("ID", True)
-    beat(live)
+    beat(live, names=["mail"], current=["a"], running=1)
     (worker,) = cli.json("workers")["workers"]
     assert (worker["worker_id"], worker["slots"], worker["names"]) == ("w", 4, ["mail"])
     assert cli.run("workers", "drain", "w").code == 2
@@ -207,7 +199,7 @@ def test_prune_forgets_old_runs_and_prints_how_many(cli: Cli, live: TaskQueue) -
 
 
 def test_doctor_finds_and_repairs(cli: Cli, live: TaskQueue, redis_client: redis.Redis) -> None:
-    beat(live)
+    beat(live, names=["mail"], current=["a"], running=1)
     push(live, "a")
     healthy = cli.ok("doctor")
     assert healthy.out.startswith("CHECK")

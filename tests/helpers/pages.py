@@ -1,13 +1,16 @@
 """What tests of pages share: ask for one, send a form, read the toast, be somebody with a key."""
 
 import base64
+import html
 import json
+import re
 from typing import Any
 
 import httpx
 
 from fairqueue.web.dashboard.shell import TOAST_COOKIE
 from helpers.browser import Site
+from helpers.world import World
 
 HTML = {"Accept": "text/html"}
 HTMX = {"Accept": "text/html", "HX-Request": "true"}
@@ -36,3 +39,17 @@ def said(answer: httpx.Response) -> str:
     """The toast that the next page shows."""
     text: str = json.loads(base64.urlsafe_b64decode(answer.cookies[TOAST_COOKIE]))["text"]
     return text
+
+
+def words(text: str) -> str:
+    """The text of a page from its <main> on, without tags."""
+    body = text[max(0, text.find("<main")) :].replace("<wbr>", "")
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", body))
+    return re.sub(r"\s+", " ", plain)
+
+
+def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:
+    """Add a schedule through the inspector, by default daily at nine."""
+    rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
+    given = {**rule, "user_id": "alice", "name": "report", **fields}
+    return world.inspector.schedules.add(schedule_id=schedule_id, **given)

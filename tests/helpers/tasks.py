@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fairqueue.models import Claim, Task
+from fairqueue.models import Claim, Task, TaskInfo
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 
@@ -45,8 +45,15 @@ def ids_of(claims: list[Claim]) -> list[str]:
     return [claim.task.task_id for claim in claims]
 
 
-class Mute(Exception):
-    """An error that cannot be shown at all."""
+def info_of(queue: TaskQueue, task_id: str) -> TaskInfo:
+    """What the queue knows of a task, which must exist."""
+    found = queue.get(task_id)
+    assert found is not None, task_id
+    return found
+
+
+class Unshowable:
+    """A value that cannot be converted to text."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no words")
@@ -54,8 +61,14 @@ class Mute(Exception):
     __str__ = __repr__
 
 
-def beat(queue: TaskQueue, worker_id: str = "w", names: Sequence[str] = ("*",)) -> None:
-    """Let a worker say that it is alive, and that it has handlers for these names."""
+class Mute(Unshowable, Exception):
+    """An error that cannot be converted to text."""
+
+
+def beat(
+    queue: TaskQueue, worker_id: str = "w", names: Sequence[str] = ("*",), **fields: Any
+) -> None:
+    """Let a worker report that it is alive, with handlers for these names."""
     record = {"host": "h", "pid": 7, "version": "1.0", "slots": 4, "names": [*names]}
-    record |= {"current": [], "running": 0, "started": 0}
+    record |= {"current": [], "running": 0, "started": 0} | fields
     WorkerStore(queue.link).beat(record, worker_id)

@@ -15,7 +15,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.link.keys import Keys
-from fairqueue.models import Claim, ScheduledTask
+from fairqueue.models import Claim, ScheduledTask, TaskInfo
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.firing import TickReport
@@ -112,6 +112,9 @@ class World:
         """Push a task, then claim the one that is offered next."""
         self.push(task_id, **fields)
         return self.claim_one()
+
+    def info(self, task_id: str) -> TaskInfo:
+        return tasks.info_of(self.queue, task_id)
 
     def served_users(self, count: int, **options: Any) -> list[str]:
         return tasks.served_users(self.queue, count, **options)

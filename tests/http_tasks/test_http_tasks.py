@@ -29,7 +29,7 @@ from helpers.world import World
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, Worker
+from fairqueue import Discard, Retry, Task, TaskContext, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidPayload
 from fairqueue.http_tasks.http import RESULT_BODY_BYTES, HttpTasks, SecretRequest, verify_signature
@@ -165,12 +165,6 @@ def call(http: HttpTasks, url: str, run: Run | None = None, **fields: Any) -> di
     return http.handle({"url": url, **fields}, cast(TaskContext, run or Run()))
 
 
-def info(world: World, task_id: str) -> TaskInfo:
-    found = world.queue.get(task_id)
-    assert found is not None
-    return found
-
-
 def resolving(**names: list[str]) -> Callable[[str], list[str]]:
     """A resolver for names, with _ for a dot."""
     known = {name.replace("_", "."): addresses for name, addresses in names.items()}
@@ -285,12 +279,12 @@ def test_a_failed_call_is_repeated_with_the_same_key(world: World, web: LocalSer
     payload = {"url": web.url, "method": "POST", "json": {"n": 1}}
     world.queue.push(make_task(task_id="hook", name="http", payload=payload))
     assert worker.run_once() == 1
-    assert (info(world, "hook").state, worker.run_once()) == ("delayed", 0)
-    assert "answered 500: well" in str(info(world, "hook").error)
+    assert (world.info("hook").state, worker.run_once()) == ("delayed", 0)
+    assert "answered 500: well" in str(world.info("hook").error)
     world.advance(2)
     assert worker.run_once() == 1
-    assert info(world, "hook").state == "finished"
-    assert info(world, "hook").result["body"] == "well"
+    assert world.info("hook").state == "finished"
+    assert world.info("hook").result["body"] == "well"
     sent = [(s.headers["idempotency-key"], s.headers["fairqueue-attempt"]) for s in web.seen]
     assert sent == [("hook", "1"), ("hook", "2")]
     assert web.seen[0].body == web.seen[1].body
@@ -306,7 +300,7 @@ def test_a_dead_server_ends_in_the_dead_letters(world: World, web: LocalServer) 
     assert worker.run_once() == 0  # as the server asked
     world.advance(1)
     assert worker.run_once() == 1
-    assert info(world, "hook").state == "buried"
+    assert world.info("hook").state == "buried"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 422])
@@ -316,7 +310,7 @@ def test_a_refusal_is_not_tried_again(world: World, web: LocalServer, status: in
     make().register(worker)
     world.queue.push(make_task(task_id="hook", name="http", payload={"url": web.url}))
     assert worker.run_once() == 1
-    found = info(world, "hook")
+    found = world.info("hook")
     assert found.state == "buried"
     assert f"answered {status}: no such thing xxx" in str(found.error)
     assert len(str(found.error)) < 600
@@ -328,8 +322,8 @@ def test_a_bad_request_payload_is_not_retried(world: World, payload: dict[str, A
     make().register(worker)
     world.queue.push(make_task(task_id="hook", name="http", payload=payload))
     assert worker.run_once() == 1
-    assert info(world, "hook").state == "buried"
-    assert "payload." in str(info(world, "hook").error)
+    assert world.info("hook").state == "buried"
+    assert "payload." in str(world.info("hook").error)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 599])
@@ -669,7 +663,7 @@ def test_a_secret_that_the_server_repeats_shows_nowhere(
     )
     assert worker.run_once() == 1
     assert web.seen[0].headers["authorization"] == f"Bearer {TOKEN}"
-    found = info(world, "hook")
+    found = world.info("hook")
     assert "***" in str(found.result or found.error)
     assert "http_answered" in caplog.text
     logged = [vars(record) for record in caplog.records]

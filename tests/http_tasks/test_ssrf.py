@@ -548,8 +548,7 @@ def ended(world: World, task_ids: Iterable[str]) -> dict[str, str]:
     """Tasks that ended in any other way than by being refused: id -> what became of them."""
     found = {}
     for task_id in task_ids:
-        info = world.queue.get(task_id)
-        assert info is not None
+        info = world.info(task_id)
         if info.state != "buried":
             found[task_id] = f"{info.state}: {info.task and info.task.payload} {info.result}"
     return found
@@ -601,8 +600,7 @@ def test_an_answer_of_a_name_server_that_is_no_address_is_told(
     task_id = world.queue.push(make_task(name="http", payload=payload))
     make_worker(world).run_until_empty()
     inside.was_left_alone()
-    info = world.queue.get(task_id)
-    assert info is not None
+    info = world.info(task_id)
     assert "http://socket.example: what the host was looked up as is no address" in str(info.error)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import fakeredis
 import pytest
-from helpers.tasks import claim_one, fill, ids_of, make_task, push, served_users
+from helpers.tasks import claim_one, fill, ids_of, info_of, make_task, push, served_users
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost
@@ -27,8 +27,7 @@ def test_a_task_is_pushed_claimed_and_finished(queue: TaskQueue) -> None:
     claim = claim_one(queue)
     assert claim.task.payload == {"n": 1}
     queue.finish(claim, {"ok": True})
-    info = queue.get("t1")
-    assert info is not None
+    info = info_of(queue, "t1")
     assert (info.state, info.result) == ("finished", {"ok": True})
     assert queue.claim("w") == []
 

@@ -243,8 +243,7 @@ def test_a_repeated_claim_tells_the_lease_as_it_is(world: World) -> None:
         (claim,) = world.queue.claim("w", lease=30)
     finally:
         world.queue.link.run = run  # type: ignore[method-assign]
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert claim.lease_until == info.lease_until
 
 

@@ -22,7 +22,7 @@ from helpers.fixtures import OwnServer, Spawn
 from helpers.network import StallingProxy
 from helpers.schedules import THURSDAY, add, at, fire_id, fired_ids, get
 from helpers.state import changes, check_consistency, dump, places, state_of
-from helpers.tasks import claim_one, push
+from helpers.tasks import claim_one, info_of, push
 from helpers.waiting import eventually, until_blocked
 from helpers.world import World
 from prometheus_client import CollectorRegistry
@@ -42,7 +42,7 @@ from fairqueue.metrics.collectors import (
     scheduler_metrics,
     worker_metrics,
 )
-from fairqueue.models import Claim, TaskInfo
+from fairqueue.models import Claim
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
 from fairqueue.scheduler.scheduler import Health
 
@@ -160,12 +160,6 @@ def finding(queue: TaskQueue, check: str) -> Finding:
 def attention(queue: TaskQueue) -> list[str]:
     """What `fairqueue status` says below its numbers."""
     return [f"{each.level}: {each.text}" for each in Inspector(queue).system.attention()]
-
-
-def info_of(queue: TaskQueue, task_id: str) -> TaskInfo:
-    info = queue.get(task_id)
-    assert info is not None
-    return info
 
 
 def outcomes(queue: TaskQueue, task_id: str) -> list[str]:

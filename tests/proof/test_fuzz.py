@@ -23,7 +23,7 @@ import redis
 from helpers.commands import Cli, all_commands
 from helpers.rest import PROBLEM, Api
 from helpers.state import State, changes
-from helpers.tasks import claim_one, make_task
+from helpers.tasks import Unshowable, claim_one, make_task
 from helpers.world import World
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -79,15 +79,6 @@ def nested(depth: int, *, width: int = 1) -> Any:
     return value
 
 
-class Unspeakable:
-    """A value that cannot be shown."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no")
-
-    __str__ = __repr__
-
-
 CIRCLE: list[Any] = []
 CIRCLE.append(CIRCLE)
 
@@ -122,7 +113,7 @@ STRANGE: dict[str, Any] = {
     "400 digits": 10**400,
     "5000 digits": 10**5000,
     "less than zero by 5000 digits": -(10**5000),
-    "unspeakable": Unspeakable(),
+    "unspeakable": Unshowable(),
     "a circle": CIRCLE,
     "deep": nested(40),
     "deeper than calls can go": nested(5000),

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from helpers.tasks import claim_one, fill, ids_of, make_task, push, served_users
+from helpers.tasks import claim_one, fill, ids_of, info_of, make_task, push, served_users
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as Metric
@@ -354,8 +354,7 @@ def test_a_worker_that_lost_its_lease_ends_nothing(world: World) -> None:
     for end in (world.queue.finish, world.queue.release, world.queue.retry, world.queue.bury):
         with pytest.raises(LeaseLost):
             end(stale)
-    info = world.queue.get("a")
-    assert info is not None
+    info = world.info("a")
     assert (info.state, info.worker_id) == ("running", "another")
 
 
@@ -370,8 +369,7 @@ def test_a_lease_that_was_taken_back_is_lost_however_the_task_ended(
         world.queue.cancel("t1")
     world.advance(1)
     assert world.queue.claim("other") == []
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert info.state == ("cancelled" if cancelled else "buried")
     assert world.queue.extend([claim]) == ["lost_lease"]
     assert world.queue.finish_many([(claim, None)]) == ["lost_lease"]
@@ -384,8 +382,7 @@ def test_a_worker_that_lost_its_lease_extends_nothing(world: World) -> None:
     world.advance(2)
     lease_until = world.claim_one().lease_until
     assert world.queue.extend([stale], lease=1000) == ["lost_lease"]
-    info = world.queue.get("a")
-    assert info is not None
+    info = world.info("a")
     assert info.lease_until == lease_until
 
 
@@ -396,8 +393,7 @@ def test_a_task_whose_leases_expire_is_not_offered_for_ever(world: World) -> Non
         world.claim_one(lease=1)
         world.advance(2)
     assert world.queue.claim("w") == []
-    info = world.queue.get("a")
-    assert info is not None
+    info = world.info("a")
     assert (info.state, info.attempts) == ("buried", 2)
 
 
@@ -408,8 +404,7 @@ def test_a_run_that_does_not_answer_is_ended_and_not_offered_again(world: World)
         world.advance(3)
         world.queue.extend([claim], lease=5)
     WorkerStore(world.queue.link).find_stale()
-    info = world.queue.get("a")
-    assert info is not None
+    info = world.info("a")
     assert (info.state, info.attempts) == ("buried", 1)
     with pytest.raises(LeaseLost):
         world.queue.finish(claim)
@@ -428,8 +423,7 @@ def test_no_lease_is_kept_beyond_the_deadline_of_its_run(world: World) -> None:
     claim = world.claim_one(lease=5)
     deadline = world.now() + timedelta(seconds=15)
     assert world.queue.extend([claim], lease=3600) == ["extended"]
-    info = world.queue.get("a")
-    assert info is not None
+    info = world.info("a")
     assert info.lease_until == deadline
     world.advance(15)
     assert world.queue.extend([claim], lease=3600) == ["lost_lease"]
@@ -443,8 +437,7 @@ def test_a_run_that_is_to_be_cancelled_does_not_go_on_for_ever(world: World) -> 
         world.advance(3)
         world.queue.extend([claim], lease=5)
     WorkerStore(world.queue.link).find_stale()
-    info = world.queue.get("a")
-    assert info is not None
+    info = world.info("a")
     assert info.state == "cancelled"
 
 
@@ -467,8 +460,7 @@ def test_a_task_that_is_to_be_cancelled_is_not_offered_again(queue: TaskQueue) -
     assert queue.cancel("a")
     queue.retry(claim)
     assert queue.claim("w") == []
-    info = queue.get("a")
-    assert info is not None
+    info = info_of(queue, "a")
     assert info.state == "cancelled"
 
 
@@ -899,8 +891,7 @@ def test_a_buffered_run_waits_for_the_end_of_all_others(world: World, old: TaskS
 def test_a_run_that_is_replaced_is_cancelled(world: World, old: TaskScheduler) -> None:
     report, running = fire_again(old, world.clock, "cancel_previous")
     assert report.fired == 1
-    info = world.queue.get(running.task.task_id)
-    assert info is not None
+    info = world.info(running.task.task_id)
     assert info.cancel_requested
 
 

@@ -26,7 +26,7 @@ from helpers.fixtures import OwnServer, Spawn
 from helpers.network import LossyProxy, StallingProxy
 from helpers.schedules import THURSDAY, add, at, before_script, fire_id, fired_ids, get
 from helpers.state import check_consistency
-from helpers.tasks import claim_one, make_task
+from helpers.tasks import claim_one, info_of, make_task
 from helpers.waiting import eventually, in_thread, until_blocked
 from helpers.world import World
 from prometheus_client import CollectorRegistry
@@ -647,8 +647,7 @@ def test_a_task_that_runs_for_longer_than_its_lease_runs_once(live: TaskQueue) -
         eventually(lambda: runs, "it began", within=30)
 
         def seconds() -> float:
-            info = live.get("long")
-            assert info is not None
+            info = info_of(live, "long")
             assert info.lease_until is not None
             assert info.claimed_at is not None
             return (info.lease_until - info.claimed_at).total_seconds()
@@ -658,8 +657,7 @@ def test_a_task_that_runs_for_longer_than_its_lease_runs_once(live: TaskQueue) -
     finally:
         may_end.set()
         assert worker.stop(30)
-    info = live.get("long")
-    assert info is not None
+    info = info_of(live, "long")
     assert (info.state, info.attempts, runs) == ("finished", 1, ["began"])
 
 

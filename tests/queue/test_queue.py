@@ -18,7 +18,7 @@ import pytest
 import redis
 from helpers.fixtures import OwnServer
 from helpers.state import changes, check_consistency, dump, places, stats
-from helpers.tasks import claim_one, fill, ids_of, make_task, push
+from helpers.tasks import claim_one, fill, ids_of, info_of, make_task, push
 from helpers.waiting import in_thread, until_blocked
 from helpers.world import World
 
@@ -260,8 +260,7 @@ def test_a_delayed_task_becomes_ready_at_its_moment(world: World) -> None:
 )
 def test_when_a_task_becomes_ready(world: World, fields: dict[str, Any], due_in: int) -> None:
     world.push("t1", **fields)
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert info.due_at == from_ms(world.clock.now_ms() + due_in)
     assert info.state == ("delayed" if due_in else "ready")
     world.clock.set(info.due_at)
@@ -440,8 +439,7 @@ def test_a_task_whose_worker_died_is_offered_again(world: World) -> None:
     assert second.task == first.task
     assert (second.attempt, second.worker_id) == (2, "alive")
     assert second.token != first.token
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert info.error == "the lease of worker dead expired"
     assert world.stats() == {"pushed": 1, "claimed": 2, "expired": 1}
 
@@ -501,8 +499,7 @@ def test_a_task_that_kills_its_workers_is_a_dead_letter(world: World, keep_dead:
     assert world.queue.claim("w") == []
     if keep_dead:
         assert world.places() == {"buried": ["t1"]}
-        info = world.queue.get("t1")
-        assert info is not None
+        info = world.info("t1")
         assert info.error == "the lease of worker w3 expired"
         assert info.attempts == 3
     # Its last worker comes back: the task was given up, and that is not undone.
@@ -599,8 +596,7 @@ def test_a_finished_task_keeps_its_result(world: World, result: object) -> None:
         **{f"runs.{place}\0{now}st1": (None, 0.0) for place in ("os", "ualice", "ndefault")},
         "stats.finished": (None, "1"),
     }
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert (info.state, info.result, info.error) == ("finished", result, None)
     assert type(info.result) is type(result)
 
@@ -619,8 +615,7 @@ def test_a_retried_task_is_offered_again_after_its_delay(world: World) -> None:
     world.fill("alice", 2)
     world.queue.retry(world.claim_one(), "first failure", delay=2)
     assert world.places() == {"delayed": ["alice-0"], "ready": ["alice-1"]}
-    info = world.queue.get("alice-0")
-    assert info is not None
+    info = world.info("alice-0")
     assert (info.error, info.attempts) == ("first failure", 1)
     assert info.due_at == from_ms(world.clock.now_ms() + 2000)
     assert world.claim_one().task.task_id == "alice-1"
@@ -629,8 +624,7 @@ def test_a_retried_task_is_offered_again_after_its_delay(world: World) -> None:
     again = world.claim_one()
     assert (again.task.task_id, again.attempt) == ("alice-0", 2)
     world.queue.finish(again)
-    info = world.queue.get("alice-0")
-    assert info is not None
+    info = world.info("alice-0")
     assert (info.error, info.state) == (None, "finished")
 
 
@@ -645,8 +639,7 @@ def test_a_task_retried_without_delay_is_ready_at_once(world: World) -> None:
 def test_any_error_text_can_be_kept(queue: TaskQueue, error: Any) -> None:
     push(queue, "t1")
     queue.bury(claim_one(queue), error)
-    info = queue.get("t1")
-    assert info is not None
+    info = info_of(queue, "t1")
     assert info.error == str(error)[:2000].replace("\ud800", "?")
 
 
@@ -715,8 +708,7 @@ def test_cancelling(world: World, state: str, answer: bool, afterwards: str) -> 
     bring_to(world, "t1", state)
     assert world.queue.cancel("t1") is answer
     assert world.places() == {afterwards: ["t1"]}
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert info.cancel_requested is (state == "running")
     assert world.queue.claim("w") == []
 
@@ -812,8 +804,7 @@ def test_what_is_known_of_a_task(world: World) -> None:
     world.queue.push(task)
     world.advance(1)
     world.claim_one(lease=10, worker="worker-1")
-    info = world.queue.get("t1")
-    assert info is not None
+    info = world.info("t1")
     assert (info.task_id, info.state, info.user_id, info.name) == (
         "t1",
         "running",
@@ -1030,8 +1021,7 @@ def test_a_waiting_task_is_moved_to_later(world: World) -> None:
     world.fill("alice", 2)
     assert world.queue.reschedule("alice-0", delay=5)
     assert world.places() == {"delayed": ["alice-0"], "ready": ["alice-1"]}
-    info = world.queue.get("alice-0")
-    assert info is not None
+    info = world.info("alice-0")
     assert info.due_at == from_ms(world.clock.now_ms() + 5000)
     world.advance(5)
     assert ids_of(world.queue.claim("w", limit=2)) == [
@@ -1201,8 +1191,7 @@ def test_any_client_will_do(
         assert queue.cancel("t1")
         assert queue.inspect().dead == 1
         assert queue.claim("w", wait=0.01) == []
-        info = queue.get("t0")
-        assert info is not None
+        info = info_of(queue, "t0")
         assert info.result == {"ok": True}
     check_consistency(redis_client)
 
@@ -1436,8 +1425,7 @@ def test_a_task_without_a_readable_document_is_buried_and_others_go_on(
     else:
         world.redis.hset(world.keys["tasks"], "alice-0", document)
     assert ids_of(world.queue.claim("w", limit=3)) == ["alice-1", "alice-2"]
-    info = world.queue.get("alice-0")
-    assert info is not None
+    info = world.info("alice-0")
     assert (info.state, info.task) == ("buried", None)
     assert info.error is not None
     assert "'alice-0' is damaged" in info.error

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tasks import Mute
 
 from fairqueue.queue.reports import (
     MAX_CONTEXT_BYTES,
@@ -95,13 +96,6 @@ class Speechless(Exception):
         raise RuntimeError("not even that")
 
 
-class Unshowable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("not even that")
-
-    __repr__ = __str__
-
-
 def deep() -> None:
     deep()
 
@@ -125,7 +119,7 @@ def syntax() -> None:
     "call",
     [
         lambda: raises_(Speechless()),
-        lambda: raises_(Unshowable()),
+        lambda: raises_(Mute()),
         lambda: raises_(ValueError("\ud800")),
         lambda: raises_(ValueError("\0\x1b[31m")),
         lambda: raises_(type("\udc80", (Exception,), {})()),

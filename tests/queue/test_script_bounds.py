@@ -82,8 +82,7 @@ def test_what_a_schedule_fires_and_a_retry_have_digests_too(world: World) -> Non
     again = History(world.queue).retry(claim.task.task_id)
     status = world.dump()["status"]
     assert status[claim.task.task_id]["digest"] == sha1(claim.task)
-    new = world.queue.get(again)
-    assert new is not None
+    new = world.info(again)
     assert new.task is not None
     assert status[again]["digest"] == sha1(new.task)
 
@@ -249,8 +248,7 @@ def test_many_long_results_are_finished_in_several_scripts(world: World) -> None
 
     sent = (world.count_commands() - before)["evalsha"]
     assert sent >= (150 + 200) * 24_000 // (256 * 1024)
-    info = world.queue.get(claims[-1].task.task_id)
-    assert info is not None
+    info = world.info(claims[-1].task.task_id)
     assert info.result == "r" * 16_000
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.state import dump
-from helpers.tasks import claim_one, make_task, push
+from helpers.tasks import claim_one, info_of, make_task, push
 
 from fairqueue.alerts import Alerts, EmailRecipient, LogRecipient, WebhookRecipient
 from fairqueue.clock import ManualClock
@@ -150,8 +150,7 @@ def test_unusual_names_can_be_used(redis_client: redis.Redis, name: str) -> None
         assert (task.task_id, task.user_id, task.name) == (name, name, name)
         assert task.payload == {name: name}
         queue.retry(claim, name)
-        info = queue.get(name)
-        assert info is not None
+        info = info_of(queue, name)
         assert (info.error, info.worker_id) == (name, name)
         assert queue.cancel(name)
 

@@ -12,10 +12,11 @@ import pytest
 from helpers.schedules import before_script
 from helpers.tasks import push
 from helpers.waiting import eventually, in_thread
+from helpers.workers import Gate
 from helpers.world import World
 
 import fairqueue.worker.heartbeat
-from fairqueue import Task, TaskContext, TaskInfo, TaskQueue, Worker
+from fairqueue import Task, TaskQueue, Worker
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.models import HandlerLimits
 from fairqueue.queue.workers import GONE_AFTER_S, MAX_CURRENT, WorkerInfo, WorkerStore
@@ -92,39 +93,12 @@ def make(queue: TaskQueue) -> Iterator[Make]:
         worker.stop(0.0)
 
 
-class Gate:
-    """A handler that says when it has begun, and goes on when it is told."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.go_on = threading.Event()
-        self.contexts: list[TaskContext] = []
-
-    def __call__(self, payload: dict[str, Any], context: TaskContext) -> None:
-        self.contexts.append(context)
-        self.begun.set()
-        assert self.go_on.wait(60)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.go_on.set()
-
-
 def alive(world: World) -> list[WorkerInfo]:
     return WorkerStore(world.queue.link).alive()
 
 
 def ids(world: World) -> list[str]:
     return [worker.worker_id for worker in alive(world)]
-
-
-def info(world: World, task_id: str) -> TaskInfo:
-    found = world.queue.get(task_id)
-    assert found is not None
-    return found
 
 
 def finished(world: World) -> int:
@@ -289,9 +263,9 @@ def test_a_worker_leaves_tasks_to_one_that_has_a_handler_for_them(world: World, 
     world.push("a1", "a2", name="a")
     world.push("b1", "b2", name="b")
     assert knows_a.run_until_empty() == 2
-    assert [info(world, task_id).state for task_id in ("b1", "b2")] == ["ready"] * 2
+    assert [world.info(task_id).state for task_id in ("b1", "b2")] == ["ready"] * 2
     assert knows_b.run_until_empty() == 2
-    found = info(world, "b1")
+    found = world.info("b1")
     assert (found.state, found.attempts, found.error) == ("finished", 1, None)
     assert found.worker_id == knows_b.worker_id
 
@@ -303,7 +277,7 @@ def test_a_worker_leaves_unknown_names_to_catch_all_workers(world: World, make: 
     world.push("t2", name="a")
     assert knows_a.run_until_empty() == 1
     assert takes_any.run_until_empty() == 1
-    found = info(world, "t")
+    found = world.info("t")
     assert (found.attempts, found.result) == (1, "any")
 
 
@@ -325,7 +299,7 @@ def test_a_mixed_fleet_with_threads_burns_no_attempts(world: World, make: Make) 
     eventually(lambda: finished(world) == 120, "all have run", within=60)
     for name, worker in workers.items():
         for user in ("alice", "bob"):
-            found = [info(world, f"{name}-{user}-{n}") for n in range(20)]
+            found = [world.info(f"{name}-{user}-{n}") for n in range(20)]
             assert {(each.attempts, each.worker_id) for each in found} == {(1, worker.worker_id)}
     counted = world.stats()
     assert counted["claimed"] == counted["finished"] + counted.get("released", 0)
@@ -340,14 +314,14 @@ def test_an_unknown_name_is_tried_and_buried_with_a_reason(world: World, make: M
         # Both say that they are alive; the one whose turn it is claims first.
         ran = [workers[(turn + n) % 2].run_once() for n in range(2)]
         assert ran == [1, 0]
-        found = info(world, "t")
+        found = world.info("t")
         assert found.error == "no handler for task 'b' here"
         if found.state == "delayed":
             assert found.due_at is not None
             waits.append((found.due_at - world.now()).total_seconds())
             world.clock.set(found.due_at)
     assert waits == [5, 10, 20, 40, 80]
-    assert (info(world, "t").state, info(world, "t").attempts) == ("buried", 6)
+    assert (world.info("t").state, world.info("t").attempts) == ("buried", 6)
 
 
 def test_the_others_take_over_a_name_whose_worker_is_gone(world: World, make: Make) -> None:
@@ -358,12 +332,12 @@ def test_the_others_take_over_a_name_whose_worker_is_gone(world: World, make: Ma
     assert knows_a.run_once() == 0
     world.advance(0.001)
     assert knows_a.run_once() == 1
-    found = info(world, "t")
+    found = world.info("t")
     assert (found.state, found.error) == ("delayed", "no handler for task 'b' here")
     assert found.due_at is not None
     world.clock.set(found.due_at)
     knows_b.run_once()  # it is back
-    assert (info(world, "t").state, info(world, "t").attempts) == ("finished", 2)
+    assert (world.info("t").state, world.info("t").attempts) == ("finished", 2)
 
 
 def test_a_worker_leaves_a_name_once_it_is_known(world: World, make: Make) -> None:

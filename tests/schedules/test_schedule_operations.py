@@ -313,8 +313,7 @@ def test_a_backfill_makes_the_tasks_that_were_never_made(world: World) -> None:
     assert report == Backfill(dry_run=False, moments=3, filled=3, first=at(5, 8), last=at(5, 11))
     new = sorted(set(world.fired_ids()) - set(before))
     assert new == [fire_id("nine", at(5, hour)) for hour in hours]
-    info = world.queue.get(new[0])
-    assert info is not None
+    info = world.info(new[0])
     assert info.task is not None
     assert (info.state, info.priority, info.name) == ("ready", Priority.VERY_LOW, "reports.build")
     assert (info.task.run_type, info.task.triggered_by) == ("scheduled", "carol")

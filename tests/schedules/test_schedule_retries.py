@@ -53,8 +53,7 @@ def delays(world: World, worker: Worker, task_id: str) -> list[float]:
     """Run one task to its end; how many seconds it waited before each retry."""
     found = []
     while worker.run_until_empty():
-        info = world.queue.get(task_id)
-        assert info is not None
+        info = world.info(task_id)
         if info.state != "delayed":
             break
         found.append((info.due_at - world.now()).total_seconds())
@@ -181,8 +180,7 @@ def test_attempts_of_dead_workers_count(world: World, most: int | None, expected
         assert world.claim_one(lease=1).attempt == attempt
         world.advance(1)
     assert world.queue.claim("w") == []
-    info = world.queue.get(task_id)
-    assert info is not None
+    info = world.info(task_id)
     assert (info.state, info.attempts) == ("buried", expected)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from helpers.tasks import push
+from helpers.tasks import info_of, push
 from helpers.waiting import eventually
 from helpers.world import World
 
@@ -250,8 +250,7 @@ def test_what_does_not_heed_being_cancelled_is_never_run_again(
         assert "cancelled" in steps
         push(live, "b")
         run(worker)
-    info = live.get("b")
-    assert info is not None
+    info = info_of(live, "b")
     assert info.result == 0
     (told,) = events(caplog, "left_running")
     assert (told["task"], told["ended"]) == ("a", False)
@@ -443,8 +442,7 @@ def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
             run(worker)
             push(live, "b", user_id="bob", payload={"wait": True})
             run(worker)
-        info = live.get("b")
-        assert info is not None
+        info = info_of(live, "b")
         assert info.result == "not behind them"
         (told,) = events(caplog, "left_running")
         assert (told["task"], told["count"], told["ended"]) == ("a", 100, False)
@@ -548,8 +546,7 @@ def test_what_is_left_in_a_process_of_its_own_is_reported_too(
     world.push("t", name="job")
     with caplog.at_level(logging.WARNING, "fairqueue.worker"):
         assert worker.run_once() == 1
-    info = world.queue.get("t")
-    assert info is not None
+    info = world.info("t")
     assert info.result == "nobody"
     (told,) = events(caplog, "left_running")
     assert (told["task"], told["left"], told["ended"]) == ("t", "Event.wait", True)

@@ -11,10 +11,11 @@ from helpers.fixtures import Spawn
 from helpers.state import changes
 from helpers.tasks import fill
 from helpers.waiting import eventually, in_thread
+from helpers.workers import Gate
 from helpers.world import World
 
 import fairqueue.worker.heartbeat
-from fairqueue import TaskContext, TaskQueue, Worker
+from fairqueue import TaskQueue, Worker
 from fairqueue.errors import InvalidInput
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
 from fairqueue.runtime.processes import ProcessGroup
@@ -145,25 +146,6 @@ def test_a_spoilt_mark_is_none(world: World, mark: str) -> None:
 # --- a worker -------------------------------------------------------------------------------------
 
 
-class Gate:
-    """A handler that says when it has begun, and goes on when it is told."""
-
-    def __init__(self) -> None:
-        self.begun = threading.Semaphore(0)
-        self.go_on = threading.Event()
-
-    def __call__(self, payload: dict[str, Any], context: TaskContext) -> None:
-        self.begun.release()
-        assert self.go_on.wait(WITHIN)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.go_on.set()
-
-
 @pytest.fixture
 def worker(queue: TaskQueue, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """One with two slots whose heartbeats come often."""
@@ -187,7 +169,7 @@ def test_a_worker_finishes_what_it_runs_takes_no_more_and_ends(
     with caplog.at_level(logging.INFO, "fairqueue.worker"):
         worker.start()
         for _ in range(2):
-            assert gate.begun.acquire(timeout=WITHIN)
+            assert gate.starts.acquire(timeout=WITHIN)
         assert worker.state == "running"
         assert world.workers.drain("me", by="ann")
         eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
@@ -229,7 +211,7 @@ def test_a_drained_worker_may_be_started_again(world: World, worker: Worker, gat
 def test_stop_ends_one_that_drains(world: World, worker: Worker, gate: Gate) -> None:
     world.push("a")
     worker.start()
-    assert gate.begun.acquire(timeout=WITHIN)
+    assert gate.starts.acquire(timeout=WITHIN)
     world.workers.drain("me", by="ann")
     eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
     assert worker.stop(0.0) is False  # what runs is given back
@@ -253,7 +235,7 @@ def test_other_workers_take_over_during_a_drain(world: World, worker: Worker, ga
     world.fill("alice", 6)
     worker.start()
     for _ in range(2):
-        assert gate.begun.acquire(timeout=WITHIN)
+        assert gate.starts.acquire(timeout=WITHIN)
     world.workers.drain("me", by="ann")
     eventually(lambda: worker.state == "draining", "it hears of it", within=WITHIN)
     other = Worker(world.queue, handler=lambda task: None, worker_id="other")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from helpers.tasks import make_task
+from helpers.tasks import Unshowable, make_task
 
 from fairqueue.errors import ConfigurationError, FairQueueError, TimedOut
 from fairqueue.models import Task
@@ -739,7 +739,7 @@ def test_what_a_handler_logs_is_kept_at_every_level(
     context.log("d", level="warning")
     context.log("100 %", level="no such level")
     context.log.error("%d", "no number")
-    context.log.log(logging.CRITICAL, Odd())
+    context.log.log(logging.CRITICAL, Unshowable())
     try:
         raise ValueError
     except ValueError:
@@ -754,11 +754,6 @@ def test_what_a_handler_logs_is_kept_at_every_level(
         ("critical", "(a message that cannot be read)"),
         ("error", "e"),
     ]
-
-
-class Odd:
-    def __str__(self) -> str:
-        raise RuntimeError("not even that")
 
 
 def test_a_handler_that_logs_nothing_has_no_lines(context: TaskContext) -> None:

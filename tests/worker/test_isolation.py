@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import redis
-from helpers.tasks import claim_one, push
+from helpers.tasks import claim_one, info_of, push
 from helpers.waiting import eventually
 from helpers.world import World
 
@@ -410,8 +410,7 @@ def test_cancelling_a_task_kills_its_process(live: TaskQueue, tmp_path: Path) ->
         eventually(lambda: not is_alive(pid), "the process is killed")
     finally:
         assert worker.stop(30)
-    found = live.get("t")
-    assert found is not None
+    found = info_of(live, "t")
     assert found.state == "cancelled"
 
 
@@ -431,8 +430,7 @@ def test_losing_the_lease_kills_the_process_and_nothing_is_recorded(
             thief.finish(stolen, "his")
     finally:
         worker.stop(30)
-    found = live.get("t")
-    assert found is not None
+    found = info_of(live, "t")
     assert (found.state, found.result) == ("finished", "his")
 
 
@@ -446,8 +444,7 @@ def test_a_worker_that_stops_kills_what_has_not_ended_and_gives_it_back_untouche
     pid = pid_in(tmp_path / "pid")
     assert worker.stop(0.0) is False
     eventually(lambda: not is_alive(pid), "the process is killed")
-    found = live.get("t")
-    assert found is not None
+    found = info_of(live, "t")
     assert (found.state, found.attempts, found.error) == ("ready", 0, None)
 
 
@@ -500,8 +497,7 @@ def script(tmp_path: Path, redis_url: str) -> Iterator[Callable[..., "subprocess
 def test_a_handler_of_the_main_script_runs_in_a_process_too(live: TaskQueue, script: Any) -> None:
     push(live, "t")
     assert script().wait(60) == 0
-    found = live.get("t")
-    assert found is not None
+    found = info_of(live, "t")
     assert found.result == "from the main script"
 
 
@@ -509,8 +505,7 @@ def test_an_unguarded_main_script_fails_and_says_what_to_do(live: TaskQueue, scr
     push(live, "t")
     _, errors = script(guard="").communicate(timeout=60)
     assert "start it under `if __name__ == '__main__':`" in errors
-    found = live.get("t")
-    assert found is not None
+    found = info_of(live, "t")
     assert found.error == (
         "ProcessFailed: its process exited with status 1 before it gave a result"
     )

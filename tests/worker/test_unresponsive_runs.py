@@ -1,17 +1,17 @@
 """Runs that do not answer: ended a lease after they had to end, told of, and out of the way."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers.tasks import claim_one, make_task, push
 from helpers.waiting import eventually
+from helpers.workers import Person
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 
 from fairqueue import History, Task, TaskQueue, TaskScheduler, Worker
-from fairqueue.alerts import Alert, Alerts, CallableRecipient
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput, LeaseLost
 from fairqueue.models import Claim
@@ -174,8 +174,7 @@ def test_no_lease_is_extended_beyond_the_deadline_of_its_run(world: World) -> No
     for _ in range(3):
         world.advance(4)
         word = world.queue.extend([claim], lease=3600)[0]
-        info = world.queue.get("t")
-        assert info is not None
+        info = world.info("t")
         assert info.lease_until is not None
         ends.append((word, (info.lease_until - info.claimed_at).total_seconds()))  # type: ignore[operator]
     assert ends == [("extended", 15.0), ("extended", 15.0), ("extended", 15.0)]
@@ -468,25 +467,6 @@ def test_a_stuck_run_is_cancelled_in_the_end(live: TaskQueue) -> None:
 # --- who hears of it ------------------------------------------------------------------------------
 
 
-class Person:
-    """Somebody who is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Alert] = []
-        self.alerts = Alerts([CallableRecipient(self.told.append)], registry=CollectorRegistry())
-
-    def heard(self) -> list[tuple[str, object]]:
-        assert self.alerts.flush(30)
-        return [(alert.kind, alert.details["task"]) for alert in self.told]
-
-
-@pytest.fixture
-def person() -> Iterator[Person]:
-    person = Person()
-    yield person
-    person.alerts.close()
-
-
 def lose(queue: TaskQueue, clock: ManualClock, task_id: str = "t") -> None:
     """A task whose worker dies at its last attempt."""
     push(queue, task_id, max_attempts=1)
@@ -527,7 +507,8 @@ def test_people_hear_of_it_from_whoever_can_tell_them(
     scheduler = TaskScheduler(world.queue, alerts=person.alerts, lock_timeout=60.0)
     look = worker.run_once if by == "worker" else scheduler.tick
     look()
-    assert person.heard() == [(kind, "t") for kind in ALERTS[end]]
+    heard = [(alert.kind, alert.details["task"]) for alert in person.heard()]
+    assert heard == [(kind, "t") for kind in ALERTS[end]]
     for _ in range(10):  # it was heard, and is not told again
         world.advance(10)
         look()

@@ -18,13 +18,14 @@ import redis
 from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
 from helpers.state import check_consistency, places, stats
-from helpers.tasks import Mute, claim_one, fill, ids_of, make_task, push
+from helpers.tasks import Mute, Unshowable, claim_one, fill, ids_of, info_of, make_task, push
 from helpers.waiting import eventually
+from helpers.workers import Gate
 from helpers.world import World
 from prometheus_client import REGISTRY, CollectorRegistry
 
 import fairqueue.worker.pool
-from fairqueue import Discard, Retry, Task, TaskContext, TaskInfo, TaskQueue, TimedOut, Worker
+from fairqueue import Discard, Retry, Task, TaskContext, TaskQueue, TimedOut, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidInput, InvalidPayload, InvalidTask, LeaseLost
 from fairqueue.queue.reports import Report
@@ -50,33 +51,6 @@ def make() -> Iterator[Make]:
     eventually(lambda: not worker_threads(), "all threads of workers have ended")
 
 
-class Gate:
-    """A handler that says when it has begun, and goes on when it is told."""
-
-    def __init__(self, result: Any = None) -> None:
-        self.begun = threading.Event()
-        self.go_on = threading.Event()
-        self.contexts: list[TaskContext] = []
-        self._result = result
-
-    def __call__(self, payload: dict[str, Any], context: TaskContext) -> Any:
-        self.contexts.append(context)
-        self.begun.set()
-        assert self.go_on.wait(20)
-        return self._result
-
-    @property
-    def context(self) -> TaskContext:
-        return self.contexts[-1]
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate("late")
-    yield gate
-    gate.go_on.set()
-
-
 @pytest.fixture
 def thief(redis_client: redis.Redis) -> Iterator[TaskQueue]:
     """The same queue as seen by one whose clock is ahead: all leases are over for it."""
@@ -89,14 +63,8 @@ def worker_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
-def info(queue: TaskQueue, task_id: str) -> TaskInfo:
-    found = queue.get(task_id)
-    assert found is not None
-    return found
-
-
 def state(queue: TaskQueue, task_id: str) -> str:
-    return info(queue, task_id).state
+    return info_of(queue, task_id).state
 
 
 def places_of(queue: TaskQueue, *task_ids: str) -> list[str]:
@@ -133,13 +101,13 @@ def test_results_are_recorded_whatever_kind_the_handler_is(queue: TaskQueue) -> 
     for name in ("plain", "async", "class"):
         push(queue, name, name=name, payload={"n": 1})
     assert worker.run_once() == 3
-    assert [info(queue, n).result for n in ("plain", "async", "class")] == [
+    assert [info_of(queue, n).result for n in ("plain", "async", "class")] == [
         2,
         ["async", 1, "alice"],
         None,
     ]
     assert {state(queue, n) for n in ("plain", "async", "class")} == {"finished"}
-    assert info(queue, "plain").worker_id == "me"
+    assert info_of(queue, "plain").worker_id == "me"
 
 
 def test_the_default_handler_gets_tasks_that_have_none_of_their_own(queue: TaskQueue) -> None:
@@ -148,7 +116,7 @@ def test_the_default_handler_gets_tasks_that_have_none_of_their_own(queue: TaskQ
     push(queue, "a", name="known")
     push(queue, "b", name="unknown")
     assert worker.run_once() == 2
-    assert (info(queue, "a").result, info(queue, "b").result) == ("own", "unknown for alice")
+    assert (info_of(queue, "a").result, info_of(queue, "b").result) == ("own", "unknown for alice")
 
 
 def test_run_once_takes_at_most_as_many_as_there_are_slots(queue: TaskQueue) -> None:
@@ -188,14 +156,14 @@ def test_a_failure_is_retried_by_policy_then_buried_with_its_error(
     world.push("t")
     for attempt, delay in ((1, 10), (2, 20), (3, 25)):
         assert worker.run_until_empty() == 1
-        found = info(world.queue, "t")
+        found = world.info("t")
         assert (found.state, found.error) == ("delayed", f"ValueError: no. {attempt}")
         assert found.due_at == world.now() + timedelta(seconds=delay)
         world.advance(delay - 0.001)
         assert worker.run_until_empty() == 0
         world.advance(0.001)
     assert worker.run_until_empty() == 1
-    found = info(world.queue, "t")
+    found = world.info("t")
     assert (found.state, found.error, found.attempts) == ("buried", "ValueError: no. 4", 4)
     assert attempts == [1, 2, 3, 4]
     world.advance(1000)
@@ -209,7 +177,7 @@ def test_a_list_of_delays_is_kept_to(world: World) -> None:
     world.push("t")
     for delay in (1, 7, 7):
         assert worker.run_once() == 1
-        assert info(world.queue, "t").due_at == world.now() + timedelta(seconds=delay)
+        assert world.info("t").due_at == world.now() + timedelta(seconds=delay)
         world.advance(delay)
     assert worker.run_once() == 1
     assert state(world.queue, "t") == "buried"
@@ -228,7 +196,7 @@ def test_a_task_that_succeeds_after_failures_is_finished_without_error(world: Wo
     for _ in range(3):
         assert worker.run_once() == 1
         world.advance(60)
-    found = info(world.queue, "t")
+    found = world.info("t")
     assert (found.state, found.result, found.error) == ("finished", 3, None)
 
 
@@ -243,12 +211,12 @@ def test_retry_says_itself_when(world: World) -> None:
 
     world.push("t")
     assert worker.run_once() == 1
-    found = info(world.queue, "t")
+    found = world.info("t")
     assert (found.state, found.error) == ("delayed", "the other side is busy")
     assert found.due_at == world.now() + timedelta(seconds=42)
     world.advance(42)
     assert worker.run_once() == 1
-    found = info(world.queue, "t")
+    found = world.info("t")
     assert found.error == "the handler asked for a retry"
     assert found.due_at == world.now() + timedelta(seconds=10)  # as the policy says
     world.advance(10)
@@ -282,7 +250,7 @@ def test_discard_buries_at_once_with_its_reason(world: World, error: Discard, re
 
     world.push("t")
     assert worker.run_until_empty() == 1
-    found = info(world.queue, "t")
+    found = world.info("t")
     assert (found.state, found.error, found.attempts) == ("buried", reason, 1)
 
 
@@ -292,7 +260,7 @@ def test_a_task_of_an_unknown_name_is_left_to_others_and_finally_buried(world: W
     waits = []
     while state(world.queue, "t") != "buried":
         assert worker.run_once() == 1
-        found = info(world.queue, "t")
+        found = world.info("t")
         assert found.error == "no handler for task 'of-the-new-version' here"
         if found.state == "delayed":
             waits.append((found.due_at - world.now()).total_seconds())
@@ -307,12 +275,7 @@ def test_a_worker_that_knows_the_name_runs_what_another_did_not(world: World) ->
     assert old.run_once() == 1
     world.advance(5)
     assert new.run_once() == 1
-    assert (state(world.queue, "t"), info(world.queue, "t").result) == ("finished", "done")
-
-
-class Unshowable:
-    def __repr__(self) -> str:
-        raise RuntimeError("not even that")
+    assert (state(world.queue, "t"), world.info("t").result) == ("finished", "done")
 
 
 class Odd:
@@ -347,7 +310,7 @@ class Speechless(Exception):
 def test_a_result_that_is_no_json_is_kept_as_text(queue: TaskQueue, result: Any, kept: Any) -> None:
     push(queue, "t")
     assert Worker(queue, lambda task: result).run_once() == 1
-    found = info(queue, "t")
+    found = info_of(queue, "t")
     assert (found.state, found.result) == ("finished", kept)
 
 
@@ -375,7 +338,7 @@ def test_every_exception_is_a_failure(queue: TaskQueue, error: BaseException, te
     push(queue, "bad", payload={"fail": True})
     push(queue, "good")
     assert worker.run_once() == 2
-    found = info(queue, "bad")
+    found = info_of(queue, "bad")
     assert found.state == "buried"
     assert found.error is not None
     assert found.error.startswith(text)
@@ -392,7 +355,7 @@ def test_an_interrupt_from_the_keyboard_ends_the_run_and_gives_the_task_back(wor
     world.push("t", "u")
     with pytest.raises(KeyboardInterrupt):
         worker.run_until_empty()
-    assert {(state(world.queue, t), info(world.queue, t).attempts) for t in "tu"} == {("ready", 0)}
+    assert {(state(world.queue, t), world.info(t).attempts) for t in "tu"} == {("ready", 0)}
     assert worker_threads() == []
 
 
@@ -518,7 +481,7 @@ def test_stop_waits_for_what_runs_and_records_it(live: TaskQueue, make: Make, ga
     stopping.join(10)
     assert stopped == [True]
     assert places_of(live, "a", "b", "c") == ["finished", "finished", "ready"]
-    assert info(live, "a").result == "late"
+    assert info_of(live, "a").result == "late"
 
 
 def test_what_does_not_end_in_time_is_given_back_and_its_result_is_not_recorded(
@@ -529,11 +492,11 @@ def test_what_does_not_end_in_time_is_given_back_and_its_result_is_not_recorded(
     push(live, "t")
     worker.start()
     assert gate.begun.wait(10)
-    assert (state(live, "t"), info(live, "t").attempts) == ("running", 1)
+    assert (state(live, "t"), info_of(live, "t").attempts) == ("running", 1)
 
     assert worker.stop(0.05) is False
     assert gate.context.cancelled
-    found = info(live, "t")
+    found = info_of(live, "t")
     assert (found.state, found.attempts, found.error) == ("ready", 0, None)
     gate.go_on.set()
     eventually(lambda: not worker_threads(), "the handler has ended, and its thread")
@@ -542,7 +505,7 @@ def test_what_does_not_end_in_time_is_given_back_and_its_result_is_not_recorded(
 
     other = Worker(live, lambda task: "by another")
     assert other.run_once() == 1
-    assert (info(live, "t").result, info(live, "t").attempts) == ("by another", 1)
+    assert (info_of(live, "t").result, info_of(live, "t").attempts) == ("by another", 1)
 
 
 def test_a_failure_after_a_release_is_not_recorded(live: TaskQueue, make: Make) -> None:
@@ -561,7 +524,7 @@ def test_a_failure_after_a_release_is_not_recorded(live: TaskQueue, make: Make) 
     assert worker.stop(0.0) is False
     go_on.set()
     eventually(lambda: not worker_threads(), "the handler has ended, and its thread")
-    found = info(live, "t")
+    found = info_of(live, "t")
     assert (found.state, found.attempts, found.error) == ("ready", 0, None)
 
 
@@ -581,7 +544,7 @@ def test_what_no_slot_has_begun_is_given_back_at_once(
     stopping = threading.Thread(target=lambda: stopped.append(worker.stop(10)))
     stopping.start()
     eventually(lambda: state(live, "b") == "ready", "the second is given back")
-    assert info(live, "b").attempts == 0
+    assert info_of(live, "b").attempts == 0
     assert state(live, "a") == "running"
     gate.go_on.set()
     stopping.join(10)
@@ -632,7 +595,7 @@ def test_what_was_claimed_while_the_worker_was_stopped_is_given_back(
     stopping.join(10)
     assert stopped == [True]
     assert ran == []
-    assert [(state(live, t), info(live, t).attempts) for t in "ab"] == [("ready", 0)] * 2
+    assert [(state(live, t), info_of(live, t).attempts) for t in "ab"] == [("ready", 0)] * 2
 
 
 # --- threads: how many at once, leases ------------------------------------------------------------
@@ -667,19 +630,19 @@ def test_the_lease_of_a_long_task_is_kept(live: TaskQueue, make: Make, gate: Gat
     push(live, "t")
     worker.start()
     assert gate.begun.wait(10)
-    first = info(live, "t").lease_until
+    first = info_of(live, "t").lease_until
     assert first is not None
 
     def moved() -> bool:
         assert live.claim("other") == []
-        until = info(live, "t").lease_until
+        until = info_of(live, "t").lease_until
         assert until is not None
         return until > first + timedelta(seconds=3 * SHORT)
 
     eventually(moved, "the lease has been extended several times")
     gate.go_on.set()
     assert worker.stop(10)
-    found = info(live, "t")
+    found = info_of(live, "t")
     assert (found.state, found.attempts, found.result) == ("finished", 1, "late")
     assert not gate.context.lease_lost
 
@@ -689,20 +652,20 @@ def test_run_once_keeps_the_lease_of_a_long_task(live: TaskQueue) -> None:
 
     @worker.task("default")
     def long(payload: dict[str, Any], context: TaskContext) -> None:
-        first = info(live, "t").lease_until
+        first = info_of(live, "t").lease_until
         assert first is not None
         end = first + timedelta(seconds=SHORT)
 
         def moved() -> bool:
             assert live.claim("other") == []
-            until = info(live, "t").lease_until
+            until = info_of(live, "t").lease_until
             return until is not None and until > end
 
         eventually(moved, "the lease has been extended")
 
     push(live, "t")
     assert worker.run_once() == 1
-    assert (state(live, "t"), info(live, "t").attempts) == ("finished", 1)
+    assert (state(live, "t"), info_of(live, "t").attempts) == ("finished", 1)
 
 
 @pytest.mark.parametrize("ends", ["with a result", "by an error"])
@@ -731,10 +694,10 @@ def test_a_run_that_has_lost_its_lease_is_told_and_not_recorded(
     before = stats(redis_client)["lost_leases"]
     go_on.set()
     assert worker.stop(10)
-    assert (state(live, "t"), info(live, "t").worker_id) == ("running", "thief")
+    assert (state(live, "t"), info_of(live, "t").worker_id) == ("running", "thief")
     assert stats(redis_client)["lost_leases"] == before + 1
     thief.finish(stolen, "his")
-    assert (info(live, "t").result, info(live, "t").attempts) == ("his", 2)
+    assert (info_of(live, "t").result, info_of(live, "t").attempts) == ("his", 2)
 
 
 def test_a_slot_survives_an_error_that_nobody_thought_of(
@@ -753,7 +716,7 @@ def test_a_slot_survives_an_error_that_nobody_thought_of(
     worker.start()
     eventually(lambda: state(live, "t") == "finished", "it was run again")
     assert worker.stop(10)
-    assert info(live, "t").attempts == 2
+    assert info_of(live, "t").attempts == 2
     assert "slot_failed" in caplog.text
 
 
@@ -772,7 +735,7 @@ def test_a_handler_that_takes_too_long_is_ended_recorded_and_tried_again(
     @worker.task("default", retries=1, backoff=0, timeout=0.05)
     def too_long(payload: dict[str, Any], context: TaskContext) -> str:
         if context.attempt == 2:
-            errors.append(info(live, "t").error)
+            errors.append(info_of(live, "t").error)
             return "quick"
         try:
             spin()
@@ -791,7 +754,7 @@ def test_a_handler_that_takes_too_long_is_ended_recorded_and_tried_again(
         assert worker.run_until_empty() == 2
     assert raised == [TimedOut]
     assert errors == ["timed out: ran for more than 0.05 s"]
-    assert (info(live, "t").result, info(live, "t").attempts) == ("quick", 2)
+    assert (info_of(live, "t").result, info_of(live, "t").attempts) == ("quick", 2)
     assert time.monotonic() - began < 5  # not only when leases are extended, every 10 s
 
 
@@ -807,7 +770,7 @@ def test_an_async_handler_that_takes_too_long_is_ended_too(live: TaskQueue, make
     push(live, "next")
     worker.start()
     eventually(lambda: state(live, "next") == "finished", "the next has run")
-    found = info(live, "t")
+    found = info_of(live, "t")
     assert (found.state, found.error) == ("buried", "timed out: ran for more than 0.05 s")
 
 
@@ -879,7 +842,7 @@ def test_slots_survive_whatever_handlers_raise_and_return(live: TaskQueue, make:
     worker.start()
     eventually(lambda: state(live, "good") == "finished", "the last one has run")
     assert places_of(live, *kinds) == ["buried"] * 3 + ["finished"] * 4
-    assert info(live, "changing").result == []
+    assert info_of(live, "changing").result == []
     assert worker.stop(10)
 
 
@@ -949,9 +912,9 @@ def test_finish_and_claim_records_and_takes_in_one_call(world: World) -> None:
     assert words == ["finished", "cancelled", "lost_lease"]
     assert ids_of(claims) == ["c", "d"]
     assert hint == 0.0  # there is more
-    assert info(world.queue, "a").result == {"n": 1}
+    assert world.info("a").result == {"n": 1}
     assert {claim.lease_until for claim in claims} == {world.now() + timedelta(seconds=10)}
-    assert {info(world.queue, t).lease_until for t in "cd"} == {world.now() + timedelta(seconds=10)}
+    assert {world.info(t).lease_until for t in "cd"} == {world.now() + timedelta(seconds=10)}
     assert [claim.worker_id for claim in claims] == ["w", "w"]
     world.queue.finish_many((claim, None) for claim in claims)
     assert world.places()["finished"] == ["a", "c", "d"]
@@ -1025,7 +988,7 @@ def test_finish_and_claim_goes_on_when_the_scripts_were_flushed(world: World) ->
         words, claims, _ = world.queue.finish_and_claim([(claims[0], None)], "w", 1)
         assert (words, ids_of(claims)) == (["finished"], [task_id])
     assert world.stats() | {"finished": 2, "claimed": 3} == world.stats()
-    assert info(world.queue, "c").attempts == 1
+    assert world.info("c").attempts == 1
 
 
 def test_a_lost_reply_to_finish_and_claim_is_asked_for_again(
@@ -1248,7 +1211,7 @@ def test_a_failing_hook_hides_no_failure(world: World, calls: Calls, failing: st
     errors = {failing: RuntimeError("of a hook"), "handler": ValueError("of the handler")}
     assert with_all_hooks(world, calls, **errors).run_once() == 1
     assert calls.names[3:] == FAILED
-    assert (state(world.queue, "t"), info(world.queue, "t").error) == (
+    assert (state(world.queue, "t"), world.info("t").error) == (
         "buried",
         "ValueError: of the handler",
     )
@@ -1260,7 +1223,7 @@ def test_a_hook_whose_error_cannot_be_shown_changes_nothing(
 ) -> None:
     world.push("t")
     assert with_all_hooks(world, calls, **{failing: Mute()}).run_once() == 1
-    assert (state(world.queue, "t"), info(world.queue, "t").attempts) == ("finished", 1)
+    assert (state(world.queue, "t"), world.info("t").attempts) == ("finished", 1)
     assert 'error="Mute: (its text cannot be read)"' in caplog.text
 
 
@@ -1269,7 +1232,7 @@ def test_a_mute_error_of_a_hook_hides_no_failure(world: World, calls: Calls, fai
     world.push("t")
     errors = {failing: Mute(), "handler": ValueError("of the handler")}
     assert with_all_hooks(world, calls, **errors).run_once() == 1
-    assert (state(world.queue, "t"), info(world.queue, "t").error) == (
+    assert (state(world.queue, "t"), world.info("t").error) == (
         "buried",
         "ValueError: of the handler",
     )
@@ -1334,7 +1297,7 @@ def test_a_keyboard_interrupt_in_a_hook_releases_the_task(queue: TaskQueue, call
     push(queue, "t")
     with pytest.raises(KeyboardInterrupt):
         worker.run_once()
-    assert (state(queue, "t"), info(queue, "t").attempts) == ("ready", 0)
+    assert (state(queue, "t"), info_of(queue, "t").attempts) == ("ready", 0)
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -1379,7 +1342,7 @@ def test_a_task_runs_if_all_of_when_and_none_of_skip_say_yes(
     world.push("t", name="job", payload={"n": 7})
     assert worker.run_once() == 1
     skipped = skipped_by is not None
-    found = info(world.queue, "t")
+    found = world.info("t")
     assert found.state == "finished"
     assert found.result == ({"skipped": skipped_by} if skipped else "ran")
     assert calls.names == ([] if skipped else ["before", "finally"])
@@ -1403,7 +1366,7 @@ def test_a_filter_that_raises_has_failed_the_run(queue: TaskQueue, calls: Calls,
     worker.register("default", lambda payload: "ran", retries=0, **options)
     push(queue, "t")
     assert worker.run_once() == 1
-    assert (state(queue, "t"), info(queue, "t").error) == ("buried", "KeyError: 'missing'")
+    assert (state(queue, "t"), info_of(queue, "t").error) == ("buried", "KeyError: 'missing'")
     assert calls.names == ["catch"]
 
 
@@ -1419,7 +1382,7 @@ def test_a_registered_task_is_pushed_with_its_payload_as_arguments(queue: TaskQu
 
     task_id = build.push("alice", report=7, user_id="in the payload", self=1, name="x", delay=2)
     assert worker.run_once() == 1
-    found = info(queue, task_id)
+    found = info_of(queue, task_id)
     assert (found.user_id, found.name) == ("alice", "reports.build")
     assert found.result == {
         "report": 7,
@@ -1439,7 +1402,7 @@ def test_a_dispatch_says_when_with_which_priority_and_id(world: World) -> None:
         "both": build.delay(5).at(soon).push("alice"),
         "options": build.options(priority=5).delay(60).options(task_id="mine").push("alice"),
     }
-    found = {name: info(world.queue, task_id) for name, task_id in pushed.items()}
+    found = {name: world.info(task_id) for name, task_id in pushed.items()}
     assert {name: (i.state, i.due_at, int(i.priority)) for name, i in found.items()} == {
         "delay": ("delayed", soon, 3),
         "at": ("delayed", soon, 3),
@@ -1457,7 +1420,7 @@ def test_a_dispatch_is_not_changed_by_what_is_made_of_it(queue: TaskQueue) -> No
     delayed = build.delay(60)
     urgent = delayed.options(priority=6)
     first, second = delayed.push("alice"), urgent.push("alice")
-    assert (int(info(queue, first).priority), int(info(queue, second).priority)) == (3, 6)
+    assert (int(info_of(queue, first).priority), int(info_of(queue, second).priority)) == (3, 6)
     assert state(queue, build.push("alice")) == "ready"
 
 
@@ -1699,7 +1662,7 @@ def test_a_heartbeat_extends_the_lease_at_once(world: World) -> None:
     def long(payload: dict[str, Any], context: TaskContext) -> None:
         world.advance(20)
         answers.append(context.heartbeat())
-        answers.append(info(world.queue, "t").lease_until == world.now() + timedelta(seconds=30))
+        answers.append(world.info("t").lease_until == world.now() + timedelta(seconds=30))
 
     world.push("t")
     assert worker.run_once() == 1
@@ -1739,7 +1702,7 @@ def test_a_default_handler_whose_lease_is_lost_sees_it_on_its_task(world: World)
     world.push("t")
     assert Worker(world.queue, robbed, lease=30).run_once() == 1
     assert answers == [False, False, True, True]
-    assert (info(world.queue, "t").result, info(world.queue, "t").attempts) == ("his", 2)
+    assert (world.info("t").result, world.info("t").attempts) == ("his", 2)
 
 
 def test_a_default_handler_of_a_started_worker_sees_a_lost_lease_without_asking(
@@ -1800,7 +1763,7 @@ def test_a_run_that_goes_on_after_its_time_out_keeps_its_slot_and_is_said_once_p
     go_on.set()
     eventually(lambda: stuck() == 0, "it has ended")
     assert worker.stop(10)
-    assert (state(live, "t"), info(live, "t").result) == ("buried", None)  # it came too late
+    assert (state(live, "t"), info_of(live, "t").result) == ("buried", None)  # it came too late
 
 
 def test_a_worker_counts_in_its_registry_or_in_that_of_prometheus(

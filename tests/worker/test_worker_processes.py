@@ -16,12 +16,12 @@ import pytest
 import redis
 from helpers.fixtures import Spawn
 from helpers.state import check_consistency, places
-from helpers.tasks import fill, push
+from helpers.tasks import fill, info_of, push
 from helpers.waiting import eventually, in_thread
 
 import fairqueue.worker.pool
 import fairqueue.worker.worker
-from fairqueue import TaskContext, TaskInfo, TaskQueue, Worker
+from fairqueue import TaskContext, TaskQueue, Worker
 from fairqueue.errors import ConfigurationError
 from fairqueue.history.runs import History
 from fairqueue.queue.workers import WorkerInfo, WorkerStore
@@ -163,12 +163,6 @@ def alive(queue: TaskQueue) -> list[WorkerInfo]:
     return WorkerStore(queue.link).alive()
 
 
-def info(queue: TaskQueue, task_id: str) -> TaskInfo:
-    found = queue.get(task_id)
-    assert found is not None
-    return found
-
-
 def until(predicate: Callable[[], object], what: str) -> None:
     eventually(predicate, what, within=WITHIN, every=0.02)
 
@@ -201,9 +195,9 @@ def test_processes_have_own_names(live: TaskQueue, redis_client: redis.Redis, st
     assert {each.slots for each in found} == {2}
     open_gate(redis_client)
     until(lambda: finished(live) == 6, "all have run")
-    ran_in = Counter(info(live, task).result for task in tasks)
+    ran_in = Counter(info_of(live, task).result for task in tasks)
     assert ran_in == {each.pid: 2 for each in found}
-    assert {info(live, task).worker_id for task in tasks} == {"w:0", "w:1", "w:2"}
+    assert {info_of(live, task).worker_id for task in tasks} == {"w:0", "w:1", "w:2"}
     program.end()
     assert alive(live) == []
 
@@ -232,10 +226,10 @@ def test_to_start_and_stop_again_is_harmless(live: TaskQueue, start: Start) -> N
 def test_tasks_may_run_in_the_parent_before_processes_start(live: TaskQueue, start: Start) -> None:
     push(live, "t1", "t2", "t3")
     program = start("worker = make()\nassert worker.run_until_empty() == 3\n", processes=2)
-    assert {info(live, f"t{n}").result for n in (1, 2, 3)} == {program.process.pid}
+    assert {info_of(live, f"t{n}").result for n in (1, 2, 3)} == {program.process.pid}
     push(live, "t4")
     until(lambda: finished(live) == 4, "a process has run it")
-    assert info(live, "t4").result in program.pids()
+    assert info_of(live, "t4").result in program.pids()
     program.end()
     assert alive(live) == []  # the parent has left as well
 
@@ -272,7 +266,7 @@ def test_isolated_handlers_run_below_these(live: TaskQueue, start: Start, tmp_pa
     program = start(code, processes=2)
     push(live, *(f"t{n}" for n in range(4)), name="isolated")
     until(lambda: finished(live) == 4, "all have run")
-    ran_in = {info(live, f"t{n}").result for n in range(4)}
+    ran_in = {info_of(live, f"t{n}").result for n in range(4)}
     assert len(ran_in) == 4
     assert not ran_in & {program.process.pid, *program.pids()}
     program.end()
@@ -329,7 +323,7 @@ def test_a_process_is_replaced_after_so_many_tasks_and_each_runs_once(
     fill(live, "bob", 60)
     until(lambda: finished(live) == 120, "all have run")
     tasks = [f"{user}-{n}" for user in ("alice", "bob") for n in range(60)]
-    ran_in = Counter(info(live, task).result for task in tasks)
+    ran_in = Counter(info_of(live, task).result for task in tasks)
     assert max(ran_in.values()) == 10
     assert program.ask("worker._group.restarts") >= 10
     program.end()
@@ -396,10 +390,10 @@ def test_a_large_process_ends_its_task_and_is_replaced(live: TaskQueue, start: S
     (hungry,) = program.pids()
     push(live, "t1", name="hungry")
     until(lambda: program.ask("worker._group.restarts") == 1, "it is replaced")
-    assert (info(live, "t1").state, info(live, "t1").result) == ("finished", hungry)
+    assert (info_of(live, "t1").state, info_of(live, "t1").result) == ("finished", hungry)
     push(live, "t2")
     until(lambda: finished(live) == 2, "the new one runs")
-    assert info(live, "t2").result == program.pids()[0] != hungry
+    assert info_of(live, "t2").result == program.pids()[0] != hungry
     program.end()
 
 
@@ -447,7 +441,7 @@ def test_what_has_not_ended_in_time_is_given_back_at_once(
     until_running(live, redis_client, 4)
     assert program.ask("worker.stop(0.1)") is False
     assert places(redis_client) == {"ready": tasks}
-    assert {info(live, task).attempts for task in tasks} == {0}
+    assert {info_of(live, task).attempts for task in tasks} == {0}
     assert alive(live) == []
     assert program.pids() == []
 
@@ -550,7 +544,7 @@ def test_forever_ends_when_another_thread_has_stopped_it_and_not_before(live: Ta
     stopped = in_thread(stop)
     try:
         assert worker.forever(60) is True
-        assert info(live, "t").state == "finished"
+        assert info_of(live, "t").state == "finished"
         assert stopped() is True
     finally:
         gate.set()
@@ -673,9 +667,9 @@ def test_a_worker_that_was_frozen_for_longer_than_its_lease_ends_nothing_and_kno
     other.stop()
     push(live, "next")
     until(lambda: finished(live) == 2, "it goes on with others")
-    assert info(live, "next").result == "frozen"
+    assert info_of(live, "next").result == "frozen"
     program.end()
-    found = info(live, "t")
+    found = info_of(live, "t")
     assert (found.state, found.result, found.worker_id) == ("finished", "other", "other")
     assert (found.attempts, effects(redis_client)["t"]) == (2, 1)
     assert Counter(run.task_id for run in all_runs(live)) == {"t": 1, "next": 1}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.state import places
-from helpers.tasks import Mute, make_task, push
+from helpers.tasks import Mute, info_of, make_task, push
 from helpers.waiting import eventually, in_thread, until_blocked
 
 import fairqueue.runtime.threads
@@ -128,8 +128,7 @@ def test_the_leases_are_kept_after_something_was_raised_in_the_thread_that_keeps
     push(live, "t")
     worker.start()
     eventually(lambda: (info := live.get("t")) and info.state == "finished", "it ends")
-    info = live.get("t")
-    assert info is not None
+    info = info_of(live, "t")
     assert info.result is True
 
 

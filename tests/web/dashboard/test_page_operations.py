@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.browser import Web
-from helpers.pages import HTML, HTMX, get, key, post, said
+from helpers.pages import HTML, HTMX, get, key, post, said, words
 from helpers.schedules import tamper
 from helpers.tasks import make_task
 from helpers.world import World
@@ -22,7 +22,6 @@ from fairqueue.inspection import Inspector
 from fairqueue.inspection.views import RedisInfo
 from fairqueue.models import QueueSettings
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web.dashboard.pages.settings import MEANINGS, rows
 from fairqueue.web.dashboard.pages.workers import judge
@@ -37,26 +36,16 @@ def inspector(queue: TaskQueue) -> Inspector:
     return Inspector(queue, Actor(name="ann"))
 
 
-def words(text: str) -> str:
-    """What a page says, without its tags."""
-    body = text[max(0, text.find("<main")) :].replace("<wbr>", "")
-    plain = html.unescape(re.sub(r"<[^>]+>", " ", body))
-    return re.sub(r"\s+", " ", plain)
-
-
 def beat(world: World, worker_id: str = "worker-1", **more: Any) -> None:
-    """Let a worker say that it is alive."""
-    info: dict[str, Any] = {
+    """Let a worker report that it is alive."""
+    fields = {
         "host": "host-1",
         "pid": 4711,
         "version": "1.2.3",
         "slots": 8,
         "names": ["mails.send"],
-        "current": [],
-        "running": 0,
-        "started": world.queue.link.now_ms(),
     }
-    WorkerStore(world.queue.link).beat(info | more, worker_id)
+    world.beat(worker_id, **fields | {"started": world.clock.now_ms()} | more)
 
 
 def actions(inspector: Inspector) -> list[tuple[str, str, str]]:

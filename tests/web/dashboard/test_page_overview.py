@@ -1,11 +1,11 @@
 """The overview and the search, as the server sends them."""
 
-import html
 import re
 from typing import Any
 
 import pytest
 from helpers.browser import Site, Web
+from helpers.pages import add, words
 from helpers.tasks import claim_one, make_task
 from helpers.world import World
 
@@ -16,18 +16,6 @@ def get(site: Site, path: str, headers: dict[str, str] | None = None, **params: 
     answer = site.http.get(path, params=params or None, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.text
-
-
-def words(text: str) -> str:
-    """What a page says, without its tags."""
-    plain = html.unescape(re.sub(r"<[^>]+>", " ", text[text.index("<main") :]))
-    return re.sub(r"\s+", " ", plain)
-
-
-def add(world: World, schedule_id: str, name: str = "report") -> None:
-    world.inspector.schedules.add(
-        cron_expr="0 9 * * *", user_id="alice", schedule_id=schedule_id, name=name
-    )
 
 
 # --- the overview ---------------------------------------------------------------------------------
@@ -63,7 +51,7 @@ def test_a_tenant_sees_no_tile_of_what_there_is_not(web: Web) -> None:
 
 def test_the_search_finds_parts_of_names_and_tells_how_many_more(web: Web, world: World) -> None:
     for number in range(8):
-        add(world, f"daily-{number}", "mails.report")
+        add(world, f"daily-{number}", name="mails.report")
 
     text = get(web(), "/search", q="report")
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from helpers.browser import Web
-from helpers.pages import HTML, HTMX, get, key, post, said
+from helpers.pages import HTML, HTMX, get, key, post, said, words
 from helpers.tasks import claim_one, make_task
 from helpers.world import World
 from starlette.applications import Starlette
@@ -37,13 +37,6 @@ def shown(text: str) -> list[str]:
     return [
         html.unescape(each) for each in re.findall(r'class="mono id"><a [^>]*title="([^"]*)"', body)
     ]
-
-
-def words(text: str) -> str:
-    """What a page says, without its tags."""
-    body = text[max(0, text.find("<main")) :].replace("<wbr>", "")
-    plain = html.unescape(re.sub(r"<[^>]+>", " ", body))
-    return re.sub(r"\s+", " ", plain)
 
 
 def end(world: World, task_id: str, user_id: str = "alice", **fields: Any) -> str:

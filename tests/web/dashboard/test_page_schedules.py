@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.browser import Site, Web
-from helpers.pages import HTML, HTMX, get, post, said
+from helpers.pages import HTML, HTMX, add, get, post, said
 from helpers.rest import fail
 from helpers.world import World
 
@@ -30,13 +30,6 @@ from fairqueue.web.dashboard.pages.helpers import (
 from fairqueue.web.dashboard.pages.schedule import bars, stretches
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
-
-
-def add(world: World, schedule_id: str = "nine", **fields: Any) -> str:
-    """Add a schedule, daily at nine unless told otherwise."""
-    rule = {} if {"every", "at"} & fields.keys() else {"cron_expr": "0 9 * * *"}
-    given = {**rule, "user_id": "alice", "name": "report", **fields}
-    return world.inspector.schedules.add(schedule_id=schedule_id, **given)
 
 
 def fields_of(text: str) -> dict[str, Any]:
