@@ -361,9 +361,7 @@ def test_without_records_only_redis_is_read(busy: TaskQueue, redis_client: redis
 
 
 @pytest.mark.processes
-def test_a_repair_is_repeated_after_a_lost_reply(
-    own_server: Callable[..., EmbeddedServer],
-) -> None:
+def test_a_repair_is_repeated_after_a_lost_reply(own_server: Callable[..., EmbeddedServer]) -> None:
     server = own_server()
     with (
         LossyProxy(server.url.removeprefix("unix://")) as proxy,

@@ -126,9 +126,7 @@ def test_entries_that_are_ended_at_the_same_time_all_end(log: AuditLog) -> None:
     assert sorted(targets(entries)) == sorted(f"s{n}" for n in range(20))
 
 
-def test_a_lost_reply_writes_an_entry_once(
-    own_server: Callable[..., EmbeddedServer],
-) -> None:
+def test_a_lost_reply_writes_an_entry_once(own_server: Callable[..., EmbeddedServer]) -> None:
     with (
         LossyProxy(own_server().socket_path) as proxy,
         TaskQueue.from_url(proxy.url, timeout=10) as far,
@@ -298,9 +296,7 @@ def test_a_page_of_a_whole_read_has_a_next(log: AuditLog, plant: Callable[..., N
     assert len(log.entries(target="mine", cursor=page.cursor)) == 1
 
 
-def test_a_page_is_not_moved_by_entries_that_come_while_it_is_read(
-    written: AuditLog,
-) -> None:
+def test_a_page_is_not_moved_by_entries_that_come_while_it_is_read(written: AuditLog) -> None:
     first = written.entries(limit=2)
     write(written, "new")
     assert targets(written.entries(cursor=first.cursor)) == ["t1", "s1", "s2", "s1"]

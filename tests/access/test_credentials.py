@@ -247,9 +247,7 @@ def test_an_unknown_secret_opens_nothing(store: AccessStore, redis_client: redis
     assert dump(redis_client).keys() <= {"ops"}
 
 
-def test_a_wrong_secret_opens_nothing_and_uses_nothing_up(
-    store: AccessStore,
-) -> None:
+def test_a_wrong_secret_opens_nothing_and_uses_nothing_up(store: AccessStore) -> None:
     key = make_key(store)
     wrong = altered(key.secret)
     for _ in range(5):
@@ -377,9 +375,7 @@ def test_a_login_ends_when_it_was_to(store: AccessStore, clock: ManualClock) -> 
     assert store.redeem(late) is None
 
 
-def test_only_one_of_many_who_redeem_a_login_gets_a_session(
-    store: AccessStore,
-) -> None:
+def test_only_one_of_many_who_redeem_a_login_gets_a_session(store: AccessStore) -> None:
     login = store.create_login(Actor(name="ann"))
     together = threading.Barrier(8)
 

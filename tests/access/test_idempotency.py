@@ -148,11 +148,7 @@ def test_each_call_is_done_once_though_its_reply_is_lost(
 
 @pytest.mark.parametrize(
     ("headers", "body"),
-    [
-        ({}, "x" * 65_537),
-        ({}, "\u2603" * 30_000),
-        ({"x": "y" * 9000}, "small"),
-    ],
+    [({}, "x" * 65_537), ({}, "\u2603" * 30_000), ({"x": "y" * 9000}, "small")],
     ids=["body", "wide body", "headers"],
 )
 def test_of_an_answer_that_is_too_long_the_status_is_kept(

@@ -226,13 +226,7 @@ def test_an_alert_is_bounded_and_its_texts_are_single_lines() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("kind", "Task failed"),
-        ("kind", ""),
-        ("kind", 3),
-        ("severity", "dire"),
-        ("details", ["a"]),
-    ],
+    [("kind", "Task failed"), ("kind", ""), ("kind", 3), ("severity", "dire"), ("details", ["a"])],
 )
 def test_an_alert_with_an_unusable_field_is_refused_by_name(field: str, value: object) -> None:
     fields: dict[str, Any] = {field: value}
@@ -905,9 +899,7 @@ print(os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.processes
-def test_a_forked_child_has_its_own_thread(
-    spawn: Callable[..., "subprocess.Popen[str]"],
-) -> None:
+def test_a_forked_child_has_its_own_thread(spawn: Callable[..., "subprocess.Popen[str]"]) -> None:
     output, _ = spawn(FORKING).communicate(timeout=DEADLINE_S)
     assert output.splitlines() == ["before True", "before True", "child True", "parent True", "0"]
 

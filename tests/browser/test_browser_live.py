@@ -83,10 +83,7 @@ def test_a_chart_that_crosses_midnight_says_the_day(web: Web, open_page: Open) -
 
 @pytest.mark.parametrize(
     ("days", "shown"),
-    [
-        (8, "25 Feb 07:00:00 to 05 Mar 07:00:00"),
-        (1, "04 Mar 07:00:00 to 05 Mar 07:00:00"),
-    ],
+    [(8, "25 Feb 07:00:00 to 05 Mar 07:00:00"), (1, "04 Mar 07:00:00 to 05 Mar 07:00:00")],
 )
 def test_a_range_over_several_days_has_the_day_of_both_ends(
     web: Web, world: World, open_page: Open, days: int, shown: str

@@ -23,14 +23,7 @@ from fairqueue.cli import output, program
 from fairqueue.cli.column_widths import GAP, fit
 from fairqueue.cli.exit_codes import exit_code
 from fairqueue.cli.session import Consent, actor
-from fairqueue.cli.text import (
-    cell,
-    duration_text,
-    exact_duration,
-    printable,
-    short_cell,
-    table,
-)
+from fairqueue.cli.text import cell, duration_text, exact_duration, printable, short_cell, table
 from fairqueue.cli.values import FUTURE, PAST, read_duration, read_object
 from fairqueue.errors import (
     BrokenRecord,
@@ -339,13 +332,7 @@ def test_durations(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "past", "future"),
-    [
-        ("2h", -2, 2),
-        ("-2h", -2, -2),
-        ("+2h", 2, 2),
-        ("now", 0, 0),
-        ("1d", -24, 24),
-    ],
+    [("2h", -2, 2), ("-2h", -2, -2), ("+2h", 2, 2), ("now", 0, 0), ("1d", -24, 24)],
 )
 def test_moments_relative_to_now(text: str, past: float, future: float) -> None:
     now = datetime.now(UTC)

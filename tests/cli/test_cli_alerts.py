@@ -118,11 +118,7 @@ def app(tmp_path: Path, hook: Hook) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize("options", ["--alert-webhook {url}", "--alerts {app}:make_alerts"])
 def test_a_scheduler_of_the_command_line_tells_a_webhook(
-    start: Start,
-    hook: Hook,
-    app: str,
-    spoil: Callable[[], None],
-    options: str,
+    start: Start, hook: Hook, app: str, spoil: Callable[[], None], options: str
 ) -> None:
     spoil()
     process = start("scheduler", *options.format(url=hook.url, app=app).split())
@@ -143,19 +139,10 @@ def test_what_waits_is_told_before_a_scheduler_of_cron_ends(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "options",
-    [
-        "--app {app}:make --alert-webhook {url}",
-        "--app {app}:make_with_its_own",
-    ],
+    "options", ["--app {app}:make --alert-webhook {url}", "--app {app}:make_with_its_own"]
 )
 def test_scheduler_and_workers_of_up_share_their_alerts(
-    start: Start,
-    live: TaskQueue,
-    hook: Hook,
-    app: str,
-    spoil: Callable[[], None],
-    options: str,
+    start: Start, live: TaskQueue, hook: Hook, app: str, spoil: Callable[[], None], options: str
 ) -> None:
     spoil()
     push(live, "t", name="fail")

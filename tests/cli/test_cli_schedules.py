@@ -342,11 +342,7 @@ def test_it_must_be_clear_which_ones_are_meant(cli: Cli, live: TaskScheduler, ac
 
 
 @pytest.mark.parametrize(
-    ("action", "left"),
-    [
-        ("pause", {"a": False, "b": False, "c": True}),
-        ("remove", {"c": True}),
-    ],
+    ("action", "left"), [("pause", {"a": False, "b": False, "c": True}), ("remove", {"c": True})]
 )
 def test_all_that_match_are_counted_tried_and_acted_on(
     cli: Cli, live: TaskScheduler, action: str, left: dict[str, bool]

@@ -55,21 +55,9 @@ def announce(queue: TaskQueue, name: str = "http", **options: Any) -> None:
 MAKING: dict[str, Callable[[dict[str, Any]], tuple[str, str, Any]]] = {
     "push": lambda p: ("POST", "/tasks", {"user_id": "acme-ann", "name": "http", "payload": p}),
     "create": lambda p: ("POST", "/scheduler/jobs", {**RULE, "name": "http", "payload": p}),
-    "put": lambda p: (
-        "PUT",
-        "/scheduler/jobs/acme-daily",
-        {**RULE, "name": "http", "payload": p},
-    ),
-    "patch": lambda p: (
-        "PATCH",
-        "/scheduler/jobs/acme-daily",
-        {"name": "http", "payload": p},
-    ),
-    "copy": lambda p: (
-        "POST",
-        "/scheduler/jobs/acme-daily/copy",
-        {"name": "http", "payload": p},
-    ),
+    "put": lambda p: ("PUT", "/scheduler/jobs/acme-daily", {**RULE, "name": "http", "payload": p}),
+    "patch": lambda p: ("PATCH", "/scheduler/jobs/acme-daily", {"name": "http", "payload": p}),
+    "copy": lambda p: ("POST", "/scheduler/jobs/acme-daily/copy", {"name": "http", "payload": p}),
     "import": lambda p: (
         "POST",
         "/scheduler/jobs/import",

@@ -393,9 +393,7 @@ def test_a_server_that_dribbles_its_body_does_not_stretch_the_time_out(web: Loca
         call(make(), web.url, timeout=SHORT)
 
 
-def test_slow_headers_do_not_extend_the_time_out(
-    web: LocalServer,
-) -> None:
+def test_slow_headers_do_not_extend_the_time_out(web: LocalServer) -> None:
     def script(call: Call) -> None:
         for byte in b"HTTP/1.1 200 OK\r\nX: " + b"x" * 400 + b"\r\nContent-Length: 0\r\n\r\n":
             call.wfile.write(bytes([byte]))
@@ -577,9 +575,7 @@ def test_who_gives_secrets_is_told_whose_task_it_is_and_where_they_go(web: Local
     assert asked == [SecretRequest(name="team/key-1", user_id="alice", host="127.0.0.1")]
 
 
-def test_a_missing_secret_ends_the_task_and_a_missing_vault_does_not(
-    web: LocalServer,
-) -> None:
+def test_a_missing_secret_ends_the_task_and_a_missing_vault_does_not(web: LocalServer) -> None:
     def away(wanted: SecretRequest) -> str:
         raise ConnectionError(f"vault said: {TOKEN}")
 
@@ -1196,14 +1192,8 @@ def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None
         (GOOD | {"timeout": 0}, "payload.timeout must be 0.1 to 3600 seconds, not 0"),
         (GOOD | {"timeout": 3601}, "payload.timeout must be .* seconds, not 3601"),
         (GOOD | {"timeout": 10**400 - 1}, "payload.timeout must be .* seconds, not "),
-        (
-            GOOD | {"timeout": "5"},
-            "payload.timeout must be a number of seconds .*, not '5'",
-        ),
-        (
-            GOOD | {"timeout": True},
-            "payload.timeout must be a number of seconds .*, not True",
-        ),
+        (GOOD | {"timeout": "5"}, "payload.timeout must be a number of seconds .*, not '5'"),
+        (GOOD | {"timeout": True}, "payload.timeout must be a number of seconds .*, not True"),
         (GOOD | {"headers": ["a"]}, "payload.headers is a list and no object"),
         (GOOD | {"headers": {f"H{n}": "" for n in range(51)}}, "of at most 50 headers"),
         (
@@ -1347,13 +1337,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), 
 
 @pytest.mark.parametrize(
     ("example", "output"),
-    list(
-        zip(
-            EXAMPLES,
-            ["200 {'ok': True}\n", "True False\n", "True False\n"],
-            strict=True,
-        )
-    ),
+    list(zip(EXAMPLES, ["200 {'ok': True}\n", "True False\n", "True False\n"], strict=True)),
     ids=["a task", "the receiver", "the receiver without the library"],
 )
 def test_the_examples_of_the_page_work(example: str, output: str) -> None:

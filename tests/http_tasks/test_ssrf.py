@@ -660,10 +660,7 @@ def by_trigger(urls: list[str]) -> list[Request]:
 
 def by_edit(urls: list[str]) -> list[Request]:
     edits = (
-        [
-            ("PATCH", "/scheduler/jobs/s", wanted(url)),
-            ("POST", "/scheduler/jobs/s/run", {}),
-        ]
+        [("PATCH", "/scheduler/jobs/s", wanted(url)), ("POST", "/scheduler/jobs/s/run", {})]
         for url in urls
     )
     first: Request = ("POST", "/scheduler/jobs", job("s", "http://public.example/"))

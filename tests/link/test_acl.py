@@ -23,14 +23,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.doctor import PROBLEM, Doctor
 from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.history.runs import History
-from fairqueue.link.acl import (
-    CHANGING,
-    NOT_GRANTED,
-    SENT,
-    acl_line,
-    called_by,
-    needed_commands,
-)
+from fairqueue.link.acl import CHANGING, NOT_GRANTED, SENT, acl_line, called_by, needed_commands
 from fairqueue.link.keys import Keys
 from fairqueue.link.scripts import load_script, script_names
 from fairqueue.queue.queue import TaskQueue

@@ -336,9 +336,7 @@ def is_open(connection: AbstractConnection) -> bool:
     return connection._sock is not None
 
 
-def test_a_connection_comes_back_to_a_closed_queue_and_is_closed(
-    redis_client: redis.Redis,
-) -> None:
+def test_a_connection_comes_back_to_a_closed_queue_and_is_closed(redis_client: redis.Redis) -> None:
     queue = TaskQueue(redis_client)
     with queue.link._connection() as used:
         queue.close()
@@ -476,9 +474,7 @@ def test_sentinels_that_were_never_there_are_asked_once(
         queue.push(make_task())
 
 
-def test_a_dead_primary_is_awaited_while_sentinels_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_dead_primary_is_awaited_while_sentinels_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """They name another one soon."""
     monkeypatch.setattr(dialing._Sentinel, "ask", lambda *_: ("127.0.0.1", closed_port()))
     with TaskQueue.from_url("redis+sentinel://127.0.0.1:1/primary") as queue:

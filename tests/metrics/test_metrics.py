@@ -383,9 +383,7 @@ def test_without_a_registry_the_common_one_is_used_and_served(queue: TaskQueue) 
     assert "fairqueue_scheduler_is_leader{scheduler=in the common one too}" in samples
 
 
-def test_the_collector_can_be_registered_by_hand_and_without_redis(
-    own_server: OwnServer,
-) -> None:
+def test_the_collector_can_be_registered_by_hand_and_without_redis(own_server: OwnServer) -> None:
     server = own_server()
     with TaskQueue.from_url(server.url, timeout=0.2) as queue:
         server.kill()

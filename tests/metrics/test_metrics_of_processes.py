@@ -215,10 +215,7 @@ def test_a_gauge_of_a_child_of_a_child_counts_once(meters: Meters) -> None:
     @contextmanager
     def nested() -> Iterator[None]:
         inner = Tally(1, meters.registry)
-        with (
-            reporting(tally, 0)(),
-            child(reporting(inner, 0, lambda: meters.stuck.set(7))),
-        ):
+        with reporting(tally, 0)(), child(reporting(inner, 0, lambda: meters.stuck.set(7))):
             eventually(lambda: ("stuck", ()) in next(tally.read())["stuck"].values, "it is told")
             yield
 

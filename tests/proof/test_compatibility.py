@@ -327,11 +327,7 @@ def test_old_keys_sessions_requests_and_entries_hold(old: Old) -> None:
     actor = access.admit(old.secret, rate=1, burst=5).actor
 
     assert actor is not None
-    assert (actor.name, actor.role, actor.tenant) == (
-        "ci",
-        "operator",
-        "acme",
-    )
+    assert (actor.name, actor.role, actor.tenant) == ("ci", "operator", "acme")
     listed = access.keys()
     assert {key.name for key in listed} == {"ci", "short"}
     assert replies.begin("new", "d").state == "done"

@@ -282,9 +282,7 @@ ADDED = {"sets": {"schedule/s1": [None, {"user_id": "alice"}]}}
 REMOVED = {"sets": {"schedule/s1": [{"user_id": "alice"}, None]}}
 
 
-def test_an_acknowledged_schedule_that_is_gone_is_lost(
-    verdict_on: Callable[..., Verdict],
-) -> None:
+def test_an_acknowledged_schedule_that_is_gone_is_lost(verdict_on: Callable[..., Verdict]) -> None:
     found = verdict_on(["try", 1, ADDED], ["ok", 1, {}])
     assert found.by_kind() == {"lost": ["schedule/s1 is None, not {'user_id': 'alice'}"]}
 

@@ -353,10 +353,7 @@ def test_a_redis_that_cannot_save_to_disk_takes_no_change_until_it_can(
         assert may_end.wait(60)
         return "done"
 
-    with (
-        TaskQueue.from_url(server.url) as queue,
-        redis.Redis.from_url(server.url) as client,
-    ):
+    with TaskQueue.from_url(server.url) as queue, redis.Redis.from_url(server.url) as client:
 
         def save() -> bool:
             client.bgsave()
@@ -816,10 +813,7 @@ def test_a_task_whose_record_is_broken_stops_no_other(world: World) -> None:
 
 
 def test_a_lost_wake_up_delays_a_worker_and_a_scheduler_and_loses_nothing(
-    live: TaskQueue,
-    redis_url: str,
-    redis_client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
+    live: TaskQueue, redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fairqueue.worker.pool, "LONGEST_WAIT_S", 0.3)  # it is five seconds
     ran = threading.Event()

@@ -553,10 +553,7 @@ def test_each_call_is_done_once_though_each_reply_is_dropped_once(
 
 
 def test_a_worker_runs_each_task_once_though_replies_are_dropped(
-    patient: TaskQueue,
-    proxy: Proxy,
-    near: redis.Redis,
-    start_worker: Callable[..., Worker],
+    patient: TaskQueue, proxy: Proxy, near: redis.Redis, start_worker: Callable[..., Worker]
 ) -> None:
     runs: Counter[str] = Counter()
     lock = threading.Lock()
@@ -711,11 +708,7 @@ def test_a_leader_whose_waiting_connection_died_in_silence_hears_again(
 
 
 def test_a_claim_whose_waiting_connection_died_in_silence_hears_again(
-    far: TaskQueue,
-    near_queue: TaskQueue,
-    proxy: Proxy,
-    near: redis.Redis,
-    quickly_alarmed: None,
+    far: TaskQueue, near_queue: TaskQueue, proxy: Proxy, near: redis.Redis, quickly_alarmed: None
 ) -> None:
     claims = in_thread(lambda: far.claim("w", wait=600))
     until_waiting(near)

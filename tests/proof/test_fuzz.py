@@ -236,10 +236,7 @@ WRITES: dict[str, tuple[st.SearchStrategy[dict[str, Any]], Call]] = {
         st.fixed_dictionaries({"tasks": st.lists(values, min_size=1, max_size=3)}),
         lambda w, given: w.queue.push_many([make_task("bob"), *given["tasks"]]),
     ),
-    "reschedule": (
-        fields("delay", "at"),
-        lambda w, given: w.queue.reschedule("waiting", **given),
-    ),
+    "reschedule": (fields("delay", "at"), lambda w, given: w.queue.reschedule("waiting", **given)),
     "set_user": (
         fields("weight", "max_running", "max_waiting", "rate", "paused", "tenant"),
         lambda w, given: w.queue.set_user("alice", **given),
@@ -693,11 +690,7 @@ class Answer:
 
 
 def ask(
-    app: ASGIApp,
-    method: str,
-    path: bytes,
-    headers: list[tuple[bytes, bytes]],
-    body: bytes = b"",
+    app: ASGIApp, method: str, path: bytes, headers: list[tuple[bytes, bytes]], body: bytes = b""
 ) -> Answer:
     """Send bytes to an app as a server would, whatever they are. An error of the app is raised."""
     raw, _, query = path.partition(b"?")
@@ -1263,10 +1256,7 @@ def go_on(planted: Planted, *, fires: bool = True) -> None:
     queue, ran = planted.queue, []
     scheduler = TaskScheduler(queue, "two", registry=CollectorRegistry())
     worker = Worker(
-        queue,
-        lambda task: ran.append(task.task_id),
-        worker_id="w2",
-        registry=CollectorRegistry(),
+        queue, lambda task: ran.append(task.task_id), worker_id="w2", registry=CollectorRegistry()
     )
     for _ in range(2):
         planted.clock.advance(61)

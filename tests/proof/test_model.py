@@ -21,14 +21,7 @@ from unittest import mock
 
 import pytest
 import redis
-from helpers.model import (
-    Every,
-    ModelQueue,
-    ModelReading,
-    ModelSchedule,
-    ModelSchedulers,
-    ModelTask,
-)
+from helpers.model import Every, ModelQueue, ModelReading, ModelSchedule, ModelSchedulers, ModelTask
 from helpers.state import READS, check_consistency
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -42,13 +35,7 @@ from hypothesis.stateful import (
 )
 
 from fairqueue.clock import ManualClock
-from fairqueue.errors import (
-    InvalidTask,
-    LeaseLost,
-    QueueFull,
-    ScheduleConflict,
-    StaleVersion,
-)
+from fairqueue.errors import InvalidTask, LeaseLost, QueueFull, ScheduleConflict, StaleVersion
 from fairqueue.link.connection import Link
 from fairqueue.link.keys import KEY_TYPES
 from fairqueue.link.operation import Call

@@ -946,9 +946,7 @@ def test_one_run_that_hangs_stops_no_other_schedule(world: World, where: str) ->
         assert worker.stop(30)
 
 
-def test_a_recipient_that_hangs_stops_no_schedule_and_no_other_recipient(
-    world: World,
-) -> None:
+def test_a_recipient_that_hangs_stops_no_schedule_and_no_other_recipient(world: World) -> None:
     """suna#3626: one fire that never returned stopped every cron of the fleet for 18 hours."""
     hangs, may_end = threading.Event(), threading.Event()
     told: list[Alert] = []

@@ -19,13 +19,7 @@ from helpers.waiting import in_thread
 from helpers.world import World
 
 from fairqueue.clock import ManualClock
-from fairqueue.errors import (
-    ConfigurationError,
-    InvalidTask,
-    LeaseLost,
-    QueueFull,
-    UnknownTask,
-)
+from fairqueue.errors import ConfigurationError, InvalidTask, LeaseLost, QueueFull, UnknownTask
 from fairqueue.models import Claim, HandlerLimits
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.validation import Priority
@@ -826,9 +820,7 @@ def test_claims_that_find_nothing_look_less_and_less_often(world: World) -> None
     assert hint_of(world, names="+b") <= 0.25
 
 
-def test_a_claim_reads_no_user_until_there_is_something_new(
-    own_server: OwnServer,
-) -> None:
+def test_a_claim_reads_no_user_until_there_is_something_new(own_server: OwnServer) -> None:
     server = own_server()
     clock = ManualClock()
     with (

@@ -1585,9 +1585,7 @@ def test_a_server_that_does_not_answer_is_given_up_in_time(own_server: OwnServer
         assert queue.size() == 2
 
 
-def test_a_read_only_replica_is_asked_again_until_it_is_the_primary(
-    own_server: OwnServer,
-) -> None:
+def test_a_read_only_replica_is_asked_again_until_it_is_the_primary(own_server: OwnServer) -> None:
     server = own_server()
     with redis.Redis.from_url(server.url) as client, TaskQueue(client, timeout=10) as queue:
         queue.check()

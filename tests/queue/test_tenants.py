@@ -113,10 +113,7 @@ def test_a_user_belongs_to_the_first_tenant_that_a_schedule_names(world: World) 
 def test_a_user_is_moved_to_another_tenant_and_taken_away(world: World) -> None:
     world.push("t", tenant="acme")
     assert world.queue.set_user("alice", tenant="blue") == UserSettings(tenant="blue")
-    assert tenant_keys(world) == {
-        "tenants": {"alice": "blue"},
-        "tenant_users": {"blue\0alice": 0},
-    }
+    assert tenant_keys(world) == {"tenants": {"alice": "blue"}, "tenant_users": {"blue\0alice": 0}}
     assert world.queue.set_user("alice", tenant="blue").tenant == "blue"
     assert world.queue.set_user("alice", weight=2.0) == UserSettings(weight=2.0, tenant="blue")
     assert world.queue.get_user("alice") == UserSettings(weight=2.0, tenant="blue")

@@ -530,10 +530,7 @@ def test_a_single_claim_is_no_list_of_them(redis_client: redis.Redis) -> None:
     [
         (lambda queue, value: Alerts(value), "recipients"),
         (lambda queue, value: HttpTasks(allow_private=value), "allow_private"),
-        (
-            lambda queue, value: EmailRecipient(host="h", sender="a@example.org", to=value),
-            "to",
-        ),
+        (lambda queue, value: EmailRecipient(host="h", sender="a@example.org", to=value), "to"),
         (lambda queue, value: Worker(queue, modules=value), "modules"),
     ],
 )
@@ -638,9 +635,7 @@ def test_what_tells_no_time_is_no_clock(redis_client: redis.Redis, value: Any) -
     refused(lambda: TaskQueue.from_url("redis://h", clock=value), ConfigurationError, said)
 
 
-def test_a_server_started_for_a_bad_queue_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_started_for_a_bad_queue_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[EmbeddedServer] = []
     stop = EmbeddedServer.stop
 

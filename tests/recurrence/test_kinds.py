@@ -185,11 +185,7 @@ BAD_FORMS = [
     ({"cron": "* * * * *", "timezone": None}, UnknownTimezone, "None is no time zone"),
     ({"every": 5000, "timezone": "Mars"}, UnknownTimezone, "'Mars' is not in the tz database"),
     ({"at": 5, "timezone": 7}, UnknownTimezone, "is no time zone"),
-    (
-        {"every": 999},
-        InvalidSchedule,
-        "milliseconds) must be a whole number from 1000 to",
-    ),
+    ({"every": 999}, InvalidSchedule, "milliseconds) must be a whole number from 1000 to"),
     ({"every": 1000.0}, InvalidSchedule, "not 1000.0"),
     ({"every": True}, InvalidSchedule, "True"),
     ({"every": 10**14}, InvalidSchedule, "100000000000000"),

@@ -387,10 +387,7 @@ def test_next_is_strictly_later_with_nothing_between_and_is_its_own_latest(
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(
-    st.sampled_from(pytz.all_timezones),
-    st.integers(0, ms("2060-01-01T00:00") // 1000),
-)
+@given(st.sampled_from(pytz.all_timezones), st.integers(0, ms("2060-01-01T00:00") // 1000))
 def test_the_table_of_a_zone_has_the_offsets_that_pytz_tells(zone: str, moment: int) -> None:
     table = find_zone(zone)
     offset = from_ms(moment * 1000).astimezone(pytz.timezone(zone)).utcoffset()

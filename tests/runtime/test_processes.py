@@ -244,9 +244,7 @@ def test_the_processes_run_no_exit_handlers_and_write_no_output_of_the_parent(ru
     ]
 
 
-def test_a_start_without_enough_processes_leaves_none(
-    run: Run,
-) -> None:
+def test_a_start_without_enough_processes_leaves_none(run: Run) -> None:
     program = run(
         """
         fork, forks = os.fork, mmap.mmap(-1, 1)
@@ -292,9 +290,7 @@ def test_a_process_that_was_killed_is_replaced_and_keeps_its_index(run: Run) -> 
     assert program.ask("group.alive()") == [first, replaced]
 
 
-def test_a_process_that_ended_without_an_error_is_replaced_after_the_same_pause(
-    run: Run,
-) -> None:
+def test_a_process_that_ended_without_an_error_is_replaced_after_the_same_pause(run: Run) -> None:
     program = run(
         """
         def serve_five_times(stop, index):
@@ -372,9 +368,7 @@ def test_a_process_that_gets_a_sigterm_drains_and_is_replaced(run: Run) -> None:
     program.hear(born=0)
 
 
-def test_a_sigterm_during_a_fork_is_not_lost_and_stops_no_other(
-    run: Run,
-) -> None:
+def test_a_sigterm_during_a_fork_is_not_lost_and_stops_no_other(run: Run) -> None:
     program = run(
         """
         forks = mmap.mmap(-1, 1)
@@ -450,9 +444,7 @@ def test_a_process_over_the_memory_limit_drains_and_is_replaced(run: Run) -> Non
 
 
 @needs_proc
-def test_a_process_over_the_memory_limit_is_killed_and_replaced(
-    run: Run,
-) -> None:
+def test_a_process_over_the_memory_limit_is_killed_and_replaced(run: Run) -> None:
     program = run(GREEDY.format(stubborn=True, grace=0.01))
     greedy = program.births(2)[0]
 
@@ -696,9 +688,7 @@ def test_when_the_parent_forgets_the_group_it_drains(run: Run) -> None:
     program.hear(event="group_abandoned", pid=program.process.pid)
 
 
-def test_when_the_supervisor_is_killed_the_processes_drain(
-    run: Run,
-) -> None:
+def test_when_the_supervisor_is_killed_the_processes_drain(run: Run) -> None:
     program = run(TWO)
     program.births(2)
 
@@ -791,9 +781,7 @@ def test_a_bad_argument_is_refused_by_name(wrong: dict[str, Any], named: str) ->
         ProcessGroup(**arguments)
 
 
-def test_a_memory_limit_without_a_way_to_read_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_memory_limit_without_a_way_to_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_memory_of", lambda pid: None)
 
     with pytest.raises(ConfigurationError, match=r"max_memory 5 .*no /proc"):

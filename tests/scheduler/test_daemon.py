@@ -313,9 +313,7 @@ def test_a_daemon_refuses_settings_that_make_no_sense(
         Daemon(make(), **settings)
 
 
-def test_a_daemon_stopped_before_it_ran_does_not_tick(
-    make: Callable[..., TaskScheduler],
-) -> None:
+def test_a_daemon_stopped_before_it_ran_does_not_tick(make: Callable[..., TaskScheduler]) -> None:
     daemon = Daemon(make())
     daemon.stop()
     assert daemon.run() == STOPPED
@@ -356,9 +354,7 @@ def test_a_daemon_waits_for_redis_to_come_back(
 
 
 @pytest.mark.processes
-def test_a_daemon_may_end_at_an_outage(
-    remote: tuple[EmbeddedServer, TaskScheduler],
-) -> None:
+def test_a_daemon_may_end_at_an_outage(remote: tuple[EmbeddedServer, TaskScheduler]) -> None:
     server, scheduler = remote
     daemon = Daemon(scheduler, exit_on_outage=True)
     result = in_thread(daemon.run)
@@ -473,11 +469,7 @@ def test_once_fires_what_is_due_and_says_so(
     assert [get(live, name).run_count for name in ("a", "b", "later")] == [1, 1, 0]
     again = run("scheduler", "--once", "--json")
     assert again.returncode == 0
-    assert json.loads(again.stdout) == {
-        **dict.fromkeys(COUNTS, 0),
-        "failed": False,
-        "leader": None,
-    }
+    assert json.loads(again.stdout) == {**dict.fromkeys(COUNTS, 0), "failed": False, "leader": None}
 
 
 @pytest.mark.processes
@@ -533,8 +525,7 @@ def test_a_fire_that_a_limit_refuses_is_told(run: Run, world: World) -> None:
     assert done.returncode == 1
     assert re.match(r"fired 1, .*refused 1,", done.stdout)
     assert re.search(
-        r"WARNING fairqueue.scheduler fire_refused schedule=[ab] task=\S+ user=alice",
-        done.stderr,
+        r"WARNING fairqueue.scheduler fire_refused schedule=[ab] task=\S+ user=alice", done.stderr
     )
 
 

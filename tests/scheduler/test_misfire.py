@@ -29,12 +29,7 @@ OUTAGES: list[tuple[dict[str, Any], datetime, list[datetime], list[Noted]]] = [
     ({"misfire": "skip"}, at(5, 9, 1), [at(5, 9)], []),
     ({"misfire": "skip"}, at(5, 9, 1, 1), [], [(at(5, 9), at(5, 9), 1, "misfire")]),
     ({"misfire": "skip"}, at(9, 0, 30), [], [(at(5, 9), at(9, 0), 88, "misfire")]),
-    (
-        {"misfire": "skip"},
-        at(5, 12, 0, 30),
-        [at(5, 12)],
-        [(at(5, 9), at(5, 11), 3, "misfire")],
-    ),
+    ({"misfire": "skip"}, at(5, 12, 0, 30), [at(5, 12)], [(at(5, 9), at(5, 11), 3, "misfire")]),
     ({"misfire": "fire_all"}, at(5, 9, 30), [at(5, 9)], []),
     ({"misfire": "fire_all"}, at(5, 15, 30), hours(5, 9, 15), []),
     (

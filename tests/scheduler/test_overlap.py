@@ -317,9 +317,7 @@ def test_a_buffered_run_is_explained(buffered: tuple[Firing, Claim]) -> None:
     assert why.summary == "Starts when the previous run of schedule 's' ends."
 
 
-def test_a_cancelled_buffered_run_is_explained_as_cancelled(
-    buffered: tuple[Firing, Claim],
-) -> None:
+def test_a_cancelled_buffered_run_is_explained_as_cancelled(buffered: tuple[Firing, Claim]) -> None:
     firing, claim = buffered
     assert firing.queue.cancel(firing.run(1))
     why = firing.queue.explain(firing.run(1))
@@ -385,9 +383,7 @@ def test_only_the_unfinished_runs_are_cancelled(scheduler: TaskScheduler, world:
     assert {"alice-0", "alice-1", firing.run(2)} == set(world.places()["ready"])
 
 
-def test_a_buffered_run_is_cancelled_by_the_next_one(
-    buffered: tuple[Firing, Claim],
-) -> None:
+def test_a_buffered_run_is_cancelled_by_the_next_one(buffered: tuple[Firing, Claim]) -> None:
     firing, claim = buffered
     firing.scheduler.update_schedule("s", overlap="cancel_previous")
     assert firing.fire().fired == 1

@@ -809,10 +809,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
                 "schedules.s": (STORED_DEFINITION, {"n": 2}),
                 "plan.s": (f"rev {NOW + 5}", "rev2 -"),
                 "due.s": (NOW + 5, None),
-                "schedule_state.s": (
-                    STATE,
-                    STATE | {"since": NOW, "active": False, "paused": NOW},
-                ),
+                "schedule_state.s": (STATE, STATE | {"since": NOW, "active": False, "paused": NOW}),
                 f'changes.s\0{NOW:013d}\0o\0{{"made":true}}': (None, 0),
             },
         ),
@@ -1029,10 +1026,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
             {
                 "plan.s": (f"rev {NOW - 500}", "rev2 -"),
                 "due.s": (NOW - 500, None),
-                "schedule_state.s": (
-                    STATE,
-                    STATE | {"active": False, "missed": 1, "paused": NOW},
-                ),
+                "schedule_state.s": (STATE, STATE | {"active": False, "missed": 1, "paused": NOW}),
                 DROPPED: (None, 0),
                 "stats.missed": (None, "1"),
             },
@@ -1575,12 +1569,7 @@ TRANSITIONS: list[tuple[str, Row]] = [
         (
             "somebody else leads",
             LEADS,
-            {
-                "definition": DEFINITION,
-                "plan": f"rev {NOW - 500}",
-                "kind": "broken",
-                "token": "U",
-            },
+            {"definition": DEFINITION, "plan": f"rev {NOW - 500}", "kind": "broken", "token": "U"},
             [],
             b"stale",
             {},
@@ -1934,9 +1923,7 @@ def test_a_term_that_ran_out_unseen_counts_as_lost(world: World) -> None:
 
 
 @pytest.mark.untidy
-def test_an_id_that_is_not_text_is_set_aside_despite_its_definition(
-    world: World,
-) -> None:
+def test_an_id_that_is_not_text_is_set_aside_despite_its_definition(world: World) -> None:
     world.add()
     for key in ("schedules", "plan"):
         stored = world.redis.hget(world.keys[key], "nine")

@@ -204,10 +204,7 @@ def test_a_server_killed_under_two_schedulers_loses_no_moment(
     own_server: Callable[..., EmbeddedServer], tmp_path: os.PathLike[str]
 ) -> None:
     server = own_server(tmp_path)
-    with (
-        TaskQueue.from_url(server.url) as queue,
-        redis.Redis.from_url(server.url) as client,
-    ):
+    with TaskQueue.from_url(server.url) as queue, redis.Redis.from_url(server.url) as client:
         observer = TaskScheduler(queue, registry=CollectorRegistry())
         schedulers = [
             TaskScheduler(

@@ -359,10 +359,7 @@ def test_a_stop_while_redis_is_away_ends_all_the_same(own_server: OwnServer, mak
 
 def test_a_paused_server_loses_nothing(own_server: OwnServer, make: Make, tmp_path: Path) -> None:
     server = own_server(tmp_path)
-    with (
-        TaskQueue.from_url(server.url) as queue,
-        redis.Redis.from_url(server.url) as client,
-    ):
+    with TaskQueue.from_url(server.url) as queue, redis.Redis.from_url(server.url) as client:
         scheduler = make(queue, check_interval=0.1)
         scheduler.add_schedule(EVERY_SECOND, "alice", schedule_id="s")
         scheduler.start()

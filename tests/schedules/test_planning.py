@@ -63,13 +63,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], int, Step]] = [
         step(NINE + 12 * HOUR, NINE + 13 * HOUR, 12, (NINE, NINE + 11 * HOUR, "missed")),
     ),
     ("once, a year late", {"at": NINE}, {}, 365 * DAY, step(NINE, None)),
-    (
-        "skip: a minute late",
-        HOURLY,
-        {"misfire": "skip"},
-        MISFIRE_GRACE_MS,
-        step(NINE, NINE + HOUR),
-    ),
+    ("skip: a minute late", HOURLY, {"misfire": "skip"}, MISFIRE_GRACE_MS, step(NINE, NINE + HOUR)),
     (
         "skip: more than a minute late",
         HOURLY,
@@ -313,9 +307,7 @@ def noted(found: Step) -> tuple[int, int] | None:
 
 @explore
 @given(situations())
-def test_the_next_moment_is_after_all_handled_ones(
-    situation: tuple[Rules, int, int],
-) -> None:
+def test_the_next_moment_is_after_all_handled_ones(situation: tuple[Rules, int, int]) -> None:
     given_rules, nominal, now = situation
     found = plan(given_rules, nominal, now)
     stretch_ms = noted(found)
@@ -331,9 +323,7 @@ def test_the_next_moment_is_after_all_handled_ones(
 
 @explore
 @given(situations())
-def test_every_past_moment_is_either_fired_or_noted(
-    situation: tuple[Rules, int, int],
-) -> None:
+def test_every_past_moment_is_either_fired_or_noted(situation: tuple[Rules, int, int]) -> None:
     given_rules, nominal, now = situation
     recurrence = given_rules.recurrence
     fired, given_up, following = [], 0, nominal
@@ -362,9 +352,7 @@ def test_every_past_moment_is_either_fired_or_noted(
 
 @explore
 @given(situations())
-def test_nothing_fires_early_or_against_its_policy(
-    situation: tuple[Rules, int, int],
-) -> None:
+def test_nothing_fires_early_or_against_its_policy(situation: tuple[Rules, int, int]) -> None:
     given_rules, nominal, now = situation
     found = plan(given_rules, nominal, now)
     if found.moment_ms is None:

@@ -7,13 +7,7 @@ from typing import Any, cast
 
 import pytest
 import redis
-from helpers.schedules import (
-    THURSDAY,
-    at,
-    fire_id,
-    get,
-    ms,
-)
+from helpers.schedules import THURSDAY, at, fire_id, get, ms
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 
@@ -167,10 +161,7 @@ ACROSS: list[tuple[str, str, datetime, list[datetime]]] = [
         "Europe/London",
         "*/30 * * * *",
         datetime(2026, 3, 29, tzinfo=UTC),
-        [
-            datetime(2026, 3, 29, 0, 30, tzinfo=UTC),
-            datetime(2026, 3, 29, 1, 0, tzinfo=UTC),
-        ],
+        [datetime(2026, 3, 29, 0, 30, tzinfo=UTC), datetime(2026, 3, 29, 1, 0, tzinfo=UTC)],
     ),
     (  # it is an hour longer: 01:00 and 01:30 come twice
         "America/New_York",
@@ -250,9 +241,7 @@ def test_a_schedule_that_has_had_its_runs_needs_more_of_them_to_go_on(world: Wor
     assert world.schedule("s").is_active is False
 
 
-def test_a_replaced_schedule_that_has_had_its_runs_is_completed(
-    world: World,
-) -> None:
+def test_a_replaced_schedule_that_has_had_its_runs_is_completed(world: World) -> None:
     add_rule(world, every=60)
     world.tick_after(60)
     add_rule(world, every=60, max_runs=1, on_conflict="replace")
@@ -322,10 +311,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"every": "hour"}, "every must .*not 'hour'"),
     ({"every": True}, "every must .*not True"),
     ({"at": "tomorrow"}, "at must .*not 'tomorrow'"),
-    (
-        {"at": datetime(2026, 3, 6)},
-        "at must be a datetime with a time zone.*'2026-03-06",
-    ),
+    ({"at": datetime(2026, 3, 6)}, "at must be a datetime with a time zone.*'2026-03-06"),
     ({"every": 60, "at": at(6, 1)}, "every"),
     ({"every": 60, "start": "now"}, "start must .*not 'now'"),
     ({"every": 60, "end": datetime(2026, 3, 6)}, "end must .*not '2026-03-06"),
@@ -454,9 +440,7 @@ def test_a_schedule_that_fails_again_and_again_is_paused(world: World) -> None:
     assert world.tick_after(600).fired == 0
 
 
-def test_a_schedule_paused_for_its_failures_can_be_resumed(
-    world: World,
-) -> None:
+def test_a_schedule_paused_for_its_failures_can_be_resumed(world: World) -> None:
     add_rule(world, every=60, max_failures=1)
     world.tick_after(60)
     end_next(world, good=False)

@@ -10,16 +10,7 @@ import pytest
 import redis
 from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
-from helpers.schedules import (
-    THURSDAY,
-    add,
-    at,
-    before_script,
-    fire_id,
-    fired_ids,
-    get,
-    ms,
-)
+from helpers.schedules import THURSDAY, add, at, before_script, fire_id, fired_ids, get, ms
 from helpers.state import changes as state_changes
 from helpers.state import check_consistency
 from helpers.waiting import eventually
@@ -178,9 +169,7 @@ def test_moments_before_a_next_run_that_was_set_are_put_off_also_after_it(world:
     ]
 
 
-def test_the_past_of_a_changed_rule_is_known_while_its_task_exists(
-    world: World,
-) -> None:
+def test_the_past_of_a_changed_rule_is_known_while_its_task_exists(world: World) -> None:
     with_an_outage(world.scheduler, world.clock)
     world.scheduler.update_schedule("nine", cron_expr="0,30 * * * *")
     assert fates(world, at(5, 9), at(5, 9, 1)) == {9: "fired"}
@@ -381,10 +370,7 @@ def test_what_may_have_been_fired_is_filled_only_if_that_is_wanted(world: World)
     bold = world.scheduler.backfill("nine", at(5, 9), at(5, 10), unknown_too=True)
     assert (careful.filled, careful.unknown) == (0, 2)  # nine, and half past
     assert (bold.filled, bold.unknown) == (2, 0)
-    assert world.fired_ids() == [
-        fire_id("nine", at(5, 9)),
-        fire_id("nine", at(5, 9, 30)),
-    ]
+    assert world.fired_ids() == [fire_id("nine", at(5, 9)), fire_id("nine", at(5, 9, 30))]
 
 
 def test_a_moment_that_is_about_to_be_fired_is_not_filled(world: World) -> None:
@@ -538,9 +524,7 @@ def test_bad_arguments_of_a_backfill_are_named(
         scheduler.backfill(**given)
 
 
-def test_a_schedule_that_cancels_its_last_run_cannot_be_filled(
-    scheduler: TaskScheduler,
-) -> None:
+def test_a_schedule_that_cancels_its_last_run_cannot_be_filled(scheduler: TaskScheduler) -> None:
     add(scheduler, overlap="cancel_previous")
     with pytest.raises(InvalidSchedule, match="cancel_previous"):
         scheduler.backfill("nine", at(4, 8), at(5, 8))
@@ -1098,9 +1082,7 @@ def test_a_bad_text_is_refused(text: Any, format: str, words: str) -> None:
         load_schedules(text, format)
 
 
-def test_without_yaml_the_error_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_yaml_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     for act in (lambda: dump_schedules([], "yaml"), lambda: load_schedules("[]", "yaml")):
         with pytest.raises(ConfigurationError, match=r"fairqueue\[cli\]"):

@@ -123,12 +123,7 @@ def test_a_schedule_that_was_stored_with_such_a_window_still_fires(world: World)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"cron_expr": None, "at": at(4, 9)},
-        {"end": at(4, 9)},
-    ],
-    ids=["at", "end"],
+    "fields", [{"cron_expr": None, "at": at(4, 9)}, {"end": at(4, 9)}], ids=["at", "end"]
 )
 def test_a_moment_in_the_past_is_refused(scheduler: TaskScheduler, fields: dict[str, Any]) -> None:
     field = "end" if "end" in fields else "at"

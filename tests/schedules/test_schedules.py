@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from helpers.schedules import (
-    THURSDAY,
-    add,
-    at,
-    fire_id,
-    get,
-    ms,
-)
+from helpers.schedules import THURSDAY, add, at, fire_id, get, ms
 from helpers.world import World
 from prometheus_client import CollectorRegistry
 
@@ -285,10 +278,7 @@ BAD_CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"run_count": 0}, "unknown field 'run_count'"),
     ({"is_active": 1}, "is_active must be True or False, not 1"),
     ({"is_active": None}, "is_active must be True or False, not None"),
-    (
-        {"next_run": datetime(2026, 3, 6)},
-        "next_run must be a datetime with a time zone",
-    ),
+    ({"next_run": datetime(2026, 3, 6)}, "next_run must be a datetime with a time zone"),
     ({"next_run": "tomorrow"}, "next_run must .*not 'tomorrow'"),
     ({"next_run": None}, "next_run must .*not None"),
     ({"next_run": THURSDAY}, "next_run 2026-03-05T08:59:30.* is in the past"),
@@ -913,9 +903,7 @@ def test_a_state_that_cannot_be_read_does_not_stop_a_listing(world: World, state
     assert world.scheduler.remove_schedule("bad")
 
 
-def test_a_replaced_schedule_whose_count_is_lost_has_never_run(
-    world: World,
-) -> None:
+def test_a_replaced_schedule_whose_count_is_lost_has_never_run(world: World) -> None:
     world.add()
     world.redis.hset(world.keys["schedule_state"], "nine", '{"user":"alice","active":true}')
     world.add(on_conflict="replace")

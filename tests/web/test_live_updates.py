@@ -204,9 +204,7 @@ def test_a_stream_ends_after_its_time_so_that_the_gate_is_asked_again() -> None:
     play(scene)
 
 
-def test_viewers_see_when_redis_goes_and_comes_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_viewers_see_when_redis_goes_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         back = threading.Event()
 
@@ -289,9 +287,7 @@ def test_ending_a_session_ends_its_streams_and_no_others() -> None:
     play(scene)
 
 
-def test_holders_are_asked_again_after_a_failure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_holders_are_asked_again_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         spoilt = threading.Event()
 

@@ -84,9 +84,7 @@ def fail_one(queue: TaskQueue, **fields: Any) -> str:
 # --- tenants --------------------------------------------------------------------------------------
 
 
-def test_the_id_of_another_tenants_old_schedule_tells_nothing(
-    inspector: Inspector,
-) -> None:
+def test_the_id_of_another_tenants_old_schedule_tells_nothing(inspector: Inspector) -> None:
     north, south = inspector.acting_as(NORTH), inspector.acting_as(SOUTH)
     add(inspector, "report", "nick", tenant="north")
     theirs = finish_with_a_line(north, "report", "the password is swordfish")
@@ -242,9 +240,7 @@ def test_an_address_cannot_try_secrets_without_end(web: Web) -> None:
     assert set(answers) == {401, 429}
 
 
-def test_a_pace_admits_sometimes_and_forgets_the_oldest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pace_admits_sometimes_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("fairqueue.web.rate_limit.time.monotonic", lambda: now)
     limiter = RateLimiter(2.0, 3)

@@ -124,9 +124,7 @@ def test_filters_hooks_and_handler_of_a_run_share_their_context_variables(
     assert seen == [(p, ">".join(["nobody", *places[:n]])) for n, p in enumerate(places)]
 
 
-def test_a_run_in_the_callers_thread_sees_its_variables(
-    queue: TaskQueue,
-) -> None:
+def test_a_run_in_the_callers_thread_sees_its_variables(queue: TaskQueue) -> None:
     seen: list[str] = []
     worker = Worker(queue)
 
@@ -217,10 +215,7 @@ def test_what_a_handler_that_failed_leaves_is_cancelled_before_others_get_its_ta
 
 
 def test_what_does_not_heed_being_cancelled_is_never_run_again(
-    live: TaskQueue,
-    run: Run,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     steps: list[str] = []
@@ -346,10 +341,7 @@ def test_a_timer_of_a_connection_that_closes_is_left_alone(
 
 
 def test_a_call_that_comes_again_with_each_turn_is_never_run_again(
-    live: TaskQueue,
-    run: Run,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     turns: list[int] = []
@@ -414,10 +406,7 @@ def test_what_a_run_leaves_to_a_thread_is_waited_for_and_reported(
 
 
 def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
-    live: TaskQueue,
-    run: Run,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     go_on = threading.Event()

@@ -368,8 +368,7 @@ class TooMuch:
 
 
 @pytest.mark.parametrize(
-    "target",
-    [no_arguments, three, three_and_more, only_named, needs_named, NoPayload, TooMuch],
+    "target", [no_arguments, three, three_and_more, only_named, needs_named, NoPayload, TooMuch]
 )
 def test_a_handler_of_the_wrong_arguments_is_not_registered(worker: Worker, target: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"handler of 'job' must take the payload"):
@@ -686,10 +685,7 @@ def test_a_worker_is_made_with_modules(worker: Worker, module: Callable[[str], s
     ("text", "says"),
     [
         ("x = 1", "has no class with a method `handle`"),
-        (
-            "class A:\n    retries = -1\n    def handle(self, p): ...",
-            r"A: retries must .* not -1",
-        ),
+        ("class A:\n    retries = -1\n    def handle(self, p): ...", r"A: retries must .* not -1"),
         ("class A:\n    def handle(self): ...", r"A: the handler of .* must take the payload"),
     ],
 )

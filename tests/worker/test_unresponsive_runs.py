@@ -120,9 +120,7 @@ def test_a_worker_says_how_long_its_handler_may_run(
     assert stale == (["t"] if ends else [])
 
 
-def test_a_time_out_that_was_removed_does_not_rule_the_next_attempt(
-    world: World,
-) -> None:
+def test_a_time_out_that_was_removed_does_not_rule_the_next_attempt(world: World) -> None:
     world.queue.set_limits("report", timeout=5)
     world.queue.push(make_task(task_id="t", name="report"))
     world.queue.retry(world.claim_one(lease=30), "no", 0)
@@ -197,9 +195,7 @@ def test_whoever_comes_first_ends_it(world: World, by: str) -> None:
     assert [run.task_id for run in world.workers.find_stale()] == (["t"] if by == "a claim" else [])
 
 
-def test_a_run_of_a_dead_worker_is_offered_again_however_late(
-    world: World,
-) -> None:
+def test_a_run_of_a_dead_worker_is_offered_again_however_late(world: World) -> None:
     world.push("t", timeout=10)
     claim = world.claim_one(lease=5)
     keep(world.queue, world.clock, claim, 9, lease=5)

@@ -142,9 +142,7 @@ def test_run_until_empty_runs_all_that_is_ready_also_what_handlers_push(world: W
     assert worker_threads() == []
 
 
-def test_a_failure_is_retried_by_policy_then_buried_with_its_error(
-    world: World,
-) -> None:
+def test_a_failure_is_retried_by_policy_then_buried_with_its_error(world: World) -> None:
     worker = Worker(world.queue)
     attempts: list[int] = []
 
@@ -991,9 +989,7 @@ def test_finish_and_claim_goes_on_when_the_scripts_were_flushed(world: World) ->
     assert world.info("c").attempts == 1
 
 
-def test_a_lost_reply_to_finish_and_claim_is_asked_for_again(
-    own_server: OwnServer,
-) -> None:
+def test_a_lost_reply_to_finish_and_claim_is_asked_for_again(own_server: OwnServer) -> None:
     server = own_server()
     with (
         LossyProxy(server.socket_path) as proxy,
@@ -1766,9 +1762,7 @@ def test_a_run_that_goes_on_after_its_time_out_keeps_its_slot_and_is_said_once_p
     assert (state(live, "t"), info_of(live, "t").result) == ("buried", None)  # it came too late
 
 
-def test_a_worker_counts_in_its_registry_or_in_that_of_prometheus(
-    queue: TaskQueue,
-) -> None:
+def test_a_worker_counts_in_its_registry_or_in_that_of_prometheus(queue: TaskQueue) -> None:
     registry = CollectorRegistry()
     assert Worker(queue, lambda task: None, registry=registry).registry is registry
     assert Worker(queue, lambda task: None).registry is REGISTRY

@@ -354,8 +354,7 @@ def test_a_bad_document_is_named(admin: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "field",
-    ["every", "timeout", "jitter", "start", "end", "anchor", "backoff", "at", "catch_up"],
+    "field", ["every", "timeout", "jitter", "start", "end", "anchor", "backoff", "at", "catch_up"]
 )
 def test_a_number_of_hundreds_of_digits_in_a_document_is_refused(admin: Client, field: str) -> None:
     """Fields of documents have no type of their own that would refuse it before."""

@@ -170,10 +170,7 @@ def check_audit(endpoint: Endpoint, api: Api, actor: str) -> None:
 OWN = "/scheduler/jobs/globex-own"
 # Where a request names an id: what it asks for, and of which kind the id is.
 NAMED: dict[str, tuple[str, Callable[[str], tuple[str, Any]]]] = {
-    "create_job": (
-        "schedule_id",
-        lambda id_: ("/scheduler/jobs", {**GLOBEX, "schedule_id": id_}),
-    ),
+    "create_job": ("schedule_id", lambda id_: ("/scheduler/jobs", {**GLOBEX, "schedule_id": id_})),
     "copy_job": ("schedule_id", lambda id_: (f"{OWN}/copy", {"schedule_id": id_})),
     "import_jobs": (
         "schedule_id",

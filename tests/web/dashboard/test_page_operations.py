@@ -88,14 +88,14 @@ def test_no_leader_is_an_alarm(web: Web, inspector: Inspector, clock: ManualCloc
     site = web()
 
     before = words(get(site, "/workers"))
-    TaskScheduler(inspector.queue).tick()
+    TaskScheduler(inspector.queue, "one").tick()
     leads = words(get(site, "/workers"))
     clock.advance(3600)
     over = words(get(site, "/workers"))
 
     assert "No scheduler leads: 1 schedule does not fire" in before
     assert re.search(
-        r"inspector leads Lease leadership was taken 1 time so far; [\d.]+ s left", leads
+        r"one leads Lease leadership was taken 1 time so far; [\d.]+ s left", leads
     )
     assert "its lease is over" in over
 
@@ -105,7 +105,7 @@ def test_disabled_schedules_are_named(web: Web, inspector: Inspector, world: Wor
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
     tamper(world.redis, inspector.queue, "nine", cron_expr="nonsense")
     world.advance(3600)
-    TaskScheduler(inspector.queue).tick()
+    TaskScheduler(inspector.queue, "one").tick()
 
     text = get(web(), "/workers")
 

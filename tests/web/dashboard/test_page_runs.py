@@ -480,10 +480,7 @@ def test_a_run_that_has_not_ended_is_cancelled(web: Web, world: World) -> None:
     assert world.inspector.runs.get("a").run.status == "cancelled"
     assert said(cancelled).startswith("Cancelled")
     assert said(ended) == "It had ended before: nothing was changed."
-    assert [entry[:2] for entry in actions(world)] == [
-        ("run.cancel", "a"),
-        ("run.cancel", "ended"),
-    ]
+    assert [entry[:2] for entry in actions(world)] == [("run.cancel", "a"), ("run.cancel", "ended")]
 
 
 def test_a_running_run_shows_that_it_is_being_cancelled(web: Web, queue: TaskQueue) -> None:

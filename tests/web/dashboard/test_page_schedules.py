@@ -551,11 +551,7 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, world: World) -> Non
 
     assert (answer.headers["location"], said(answer)) == ("/schedules/report-7", "Added report-7.")
     task = world.inspector.schedules.get("report-7").schedule
-    assert (task.cron_expr, task.timezone, task.user_id) == (
-        "0 9 * * 1-5",
-        "Europe/Berlin",
-        "bob",
-    )
+    assert (task.cron_expr, task.timezone, task.user_id) == ("0 9 * * 1-5", "Europe/Berlin", "bob")
     assert (task.tenant, task.name, int(task.priority)) == ("acme", "mails.send", 5)
     assert (task.payload, task.metadata) == ({"to": "bo"}, {"team": "blue"})
     assert task.start == datetime(2026, 3, 5, 11, tzinfo=UTC)

@@ -162,10 +162,7 @@ def make_info(world: World, **changes: Any) -> UserInfo:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"oldest_wait": 5.0}, "came late: the oldest waits 5 s"),
-        ({}, "CRITICAL"),
-    ],
+    [({"oldest_wait": 5.0}, "came late: the oldest waits 5 s"), ({}, "CRITICAL")],
 )
 def test_an_underserved_user_sees_why(world: World, changes: dict[str, Any], reason: str) -> None:
     found = hint(make_info(world, entitled=0.5, received=0.1, **changes), 60)
@@ -197,10 +194,7 @@ def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
 
 @pytest.mark.parametrize(
     ("settings", "state"),
-    [
-        (UserSettings(max_running=2), "capped"),
-        (UserSettings(rate=0.5), "rate limited"),
-    ],
+    [(UserSettings(max_running=2), "capped"), (UserSettings(rate=0.5), "rate limited")],
 )
 def test_a_distant_limit_is_not_a_reason(world: World, settings: UserSettings, state: str) -> None:
     info = make_info(world, entitled=0.5, received=0.1, settings=settings)
@@ -337,10 +331,7 @@ def queueing(queue: TaskQueue) -> None:
         (lambda queue: queue.set_user("alice", weight=2), "Nothing of theirs waits or runs"),
         (pausing, "User 'alice' is paused by &lt;ann&gt; since <time"),
         (capping, "User 'alice' has 1 task running, as many as max_running allows."),
-        (
-            rating,
-            "User 'alice' has reached the rate limit of 0.01 tasks per second. The next",
-        ),
+        (rating, "User 'alice' has reached the rate limit of 0.01 tasks per second. The next"),
         (holding, "The only slot for tasks named 'default' is taken."),
         (queueing, "It waits for its turn, after 1 other user."),
         (lambda queue: fill(queue, "alice", 1), "It is next: the first worker with a free slot"),

@@ -577,9 +577,7 @@ def test_the_inspector_of_a_request_acts_for_its_sender(web: Web) -> None:
 # --- health ---------------------------------------------------------------------------------------
 
 
-def test_without_redis_it_is_healthy_not_ready(
-    own_server: Callable[..., EmbeddedServer],
-) -> None:
+def test_without_redis_it_is_healthy_not_ready(own_server: Callable[..., EmbeddedServer]) -> None:
     server = own_server()
     with TaskQueue.from_url(server.url, timeout=0.3) as queue:
         app = create_app(queue)
