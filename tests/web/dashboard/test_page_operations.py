@@ -94,9 +94,7 @@ def test_no_leader_is_an_alarm(web: Web, inspector: Inspector, clock: ManualCloc
     over = words(get(site, "/workers"))
 
     assert "No scheduler leads: 1 schedule does not fire" in before
-    assert re.search(
-        r"one leads Lease leadership was taken 1 time so far; [\d.]+ s left", leads
-    )
+    assert re.search(r"one leads Lease leadership was taken 1 time so far; [\d.]+ s left", leads)
     assert "its lease is over" in over
 
 
