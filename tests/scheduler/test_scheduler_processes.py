@@ -40,13 +40,13 @@ DRIVER = textwrap.dedent(
     )
     command = queue.link._command
 
-    def stop_before_fire(script, **arguments):
+    def stop_before_fire(call):
         global stops_itself
-        if script.name == "fire" and stops_itself:
+        if call.script == "fire" and stops_itself:
             stops_itself = False
             # To this thread: one to the process might stop it only after the command is sent.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-        return command(script, **arguments)
+        return command(call)
 
     queue.link._command = stop_before_fire
     scheduler.start()

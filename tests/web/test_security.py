@@ -109,10 +109,10 @@ def test_a_schedule_that_becomes_anothers_before_the_change_is_left_alone(
 ) -> None:
     north = inspector.acting_as(NORTH)
     add(inspector, "report", "nick", tenant="north")
-    look: Callable[[str], Any] = north.schedules._own
+    look: Callable[..., Any] = north.schedules._own
 
-    def moved_meanwhile(schedule_id: str) -> Any:
-        seen = look(schedule_id)
+    def moved_meanwhile(*arguments: str) -> Any:
+        seen = look(*arguments)
         inspector.users.set("nick", tenant="south")
         inspector.schedules.update("report", {"tenant": "south", "payload": {"of": "south"}})
         return seen
