@@ -3,7 +3,7 @@
 import builtins
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any, TypedDict, Unpack
@@ -81,12 +81,14 @@ class ScheduleInspector:
 
         Raises InvalidSchedule for a bad value, and Forbidden for another tenant.
         """
-        page = self._context.schedules.page(self._filter(filters), limit, cursor)
+        page = self._context.schedules.list_schedules(
+            limit=limit, cursor=cursor, **self._filters(filters)
+        )
         return Page(self._views(page), page.cursor)
 
     def count(self, **filters: Unpack[ScheduleFilters]) -> int:
         """Return how many schedules match: those that a bulk action would change."""
-        self._filter(filters)
+        self._filters(filters)
         return self.bulk("pause", dry_run=True, **filters).matched
 
     def get(self, schedule_id: str) -> ScheduleView:
@@ -234,7 +236,7 @@ class ScheduleInspector:
         with self._guard.change(
             "schedule.add", given or "(new)", tenant=spec.get("tenant"), details=spec
         ) as noted:
-            schedule_id = self._context.schedules.add(spec, on_conflict)
+            schedule_id = self._context.schedules.add_schedule(on_conflict=on_conflict, **spec)
             noted.add(schedule_id=schedule_id)
         return schedule_id
 
@@ -245,7 +247,7 @@ class ScheduleInspector:
         with self._changing("schedule.copy", task, changes) as noted:
             new_id = self._context.new_schedule_id(new_id)
             changes["created_by"] = self._by
-            copied = self._context.schedules.copy(task.schedule_id, new_id, changes)
+            copied = self._context.schedules.copy_schedule(task.schedule_id, new_id, **changes)
             noted.add(schedule_id=copied)
         return copied
 
@@ -264,8 +266,8 @@ class ScheduleInspector:
                 patch[field] = unmask(patch[field], getattr(task, field))
         with self._changing("schedule.update", task, patch):
             revision = self._revision(task, if_match)
-            update = self._context.schedules.update
-            _check(task, update(task.schedule_id, patch, by=self._by, if_revision=revision))
+            patch |= {"changed_by": self._by, "if_revision": revision}
+            _check(task, self._context.schedules.update_schedule(task.schedule_id, **patch))
         return self.get(task.schedule_id)
 
     def remove(self, schedule_id: str, *, if_match: str | None = None) -> None:
@@ -273,7 +275,8 @@ class ScheduleInspector:
         task = self._own(schedule_id, "admin", "remove schedules")
         with self._changing("schedule.remove", task):
             revision = self._revision(task, if_match)
-            _check(task, self._context.schedules.remove(task.schedule_id, if_revision=revision))
+            remove = self._context.schedules.remove_schedule
+            _check(task, remove(task.schedule_id, if_revision=revision))
 
     def pause(
         self,
@@ -285,14 +288,15 @@ class ScheduleInspector:
         """Stop firing until it is resumed, or until a time. Raises UnknownSchedule."""
         task = self._own(schedule_id, "operator", "pause schedules")
         with self._changing("schedule.pause", task, {"note": note, "until": until}):
-            pause = self._context.schedules.pause
+            pause = self._context.schedules.pause_schedule
             _check(task, pause(task.schedule_id, note=note, by=self._by, until=until))
 
     def resume(self, schedule_id: str, *, note: str | None = None) -> None:
         """Resume it from now. Raises UnknownSchedule."""
         task = self._own(schedule_id, "operator", "resume schedules")
         with self._changing("schedule.resume", task, {"note": note}):
-            _check(task, self._context.schedules.resume(task.schedule_id, note=note, by=self._by))
+            resume = self._context.schedules.resume_schedule
+            _check(task, resume(task.schedule_id, note=note, by=self._by))
 
     def toggle(self, schedule_id: str) -> bool:
         """Pause it if it is active, else resume it; return whether it is active then."""
@@ -310,7 +314,7 @@ class ScheduleInspector:
             payload = self._guard.unmask(payload, task.payload)
         with self._changing("schedule.trigger", task) as noted:
             trigger = self._context.schedules.trigger
-            task_id = trigger(task.schedule_id, by=self._by, payload=payload)
+            task_id = trigger(task.schedule_id, triggered_by=self._by, payload=payload)
             noted.add(task_id=task_id)
         return task_id
 
@@ -353,35 +357,41 @@ class ScheduleInspector:
 
         One that fails does not stop the others; see BulkResult. Raises InvalidSchedule.
         """
-        wanted = self._filter(filters)
+        wanted = self._filters(filters)
         ids = self._context.meant_schedules(ids)
         patch = dict(changes or {})
-        for field in patch.keys() & {*asdict(wanted), "ids", "note", "by"}:
+        for field in patch.keys() & {*ScheduleFilters.__annotations__, "ids", "note", "by"}:
             raise InvalidSchedule(f"{field} cannot be changed for many schedules: update each")
-        act = partial(self._context.schedules.bulk, action, ids=ids, note=note, by=self._by)
+        act = partial(
+            self._context.schedules.bulk, action, ids=ids, note=note, by=self._by, **wanted
+        )
         if dry_run:
-            return act(dry_run=True, changes=patch, **asdict(wanted))
+            return act(dry_run=True, **patch)
         self._guard.require(BULK_ROLES.get(action, "admin"), f"{action} schedules")
         if patch:
             patch = self._context.with_tenant(patch, is_new=False)
-        given = {name: value for name, value in filters.items() if value is not None}
-        details = {"filters": given, "ids": [*(ids or ())], "changes": patch, "note": note}
+        details = {"filters": _given(filters), "ids": [*(ids or ())], "changes": patch}
         with self._guard.change(
-            f"schedules.{action}", "(all that match)", tenant=wanted.tenant, details=details
+            f"schedules.{action}",
+            "(all that match)",
+            tenant=wanted["tenant"],
+            details={**details, "note": note},
         ) as noted:
-            result = act(dry_run=False, progress=progress, changes=patch, **asdict(wanted))
+            result = act(dry_run=False, progress=progress, **patch)
             noted.add(matched=result.matched, done=result.done, failed=result.failed)
         return result
 
     def export(self, **filters: Unpack[ScheduleFilters]) -> builtins.list[dict[str, Any]]:
         """Return schedules as documents for `import_`, with their secrets: for admins only."""
         self._guard.require("admin", "export schedules")
-        wanted = self._filter(filters)
-        given = {name: value for name, value in filters.items() if value is not None}
+        wanted = self._filters(filters)
         with self._guard.change(
-            "schedules.export", "(all that match)", tenant=wanted.tenant, details={"filters": given}
+            "schedules.export",
+            "(all that match)",
+            tenant=wanted["tenant"],
+            details={"filters": _given(filters)},
         ) as noted:
-            documents = self._context.schedules.export(wanted)
+            documents = self._context.schedules.export_schedules(**wanted)
             noted.add(exported=len(documents))
         return documents
 
@@ -399,8 +409,9 @@ class ScheduleInspector:
             each["schedule_id"] = self._context.new_schedule_id(each.get("schedule_id"))
             if isinstance(each["schedule_id"], str):
                 self._check_not_anothers(each["schedule_id"])
-        wanted = ScheduleFilter(tenant=self._guard.actor.tenant) if prune else None
-        run = partial(self._context.schedules.import_, listed, prune=wanted, by=self._by)
+        tenant = self._guard.actor.tenant
+        load = self._context.schedules.import_schedules
+        run = partial(load, listed, prune=prune, tenant=tenant, by=self._by)
         if dry_run:
             return run(dry_run=True)
         details = {"documents": len(listed), "prune": prune}
@@ -415,9 +426,12 @@ class ScheduleInspector:
     def _by(self) -> str:
         return self._guard.actor.name
 
-    def _filter(self, filters: Mapping[str, Any]) -> ScheduleFilter:
+    def _filters(self, filters: ScheduleFilters) -> ScheduleFilters:
+        """Return the filters within the tenant of the actor. Raises Forbidden for another one."""
         self._guard.read()
-        return ScheduleFilter(**{**filters, "tenant": self._guard.scope(filters.get("tenant"))})
+        wanted: ScheduleFilters = {**filters, "tenant": self._guard.scope(filters.get("tenant"))}
+        ScheduleFilter(**wanted)
+        return wanted
 
     def _own(self, schedule_id: str, role: str = "", doing: str = "") -> ScheduledTask:
         """Return a schedule that the actor may see, with its secrets. Raises UnknownSchedule.
@@ -480,6 +494,10 @@ class ScheduleInspector:
                 )
             )
         return views
+
+
+def _given(filters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in filters.items() if value is not None}
 
 
 def _check(task: ScheduledTask, found: bool) -> None:

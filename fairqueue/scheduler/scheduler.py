@@ -33,7 +33,6 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.firing import Firing, TickReport
 from fairqueue.scheduler.leadership import Leadership, Reading
-from fairqueue.scheduler.methods import ScheduleMethods
 from fairqueue.schedules.replan import Replanner
 from fairqueue.schedules.service import Schedules
 from fairqueue.stats.samples import SampleStore
@@ -72,7 +71,7 @@ class Health:
     last_error: str | None
 
 
-class TaskScheduler(ScheduleMethods):
+class TaskScheduler(Schedules):
     """Stores schedules, and fires them while it leads. Safe to use from many threads.
 
     Any number of schedulers may run on a queue. One leads; when it ends, another takes over within
@@ -95,7 +94,8 @@ class TaskScheduler(ScheduleMethods):
         """
         if not isinstance(queue, TaskQueue):
             raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")
-        self.queue = queue
+        super().__init__(queue, Outgoing(queue.link).check)
+        self.queue: TaskQueue = queue
         if scheduler_id is None:
             scheduler_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"
         self.scheduler_id = check_name(scheduler_id, "scheduler_id", ConfigurationError)
@@ -110,8 +110,6 @@ class TaskScheduler(ScheduleMethods):
         self._alerts = alerts or Alerts()
         self._metrics = scheduler_metrics(registry)
         queue.check(timeout=CHECK_TIMEOUT_S)
-        self._link = queue.link
-        self.schedules = Schedules(queue, Outgoing(self._link).check)
         self._metrics.prepare(queue.name, self.scheduler_id)
         self._begin_life()
         _schedulers.add(self)
@@ -121,9 +119,9 @@ class TaskScheduler(ScheduleMethods):
 
         In the child the thread is gone, locks may be held for ever, and the term is the parent's.
         """
-        self._leadership = Leadership(self._link, self.scheduler_id, self.lock_timeout)
+        self._leadership = Leadership(self.link, self.scheduler_id, self.lock_timeout)
         self._firing = Firing(
-            self.schedules.store, self._leadership, self._metrics, self._alerts, self.queue.name
+            self.store, self._leadership, self._metrics, self._alerts, self.queue.name
         )
         self._tick_lock = threading.Lock()
         self._life_lock = threading.RLock()  # a signal handler may stop what is being stopped
@@ -200,14 +198,14 @@ class TaskScheduler(ScheduleMethods):
             return
         self._looked_ms = at_ms
         can_alert = self._alerts.has_recipients
-        notices = WorkerStore(self._link).look_over(now_ms, can_alert=can_alert, heard=self._heard)
+        notices = WorkerStore(self.link).look_over(now_ms, can_alert=can_alert, heard=self._heard)
         for notice in notices:
             report(notice, self._alerts)
         self._heard = [notice.text for notice in notices] if can_alert else []
         if can_alert:
             self._alerts.watch(self.queue.inspect())
         try:
-            SampleStore(self._link).take(now_ms)
+            SampleStore(self.link).take(now_ms)
         except FairQueueError as error:  # schedules are fired whether or not there are charts
             self._count_failure(error)
             _log("sample_failed", logging.WARNING, queue=self.queue.name, error=str(error))
@@ -217,7 +215,7 @@ class TaskScheduler(ScheduleMethods):
         if reading.elected:
             self._count_lock("acquired")
             _log("lock_acquired", **self._who(), epoch=reading.epoch)
-            self._replanner = Replanner(self.schedules.store)
+            self._replanner = Replanner(self.store)
         elif not reading.is_leader:
             self._count_lock("contended")
             left_ms = reading.ends_ms - reading.now_ms
@@ -263,7 +261,7 @@ class TaskScheduler(ScheduleMethods):
                 return
             self._stopping.clear()
             self._state = STARTING
-            self._listener = self._link.listener("scheduler_wake")
+            self._listener = self.link.listener("scheduler_wake")
             self._up_since = time.time()
             self._metrics.started.labels(self.queue.name, self.scheduler_id).set(self._up_since)
             self._thread = threading.Thread(

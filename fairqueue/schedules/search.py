@@ -17,15 +17,20 @@ MAX_WALKED = 10_000  # schedules looked at for one page when a filter matches fe
 LEAST_READ = 100  # schedules that are read in full at a time, where more than a page may match
 
 
-class ScheduleFilters(TypedDict, total=False):
-    """Which schedules are meant; see ScheduleFilter."""
+class MoreFilters(TypedDict, total=False):
+    """Which schedules are meant, besides their user and whether they are active."""
 
-    user_id: str | None
     name: str | None
     name_prefix: str | None
     contains: str | None
-    is_active: bool | None
     tenant: str | None
+
+
+class ScheduleFilters(MoreFilters, total=False):
+    """Which schedules are meant; see ScheduleFilter."""
+
+    user_id: str | None
+    is_active: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

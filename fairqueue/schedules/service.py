@@ -11,6 +11,7 @@ from fairqueue.errors import InvalidSchedule, UnknownSchedule, shown
 from fairqueue.link.operation import Ask, Now, Operation, operation, steps
 from fairqueue.logs import log_event
 from fairqueue.models import (
+    DEFAULT_NAME,
     Page,
     Problem,
     ScheduledTask,
@@ -19,7 +20,8 @@ from fairqueue.models import (
     new_id,
     task_document,
 )
-from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.queue import QueueOperations
+from fairqueue.recurrence.frequency import Frequency
 from fairqueue.retry_policy import encode_policy
 from fairqueue.schedules.backfill import Backfill, BackfillRequest, backfill
 from fairqueue.schedules.bulk import BulkResult, Progress, check_action, run_bulk
@@ -31,13 +33,13 @@ from fairqueue.schedules.changes import (
     read_changes,
 )
 from fairqueue.schedules.definition import policy_of
-from fairqueue.schedules.fields import FIELDS, KINDS
+from fairqueue.schedules.fields import FIELDS, KINDS, ScheduleOptions
 from fairqueue.schedules.import_export import Diff, export, import_documents
 from fairqueue.schedules.outcomes import FireTime, list_moments
 from fairqueue.schedules.replan import Replanned, Replanner
 from fairqueue.schedules.search import (
+    MoreFilters,
     ScheduleFilter,
-    ScheduleFilters,
     find_ids,
     search,
     select_ids,
@@ -49,61 +51,127 @@ _log = partial(log_event, logging.getLogger("fairqueue.scheduler"))
 
 
 class Schedules:
-    """The schedules of one queue. TaskScheduler documents the arguments of each method."""
+    """The schedules of one queue: all that TaskScheduler offers, except firing them."""
 
-    def __init__(self, queue: TaskQueue, check_task: CheckTask | None = None) -> None:
+    def __init__(self, queue: QueueOperations, check_task: CheckTask | None = None) -> None:
         """`check_task` is called with the name and the payload of future tasks; it may raise."""
         self.queue = queue
         self.link = queue.link
         self.store = ScheduleStore(queue.link, check_task)
 
-    # --- one schedule -----------------------------------------------------------------------------
-
     @operation
-    def add(self, spec: Mapping[str, Any], on_conflict: str = "error") -> Operation[str]:
-        """Store a schedule and return its id; see TaskScheduler.add_schedule."""
+    def add_schedule(
+        self,
+        cron_expr: str | Frequency | Mapping[str, object] | None = None,
+        user_id: str | None = None,
+        priority: int = Priority.NORMAL,
+        payload: dict[str, Any] | None = None,
+        timezone: str = "UTC",
+        name: str = DEFAULT_NAME,
+        schedule_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        on_conflict: str = "error",
+        **options: Unpack[ScheduleOptions],
+    ) -> Operation[str]:
+        """Store a schedule and return its id. A task is pushed at each of its fire times.
+
+        Its rule is `cron_expr` (five fields, or six with seconds first; `H` is hashed by the id),
+        or one of the options `every` and `at`. For all options see ScheduleOptions.
+        Raises InvalidCron, UnknownTimezone, InvalidPayload or InvalidSchedule naming the value, and
+        ScheduleConflict if `schedule_id` is in use, unless `on_conflict` is "replace". Nothing is
+        stored then.
+        """
+        spec = {
+            "cron_expr": cron_expr,
+            "user_id": user_id,
+            "priority": priority,
+            "payload": payload,
+            "timezone": timezone,
+            "name": name,
+            "schedule_id": schedule_id,
+            "metadata": metadata,
+            **options,
+        }
         (schedule_id,) = yield from steps(self.store.add)([spec], on_conflict)
-        _log("schedule_added", schedule=schedule_id, user=spec.get("user_id"))
+        _log("schedule_added", schedule=schedule_id, user=user_id)
         return schedule_id
 
     @operation
-    def add_many(
-        self, specs: Iterable[Mapping[str, Any]], on_conflict: str = "error"
+    def add_schedules(
+        self, schedules: Iterable[Mapping[str, Any]], *, on_conflict: str = "error"
     ) -> Operation[list[str]]:
-        """Store many schedules, all or none, and return their ids."""
-        ids = yield from steps(self.store.add)(specs, on_conflict)
+        """Store many schedules, given as dicts of add_schedule's arguments; all or none of them.
+
+        One call is one script: 10,000 schedules of 16 MiB at most, which hold the server for some
+        13 µs each. Returns their ids. Raises as add_schedule.
+        """
+        ids = yield from steps(self.store.add)(schedules, on_conflict)
         _log("schedules_added", count=len(ids))
         return ids
 
     @operation
-    def update(
+    def update_schedule(
         self,
+        /,
         schedule_id: str,
-        changes: Mapping[str, Any],
         *,
-        by: str | None = None,
+        changed_by: str | None = None,
         if_revision: str | None = None,
+        **changes: Any,
     ) -> Operation[bool]:
-        """Change the given fields; return False if there is no such schedule."""
-        change = check_change(by)
+        """Change the given fields, and no others; return False if there is no such schedule.
+
+        Fields: those of add_schedule, `is_active`, and `next_run` (a time in the future). A new
+        rule, zone or limit plans the schedule anew, from now. `changed_by` is kept in the history
+        of its changes. Raises as add_schedule, InvalidSchedule for an unknown field, and
+        StaleVersion if the schedule has another revision than `if_revision`.
+        """
+        change = check_change(changed_by)
         found = yield from steps(self.store.update)(schedule_id, changes, change, if_revision)
         _log("schedule_updated", schedule=schedule_id, fields=sorted(changes), found=found)
         return found
 
     @operation
-    def remove(self, schedule_id: str, *, if_revision: str | None = None) -> Operation[bool]:
-        """Remove a schedule; return False if there is none."""
+    def remove_schedule(
+        self, schedule_id: str, *, if_revision: str | None = None
+    ) -> Operation[bool]:
+        """Remove a schedule; return False if there is none. Tasks that it has fired stay.
+
+        Raises StaleVersion if the schedule has another revision than `if_revision`.
+        """
         found = yield from steps(self.store.remove)(schedule_id, if_revision)
         _log("schedule_removed", schedule=schedule_id, found=found)
         return found
 
     @operation
-    def get(self, schedule_id: str) -> Operation[ScheduledTask | None]:
+    def get_schedule(self, schedule_id: str) -> Operation[ScheduledTask | None]:
         """Return a schedule, or None. Raises BrokenRecord if it cannot be read."""
         return (yield from steps(self.store.get)(schedule_id))
 
     @operation
-    def pause(
+    def list_schedules(
+        self,
+        user_id: str | None = None,
+        is_active: bool | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+        **filters: Unpack[MoreFilters],
+    ) -> Operation[Page[ScheduledTask]]:
+        """Return a page of schedules, ordered by user and id; its `cursor` gets the next one.
+
+        More filters are `name` of their tasks, `name_prefix`, `contains` (a part of the name, of
+        the id or of the title, in upper or lower case) and `tenant`. With a name they are ordered
+        by name and id; with `contains` too, or, with a user, by id; those of a `tenant` always by
+        user and id. A page may be short although it has a cursor: one call looks at 10,000 at most.
+        Records that cannot be read are left out; see `problems`. Raises InvalidSchedule for a bad
+        value.
+        """
+        wanted = ScheduleFilter(user_id=user_id, is_active=is_active, **filters)
+        return (yield from search(self.store, wanted, limit, cursor))
+
+    @operation
+    def pause_schedule(
         self,
         schedule_id: str,
         *,
@@ -111,29 +179,50 @@ class Schedules:
         by: str | None = None,
         until: datetime | float | None = None,
     ) -> Operation[bool]:
-        """Pause a schedule; return False if there is none."""
+        """Stop firing until it is resumed, or until a time; return False if there is none.
+
+        Fire times that pass meanwhile are noted as paused. Raises InvalidSchedule for a bad value.
+        """
         change = check_change(by, note, until, (yield Now()))
         found = yield from steps(self.store.update)(schedule_id, {"is_active": False}, change)
         _log("schedule_paused", schedule=schedule_id, found=found)
         return found
 
     @operation
-    def resume(
+    def resume_schedule(
         self, schedule_id: str, *, note: str | None = None, by: str | None = None
     ) -> Operation[bool]:
-        """Resume a schedule that was paused or disabled; return False if there is none."""
+        """Resume a paused or disabled schedule, from now; return False if there is none."""
         change = check_change(by, note)
         found = yield from steps(self.store.update)(schedule_id, {"is_active": True}, change)
         _log("schedule_resumed", schedule=schedule_id, found=found)
         return found
 
     @operation
+    def tenant_of(self, user_id: str) -> Operation[str | None]:
+        """Return the tenant that a user belongs to, or None; see TaskQueue.tenant_of."""
+        return (yield from steps(self.queue.tenant_of)(user_id))
+
+    @operation
+    def problems(self) -> Operation[list[Problem]]:
+        """Return the schedules that cannot run, and why: unreadable records, broken rules."""
+        return (yield from steps(self.store.problems)())
+
+    @operation
     def trigger(
-        self, schedule_id: str, *, by: str | None = None, payload: dict[str, Any] | None = None
+        self,
+        schedule_id: str,
+        *,
+        triggered_by: str | None = None,
+        payload: dict[str, Any] | None = None,
     ) -> Operation[str]:
-        """Push one task now and return its id; see TaskScheduler.trigger."""
-        if by is not None:
-            check_name(by, "triggered_by")
+        """Push one task now, whatever the plan and the overlap policy, and return its id.
+
+        The plan is left as it is. `triggered_by` is kept in the history; `payload` is for this run
+        only. Raises UnknownSchedule, BrokenRecord, and as TaskQueue.push.
+        """
+        if triggered_by is not None:
+            check_name(triggered_by, "triggered_by")
         schedule = yield from steps(self.store.get)(schedule_id)
         if schedule is None:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r} to trigger")
@@ -149,7 +238,7 @@ class Schedules:
             name=schedule.name,
             schedule_id=schedule_id,
             run_type="manual",
-            triggered_by=by,
+            triggered_by=triggered_by,
             policy=policy,
             tenant=schedule.tenant,
             document=task_document(
@@ -158,31 +247,13 @@ class Schedules:
                 schedule.priority,
                 encode_payload(payload),
                 schedule_id,
-                origin={"by": by, "tenant": schedule.tenant},
+                origin={"by": triggered_by, "tenant": schedule.tenant},
                 policy=encode_policy(policy),
             ),
         )
         task_id = yield from steps(self.queue.push)(task)
         _log("schedule_triggered", schedule=schedule_id, task=task_id, user=schedule.user_id)
         return task_id
-
-    @operation
-    def copy(
-        self, schedule_id: str, new_schedule_id: str | None, changes: Mapping[str, Any]
-    ) -> Operation[str]:
-        """Store a schedule like another and return its id; see TaskScheduler.copy_schedule."""
-        stored = yield from steps(self.store.find)(schedule_id)
-        for name in ("schedule_id", "is_active", "next_run"):
-            if name in changes:
-                raise InvalidSchedule(f"{name} {shown(changes[name])} cannot be given to a copy")
-        spec = {name: FIELDS[name].to_user(each) for name, each in stored.definition.fields.items()}
-        if any(changes.get(kind) is not None for kind in KINDS):
-            # A rule of another kind replaces the old one, and an interval begins anew.
-            spec |= dict.fromkeys((*KINDS, "anchor"))
-        spec |= {**changes, "schedule_id": new_schedule_id or new_id()}
-        (copied,) = yield from steps(self.store.add)([spec], "error")
-        _log("schedule_copied", schedule=copied, original=schedule_id)
-        return copied
 
     @operation
     def moments(
@@ -193,7 +264,11 @@ class Schedules:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Operation[Page[FireTime]]:
-        """Return a page of its fire times in [start, end), and what became of each."""
+        """Return each fire time from `start` until before `end`, and what became of it.
+
+        At most 1,000 on a page; its `cursor` gets the next one. See FireTime. Raises
+        UnknownSchedule, and InvalidSchedule for a bad value.
+        """
         return (yield from list_moments(self.store, schedule_id, start, end, limit, cursor))
 
     @operation
@@ -209,7 +284,16 @@ class Schedules:
         by: str | None = None,
         unknown_too: bool = False,
     ) -> Operation[Backfill]:
-        """Push a task for each past fire time without one; see TaskScheduler.backfill."""
+        """Push a task for each past fire time in a range that has none; `dry_run` counts them.
+
+        Those are the skipped ones, and those before the schedule was made. Whether a fire time that
+        is "unknown" (see FireTime) was fired is not known: it is left alone, unless `unknown_too`.
+        The same call twice makes the same tasks once, even if those of the first call are gone.
+        `by` is kept with each task.
+        Raises UnknownSchedule; InvalidSchedule for a bad value, for more than `limit` fire times
+        (at most 10,000), and for a schedule with overlap "cancel_previous"; QueueFull when no more
+        fit, and ScheduleConflict when others keep changing it: then the call may be repeated.
+        """
         request = BackfillRequest.create(schedule_id, start, end, limit, priority, by, unknown_too)
         report = yield from backfill(self.store, request, dry_run)
         if not dry_run:
@@ -220,7 +304,10 @@ class Schedules:
     def changes(
         self, schedule_id: str, limit: int = 20, cursor: str | None = None
     ) -> Operation[Page[ScheduleChange]]:
-        """Return a page of who changed what, newest first; see TaskScheduler.changes."""
+        """Return who changed what of a schedule, newest first; the last fifty are kept.
+
+        Raises UnknownSchedule, and InvalidSchedule for a bad value.
+        """
         check_count(limit, "limit", InvalidSchedule, least=1, most=CHANGES_LISTED)
         if (yield from steps(self.store.get)(schedule_id)) is None:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r}")
@@ -228,37 +315,44 @@ class Schedules:
         (members,) = yield Ask(("ZREVRANGEBYLEX", key, *bounds, "LIMIT", 0, limit + 1))
         return read_changes(members, limit)
 
-    # --- many schedules ---------------------------------------------------------------------------
-
-    @operation
-    def page(
-        self, wanted: ScheduleFilter, limit: int = 100, cursor: str | None = None
-    ) -> Operation[Page[ScheduledTask]]:
-        """Return a page of the schedules that match; see TaskScheduler.list_schedules."""
-        return (yield from search(self.store, wanted, limit, cursor))
-
-    @operation
-    def problems(self) -> Operation[list[Problem]]:
-        """Return the schedules that cannot run, and why: unreadable records, broken rules."""
-        return (yield from steps(self.store.problems)())
-
     @operation
     def bulk(
         self,
+        /,
         action: str,
         *,
+        user_id: str | None = None,
+        name: str | None = None,
+        name_prefix: str | None = None,
+        contains: str | None = None,
+        is_active: bool | None = None,
+        tenant: str | None = None,
         ids: Sequence[str] | None = None,
         dry_run: bool = True,
         by: str | None = None,
         note: str | None = None,
         progress: Progress | None = None,
-        changes: Mapping[str, Any] | None = None,
-        **filters: Unpack[ScheduleFilters],
+        **changes: Any,
     ) -> Operation[BulkResult]:
-        """Act on all schedules that match; see TaskScheduler.bulk."""
-        patch = dict(changes or {})
-        check_action(action, patch)
-        change, wanted = check_change(by, note), ScheduleFilter(**filters)
+        """Pause, resume, remove, update or trigger all schedules that match; by default only count.
+
+        They are those of a user or a tenant, with tasks of a name, active or not (see
+        list_schedules); without any of these, all. With `ids`, only those of them that also match:
+        one that is gone or cannot be read does not. `changes` are for update; `by` and `note` as in
+        pause_schedule. One that fails does not stop the others: the result has counts and errors.
+        `progress` is called with the numbers of those done and of all; an exception of it ends the
+        operation. Raises InvalidSchedule for bad input, before anything is done.
+        """
+        check_action(action, changes)
+        change = check_change(by, note)
+        wanted = ScheduleFilter(
+            user_id=user_id,
+            name=name,
+            name_prefix=name_prefix,
+            contains=contains,
+            is_active=is_active,
+            tenant=tenant,
+        )
         if ids is None:
             matching = yield from find_ids(self.store, wanted)
         else:
@@ -271,31 +365,80 @@ class Schedules:
             "pause": lambda each: update(each, {"is_active": False}, change),
             "resume": lambda each: update(each, {"is_active": True}, change),
             "remove": lambda each: steps(self.store.remove)(each),
-            "update": lambda each: update(each, patch, change),
-            "trigger": lambda each: steps(self.trigger)(each, by=by),
+            "update": lambda each: update(each, changes, change),
+            "trigger": lambda each: steps(self.trigger)(each, triggered_by=by),
         }
         yield from run_bulk(result, matching, acts[action], progress)
         _log("schedules_changed", action=action, done=result.done, failed=result.failed, by=by)
         return result
 
     @operation
-    def export(self, wanted: ScheduleFilter) -> Operation[list[dict[str, Any]]]:
-        """Return schedules as documents that `import_` takes."""
+    def copy_schedule(
+        self, /, schedule_id: str, new_id: str | None = None, **changes: Any
+    ) -> Operation[str]:
+        """Store a schedule like another, with some fields changed, and return its id. It is active.
+
+        Raises UnknownSchedule, BrokenRecord, and as add_schedule.
+        """
+        stored = yield from steps(self.store.find)(schedule_id)
+        for name in ("schedule_id", "is_active", "next_run"):
+            if name in changes:
+                raise InvalidSchedule(f"{name} {shown(changes[name])} cannot be given to a copy")
+        spec = {name: FIELDS[name].to_user(each) for name, each in stored.definition.fields.items()}
+        if any(changes.get(kind) is not None for kind in KINDS):
+            # A rule of another kind replaces the old one, and an interval begins anew.
+            spec |= dict.fromkeys((*KINDS, "anchor"))
+        spec |= {**changes, "schedule_id": new_id or None}
+        (copied,) = yield from steps(self.store.add)([spec], "error")
+        _log("schedule_copied", schedule=copied, original=schedule_id)
+        return copied
+
+    @operation
+    def export_schedules(
+        self,
+        user_id: str | None = None,
+        name: str | None = None,
+        is_active: bool | None = None,
+        *,
+        name_prefix: str | None = None,
+        contains: str | None = None,
+        tenant: str | None = None,
+    ) -> Operation[list[dict[str, Any]]]:
+        """Return schedules as documents for `import_schedules`; see schedules/import_export.py."""
+        wanted = ScheduleFilter(
+            user_id=user_id,
+            name=name,
+            name_prefix=name_prefix,
+            contains=contains,
+            is_active=is_active,
+            tenant=tenant,
+        )
         return (yield from export(self.store, wanted))
 
     @operation
-    def import_(
+    def import_schedules(
         self,
         documents: Iterable[Mapping[str, Any]],
         *,
-        prune: ScheduleFilter | None = None,
+        prune: bool = False,
+        user_id: str | None = None,
+        tenant: str | None = None,
         dry_run: bool = True,
         by: str | None = None,
     ) -> Operation[Diff]:
-        """Make the stored schedules as the documents say; see TaskScheduler.import_schedules."""
+        """Make the stored schedules as the documents say; by default only return the difference.
+
+        Each document has a `schedule_id` and otherwise what add_schedule takes. A field that it
+        does not name gets its default, but `is_active` stays. `prune` removes the schedules that no
+        document names: all of them, or those of `user_id` and of `tenant`. The same import again
+        changes nothing.
+        Raises InvalidSchedule, which names each bad document by its index and its field, before
+        anything is stored.
+        """
+        wanted = ScheduleFilter(user_id=user_id, tenant=tenant) if prune else None
         change = check_change(by)
         diff = yield from import_documents(
-            self.store, documents, prune=prune, dry_run=dry_run, change=change
+            self.store, documents, prune=wanted, dry_run=dry_run, change=change
         )
         if not dry_run:
             counts = {"added": len(diff.added), "removed": len(diff.removed)}
@@ -304,7 +447,11 @@ class Schedules:
 
     @operation
     def replan(self) -> Operation[Replanned]:
-        """Compute the next runs of all active schedules again; see TaskScheduler.replan."""
+        """Compute the next runs of all active schedules again, after an update of zone data.
+
+        A new leader does so by itself when the queue was last planned by other zone data. Only
+        future fire times move, and none that a user has set.
+        """
         replanner = Replanner(self.store)
         while (yield from steps(replanner.step)()):
             pass

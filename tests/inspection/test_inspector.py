@@ -120,7 +120,7 @@ def test_what_is_masked_in_an_edit_stays_as_it_is(inspector: Inspector) -> None:
 
     inspector.schedules.update("nine", {"payload": {"api_key": MASK, "to": "eve"}})
 
-    stored = inspector.stores.schedules.get("nine")
+    stored = inspector.stores.schedules.get_schedule("nine")
     assert stored is not None
     assert stored.payload == {"api_key": "k-123", "to": "eve"}
 

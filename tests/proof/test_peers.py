@@ -736,7 +736,9 @@ def test_ten_thousand_schedules_in_one_call_are_stored_and_more_are_refused(worl
         {"cron_expr": cron, "user_id": f"u{n % 9}", "schedule_id": f"s{n}", "tenant": "t"}
         for n, cron in enumerate(["* * * * *"] * due + ["@yearly"] * (MAX_ADDED - due))
     ]
-    with pytest.raises(InvalidSchedule, match="at most 10000 schedules fit in one call, not 100000"):
+    with pytest.raises(
+        InvalidSchedule, match="at most 10000 schedules fit in one call, not 100000"
+    ):
         world.scheduler.add_schedules(specs * 10)
     assert world.queue.inspect().schedules == 0
     assert len(world.scheduler.add_schedules(specs)) == MAX_ADDED

@@ -536,7 +536,7 @@ def test_an_update_that_others_overtake_for_ever_gives_up(world: World) -> None:
     with TaskQueue(world.redis, clock=world.clock, timeout=0.1) as queue:
         scheduler = TaskScheduler(queue, registry=CollectorRegistry())
         add(scheduler)
-        world.patch(scheduler.schedules.store, "_try_update", overtaken)
+        world.patch(scheduler.store, "_try_update", overtaken)
         with pytest.raises(ScheduleConflict, match="'nine' was changed by others"):
             scheduler.update_schedule("nine", name="x")
 
