@@ -1,1 +1,1 @@
-"""Speed, memory, fairness and lateness, as ratios to what Redis itself does in the same run."""
+"""Speed, memory, fairness and lateness, relative to the speed of Redis itself in the same run."""

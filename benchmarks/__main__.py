@@ -33,7 +33,7 @@ SECTIONS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("section", nargs="*", help=f"of {', '.join(SECTIONS)}; all if none")
+    parser.add_argument("section", nargs="*", help=f"of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a tenth of the sizes")
     options = parser.parse_args()
     unknown = set(options.section) - set(SECTIONS)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a server of their own, the two units, and a table of results."""
+"""Shared parts of the benchmarks: a server, the two units, and a table of results."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ VALUE = b"x" * 100
 
 @dataclass
 class Line:
-    """One result, with the aim it is held against."""
+    """One result and its target."""
 
     name: str
     figure: str
@@ -37,16 +37,16 @@ class Bench:
     bulks: list[float] = field(default_factory=list)
 
     def fresh_queue(self) -> TaskQueue:
-        """An empty queue on an empty server."""
+        """Return an empty queue on an empty server."""
         self.empty()
         return TaskQueue.from_url(self.server.url, timeout=30.0)
 
     def empty(self) -> None:
-        """Delete everything at once: Valkey would free the memory in the background."""
+        """Delete everything synchronously: Valkey would free the memory in the background."""
         self.client.execute_command("FLUSHALL", "SYNC")
 
     def unit_s(self) -> float:
-        """S: single SETs per second, now."""
+        """Measure S: single SETs per second."""
         count = 2000
         start = time.perf_counter()
         for i in range(count):
@@ -56,7 +56,7 @@ class Bench:
         return rate
 
     def unit_b(self) -> float:
-        """B: SETs per second in pipelines of 1,000, now."""
+        """Measure B: SETs per second in pipelines of 1,000."""
         start = time.perf_counter()
         for _ in range(10):
             pipeline = self.client.pipeline(transaction=False)
@@ -68,7 +68,7 @@ class Bench:
         return rate
 
     def server_cpu(self) -> float:
-        """Seconds of processor time that the server has used."""
+        """Return the processor time of the server, in seconds."""
         info = self.client.info("cpu")
         return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
@@ -82,10 +82,10 @@ class Bench:
         repeats: int = 5,
         prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        """Time an action that returns how many things it did, against the unit beside it.
+        """Time an action, which returns how many things it did, relative to a unit.
 
-        The unit is measured before and after each time, so that both see the same machine; the
-        middle of the ratios counts.
+        The unit is measured before and after each repetition, so that both see the same load of the
+        machine. The result is the median of the ratios.
         """
         ratios, rates, cpus = [], [], []
         measure = self.unit_s if unit == "S" else self.unit_b
@@ -112,13 +112,13 @@ class Bench:
     def add(
         self, name: str, figure: str, aim: str = "", ok: bool | None = None, note: str = ""
     ) -> None:
-        """Keep and print a result."""
+        """Store and print a result."""
         line = Line(name, figure, aim, ok, note)
         self.lines.append(line)
         print(format_line(line), flush=True)
 
     def count(self, full: int) -> int:
-        """A size, made smaller for a quick run."""
+        """Return a size, reduced for a quick run."""
         return max(100, int(full * self.scale))
 
 
@@ -129,7 +129,7 @@ def format_line(line: Line) -> str:
 
 @contextmanager
 def bench(scale: float) -> Iterator[Bench]:
-    """A benchmark's surroundings: one server without persistence, on a unix socket."""
+    """Start a server without persistence, on a unix socket."""
     with EmbeddedServer.start() as server:
         client = redis.Redis.from_url(server.url)
         yield Bench(server, client, scale)
@@ -137,7 +137,7 @@ def bench(scale: float) -> Iterator[Bench]:
 
 
 def seconds_of(action: Callable[[], object], times: int) -> float:
-    """The middle time of an action, in seconds."""
+    """Return the median time of an action, in seconds."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One noisy user and a hundred quiet ones: who is served, and how long the quiet ones wait."""
+"""One noisy user and a hundred quiet ones: shares of service, and the wait of the quiet ones."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ def run(bench: Bench) -> None:
     for _ in range(200):
         queue.claim("bench")
     queue.push_many(Task.create(user_id=f"quiet-{i % QUIET}") for i in range(QUIET * EACH))
-    # Counted in claims of one task: how long the next task of a user has waited when it is served.
+    # How long the next task of a user waits, in claims of one task.
     since = {f"quiet-{i}": 0 for i in range(QUIET)}
     waits: list[int] = []
     served: Counter[str] = Counter()
@@ -25,7 +25,7 @@ def run(bench: Bench) -> None:
         turn += 1
         user = queue.claim("bench")[0].task.user_id
         if len(waits) < QUIET * (EACH - 1):
-            served[user] += 1  # all are backlogged until then
+            served[user] += 1  # until then all users have a backlog
         if user in since:
             waits.append(turn - since[user])
             since[user] = turn

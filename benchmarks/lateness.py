@@ -1,4 +1,4 @@
-"""How late fires are: 500 schedules at distinct moments over 20 seconds, in a running thread."""
+"""How late schedules fire: 500 schedules at distinct times over 20 seconds, in a running thread."""
 
 import select
 import time
@@ -11,7 +11,7 @@ FAR_AWAY = "0 0 1 1 *"
 
 
 def bare_timers(count: int = 250) -> list[float]:
-    """How late this machine wakes a process that waits for nothing but the time."""
+    """Measure how late this machine wakes a process that only sleeps."""
     late = []
     for _ in range(count):
         moment = time.monotonic() + 0.02

@@ -1,4 +1,4 @@
-"""A million schedules of ten thousand users on one server: adding, firing, looking, restarting."""
+"""A million schedules of ten thousand users on one server: add, fire, list, restart."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ PAYLOAD = {"report": 7, "note": "x" * 80}
 
 
 def specs(start: int, count: int, cron_expr: str = FAR_AWAY) -> list[dict[str, object]]:
-    """So many schedules, one user's after the other's."""
+    """Yield `count` schedules, user by user."""
     return [
         {
             "cron_expr": cron_expr,
@@ -52,7 +52,7 @@ def run(bench: Bench) -> None:
 
 
 def add_more(bench: Bench, scheduler: TaskScheduler, stored: int) -> None:
-    """Adding to what is there."""
+    """Add schedules to those that are stored."""
 
     def one_by_one() -> int:
         for spec in specs(0, 1000):
@@ -67,10 +67,10 @@ def add_more(bench: Bench, scheduler: TaskScheduler, stored: int) -> None:
 
 
 def look(bench: Bench, queue: TaskQueue, scheduler: TaskScheduler) -> None:
-    """Pages of listings: what a bounded read costs, in round trips."""
+    """Measure pages of listings, in round trips."""
     actions: dict[str, Callable[[], object]] = {
         "a user's page of 100": lambda: scheduler.list_schedules(user_id="user-7"),
-        "names that begin so, 20": lambda: scheduler.list_schedules(
+        "names with a prefix, 20": lambda: scheduler.list_schedules(
             name_prefix="reports.00", limit=20
         ),
     }
@@ -82,7 +82,7 @@ def look(bench: Bench, queue: TaskQueue, scheduler: TaskScheduler) -> None:
 
 
 def fire(bench: Bench, clock: ManualClock, scheduler: TaskScheduler, due: int) -> None:
-    """Some of them due in the same second, and the tick right after."""
+    """Fire some of them in the same second, and measure the next tick."""
     scheduler.add_schedules(specs(0, due, SOON))
     scheduler.tick()
     idle = seconds_of(scheduler.tick, 50)
@@ -98,7 +98,7 @@ def fire(bench: Bench, clock: ManualClock, scheduler: TaskScheduler, due: int) -
 
 
 def restart(bench: Bench, clock: ManualClock, queue: TaskQueue) -> None:
-    """A new leader: how long until its first fire, in idle ticks."""
+    """Measure how long a new leader takes until its first fire, in idle ticks."""
     idle_scheduler = TaskScheduler(queue)
     queue.link.ask(("DEL", queue.keys["leader"]))
     idle_scheduler.add_schedules(specs(0, 1, "31 12 17 11 *"))

@@ -1,4 +1,4 @@
-"""Workers that wait for other names: what they cost Redis while tasks of one name come in."""
+"""The cost of idle workers of other names while tasks of one name are pushed."""
 
 import statistics
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks.common import Bench
 from fairqueue import Task, TaskQueue, Worker
 
-USERS, TASKS_EACH = 300, 100  # of the name whose one worker is busy
+USERS, TASKS_EACH = 300, 100  # of the name whose only worker is busy
 IDLE_WORKERS = 4
 PUSHES_PER_S = 50
 SECONDS = 10.0
@@ -16,7 +16,7 @@ FOR_IDLE = 20  # tasks for one of the idle workers, behind all others
 
 
 def run(bench: Bench) -> None:
-    """One busy worker, and idle ones that each handle another name."""
+    """Start one busy worker, and idle workers for other names."""
     with bench.fresh_queue() as queue:
         users = bench.count(USERS)
         queue.push_many(
@@ -29,7 +29,7 @@ def run(bench: Bench) -> None:
         workers += [_worker(queue, f"other-{n}", begun.note) for n in range(IDLE_WORKERS)]
         for worker in workers:
             worker.start()
-        time.sleep(4)  # until all have heard of each other and looked around
+        time.sleep(4)  # until all workers know each other and have tried to claim
         try:
             _push(bench, queue, users)
             _begin(bench, queue, begun)
@@ -40,7 +40,7 @@ def run(bench: Bench) -> None:
 
 
 class _Begun:
-    """When tasks began, by their numbers."""
+    """Return when tasks began, by number."""
 
     def __init__(self) -> None:
         self.moments: dict[object, float] = {}
@@ -56,7 +56,7 @@ def _worker(queue: TaskQueue, name: str, handler: Callable[[dict[str, object]], 
 
 
 def _push(bench: Bench, queue: TaskQueue, users: int) -> None:
-    """Push at a steady pace, for the name whose worker is busy."""
+    """Push at a steady rate, for the name whose worker is busy."""
     cpu, start, taken = bench.server_cpu(), time.perf_counter(), []
     planned = int(PUSHES_PER_S * SECONDS)
     for n in range(planned):

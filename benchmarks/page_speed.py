@@ -1,4 +1,4 @@
-"""Pages and lists over a large data set: server time of each, and what event streams cost."""
+"""Pages and lists over a large data set: server time of each, and the cost of event streams."""
 
 import asyncio
 import statistics
@@ -15,7 +15,7 @@ from fairqueue.web.live_updates import LiveUpdates
 
 SCHEDULES, RUNS, USERS = 10_000, 100_000, 500
 MOST = 30  # single round trips for one page
-# Where all 10,000 are looked at before one can say that none matches.
+# All 10,000 entries are examined, because none matches.
 MOST_OF = {"/schedules?text=000123": 150, "/schedules?status=paused": 600}
 REPEATS = 30
 PATHS = {
@@ -44,7 +44,7 @@ def run(bench: Bench) -> None:
 
 
 def pages(bench: Bench, app: App) -> None:
-    """The middle time of a page, from the request to the last byte, without the network."""
+    """Return the median time of a page, from the request to the last byte, without the network."""
 
     async def measure() -> None:
         for name, path in PATHS.items():
@@ -71,7 +71,7 @@ def pages(bench: Bench, app: App) -> None:
 
 
 async def get(app: App, path: str) -> tuple[int, int]:
-    """Status and size of what the app answers to a request."""
+    """Return status and size of the app's answer to a request."""
     route, _, query = path.partition("?")
     scope: dict[str, Any] = {
         "type": "http",
@@ -100,7 +100,7 @@ async def get(app: App, path: str) -> tuple[int, int]:
 
 
 def streams(bench: Bench, inspector: Inspector) -> None:
-    """Commands that one round of the event stream sends, with one viewer and with fifty."""
+    """Count the commands of one round of the event stream, with one viewer and with fifty."""
 
     async def commands_for(viewers: int) -> int:
         live_updates = LiveUpdates(reader(inspector), poll=3600)
@@ -114,7 +114,7 @@ def streams(bench: Bench, inspector: Inspector) -> None:
         for stream in streams:
             await stream.aclose()
         live_updates.close()
-        return after - before - 1  # less the question itself
+        return after - before - 1  # without INFO itself
 
     asyncio.run(commands_for(1))  # loads the scripts
     one, fifty = asyncio.run(commands_for(1)), asyncio.run(commands_for(50))

@@ -1,4 +1,4 @@
-"""Pushing, claiming and finishing, one by one and in bulk."""
+"""Push, claim and finish, one by one and in bulk."""
 
 from benchmarks.common import Bench
 from fairqueue import Claim, Task, TaskQueue
@@ -13,7 +13,7 @@ def tasks(count: int, users: int = USERS) -> list[Task]:
 
 
 class Runs:
-    """A queue and its tasks, at the stage that a figure starts from."""
+    """A queue and its tasks, prepared for one measurement."""
 
     queue: TaskQueue
     tasks: list[Task]

@@ -1,4 +1,4 @@
-"""What must not grow: an idle tick with more schedules stored, a claim with more users waiting."""
+"""Costs that must not grow: an idle tick with more schedules, a claim with more users."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ ADDED_AT_ONCE = 10_000
 
 
 def interleaved(actions: dict[str, Callable[[], object]], times: int) -> dict[str, float]:
-    """The middle time of each action, taken in turns, so that all see the same machine."""
+    """Return the median time of each action, taken in turns, so that all see the same load."""
     taken: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(times):
         for name, action in actions.items():
@@ -24,7 +24,7 @@ def interleaved(actions: dict[str, Callable[[], object]], times: int) -> dict[st
 
 
 def idle_ticks(bench: Bench) -> None:
-    """Each size is a queue of its own on the one server."""
+    """Measure idle ticks of queues of different sizes on one server."""
     bench.empty()
     sizes = [1000, bench.count(100_000), bench.count(1_000_000)]
     aims = [None, 1.2, 1.5]
@@ -54,7 +54,7 @@ def idle_ticks(bench: Bench) -> None:
 
 
 def claims(bench: Bench) -> None:
-    """Claims of ten, from queues that differ in who else is there."""
+    """Measure claims of ten tasks, from queues with different other users."""
     bench.empty()
     count = bench.count(10_000)
 

@@ -1,4 +1,4 @@
-"""Adding schedules and firing them."""
+"""Add schedules and fire them."""
 
 from datetime import UTC, datetime
 
@@ -48,7 +48,7 @@ def specs(count: int, users: int = 100) -> list[dict[str, object]]:
 
 
 def due_expressions(count: int) -> list[str]:
-    """Different expressions that are all due at every quarter of an hour, in any zone."""
+    """Yield different expressions that all fire at every quarter of an hour, in any time zone."""
     found: dict[str, None] = {}
     extra = 0
     while len(found) < count:
@@ -86,7 +86,7 @@ def run(bench: Bench) -> None:
         fresh()
         add_many()
         state["scheduler"].tick()
-        _next_ms.cache_clear()  # each round computes its next moments anew
+        _next_ms.cache_clear()  # each round computes its next fire times again
         clock.set(DUE.timestamp())
 
     def fire() -> int:
@@ -96,4 +96,4 @@ def run(bench: Bench) -> None:
 
     bench.ratio("add_schedule, one at a time", "S", 0.4, add_one_by_one, prepare=fresh)
     bench.ratio("add_schedules in thousands", "B", 0.2, add_many, prepare=fresh)
-    bench.ratio(f"fire {count:,} due at one moment", "B", 0.2, fire, prepare=filled)
+    bench.ratio(f"fire {count:,} due at the same time", "B", 0.2, fire, prepare=filled)

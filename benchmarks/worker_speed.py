@@ -1,4 +1,4 @@
-"""Workers: tasks run from end to end with history kept, what an idle one costs, and heartbeats."""
+"""Workers: tasks from end to end with history, the cost of an idle worker, and heartbeats."""
 
 import resource
 import threading
@@ -14,11 +14,11 @@ HELD = 100
 
 
 def noop(payload: dict[str, object]) -> None:
-    """Do nothing, as fast as that can be done."""
+    """Do nothing."""
 
 
 class Runs:
-    """A queue that is full of tasks, and workers for it."""
+    """A queue full of tasks, and workers for it."""
 
     queue: TaskQueue
     count: int
@@ -36,7 +36,7 @@ class Runs:
         worker = Worker(self.queue, concurrency=8, processes=self._processes)
         worker.task("default")(noop)
         worker.start()
-        # A cheap question: what is measured is the worker.
+        # A cheap request, so that the worker is measured.
         stats = ("HGET", self.queue.keys["stats"], "finished")
         while int(self.queue.link.ask(stats)[0] or 0) < self.count:
             time.sleep(0.01)
@@ -54,7 +54,7 @@ def run(bench: Bench) -> None:
 
 
 def _calls(bench: Bench) -> int:
-    """How many commands clients have sent to the server; those of scripts are not among them."""
+    """Return how many commands clients have sent to the server, without those of scripts."""
     rows = bench.client.info("commandstats")
     sent = ("cmdstat_evalsha", "cmdstat_blpop", "cmdstat_fcall", "cmdstat_eval")
     return sum(rows[name]["calls"] for name in sent if name in rows)
@@ -66,7 +66,7 @@ def _cpu() -> float:
 
 
 def idle(bench: Bench) -> None:
-    """A worker that has nothing to do."""
+    """Measure a worker without tasks."""
     with bench.fresh_queue() as queue:
         worker = Worker(queue, concurrency=8)
         worker.task("default")(noop)
@@ -84,7 +84,7 @@ def idle(bench: Bench) -> None:
 
 
 def held_leases(bench: Bench) -> None:
-    """A worker that holds many long tasks."""
+    """Measure a worker that holds many long tasks."""
     with bench.fresh_queue() as queue:
         queue.push_many(tasks(HELD))
         go_on, begun = threading.Event(), threading.Semaphore(0)

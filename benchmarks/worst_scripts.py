@@ -1,9 +1,9 @@
-"""What the slowest script costs: Redis does nothing else meanwhile, so each must be short.
+"""The worst cost of each script: Redis does nothing else meanwhile, so each must be short.
 
-Each case builds the worst that the limits of FairQueue allow, and makes the call. What counts is
-the processor time of the server's main thread for one call of a script, arguments and answer
-included, the longest of them; the least of a few repetitions, since whatever else the machine does
-can only add to it.
+Each case builds the worst state that the limits of FairQueue allow, and makes the call. The figure
+is the processor time of the server's main thread for the longest call of a script, arguments and
+answer included; the least of a few repetitions, since other load of the machine can only add to
+it.
 """
 
 import string
@@ -35,16 +35,16 @@ MOST_MS = 10.0  # of one script
 ALL_OR_NONE = "add_schedules of 10,000, all or none"
 ALL_OR_NONE_MS = 200.0
 REPEATS = 3
-MANY = 250  # as many as one call takes of most things
+MANY = 250  # the limit of one call for most things
 OPEN = 100  # unfinished runs of one schedule
-LONG = "n" * (MAX_NAME_LENGTH - 60)  # a part of names and ids that are as long as they may be
+LONG = "n" * (MAX_NAME_LENGTH - 60)  # for names and ids of the maximum length
 LARGE = {"x": "y" * (MAX_PAYLOAD_BYTES - 100)}
 RESULT = "r" * (MAX_RESULT_BYTES - 10)
 
 
 @dataclass
 class World:
-    """An empty queue and all that acts on it."""
+    """An empty queue and everything that acts on it."""
 
     url: str
     clock: ManualClock = field(default_factory=ManualClock)
@@ -76,7 +76,7 @@ class World:
         return found
 
     def ended(self, count: int, *, dead: bool = False, result: Any = None, **fields: Any) -> None:
-        """So many runs that have ended."""
+        """Create `count` ended runs."""
         self.push(count, **fields)
         claims = self.claims(count)
         if dead:
@@ -86,7 +86,7 @@ class World:
             self.queue.finish_many((claim, result) for claim in claims)
 
     def schedules(self, count: int, **fields: Any) -> list[str]:
-        """So many schedules that are due each minute."""
+        """Add `count` schedules that fire every minute."""
         return self.scheduler.add_schedules(
             {
                 "cron_expr": "* * * * *",
@@ -99,7 +99,7 @@ class World:
         )
 
     def open_runs(self, overlap: str, *, running: bool, count: int = MANY) -> None:
-        """Schedules with as many unfinished runs as are looked at, which are due now."""
+        """Add due schedules with the maximum number of unfinished runs."""
         self.schedules(count)
         for _ in range(OPEN):
             self.clock.advance(60)
@@ -111,7 +111,7 @@ class World:
         self.clock.advance(60)
 
     def beats(self, count: int) -> None:
-        """Workers that say as much of themselves as they can."""
+        """Register workers with the largest records."""
         for n in range(count):
             self.beat(n)
 
@@ -130,7 +130,7 @@ class World:
 
 
 def failure() -> Report:
-    """A report as long as they get."""
+    """Return the longest report."""
     lines = LogLines()
     for n in range(200):
         lines.keep(20, f"{n} " + "l" * 490)
@@ -138,7 +138,7 @@ def failure() -> Report:
     return Report.of_failure(LONG, error, seconds=1.0, lines=lines)
 
 
-# A case prepares a world, and says what to do then.
+# A case prepares a world, and returns the call to measure.
 Case = Callable[[World], Callable[[], object]]
 CASES: dict[str, Case] = {}
 
@@ -310,7 +310,7 @@ def finish_slots(world: World) -> Callable[[], object]:
 
 
 def _held(world: World, task_id: str) -> Claim:
-    """The claim of a task that runs."""
+    """Return the claim of a running task."""
     info = world.queue.get(task_id)
     text = world.link.ask(("HGET", world.queue.keys["status"], task_id))[0].decode()
     token = text.split('"token":"')[1].split('"')[0]
@@ -581,7 +581,7 @@ def sample(world: World) -> Callable[[], object]:
     return lambda: SampleStore(world.link).take()
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 @case("runs, 1,000 on a page, largest results")
@@ -649,7 +649,7 @@ def doctor_fixes(world: World) -> Callable[[], object]:
 
 
 def mixed(world: World) -> None:
-    """Something of everything."""
+    """Create some of everything."""
     world.open_runs("allow", running=False, count=20)
     world.ended(1000)
     world.queue.push_many(Task.create(user_id=f"u{n % 50}") for n in range(12_000))
@@ -660,10 +660,10 @@ def mixed(world: World) -> None:
 
 
 class Meter:
-    """How much of the server's processor each call takes that goes through a link.
+    """Measures the server's processor time for each call through a link.
 
-    Processor time and not SLOWLOG, which counts also how long the server waited for a processor.
-    A call that is cheaper than the measurement itself counts as 0.
+    Not SLOWLOG, which includes the time that the server waited for a processor. A call that is
+    cheaper than the measurement itself counts as 0.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -678,7 +678,7 @@ class Meter:
         return (self._now() - start) * 1000
 
     def watch(self, link: Any) -> dict[str, float]:
-        """From now on, the longest call of each script and of reading commands, ms."""
+        """Return the longest call of each script and of reading commands from now on, in ms."""
         worst: dict[str, float] = {}
         run, ask = link._call, link._ask
 
@@ -703,7 +703,7 @@ class Meter:
 
 
 def measure(bench: Bench, meter: Meter, prepare: Case) -> dict[str, float]:
-    """The longest call of each script in a case: the least of a few repetitions, ms."""
+    """Return the longest call of each script in a case, the least of a few repetitions, in ms."""
     least: dict[str, float] = {}
     for _ in range(REPEATS):
         bench.empty()
@@ -728,7 +728,7 @@ def run(bench: Bench, only: str = "") -> None:
 
 
 def lines(worst: dict[str, float], most: float) -> Iterator[tuple[str, str, bool, str]]:
-    """The slowest of a case, and whatever else is over."""
+    """Print the slowest script of a case, and all that exceed the limit."""
     ordered = sorted(worst.items(), key=lambda each: -each[1])
     for i, (script, ms) in enumerate(ordered):
         if i == 0 or ms > most:

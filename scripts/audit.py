@@ -1,7 +1,7 @@
-"""Ask for known vulnerabilities of everything that is installed beside FairQueue.
+"""Look up known vulnerabilities of all installed packages.
 
-pip-audit asks the advisory service; by itself it takes a package that the service does not answer
-for as fine. Here each package must have been looked up, or else nothing is known and this fails.
+pip-audit asks the advisory service, and ignores packages for which the service does not answer.
+This script fails unless every package was looked up.
 """
 
 import json
@@ -9,13 +9,13 @@ import subprocess
 import sys
 from typing import Any
 
-OWN = "fairqueue"  # is installed from this folder, and not from an index
+OWN = "fairqueue"  # installed from this folder, not from an index
 VULNERABLE, NOT_KNOWN = 1, 3  # exit codes
 TIMEOUT_S = 600
 
 
 def main(arguments: list[str]) -> int:
-    """Audit this environment; arguments go to pip-audit. 0: all were looked up, none is known."""
+    """Audit this environment; arguments go to pip-audit. Return 0 if all is well."""
     command = [sys.executable, "-m", "pip_audit", "--format", "json", "--progress-spinner", "off"]
     done = subprocess.run(
         [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -24,13 +24,13 @@ def main(arguments: list[str]) -> int:
         found: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
         last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
-        print(f"nothing is known: pip-audit could not ask the advisory service: {last}")
+        print(f"no result: pip-audit could not reach the advisory service: {last}")
         return NOT_KNOWN
     return report([each for each in found if each["name"] != OWN])
 
 
 def report(packages: list[dict[str, Any]]) -> int:
-    """Say what was found."""
+    """Print the result."""
     vulnerable = [each for each in packages if each.get("vulns")]
     skipped = [each["name"] for each in packages if "skip_reason" in each]
     for each in vulnerable:
@@ -39,14 +39,14 @@ def report(packages: list[dict[str, Any]]) -> int:
             print(f"{each['name']} {each['version']}: {vuln['id']}; fixed in {fixed}")
     if skipped or not packages:
         print(
-            f"nothing is known of {len(skipped)} of {len(packages)} packages, such as "
+            f"no result for {len(skipped)} of {len(packages)} packages, such as "
             f"{', '.join(skipped[:5]) or 'any'}: the advisory service did not answer for them"
         )
     if vulnerable:
         return VULNERABLE
     if skipped or not packages:
         return NOT_KNOWN
-    print(f"{len(packages)} packages were looked up: no vulnerability is known")
+    print(f"{len(packages)} packages were looked up: no known vulnerabilities")
     return 0
 
 

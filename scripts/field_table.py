@@ -13,7 +13,7 @@ from pathlib import Path
 from fairqueue.schedules.fields import REQUIRED, TABLE, ScheduleField
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedules.md"
-# The table stands between these lines.
+# The table is between these lines.
 BEGIN, END = "<!-- fields: made by scripts/field_table.py -->", "<!-- end of fields -->"
 
 TYPES = {

@@ -1,18 +1,18 @@
-"""Feed the parsers with what a fuzzer makes up, guided by the branches that it reaches.
+"""Fuzz the parsers, guided by coverage.
 
-What reads text or bytes of others may say no by an error of FairQueue's own, and by no other; and
-what it takes, it has to take in one way. tests/proof/test_fuzz.py does the same with values that
-people thought of, through every entry and on a real server; this looks for those that nobody
-thought of.
+A parser of foreign text or bytes may refuse it only with an error of FairQueue, and must accept it
+consistently. tests/proof/test_fuzz.py does the same with chosen values, through every entry point
+and on a real server; this script searches for other values.
 
     python scripts/fuzz.py --seconds 60             all targets, in turn
     python scripts/fuzz.py --seconds 600 cron http  those whose names contain one of the words
-    python scripts/fuzz.py --replay FILE            once more what a run has left behind
+    python scripts/fuzz.py --replay FILE            repeat an input that broke a target
 
-Needs atheris, which is no dependency of the project: its wheels are large, for Linux, and not there
-for each Python. `pip install atheris`, or `pip install --target FOLDER atheris` and PYTHONPATH.
+Needs atheris, which is not a dependency of the project: its wheels are large, only for Linux, and
+missing for some versions of Python. `pip install atheris`, or `pip install --target FOLDER atheris`
+and PYTHONPATH.
 
-Prints the seed; ends with status 1 if a target failed, and says which file has the bytes.
+Prints the seed. Exits with status 1 if a target failed, and prints the file with the input.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 SEED = 1
-SLOW_S = 20  # one input may take so long, on a busy machine; then it counts as a hang
+SLOW_S = 20  # seconds for one input, on a busy machine; longer counts as a hang
 MEMORY_MB = 2048
 LONGEST = 4096  # bytes of an input
 NOW_MS = 1_700_000_000_000
@@ -36,7 +36,7 @@ FOUND = 77  # libFuzzer's status for an input that broke a target
 
 Target = Callable[[bytes], None]
 
-# What the fuzzer begins with: it finds the rest by changing these.
+# The initial inputs, from which the fuzzer derives others.
 SEEDS: dict[str, list[bytes]] = {
     "cron": [
         b"0 9 * * 1-5",
@@ -63,7 +63,7 @@ SEEDS: dict[str, list[bytes]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run each target in a process of its own; the exit status."""
+    """Run each target in its own process; return the exit status."""
     options = _options(arguments)
     if options.replay is not None:
         _targets()[options.replay.name.partition("-")[0]](options.replay.read_bytes())
@@ -117,7 +117,7 @@ def _fuzz(name: str, seconds: float, folder: Path) -> None:
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["fairqueue"]):
         target = _targets()[name]
-        target(SEEDS[name][0])  # so that all that it imports is watched
+        target(SEEDS[name][0])  # so that all imports are instrumented
     seeds = folder / f"corpus of {name}"
     seeds.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(SEEDS[name]):
@@ -142,7 +142,7 @@ def _fuzz(name: str, seconds: float, folder: Path) -> None:
 
 
 def _targets() -> dict[str, Target]:
-    """All targets by name; imports what they are about."""
+    """Return all targets by name; imports the code they test."""
     from fairqueue.errors import FairQueueError
 
     def calm(target: Target) -> Target:
@@ -157,12 +157,12 @@ def _targets() -> dict[str, Target]:
 
 
 def _text(data: bytes) -> str:
-    """Any text: also lone surrogates, which come from file names and from JSON."""
+    """Return any text, including lone surrogates, which come from file names and from JSON."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def _json(data: bytes) -> Any:
-    """A value as somebody may send it; a text where it is no JSON."""
+    """Return a JSON value, or a text if the input is not JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -170,7 +170,7 @@ def _json(data: bytes) -> Any:
 
 
 def _cron(data: bytes) -> None:
-    """What is taken has moments that come one after the other, and words."""
+    """An accepted rule has increasing fire times and a description."""
     from fairqueue.recurrence.kinds import compile_recurrence
     from fairqueue.recurrence.moments import describe
 
@@ -185,7 +185,7 @@ def _cron(data: bytes) -> None:
 
 
 def _frequency(data: bytes) -> None:
-    """What is taken is an expression that cron takes."""
+    """An accepted text is a valid cron expression."""
     from fairqueue.recurrence.cron import parse_cron
     from fairqueue.recurrence.frequency import as_cron
 
@@ -193,7 +193,7 @@ def _frequency(data: bytes) -> None:
 
 
 def _payload(data: bytes) -> None:
-    """What is taken comes back the same, and can be masked."""
+    """An accepted payload is stored unchanged, and can be masked."""
     from fairqueue.inspection.masking import mask, unmask
     from fairqueue.validation import MAX_PAYLOAD_BYTES, check_payload, encode_json
 
@@ -204,7 +204,7 @@ def _payload(data: bytes) -> None:
 
 
 def _http(data: bytes) -> None:
-    """A host that is taken is an address in its usual spelling, or a plain name."""
+    """An accepted host is an address in canonical form, or a plain name."""
     import ipaddress
 
     from fairqueue.http_tasks.network import forbidding_rule
@@ -227,7 +227,7 @@ def _http(data: bytes) -> None:
 
 
 def _documents(data: bytes) -> None:
-    """Texts of both formats can be read or not; what is read is looked at."""
+    """A text of either format is read or refused; a plan is computed for what was read."""
     from fairqueue.errors import FairQueueError
     from fairqueue.schedules.import_export import _read_all, load_schedules
 
@@ -237,7 +237,7 @@ def _documents(data: bytes) -> None:
 
 
 def _records(data: bytes) -> None:
-    """What stands in Redis may be by anybody."""
+    """Records in Redis may have been written by anyone."""
     from fairqueue.errors import FairQueueError
     from fairqueue.history.records import read_run
     from fairqueue.models import Task
@@ -266,7 +266,7 @@ def _records(data: bytes) -> None:
 
 
 def _signature(data: bytes) -> None:
-    """Nothing but the right one is one."""
+    """Only the right secret is accepted."""
     from fairqueue.http_tasks.http import verify_signature
 
     assert not verify_signature("k", _text(data), b"body", now=NOW_MS / 1000)

@@ -1,6 +1,6 @@
-"""See that there is a Chromium for the browser tests; install Debian's where we may.
+"""Install Debian's Chromium for the browser tests, if there is none and it is possible.
 
-Never fails: without one, the browser tests are skipped with their reason (and fail where CI=true).
+Never fails: without a browser the browser tests are skipped with a reason (and fail if CI=true).
 """
 
 import os
@@ -12,7 +12,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def main() -> None:
-    """Install only as root, only with apt, and only where no browser is."""
+    """Install only as root, with apt, and if there is no browser."""
     if any(map(shutil.which, NAMES)) or os.environ.get("FAIRQUEUE_CHROMIUM"):
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):

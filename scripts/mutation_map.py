@@ -73,19 +73,19 @@ class Loader(SourceFileLoader):
     """Loads a module whose functions note their calls."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile from the source: what lies in __pycache__ notes nothing."""
+        """Compile from the source: code in __pycache__ notes no calls."""
         path = Path(self.get_filename(fullname))
         tree = with_notes(path.read_bytes(), str(path.relative_to(ROOT)))
         return compile(tree, str(path), "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, with what its functions call."""
+        """Run the module, with the recorder that its functions call."""
         setattr(module, NOTE, CALLED.add)
         super().exec_module(module)
 
 
 class Finder(MetaPathFinder):
-    """Finds the modules of this tree's `fairqueue`, to be loaded so."""
+    """Finds the modules of this tree's `fairqueue`, and gives them that loader."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -111,7 +111,7 @@ class Recorder:
         self._note_scripts()
 
     def _note_scripts(self) -> None:
-        from fairqueue.link.connection import Link  # only now: it is loaded with notes
+        from fairqueue.link.connection import Link  # imported only now, so that its calls are noted
 
         command = Link._command
 
@@ -123,7 +123,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Attribute what runs from here on to this test."""
+        """Attribute all calls from now on to this test."""
         self._test = item.nodeid
         CALLED.clear()
         try:
@@ -152,7 +152,7 @@ class Recorder:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the processes that run tests, not in the one that hands them out."""
+    """Record in the processes that run tests, not in the one that distributes them."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Recorder(Path(os.environ["MUTATION_MAP"])))
 

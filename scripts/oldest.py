@@ -8,7 +8,7 @@ _LEAST = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)(\[[^\]]*\])?>=(?P<version>[0-9.]
 
 
 def oldest(text: str) -> list[str]:
-    """The lower bound of each requirement in the text of a setup.cfg that has one."""
+    """Return the lower bound of each requirement of a setup.cfg that has one."""
     config = configparser.ConfigParser(interpolation=None)
     config.read_string(text)
     needed = [config["options"]["install_requires"], *config["options.extras_require"].values()]

