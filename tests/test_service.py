@@ -314,7 +314,7 @@ def test_a_supervisor_or_server_that_dies_is_replaced_too(tmp_path: Path) -> Non
             r"url 'redis://\*\*\*@x' and embedded_path 'y' exclude each other",
         ),
         ({"url": "redis://127.0.0.1:1/0"}, RedisUnavailable, "did not answer"),
-        ({"url": "nonsense"}, ConfigurationError, "is no Redis URL"),
+        ({"url": "nonsense"}, ConfigurationError, "is not a Redis URL"),
         ({"workers": -1}, ConfigurationError, "workers must be a whole number .*, not -1"),
         ({"schedulers": "two"}, ConfigurationError, "schedulers must be a whole .*, not 'two'"),
         ({"seconds": -1}, ConfigurationError, "seconds must be .* seconds, not -1"),

@@ -1,6 +1,6 @@
-"""Open connections like a client's, to whoever is the primary now, with time-outs that are ours.
+"""Open connections with the settings of a client, to the current primary, with our time-outs.
 
-redis-py's own retries are off: see connection.py.
+redis-py's own retries are off: see driver.py.
 """
 
 import math
@@ -28,21 +28,21 @@ from fairqueue.errors import ConfigurationError, kind_of
 Maker = Callable[..., AbstractConnection]
 Address = tuple[str, int]
 
-# One sentinel may take so long for each step, seconds: then the next one is asked.
+# Seconds that one sentinel may take for each step before the next one is asked.
 SENTINEL_S = 0.5
-# So long for each step until a primary has shown that it is one. Sentinels name a primary that is
-# frozen until they agree that it is down; waiting longer for it would eat the caller's deadline.
+# Seconds for each step until a server has confirmed that it is the primary. Sentinels name a frozen
+# primary until they agree that it is down; waiting longer would use up the caller's deadline.
 HANDSHAKE_S = 1.0
 
-# So long for an answer at most, seconds: a primary that does not answer may be frozen, and another
+# Seconds for an answer at most: a primary that does not answer may be frozen, and another one may
 # have taken over long before the caller's deadline.
 ANSWER_S = 3.0
-# While connections are in use a sentinel is asked so often, seconds, whether they still lead to the
-# primary. In a planned failover the one that was replaced goes on to acknowledge writes that are
-# lost, for 8 s with the sentinels' own settings; so long as nobody looks, they go there.
+# Seconds between two questions to a sentinel whether connections still lead to the primary. In a
+# planned failover the old primary goes on to acknowledge writes that are lost, for 8 s with the
+# default settings of sentinels; until we look, our writes go there.
 LOOK_S = 1.0
 
-# Settings of a client's connections that our own must not share, or must decide.
+# Settings of a client's connections that ours must not share.
 _NOT_OURS = (
     *("himport_registry", "event_dispatcher", "retry_on_timeout", "retry_on_error"),
     "connection_pool",  # of Sentinel
@@ -50,7 +50,7 @@ _NOT_OURS = (
 
 
 class NobodyThere(redis.ConnectionError):
-    """The address does not exist or nobody listens there, which was said at once."""
+    """The address does not exist or nobody listens there; the refusal came at once."""
 
 
 class Dialer:
@@ -82,14 +82,14 @@ class Dialer:
 
 
 def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
-    """What opens connections like the client's, for operations that may take `timeout` seconds.
+    """A dialer with the settings of a client, for operations that may take `timeout` seconds.
 
-    Raises ConfigurationError for what is no client, or one of replicas.
+    Raises ConfigurationError if it is not a client, or one for replicas.
     """
     if not isinstance(client, redis.Redis):
         raise ConfigurationError(f"client must be a redis.Redis, not {kind_of(client)}")
     pool: Any = client.connection_pool
-    # Half of the deadline, so that a reply that was lost leaves time for one more try.
+    # Half of the deadline: a lost reply leaves time for another attempt.
     attempt = timeout / 2
     if isinstance(pool, SentinelConnectionPool):
         return _SentinelDialer(pool, min(attempt, ANSWER_S))
@@ -99,10 +99,10 @@ def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
 
 
 class _SentinelDialer(Dialer):
-    """Asks sentinels who the primary is, connects to it and sees that it is one.
+    """Asks sentinels for the primary, connects to it and checks its role.
 
-    All within the time for one attempt: the caller repeats. It keeps no connection to sentinels,
-    only the order in which they are asked.
+    All within the time for one attempt: the caller repeats. Keeps no connection to sentinels, only
+    the order in which they are asked.
     """
 
     def __init__(self, pool: SentinelConnectionPool, attempt: float) -> None:
@@ -122,7 +122,7 @@ class _SentinelDialer(Dialer):
         self._force_ip: str | None = getattr(manager, "_force_master_ip", None)
         self._sentinels = [_Sentinel(each.connection_pool, attempt) for each in manager.sentinels]
         self._last_named: Address | None = None
-        self._look_at = 0.0  # the moment of the next look
+        self._look_at = 0.0  # when to ask again
 
     def dial(self, within: float = math.inf) -> AbstractConnection:
         """A connection to the primary, ready for use; no step takes longer than `within`.
@@ -131,7 +131,7 @@ class _SentinelDialer(Dialer):
         are no sentinels either); AuthenticationError and ResponseError when somebody said no.
         """
         deadline = time.monotonic() + min(self._attempt, within)
-        # The first failure that is told is that of a server: it says more than those of sentinels.
+        # The failure of a server is reported first: it says more than those of sentinels.
         failure: Exception | None = None
         problems: list[Exception] = []
         tried = set()
@@ -152,23 +152,23 @@ class _SentinelDialer(Dialer):
             except redis.AuthenticationError:
                 raise
             except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-                failure = error  # another sentinel may know better
+                failure = error  # another sentinel may name another server
                 continue
-            # The next one who asks begins with the sentinel that knew.
+            # The next call begins with this sentinel.
             self._sentinels = [sentinel, *(e for e in self._sentinels if e is not sentinel)]
             self._last_named, self._look_at = address, time.monotonic() + LOOK_S
             return connection
         raise failure or _nobody(self._service, problems)
 
     def still_leads(self, connection: AbstractConnection, within: float = math.inf) -> bool:
-        """Whether the sentinels name the server that this connection leads to; a look ago at most.
+        """Whether this connection leads to the primary that the sentinels named within LOOK_S.
 
-        One of them is asked. If it does not answer, what was known stays, and the next look asks
-        another.
+        One of them is asked. If it does not answer, the last answer counts, and the next call asks
+        another one.
         """
         now = time.monotonic()
         if now >= self._look_at:
-            self._look_at = now + LOOK_S  # first, so that other threads go on meanwhile
+            self._look_at = now + LOOK_S  # first, so that other threads do not ask too
             first, *others = self._sentinels
             try:
                 self._last_named = self._primary(first, min(self._attempt, within))
@@ -187,11 +187,11 @@ class _SentinelDialer(Dialer):
         connection = self._make(**options)
         try:
             connection.connect()
-            # One that was replaced may not know it yet, or be a replica by now.
+            # A server that was replaced may be a replica by now.
             connection.send_command("ROLE")
             role = connection.read_response()[0]
             if role != b"master":
-                raise redis.ConnectionError(f"{host}:{port} is no primary: {role.decode()}")
+                raise redis.ConnectionError(f"{host}:{port} is a {role.decode()}, not the primary")
             _wait_for_answers(connection, self._usual)
         except BaseException:
             disconnect(connection)
@@ -208,7 +208,7 @@ class _Sentinel:
         self._name = f"{self._options.get('host')}:{self._options.get('port')}"
 
     def ask(self, service: str, seconds: float) -> Address:
-        """Where the primary of a service is. Raises redis errors that name the sentinel."""
+        """The address of the primary of a service. Raises redis errors that name the sentinel."""
         connection = self._class(**_limited(self._options, seconds))
         try:
             connection.connect()
@@ -221,7 +221,7 @@ class _Sentinel:
         finally:
             disconnect(connection)
         if answer is None:
-            raise redis.ConnectionError(f"sentinel {self._name} knows no service {service!r}")
+            raise redis.ConnectionError(f"sentinel {self._name} has no service {service!r}")
         try:
             host, port = answer
             return host.decode(), int(port)
@@ -230,7 +230,7 @@ class _Sentinel:
 
 
 def _nobody(service: str, problems: list[Exception]) -> Exception:
-    """Why no sentinel told where the primary is."""
+    """The error when no sentinel named a primary."""
     text = f"no sentinel named a primary of {service!r}: {'; '.join(map(str, problems))}"
     if any(isinstance(problem, redis.AuthenticationError) for problem in problems):
         return redis.AuthenticationError(text)
@@ -255,7 +255,7 @@ def options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
         if not name.startswith(("maint_notifications", "orig_")) and name not in _NOT_OURS
     }
     if issubclass(pool.connection_class, SSLConnection | AsyncSSLConnection):
-        # Before redis-py 6 a certificate of any host would do.
+        # redis-py before 6 accepts a certificate of any host.
         unchecked = options.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE)
         options.setdefault("ssl_check_hostname", not unchecked)
     options.update(
@@ -279,9 +279,9 @@ def _limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def _wait_for_answers(connection: AbstractConnection, seconds: float | None) -> None:
-    """From here on wait so long for an answer."""
+    """Set the time-out of answers, from now on."""
     sock: Any = connection._sock
-    if seconds is not None and isinstance(sock, socket.socket):  # and not that of fakeredis
+    if seconds is not None and isinstance(sock, socket.socket):  # not with fakeredis
         sock.settimeout(seconds)
 
 

@@ -16,7 +16,7 @@ SENTINEL_PORT = 26379
 EXAMPLE = "redis://localhost:6379/0"
 SENTINEL_EXAMPLE = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/main/0"
 
-# What may stand after the question mark: all that a text can say. Those of TLS begin with `ssl_`.
+# The options that may follow the question mark. Those of TLS begin with `ssl_`.
 _OPTIONS = frozenset(
     (
         *("db", "username", "password", "client_name", "protocol", "max_connections"),
@@ -30,8 +30,8 @@ _SENTINEL_OPTIONS = frozenset(("sentinel_username", "sentinel_password"))
 _SENTINEL_SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 _DATABASE = re.compile(r"/?|/(\d{1,9})/?")
 _SENTINEL_PATH = re.compile(r"/([^/]+)(?:/|/(\d{1,9})/?)?")
-# What can be shown: whatever is not certainly this may be a password, or a part of one that holds
-# what should have been percent-encoded.
+# The parts of a URL that can be shown. Anything else may be a password, or a part of one that was
+# not percent-encoded.
 _SCHEME = re.compile(r"([A-Za-z]{1,10}(?:\+[A-Za-z]{1,10})?://)(.*)", re.DOTALL)
 _PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(?::([1-9]\d{0,4}))?")
 _PLAIN_PATHS = {
@@ -47,14 +47,14 @@ _HARMLESS = (_OPTIONS - {"password"}) | {
 
 
 def shown(url: str) -> str:
-    """A URL as it may be shown: as far as it certainly holds no password, else `***`."""
+    """A URL for messages: parts that may contain a password are replaced by `***`."""
     found = _SCHEME.fullmatch(url)
     if found is None:
         return url if not url or (":" in url and _is_place(url)) else "***"
     scheme, rest = found.groups()
     place, mark, query = rest.partition("?")
     authority, slash, path = place.partition("/")
-    if "@" in path + query or "#" in place:  # all of it may be a password, and the host missing
+    if "@" in path + query or "#" in place:  # the host may be missing, and all of it a password
         return f"{scheme}***"
     _, at, hosts = authority.rpartition("@")
     text = scheme + ("***@" if at else "")
@@ -70,13 +70,13 @@ def shown(url: str) -> str:
 
 
 def _is_place(text: str) -> bool:
-    """Whether a text is a host, or a host and a port. A user and a number may look the same."""
+    """Whether a text looks like a host, or a host and a port."""
     found = _PLACE.fullmatch(text)
     return found is not None and int(found[1] or 1) < 65_536
 
 
 def _shown_options(query: str) -> Iterator[str]:
-    """The options as they may be shown: their names, and the values of harmless ones."""
+    """The options for messages: their names, and the values of harmless ones."""
     is_certain = True
     for option in query.split("&") if query else ():
         raw, equals, value = option.partition("=")
@@ -86,7 +86,7 @@ def _shown_options(query: str) -> Iterator[str]:
             continue
         is_named = is_certain and equals and _PLAIN_NAME.fullmatch(name)
         yield f"{name}=***" if is_named or name in _OPTIONS | _SENTINEL_OPTIONS else "***"
-        is_certain = False  # this may be a password with an "&" in it, which then goes on here
+        is_certain = False  # this may be a password with an "&" in it, which continues here
 
 
 def open_client(url: str) -> redis.Redis:
@@ -95,31 +95,33 @@ def open_client(url: str) -> redis.Redis:
     Opens no connection. Raises ConfigurationError, which never repeats a password.
     """
     if not isinstance(url, str):
-        raise ConfigurationError(f"{safe_repr(url)} is no Redis URL: such as {EXAMPLE}")
+        raise ConfigurationError(
+            f"{safe_repr(url)} is not a Redis URL: expected a string such as {EXAMPLE}"
+        )
     make = _sentinel_client if url.startswith(_SENTINEL_SCHEMES) else _plain_client
     try:
         client = make(url)
         _check_files(client.connection_pool.connection_kwargs)
-        # Opens nothing, and finds the options that this version of redis-py does not know.
+        # Opens no connection, and finds options that this version of redis-py does not know.
         client.connection_pool.make_connection()
     except (_Unreadable, redis.RedisError, TypeError, ValueError, AttributeError) as error:
         example = SENTINEL_EXAMPLE if "sentinel" in url.partition(":")[0] else EXAMPLE
         raise ConfigurationError(
-            f"{shown(url)!r} is no Redis URL ({error}): such as {example}"
+            f"{shown(url)!r} is not a Redis URL: {error}; for example {example}"
         ) from None
     return client
 
 
 def _check_files(options: dict[str, Any]) -> None:
-    """Redis-py would only say that it cannot connect, and not which file it misses."""
+    """Check that the files of TLS exist: redis-py would only say that it cannot connect."""
     for name in ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"):
         path = options.get(name)
         if path is not None and not os.path.exists(path):
-            raise _Unreadable(f"its {name} {path!r} is not there")
+            raise _Unreadable(f"its {name} {path!r} does not exist")
 
 
 class _Unreadable(Exception):
-    """Why a text is no URL, in words that do not repeat it."""
+    """Why a URL is rejected, in words that do not repeat it."""
 
 
 def _plain_client(url: str) -> redis.Redis:
@@ -127,16 +129,16 @@ def _plain_client(url: str) -> redis.Redis:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        port = 0  # the reason is not passed on: it may repeat a part of the password
+        port = 0  # the reason is not shown: it may repeat a part of the password
     if port == 0:
-        raise _Unreadable("its host or port cannot be read; is the password percent-encoded?")
+        raise _Unreadable("its host or port is not valid; is the password percent-encoded?")
     if parts.scheme == "unix":
         if not parts.path:
             raise _Unreadable("it has no path")
     elif parts.scheme not in ("redis", "rediss"):
-        raise _Unreadable("it begins with none of redis://, rediss://, unix://, redis+sentinel://")
+        raise _Unreadable("expected redis://, rediss://, unix:// or redis+sentinel://")
     elif not _DATABASE.fullmatch(parts.path):
-        raise _Unreadable("its path is no number of a database")
+        raise _Unreadable("its path must be a database number")
     _check_options(parts.query, _OPTIONS)
     return redis.Redis.from_url(url)
 
@@ -147,13 +149,13 @@ def _sentinel_client(url: str) -> redis.Redis:
     hosts, slash, path = rest.partition("/")
     login, _, hosts = hosts.rpartition("@")
     if "#" in rest or "@" in path:
-        raise _Unreadable("there is a '#' or '/' in it that should be percent-encoded")
+        raise _Unreadable("a '#' or '/' in it must be percent-encoded")
     sentinels = [_host_and_port(each) for each in hosts.split(",")]
     found = _SENTINEL_PATH.fullmatch(slash + path)
     if found is None:
-        raise _Unreadable("its path is not the name of a service, and the number of a database")
+        raise _Unreadable("its path must be /service or /service/database")
     _check_options(query, _OPTIONS | _SENTINEL_OPTIONS)
-    # redis-py reads the rest, so that an option means the same in all schemes.
+    # redis-py parses the rest, so that an option means the same in all schemes.
     options: dict[str, Any] = parse_url(f"redis://unused/{found[2] or 0}?{query}")
     del options["host"]
     user, _, password = map(unquote, login.partition(":"))
@@ -174,14 +176,14 @@ def _host_and_port(text: str) -> tuple[str, int]:
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@\s]+)(?::(\d{1,5}))?", text)
     port = int(found[2] or SENTINEL_PORT) if found else 0
     if found is None or not 0 < port < 65_536:
-        raise _Unreadable("its sentinels are not host:port,host:port,...")
+        raise _Unreadable("its sentinels must be host:port,host:port,...")
     return unquote(found[1]).strip("[]"), port
 
 
 def _check_options(query: str, known: frozenset[str]) -> None:
     for name in parse_qs(query, keep_blank_values=True):
         if name not in known and not name.startswith("ssl_"):
-            # With an "@" this may be the rest of a password that has a "?" in it.
+            # With an "@" this may be the rest of a password that contains a "?".
             names = (
                 [] if "@" in query else [each.partition("=")[0] for each in _shown_options(query)]
             )

@@ -1,4 +1,4 @@
-"""The fair queue: push, claim, end; settings, limits, users, and the workers that are alive."""
+"""The fair queue: push, claim and end tasks; settings of users and names; live workers."""
 
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerInfo, WorkerStore

@@ -26,7 +26,7 @@ MAX_BRIEF = 200  # characters of an error in a sentence
 
 
 class Waiting:
-    """What `explain` reads of a task, and the reasons that follow from it."""
+    """The answer of `explain`, and the reasons that follow from it."""
 
     def __init__(self, task_id: str, answer: list[Any], workers: Sequence[WorkerInfo]) -> None:
         self.task_id = task_id
@@ -50,7 +50,7 @@ class Waiting:
         self.workers = workers
 
     def explanation(self) -> Explanation:
-        """Say why the task waits, or what became of it."""
+        """Say why the task waits, or how it ended."""
         reasons = tuple(reason(code, self.now, **values) for code, values in self._reasons())
         waits = self.state == "ready" and not self.held
         return Explanation(
@@ -78,7 +78,7 @@ class Waiting:
 
     @property
     def _rate_until(self) -> datetime | None:
-        """When the rate of the user lets the next task begin, if that is what it waits for."""
+        """When the rate of the user allows the next task, if the task waits for that."""
         if self.settings.rate is None or self.settings.paused or self._is_capped:
             return None
         until = self.parked_until
@@ -130,7 +130,7 @@ class Waiting:
             yield "due", {"since": self.due or self.now}
 
     def _attempt(self) -> dict[str, Any]:
-        """What the last attempt was, and out of how many, where the task itself says so."""
+        """The last attempt, and how many there may be if the task itself says so."""
         return {
             "attempt": self.status["attempts"],
             "attempts": _most_attempts(self.document),
@@ -140,7 +140,7 @@ class Waiting:
     def _of_workers(self) -> Iterator[tuple[str, dict[str, Any]]]:
         takers = [worker for worker in self.workers if not worker.draining]
         if not takers:
-            # Whoever claims without heartbeats counts as there while it holds a lease.
+            # A process that claims without heartbeats counts as alive while it holds a lease.
             if self.workers or not self.leases:
                 yield "no_worker", {"draining": len(self.workers)}
         elif not any({self.name, ANY}.intersection(worker.names) for worker in takers):

@@ -1,4 +1,4 @@
-"""Read what is stored of a task, a user and a handler."""
+"""Parse stored records: the status of a task, settings of a user, limits of a handler."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ from fairqueue.validation import (
 
 
 def handler_limits(text: bytes) -> HandlerLimits:
-    """Read the limits of a handler; what cannot be read is no limit."""
+    """Parse the limits of a handler; no limits if they are unreadable."""
     try:
         stored = json.loads(text)
         timeout_ms = stored.get("timeout_ms")
@@ -37,12 +37,12 @@ def handler_limits(text: bytes) -> HandlerLimits:
 
 
 def moment_of(value: Any) -> datetime | None:
-    """Milliseconds as a datetime; None if there are none."""
+    """Milliseconds as a datetime; None if absent."""
     return None if value in (None, "", b"") else from_ms(int(float(value)))
 
 
 def read_status(task_id: str, text: bytes) -> dict[str, Any]:
-    """Read the status of a task. Raises BrokenRecord."""
+    """Parse the status of a task. Raises BrokenRecord."""
     try:
         status = json.loads(text)
         status["state"], status["user"], status["pushed"]
@@ -59,7 +59,7 @@ def broken_status(task_id: str, error: Exception) -> BrokenRecord:
 def task_info(
     task_id: str, text: bytes, document: bytes | None, lease_end: bytes | None
 ) -> TaskInfo:
-    """Put together what is known of a task. Raises BrokenRecord."""
+    """Make the TaskInfo of a task from its records. Raises BrokenRecord."""
     status = read_status(task_id, text)
     task = None
     if document is not None:
@@ -91,7 +91,7 @@ def task_info(
 
 
 def user_settings(text: bytes, now_ms: int) -> UserSettings:
-    """Read the settings of a user. Raises BrokenRecord."""
+    """Parse the settings of a user. Raises BrokenRecord."""
     try:
         stored = json.loads(text)
         for field in ("max_running", "max_waiting"):
@@ -108,7 +108,7 @@ def user_settings(text: bytes, now_ms: int) -> UserSettings:
 
 
 def without_past_pause(settings: UserSettings, now_ms: int) -> UserSettings:
-    """Settings as they hold now: a pause that is over is none."""
+    """The settings without a pause that is over."""
     until = settings.paused_until
     if settings.paused and (until is None or until > from_ms(now_ms)):
         return settings

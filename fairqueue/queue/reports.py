@@ -1,4 +1,4 @@
-"""What one attempt at a task leaves for the history, cut to what may be stored."""
+"""The report of one attempt at a task, for the history: error, traceback and log lines, bounded."""
 
 import hashlib
 import itertools
@@ -19,18 +19,18 @@ from fairqueue.validation import MAX_ERROR_LENGTH, MAX_RESULT_BYTES, encode_json
 
 logger = logging.getLogger("fairqueue.worker")
 
-MAX_TRACEBACK_BYTES = 8 * 1024  # the end is kept: it says where
-MAX_FRAMES = 100  # innermost ones that are written down, of each exception in a chain
-MAX_LINES = 200  # of the log of one attempt; the last ones are kept
+MAX_TRACEBACK_BYTES = 8 * 1024  # the end is kept: it has the place of the error
+MAX_FRAMES = 100  # innermost frames that are kept of each exception in a chain
+MAX_LINES = 200  # log lines of one attempt; the last ones are kept
 MAX_LINE_LENGTH = 500  # characters
 MAX_CONTEXT_BYTES = 2000  # of the context of one line, as JSON
 MAX_DOCUMENT_BYTES = 32 * 1024
 MAX_TYPE_LENGTH = 200  # characters
-SHOWN_RESULT = 1000  # characters kept of a result that is no JSON
+SHOWN_RESULT = 1000  # characters kept of a result that is not JSON
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
-# What differs between two failures of one kind. The order matters: an id may stand in quotes.
+# The parts that differ between two failures of one kind. The order matters: ids may be quoted.
 _VARYING = [
     (re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`"), "<text>"),
     (re.compile(r"(?i)\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<id>"),
@@ -43,18 +43,18 @@ NO_CONTEXT: Mapping[str, Any] = MappingProxyType({})
 
 
 class LogLine(NamedTuple):
-    """One line that a handler has logged."""
+    """One line that a handler logged."""
 
     at_ms: int
     level: str
     message: str
-    context: Mapping[str, Any] = NO_CONTEXT  # the fields that were given with it
+    context: Mapping[str, Any] = NO_CONTEXT  # the extra fields of the log call
 
 
 class LogLines:
-    """The last lines that an attempt has logged, and how many there were before them.
+    """The last lines that an attempt logged, and how many were dropped before them.
 
-    Any thread may add one. There is no lock: a time-out can be raised inside `keep`, and would
+    Any thread may add a line. There is no lock: a time-out can be raised inside `keep`, and would
     leave it locked.
     """
 
@@ -63,14 +63,14 @@ class LogLines:
         self._lines: deque[tuple[int, LogLine]] = deque(maxlen=MAX_LINES)
 
     def keep(self, level: int, message: str, context: Mapping[str, Any] = NO_CONTEXT) -> None:
-        """Add a line with its fields; what is too long is cut."""
+        """Add a line with its fields, cut to their limits."""
         name = clean(logging.getLevelName(level).lower(), 20)
         text = clean(message, MAX_LINE_LENGTH)
         line = LogLine(round(time.time() * 1000), name, text, bounded(context))
         self._lines.append((next(self._numbers), line))
 
     def kept(self) -> tuple[tuple[LogLine, ...], int]:
-        """The lines that are left, oldest first, and how many were dropped before them."""
+        """The kept lines, oldest first, and how many were dropped before them."""
         lines = list(self._lines)
         total = max((number for number, _ in lines), default=0)
         return tuple(line for _, line in lines), total - len(lines)
@@ -78,7 +78,7 @@ class LogLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """How an attempt failed. `place` is the file and function in which it did, if known."""
+    """How an attempt failed. `place` is the file and function of the error, if known."""
 
     type: str
     message: str
@@ -87,9 +87,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """What can be said of an error, whatever it is. Raises nothing.
+        """Describe an error of any kind. Never raises.
 
-        An error that has come from another process carries what was said there.
+        An error that came from another process carries the description that was made there.
         """
         known = vars(error).get("failure")
         if isinstance(known, Failure):
@@ -104,11 +104,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one attempt says for the history: `document`, or nothing if it just went well.
+    """What one attempt adds to the history: `document`, empty if there is nothing to add.
 
-    seconds: how long the handler ran. log, log_dropped: its last lines, and how many were before.
+    seconds: how long the handler ran. log, log_dropped: its last lines, and how many were dropped.
     error_type, message, traceback, timed_out: how it failed. fingerprint: the same for failures of
-    the same kind, whatever ids and numbers they speak of; '' for none.
+    the same kind, whatever ids and numbers they contain; '' if it did not fail.
     """
 
     seconds: float
@@ -145,9 +145,9 @@ class Report:
 
     @property
     def document(self) -> str:
-        """The report as one line of JSON, at most 32 KiB; '' if there is nothing to tell.
+        """The report as one line of JSON, at most 32 KiB; '' if there is nothing to add.
 
-        What is too long loses its oldest log lines first, then the start of the traceback.
+        If it is too long, the oldest log lines are dropped first, then the start of the traceback.
         """
         if not self.log and not self.error_type:
             return ""
@@ -169,7 +169,7 @@ class Report:
                 fields[name] = value
         if self.log:
             fields["log"] = [line[:3] for line in self.log]
-            # Apart, by the number of the line: older versions read lines of three values.
+            # In a field of its own, by line number: older versions read lines of three values.
             contexts = {str(n): line.context for n, line in enumerate(self.log) if line.context}
             if contexts:
                 fields["log_context"] = contexts
@@ -181,7 +181,7 @@ class Report:
 def fingerprint(task_name: str, failure: Failure, *, timed_out: bool = False) -> str:
     """16 hexadecimal digits that failures of the same kind share.
 
-    A time-out hits a handler anywhere, so that the place of one does not count.
+    A time-out can interrupt a handler anywhere, so its place does not count.
     """
     message = failure.message[:MAX_ERROR_LENGTH]
     for pattern, word in _VARYING:
@@ -192,7 +192,7 @@ def fingerprint(task_name: str, failure: Failure, *, timed_out: bool = False) ->
 
 
 def failure_arguments(error: object, report: Report | None, name: str) -> dict[str, str]:
-    """What the scripts that record a failed attempt take of it."""
+    """The arguments of the scripts that record a failed attempt."""
     text = str(error).encode("utf-8", "replace").decode()[:MAX_ERROR_LENGTH]
     mark = report.fingerprint if report is not None else ""
     return {
@@ -204,10 +204,10 @@ def failure_arguments(error: object, report: Report | None, name: str) -> dict[s
 
 
 def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The context of a log line as it can be kept: a JSON object of some MAX_CONTEXT_BYTES.
+    """A copy of the context of a log line, as a JSON object of at most MAX_CONTEXT_BYTES.
 
-    What JSON cannot hold is kept as the beginning of its text. Fields that have no room are left
-    out, and `more_fields` says how many they are. A copy: its values may change. Raises nothing.
+    Values that JSON cannot hold are replaced by the beginning of their text. Fields that do not fit
+    are left out, and `more_fields` counts them. Never raises.
     """
     found: dict[str, Any] = {}
     room = MAX_CONTEXT_BYTES
@@ -223,15 +223,15 @@ def bounded(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def storable(result: Any) -> Any:
-    """A result as it can be kept: what is no JSON, or too large, as the beginning of its text.
+    """A copy of a result that can be stored.
 
-    A copy: the handler may go on to change what it has returned.
+    A result that is not JSON, or too large, is replaced by the beginning of its text.
     """
     if result is None:
         return None
     try:
         return json.loads(encode_json(result, "result", MAX_RESULT_BYTES))
-    except Exception:  # also what methods of the result raise
+    except Exception:  # methods of the result may raise anything
         log_event(logger, "result_kept_as_text", logging.DEBUG, exc_info=True)
     try:
         return clean(repr(result), SHOWN_RESULT)
@@ -240,19 +240,19 @@ def storable(result: Any) -> Any:
 
 
 def _end_of(text: str, most: int) -> str:
-    """The end of a text, at most so many bytes."""
+    """The end of a text, at most `most` bytes."""
     encoded = text.encode("utf-8", "replace")
     return encoded[-most:].decode("utf-8", "ignore")
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The traceback from the handler on: how the library came to call it is the same each time."""
+    """The traceback from the handler on, without the frames of the library above it."""
     start = error.__traceback__
     while start is not None and start.tb_next is not None and _is_ours(start.tb_frame.f_code):
         start = start.tb_next
     try:
         lines = traceback.format_exception(type(error), error, start, limit=-MAX_FRAMES)
-    except Exception:  # an error that cannot be shown
+    except Exception:  # an error whose text cannot be made
         lines = traceback.format_tb(start, limit=-MAX_FRAMES)
     return _end_of("".join(lines).rstrip("\n"), MAX_TRACEBACK_BYTES)
 
@@ -262,7 +262,7 @@ def _is_ours(code: Any) -> bool:
 
 
 def _place_of(error: BaseException) -> str:
-    """File and function of the innermost frame; no line, which changes with every edit above it."""
+    """File and function of the innermost frame, without the line, which changes with every edit."""
     last = error.__traceback__
     if last is None:
         return ""

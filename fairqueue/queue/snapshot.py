@@ -1,4 +1,4 @@
-"""What a queue holds at a moment: the answer of the script inspect, as numbers."""
+"""A snapshot of a queue: the answer of the script queue_stats, as numbers."""
 
 import json
 import math
@@ -19,13 +19,13 @@ from fairqueue.queue.records import (
 
 
 def jain_index(service: Sequence[float]) -> float | None:
-    """How equal the service of users was: 1 all the same, 1/n one had all; None for nobody."""
+    """Jain's fairness index: 1 if all got the same, 1/n if one got all; None without service."""
     total, squares = sum(service), sum(x * x for x in service)
     return total * total / (len(service) * squares) if squares > 0 else None
 
 
 def snapshot(answer: list[Any]) -> QueueSnapshot:
-    """Read the answer of the script."""
+    """Parse the answer of the script."""
     numbers = [int(value) for value in answer[2:13]]
     leader, leader_until = _leader(answer[13])
     return QueueSnapshot(
@@ -50,7 +50,7 @@ def snapshot(answer: list[Any]) -> QueueSnapshot:
 
 
 def _leader(text: bytes) -> tuple[str | None, datetime | None]:
-    """Who leads, and until when; a record that somebody has spoilt is of nobody."""
+    """The leader and the end of its term; nobody if the record is malformed."""
     try:
         record = json.loads(text)
         return text_or_none(record["scheduler"]), moment_of(record["ends"])
@@ -59,7 +59,7 @@ def _leader(text: bytes) -> tuple[str | None, datetime | None]:
 
 
 def _number(text: bytes) -> float:
-    """A number of a record; 0 for what somebody has put there that is none."""
+    """Parse a stored number; 0 if malformed."""
     with suppress(ValueError):
         value = float(text)
         if math.isfinite(value):
@@ -68,7 +68,7 @@ def _number(text: bytes) -> float:
 
 
 def _pairs(flat: list[bytes]) -> Iterator[tuple[str, int]]:
-    """Names and counts; what somebody has put there that is no number is left out."""
+    """Parse names and counts; malformed counts are skipped."""
     for name, value in zip(flat[::2], flat[1::2], strict=True):
         with suppress(ValueError):
             yield name.decode(), int(value)

@@ -1,4 +1,4 @@
-"""Keep the heartbeats of workers in Redis: who is alive, and what each runs."""
+"""The heartbeats of workers in Redis: which workers are alive, and what each one runs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,20 +12,20 @@ from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operat
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import check_name
 
-BEAT_S = 10.0  # so often a worker says that it is alive
-GONE_AFTER_S = 3.5 * BEAT_S  # without a word for so long it counts as gone
+BEAT_S = 10.0  # seconds between two heartbeats of a worker
+GONE_AFTER_S = 3.5 * BEAT_S  # without a heartbeat for this long, a worker counts as gone
 MAX_LISTED = 1000  # workers in one answer
-ANY = "*"  # stands for all names, where a worker takes what has no handler of its own
-MAX_CURRENT = 25  # tasks that a record names: a beat may read the records of 1,000 workers
+ANY = "*"  # any name: the worker has a default handler
+MAX_CURRENT = 25  # task ids in one record: a heartbeat may read the records of 1,000 workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """A worker that is alive, as it said at its last heartbeat.
+    """A live worker, as of its last heartbeat.
 
-    `names` are the tasks it has handlers for, "*" among them if it takes any. `current` are the
-    ids of the first 25 tasks that it held, the longest held first; `running` counts all of them.
-    `draining`: somebody has asked it to take no more and end.
+    `names` are the tasks that it has handlers for, with "*" if it takes any name. `current` are the
+    ids of the first 25 tasks that it holds, the longest held first; `running` counts all of them.
+    `draining`: it was asked to take no more tasks and to stop.
     """
 
     worker_id: str
@@ -40,13 +40,13 @@ class WorkerInfo:
     seen_at: datetime
     gone_at: datetime
     draining: bool = False
-    # Where its HTTP tasks may go, by name, as HttpTasks says it.
+    # Where its HTTP tasks may go, by task name: see HttpTasks.
     http: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleRun:
-    """A run that went on a lease after its time-out, or after it was told to cancel.
+    """A run that went on for a lease after its time-out or its cancellation.
 
     Its task was ended; the run itself may go on in its worker.
     """
@@ -60,10 +60,10 @@ class StaleRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRun:
-    """A run whose worker sends no heartbeats, or has let its lease end.
+    """A run whose worker sends no heartbeats, or did not extend its lease.
 
-    lease_ends: when another worker may take the run, or since when one may. is_heard: whether the
-    worker still sends heartbeats.
+    lease_ends: from when on another worker may take the task. is_heard: whether the worker still
+    sends heartbeats.
     """
 
     lease_ends: datetime
@@ -72,11 +72,11 @@ class LostRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """A task that has ended without a word of its worker, of which people should hear.
+    """A task that was ended without its worker, to be reported by an alert.
 
     outcome: "expired" (its last lease was not extended), "timed_out" or "cancelled" (it went on for
-    a lease after it had to end). seconds: since it was claimed. text: what Redis knows the notice
-    by, to be passed on when it was heard.
+    a lease after it had to end). seconds: since it was claimed. text: identifies the notice in
+    Redis; pass it as `heard` once it was reported.
     """
 
     task_id: str
@@ -106,11 +106,11 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What a worker learns when it says that it is alive.
+    """The answer to a heartbeat.
 
-    handled: names of tasks that any living worker has handlers for. notices: what ended without a
-    word of its worker. gone: workers that ended without a word. drained_by: who asked this one to
-    take no more tasks and end, if anybody has.
+    handled: task names that some live worker has handlers for. notices: tasks that were ended
+    without their workers. gone: workers that vanished. drained_by: who asked this worker to take no
+    more tasks and to stop, or None.
     """
 
     handled: frozenset[str]
@@ -135,10 +135,10 @@ class WorkerStore:
         can_alert: bool = False,
         heard: Sequence[bytes] = (),
     ) -> Operation[Beat]:
-        """Say that a worker is alive; `limits` of its handlers are said once, when it starts.
+        """Record a heartbeat of a worker; `limits` of its handlers are passed once, when it starts.
 
-        Runs that do not answer are ended, too: see `look_over`, also for `can_alert` and `heard`.
-        Raises InvalidTask for an unusable id.
+        Also ends runs that do not answer: see `look_over`, also for `can_alert` and `heard`. Raises
+        InvalidTask for a bad id.
         """
         ttl_ms = round(GONE_AFTER_S * 1000)
         return (
@@ -147,7 +147,7 @@ class WorkerStore:
 
     @operation
     def leave(self, worker_id: str, heard: Sequence[bytes] = ()) -> Operation[None]:
-        """Say that a worker ends, and which notices it has passed on."""
+        """Remove a worker that stops; `heard` are the notices that it has reported."""
         yield from self._beat({}, worker_id, 0, None, heard=heard)
 
     def _beat(
@@ -180,12 +180,12 @@ class WorkerStore:
 
     @operation
     def drain(self, worker_id: str, by: str) -> Operation[bool]:
-        """Ask a worker to take no more tasks, finish what it runs, and end; False if none is alive.
+        """Ask a worker to take no more tasks, finish its runs and stop; False if it is not alive.
 
-        It hears of it with its next heartbeat, which comes every ten seconds. Then it ends as by
-        `stop`, without a time-out: `forever` returns, and one of several processes is not replaced.
-        Asked again, nothing changes. `by` says who asks, for its log. Raises InvalidTask for an
-        unusable id or name.
+        It learns of it with its next heartbeat, within ten seconds. Then it stops as by `stop`
+        without a time-out: `forever` returns, and one of several processes is not replaced. Asking
+        again changes nothing. `by` says who asks, for its log. Raises InvalidTask for a bad id or
+        name.
         """
         check_name(worker_id, "worker_id")
         check_name(by, "by")
@@ -194,10 +194,10 @@ class WorkerStore:
 
     @operation
     def find_stale(self, now_ms: int | None = None) -> Operation[list[StaleRun]]:
-        """Runs that went on after they had to end, each once to whoever asks first.
+        """Runs that went on after they had to end; each is returned to the first caller only.
 
-        Ends those that are found now, as `look_over` does. They are still told to somebody who can
-        alert people.
+        Ends those that are found now, as `look_over` does. Callers that can send alerts still get
+        their notices.
         """
         notices = yield from steps(self.look_over)(now_ms)
         return [run for each in notices if (run := each.stale_run) is not None]
@@ -206,11 +206,11 @@ class WorkerStore:
     def look_over(
         self, now_ms: int | None = None, *, can_alert: bool = False, heard: Sequence[bytes] = ()
     ) -> Operation[list[Notice]]:
-        """End runs that do not answer, take back expired leases, and hear what people should know.
+        """End runs that do not answer, take back expired leases, and return notices for alerts.
 
-        With `can_alert` a notice is told again half a minute later, to whoever asks then, until its
-        text is among those `heard`; without, each is told once, for a log. At most a hundred at
-        once, and none that is older than an hour.
+        With `can_alert`, a notice is returned again half a minute later, to the next caller, until
+        its text is passed as `heard`; without, each is returned once, for a log. Returns at most a
+        hundred, and none older than an hour.
         """
         answer = yield Call(
             "find_stale", now_ms=now_ms, can_alert="1" if can_alert else "", rest=heard
@@ -219,10 +219,10 @@ class WorkerStore:
 
     @operation
     def lost(self, workers: Mapping[str, str]) -> Operation[dict[str, LostRun]]:
-        """Those of the running tasks whose worker is gone or whose lease is over.
+        """The running tasks whose worker is gone or whose lease is over.
 
-        `workers`: of each task id, which worker has it. One that claims by itself, without a
-        `Worker`, sends no heartbeats, so that its runs are among them.
+        `workers`: task id -> the worker that holds it. A process that calls `claim` itself sends no
+        heartbeats, so its runs are among them.
         """
         if not workers:
             return {}
@@ -234,7 +234,7 @@ class WorkerStore:
         found = {}
         for task_id, gone, lease in zip(workers, ends, leases, strict=True):
             if lease is None:
-                continue  # it has ended meanwhile
+                continue  # it ended meanwhile
             is_heard = gone is not None and float(gone) > now_ms
             if not is_heard or float(lease) <= now_ms:
                 lease_ends = from_ms(int(float(lease)))
@@ -243,10 +243,10 @@ class WorkerStore:
 
     @operation
     def is_anybody_there(self) -> Operation[bool]:
-        """Whether a worker is alive, or somebody claims by themselves.
+        """Whether a worker is alive, or a process that calls `claim` itself.
 
-        Those send no heartbeats: they count as there while they hold a lease, unless a worker is
-        gone whose lease that may be.
+        The latter sends no heartbeats: it counts as alive while it holds a lease, unless the lease
+        may be that of a worker that is gone.
         """
         ends, leases = self.link.keys["worker_ends"], self.link.keys["leases"]
         now_ms = yield Now()
@@ -259,7 +259,7 @@ class WorkerStore:
 
     @operation
     def alive(self) -> Operation[list[WorkerInfo]]:
-        """The workers that are alive, by id; at most a thousand."""
+        """The live workers, ordered by id; at most a thousand."""
         now_ms = yield Now()
         ends = self.link.keys["worker_ends"]
         most = ("LIMIT", 0, MAX_LISTED, "WITHSCORES")
@@ -273,7 +273,7 @@ class WorkerStore:
 
 
 def _notices(texts: Iterable[bytes]) -> list[Notice]:
-    """Notices as a script returns them; what somebody has planted among them is passed over."""
+    """Parse the notices that a script returns; malformed ones are skipped."""
     found = []
     for text in texts:
         fields = text.decode("utf-8", "replace").split("\0")
@@ -322,4 +322,4 @@ def _info(text: bytes | None, end: bytes) -> WorkerInfo | None:
             http=_policies(record.get("http")),
         )
     except UNREADABLE:
-        return None  # somebody has spoilt it; its next heartbeat writes it anew
+        return None  # damaged; the next heartbeat writes it again

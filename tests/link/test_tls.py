@@ -287,5 +287,5 @@ def test_the_name_can_be_left_unchecked_alone(
     ["ssl_cert_reqs=sometimes", "ssl_nonsense=1", "ssl_ca_certs=/nowhere", "ssl_keyfile=/nowhere"],
 )
 def test_options_of_tls_that_cannot_be_used_are_told(option: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no Redis URL"):
+    with pytest.raises(ConfigurationError, match="is not a Redis URL"):
         TaskQueue.from_url(f"rediss://localhost/0?{option}")

@@ -102,12 +102,12 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
     [
         ("redis://host:0", "port"),
         ("redis://host:65536", "port"),
-        ("redis://host/zero", "number of a database"),
-        ("redis://host/-1", "number of a database"),
-        ("redis://host/0/1", "number of a database"),
+        ("redis://host/zero", "database number"),
+        ("redis://host/-1", "database number"),
+        ("redis://host/0/1", "database number"),
         ("unix://", "no path"),
-        ("valkey://host", "begins with none of"),
-        ("redis+cluster://host", "begins with none of"),
+        ("valkey://host", "expected redis://, rediss://, unix:// or redis+sentinel://"),
+        ("redis+cluster://host", "expected redis://, rediss://, unix:// or redis+sentinel://"),
         ("redis://host?colour=red", "option 'colour' is unknown"),
         ("redis://host?db=1&colour=red", "option 'colour' is unknown"),
         ("redis://host?redis_connect_func=x", "option 'redis_connect_func' is unknown"),
@@ -124,11 +124,11 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
         ("redis+sentinel://a:0/main", "host:port"),
         ("redis+sentinel://a:65536/main", "host:port"),
         ("redis+sentinel://::1:5/main", "host:port"),
-        ("redis+sentinel://a:1", "name of a service"),
-        ("redis+sentinel://a:1/", "name of a service"),
-        ("redis+sentinel://a:1//0", "name of a service"),
-        ("redis+sentinel://a:1/main/zero", "name of a service"),
-        ("redis+sentinel://a:1/main/0/1", "name of a service"),
+        ("redis+sentinel://a:1", "its path must be /service or /service/database"),
+        ("redis+sentinel://a:1/", "its path must be /service or /service/database"),
+        ("redis+sentinel://a:1//0", "its path must be /service or /service/database"),
+        ("redis+sentinel://a:1/main/zero", "its path must be /service or /service/database"),
+        ("redis+sentinel://a:1/main/0/1", "its path must be /service or /service/database"),
         ("redis+sentinel://a:1/main#x", "percent-encoded"),
         ("redis+sentinel://a:1/main?ssl_ca_certs=/dev/null", "ssl_ca_certs"),
         ("redis+sentinel://a:1/main?host=b", "option 'host' is unknown"),
@@ -137,10 +137,10 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
 def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         open_client(url)
-    assert str(error.value).startswith(f"{shown(url)!r} is no Redis URL (")
+    assert str(error.value).startswith(f"{shown(url)!r} is not a Redis URL: ")
     assert why in str(error.value)
     example = "redis+sentinel://" if "+sentinel" in url else "redis://localhost"
-    assert f": such as {example}" in str(error.value)
+    assert f"; for example {example}" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -1685,7 +1685,7 @@ def test_a_claim_wakes_a_blocked_worker_when_it_brings_the_next_moment_nearer(wo
 
 
 def test_a_url_that_is_none_is_refused_with_its_value() -> None:
-    with pytest.raises(ConfigurationError, match="None is no Redis URL"):
+    with pytest.raises(ConfigurationError, match="None is not a Redis URL"):
         TaskQueue.from_url(None)  # type: ignore[arg-type]
 
 

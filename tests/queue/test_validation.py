@@ -428,7 +428,7 @@ def test_what_is_no_client_is_refused(client: Any) -> None:
 )
 def test_bad_urls_are_refused(url: Any, shown: str) -> None:
     message = refused(lambda: TaskQueue.from_url(url), ConfigurationError, "redis://")
-    assert message.startswith(f"{shown} is no Redis URL")
+    assert message.startswith(f"{shown} is not a Redis URL")
 
 
 @pytest.mark.parametrize("start", [NAIVE, "now", None, NAN, -1, LONG], ids=repr)

@@ -615,7 +615,7 @@ def test_what_makes_no_sense_is_named(
 
 def test_a_url_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedules", "--url", "nonsense"]) == 2
-    assert "'***' is no Redis URL" in capsys.readouterr().err
+    assert "'***' is not a Redis URL" in capsys.readouterr().err
 
 
 # --- the daemon -----------------------------------------------------------------------------------
