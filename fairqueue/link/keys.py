@@ -1,14 +1,14 @@
 """The names of a queue's Redis keys: a fixed set under one hash tag.
 
-No key is made up anywhere else, and scripts get all of theirs declared, so that a queue works in a
-cluster and can be looked at, measured and deleted as a whole.
+No other code makes up names of keys, and scripts declare all keys that they use. So a queue works
+in a cluster, and can be inspected, measured and deleted as a whole.
 """
 
 import re
 
 from fairqueue.errors import ConfigurationError, shown
 
-# name -> Redis type; docs/data-model.md says what each holds.
+# name -> Redis type; docs/data-model.md describes the content of each key.
 KEY_TYPES = {
     # tasks
     "tasks": "hash",
@@ -22,7 +22,7 @@ KEY_TYPES = {
     "ended": "zset",
     "dead": "zset",
     "wake": "list",
-    # for workers that take only some names; see lua/lib/kinds.lua
+    # workers that take only some names; see lua/lib/kinds.lua
     "kinds": "hash",
     **{f"wake_{place}": "list" for place in range(1, 9)},
     # limits of handlers, and the workers that run them
@@ -86,7 +86,7 @@ KEY_TYPES = {
     "ops_before": "hash",
 }
 
-DEFAULT_QUEUE = "default"  # where none is named
+DEFAULT_QUEUE = "default"
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -97,8 +97,7 @@ class Keys:
     def __init__(self, queue: str) -> None:
         if not isinstance(queue, str) or not _QUEUE_NAME.fullmatch(queue):
             raise ConfigurationError(
-                f"queue name {shown(queue)} cannot be used: 1 to 64 letters, digits, '_', '.' "
-                "or '-'"
+                f"queue name must have 1 to 64 letters, digits, '_', '.' or '-', not {shown(queue)}"
             )
         self.queue = queue
         self.prefix = f"{{fairqueue:{queue}}}:"
@@ -108,15 +107,15 @@ class Keys:
         return self._names[name]
 
     def all(self) -> list[bytes]:
-        """Every key that the queue may have."""
+        """Return every key that the queue may have."""
         return list(self._names.values())
 
 
 def command_line(line: str, queue: str) -> str:
-    """A line that begins with `fairqueue`, for this queue: as people are told to type it."""
+    """Add the option for a queue to a command line that begins with `fairqueue`."""
     if queue == DEFAULT_QUEUE:
         return line
     program, _, rest = line.partition(" ")
-    # A name that looks like an option is none if it hangs on its own.
+    # With "=", a name that begins with "-" is not taken for an option.
     option = f"--queue={queue}" if queue.startswith("-") else f"--queue {queue}"
     return f"{program} {option} {rest}"

@@ -1,4 +1,4 @@
-"""The Lua files keep their contract: headers, includes, and where they are found."""
+"""The Lua files keep their contract: headers, rows, includes, and shared constants."""
 
 import re
 import shutil
@@ -41,7 +41,7 @@ FOLDER = lua_folder()
 FILES = sorted(FOLDER.rglob("*.lua"))
 FILE_IDS = [str(path.relative_to(FOLDER)) for path in FILES]
 
-# What a full queue needs in order to drain, and what only reads.
+# Scripts that a full queue needs to drain, and scripts that only read.
 DRAINS = {"claim", "finish", "retry", "release", "bury", "cancel", "extend", "lead", "resign"}
 DRAINS |= {"heartbeat", "discard", "prune"}
 READS = {path.stem for path in (FOLDER / "read").glob("*.lua")}
@@ -76,7 +76,7 @@ def with_includes(path: Path) -> list[Part]:
 @every_file
 def test_every_declared_key_argument_and_row_field_is_used(path: Path) -> None:
     part = read_part(path)
-    # What a shared part declares, it may declare for those that include it.
+    # A shared part may declare keys and arguments for the files that include it.
     users = [path]
     if path.parent.name == "lib":
         users += [p for p in FILES if path.stem in {x.name for x in with_includes(p)[:-1]}]
@@ -116,7 +116,7 @@ def test_no_key_or_argument_is_reached_by_its_number(path: Path) -> None:
 def test_no_command_walks_the_whole_database(path: Path) -> None:
     commands = set(re.findall(r"call\w*\('(\w+)'", code_of(path)))
     assert not commands & {"KEYS", "SCAN", "HSCAN", "ZSCAN", "SSCAN", "EVAL", "FLUSHDB", "FLUSHALL"}
-    # None is put together at run time, where this test could not see it.
+    # No command is composed at run time, where this test could not see it.
     indirect = re.findall(r"redis\.p?call\((?!')(.*?),", code_of(path))
     assert indirect in ([], ["command"])
     assert re.findall(r"call_with\((?!'|command, key, list\))", code_of(path)) == []
@@ -125,7 +125,7 @@ def test_no_command_walks_the_whole_database(path: Path) -> None:
 @every_file
 def test_a_file_opens_with_one_sentence_about_itself(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert re.fullmatch(r"-- [A-Z].*[.:]", first) or first.startswith("-- ")
+    assert re.fullmatch(r"-- [A-Z].*\.", first)
     assert len(first) <= 100
 
 
@@ -136,7 +136,7 @@ def test_every_script_says_what_it_returns(name: str) -> None:
 
 
 @every_script
-def test_the_flags_say_who_may_run_when_memory_is_full(name: str) -> None:
+def test_the_flags_say_which_scripts_may_run_when_memory_is_full(name: str) -> None:
     flags = read_part(script_files()[name]).flags
     if name in READS:
         assert flags == "no-writes"
@@ -160,8 +160,8 @@ LUA_WORDS = {"if", "elseif", "and", "or", "not", "return", "function", "in", "wh
 
 
 @every_script
-def test_every_function_that_a_script_calls_is_there_before_it(name: str) -> None:
-    """Lua would look for it among the globals, and raise in the middle of the script."""
+def test_every_function_is_defined_before_it_is_called(name: str) -> None:
+    """Otherwise Lua would look for a global, and raise in the middle of the script."""
     code = re.sub(r"--.*|'[^'\n]*'", "", load_script(name).text)
     calls = {word for word in re.findall(r"(?<![\w.:])(\w+)\(", code) if not word[0].isdigit()}
     for called in calls - LUA_CALLS - LUA_WORDS:
@@ -175,17 +175,17 @@ def test_every_function_that_a_script_calls_is_there_before_it(name: str) -> Non
 
 @every_script
 def test_a_script_has_room_for_its_local_variables(name: str) -> None:
-    """Lua has room for 200 in a function, and a script is one; what is inside has its own."""
+    """Lua allows 200 local variables in a function, and a script is a function."""
     outside = re.findall(
         r"^local (?:function )?([\w, ]+?)(?: =|\(|$)", load_script(name).text, re.M
     )
     assert sum(len(names.split(",")) for names in outside) <= 195
 
 
-def test_functions_that_nobody_calls_are_left_out() -> None:
+def test_functions_that_nothing_calls_are_removed() -> None:
     text = """local ONE = 1
 
--- Called only by what nobody calls.
+-- Called only by a function that nothing calls.
 local function one()
   return ONE
 end
@@ -230,7 +230,7 @@ def test_every_script_checks_the_layout_of_the_queue_once(name: str) -> None:
 
 
 @every_script
-def test_a_script_that_writes_looks_at_its_keys_before_anything_else(name: str) -> None:
+def test_a_script_that_writes_probes_its_keys_before_anything_else(name: str) -> None:
     script, part = load_script(name), read_part(script_files()[name])
     lines = script.plain_text.splitlines()
     probes = [number for number, line in enumerate(lines) if line == "probe_all()"]
@@ -443,11 +443,11 @@ def test_the_words_for_ends_are_the_same_in_lua_and_python() -> None:
         assert outcome.counter in _COUNTERS
 
 
-def test_constants_are_put_in_where_they_are_used() -> None:
+def test_constants_are_replaced_by_their_numbers() -> None:
     text = "local MOST = 10  -- so many\nlocal NAMES = { 'a' }\nreturn MOST + 1, NAMES, ALMOST\n"
     assert with_numbers(text) == "local NAMES = { 'a' }\nreturn 10 + 1, NAMES, ALMOST\n"
 
 
-def test_a_constant_with_the_name_of_a_word_in_quotes_is_refused() -> None:
+def test_a_constant_with_the_name_of_a_string_is_refused() -> None:
     with pytest.raises(ScriptError, match="LIMIT"):
         with_numbers("local LIMIT = 10\nredis.call('ZRANGE', K.ready, 0, 1, 'LIMIT', 0, LIMIT)\n")
