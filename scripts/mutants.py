@@ -959,7 +959,7 @@ MUTATIONS = (
     Mutation(
         "making: a schedule of HTTP tasks is looked at",
         "fairqueue/schedules/store.py",
-        'self.check_task(fields["name"], fields["payload"])',
+        'yield from self.check_task(fields["name"], fields["payload"])',
         "pass",
         "test_an_http_task_to_the_inside_is_not_stored",
     ),

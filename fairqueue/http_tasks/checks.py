@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import Operation, operation, steps
 from fairqueue.queue.workers import WorkerStore
 
 USUAL_NAME = "http"
@@ -30,6 +31,7 @@ class Outgoing:
     """The HTTP tasks that are made for one queue. May be used by many threads."""
 
     def __init__(self, link: Link) -> None:
+        self.link = link
         self._workers = WorkerStore(link)
         self._lock = threading.Lock()
         self._policies: Policies = {}
@@ -39,7 +41,8 @@ class Outgoing:
         self._window_ends = 0.0
         self._spent = 0.0
 
-    def check(self, name: str, payload: Mapping[str, Any]) -> None:
+    @operation
+    def check(self, name: str, payload: Mapping[str, Any]) -> Operation[None]:
         """Raises InvalidPayload for an HTTP task that cannot be sent, or not where it should go.
 
         Without the extra `http` there is nothing here to read it with, and it passes.
@@ -47,7 +50,7 @@ class Outgoing:
         is_usual = name == USUAL_NAME and "url" in payload
         if not is_usual and not isinstance(payload.get("url"), str):
             return
-        policies = self._announced().get(name)
+        policies = (yield from self._announced()).get(name)
         if policies == [] or (policies is None and not is_usual):
             return
         try:
@@ -56,13 +59,13 @@ class Outgoing:
             return
         check_made(payload, policies or (), self._addresses)
 
-    def _announced(self) -> Policies:
+    def _announced(self) -> Operation[Policies]:
         """What living workers say of their HTTP tasks, by name."""
         with self._lock:
             if time.monotonic() - self._read_at < POLICIES_KEPT_S:
                 return self._policies
         found: Policies = {}
-        alive = self._workers.alive()
+        alive = yield from steps(self._workers.alive)()
         for worker in alive:
             for name, policy in worker.http.items():
                 found.setdefault(name, []).append(policy)

@@ -14,6 +14,7 @@ from fairqueue.inspection.guard import Guard
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.link.connection import Link
+from fairqueue.link.operation import steps
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.fields import MAX_ID_LENGTH, check_id
@@ -33,7 +34,7 @@ class Stores:
         self.queue = queue
         self.link: Link = queue.link
         self.outgoing = Outgoing(queue.link)
-        self.schedules = Schedules(queue, self.outgoing.check)
+        self.schedules = Schedules(queue, steps(self.outgoing.check))
         self.history = History(queue)
         self.glance = Overview(queue.link)
         self.people = UserStats(queue.link)

@@ -26,6 +26,7 @@ from fairqueue.errors import (
 )
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.link.connection import Listener
+from fairqueue.link.operation import steps
 from fairqueue.logs import error_line, error_text, log_event
 from fairqueue.metrics.collectors import scheduler_metrics
 from fairqueue.models import new_id
@@ -94,7 +95,7 @@ class TaskScheduler(Schedules):
         """
         if not isinstance(queue, TaskQueue):
             raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")
-        super().__init__(queue, Outgoing(queue.link).check)
+        super().__init__(queue, steps(Outgoing(queue.link).check))
         self.queue: TaskQueue = queue
         if scheduler_id is None:
             scheduler_id = f"{socket.gethostname()}:{os.getpid()}:{new_id()[:6]}"

@@ -127,7 +127,7 @@ def import_documents(
         found = yield from find_ids(store, prune)
         diff.removed.extend(sorted(each for each in found if each not in entries))
     _check_fire_times(entries, diff, (yield Now()))
-    _check_tasks(store, entries, diff)
+    yield from _check_tasks(store, entries, diff)
     if not dry_run:
         yield from _apply(store, entries, diff, change)
     return diff
@@ -203,7 +203,9 @@ def _check_fire_times(entries: Mapping[str, _Entry], diff: Diff, now_ms: int) ->
     _raise_all(problems)
 
 
-def _check_tasks(store: ScheduleStore, entries: Mapping[str, _Entry], diff: Diff) -> None:
+def _check_tasks(
+    store: ScheduleStore, entries: Mapping[str, _Entry], diff: Diff
+) -> Operation[None]:
     """Raise InvalidSchedule for new tasks that the store refuses, in a dry run too."""
     new = set(diff.added)
     new |= {each for each, changes in diff.changed.items() if changes.keys() & {"name", "payload"}}
@@ -211,7 +213,7 @@ def _check_tasks(store: ScheduleStore, entries: Mapping[str, _Entry], diff: Diff
     for schedule_id, entry in entries.items():
         if schedule_id in new:
             try:
-                store.check_task(entry.fields["name"], entry.fields["payload"])
+                yield from store.check_task(entry.fields["name"], entry.fields["payload"])
             except InvalidInput as error:
                 problems.append(f"{entry.place}: {error}")
     _raise_all(problems)

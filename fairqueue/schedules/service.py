@@ -54,7 +54,7 @@ class Schedules:
     """The schedules of one queue: all that TaskScheduler offers, except firing them."""
 
     def __init__(self, queue: QueueOperations, check_task: CheckTask | None = None) -> None:
-        """`check_task` is called with the name and the payload of future tasks; it may raise."""
+        """`check_task` gets the name and the payload of future tasks, and may raise."""
         self.queue = queue
         self.link = queue.link
         self.store = ScheduleStore(queue.link, check_task)
@@ -227,7 +227,7 @@ class Schedules:
         if schedule is None:
             raise UnknownSchedule(f"there is no schedule {schedule_id!r} to trigger")
         if payload is not None:
-            self.store.check_task(schedule.name, check_payload(payload))
+            yield from self.store.check_task(schedule.name, check_payload(payload))
         payload = schedule.payload if payload is None else payload
         policy = policy_of(asdict(schedule))
         task = Task(

@@ -48,16 +48,16 @@ SETTINGS_MS = 5000  # how long a setting of the queue is cached
 
 _REVISION = re.compile(r"[!-~]{1,200}")
 
-CheckTask = Callable[[str, Mapping[str, Any]], None]
+CheckTask = Callable[[str, Mapping[str, Any]], Operation[None]]
 
 
 class ScheduleStore:
     """The schedules of one queue."""
 
     def __init__(self, link: Link, check_task: CheckTask | None = None) -> None:
-        """`check_task` is called with the name and the payload of future tasks; it may raise."""
+        """`check_task` gets the name and the payload of future tasks, and may raise."""
         self.link = link
-        self.check_task = check_task or (lambda name, payload: None)
+        self.check_task = check_task or _accept
         self._min_interval = (-SETTINGS_MS, 0)  # when it was read, and how many ms it is
 
     # --- changing ---------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class ScheduleStore:
         if not checked:
             return []
         for fields in checked.values():
-            self.check_task(fields["name"], fields["payload"])
+            yield from self.check_task(fields["name"], fields["payload"])
         op = new_id()
         for _ in range(CLOCK_TRIES):
             now_ms = yield Now()
@@ -120,7 +120,7 @@ class ScheduleStore:
             stored = (yield from steps(self.stored)([schedule_id]))[0]
             if stored is not None:
                 after = {**stored.definition.fields, **patch}
-                self.check_task(after["name"], after["payload"])
+                yield from self.check_task(after["name"], after["payload"])
         deadline = time.monotonic() + self.link.timeout
         while time.monotonic() < deadline:
             word = yield from self._try_update(schedule_id, patch, by or Change(), revision)
@@ -287,6 +287,11 @@ class ScheduleStore:
                 break
         ordered = sorted(found.values(), key=lambda problem: (problem.since, problem.schedule_id))
         return ordered[:MAX_PROBLEMS]
+
+
+def _accept(name: str, payload: Mapping[str, Any]) -> Operation[None]:
+    """Accept every task."""
+    yield from ()
 
 
 def check_list(given: object, what: str) -> list[Mapping[str, Any]]:
