@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from datetime import timedelta
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from fairqueue.errors import (
     InvalidInput,
@@ -50,6 +50,9 @@ _SECRET_WORD = re.compile(
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CACHED_NAME = 100  # characters: for longer names `is_secret` is not cached
+
+
+T = TypeVar("T")
 
 
 class Priority(IntEnum):
@@ -108,6 +111,15 @@ def check_text(
         f"{what} must be a string of at most {most} characters without control characters other "
         f"than line breaks and tabs, not {_given(value)}"
     )
+
+
+def check_type(
+    value: object, what: str, kind: type[T], error: type[InvalidInput] = InvalidInput
+) -> T:
+    """Check an instance of a class."""
+    if isinstance(value, kind):
+        return value
+    raise error(f"{what} must be an instance of {kind.__name__}, not {safe_repr(value)}")
 
 
 def check_one_of(

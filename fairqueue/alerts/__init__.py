@@ -1,4 +1,4 @@
-"""Tell people what needs them, once and not too often."""
+"""Alerts for people: deduplicated, rate limited, sent to several recipients."""
 
 from fairqueue.alerts.alert import (
     EVENT_KINDS,

@@ -1,4 +1,4 @@
-"""An alert: its kind, severity, text and details, cut to what is safe to send."""
+"""An alert: its kind, severity, summary and details, cut to a safe size."""
 
 import logging
 import math
@@ -9,18 +9,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from fairqueue.errors import (
-    FairQueueError,
-    InvalidInput,
-    kind_of,
-    shown,
-)
+from fairqueue.errors import FairQueueError, InvalidInput, kind_of, shown
 from fairqueue.logs import log_event
 from fairqueue.models import new_id
+from fairqueue.validation import check_one_of
 
 logger = logging.getLogger("fairqueue.alerts")
 
-# Sent once for each task, run or schedule concerned.
+# Sent once for each task, run or schedule.
 EVENT_KINDS = (
     "task_failed",
     "task_timed_out",
@@ -28,7 +24,7 @@ EVENT_KINDS = (
     "schedule_disabled",
     "schedule_broken",
 )
-# Sent when a value reaches its limit, and again when it is back within it.
+# Sent when a value reaches its limit, and again when it is back below the limit.
 LIMIT_KINDS = (
     "error_rate",
     "lock_failures",
@@ -37,7 +33,7 @@ LIMIT_KINDS = (
     "oldest_wait",
     "redis_unreachable",
 )
-SUMMARY = "summary"  # stands for the alerts that were too many for a minute
+SUMMARY = "summary"  # replaces the alerts beyond the limit of a minute
 KINDS = (*EVENT_KINDS, *LIMIT_KINDS, SUMMARY)
 SEVERITIES = {
     "info": logging.INFO,
@@ -46,31 +42,29 @@ SEVERITIES = {
     "critical": logging.CRITICAL,
 }
 
-# Characters that are kept: an alert is a hint where to look, not the record itself.
+# In characters: an alert says where to look, it is not the record itself.
 MAX_SUMMARY, MAX_SUBJECT, MAX_KEY, MAX_DETAIL = 300, 150, 500, 500
 MAX_DETAILS = 20  # fields
-MAX_INTEGER = 2**63  # a longer number may not be written as JSON by Python, or read by others
-
+MAX_INTEGER = 2**63  # other programs may not read a larger number from JSON
 
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,49}")
 _BROKEN_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 
 
 class AlertNotSent(FairQueueError):
-    """A recipient could not be told; the message has no secret and nothing that it answered."""
+    """An alert was not delivered. The message has no secrets and no text of the recipient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """Something that a person should know.
+    """A message for people.
 
-    Alerts with the same `kind` and `key` are the same news. All texts become single lines of
-    bounded length, and `details` plain values, so that any recipient can show them. Never put
-    payloads into it. The last four fields are filled in on the way to the recipient: `suppressed`
-    is how many of the same news were kept back since the last one, `dropped` how many alerts this
-    recipient did not get.
+    Alerts with the same `kind` and `key` are duplicates. All texts become single lines of bounded
+    length, and `details` plain values, so that any recipient can show them. Never put payloads into
+    an alert. The last four fields are set before delivery: `suppressed` counts the duplicates since
+    the last one that was sent, `dropped` the alerts that this recipient did not get.
 
-    Raises InvalidInput for an unusable `kind`, `severity` or `details`.
+    Raises InvalidInput for a bad `kind`, `severity` or `details`.
     """
 
     kind: str
@@ -88,12 +82,10 @@ class Alert:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not _KIND.fullmatch(self.kind):
             raise InvalidInput(
-                f"kind {shown(self.kind):.80} cannot be used: a word such as 'task_failed', of up "
-                "to 50 small letters, digits and underscores"
+                "kind must be a word of up to 50 lower-case letters, digits and underscores, such "
+                f"as 'task_failed', not {shown(self.kind):.80}"
             )
-        if self.severity not in SEVERITIES:
-            known = ", ".join(SEVERITIES)
-            raise InvalidInput(f"severity {shown(self.severity):.80} is none of {known}")
+        check_one_of(self.severity, "severity", SEVERITIES)
         if not isinstance(self.details, Mapping):
             raise InvalidInput(f"details must be a dict, not {kind_of(self.details)}")
         details = list(self.details.items())[:MAX_DETAILS]
@@ -103,16 +95,16 @@ class Alert:
         object.__setattr__(self, "details", cleaned)
 
     def headline(self) -> str:
-        """The summary, and what was not told, in one line."""
+        """Return the summary, with the numbers of alerts not sent, in one line."""
         text = self.summary
         if self.suppressed:
-            text += f" [{self.suppressed} more of these since the last alert]"
+            text += f" [{self.suppressed} duplicates since the last alert]"
         if self.dropped:
-            text += f" [{self.dropped} alerts before this one were not delivered]"
+            text += f" [{self.dropped} earlier alerts were not delivered]"
         return text
 
     def text(self) -> str:
-        """Everything about it in lines, for people."""
+        """Return the whole alert as lines of text."""
         lines = [self.headline(), ""]
         lines += [f"{name}: {value}" for name, value in self.details.items()]
         lines += [f"kind: {self.kind}", f"severity: {self.severity}"]
@@ -120,7 +112,7 @@ class Alert:
         return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything about it as JSON can hold it, for programs."""
+        """Return the whole alert as JSON values."""
         return {
             "id": self.alert_id,
             "kind": self.kind,
@@ -137,17 +129,17 @@ class Alert:
 
 
 def one_line(value: object, most: int) -> str:
-    """A value as one line of bounded length: a header or a log line cannot be forged with it."""
+    """Return a value as one line of bounded length, which cannot forge headers or log lines."""
     try:
         text = str(value)
-    except Exception:  # the value's own code
+    except Exception:  # the value's own __str__ failed
         text = f"a {type(value).__name__} that cannot be shown"
     text = _BROKEN_LINE.sub(" ", text[: 2 * most]).strip()
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _plain(value: object) -> object:
-    """A detail as JSON can hold it."""
+    """Return a detail as a JSON value."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and abs(value) < MAX_INTEGER:
@@ -158,13 +150,13 @@ def _plain(value: object) -> object:
 
 
 def error_text(error: BaseException | str) -> str:
-    """What an error says, in one line."""
+    """Return the type and the message of an error in one line."""
     if isinstance(error, str):
         return one_line(error, MAX_DETAIL)
     return one_line(f"{type(error).__name__}: {one_line(error, MAX_DETAIL)}", MAX_DETAIL)
 
 
 def log_warning(event: str, **fields: object) -> None:
-    """A warning; a handler of the application that raises is not our caller's problem."""
+    """Log a warning; ignore errors of the application's log handlers."""
     with suppress(Exception):
         log_event(logger, event, logging.WARNING, **fields)

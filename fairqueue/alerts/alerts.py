@@ -1,9 +1,9 @@
-"""Tell people what needs them, once and not too often, without ever hurting who raises the alert.
+"""Send alerts to recipients without blocking or failing the code that raises them.
 
-Whoever raises an alert only passes decisions in memory: `Dedup`, `RateLimit` and `LimitWatch` are
-plain functions of the moment. One daemon thread does the rest. It hands alerts to the `Lane` of
-each recipient and never waits for one: each delivery has a short-lived thread of its own, at most
-one for a recipient, so that one who hangs holds up nobody else.
+Raising an alert only takes decisions in memory: `Dedup`, `RateLimit` and `LimitWatch`. One daemon
+thread does the rest. It puts alerts into the `Lane` of each recipient and never waits for one: each
+delivery has its own short-lived thread, at most one for a recipient, so a recipient that hangs does
+not delay the others.
 """
 
 import functools
@@ -22,25 +22,15 @@ from prometheus_client import CollectorRegistry, Counter
 from fairqueue.alerts.alert import KINDS, Alert, error_text, log_warning
 from fairqueue.alerts.limits import PENDING, AlertLimits, Dedup, Lane, LimitWatch, RateLimit
 from fairqueue.alerts.recipients import Recipient, check_timeout
-from fairqueue.errors import (
-    ConfigurationError,
-    InvalidInput,
-    TimedOut,
-    shown,
-)
+from fairqueue.errors import ConfigurationError, TimedOut, kind_of, plural
 from fairqueue.metrics.collectors import made_once
 from fairqueue.models import QueueSnapshot, Task
 from fairqueue.queue.workers import Notice, StaleRun
 from fairqueue.runtime.fork import reset_in_child
-from fairqueue.validation import (
-    check_count,
-    check_items,
-    check_name,
-    check_seconds,
-)
+from fairqueue.validation import check_count, check_items, check_name, check_seconds, check_type
 
 OUTCOMES = ("sent", "suppressed", "limited", "dropped", "failed")
-LOOK_AGAIN_S = 5.0  # while a limit is passed, so often is it looked at whether it still is
+LOOK_AGAIN_S = 5.0  # how often an exceeded limit is checked again
 Parameters = ParamSpec("Parameters")
 
 
@@ -48,7 +38,7 @@ Parameters = ParamSpec("Parameters")
 
 
 class AlertMetrics:
-    """What alerts tell Prometheus about themselves; a kind that is not ours is labelled `other`."""
+    """The Prometheus metrics of alerts; kinds of the application are labelled `other`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._alerts = Counter(
@@ -62,22 +52,22 @@ class AlertMetrics:
                 self._alerts.labels(kind, outcome)
 
     def count(self, alert: Alert, outcome: str) -> None:
-        """One more."""
+        """Count an alert."""
         self._alerts.labels(alert.kind if alert.kind in KINDS else "other", outcome).inc()
 
 
 def alert_metrics(registry: CollectorRegistry | None = None) -> AlertMetrics:
-    """The metrics of alerts in a registry (Prometheus' own one if None), made once."""
+    """Return the metrics of alerts in a registry (the default one if None), made once."""
     return made_once(AlertMetrics, registry)
 
 
-# --- the shell ------------------------------------------------------------------------------------
+# --- sending --------------------------------------------------------------------------------------
 
 
 def _harmless(
     method: Callable[Concatenate["Alerts", Parameters], None],
 ) -> Callable[Concatenate["Alerts", Parameters], None]:
-    """Whatever goes wrong in it is logged, and is not the caller's problem."""
+    """Log the errors of a method instead of raising them."""
 
     @functools.wraps(method)
     def guarded(self: "Alerts", /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -86,7 +76,7 @@ def _harmless(
         try:
             method(self, *args, **kwargs)
         except TimedOut:
-            raise  # the time-out of a handler that raises an alert: it is the worker's
+            raise  # the time-out of the handler that raises the alert: the worker needs it
         except Exception as error:
             log_warning("alert_not_raised", error=error_text(error))
 
@@ -95,7 +85,7 @@ def _harmless(
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What a delivery says to the thread when it is over."""
+    """The message of a delivery to the thread when it has ended."""
 
     lane: Lane
     recipient: Recipient
@@ -104,11 +94,11 @@ class _Ended:
 
 
 class Alerts:
-    """Tells recipients what needs a person. May be shared by all threads of a process.
+    """Sends alerts to recipients. May be shared by all threads of a process.
 
-    Methods that report something never raise and never wait for a recipient. The thread starts
-    with the first alert; a forked child has one of its own, and a memory of its own. Without
-    recipients nothing happens at all.
+    Methods that report something never raise and never wait for a recipient. The thread starts with
+    the first alert; a forked child has its own thread and state. Without recipients, nothing
+    happens.
     """
 
     def __init__(
@@ -122,15 +112,14 @@ class Alerts:
         registry: CollectorRegistry | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`source` says in each alert where it is from: host and process if None.
+        """Raise ConfigurationError for a bad argument. Start no thread and open no connection.
 
-        Raises ConfigurationError naming the argument. Starts no thread, opens no connection.
+        `source` names the origin in each alert: host and process id by default.
         """
         listed = check_items(recipients, "recipients", "recipients", ConfigurationError)
         self._recipients = [_check_recipient(recipient) for recipient in listed]
-        if limits is not None and not isinstance(limits, AlertLimits):
-            raise ConfigurationError(f"limits {shown(limits):.80} is no AlertLimits")
-        self._limits = AlertLimits() if limits is None else limits
+        limits = AlertLimits() if limits is None else limits
+        self._limits = check_type(limits, "limits", AlertLimits, ConfigurationError)
         self._repeat_after = check_seconds(repeat_after, "repeat_after", ConfigurationError)
         self._per_minute = check_count(
             per_minute, "per_minute", ConfigurationError, least=1, most=10_000
@@ -149,7 +138,7 @@ class Alerts:
 
     @property
     def has_recipients(self) -> bool:
-        """Whether anybody is told."""
+        """Whether there are recipients."""
         return bool(self._recipients)
 
     def __enter__(self) -> Self:
@@ -159,92 +148,91 @@ class Alerts:
         self.close()
 
     def _begin_life(self) -> None:
-        """Remember nothing: in the constructor, and in a child after a fork.
+        """Reset the state: in the constructor, and in a child after a fork.
 
-        There the thread is gone, the lock may be held for good, and what waits is the parent's.
+        In a child the thread is gone, the lock may be held forever, and waiting alerts belong to
+        the parent.
         """
-        # A lock that a signal handler may take again. No I/O and no foreign code under it.
+        # Reentrant, for signal handlers. No I/O and no foreign code while it is held.
         self._lock = threading.RLock()
         self._dedup = Dedup(self._repeat_after)
         self._rate = RateLimit(self._per_minute)
         self._watch = LimitWatch(self._limits, self._repeat_after)
-        most = max(PENDING, self._per_minute)  # what a minute may bring must have room
+        most = max(PENDING, self._per_minute)  # room for all alerts of a minute
         self._lanes = [(Lane(each.timeout, most), each) for each in self._recipients]
-        # Wakes the thread. A Condition could stay locked when a time-out hits who notifies it.
+        # Wakes the thread. A Condition could stay locked if a time-out hits the notifying thread.
         self._words: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
         self._flushes: list[threading.Event] = []
         self._thread: threading.Thread | None = None
         self._ending = False
         self._source = self._given_source or f"{socket.gethostname()}:{os.getpid()}"
 
-    # --- what happened ----------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     @_harmless
     def raise_(self, alert: Alert) -> None:
-        """Tell it, unless the same was told within `repeat_after` seconds."""
-        if not isinstance(alert, Alert):
-            raise InvalidInput(f"{shown(alert):.80} is no Alert")
+        """Send an alert, unless a duplicate was sent within `repeat_after` seconds."""
+        check_type(alert, "alert", Alert)
         with self._lock:
             now = self._monotonic()
             suppressed = self._dedup.admit(alert.kind, alert.key, now)
             if suppressed is None:
                 self._metrics.count(alert, "suppressed")
             else:
-                self._tell([replace(alert, suppressed=suppressed)], now)
+                self._send([replace(alert, suppressed=suppressed)], now)
+
+    def _raise(
+        self, kind: str, key: str, summary: str, details: dict[str, Any], **more: Any
+    ) -> None:
+        self.raise_(Alert(kind=kind, key=key, summary=summary, details=details, **more))
 
     @_harmless
     def task_failed(
         self, task: Task, attempt: int, error: BaseException | str, fingerprint: str = ""
     ) -> None:
-        """A task failed and is not tried again. The same news: same name and `fingerprint`.
+        """Report a task that failed on its last attempt.
 
-        Without one, what stands before the first colon of the error: its type.
+        Duplicates have the same name and `fingerprint`; without one, the same type of error.
         """
         text = error_text(error)
-        self.raise_(
-            Alert(
-                kind="task_failed",
-                key=f"{task.name}:{fingerprint or text.partition(':')[0]}",
-                summary=f"{task.name} failed for good on attempt {attempt}: {text}",
-                details=_about(task, attempt, error=text, fingerprint=fingerprint or None),
-            )
+        self._raise(
+            "task_failed",
+            f"{task.name}:{fingerprint or text.partition(':')[0]}",
+            f"{task.name} failed after {plural(attempt, 'attempt')}: {text}",
+            _about(task, attempt, error=text, fingerprint=fingerprint or None),
         )
 
     @_harmless
     def task_timed_out(self, task: Task, attempt: int, timeout: float) -> None:
-        """A run was ended by its time-out. The same news: same name."""
-        self.raise_(
-            Alert(
-                kind="task_timed_out",
-                key=task.name,
-                summary=f"{task.name} ran for more than {timeout:g} s",
-                details=_about(task, attempt, timeout_s=timeout),
-                severity="warning",
-            )
+        """Report a run that was ended by its time-out. Duplicates have the same name."""
+        self._raise(
+            "task_timed_out",
+            task.name,
+            f"{task.name} ran for more than {timeout:g} s",
+            _about(task, attempt, timeout_s=timeout),
+            severity="warning",
         )
 
     @_harmless
     def stale_run(self, run: StaleRun) -> None:
-        """A run did not end when it had to, and was ended without it. The same news: same name."""
-        self.raise_(
-            Alert(
-                kind="stale_run",
-                key=run.name,
-                summary=f"{run.name} ran for {run.seconds:g} s and did not end; it may still go on",
-                details={
-                    "task": run.task_id,
-                    "name": run.name,
-                    "user": run.user_id,
-                    "worker": run.worker_id,
-                    "seconds": run.seconds,
-                },
-                severity="warning",
-            )
+        """Report a run that ignored its time-out and was given up. Duplicates: same name."""
+        self._raise(
+            "stale_run",
+            run.name,
+            f"{run.name} ran for {run.seconds:g} s and did not end; it may still be running",
+            {
+                "task": run.task_id,
+                "name": run.name,
+                "user": run.user_id,
+                "worker": run.worker_id,
+                "seconds": run.seconds,
+            },
+            severity="warning",
         )
 
     @_harmless
     def task_given_up(self, notice: Notice) -> None:
-        """A task ended for good without a word of its worker. The same news: name and outcome."""
+        """Report a task that ended without its worker. Duplicates: same name and outcome."""
         details = {
             "task": notice.task_id,
             "name": notice.name,
@@ -255,60 +243,43 @@ class Alerts:
         }
         if notice.schedule_id is not None:
             details["schedule"] = notice.schedule_id
-        self.raise_(
-            Alert(
-                kind="task_failed",
-                key=f"{notice.name}:{notice.outcome}",
-                summary=f"{notice.name} failed for good on attempt {notice.attempt}: "
-                f"{notice.error}",
-                details=details,
-            )
-        )
+        summary = f"{notice.name} failed after {plural(notice.attempt, 'attempt')}: {notice.error}"
+        self._raise("task_failed", f"{notice.name}:{notice.outcome}", summary, details)
 
     @_harmless
     def schedule_set_aside(self, schedule_id: str, reason: str, *, broken: bool = False) -> None:
-        """A schedule fires no more: its record is `broken`, or it has no next moment."""
-        what = "cannot be read" if broken else "was disabled"
-        self.raise_(
-            Alert(
-                kind="schedule_broken" if broken else "schedule_disabled",
-                key=schedule_id,
-                summary=f"schedule {schedule_id} {what}: {reason}",
-                details={"schedule": schedule_id, "reason": reason},
-            )
+        """Report a schedule that was disabled, or whose record is `broken`."""
+        what = "is damaged" if broken else "was disabled"
+        self._raise(
+            "schedule_broken" if broken else "schedule_disabled",
+            schedule_id,
+            f"schedule {schedule_id} {what}: {reason}",
+            {"schedule": schedule_id, "reason": reason},
         )
 
     @_harmless
     def run_ended(self, failed: bool) -> None:
-        """A run of a task ended; for the error rate. Cheap: for each run."""
-        with self._lock:
-            now = self._monotonic()
-            self._tell(self._watch.run_ended(failed, now), now)
+        """Report the end of a run, for the error rate. Cheap enough for each run."""
+        self._observe(lambda now: self._watch.run_ended(failed, now))
 
     @_harmless
     def lock_failed(self) -> None:
-        """A term of leadership was lost, or Redis could not be asked about it."""
-        with self._lock:
-            now = self._monotonic()
-            self._tell(self._watch.lock_failed(now), now)
+        """Report that a term of leadership was lost, or that Redis did not answer about it."""
+        self._observe(self._watch.lock_failed)
 
     @_harmless
     def late(self, seconds: float) -> None:
-        """A schedule fired so many seconds after its moment."""
-        with self._lock:
-            now = self._monotonic()
-            self._tell(self._watch.late(seconds, now), now)
+        """Report by how many seconds a schedule fired late."""
+        self._observe(lambda now: self._watch.late(seconds, now))
 
     @_harmless
     def redis_failed(self) -> None:
-        """Redis did not answer a call."""
-        with self._lock:
-            now = self._monotonic()
-            self._tell(self._watch.redis_failed(now), now)
+        """Report that Redis did not answer a call."""
+        self._observe(self._watch.redis_failed)
 
     @_harmless
     def redis_ok(self) -> None:
-        """Redis answered a call. Costs next to nothing while it always did."""
+        """Report that Redis answered a call. Almost free unless it failed before."""
         if not self._watch.redis_is_fine:
             with self._lock:
                 self._watch.redis_ok(self._monotonic())
@@ -316,14 +287,17 @@ class Alerts:
     @_harmless
     def watch(self, snapshot: QueueSnapshot) -> None:
         """Compare the counts of a queue with the limits."""
+        self._observe(lambda now: self._watch.watch(snapshot, now))
+
+    def _observe(self, judge: Callable[[float], Sequence[Alert]]) -> None:
         with self._lock:
             now = self._monotonic()
-            self._tell(self._watch.watch(snapshot, now), now)
+            self._send(judge(now), now)
 
     # --- the end ----------------------------------------------------------------------------------
 
     def flush(self, timeout: float = 5.0) -> bool:
-        """Wait until nothing waits for a recipient; False if that took longer than `timeout`."""
+        """Wait until all alerts are delivered; return False if that takes longer than `timeout`."""
         timeout = check_seconds(timeout, "timeout", ConfigurationError)
         done = threading.Event()
         with self._lock:
@@ -334,9 +308,10 @@ class Alerts:
         return done.wait(timeout)
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Send what waits, each alert once more at once, and end the thread.
+        """Send the waiting alerts, each once more at once, and end the thread.
 
-        False if that took longer than `timeout`: the rest is not sent. Later alerts are dropped.
+        Return False if that takes longer than `timeout`: the rest is not sent. Later alerts are
+        dropped.
         """
         check_seconds(timeout, "timeout", ConfigurationError)
         with self._lock:
@@ -360,8 +335,8 @@ class Alerts:
 
     # --- the thread -------------------------------------------------------------------------------
 
-    def _tell(self, alerts: Sequence[Alert], now: float) -> None:
-        """Hand out alerts as far as the rate allows. Under the lock."""
+    def _send(self, alerts: Sequence[Alert], now: float) -> None:
+        """Hand out alerts as far as the rate allows. The caller holds the lock."""
         for alert in alerts:
             if self._closed:
                 self._metrics.count(alert, "dropped")
@@ -380,7 +355,7 @@ class Alerts:
         self._wake()
 
     def _wake(self) -> None:
-        if self._words.empty():  # otherwise it looks again anyway
+        if self._words.empty():  # or else the thread wakes up anyway
             self._words.put(None)
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="fairqueue-alerts", daemon=True)
@@ -388,7 +363,7 @@ class Alerts:
             self._thread = thread
 
     def _run(self) -> None:
-        """Hand out what waits and hear how deliveries ended; waits for no recipient."""
+        """Start deliveries and record how they ended; never wait for a recipient."""
         word: _Ended | None = None
         while not self._ending:
             wait: float | None = LOOK_AGAIN_S
@@ -404,10 +379,10 @@ class Alerts:
                 word = None
 
     def _step(self) -> float | None:
-        """Do what is due; how many seconds nothing will be, None: before somebody says a word."""
+        """Do everything that is due; return the seconds until the next step, None if none is."""
         with self._lock:
             now = self._monotonic()
-            self._tell(self._watch.look_again(now), now)
+            self._send(self._watch.look_again(now), now)
             summary = self._rate.summary(now)
             if summary is not None:
                 self._hand_out(summary)
@@ -436,16 +411,16 @@ class Alerts:
         )
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads can be had
+        except RuntimeError as error:  # the limit of threads is reached
             self._words.put(_Ended(lane, recipient, alert, error))
 
     def _hear(self, word: _Ended) -> None:
         with self._lock:
-            told = word.error is None
-            outcome = word.lane.ended(word.alert, told, self._monotonic())
-        if outcome != "late":  # that was counted when its time was over
-            self._metrics.count(word.alert, "sent" if told else "failed")
-        if outcome == "given_up" or (outcome == "late" and not told):
+            delivered = word.error is None
+            outcome = word.lane.ended(word.alert, delivered, self._monotonic())
+        if outcome != "late":  # counted when its time-out passed
+            self._metrics.count(word.alert, "sent" if delivered else "failed")
+        if outcome == "given_up" or (outcome == "late" and not delivered):
             self._metrics.count(word.alert, "dropped")
         if word.error is not None:
             error = error_text(word.error)
@@ -459,17 +434,17 @@ class Alerts:
 def _deliver(
     words: "queue.SimpleQueue[_Ended | None]", lane: Lane, recipient: Recipient, alert: Alert
 ) -> None:
-    """Tell one recipient. All there is in the thread of a delivery."""
+    """Send an alert to one recipient, in the thread of the delivery."""
     error: BaseException | None = None
     try:
         recipient.send(alert)
-    except BaseException as raised:  # also SystemExit: it ends nothing but this delivery
+    except BaseException as raised:  # also SystemExit, which ends only this delivery
         error = raised
     words.put(_Ended(lane, recipient, alert, error))
 
 
-def _about(task: Task, attempt: int, **more: object) -> dict[str, object]:
-    """What may be said of a task: never its payload, which may hold personal data."""
+def _about(task: Task, attempt: int, **more: object) -> dict[str, Any]:
+    """Return the details of a task, without its payload, which may contain personal data."""
     details = {
         "task": task.task_id,
         "name": task.name,
@@ -490,6 +465,6 @@ def _check_recipient(recipient: Any) -> Recipient:
         checked: Recipient = recipient
         return checked
     raise ConfigurationError(
-        f"recipient of type {type(recipient).__name__} has no name, time-out and method send: "
+        f"recipient must have a name, a timeout and a method send, not be {kind_of(recipient)}: "
         "wrap a function in CallableRecipient"
     )

@@ -1,6 +1,6 @@
-"""When an alert is told: deduplication, rates, limits that are passed, and who is told next.
+"""Decide which alerts are sent, and when: duplicates, rates, limits, and the queue of a recipient.
 
-All of it is decided as a plain function of the moment.
+Time is passed in: nothing here reads a clock or starts a thread.
 """
 
 import math
@@ -10,65 +10,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fairqueue.alerts.alert import LIMIT_KINDS, MAX_DETAILS, SEVERITIES, SUMMARY, Alert
-from fairqueue.errors import (
-    ConfigurationError,
-)
+from fairqueue.errors import ConfigurationError
 from fairqueue.models import QueueSnapshot
-from fairqueue.validation import (
-    check_count,
-    check_number,
-)
+from fairqueue.validation import check_count, check_number
 
-REMEMBERED = 10_000  # alerts that the deduplication knows; the oldest is told again if it is raised
-# Alerts that wait for one recipient, or `per_minute` if that is more; beyond, the oldest go.
+REMEMBERED = 10_000  # alerts remembered to find duplicates; the oldest are forgotten
+# Alerts that wait for one recipient, or `per_minute` if that is more; then the oldest is dropped.
 PENDING = 100
-TRIES = 8  # with the back-off below, about two minutes until an alert is given up
+TRIES = 8  # with the back-off below, an alert is given up after about two minutes
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 300.0
 MINUTE_S = 60.0
-BUCKETS = 10  # parts of the error rate's window: it is exact to a tenth of itself
-# Failures further apart than this are not one outage: workers try Redis every few seconds.
+BUCKETS = 10  # parts of the window of the error rate, which is exact to a tenth of it
+# Failures further apart than this are two outages: workers try Redis every few seconds.
 OUTAGE_GAP_S = 60.0
 
 
 class Dedup:
-    """Which news is new: one alert for each kind and key, then silence for a while.
+    """Suppresses duplicates: one alert for each kind and key in `repeat_after` seconds.
 
-    It knows what this process has told. Whoever wants one memory for many processes gives this
-    class another home.
+    It knows only the alerts of this process.
     """
 
     def __init__(self, repeat_after: float, most: int = REMEMBERED) -> None:
         self._repeat_after = repeat_after
         self._most = most
-        # (kind, key) -> (when it was told, how many were suppressed since); oldest first.
-        self._told: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        # (kind, key) -> (when it was sent, duplicates suppressed since); oldest first.
+        self._sent: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def admit(self, kind: str, key: str, now: float) -> int | None:
-        """How many were suppressed since this was last told, or None: it is suppressed, too."""
-        told_at, suppressed = self._told.get((kind, key), (-math.inf, 0))
-        if now - told_at < self._repeat_after:
-            self._told[kind, key] = (told_at, suppressed + 1)
+        """Return the number of duplicates suppressed before, or None to suppress this one too."""
+        sent_at, suppressed = self._sent.get((kind, key), (-math.inf, 0))
+        if now - sent_at < self._repeat_after:
+            self._sent[kind, key] = (sent_at, suppressed + 1)
             return None
-        self._told[kind, key] = (now, 0)
-        self._told.move_to_end((kind, key))
-        if len(self._told) > self._most:
-            self._told.popitem(last=False)
+        self._sent[kind, key] = (now, 0)
+        self._sent.move_to_end((kind, key))
+        if len(self._sent) > self._most:
+            self._sent.popitem(last=False)
         return suppressed
 
 
 class RateLimit:
-    """How many alerts a minute may bring; what is beyond becomes one summary."""
+    """Limits alerts per minute; those beyond the limit are counted in one summary."""
 
     def __init__(self, per_minute: int) -> None:
-        self._told: deque[float] = deque(maxlen=per_minute)
+        self._sent: deque[float] = deque(maxlen=per_minute)
         self._more: Tally[str] = Tally()
         self._worst = "info"
         self._since = 0.0
 
     def admit(self, alert: Alert, now: float) -> bool:
-        """Whether it may be told now; if not, the next summary counts it."""
-        if len(self._told) < (self._told.maxlen or 0) or now - self._told[0] >= MINUTE_S:
-            self._told.append(now)
+        """Return whether it may be sent now; if not, the next summary counts it."""
+        if len(self._sent) < (self._sent.maxlen or 0) or now - self._sent[0] >= MINUTE_S:
+            self._sent.append(now)
             return True
         if not self._more:
             self._since, self._worst = now, "info"
@@ -78,11 +72,11 @@ class RateLimit:
 
     @property
     def due(self) -> float | None:
-        """When the summary is to be told: a minute after the first alert that it counts."""
+        """When the summary is due: a minute after the first alert that it counts."""
         return self._since + MINUTE_S if self._more else None
 
     def summary(self, now: float) -> Alert | None:
-        """The summary, if it is due by now; told even if the minute is full: there is one each."""
+        """Return the summary if it is due. It is not limited itself: there is one a minute."""
         if self.due is None or now < self.due:
             return None
         counts = dict(self._more.most_common(MAX_DETAILS))
@@ -99,15 +93,15 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertLimits:
-    """From which values on people are told; None: never.
+    """The values at which alerts are raised; None means never.
 
-    error_rate: part of the runs in the last `window` seconds that failed; judged once there were
-        `error_rate_least_runs` of them.
-    lock_failures: terms of leadership lost, or lost sight of, in the last `window` seconds.
+    error_rate: the share of failed runs in the last `window` seconds, from
+        `error_rate_least_runs` runs on.
+    lock_failures: terms of leadership lost, or not renewed in time, in the last `window` seconds.
     lateness: seconds by which a schedule fires late.
-    backlog: tasks that wait for a worker. oldest_wait: seconds that the oldest of them has waited.
-    redis_unreachable: seconds for which no call to Redis went well.
-    quiet: seconds within its limit after which a value is called resolved; a shorter dip is not.
+    backlog: tasks that wait for a worker. oldest_wait: the longest wait of these in seconds.
+    redis_unreachable: seconds without a successful call to Redis.
+    quiet: seconds below its limit after which a value counts as resolved.
 
     Raises ConfigurationError naming the value.
     """
@@ -139,7 +133,7 @@ class AlertLimits:
 
 
 class RunWindow:
-    """How many runs ended in the last seconds, and how many of them failed."""
+    """Counts the runs that ended in the last seconds, and the failed ones among them."""
 
     def __init__(self, seconds: float) -> None:
         self._width = seconds / BUCKETS
@@ -147,7 +141,7 @@ class RunWindow:
         self.runs = self.failed = 0
 
     def add(self, failed: bool, now: float) -> None:
-        """A run ended."""
+        """Count a run."""
         number = int(now // self._width)
         if not self._buckets or self._buckets[-1][0] != number:
             self.expire(now)
@@ -159,7 +153,7 @@ class RunWindow:
         self.failed += failed
 
     def expire(self, now: float) -> None:
-        """Forget what is too long ago."""
+        """Drop the runs that are too old."""
         oldest = int(now // self._width) - BUCKETS + 1
         while self._buckets and self._buckets[0][0] < oldest:
             _, runs, failed = self._buckets.popleft()
@@ -169,31 +163,31 @@ class RunWindow:
 
 @dataclass(slots=True)
 class Breach:
-    """Whether one value is past its limit, since when, and when that was last told."""
+    """The state of one limit: since when it is exceeded, and when that was last sent."""
 
     quiet: float
     repeat_after: float
     since: float | None = None
-    told_at: float = 0.0
+    sent_at: float = 0.0
     within_since: float | None = None
 
     def over(self, now: float) -> bool:
-        """The value is past its limit; True if that is to be told: at first, and as a reminder."""
+        """Record a value over the limit; return whether to send it, first or as a reminder."""
         self.within_since = None
         if self.since is None:
             self.since = now
-        elif now - self.told_at < self.repeat_after:
+        elif now - self.sent_at < self.repeat_after:
             return False
-        self.told_at = now
+        self.sent_at = now
         return True
 
     def within(self, now: float) -> None:
-        """The value is within its limit."""
+        """Record a value within the limit."""
         if self.since is not None and self.within_since is None:
             self.within_since = now
 
     def end(self, now: float) -> float | None:
-        """For how many seconds it was past its limit, if that has just ended; said once."""
+        """Return for how many seconds the limit was exceeded, once, when that has ended."""
         if self.since is None or self.within_since is None or now - self.within_since < self.quiet:
             return None
         seconds = self.within_since - self.since
@@ -201,19 +195,19 @@ class Breach:
         return seconds
 
 
-# kind -> (what is told of a value past its limit, what of the limit afterwards, how bad that is)
+# kind -> (text for a value over the limit, text for the limit when resolved, severity)
 _LIMIT_TEXTS = {
     "error_rate": ("{:.0%} of the runs failed", "fewer than {:.0%} of the runs fail", "error"),
     "lock_failures": ("{:.0f} lock failures", "fewer than {:.0f} lock failures", "warning"),
     "lateness": ("a schedule is {:.1f} s late", "no schedule is {:g} s late", "warning"),
     "backlog": ("{:,.0f} tasks wait", "fewer than {:,.0f} tasks wait", "warning"),
-    "oldest_wait": ("a task waits for {:.0f} s", "no task waits for {:g} s", "warning"),
-    "redis_unreachable": ("Redis is out of reach for {:.0f} s", "Redis answers", "critical"),
+    "oldest_wait": ("a task has waited {:.0f} s", "no task has waited {:g} s", "warning"),
+    "redis_unreachable": ("Redis has been unreachable for {:.0f} s", "Redis answers", "critical"),
 }
 
 
 class LimitWatch:
-    """Which limits are passed: fed with what happens, says each breach once, and its end once."""
+    """Compares events and values with the limits; returns one alert for each breach and its end."""
 
     def __init__(self, limits: AlertLimits, repeat_after: float) -> None:
         self._limits = limits
@@ -225,7 +219,7 @@ class LimitWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether any limit is passed."""
+        """Whether any limit is exceeded."""
         return any(breach.since is not None for breach in self._breaches.values())
 
     @property
@@ -237,21 +231,21 @@ class LimitWatch:
         )
 
     def run_ended(self, failed: bool, now: float) -> Sequence[Alert]:
-        """A run of a task ended."""
+        """Record the end of a run."""
         self._runs.add(failed, now)
         return self._judge_runs(now) if failed else ()
 
     def lock_failed(self, now: float) -> Sequence[Alert]:
-        """A term of leadership was lost."""
+        """Record a lost term of leadership."""
         self._lock_failures.append(now)
         return self._judge_locks(now)
 
     def late(self, seconds: float, now: float) -> Sequence[Alert]:
-        """A schedule fired so late."""
+        """Record by how many seconds a schedule fired late."""
         return self._judge("lateness", seconds, now)
 
     def redis_failed(self, now: float) -> Sequence[Alert]:
-        """A call to Redis failed."""
+        """Record a failed call to Redis."""
         if self._down_since is None or now - self._down_last > max(
             OUTAGE_GAP_S, self._limits.redis_unreachable or 0.0
         ):
@@ -259,17 +253,17 @@ class LimitWatch:
         self._down_last = now
         seconds = now - self._down_since
         if self._breaches["redis_unreachable"].since is not None:
-            # It came back for a moment only: that is still the same outage.
+            # Redis came back only briefly: this is still the same outage.
             seconds = max(seconds, self._limits.redis_unreachable or 0.0)
         return self._judge("redis_unreachable", seconds, now)
 
     def redis_ok(self, now: float) -> None:
-        """A call to Redis went well."""
+        """Record a successful call to Redis."""
         self._down_since = None
         self._breaches["redis_unreachable"].within(now)
 
     def watch(self, snapshot: QueueSnapshot, now: float) -> Sequence[Alert]:
-        """Look at the counts of a queue."""
+        """Compare the counts of a queue with the limits."""
         return [
             *self._judge("backlog", snapshot.ready, now),
             *self._judge("oldest_wait", snapshot.oldest_wait, now),
@@ -277,7 +271,7 @@ class LimitWatch:
         ]
 
     def look_again(self, now: float) -> Sequence[Alert]:
-        """What time alone has changed: windows that have passed, and breaches that have ended."""
+        """Return the alerts that time alone causes: windows have passed, breaches have ended."""
         alerts: list[Alert] = []
         if self._breaches["error_rate"].since is not None:
             alerts += self._judge_runs(now)
@@ -291,7 +285,7 @@ class LimitWatch:
 
     def _judge_runs(self, now: float) -> Sequence[Alert]:
         self._runs.expire(now)
-        # Of too few runs nothing is said, also not that all is well again.
+        # Too few runs decide nothing, not even that the breach has ended.
         if self._runs.runs < self._limits.error_rate_least_runs:
             return ()
         return self._judge("error_rate", self._runs.failed / self._runs.runs, now)
@@ -329,27 +323,27 @@ class LimitWatch:
 
 
 class Lane:
-    """What waits for one recipient, and when that one is tried (again)."""
+    """The queue of alerts for one recipient, with retries and back-off."""
 
     def __init__(self, timeout: float, most: int) -> None:
         self._timeout = timeout
         self._most = most
-        self._pending: deque[tuple[Alert, int]] = deque()  # with how often each was tried
+        self._pending: deque[tuple[Alert, int]] = deque()  # with the number of tries
         self._sending: tuple[Alert, int] | None = None
         self._began = 0.0
         self._overdue = False
         self._not_before = -math.inf
         self._failures = 0  # in a row
-        self._dropped = 0  # since the last alert that was delivered
+        self._dropped = 0  # since the last delivered alert
         self._closing = False
 
     @property
     def undelivered(self) -> int:
-        """How many alerts wait or are on their way."""
+        """The number of alerts that wait or are being sent."""
         return len(self._pending) + (self._sending is not None)
 
     def offer(self, alert: Alert) -> Alert | None:
-        """Let it wait; the oldest one that waits, if that had to be dropped for it."""
+        """Add an alert; return the oldest one if it had to be dropped."""
         self._pending.append((alert, 0))
         if len(self._pending) <= self._most:
             return None
@@ -357,7 +351,7 @@ class Lane:
         return self._pending.popleft()[0]
 
     def take(self, now: float) -> Alert | None:
-        """The alert that is to be sent now, if any; `ended` must follow."""
+        """Return the alert to send now, or None; `ended` must follow."""
         if self._sending is not None or not self._pending or now < self._not_before:
             return None
         self._began, self._overdue = now, False
@@ -365,25 +359,25 @@ class Lane:
         return replace(self._sending[0], dropped=self._dropped)
 
     def overdue(self, now: float) -> Alert | None:
-        """The alert whose delivery has just passed its time-out; said once."""
+        """Return the alert whose delivery has exceeded its time-out, once."""
         if self._sending is None or self._overdue or now < self._began + self._timeout:
             return None
         self._overdue = True
         return self._sending[0]
 
-    def ended(self, sent: Alert, told: bool, now: float) -> str:
-        """The delivery of what `take` gave ended: sent, retry, late (after its time), given_up."""
+    def ended(self, sent: Alert, delivered: bool, now: float) -> str:
+        """Record the end of a delivery; return "sent", "retry", "late" or "given_up"."""
         tries = 1 + (self._sending[1] if self._sending is not None else 0)
         self._sending = None
-        if told:
+        if delivered:
             self._dropped -= sent.dropped
             if not self._overdue:
                 self._failures = 0
                 return "sent"
         self._back_off(now)
         if self._overdue:
-            # Not repeated: it may well have arrived.
-            self._dropped += not told
+            # Not repeated: it may have arrived.
+            self._dropped += not delivered
             return "late"
         if self._closing or tries >= TRIES or len(self._pending) >= self._most:
             self._dropped += 1
@@ -398,13 +392,13 @@ class Lane:
             self._not_before = now + min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**doublings)
 
     def hurry(self) -> None:
-        """The end is near: try each alert at once, and none twice."""
+        """Before the end: try each alert at once, and only once."""
         self._closing = True
         self._not_before = -math.inf
 
     @property
     def due(self) -> float | None:
-        """When to look at this again, if nobody says anything before."""
+        """When this lane needs attention next; None if only after an event."""
         if self._sending is not None:
             return None if self._overdue else self._began + self._timeout
         return self._not_before if self._pending else None

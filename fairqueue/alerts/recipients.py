@@ -1,4 +1,4 @@
-"""Who is told: the log, a function, a webhook or an e-mail address."""
+"""Recipients of alerts: the log, a function, a webhook or e-mail addresses."""
 
 import hashlib
 import hmac
@@ -28,16 +28,14 @@ from fairqueue.alerts.alert import (
     log_warning,
     one_line,
 )
-from fairqueue.errors import (
-    ConfigurationError,
-    kind_of,
-    shown,
-)
+from fairqueue.errors import ConfigurationError, kind_of, shown
 from fairqueue.validation import (
     check_count,
     check_items,
     check_name,
+    check_one_of,
     check_seconds,
+    check_type,
 )
 
 logger = logging.getLogger("fairqueue.alerts")
@@ -48,27 +46,27 @@ _ADDRESS = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+")
 
 
 class Recipient(Protocol):
-    """Somebody who can be told.
+    """A destination of alerts.
 
-    `send` may take `timeout` seconds; whatever it raises is a failure and is tried again. It is
-    called in a thread of its own, never twice at once. `name` is shown in logs: no secrets in it.
+    `send` may take `timeout` seconds; an exception means failure, and the alert is sent again. It
+    is called in its own thread, never twice at once. `name` appears in logs and must not contain
+    secrets.
     """
 
     name: str
     timeout: float
 
     def send(self, alert: Alert) -> None:
-        """Tell it, or raise."""
+        """Send an alert, or raise."""
 
 
 class LogRecipient:
-    """Writes alerts to a logger, `fairqueue.alerts` if none is given, at the level they have."""
+    """Writes alerts to a logger, `fairqueue.alerts` by default, at the level of their severity."""
 
     def __init__(self, to: logging.Logger | None = None, timeout: float = 10.0) -> None:
-        """Raises ConfigurationError naming the argument."""
-        if to is not None and not isinstance(to, logging.Logger):
-            raise ConfigurationError(f"to {shown(to):.80} is no logging.Logger")
-        self._logger = logger if to is None else to
+        """Raise ConfigurationError for a bad argument."""
+        chosen = logger if to is None else to
+        self._logger = check_type(chosen, "to", logging.Logger, ConfigurationError)
         self.name = f"log {self._logger.name}"
         self.timeout = check_timeout(timeout)
 
@@ -76,7 +74,7 @@ class LogRecipient:
         return f"LogRecipient({self._logger.name!r})"
 
     def send(self, alert: Alert) -> None:
-        """Write one line; the parts of the alert are fields of the record."""
+        """Write one line, with the alert as a field of the record."""
         self._logger.log(
             SEVERITIES[alert.severity],
             "alert %s: %s",
@@ -92,12 +90,12 @@ class CallableRecipient:
     def __init__(
         self, function: Callable[[Alert], object], timeout: float = 10.0, name: str | None = None
     ) -> None:
-        """`name` is what logs call it. Raises ConfigurationError naming the argument."""
+        """Raise ConfigurationError for a bad argument. `name` appears in logs."""
         if not callable(function):
-            raise ConfigurationError(f"function {shown(function):.80} cannot be called")
+            raise ConfigurationError(f"function must be callable, not {shown(function):.80}")
         self._function = function
         if name is None:
-            # Not its repr: that of a partial shows arguments, which may be secrets.
+            # Not its repr: that of a partial contains arguments, which may be secrets.
             name = str(getattr(function, "__qualname__", type(function).__qualname__))
         self.name = check_name(name, "name", ConfigurationError)
         self.timeout = check_timeout(timeout)
@@ -106,21 +104,21 @@ class CallableRecipient:
         return f"CallableRecipient({self.name})"
 
     def send(self, alert: Alert) -> None:
-        """Call the function; what it returns is ignored."""
+        """Call the function and ignore its result."""
         self._function(alert)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *arguments: object, **more: object) -> None:
-        """None: a redirect is an answer like any other that is not 2xx, and a failure."""
+        """Return None: a redirect is a failure, like any answer that is not 2xx."""
 
 
 class WebhookRecipient:
-    """Posts each alert as JSON to a URL that the operator has chosen.
+    """Posts each alert as JSON to a URL.
 
     With `secret` the body is signed: `FairQueue-Signature: t=<seconds since 1970>,v1=<hex>`, the
-    HMAC-SHA256 of `<t>.<body>`. Redirects are not followed, and proxies that the environment names
-    are not used. Any answer but 2xx is a failure.
+    HMAC-SHA256 of `<t>.<body>`. Redirects are not followed, and the proxies of the environment are
+    not used. Any answer but 2xx is a failure.
     """
 
     def __init__(
@@ -133,10 +131,9 @@ class WebhookRecipient:
         allow_http: bool = False,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`context` is for a certificate authority of your own.
+        """Raise ConfigurationError for a bad argument. Pass `context` to trust your own authority.
 
-        Raises ConfigurationError; it shows neither path nor query of the URL, nor header values,
-        which are often secrets.
+        Messages show neither path nor query of the URL, nor header values: these may be secret.
         """
         self._url, shown = _check_url(url, allow_http)
         self._headers = _check_headers({} if headers is None else headers)
@@ -167,7 +164,7 @@ class WebhookRecipient:
             error.close()
             raise AlertNotSent(f"{self.name} answered {error.code}, not 2xx") from None
         except (OSError, http.client.HTTPException) as error:
-            raise AlertNotSent(f"{self.name} was not reached: {_safe_reason(error)}") from None
+            raise AlertNotSent(f"{self.name} is unreachable: {_safe_reason(error)}") from None
 
 
 def _signature(secret: bytes, seconds: int, body: bytes) -> str:
@@ -176,8 +173,8 @@ def _signature(secret: bytes, seconds: int, body: bytes) -> str:
 
 
 def _safe_reason(error: Exception) -> str:
-    """What went wrong, in words of this machine: those of the other side may repeat secrets."""
-    reason = getattr(error, "reason", error)  # a URLError wraps the error of the socket
+    """Describe an error without the words of the other side, which may repeat secrets."""
+    reason = getattr(error, "reason", error)  # a URLError contains the error of the socket
     if isinstance(reason, smtplib.SMTPResponseException):
         return f"{type(reason).__name__} {reason.smtp_code}"
     if isinstance(reason, smtplib.SMTPException | http.client.HTTPException):
@@ -189,10 +186,10 @@ TLS_PORTS = {"starttls": 587, "ssl": 465, "none": 25}
 
 
 class EmailRecipient:
-    """Sends each alert as a plain text mail by SMTP.
+    """Sends each alert as a plain text e-mail over SMTP.
 
     `tls` is "starttls", "ssl" (encrypted from the first byte) or "none". The server's certificate
-    and host name are checked. A password is never sent without encryption.
+    and host name are verified. A password is never sent without encryption.
     """
 
     def __init__(
@@ -208,13 +205,11 @@ class EmailRecipient:
         timeout: float = 10.0,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`port` is that of `tls` if None; `context` is for a certificate authority of your own.
+        """Raise ConfigurationError for a bad argument, without showing the password.
 
-        Raises ConfigurationError naming the argument; the password is never shown.
+        `port` depends on `tls` by default. Pass `context` to trust your own authority.
         """
-        if not isinstance(tls, str) or tls not in TLS_PORTS:
-            raise ConfigurationError(f"tls {shown(tls):.80} is none of {', '.join(TLS_PORTS)}")
-        self._tls = tls
+        self._tls = check_one_of(tls, "tls", TLS_PORTS, ConfigurationError)
         self._host = check_name(host, "host", ConfigurationError)
         self._port = check_count(
             TLS_PORTS[tls] if port is None else port,
@@ -225,7 +220,7 @@ class EmailRecipient:
         )
         addresses = check_items(to, "to", "addresses", ConfigurationError)
         if not addresses:
-            raise ConfigurationError("to must be a list of addresses, not an empty one")
+            raise ConfigurationError("to must be a list of addresses, not an empty list")
         self._sender = _check_address(sender, "sender")
         self._to = [_check_address(address, "to") for address in addresses]
         self._login = _check_login(username, password, tls)
@@ -237,7 +232,7 @@ class EmailRecipient:
         return f"EmailRecipient({self._host}:{self._port}, {self._sender!r}, to={self._to!r})"
 
     def send(self, alert: Alert) -> None:
-        """Send one mail to all addresses. Raises AlertNotSent if no address was accepted."""
+        """Send one e-mail to all addresses. Raises AlertNotSent if no address was accepted."""
         message = self._message(alert)
         try:
             with self._connect() as smtp:
@@ -246,7 +241,7 @@ class EmailRecipient:
                 if self._login is not None:
                     smtp.login(*self._login)
                 refused = smtp.send_message(message, self._sender, self._to)
-                with suppress(OSError):  # the mail is accepted: how they part does not matter
+                with suppress(OSError):  # the mail was accepted already
                     smtp.quit()
         except OSError as error:  # also SMTPException
             raise AlertNotSent(f"{self.name} failed: {_safe_reason(error)}") from None
@@ -254,7 +249,7 @@ class EmailRecipient:
             log_warning("alert_address_refused", recipient=self.name, addresses=sorted(refused))
 
     def _connect(self) -> smtplib.SMTP:
-        # smtplib would ask the name servers who we are, for as long as they take.
+        # Without a name, smtplib would look up that of this host, which can take long.
         name = socket.gethostname()
         me = name if "." in name and name.isascii() else "[127.0.0.1]"
         if self._tls == "ssl":
@@ -271,43 +266,45 @@ class EmailRecipient:
         message["From"] = self._sender
         message["To"] = ", ".join(self._to)
         message["Date"] = format_datetime(alert.at)
-        # The same for each try, so that a mail that arrives twice can be recognised.
+        # The same for each try, so that a duplicate can be recognised.
         message["Message-ID"] = f"<{alert.alert_id}@{self._sender.partition('@')[2]}>"
-        message["Auto-Submitted"] = "auto-generated"  # no answers by robots
+        message["Auto-Submitted"] = "auto-generated"  # prevents automatic replies
         message.set_content(alert.text())
         return message
 
 
 def check_timeout(timeout: float) -> float:
-    """Seconds for one delivery. Raises ConfigurationError."""
+    """Check the seconds that one delivery may take. Raises ConfigurationError."""
     return check_seconds(timeout, "timeout", ConfigurationError, least=0.001, most=600)
 
 
 def _check_context(context: ssl.SSLContext | None) -> ssl.SSLContext:
     if context is None:
         return ssl.create_default_context()
-    if not isinstance(context, ssl.SSLContext):
-        raise ConfigurationError(f"context {shown(context):.80} is no ssl.SSLContext")
-    return context
+    return check_type(context, "context", ssl.SSLContext, ConfigurationError)
 
 
 def _check_url(url: object, allow_http: bool) -> tuple[str, str]:
-    """A URL that can be posted to, and what may be shown of it."""
+    """Return the URL of a webhook, and the part that may be shown."""
     if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
-        raise ConfigurationError("the url of a webhook is no text of printable ASCII characters")
+        raise ConfigurationError(
+            "the url of a webhook must be a string of printable ASCII characters"
+        )
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise ConfigurationError("the url of a webhook cannot be read") from None
+        raise ConfigurationError("the url of a webhook is malformed") from None
     schemes = ("https", "http") if allow_http else ("https",)
     if parts.scheme not in schemes or not host:
         raise ConfigurationError(
-            f"the url of a webhook begins with {parts.scheme}://{host or ''}: it has to be "
-            f"{' or '.join(schemes)} with a host (allow_http=True takes http)"
+            f"the url of a webhook must be {' or '.join(schemes)} with a host, not "
+            f"{parts.scheme}://{host or ''} (pass allow_http=True to allow http)"
         )
     if "@" in parts.netloc:
-        raise ConfigurationError(f"the url of webhook {host} has a user: use headers for that")
+        raise ConfigurationError(
+            f"the url of webhook {host} must not contain a user: pass credentials in headers"
+        )
     return url, f"{parts.scheme}://{host}" + (f":{port}" if port else "")
 
 
@@ -316,11 +313,10 @@ def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
         raise ConfigurationError(f"headers must be a dict, not {kind_of(headers)}")
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise ConfigurationError(f"header name {shown(name):.80} cannot be used")
+            raise ConfigurationError(f"header name {shown(name):.80} is not valid in HTTP")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
             raise ConfigurationError(
-                f"the value of header {shown(name)} cannot be used: a string without control "
-                "characters"
+                f"the value of header {shown(name)} must be a string without control characters"
             )
     return dict(headers)
 
@@ -329,14 +325,16 @@ def _check_secret(secret: str | bytes | None) -> bytes | None:
     if secret is None:
         return None
     if not isinstance(secret, str | bytes) or not secret:
-        raise ConfigurationError("the secret of a webhook is empty or no text: give str or bytes")
+        raise ConfigurationError("the secret of a webhook must be str or bytes, and not empty")
     return secret.encode() if isinstance(secret, str) else secret
 
 
 def _check_address(address: object, what: str) -> str:
     if isinstance(address, str) and len(address) <= 254 and _ADDRESS.fullmatch(address):
         return address
-    raise ConfigurationError(f"{what} {shown(address):.80} is no address such as ops@example.org")
+    raise ConfigurationError(
+        f"{what} must be an e-mail address such as ops@example.org, not {shown(address):.80}"
+    )
 
 
 def _check_login(username: object, password: object, tls: str) -> tuple[str, str] | None:
@@ -344,7 +342,9 @@ def _check_login(username: object, password: object, tls: str) -> tuple[str, str
         return None
     for what, value in (("username", username), ("password", password)):
         if not isinstance(value, str) or not value.isascii() or not value:
-            raise ConfigurationError(f"{what} is no ASCII text: username and password go together")
+            raise ConfigurationError(
+                f"{what} must be an ASCII string: pass both username and password, or neither"
+            )
     if tls == "none":
-        raise ConfigurationError("a password needs encryption: tls 'starttls' or 'ssl', not 'none'")
+        raise ConfigurationError("tls must be 'starttls' or 'ssl' to send a password, not 'none'")
     return str(username), str(password)

@@ -41,7 +41,7 @@ def test_only_the_last_failure_of_a_task_is_alerted(world: World, person: Person
     worker.run_once()
     (alert,) = person.heard()
     assert alert.kind == "task_failed"
-    assert alert.summary == "mail failed for good on attempt 2: ValueError: no such customer"
+    assert alert.summary == "mail failed after 2 attempts: ValueError: no such customer"
     told = {name: alert.details[name] for name in ("task", "name", "user", "attempt")}
     assert told == {"task": "t", "name": "mail", "user": "alice", "attempt": 2}
     assert alert.details["fingerprint"]

@@ -520,9 +520,7 @@ def test_what_is_told_of_a_task_whose_last_worker_died(world: World, person: Per
     worker.run_once()
     person.heard()
     (alert,) = person.told
-    assert alert.summary == (
-        "default failed for good on attempt 1: the lease of worker dead expired"
-    )
+    assert alert.summary == ("default failed after 1 attempt: the lease of worker dead expired")
     assert alert.details == {
         "task": "t",
         "name": "default",
