@@ -1,1 +1,1 @@
-"""The fault harness: real processes on a real server, broken in every way, and what is left."""
+"""The fault harness: breaks real processes on a real server, and checks the result."""

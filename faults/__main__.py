@@ -1,6 +1,6 @@
 """Run storms: `python -m faults [--form short|long] [--seed N] [--publish] [name ...]`.
 
-Ends with status 1 if a promise was broken. With the same seed the same faults strike.
+Exits with status 1 if a guarantee was broken. The same seed injects the same faults.
 """
 
 import argparse
@@ -18,19 +18,21 @@ from faults.report import publish, row_of, table
 from faults.storm import run_storm
 
 FAILPOINTS = "failpoints"
-SEEDS = 20  # with which each failpoint is visited
+SEEDS = 20  # how many seeds each failpoint is visited with
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
-    parser.add_argument("name", nargs="*", help="of these storms; all if none")
+    parser.add_argument("name", nargs="*", help="of these storms; default: all")
     parser.add_argument("--form", choices=sorted(FORMS), default="short")
-    parser.add_argument("--seed", type=int, help="drawn and printed if none is given")
-    parser.add_argument("--most-seconds", type=float, help="of each storm: less than its goals")
+    parser.add_argument("--seed", type=int, help="default: drawn at random, and printed")
+    parser.add_argument(
+        "--most-seconds", type=float, help="of each storm, even before it has reached its goals"
+    )
     parser.add_argument("--publish", action="store_true", help="write to docs/reliability.md")
     options = parser.parse_args()
     profiles = {profile.name: profile for profile in FORMS[options.form]}
-    # Of the short form they are a part of the tests.
+    # The short form is part of the tests.
     known = [*profiles, *([FAILPOINTS] if options.form == "long" else [])]
     unknown = set(options.name) - set(known)
     if unknown:
@@ -50,7 +52,7 @@ def main() -> None:
                     profile = replace(profile, most_seconds=options.most_seconds)
                 result = run_storm(profile, seed, say=_say).as_dict()
         except Exception:
-            # It says nothing of the queue; the others may.
+            # A failure of the harness, not of the queue: go on with the others.
             traceback.print_exc()
             unended.append(name)
             continue
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def run_failpoints(seed: int) -> dict[str, Any]:
-    """Every failpoint with several seeds, in a process of its own, since it forks: as a result."""
+    """Visit every failpoint with several seeds, in another process, since it forks."""
     command = [sys.executable, "-m", "faults.failpoints", "--json"]
     command += ["--first", str(seed), "--seeds", str(SEEDS)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

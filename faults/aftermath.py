@@ -1,7 +1,7 @@
-"""Say what is wrong after a process has died, and others have taken over.
+"""Find what is wrong after a process has died and others have taken over.
 
-What the dead process noted is compared with what the queue says: what it was told happened, what it
-only tried happened wholly or not at all, and nothing else did.
+The journal of the dead process is compared with the queue: acknowledged operations happened,
+operations without an answer happened completely or not at all, and nothing else happened.
 """
 
 import json
@@ -29,36 +29,37 @@ from fairqueue.schedules.service import Schedules
 from faults.tour import START_S, TERM_S, Tour, Value
 
 ROUNDS, ROUND_S = 4, 61.0  # beyond all leases, terms and delays of the tours
-MOST_CLAIMS = 200  # claims until nothing is left: more means that tasks come back for ever
+MOST_CLAIMS = 200  # more claims than this mean that tasks come back for ever
 RESERVED: Value = {"state": "running", "status": 0}
 TERMINAL = ("finished", "cancelled", "buried")
-PAST_S = 200.0  # moments are looked at from so long before the tours begin
+PAST_S = 200.0  # how long before the tours the examined fire times begin
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong, in words."""
+    """A violation, in words."""
 
     lost: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
     double_completions: list[str] = field(default_factory=list)
     inconsistent: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # the tour, not what it left
+    failed: list[str] = field(default_factory=list)  # of the tour itself
 
     def by_kind(self) -> dict[str, list[str]]:
         return {name: texts for name, texts in asdict(self).items() if texts}
 
 
-# --- what the process noted -----------------------------------------------------------------------
+# --- the journal ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Journal:
-    """What a process meant to do, and what it was told.
+    """What a process attempted, and what was acknowledged.
 
-    values: of each register what it may be. together: registers of which all are as before or all
-    as after. tasks: of those that were tried, their fields. dropped: tried; gone: told so.
+    values: the possible values of each register. together: registers that must all have their old
+    or all have their new values. tasks: the fields of attempted tasks. dropped: attempted
+    deletions; gone: acknowledged ones.
     """
 
     clock_ms: int = round(START_S * 1000)
@@ -85,7 +86,7 @@ class Journal:
 
     @classmethod
     def read(cls, text: bytes) -> "Journal":
-        """Read what was written; a last line that is not whole was not written."""
+        """Read a journal; an incomplete last line is ignored."""
         journal = cls()
         operations: dict[int, dict[str, Any]] = {}
         for line in text.splitlines(keepends=True):
@@ -114,7 +115,7 @@ class Journal:
             self.error = rest[0]
 
     def _settle(self, tried: dict[str, Any], told: dict[str, Any], outcome: str) -> None:
-        """What an operation may have done, by how it went: "done", "unknown" or "refused"."""
+        """Record the possible effects of an operation that was "done", "unknown" or "refused"."""
         done = outcome == "done"
         ids = {task["task_id"]: task for task in tried.get("tasks", ())}
         if outcome == "refused":
@@ -145,10 +146,9 @@ class Journal:
 
 
 def judge(client: redis.Redis, name: str, journal: Journal, tour: Tour, *, repeat: bool) -> Verdict:
-    """Look at what a dead process left, recover it as others would, look again, and delete it.
+    """Examine what a dead process left, recover as others would, examine again, and delete it.
 
-    `repeat`: whoever started the process starts it again, and it pushes once more what it is not
-    sure of.
+    `repeat`: the process is started again, and pushes again what was not acknowledged.
     """
     clock = ManualClock(journal.clock_ms / 1000)
     with TaskQueue(client, name, clock=clock) as queue:
@@ -186,7 +186,7 @@ class _Judge:
         return self._verdict
 
     def _unspoil(self) -> None:
-        """Delete what a stranger has put where a key of the queue should be."""
+        """Delete foreign data in place of a key of the queue."""
         link = self._queue.link
         for name in self._tour.spoils:
             kind = link.ask(("TYPE", link.keys[name]))[0].decode()
@@ -199,10 +199,10 @@ class _Judge:
                 text = f"{when}, {finding.check}: {finding.text}"
                 self._verdict.inconsistent.append(text)
 
-    # --- what can be read back --------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def _check_together(self) -> None:
-        """What was tried in one operation is there wholly or not at all."""
+        """Check that an operation was applied completely or not at all."""
         pending = self._journal.pending
         ids = [task["task_id"] for task in pending.get("tasks", ())]
         stored = [self._queue.get(task_id) is not None for task_id in ids]
@@ -214,7 +214,7 @@ class _Judge:
 
     def _check_registers(self) -> None:
         registers = self._journal.values
-        # A login that is tried is used up, and with it what a key says; so keys come first.
+        # Trying a login uses it up and changes keys, so keys come first.
         for register in sorted(registers, key=lambda each: each.startswith("login/")):
             found = self._read_register(register)
             allowed = [self._free(register, value) for value in registers[register]]
@@ -227,7 +227,7 @@ class _Judge:
             kind.append(f"{register} is {found}, not {' or '.join(map(str, allowed))}")
 
     def _free(self, register: str, value: Value) -> Value:
-        """What is expected, without what changes by itself: a pause may be over."""
+        """Return the expected value, without a pause, which may have ended."""
         if value is None or _key(register) not in self._journal.resumed:
             return value
         return {name: each for name, each in value.items() if name != "is_active"}
@@ -283,14 +283,14 @@ class _Judge:
     # --- recovering -------------------------------------------------------------------------------
 
     def _repeat(self) -> None:
-        """Push again what nobody knows of: that makes one task of each."""
+        """Push again tasks without an answer: each must remain one task."""
         tasks = [Task.create(**spec) for spec in self._journal.pending.get("tasks", ())]
         with suppress(FairQueueError):  # the queue is full
             self._queue.push_many(tasks)
             self._journal.acknowledged |= {task.task_id for task in tasks}
 
     def _recover(self) -> None:
-        """Take limits away; another scheduler leads when the term is over, workers do the rest."""
+        """Remove limits; another scheduler leads after the term, and workers run the tasks."""
         self._lift_limits()
         tick = self._heir()
         tick()
@@ -302,7 +302,7 @@ class _Judge:
         self._check_reserved()
 
     def _heir(self) -> Callable[[], bool]:
-        """What another scheduler does; whether it leads. Without schedules there is none."""
+        """Act as another scheduler; True if it leads, or if there are no schedules."""
         link = self._queue.link
         if not any(link.ask(*(("EXISTS", link.keys[name]) for name in ("schedules", "leader")))):
             return lambda: True
@@ -344,7 +344,7 @@ class _Judge:
                     self._check_moments(schedule_id, state)
 
     def _check_set_aside(self) -> None:
-        """Schedules that somebody has spoilt are told as problems."""
+        """Check that corrupted schedules are reported as problems."""
         told = {problem.schedule_id for problem in self._store.problems()}
         for schedule_id in self._journal.spoiled - told:
             self._verdict.lost.append(f"schedule {schedule_id!r} is spoilt and not set aside")
@@ -352,7 +352,7 @@ class _Judge:
             self._verdict.inconsistent.append(f"schedule {schedule_id!r} was set aside")
 
     def _check_moments(self, schedule_id: str, state: "State") -> None:
-        """Each moment was fired, or it is known why not."""
+        """Check that each fire time was fired, or that the reason is known."""
         end = self._clock.now_ms() / 1000 + 0.001
         fired = 0
         for moment in self._schedules.moments(schedule_id, START_S - PAST_S, end, MAX_MOMENTS):
@@ -390,7 +390,7 @@ def _key(register: str) -> str:
 
 
 def _matches(found: Value, expected: Value) -> bool:
-    """Whether a register has what is expected, and maybe more."""
+    """Whether a register has the expected fields, and maybe more."""
     if found is None or expected is None:
         return found is expected
     return all(found.get(name) == value for name, value in expected.items())
@@ -401,7 +401,7 @@ def _matches(found: Value, expected: Value) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The tasks of a queue: their records, how many were ever stored, and what was counted."""
+    """The tasks of a queue: their records, how many were ever stored, and the counters."""
 
     records: dict[str, dict[str, Any]]
     stored: int
@@ -426,7 +426,7 @@ def _pairs(flat: list[bytes]) -> Iterable[tuple[str, str]]:
 
 
 def check_tasks(journal: Journal, state: State, verdict: Verdict) -> None:
-    """Compare the tasks that are there, when all have ended, with what the journal says."""
+    """Compare the tasks, when all have ended, with the journal."""
     _check_lost(journal, state, verdict)
     _check_unexpected(journal, state, verdict)
     _check_counts(journal, state, verdict)
@@ -442,7 +442,7 @@ def _check_lost(journal: Journal, state: State, verdict: Verdict) -> None:
     for task_id, end in journal.ended.items():
         found = state.records.get(task_id)
         if found is None:
-            continue  # lost, which was said above, or dropped
+            continue  # lost, which was reported above, or dropped
         result = json.loads(found["result"]) if "result" in found else None
         if found["state"] != end["state"] or end.get("result", result) != result:
             text = f"task {task_id!r} had ended as {end}, and is {found['state']}, {result}"
@@ -470,7 +470,7 @@ def _check_unexpected(journal: Journal, state: State, verdict: Verdict) -> None:
 
 
 def _check_counts(journal: Journal, state: State, verdict: Verdict) -> None:
-    """Each task was stored once and has ended once, also those that were dropped since."""
+    """Check that each task was stored once and ended once, including dropped ones."""
     dropped = len(journal.dropped - state.records.keys())
     if state.stored != len(state.records) + dropped:
         text = f"{state.stored} tasks were stored, and {len(state.records)} + {dropped} are known"

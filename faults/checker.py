@@ -1,14 +1,14 @@
-"""Compare what the actors were told with what is there: set algebra after a final drain.
+"""Compare what was acknowledged to the actors with the drained queue, by set algebra.
 
     lost        acknowledged, and not among the tasks that have ended
-    unexpected  there, and nobody ever meant to push it; or refused, and there all the same
+    unexpected  present, but never pushed, or refused
     duplicated  enqueued more often than there are tasks
     doubled     completed more than once
-    stale       done by a leader whose term was over, or by a worker without its lease
-    wrong       told to somebody, although it cannot have been so
+    stale       done by a leader after its term, or by a worker without its lease
+    wrong       an answer to an actor that cannot be true
 
-And the structures of the queue against each other, the counters against what they count, and each
-moment of a schedule against what became of it.
+It also compares the structures of the queue with each other, the counters with what they count, and
+each fire time of a schedule with its outcome.
 """
 
 import re
@@ -28,18 +28,18 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.journal import read_journals
 from faults.witness import Testimony
 
-EXAMPLES = 5  # of each kind of violation, in a verdict
+EXAMPLES = 5  # examples of each kind of violation in a verdict
 SCAN = 1000
 
 _STATE = re.compile(rb'"state":"(\w+)"')
 _FIRE = re.compile(r":\d{12,}$")
-# What the counters of a queue count, by the state that a task then has.
+# The counters of a queue, and the state of the tasks they count.
 _COUNTED = {"finished": "finished", "buried": "buried", "cancelled": "cancelled"}
 
 
 @dataclass
 class Told(Testimony):
-    """What the journals say."""
+    """The contents of the journals."""
 
     intended: set[str] = field(default_factory=set)
     acknowledged: set[str] = field(default_factory=set)
@@ -54,14 +54,14 @@ class Told(Testimony):
 
     @classmethod
     def read(cls, folder: Path) -> "Told":
-        """All journals of a folder."""
+        """Read all journals of a folder."""
         told = cls()
         for actor, (kind, *fields) in read_journals(folder):
             getattr(told, f"_{kind}")(actor, *fields)
         return told
 
     def may_fire(self, schedule_id: str) -> bool:
-        """Whether it is one of the storm's own, or somebody meant to add it."""
+        """Whether it is a schedule of the storm itself, or an actor tried to add it."""
         return schedule_id.startswith("steady-") or schedule_id in self.adding
 
     def _push(self, actor: str, first: int, count: int, outcome: str) -> None:
@@ -91,7 +91,7 @@ class Told(Testimony):
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What a storm has left."""
+    """The result of a storm."""
 
     tasks: int = 0
     fires: int = 0
@@ -113,7 +113,7 @@ class Verdict:
     details: list[str] = field(default_factory=list)
 
     def violations(self, *, durable: bool) -> int:
-        """How many promises were broken; without durability nothing promises against loss."""
+        """How many guarantees were broken; without durability, losses do not count."""
         always = (
             self.unexpected
             + self.duplicated
@@ -128,12 +128,12 @@ class Verdict:
         return always + (self.lost + self.repeated_completions if durable else 0)
 
     def __add__(self, other: "Verdict") -> "Verdict":
-        """Of two worlds together."""
+        """Return the sum of two verdicts."""
         mine, theirs = vars(self), vars(other)
         return Verdict(**{name: mine[name] + theirs[name] for name in mine})
 
     def note(self, what: str, examples: set[str]) -> int:
-        """Keep some examples; how many there are."""
+        """Keep some examples; return how many violations there are."""
         if examples:
             shown = ", ".join(sorted(examples)[:EXAMPLES])
             self.details.append(f"{len(examples)} {what}: {shown}")
@@ -149,12 +149,11 @@ def check(
     direct: bool = False,
     calm: bool = False,
 ) -> Verdict:
-    """The verdict on a queue that is drained, by the journals of a folder.
+    """Judge a drained queue by the journals of a folder.
 
-    Without durability acknowledged operations may be lost; without a steady clock nobody can say
-    how many moments there were. direct: no command can be on its way for long, so that the actors
-    know when their terms end. calm: no actor was killed or stopped, so that no lease has ended by
-    itself.
+    Without durability acknowledged operations may be lost; without a steady clock the number of
+    fire times is unknown. direct: no command can be delayed for long, so that the actors know when
+    their terms end. calm: no actor was killed or stopped, so that no lease has expired.
     """
     told, states = Told.read(folder), dict(_states(queue.link))
     fired = {task_id for task_id in states if _FIRE.search(task_id)}
@@ -195,10 +194,10 @@ def check(
 
 
 def check_trimmed(queue: TaskQueue, folder: Path) -> Verdict:
-    """The same where retention drops what has ended: what is gone is known by the journals.
+    """Judge a queue whose retention drops ended tasks, which are known only by the journals.
 
-    A task that is not there has run, or somebody wished to cancel it. Exactly as many have ended as
-    were enqueued, no more were finished than have run, and no fewer than were acknowledged.
+    A missing task has run, or an actor tried to cancel it. Exactly as many tasks have ended as were
+    enqueued; no more were finished than have run, and no fewer than were acknowledged.
     """
     told, states = Told.read(folder), dict(_states(queue.link))
     counters = Counter(queue.inspect().counters)
@@ -234,7 +233,7 @@ def check_trimmed(queue: TaskQueue, folder: Path) -> Verdict:
 
 
 def _check_rights(told: Told, folder: Path, verdict: Verdict, *, terms: bool, direct: bool) -> None:
-    """Nobody has acted who had no right to, by what the actors were told."""
+    """Check that no actor acted without the right to, by its answers."""
     verdict.stale = verdict.note("acts without a lease", told.without_lease(folder))
     if terms:
         verdict.stale += verdict.note("terms of two leaders", told.two_leaders())
@@ -243,7 +242,7 @@ def _check_rights(told: Told, folder: Path, verdict: Verdict, *, terms: bool, di
 
 
 def _check_leases(queue: TaskQueue, verdict: Verdict) -> None:
-    """Nobody has lost what was claimed: all that is claimed reaches whoever has claimed it."""
+    """Check that all claimed tasks reached the worker that claimed them."""
     expired = queue.inspect().counters.get("expired", 0)
     if expired:
         verdict.wrong += expired
@@ -282,7 +281,7 @@ def _states(link: Link) -> Iterator[tuple[str, str]]:
 
 
 def _check_counters(queue: TaskQueue, states: dict[str, str], verdict: Verdict) -> None:
-    """The queue's own counters against the tasks that are there: nothing is ever trimmed here."""
+    """Compare the counters with the tasks; nothing is trimmed here."""
     counters = queue.inspect().counters
     verdict.duplicated = abs(counters.get("pushed", 0) - len(states))
     if verdict.duplicated:
@@ -308,7 +307,7 @@ def _schedules(queue: TaskQueue) -> dict[str, ScheduledTask]:
 
 
 def _check_lost_schedules(told: Told, there: dict[str, ScheduledTask], verdict: Verdict) -> None:
-    """What was added is there, unless somebody meant to remove it; what was removed is not."""
+    """Check that added schedules exist, unless removed, and removed ones do not."""
     kept = told.added - told.removing
     verdict.lost += verdict.note("schedules lost", kept - there.keys())
     verdict.unexpected += verdict.note("schedules not removed", told.removed & there.keys())
@@ -317,7 +316,7 @@ def _check_lost_schedules(told: Told, there: dict[str, ScheduledTask], verdict: 
 def _check_moments(
     there: dict[str, ScheduledTask], fired: set[str], verdict: Verdict, *, steady_clock: bool
 ) -> None:
-    """Each moment was fired once, or is counted as missed."""
+    """Check that each fire time was fired once, or counted as missed."""
     by_schedule = Counter(_FIRE.sub("", task_id) for task_id in fired)
     wrong = set()
     for name, schedule in there.items():
@@ -325,7 +324,7 @@ def _check_moments(
         verdict.missed += missed
         if runs != by_schedule[name]:
             wrong.add(f"{name} counts {runs} runs, {by_schedule[name]} are there")
-        # Those of the storm itself are never changed: one moment a second, from first to last.
+        # The schedules of the storm itself never change: they fire once a second.
         if steady_clock and name.startswith("steady-") and schedule.last_run is not None:
             first = schedule.created_at.replace(microsecond=0) + timedelta(seconds=1)
             moments = round((schedule.last_run - first).total_seconds()) + 1

@@ -1,8 +1,8 @@
 """Kill a process before, during and after every call to Redis that the library makes.
 
-A failpoint is a place: what is sent, and a phase. "before": nothing of it was sent; "sent": the
-server has applied it, and its reply was not read; "after": the reply was read, and the caller was
-not told. `python -m faults.failpoints` visits all of them.
+A failpoint is a call and a phase. "before": nothing was sent; "sent": the server has applied it,
+and its reply was not read; "after": the reply was read, and the caller did not get it.
+`python -m faults.failpoints` visits all of them.
 """
 
 import argparse
@@ -43,9 +43,9 @@ from faults.fleet import Fleet
 from faults.tour import LIMITED_PASSWORD, LIMITED_USER, TOURS, Stage, Tour
 
 PHASES = ("before", "sent", "after")
-TOUR_S = 60  # a tour takes some ms; one that hangs is ended after this
-# Seconds for a reply before the process dies. Others are sure to come: what the server applies only
-# after the death would be judged as if it had never been sent. BLPOP may have nothing to say.
+TOUR_S = 60  # a tour takes some ms; it is killed after this
+# Seconds to wait for a reply before the process dies: a command that the server applies only after
+# the death would be judged as if it had never been sent. BLPOP may never reply.
 REPLY_S, BLOCKED_S = 50.0, 0.05
 Failpoint = tuple[str, str]  # call, phase
 
@@ -57,9 +57,9 @@ _CONTAINERS = frozenset({"ACL", "CLIENT", "COMMAND", "CONFIG", "SCRIPT", "SENTIN
 
 # What redis-py sends when it connects.
 _HANDSHAKE = ("AUTH", "CLIENT SETINFO", "SELECT")
-# What the library sends only where sentinels name the server.
+# Commands that the library sends only to sentinels.
 _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
-# Where a command is not written at the call that sends it: (module, function) -> which they are.
+# Commands that are not written at the call that sends them: (module, function) -> commands.
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
     ("connection", "_stream"): (),  # scripts
     ("connection", "ask"): (),  # what its callers name
@@ -73,22 +73,22 @@ _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 class UnknownCommand(Exception):
-    """A call sends a command that cannot be told from the source: name it in `_INDIRECT`."""
+    """The command of a call cannot be read from the source: name it in `_INDIRECT`."""
 
 
 @cache
 def catalogue() -> tuple[str, ...]:
-    """All that the library sends: its scripts by name, then plain commands."""
+    """Return all calls of the library: its scripts by name, then plain commands."""
     return (*script_names(), *sorted({*_HANDSHAKE, *sent_commands()}))
 
 
 def all_failpoints() -> list[Failpoint]:
-    """Every place where a process is to be killed."""
+    """Return all failpoints."""
     return [(call, phase) for call in catalogue() for phase in PHASES]
 
 
 def sent_commands(folder: Path | None = None) -> set[str]:
-    """The plain commands in the source of the library, wherever one is sent.
+    """Return the plain commands in the source of the library.
 
     Raises UnknownCommand for a call whose command is not written there.
     """
@@ -115,7 +115,7 @@ def _commands_in(tree: ast.Module, module: str) -> Iterator[str]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-        # The function of a call is the one that begins last before it.
+        # The function around a call is the last one that begins before it.
         inside = [each.name for each in functions if each.lineno <= node.lineno]
         place = (module, inside[-1] if inside else "")
         if name == "send_command":
@@ -126,7 +126,7 @@ def _commands_in(tree: ast.Module, module: str) -> Iterator[str]:
 
 
 def _is_text(arguments: Sequence[ast.expr]) -> bool:
-    """Whether something else than Redis is asked: Link.ask takes sequences."""
+    """Whether the call is not to Redis: Link.ask takes sequences."""
     return isinstance(arguments[0], ast.Constant)
 
 
@@ -172,14 +172,14 @@ def _scripts_by_sha() -> dict[str, str]:
 
 
 def call_of(words: Sequence[bytes]) -> str:
-    """What a command is in the catalogue: the name of its script, or its own."""
+    """Return the name of a command in the catalogue: its script, or itself."""
     first, second = words[0].decode(), words[1].decode(errors="replace") if len(words) > 1 else ""
     if first == "EVALSHA":
         return _scripts_by_sha().get(second, "EVALSHA")
     return _name(first, second)
 
 
-# --- connections that are watched -----------------------------------------------------------------
+# --- instrumented connections ---------------------------------------------------------------------
 
 
 class Failpoints:
@@ -193,24 +193,24 @@ class Failpoints:
 
     @classmethod
     def record(cls) -> "Failpoints":
-        """Only count: `passed` has how often each failpoint was passed."""
+        """Only count how often each failpoint is passed, in `passed`."""
         return cls()
 
     @classmethod
     def kill_at(cls, call: str, phase: str, nth: int = 1) -> "Failpoints":
-        """End this process with SIGKILL when it comes to a failpoint for the nth time."""
+        """Kill this process when it passes a failpoint for the nth time."""
         return cls((call, phase), nth)
 
     def client(self, url: str, **options: Any) -> redis.Redis:
-        """A client for `TaskQueue`, whose connections pass failpoints whatever is sent on them.
+        """Return a client for `TaskQueue` whose connections pass failpoints.
 
-        Once it was called for sentinels, all connections of this process do.
+        After a call for sentinels, all connections of this process do.
         """
         client = open_client(url)
         pool = client.connection_pool
         pool.connection_kwargs.update(options)
         if isinstance(pool, SentinelConnectionPool):
-            # Whom the sentinels name is dialled by the library, with a class that it chooses.
+            # The library itself connects to the primary that sentinels name, with its own class.
             vars(dialing)["Connection"] = self._watched(Connection)
             pools = [each.connection_pool for each in pool.sentinel_manager.sentinels]
         else:
@@ -220,18 +220,18 @@ class Failpoints:
         return client
 
     def passes(self, call: str, phase: str) -> bool:
-        """Count; True if the process is to end here."""
+        """Count a pass; True if the process is to end here."""
         with self._lock:
             self.passed[call, phase] += 1
             return (call, phase) == self._target and self.passed[call, phase] == self._nth
 
     def _watched(self, base: type[AbstractConnection]) -> type[AbstractConnection]:
-        """The class of connections, with all that leaves and comes back counted."""
+        """Return the class of connections, with all requests and replies counted."""
         return type("Watched", (_Watched, base), {"points": self})
 
 
 class _Watched(AbstractConnection):
-    """What is put before a class of connections; `points` is told of each command."""
+    """A mix-in for a class of connections, which reports each command to `points`."""
 
     points: Failpoints
 
@@ -243,7 +243,7 @@ class _Watched(AbstractConnection):
         commands = list(_split(command))
         for i, (call, _) in enumerate(commands):
             if self.points.passes(call, "before"):
-                # Those before it in the same write may have been sent.
+                # Earlier commands of the same write may have been sent.
                 super().send_packed_command([text for _, text in commands[:i]])  # type: ignore[no-untyped-call]
                 self._end_after(len(self._unanswered) + i)
         super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
@@ -257,7 +257,7 @@ class _Watched(AbstractConnection):
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().read_response(*args, **kwargs)
-        finally:  # an error that the server has answered is an answer, too
+        finally:  # an error reply is a reply, too
             if self._unanswered and self.points.passes(self._unanswered.popleft(), "after"):
                 die()
 
@@ -266,7 +266,7 @@ class _Watched(AbstractConnection):
         super().disconnect(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _end_after(self, replies: int) -> NoReturn:
-        """End when the server has applied what was sent: so many replies are there."""
+        """End when the server has applied what was sent, shown by the number of replies."""
         blocks = "BLPOP" in self._unanswered
         cast(socket.socket, self._sock).settimeout(BLOCKED_S if blocks else REPLY_S)
         with suppress(redis.ConnectionError, redis.TimeoutError):
@@ -277,14 +277,14 @@ class _Watched(AbstractConnection):
 
 
 def die() -> NoReturn:
-    """End this process as a power cut would."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
     while True:  # the signal is on its way
         signal.pause()
 
 
 def _split(packed: str | bytes | Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """The commands in what is about to be sent, each with its bytes."""
+    """Return the commands in a write, each with its bytes."""
     text = packed.encode() if isinstance(packed, str) else packed
     whole = text if isinstance(text, bytes) else b"".join(text)
     position = 0
@@ -310,7 +310,7 @@ def _number(text: bytes, position: int, mark: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is to be done once: a tour with a seed, to be killed at a failpoint, or not at all."""
+    """One run: a tour with a seed, which is killed at a failpoint, or not."""
 
     tour: Tour
     seed: int
@@ -323,9 +323,9 @@ class Run:
 
 
 class Director:
-    """Plays tours in children of this process, which must have one thread, and judges them.
+    """Runs tours in children of this process, which must have one thread, and judges them.
 
-    `fleet` has the sentinels for the tours that ask some; without it, these cannot be played.
+    `fleet` has the sentinels for tours that need them; without it, these are left out.
     """
 
     def __init__(self, url: str, fleet: Fleet | None = None) -> None:
@@ -337,7 +337,7 @@ class Director:
         self._count = 0
 
     def play(self, run: Run) -> tuple[Verdict, Journal]:
-        """Play a tour, let others recover what it left, and say what is wrong then."""
+        """Run a tour, let others recover, and return what is wrong."""
         self._count += 1
         name = f"{self._prefix}-{self._count}"
         url, direct_url = self._urls(run.tour)
@@ -355,18 +355,18 @@ class Director:
         return verdict, journal
 
     def tours(self) -> list[Tour]:
-        """Those that can be played."""
+        """The tours that can be run."""
         return [tour for tour in TOURS.values() if self._fleet or not tour.asks_sentinels]
 
     def _urls(self, tour: Tour) -> tuple[str, str]:
-        """Where a tour goes, and the server itself."""
+        """Return the address for a tour, and the server itself."""
         if tour.asks_sentinels and self._fleet:
             return self._fleet.sentinel_url(), self._fleet.primary.url
         return self._url, self._url
 
 
 def _fork(run: Run, name: str, file: IO[bytes], url: str, direct_url: str) -> int:
-    """Let a child play the tour; how it ended."""
+    """Run a tour in a child; return its exit status."""
     pid = os.fork()
     if pid == 0:
         _be_killed(run, name, file.fileno(), url, direct_url)
@@ -374,7 +374,7 @@ def _fork(run: Run, name: str, file: IO[bytes], url: str, direct_url: str) -> in
 
 
 def _be_killed(run: Run, name: str, journal: int, url: str, direct_url: str) -> NoReturn:
-    """The child: play the tour, on connections that are watched."""
+    """Run a tour in the child, on instrumented connections."""
     signal.alarm(TOUR_S)
     code = 1
     try:
@@ -405,13 +405,12 @@ def _be_killed(run: Run, name: str, journal: int, url: str, direct_url: str) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailpointSummary:
-    """What came of all runs.
+    """The results of all runs.
 
-    failpoints: how many there are; killed: at how many of those that were chosen a process died, as
-    often as there are seeds; unvisited: the others that were chosen. unmade: calls of the catalogue
-    that no tour makes; unknown: calls that tours make, and the catalogue does not have. calls: of
-    each call the phases in which a process died, the runs, and the violations. The other counts are
-    of violations.
+    failpoints: how many there are; killed: at how many of the chosen ones a process died with every
+    seed; unvisited: the other chosen ones. unmade: calls of the catalogue that no tour makes;
+    unknown: calls of tours that are not in the catalogue. calls: the phases of each call in which a
+    process died, the runs, and the violations. The other fields count violations.
     """
 
     failpoints: int
@@ -447,7 +446,7 @@ class _Tally:
         self._runs: Counter[str] = Counter()
         self._wrong: Counter[str] = Counter()
         self._made: set[str] = set()
-        # Sentinels are asked only where that was chosen: they take a while to start.
+        # Sentinels are started only if needed, since that takes a while.
         self.asks_sentinels = any(call in _OF_SENTINELS for call, _ in chosen)
         self._left_out = frozenset() if self.asks_sentinels else _OF_SENTINELS
 
@@ -503,10 +502,9 @@ def run_failpoints(
 ) -> FailpointSummary:
     """Kill a process at every failpoint, once for each seed, and check what it leaves.
 
-    `only` names calls, or parts of their names, with commas between them; `fire:sent` is one phase.
-    Each run has a queue of its own, which is deleted; but the server forgets its scripts, and has
-    one more user meanwhile, so that it should be one for tests. Raises RuntimeError where other
-    threads run: it forks.
+    `only` names calls, or parts of their names, separated by commas; `fire:sent` is one phase. Each
+    run has its own queue, which is deleted. The server also loses its scripts and has another user
+    meanwhile, so use one for tests. It forks, so it raises RuntimeError if other threads run.
     """
     if threading.active_count() > 1:
         raise RuntimeError(
@@ -524,7 +522,7 @@ def run_failpoints(
             fleet = stack.enter_context(
                 Fleet.start(replicas=0, sentinels=1, fsync="everysec", down_after=60.0)
             )
-        gc.freeze()  # a child that writes to no page of ours copies none
+        gc.freeze()  # so that children copy fewer pages
         stack.callback(gc.unfreeze)
         for seed in listed:
             _kill_everywhere(Director(url, fleet), seed, tally, progress)
@@ -556,7 +554,7 @@ def _kill_everywhere(
 
 
 class Plan:
-    """Which tour comes to which failpoint, and how often, with one seed: found by playing all."""
+    """Run all tours with one seed; return which passes which failpoint, and how often."""
 
     def __init__(self, director: Director, seed: int, tally: _Tally) -> None:
         self.seed = seed
@@ -570,18 +568,18 @@ class Plan:
                 self._tours[call, phase].append((tour, count))
 
     def made(self) -> set[str]:
-        """The calls that the tours make."""
+        """Return the calls that the tours make."""
         return {call for call, _ in self._tours}
 
     def runs(self, point: Failpoint) -> Iterator[Run]:
-        """How to come to a failpoint: at some pass of some tour, else at its first pass."""
+        """Return a run that reaches a failpoint: at a random pass of a tour, or at its first."""
         tours = self._tours.get(point)
         if not tours:
             return
         tour, count = self._rng.choice(tours)
         nth = self._rng.randint(1, count)
         yield Run(tour=tour, seed=self.seed, failpoint=point, nth=nth)
-        if nth > 1:  # ids are random, and with them now and then how often a step is repeated
+        if nth > 1:  # ids are random, and may change how often a step is repeated
             yield Run(tour=tour, seed=self.seed, failpoint=point)
 
 
@@ -595,7 +593,7 @@ def _kill(director: Director, plan: Plan, point: Failpoint, tally: _Tally) -> bo
 
 
 def load_scripts(url: str) -> None:
-    """Let the server know all scripts, so that a tour passes the same failpoints each time."""
+    """Load all scripts, so that a tour passes the same failpoints each time."""
     with redis.Redis.from_url(url) as client, client.pipeline(transaction=False) as pipe:
         for name in script_names():
             pipe.script_load(load_script(name).text)
@@ -604,7 +602,7 @@ def load_scripts(url: str) -> None:
 
 @contextmanager
 def limited_user(url: str) -> Iterator[None]:
-    """The user of Redis as whom one of the tours comes, who may not ask for its rights."""
+    """Create the Redis user of one of the tours, who may not read its permissions."""
     with redis.Redis.from_url(url) as client:
         rules = ("reset", "on", f">{LIMITED_PASSWORD}", "~*", "&*", "+@all", "-acl", "-info")
         client.execute_command("ACL", "SETUSER", LIMITED_USER, *rules)
@@ -621,11 +619,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m faults.failpoints", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--only", help="calls, or parts of their names, with commas; fire:sent")
-    parser.add_argument("--url", help="a server to use; else one is started")
+    parser.add_argument(
+        "--only", help="calls, or parts of their names, separated by commas; such as fire:sent"
+    )
+    parser.add_argument("--url", help="a server to use; default: start one")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     given = parser.parse_args(arguments)
-    # Each run loses leaders on purpose: the log would be of nothing else.
+    # Each run loses leaders on purpose, which would fill the log.
     logging.getLogger("fairqueue").setLevel(logging.CRITICAL)
     seeds = range(given.first, given.first + given.seeds)
     if given.url:

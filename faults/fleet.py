@@ -1,9 +1,9 @@
-"""Servers that stand in for each other: a primary, its replicas, and sentinels that watch them.
+"""A fleet of servers: a primary, its replicas, and sentinels that watch them.
 
     owner  == pipes, a JSON line each way ==>  keeper process  -->  servers and sentinels
 
 The keeper, which is this file run as a program, is the parent of them all: so no signal ever hits
-a process id that is used anew, and all are gone when the owner is, SIGKILL included.
+a reused process id, and all end with the owner, even at SIGKILL.
 """
 
 import json
@@ -27,12 +27,12 @@ from fairqueue.runtime.embedded import Fsync, find_binary
 
 SERVICE = "main"
 HOST = "127.0.0.1"
-START_S = 30.0  # seconds until all must be up and know each other
-# Seconds between two looks at who the keeper's parent is: how long servers may outlive an owner
-# that was killed while a forked copy of it lives on. Otherwise the end of the pipe tells at once.
+START_S = 30.0  # seconds until all must run and know each other
+# Seconds between two checks of the keeper's parent: how long servers may outlive an owner that was
+# killed while a forked copy of it lives on. Otherwise the end of the pipe is noticed at once.
 LOOK_S = 0.25
-LOOKS = 0.02  # seconds between two looks at a server that is to change
-STARTS = 5  # with ports that were free a moment ago; somebody else may have been quicker
+LOOKS = 0.02  # seconds between two checks of a server that is about to change
+STARTS = 5  # attempts with free ports, which another program may take first
 # Milliseconds. Sentinels find each other and what has changed at once, not in 10 s; and a busy
 # machine does not make them distrust their clocks for 30 s.
 PERIODS = {
@@ -48,7 +48,7 @@ PERIODS = {
 
 
 class FleetError(Exception):
-    """A server of the fleet does not do what it should; the message has the end of its log."""
+    """A server of the fleet has failed; the message has the end of its log."""
 
 
 class Keeper:
@@ -64,7 +64,7 @@ class Keeper:
         )
 
     def ask(self, verb: str, *arguments: object) -> int:
-        """Its answer to `start`, `signal` or `kill`, whose effect is there then."""
+        """Send `start`, `signal` or `kill`; return the answer when it is done."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([verb, *arguments]).encode() + b"\n")
@@ -107,7 +107,7 @@ class Node:
 
     def client(self) -> redis.Redis:
         """A client that does not wait long for an answer, and decodes."""
-        # Protocol 3: what sentinels answer is a dictionary with every redis-py.
+        # Protocol 3: with every redis-py, sentinels then answer with a dictionary.
         return redis.Redis(HOST, self.port, protocol=3, decode_responses=True, socket_timeout=2.0)
 
     def ask(self, *command: str | int) -> Any:
@@ -116,7 +116,7 @@ class Node:
             return client.execute_command(*command)
 
     def role(self) -> str:
-        """What it thinks it is: "master" or "slave"; "" if it does not answer."""
+        """Return its role: "master" or "slave"; "" if it does not answer."""
         with suppress(redis.RedisError, OSError):
             return str(self.ask("ROLE")[0])
         return ""
@@ -126,22 +126,22 @@ class Node:
         return bool(self._keeper.ask("signal", self.pid, 0))
 
     def kill(self) -> None:
-        """Kill it as a crash would; it is gone when this returns."""
+        """Kill it, as in a crash, and wait until it is gone."""
         self._keeper.ask("kill", self.pid)
         self.is_paused = False
 
     def pause(self) -> None:
-        """Stop it: it answers nothing, and its connections stay open."""
+        """Pause it: it answers nothing, and its connections stay open."""
         self._keeper.ask("signal", self.pid, signal.SIGSTOP)
         self.is_paused = True
 
     def resume(self) -> None:
-        """Let it go on where it was stopped."""
+        """Resume it."""
         self._keeper.ask("signal", self.pid, signal.SIGCONT)
         self.is_paused = False
 
     def restart(self) -> None:
-        """Start it again at its port, after killing it if it runs, with what it kept on disk."""
+        """Start it again at its port with its data on disk, after killing it if it runs."""
         self.kill()
         if not self._start():
             raise FleetError(f"the server at port {self.port} does not start" + self.last_words())
@@ -154,7 +154,7 @@ class Node:
         return ""
 
     def _start(self) -> bool:
-        """Start it; False if it ended at once, or if the port is somebody else's."""
+        """Start it; False if it ended at once, or if the port is in use."""
         argv = [str(find_binary()), *self._arguments]
         self.pid = self._keeper.ask("start", argv, str(self._folder / "log"))
         deadline = time.monotonic() + START_S
@@ -172,8 +172,7 @@ class Node:
 class Fleet:
     """A primary, its replicas and sentinels, on ports of 127.0.0.1. May be used by one thread.
 
-    `primary` and `replicas` are what they were when somebody last asked: `wait_for_failover` and
-    `promote` change them.
+    `primary` and `replicas` are those last seen: `wait_for_failover` and `promote` update them.
     """
 
     def __init__(self, keeper: Keeper, folder: Path) -> None:
@@ -193,9 +192,9 @@ class Fleet:
         down_after: float = 0.7,
         config: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start all of it, and return when replicas are in sync and sentinels know everybody.
+        """Start all servers, and return when replicas are in sync and sentinels know all of them.
 
-        down_after: seconds of silence after which a sentinel takes a primary for dead.
+        down_after: seconds of silence after which a sentinel considers a primary dead.
         config: more settings for primary and replicas.
         """
         folder = Path(tempfile.mkdtemp(prefix="fleet-"))
@@ -242,7 +241,7 @@ class Fleet:
         return self.primary
 
     def _find_primary(self) -> Node | None:
-        """The one that all sentinels name, if they do and it is one; from then on `primary`."""
+        """Return the primary that all sentinels name, if it is one, and store it as `primary`."""
         named = {self._named(sentinel) for sentinel in self.sentinels}
         found = next((node for node in self.nodes if {node.port} == named), None)
         if found is None or found.role() != "master":
@@ -261,7 +260,7 @@ class Fleet:
         return chosen
 
     def wait_for_sync(self, timeout: float = 30.0) -> None:
-        """Wait until each living replica has all that the primary has."""
+        """Wait until each living replica is in sync with the primary."""
 
         def in_sync() -> bool:
             role, offset, *_ = self.primary.ask("ROLE")
@@ -276,18 +275,18 @@ class Fleet:
         self._until(in_sync, "replicas in sync", timeout)
 
     def wait_for_replica(self, node: Node, timeout: float = 30.0) -> None:
-        """Wait until a server that was primary knows that it is none any more."""
+        """Wait until a former primary knows that it is a replica."""
         self._until(lambda: node.role() == "slave", f"port {node.port} a replica", timeout)
 
     def mend(self, timeout: float = 30.0) -> None:
-        """Resume what is paused, start what is dead, and wait until all is as after the start."""
+        """Resume paused servers, start dead ones, and wait until all are healthy."""
         for node in (*self.nodes, *self.sentinels):
             if node.is_paused:
                 node.resume()
             elif not node.is_alive():
                 node.restart()
         if self.sentinels:
-            # A busy machine may have made them choose once more.
+            # On a busy machine they may have chosen again.
             self._until(lambda: self._find_primary() is not None, "one primary", timeout)
         for node in self.replicas:
             if not self.sentinels:
@@ -335,7 +334,7 @@ class Fleet:
         self._wait_for_sentinels(START_S)
 
     def _wait_for_sentinels(self, timeout: float) -> None:
-        """Wait until all sentinels know everybody, and hold all for well."""
+        """Wait until all sentinels know all servers, and consider them healthy."""
 
         def content() -> bool:
             return all(self._is_content(sentinel) for sentinel in self.sentinels)
@@ -366,7 +365,7 @@ class Fleet:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """Return a free port."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         port: int = sock.getsockname()[1]
@@ -377,7 +376,7 @@ def free_port() -> int:
 
 
 def _keep(owner: int, folder: str) -> None:
-    """Start, signal and kill for the owner, until it is gone or hangs up; then kill all."""
+    """Start, signal and kill servers for the owner, until it is gone; then kill all."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children: dict[int, subprocess.Popen[bytes]] = {}
     try:

@@ -1,4 +1,4 @@
-"""What each process of a storm meant to do and was told, one JSON array a line in its own file."""
+"""Journals: what each process of a storm attempted, and the answers; one JSON array per line."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Journal:
-    """A file that one process appends to. A line is in the kernel's hands before `note` returns."""
+    """A file that one process appends to. A line is in the kernel when `note` returns."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def note(self, *fields: Any) -> None:
-        """Append a line, whole: what kills the process a moment later does not tear it."""
+        """Append a complete line, which survives the death of the process."""
         os.write(self._file, json.dumps(fields, separators=(",", ":")).encode() + b"\n")
 
 

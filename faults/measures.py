@@ -1,8 +1,8 @@
-"""What a soak measures: memory and data as they are each second, and what the journals say of time.
+"""The measurements of a soak: memory and data each second, and times from the journals.
 
-Flat means: after a warm-up, the high mark of the last quarter is not above that of the second one
-by more than an allowance. The high mark is what 9 of 10 samples stay below: some of the data comes
-and goes in generations, so that a median would depend on where in a generation a quarter begins.
+A series is flat if, after a warm-up, the high mark of the last quarter exceeds that of the second
+quarter by at most an allowance. The high mark is the 90th percentile: some data comes and goes in
+generations, so that a median would depend on where in a generation a quarter begins.
 """
 
 from bisect import bisect_left, bisect_right
@@ -27,7 +27,7 @@ WARM_S = 60.0
 LEAST_QUARTER_S = 60.0
 LEAST_SAMPLES = 20  # in a quarter
 HIGH = 0.9
-# What may be above the second quarter's high mark: a share of it, and so much.
+# The allowance above the second quarter's high mark: a share of it, and an absolute amount.
 SHARE = 0.1
 SLACK_MIB, SLACK_ENTRIES, SLACK_ANSWERS = 3.0, 200, 0.3
 # Most of what Redis holds are the answers of two minutes: more, when the machine becomes faster.
@@ -35,7 +35,7 @@ SLACK_REDIS_MIB = 8.0
 # Schedulers and editors keep 20,000 definitions and 65,536 moments, and need long to have so many.
 CACHING, CACHES_MIB, CACHES_MIB_H = ("scheduler", "editor"), 53.0, 6.0
 ANSWERS_S = 120.0  # for which answers are kept at most
-# Backlogged users are compared over so many seconds, if each has had so many turns in them.
+# Seconds over which backlogged users are compared, and how many turns each needs in them.
 WINDOW_S, LEAST_TURNS = 10.0, 10
 
 _SIZE = {"hash": "HLEN", "zset": "ZCARD", "list": "LLEN", "string": "EXISTS"}
@@ -46,7 +46,7 @@ Marks = tuple[float, float, float]  # of the last three quarters
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What Redis holds at a moment. used: MiB. backlogged: users whose tasks wait for a worker.
+    """The data of Redis at one time. used: MiB. backlogged: users whose tasks wait for a worker.
 
     finished: tasks, since the beginning.
     """
@@ -60,7 +60,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A moment, in seconds since 1970. memory: process -> MiB. data: None if Redis was down."""
+    """A sample; at: seconds since 1970. memory: process -> MiB. data: None if Redis was down."""
 
     at: float
     memory: dict[str, float]
@@ -68,7 +68,7 @@ class Sample:
 
 
 class Run(NamedTuple):
-    """A task that was begun; late: seconds after the moment of its schedule, if it has one."""
+    """A task that was begun; late: seconds after the fire time of its schedule, if it has one."""
 
     at: float
     task_id: str
@@ -78,7 +78,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """How even users who all had enough to do were served: of what they were entitled to."""
+    """How evenly backlogged users were served, relative to their entitlement."""
 
     at: float
     jain: float
@@ -88,7 +88,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """The high marks of something in three quarters, and up to where the last one is fine."""
+    """The high marks of a series in three quarters, and the limit for the last one."""
 
     name: str
     unit: str
@@ -97,7 +97,7 @@ class Growth:
 
     @property
     def is_leak(self) -> bool:
-        """Whether it grew too much, and all the time: what a busy neighbour costs goes away."""
+        """Whether it grew too much and steadily: the effect of other load passes."""
         second, third, last = self.marks
         return second < third < last and last > self.allowed
 
@@ -106,11 +106,11 @@ class Growth:
         return f"{self.name}: {second:,.1f} -> {last:,.1f} {self.unit}, {self.allowed:,.1f} allowed"
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- samples --------------------------------------------------------------------------------------
 
 
 def resident_mib(pid: int) -> float | None:
-    """Memory that only this process has, where the system says so; None if it is gone.
+    """Return the private memory of a process, if the system reports it; None if it is gone.
 
     Pages of files, programs and libraries are not counted: a leak is not there.
     """
@@ -122,7 +122,7 @@ def resident_mib(pid: int) -> float | None:
 
 
 def look(client: redis.Redis, keys: Keys) -> Data:
-    """What a queue's server holds now. Raises redis.RedisError."""
+    """Read the data of a queue's server. Raises redis.RedisError."""
     with client.pipeline(transaction=False) as ask:
         for name, kind in KEY_TYPES.items():
             ask.execute_command(_SIZE[kind], keys[name])
@@ -142,7 +142,7 @@ def look(client: redis.Redis, keys: Keys) -> Data:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """What the journals of a folder say was run, in order."""
+    """Return the runs in the journals of a folder, in order."""
     return sorted(
         Run(at, task_id, user, late)
         for _, (kind, *fields) in read_journals(folder)
@@ -155,7 +155,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def lateness(runs: Iterable[Run]) -> Series:
-    """How late each task of a steady schedule was run, by when it was first run."""
+    """Return how late each task of a steady schedule was run, by the time of its first run."""
     first: dict[str, Run] = {}
     for run in runs:
         if run.late is not None and run.task_id.startswith("steady-"):
@@ -164,7 +164,7 @@ def lateness(runs: Iterable[Run]) -> Series:
 
 
 def longest_trouble(late: Series, on_time: float = 1.0) -> float:
-    """The longest time, in seconds, without a single task of a schedule that was run on time."""
+    """Return the longest time, in seconds, without a task of a schedule that ran on time."""
     good = [at for at, seconds in late if seconds <= on_time]
     return max((later - sooner for sooner, later in pairwise(good)), default=0.0)
 
@@ -172,7 +172,7 @@ def longest_trouble(late: Series, on_time: float = 1.0) -> float:
 def shares(
     runs: Sequence[Run], samples: Sequence[Sample], users: frozenset[str], begin: float, end: float
 ) -> list[Share]:
-    """Of users with the same weight, those who were backlogged all through, window by window."""
+    """Compare users of the same weight that were backlogged throughout, window by window."""
     found = []
     for number in range(int((end - begin) / WINDOW_S)):
         since = begin + number * WINDOW_S
@@ -227,7 +227,7 @@ def entry_series(samples: Iterable[Sample]) -> dict[str, Series]:
 
 
 def answer_series(samples: Iterable[Sample]) -> Series:
-    """Answers that are kept, for each task that was finished while they are."""
+    """Return the number of kept answers per task finished in that time."""
     seen = [(s.at, s.data.finished, s.data.entries) for s in samples if s.data]
     moments = [at for at, _, _ in seen]
     series = []
@@ -242,7 +242,7 @@ def answer_series(samples: Iterable[Sample]) -> Series:
 def judge(
     samples: Sequence[Sample], begin: float, end: float, ceilings: Mapping[str, int]
 ) -> list[Growth]:
-    """The growth of all that was there all the time; nothing if that was too short to say.
+    """Return the growth of all series that lasted; nothing if the soak was too short.
 
     ceilings: key -> entries that the data model allows, so that it may grow up to there.
     """
@@ -290,5 +290,5 @@ def _high_marks(series: Series, begin: float, end: float) -> Marks | None:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that so many of these stay below."""
+    """Return a percentile of the values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]

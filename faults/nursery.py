@@ -1,7 +1,7 @@
 """A process that has everything imported and forks the actors of a storm in milliseconds.
 
-It owns them: it signals and reaps them, so that no signal ever hits a process id that is used anew,
-and they are killed when it ends. The harness talks to it in JSON lines.
+It signals and reaps them, so that no signal ever hits a reused process id, and kills them when it
+ends. The harness talks to it in JSON lines.
 """
 
 import ctypes
@@ -35,15 +35,15 @@ class Nursery:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, role: str, setting: dict[str, Any]) -> int:
-        """Fork an actor; its process id."""
+        """Fork an actor; return its process id."""
         return int(self._ask("start", role, setting))
 
     def signal(self, pid: int, number: int) -> bool:
-        """Send a signal; False if the process has ended before."""
+        """Send a signal; False if the process has ended."""
         return bool(self._ask("signal", pid, int(number)))
 
     def wait(self, pid: int, timeout: float = ANSWER_S) -> int | None:
-        """How an actor ended: minus the signal, or its status; None if it has not by then."""
+        """Return the exit status of an actor, or minus the signal; None if it still runs."""
         with self._news:
             self._news.wait_for(lambda: pid in self._ended, timeout)
             return self._ended.get(pid)
@@ -84,13 +84,15 @@ class Nursery:
 
 
 def _serve() -> None:
-    """Fork, signal and reap until the harness hangs up."""
+    """Fork, signal and reap until the harness closes the connection."""
     from fairqueue.link.scripts import load_script, script_names
     from faults.roles import act
 
     for name in script_names():
-        load_script(name)  # once for all: on a busy machine some actors would not live to see it
-    logging.getLogger("fairqueue").addHandler(logging.NullHandler())  # trouble is what we ask for
+        load_script(
+            name
+        )  # once for all actors, some of which would be killed before on a busy machine
+    logging.getLogger("fairqueue").addHandler(logging.NullHandler())  # warnings are expected
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     child_ended, wake = os.pipe()
     for end in (child_ended, wake):
@@ -135,7 +137,7 @@ def _fork(act: Any, libc: Any, role: str, setting: dict[str, Any]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if libc is not None:
             libc.prctl(1, signal.SIGKILL, 0, 0, 0)  # 1: PR_SET_PDEATHSIG
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the harness must see when we are gone
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the harness must notice our end
         if os.getppid() == parent:
             act(role, setting)
             status = 0

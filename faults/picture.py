@@ -1,4 +1,4 @@
-"""A soak as a picture: what befell it, and how lateness, shares, memory and data went on."""
+"""A chart of a soak: its faults, lateness, shares, memory and data."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from faults.measures import Series, entry_series, memory_series, quantile
 if TYPE_CHECKING:
     from faults.soak import Record
 
-# Colours that people who see fewer of them can tell apart.
+# Colours that colour-blind people can tell apart.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#999999", "#222222"
 GROUPS = {
@@ -28,11 +28,11 @@ GROUPS = {
 ROLES = {"worker": BLUE, "scheduler": ORANGE, "producer": GREEN, "editor": PURPLE}
 LINES = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK)
 BINS = 150  # of a line, from left to right
-MOST_MARKS = 250  # more of them would hide what they mark
+MOST_MARKS = 250  # more would hide the curves
 
 
 def draw(record: "Record", path: Path) -> None:
-    """Write the picture as PNG."""
+    """Write the chart as PNG."""
     figure = Figure(figsize=(13, 15), dpi=100, layout="constrained")
     axes = figure.subplots(6, 1, sharex=True, height_ratios=(1.3, 1.8, 1.1, 1.1, 1.5, 1.6))
     result, minutes = record.result, round((record.ended - record.began) / 60, 1)
@@ -55,7 +55,7 @@ def draw(record: "Record", path: Path) -> None:
 
 
 def _marks(record: "Record") -> Series:
-    """Faults as minutes and number of their group; kinds within a kind are left out."""
+    """Return the faults as minute and number of their group, without sub-kinds."""
     number = {kind: place for place, (_, kinds) in enumerate(GROUPS.values()) for kind in kinds}
     return [((at - record.began) / 60, number[kind]) for at, kind in record.marks if kind in number]
 
@@ -65,7 +65,7 @@ def _title(axis: Axes, text: str) -> None:
 
 
 def _legend(axis: Axes, handles: Sequence[Artist] | None = None, left: float = 1.005) -> None:
-    """Beside the panel, where it hides nothing."""
+    """Put the legend beside the panel, where it hides nothing."""
     shown = axis.get_legend_handles_labels()[0] if handles is None else handles
     place = (left, 1.03)
     axis.legend(handles=shown, loc="upper left", bbox_to_anchor=place, frameon=False, fontsize=9)
@@ -74,7 +74,7 @@ def _legend(axis: Axes, handles: Sequence[Artist] | None = None, left: float = 1
 def _binned(
     record: "Record", series: Iterable[tuple[float, float]], fold: Callable[[list[float]], float]
 ) -> tuple[list[float], list[float]]:
-    """A series with one point for each stretch in which there is something."""
+    """Return a series with one point for each interval that has data."""
     width = (record.ended - record.began) / BINS
     bins: dict[int, list[float]] = {}
     for at, value in series:

@@ -1,8 +1,8 @@
-"""The storms that are run: each in a short form for every change, and in the long one."""
+"""The storms: each in a short form for every change, and in a long form."""
 
 from faults.storm import Profile
 
-# Everything that can strike, in a world whose time goes as it should.
+# All faults, with a steady clock.
 ANYTHING = {
     "kill": 4,
     "stop": 2,
@@ -109,7 +109,7 @@ LONG = (
         backlog=500,
         fleet=True,
         proxied=False,
-        # Not more than replicas can copy anew each time, in a world where nothing is trimmed.
+        # Not more than replicas can copy each time, since nothing is trimmed.
         part={"pace": 0.02},
     ),
     Profile(
@@ -130,7 +130,7 @@ LONG = (
     ),
 )
 
-# Short, and each hard on one kind of guard: `scripts/proof.py` sees that one less is noticed.
+# Short, and each aimed at one kind of guard: `scripts/proof.py` removes the guards.
 PROOF = (
     # Leaders that act late, and schedules that change between reading and firing.
     Profile(
@@ -144,7 +144,7 @@ PROOF = (
         lock_timeout=0.5,
         proxied=False,
     ),
-    # Workers that go on after others have got their tasks.
+    # Workers that continue after others have got their tasks.
     Profile(
         name="leases",
         faults={"stop_worker": 2, "end_worker": 1},
@@ -159,7 +159,7 @@ PROOF = (
         proxied=False,
         part={"pace": 0.4, "failing": 500, "hopeless": 200, "patience": 0.0, "batch": 20},
     ),
-    # Commands that are applied and come again, where nothing else goes wrong.
+    # Commands that are applied and repeated, without other faults.
     Profile(
         name="replies",
         faults={"drop_replies": 1},

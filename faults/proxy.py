@@ -1,12 +1,12 @@
-"""The network of the fault harness: a TCP proxy in front of one server, told how to misbehave.
+"""The network of the fault harness: a TCP proxy in front of one server that injects faults.
 
     owner  == socket pair, a JSON line each way ==>  proxy process  -- connections -->  server
 
-This file is also the program of the process. It needs nothing but the standard library: so the
-process starts at once, and nothing of what is tested runs in it.
+This file is also the program of the process. It needs only the standard library, so that the
+process starts quickly and runs none of the tested code.
 
-The process ends when the owner's end of the socket pair is closed, or when the owner is not its
-parent any more; the second covers children that the owner forked, which keep a copy of that end.
+The process ends when the owner's end of the socket pair is closed, or when the owner is no longer
+its parent; the latter covers forked children of the owner, which keep a copy of that end.
 """
 
 import contextlib
@@ -29,27 +29,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-# Seconds for the process to start, and to answer: it never waits for anything but sockets.
+# Seconds for the process to start, and to answer: it waits only for sockets.
 ANSWER_S = 30.0
-# Seconds between two looks at who our parent is: how long the process may outlive an owner that
-# was killed while a forked copy of it lives on. Otherwise the end of the socket pair tells at once.
+# Seconds between two checks of the parent: how long the process may outlive an owner that was
+# killed while a forked copy of it lives on. Otherwise the end of the socket is noticed at once.
 LOOK_S = 0.25
 CHUNK = 65_536  # bytes read at once
-MOST_CALLS = 1024  # writes to one connection, then the others have their turn
+MOST_CALLS = 1024  # writes to one connection before the others are handled
 MOST_QUEUED = 1024 * 1024  # bytes that wait for one reader; after that its writer has to wait
-ACCEPTED_AT_ONCE = 64  # new connections, then the others have their turn
+ACCEPTED_AT_ONCE = 64  # new connections before the others are handled
 BACKLOG = 1024
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class ProxyError(Exception):
-    """The proxy cannot do what it was asked for, or its process has ended."""
+    """The proxy cannot execute a command, or its process has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What went through a proxy so far; `open` are the connections of clients that it has now."""
+    """The traffic of a proxy so far; `open`: its current client connections."""
 
     connections: int
     open: int
@@ -58,12 +58,12 @@ class Counts:
 
 
 class Proxy:
-    """A TCP port in front of a server, in a process of its own, that can be made to misbehave.
+    """A TCP port in front of a server, in its own process, that can inject faults.
 
-    When a method returns, what it asked for is in force. Faults add up until `clear`. The address
-    is the same for its life. It ends with `close`, with the end of the `with` block, and when the
-    process that started it ends in any way, SIGKILL included. May be used by many threads; a
-    forked copy of the owner may use the address only.
+    When a method returns, its fault is active. Faults add up until `clear`. The address never
+    changes. The proxy ends with `close`, at the end of the `with` block, and when the process that
+    started it ends in any way, including SIGKILL. May be used by many threads; a forked copy of the
+    owner may use only the address.
     """
 
     def __init__(self, upstream: str, seed: int) -> None:
@@ -73,7 +73,7 @@ class Proxy:
         self._control, theirs = socket.socketpair()
         self._control.settimeout(ANSWER_S)
         with theirs:
-            # -I -S: whatever PYTHONPATH and site-packages hold, the process is the same.
+            # -I -S: independent of PYTHONPATH and site-packages.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, str(self._owner), str(seed)],
                 stdin=theirs.fileno(),
@@ -107,7 +107,7 @@ class Proxy:
 
     @property
     def counts(self) -> Counts:
-        """What went through so far; after `close`, until then."""
+        """Return the traffic so far."""
         if self._process.returncode is None:
             self._last = self._tell("count")
         return Counts(**self._last["counts"])
@@ -117,48 +117,48 @@ class Proxy:
         """How many replies were dropped so far."""
         return self.counts.dropped
 
-    # --- what can go wrong ------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def set_upstream(self, upstream: str) -> None:
-        """Lead new connections to another server; those that are open stay where they are."""
+        """Connect new connections to another server; open ones stay."""
         self._tell("set_upstream", upstream=upstream)
 
     def delay(self, seconds: float, jitter: float = 0.0) -> None:
-        """Deliver each chunk later by so much, and by up to `jitter` more, both ways, in order.
+        """Delay each chunk by `seconds`, and by up to `jitter` more, both ways, in order.
 
-        What is on its way when that changes still arrives when it was to.
+        Chunks in flight when this changes arrive as planned.
         """
         self._tell("delay", seconds=seconds, jitter=jitter)
 
     def black_hole(self) -> None:
-        """Let all bytes vanish, both ways, also the news that a side has closed its connection.
+        """Drop all bytes, both ways, and the information that a side has closed its connection.
 
         New connections are accepted and never answered.
         """
         self._tell("black_hole")
 
     def half_open(self) -> None:
-        """Close the server's side of all connections; the client is not told, what it says is lost.
+        """Close the server's side of all connections, unnoticed; data of clients is lost.
 
-        Connections that are made afterwards work. Those stay dead until `clear` or `reset`, or
-        until the client closes them.
+        New connections work. The old ones stay dead until `clear` or `reset`, or until the client
+        closes them.
         """
         self._tell("half_open")
 
     def one_byte_chunks(self) -> None:
-        """Deliver everything byte by byte, each with a call of its own, both ways."""
+        """Deliver everything byte by byte, both ways."""
         self._tell("one_byte_chunks")
 
     def refuse(self) -> None:
-        """Refuse new connections, as a port does on which nobody listens."""
+        """Refuse new connections, like a closed port."""
         self._tell("refuse")
 
     def reset(self) -> None:
-        """End all connections that are open now with a RST. New ones work."""
+        """Reset all open connections. New ones work."""
         self._tell("reset")
 
     def drop_replies(self, count: int, every: int = 1) -> None:
-        """Drop each `every`-th reply to a script, `count` times, and end its connection with a RST.
+        """Drop each `every`-th reply to a script, `count` times, and reset its connection.
 
         The script was run. Errors are not dropped; of several replies that come together, such as
         those to a pipeline, all are, which counts as one.
@@ -166,7 +166,7 @@ class Proxy:
         self._tell("drop_replies", count=count, every=every)
 
     def clear(self) -> None:
-        """Be healthy again. Connections that lost bytes, or their other side, end with a RST."""
+        """Remove all faults. Connections that lost bytes, or their other side, are reset."""
         self._tell("clear")
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Proxy:
     # --- the owner's end --------------------------------------------------------------------------
 
     def _tell(self, verb: str, **arguments: object) -> dict[str, Any]:
-        """Send a command and wait until it is done; the answer. Raises ProxyError."""
+        """Send a command, wait until it is done, and return the answer. Raises ProxyError."""
         if os.getpid() != self._owner:
             raise ProxyError(f"only process {self._owner}, which started the proxy, can tell it")
         with self._lock:
@@ -209,7 +209,7 @@ class Proxy:
         return line
 
     def _end(self) -> None:
-        # shutdown() reaches it even while a forked copy of us keeps our end; close() does not.
+        # Unlike close(), shutdown() works even if a forked copy of us keeps our end.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
@@ -224,7 +224,7 @@ class Proxy:
 
 
 class _End:
-    """One end of a connection: a socket, and what is on its way to it."""
+    """One end of a connection: a socket, and data in flight to it."""
 
     __slots__ = (
         "blocked",
@@ -246,13 +246,13 @@ class _End:
         self.outbox: deque[tuple[float, memoryview]] = deque()  # when it arrives, and what
         self.queued = 0  # bytes in the outbox
         self.last_due = 0.0
-        self.blocked = False  # it takes no more for now, or is not connected yet
-        self.done = False  # it has said that it sends no more
-        self.mask = 0  # what it is watched for
+        self.blocked = False  # cannot be written to now, or is not connected yet
+        self.done = False  # it has closed its sending side
+        self.mask = 0  # registered events
         self.open = True
 
     def lose(self) -> None:
-        """Let what is on its way vanish."""
+        """Drop data in flight."""
         self.outbox.clear()
         self.queued = 0
         self.blocked = False
@@ -268,7 +268,7 @@ class _Pair:
         self.client.other, self.server.other = self.server, self.client
         self.dark = False
         self.script = False  # the last request had a script
-        self.replied = True  # something came back for it
+        self.replied = True  # a part of its reply has come
 
 
 class _Server:
@@ -297,11 +297,11 @@ class _Server:
     def _be_healthy(self) -> None:
         self._delay = self._jitter = 0.0
         self._dark = self._single = False
-        self._plain = True  # chunks go on as they come
+        self._plain = True  # chunks are forwarded at once
         self._to_drop, self._every, self._replies = 0, 1, 0
 
     def run(self) -> None:
-        """Serve until the owner is gone or hangs up."""
+        """Serve until the owner is gone or closes the socket."""
         look = 0.0
         while True:
             for key, mask in self._selector.select(self._patience()):
@@ -327,7 +327,7 @@ class _Server:
     # --- commands ---------------------------------------------------------------------------------
 
     def _obey(self) -> bool:
-        """Do what the owner says; False if it has hung up."""
+        """Execute commands of the owner; False if it has closed the socket."""
         try:
             received = self._control.recv(CHUNK)
         except OSError:
@@ -348,7 +348,7 @@ class _Server:
                 "dropped": self._dropped,
             }
             answer = {"error": error, "port": self._port, "counts": counts}
-            with contextlib.suppress(OSError):  # it is gone, which the next reading tells
+            with contextlib.suppress(OSError):  # it is gone, which the next read reports
                 self._control.sendall(json.dumps(answer).encode() + b"\n")
         return bool(received)
 
@@ -398,7 +398,7 @@ class _Server:
         if count < 0 or every < 1:
             raise ValueError(f"count {count!r} is less than 0, or every {every!r} less than 1")
         if not self._to_drop:
-            for pair in self._pairs:  # what was asked before now is answered
+            for pair in self._pairs:  # earlier requests are answered
                 pair.script, pair.replied = False, True
         self._to_drop, self._every, self._replies = count, every, 0
 
@@ -436,7 +436,7 @@ class _Server:
                 return
             try:
                 client, _ = self._listening.accept()
-            except OSError:  # that was all, or it has gone again
+            except OSError:  # no more, or it has disconnected
                 return
             self._connections += 1
             self._connect(client)
@@ -456,7 +456,7 @@ class _Server:
             pair.server.sock.connect(self._address)
         except BlockingIOError:
             pair.server.blocked = True
-        except OSError:  # the server is away: its port would refuse
+        except OSError:  # the server is down: its port would refuse
             self._reset(pair)
             return
         self._watch(pair.client)
@@ -469,7 +469,7 @@ class _Server:
             self._watch(end)
 
     def _reset(self, pair: _Pair) -> None:
-        """End a connection; the client gets a RST."""
+        """Reset a connection."""
         if pair.client.open:
             linger = struct.pack("ii", 1, 0)
             with contextlib.suppress(OSError):  # it has ended by itself
@@ -487,7 +487,7 @@ class _Server:
             self._pairs.discard(end.pair)
 
     def _watch(self, end: _End) -> None:
-        """Let the selector tell what is of use now."""
+        """Register for the events that matter now."""
         mask = 0
         if end.open:
             mask = WRITE if end.blocked else 0
@@ -527,15 +527,15 @@ class _Server:
         if not pair.dark:
             self._carry(end.other, data)
         elif not data:
-            self._close(end)  # and the other one is not told
+            self._close(end)  # without informing the other end
 
     def _carry(self, end: _End, data: bytes) -> None:
-        """Bring bytes to an end; none at all say that there will be no more."""
+        """Forward bytes to an end; empty bytes mean that there will be no more."""
         if self._to_drop and self._is_dropped(end, data):
             return
         self._bytes += len(data)
         if self._plain and data and not end.outbox and not end.blocked:
-            # The usual way, and the quick one.
+            # The usual and fast path.
             try:
                 sent = end.sock.send(data)
             except BlockingIOError:
@@ -549,7 +549,7 @@ class _Server:
         self._queue(end, data)
 
     def _is_dropped(self, end: _End, data: bytes) -> bool:
-        """Whether these bytes are a reply that is to be dropped; then the connection is gone."""
+        """Whether these bytes are a reply to drop; the connection is reset then."""
         pair = end.pair
         if end is pair.server:
             if pair.replied:
@@ -557,7 +557,7 @@ class _Server:
             pair.script = pair.script or b"\r\nEVAL" in data
             return False
         if pair.replied or not data:
-            return False  # the rest of one that was let through
+            return False  # the rest of a forwarded reply
         pair.replied = True
         if not pair.script or data.startswith(b"-"):
             return False
@@ -570,7 +570,7 @@ class _Server:
         return True
 
     def _queue(self, end: _End, data: bytes) -> None:
-        """Let bytes arrive at an end in their turn."""
+        """Deliver bytes to an end in order."""
         if not data:
             end.other.done = True
         now, due = time.monotonic(), 0.0
@@ -583,7 +583,7 @@ class _Server:
         self._flush(end)
 
     def _flush(self, end: _End) -> None:
-        """Write what has arrived, as far as it is taken."""
+        """Write delivered bytes, as far as the socket accepts them."""
         now = time.monotonic()
         calls = 0
         while end.outbox and not end.blocked and end.outbox[0][0] <= now:
@@ -603,13 +603,13 @@ class _Server:
             if sent < len(data):
                 end.outbox.appendleft((due, data[sent:]))
             calls += 1
-            end.blocked = sent == 0 or calls == MOST_CALLS  # it goes on when it can be written to
+            end.blocked = sent == 0 or calls == MOST_CALLS  # continues when it is writable
         self._watch(end)
         self._watch(end.other)
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket on a port of this machine, which another of ours may have too."""
+    """Return a socket bound to a local port, which another of ours may share."""
     sock = socket.socket(socket.AF_INET)
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -619,8 +619,8 @@ def _bound(port: int) -> socket.socket:
 
 
 def main() -> None:
-    """Run the process: who its owner is, and the seed."""
-    # Nothing is inherited from the thread that started us, and only the owner ends us.
+    """Run the process, given its owner and the seed."""
+    # Drop what was inherited from the starting thread. Only the owner ends this process.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Say what storms have left, on the screen and in docs/reliability.md."""
+"""Report the results of storms, on the screen and in docs/reliability.md."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ HEAD = (
     "completed twice",
     "anything else wrong",
 )
-# What a verdict counts besides: see checker.Verdict.
+# The other counts of a verdict: see checker.Verdict.
 _ELSE = ("unfinished", "disagreements", "schedules_wrong", "grown", "stale", "wrong")
 
 
 def row_of(result: dict[str, Any]) -> tuple[str, ...]:
-    """A line of the table; what was not looked at is left open."""
+    """Return a line of the table; what was not checked is left open."""
     verdict = result["verdict"]
 
     def count(*names: str) -> str:
@@ -54,13 +54,13 @@ def row_of(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = HEAD) -> str:
-    """Rows as Markdown."""
+    """Format rows as Markdown."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def publish(results: Sequence[dict[str, Any]]) -> None:
-    """Keep results, each in the place of the last of its name, and write the page's table."""
+    """Store results, each in place of the last one of its name, and write the table of the page."""
     kept = {result["name"]: result for result in json.loads(RESULTS.read_text())}
     kept.update({result["name"]: result for result in results})
     RESULTS.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
@@ -68,7 +68,7 @@ def publish(results: Sequence[dict[str, Any]]) -> None:
 
 
 def fill(block: str, content: str) -> None:
-    """Write a table to its place in docs/reliability.md, between the marks with its name."""
+    """Write a table into docs/reliability.md, between the marks with its name."""
     begin, end = f"<!-- {block}: begin -->", f"<!-- {block}: end -->"
     text = PAGE.read_text() if PAGE.exists() else ""
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):

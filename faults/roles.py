@@ -1,7 +1,7 @@
-"""What the processes of a storm do: producers, workers, schedulers and editors, as users run them.
+"""The processes of a storm: producers, workers, schedulers and editors, as users run them.
 
-Each uses the public objects only, and notes in its journal what it meant to do before it does it,
-and what it was told after that. SIGTERM ends it in good order.
+Each uses only the public objects, and notes in its journal each attempt before it is made, and the
+answer afterwards. SIGTERM ends it gracefully.
 """
 
 import mmap
@@ -32,23 +32,22 @@ from fairqueue.runtime.processes import wait_for
 from faults.journal import Journal
 from faults.witness import Witness
 
-# Of 1,000 tasks so many take longer than nothing.
+# How many of 1,000 tasks take some time.
 SLOW, SLOW_S = 10, 0.05
-# Of 100 batches so many are pushed again although they were acknowledged; have a task cancelled.
+# How many of 100 batches are pushed again after an acknowledgement; have a task cancelled.
 AGAIN, CANCELLED = 5, 5
 FULL_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What an actor is given.
+    """The settings of an actor.
 
-    largest: a batch of so many is pushed at times, in several commands. patient: a producer pushes
-    what is refused again; else it goes on to another user. pace: seconds that each task takes at
-    least. even: users whose weight nobody changes, from the first on.
-    schedules: that an editor has at most. edits: seconds from one edit to the next. failing,
-    hopeless: of 1,000 tasks so many fail at first, and for good. patience: seconds that a worker
-    which is told to end waits for its tasks.
+    largest: size of the batches that are sometimes pushed, in several commands. patient: whether a
+    producer pushes refused tasks again, or tries another user. pace: the least duration of a task,
+    in seconds. even: how many users, from the first on, keep their weight. schedules: the most that
+    an editor has. edits: seconds between two edits. failing, hopeless: how many of 1,000 tasks fail
+    at first, and always. patience: seconds that a stopping worker waits for its tasks.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Part:
 
 
 class SharedClock:
-    """The time of this machine, moved for all processes at once by whoever owns the file."""
+    """The time of this machine, shifted for all processes at once by the owner of the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         Path(path).touch()
@@ -90,23 +89,23 @@ class SharedClock:
 
     @property
     def offset_ms(self) -> int:
-        """How far the time is moved."""
+        """By how much the time is shifted."""
         return int(struct.unpack("q", self._offset[:8])[0])
 
     def jump_to(self, offset_ms: int) -> None:
-        """Move the time for everybody."""
+        """Shift the time for all processes."""
         self._offset[:8] = struct.pack("q", offset_ms)
 
 
 class Actor:
-    """A part that is being played: its queue, its journal and its wish to end."""
+    """An actor: its queue, its journal, and whether it is to end."""
 
     def __init__(self, part: Part) -> None:
         self.part = part
         self.random = random.Random(part.seed)
         self.journal = Journal(part.journal)
         self.ending = threading.Event()
-        # Not by the handler itself: the wait that it interrupts may hold the lock of the event.
+        # Not in the handler: the wait that it interrupts may hold the lock of the event.
         asked, ask = os.pipe()
         signal.signal(signal.SIGTERM, lambda number, frame: os.write(ask, b"x"))
         threading.Thread(target=self._end, args=(asked,), daemon=True).start()
@@ -118,10 +117,10 @@ class Actor:
         self.ending.set()
 
     def insist(self, action: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
-        """Do it until Redis says that it is done: "ok". "unknown" or "failed" if we give up before.
+        """Repeat until Redis acknowledges: "ok"; "unknown" or "failed" if we give up before.
 
-        After an answer that was lost nobody knows what was done, whatever is said later: an early
-        command may still be on its way.
+        After a lost answer the effect is unknown, whatever later answers are: an early command may
+        still be in flight.
         """
         outcome = "failed"
         while True:
@@ -142,18 +141,18 @@ class Actor:
 
 
 def produce(actor: Actor) -> None:
-    """Push tasks in batches until told to end."""
+    """Push tasks in batches until asked to end."""
     part, dice = actor.part, actor.random
     first = 0
     while not actor.ending.is_set():
         count = dice.choice((1, 1, 10, part.batch, part.largest or part.batch))
-        # One user at a time, if one who has no room must not hold up the others.
+        # One user at a time, if a full user must not delay the others.
         user = None if part.patient else dice.randrange(part.users)
         tasks = [_task(part, dice, n, user) for n in range(first, first + count)]
         actor.journal.note("push", first, count, "intent")
         outcome = actor.insist(actor.queue.push_many, tasks)
         if outcome == "failed" and count > part.batch:
-            outcome = "unknown"  # of several commands some may have been done
+            outcome = "unknown"  # some of several commands may have been applied
         actor.journal.note("push", first, count, outcome)
         if outcome == "ok" and dice.randrange(100) < AGAIN:
             actor.insist(actor.queue.push_many, tasks)
@@ -183,7 +182,7 @@ def _cancel(actor: Actor, task_id: str) -> None:
 
 
 def work(actor: Actor) -> None:
-    """Run tasks until told to end; note each run, and each completion that was acknowledged."""
+    """Run tasks until asked to end; note each run, and each acknowledged completion."""
     part = actor.part
     actor.queue = _Acknowledging.of(actor.queue, actor)
     Witness.watch(actor.queue.link, actor.journal)
@@ -218,7 +217,7 @@ def _handle(actor: Actor, task: Task) -> None:
 
 
 class _Acknowledging(TaskQueue):
-    """A queue that notes which completions Redis has acknowledged to this process."""
+    """A queue that notes the completions that Redis has acknowledged to this process."""
 
     actor: Actor
 
@@ -256,10 +255,10 @@ class _Acknowledging(TaskQueue):
 
 
 def schedule(actor: Actor) -> None:
-    """Lead or follow until told to end.
+    """Lead or follow until asked to end.
 
-    SIGUSR1: stop yourself right before the next fire, where a pause hurts most. SIGUSR2: before you
-    resign.
+    SIGUSR1: it stops itself right before the next fire, the worst time for a pause. SIGUSR2: before
+    it resigns.
     """
     part = actor.part
     link = Witness.watch(actor.queue.link, actor.journal)
@@ -287,7 +286,7 @@ def schedule(actor: Actor) -> None:
 
 
 def edit(actor: Actor) -> None:
-    """Add, change, pause and remove schedules, and settings of users, until told to end."""
+    """Add, change, pause and remove schedules, and change settings of users, until asked to end."""
     dice = actor.random
     scheduler: TaskScheduler | None = None
     mine: list[str] = []
@@ -325,7 +324,7 @@ def _add(actor: Actor, scheduler: TaskScheduler, schedule_id: str) -> str:
                 f"user-{actor.random.randrange(actor.part.users)}",
                 schedule_id=schedule_id,
             )
-        except ScheduleConflict:  # ours, of a try whose answer was lost
+        except ScheduleConflict:  # ours, from an attempt whose answer was lost
             if tries == 1:
                 actor.journal.note("wrong", f"{schedule_id} was there before it was added")
 
@@ -366,7 +365,7 @@ ROLES: dict[str, Callable[[Actor], None]] = {
 
 
 def act(role: str, setting: dict[str, Any]) -> None:
-    """Play a part to its end, in this process."""
+    """Run an actor to its end, in this process."""
     actor = Actor(Part(**setting))
     ROLES[role](actor)
     actor.queue.close()

@@ -1,8 +1,8 @@
 """A soak: `python -m faults.soak --minutes N [--seed S] [--publish]`: load for long, and faults.
 
-The load is steady: every user has tasks waiting, and the workers are what limits. So what the queue
-holds, and what its processes need, must stay as it is. Ends with status 1 if something grew, or if
-a promise was broken. Less than five minutes are too short to say whether something grows.
+The load is steady: every user has waiting tasks, and the workers are the bottleneck. So the data of
+the queue, and the memory of its processes, must not grow. Exits with status 1 if something grew, or
+if a guarantee was broken. Less than five minutes are too short to detect growth.
 """
 
 import argparse
@@ -49,9 +49,9 @@ WAITING = 40  # tasks of a user at most
 BATCH = 20
 PACE_S = 0.05  # of a task: with 3 workers of 4 threads 240 tasks a second at most
 SCHEDULES = 30  # of the editor at most
-EDITS_S = 1.0  # quicker ones fill the caches of definitions, which is no leak, and looks like one
+EDITS_S = 1.0  # faster ones fill the caches of definitions, which looks like a leak
 KEEP_FINISHED, KEEP_DEAD = 2_000, 50
-# What docs/data-model.md allows: so many of a schedule, and so many slots.
+# Limits from docs/data-model.md: entries of a schedule, and slots.
 CEILINGS = {
     "moments": 200 * (STEADY + SCHEDULES),
     "changes": 50 * (STEADY + SCHEDULES),
@@ -60,7 +60,7 @@ CEILINGS = {
 
 
 def profile_for(minutes: float) -> Profile:
-    """Everything that can strike, a fault every three seconds."""
+    """All faults, one every three seconds."""
     return Profile(
         name="soak",
         faults=ANYTHING,
@@ -72,7 +72,7 @@ def profile_for(minutes: float) -> Profile:
 
 
 class Soak(Storm):
-    """A storm that goes on for long, with a look at memory and data each second."""
+    """A long storm that samples memory and data each second."""
 
     def __init__(self, profile: Profile, seed: int, *, say: Callable[[str], None] = print) -> None:
         super().__init__(profile, seed, say=say)
@@ -85,7 +85,7 @@ class Soak(Storm):
         self.queue.configure(max_attempts=10_000, keep_finished=KEEP_FINISHED, keep_dead=KEEP_DEAD)
         for number in range(USERS):
             self.queue.set_user(f"user-{number}", max_waiting=WAITING)
-        # Users of their own: how late a task is run is then what schedulers and shares make of it.
+        # Their own users: lateness then depends only on schedulers and shares.
         TaskScheduler(self.queue, registry=CollectorRegistry()).add_schedules(
             {"cron_expr": "* * * * * *", "user_id": f"clock-{n}", "schedule_id": f"steady-{n}"}
             for n in range(STEADY)
@@ -105,7 +105,7 @@ class Soak(Storm):
         )
 
     def _strike_kill(self) -> bool:
-        """SIGKILL of anybody but the first of each role: they live on, so that a leak can show."""
+        """SIGKILL of any actor but the first of each role, which live on, so that leaks show."""
         return self._kill(self.dice.choice([player for player in self.players if player.index]))
 
     def _strike(self, kind: str) -> bool:
@@ -147,7 +147,7 @@ class Soak(Storm):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All that a soak has shown. Moments are seconds since 1970."""
+    """The results of a soak. Times are seconds since 1970."""
 
     result: Result
     began: float
@@ -161,7 +161,7 @@ class Record:
 
     @classmethod
     def of(cls, soak: Soak, result: Result) -> Self:
-        """To be made while the soak's folder is there. What has grown is added to the verdict."""
+        """Read the folder of the soak, which must exist. Growth is added to the verdict."""
         runs = read_runs(soak.folder)
         even = frozenset(f"user-{number}" for number in range(EVEN))
         growths = judge(soak.samples, soak.began, soak.ended, CEILINGS)
@@ -180,7 +180,7 @@ class Record:
         )
 
     def measured(self) -> dict[str, Any]:
-        """In numbers."""
+        """Return the results as numbers."""
         late = [seconds for _, seconds in self.late]
         jain = [share.jain for share in self.shares]
         return {
@@ -201,7 +201,7 @@ def _spread(values: list[float], parts: tuple[float, ...]) -> dict[str, float]:
 
 
 def describe(record: Record) -> str:
-    """What was measured, for a person."""
+    """Return the results as text."""
     numbers = record.measured()
     lines = [
         f"{numbers['tasks_per_s']} tasks a second",
@@ -212,14 +212,14 @@ def describe(record: Record) -> str:
     if not record.growths:
         lines.append("too short to say whether anything grows")
     for growth in record.growths:
-        # Keys that hold next to nothing say next to nothing.
+        # Keys with almost no entries are left out.
         if growth.unit != "entries" or growth.marks[-1] >= 100 or growth.is_leak:
             lines.append(f"{'GREW' if growth.is_leak else 'flat'}  {growth}")
     return "\n".join(f"  {line}" for line in lines)
 
 
 def run_soak(minutes: float, seed: int, *, say: Callable[[str], None] = print) -> Record:
-    """Load and faults for so long, and what came of it."""
+    """Run a soak and print its results."""
     with Soak(profile_for(minutes), seed, say=say) as soak:
         return Record.of(soak, soak.run())
 
@@ -227,7 +227,7 @@ def run_soak(minutes: float, seed: int, *, say: Callable[[str], None] = print) -
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m faults.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, help="drawn and printed if none is given")
+    parser.add_argument("--seed", type=int, help="default: drawn at random, and printed")
     parser.add_argument("--publish", action="store_true", help="write to docs/reliability.md")
     options = parser.parse_args()
     if not 0 < options.minutes < math.inf:

@@ -1,8 +1,8 @@
-"""A storm: three schedulers, workers, producers and editors as processes, and what befalls them.
+"""A storm: schedulers, workers, producers and editors as processes, and the faults that hit them.
 
-A `Profile` says who takes part, which faults strike, how often, and when it is enough. All that is
-left to chance comes from one seed: which fault, whom, for how long. What the machine does with it
-is chance that no seed decides; so a seed finds a kind of trouble again, not an interleaving.
+A `Profile` defines the actors, the faults and their frequency, and the goals. All random choices
+come from one seed: which fault, which target, for how long. The scheduling of the machine does not
+depend on the seed, so a seed reproduces a kind of trouble, not an interleaving.
 """
 
 import random
@@ -36,7 +36,7 @@ QUEUE = "storm"
 STEADY = 10  # schedules that fire each second from the beginning to the end
 DRAIN_S = 300.0
 CATCH_UP_S = 120.0
-LONG_LEASE_S = 8.0  # a worker that lives prolongs its leases in time, however busy the machine
+LONG_LEASE_S = 8.0  # long enough for a living worker to extend it in time on a busy machine
 MEMORY = "/dev/shm"
 HOUR_MS = 3_600_000
 # How long a network is broken, the server does not answer, or memory is short.
@@ -49,13 +49,12 @@ NETWORK = ("delay", "black_hole", "half_open", "one_byte_chunks", "refuse", "res
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Who takes part in a storm, what strikes, and when it is enough.
+    """The actors, faults and goals of a storm.
 
-    faults: kind -> how likely it is among the others. goals: kind -> how many there must be; with
-    `tasks` and `seconds` all of them must be reached, unless `most_seconds` are over before. gap:
-    seconds between two faults. fleet: a primary with replicas and sentinels. lanes: in so many
-    worlds at once, each with its part of the goals.
-    part: what the actors are given beyond that.
+    faults: kind -> relative frequency. goals: kind -> how many there must be; all goals, `tasks`
+    and `seconds` must be reached, unless `most_seconds` have passed. gap: seconds between two faults.
+    fleet: whether to use a primary with replicas and sentinels. lanes: number of parallel worlds,
+    each with its part of the goals. part: further settings of the actors.
     """
 
     name: str
@@ -84,18 +83,18 @@ class Profile:
 
     @property
     def calm(self) -> bool:
-        """Whether all actors live, and nothing keeps them from working for long."""
+        """Whether all actors live and are never blocked for long."""
         return set(self.faults) <= {"drop_replies", "script_flush"}
 
     @property
     def durable(self) -> bool:
-        """Whether Redis keeps what it has acknowledged."""
+        """Whether Redis keeps acknowledged writes."""
         return self.fsync == "always" and not self.fleet
 
 
 @dataclass(kw_only=True)
 class Result:
-    """What a storm was, and what it has left."""
+    """A storm and its verdict."""
 
     name: str
     seed: int
@@ -107,17 +106,17 @@ class Result:
 
     @property
     def violations(self) -> int:
-        """How many promises were broken."""
+        """How many guarantees were broken."""
         return self.verdict.violations(durable=self.durable)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the result as JSON."""
         return {**asdict(self), "violations": self.violations}
 
 
 @dataclass
 class Player:
-    """A part and the process that plays it now."""
+    """An actor and its current process."""
 
     role: str
     index: int
@@ -173,7 +172,7 @@ class Storm:
         self._stack.close()
 
     def _open_server(self, stack: ExitStack) -> str:
-        """Start what the actors talk to, and the ways there; its address."""
+        """Start the server and the proxies; return the address."""
         profile = self.profile
         self.proxies: list[Proxy] = []
         if profile.fleet:
@@ -242,7 +241,7 @@ class Storm:
         )
 
     def _end(self, role: str, timeout: float = 60.0) -> list[str]:
-        """Tell all of a role to end; what went wrong with that."""
+        """Ask all actors of a role to end; return what went wrong."""
         ending = [player for player in self.players if player.role == role]
         for player in ending:
             self.nursery.signal(player.pid, signal.SIGCONT)
@@ -252,14 +251,14 @@ class Storm:
             status = self.nursery.wait(player.pid, timeout)
             if status is None:
                 troubles.append(f"{player.name} does not end")
-            elif status not in (0, -signal.SIGTERM):  # the second: before it had begun
+            elif status not in (0, -signal.SIGTERM):  # the latter: before it had begun
                 troubles.append(f"{player.name} ended with status {status}")
         return troubles
 
     # --- the storm --------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Strike until it is enough, drain, and compare."""
+        """Inject faults until the goals are reached, drain, and judge."""
         began = time.monotonic()
         told = began
         kinds, weights = zip(*sorted(self.profile.faults.items()), strict=True)
@@ -286,7 +285,7 @@ class Storm:
         )
 
     def _strike(self, kind: str) -> bool:
-        """Try a fault; whether it has struck."""
+        """Try a fault; True if it was injected."""
         strike: Callable[[], bool] = getattr(self, f"_strike_{kind}")
         struck = strike()
         self.faults[kind] += struck
@@ -319,7 +318,7 @@ class Storm:
         return 0
 
     def _pass_time(self, seconds: float) -> None:
-        """Let it be for a while, and put right meanwhile what was broken for so long."""
+        """Wait for a while, and meanwhile end faults that have lasted long enough."""
         end = time.monotonic() + seconds
         while True:
             now = time.monotonic()
@@ -338,7 +337,7 @@ class Storm:
         return self.dice.uniform(SHORTEST_S, LONGEST_S)
 
     def _drain(self) -> list[str]:
-        """Make everything healthy, let the work run out, end all; what went wrong with that."""
+        """End all faults, finish the work, end all actors; return what went wrong."""
         for _, restore in self._restore:
             restore()
         self._restore.clear()
@@ -346,7 +345,7 @@ class Storm:
             proxy.clear()
         troubles = self._end("producer") + self._end("editor")
         if self.clock is not None:
-            self.clock.jump_to(2 * HOUR_MS)  # later than it has ever been: no plan is after that
+            self.clock.jump_to(2 * HOUR_MS)  # later than ever before, so that all plans are due
         troubles += self._catch_up() + self._end("scheduler")
         if self.clock is not None:
             self.clock.jump_to(4 * HOUR_MS)  # and no lease
@@ -364,7 +363,7 @@ class Storm:
         return troubles + self._end("worker")
 
     def _catch_up(self) -> list[str]:
-        """Wait until each steady schedule has fired a moment of now or later: somebody leads."""
+        """Wait until each steady schedule has fired again, so that a scheduler leads."""
         scheduler = TaskScheduler(self.queue, registry=CollectorRegistry())
         since = from_ms(self.queue.link.now_ms())
         deadline = time.monotonic() + CATCH_UP_S
@@ -382,14 +381,14 @@ class Storm:
             time.sleep(0.1)
 
     def _replace_the_dead(self) -> None:
-        """What a supervisor does."""
+        """Restart actors that have died, as a supervisor would."""
         for player in self.players:
             if player.role == "worker" and self.nursery.ended(player.pid):
                 self._note_end(player)
                 self._begin(player)
 
     def _note_end(self, player: Player) -> bool:
-        """Whether an actor ended as it was told to; one that ended by itself is a finding."""
+        """Whether an actor ended as requested; if it ended by itself, that is a violation."""
         status = self.nursery.wait(player.pid)
         if status in (0, -signal.SIGTERM, -signal.SIGKILL):
             return True
@@ -397,7 +396,7 @@ class Storm:
         self._troubles.append(f"{player.name} ended with status {status}")
         return False
 
-    # --- faults: each says whether it has struck --------------------------------------------------
+    # --- faults: each returns whether it was injected ---------------------------------------------
 
     def _running(self, *roles: str) -> list[Player]:
         return [
@@ -407,7 +406,7 @@ class Storm:
         ]
 
     def _strike_kill(self) -> bool:
-        """SIGKILL of anybody; a supervisor starts another in its place at once."""
+        """SIGKILL of any actor; a supervisor replaces it at once."""
         return self._kill(self.dice.choice(self.players))
 
     def _kill(self, player: Player) -> bool:
@@ -417,14 +416,14 @@ class Storm:
         return killed and as_told
 
     def _strike_stop(self) -> bool:
-        """SIGSTOP of anybody, for longer than leases and terms at times."""
+        """SIGSTOP of any actor, sometimes for longer than leases and terms."""
         candidates = self._running()
         if not candidates:
             return False
         return self._stop(self.dice.choice(candidates))
 
     def _stop(self, player: Player, seconds: float | None = None) -> bool:
-        """Stop it, for a multiple of the term if nobody says for how long."""
+        """Stop an actor, by default for a multiple of the term."""
         if seconds is None:
             seconds = self.dice.choice(PAUSES) * self.profile.lock_timeout
         pid = player.pid
@@ -446,7 +445,7 @@ class Storm:
         return None
 
     def _strike_pause_leader(self) -> bool:
-        """SIGSTOP of the leader, wherever it is."""
+        """SIGSTOP of the leader at any point."""
         leader = self._leader()
         return leader is not None and self._stop(leader)
 
@@ -456,12 +455,12 @@ class Storm:
         if leader is None or not self.nursery.signal(leader.pid, signal.SIGUSR1):
             return False
         if not self._has_stopped(leader):
-            self._kill(leader)  # it would stop itself later, and nobody would wake it
+            self._kill(leader)  # it would stop itself later, and stay stopped
             return False
         return self._stop(leader)
 
     def _has_stopped(self, player: Player) -> bool:
-        """Whether an actor stops itself, as it was told to."""
+        """Whether an actor stops itself, as requested."""
         deadline = time.monotonic() + 3
         while not _is_stopped(player.pid):
             if time.monotonic() > deadline or self.nursery.ended(player.pid):
@@ -470,7 +469,7 @@ class Storm:
         return True
 
     def _strike_pause_before_resign(self) -> bool:
-        """The leader is told to end, and stops before it resigns until another leads."""
+        """The leader is asked to end, and stops before it resigns until another leads."""
         leader = self._leader()
         if leader is None or not self.nursery.signal(leader.pid, signal.SIGUSR2):
             return False
@@ -489,7 +488,7 @@ class Storm:
         return self._stop(self.dice.choice(workers), seconds)
 
     def _strike_end_worker(self) -> bool:
-        """The same, and when it goes on it is told to end: it gives back what is not its own."""
+        """The same, and then it is asked to end: it releases tasks that it has lost."""
         workers = self._running("worker")
         if not workers:
             return False
@@ -514,7 +513,7 @@ class Storm:
         return True
 
     def _strike_network(self) -> bool:
-        """One of the ways to the server is bad for a while."""
+        """One of the proxies has faults for a while."""
         proxy, kind = self.dice.choice(self.proxies), self.dice.choice(NETWORK)
         if kind == "delay":
             proxy.delay(self.dice.uniform(0.005, 0.1), jitter=0.05)
@@ -525,20 +524,20 @@ class Storm:
         return True
 
     def _strike_drop_replies(self) -> bool:
-        """Commands are applied and their replies never come."""
+        """Commands are applied, and their replies are lost."""
         proxy = self.dice.choice(self.proxies)
         proxy.drop_replies(self.dice.randint(1, 20), every=self.dice.randint(1, 3))
         return True
 
     def _strike_kill_server(self) -> bool:
-        """SIGKILL of Redis, and a restart from what is on the disk."""
+        """SIGKILL of Redis, and a restart from disk."""
         self.server.kill()
         self._pass_time(self.dice.choice((0.0, 0.0, 0.2, 1.0)))
         self.server.restart()
         return True
 
     def _strike_failover(self) -> bool:
-        """The primary dies, freezes or is told to step down; a replica takes its place."""
+        """The primary dies, freezes or is asked to step down; a replica is promoted."""
         kind = self.dice.choice(("kill_primary", "pause_primary", "planned_failover"))
         if kind == "kill_primary":
             self.fleet.primary.kill()
@@ -553,7 +552,7 @@ class Storm:
         return True
 
     def _strike_client_pause(self) -> bool:
-        """Redis is there, and answers nobody for a while."""
+        """Redis does not answer for a while."""
         self.client.execute_command("CLIENT", "PAUSE", int(self._for_a_while() * 1000), "ALL")
         return True
 
@@ -563,7 +562,7 @@ class Storm:
         return True
 
     def _strike_full_memory(self) -> bool:
-        """Redis has no memory left: nothing new is taken, and what is there is drained."""
+        """Redis is out of memory: it accepts nothing new, and tasks are drained."""
         used = int(self.client.info("memory")["used_memory"])
         self.client.config_set("maxmemory", max(1, used - 1))
         self._later(self._for_a_while(), lambda: _set_memory(self.client))
@@ -577,10 +576,10 @@ class Storm:
 
 
 def _parent(profile: Profile) -> str | None:
-    """Where the data is: in memory, where an fsync costs nothing, unless a disk is asked for.
+    """Return the data folder: in memory, where an fsync is cheap, unless a disk is requested.
 
-    A SIGKILL takes nothing out of the page cache, so the order of write, fsync and reply is tested
-    either way; a power cut is not tested by either.
+    A SIGKILL does not affect the page cache, so the order of write, fsync and reply is tested
+    either way; a power failure is tested by neither.
     """
     return None if profile.on_disk or not Path(MEMORY).is_dir() else MEMORY
 
@@ -597,7 +596,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def run_storm(profile: Profile, seed: int, *, say: Callable[[str], None] = print) -> Result:
-    """One storm in a world of its own."""
+    """Run one storm."""
     lanes = profile.lanes
     part = replace(
         profile,
@@ -615,7 +614,7 @@ def run_storm(profile: Profile, seed: int, *, say: Callable[[str], None] = print
 
 
 def _sum(results: list[Result]) -> Result:
-    """Lanes as one storm."""
+    """Combine the results of lanes."""
     faults: Counter[str] = Counter()
     verdict = Verdict()
     for result in results:

@@ -1,7 +1,7 @@
 """Small programs that together make every call to Redis that the library can make.
 
-Each tour uses the public objects as a user would, notes what it is about to do and what it was
-told, and may be killed at any of its calls. What it noted is all that is known of it then.
+Each tour uses the public objects as a user would, notes each attempt and its answer, and may be
+killed at any of its calls. Then its notes are all that is known.
 """
 
 import json
@@ -39,7 +39,7 @@ TERM_S = 10.0
 START_S = 1_700_000_000.0  # when every tour begins, by its own clock
 SHORT_WAIT_S = 0.02  # for a token that does not come
 TENANT = "north"
-# A user of Redis that may not ask for its rights, while tours are played.
+# A Redis user that may not read its permissions, while tours run.
 LIMITED_USER, LIMITED_PASSWORD = "fairqueue-faults-limited", secrets.token_urlsafe(16)
 
 T = TypeVar("T")
@@ -50,10 +50,9 @@ Value = dict[str, Any] | None
 class Tour:
     """A program to be killed.
 
-    spoils: keys that it spoils on purpose, as a stranger would, and which an operator has to delete
-    after its death. mends: it repairs records that do not agree, so that they need not agree before
-    somebody has done so. asks_sentinels: its server is one that sentinels name. forgets_scripts:
-    after it the server has to be given the scripts again.
+    spoils: keys that it corrupts on purpose, and that an operator has to delete after its death.
+    mends: it repairs inconsistent records, which may be inconsistent until then. asks_sentinels:
+    its server is found through sentinels. forgets_scripts: the scripts must be loaded again after it.
     """
 
     name: str
@@ -65,9 +64,9 @@ class Tour:
 
 
 class Stage:
-    """What a tour has at hand, and where it notes what it does.
+    """The objects of a tour, and its journal.
 
-    `raw` is a client that is not watched: the hand of a stranger who spoils something.
+    `raw` is a client without failpoints, for corrupting data.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class Stage:
         self.scheduler: TaskScheduler
 
     def open(self, queue: str) -> None:
-        """Make the objects that all tours use, on connections that are watched."""
+        """Create the objects that all tours use, on instrumented connections."""
         self.queue = TaskQueue(self.client(), queue, clock=self.clock)
 
     def lead(self, scheduler_id: str = "first") -> TaskScheduler:
-        """A scheduler, made once: what it says of itself goes to nobody."""
+        """Return a scheduler, created once, whose metrics are not exposed."""
         if not hasattr(self, "scheduler"):
             self.scheduler = self.new_scheduler(scheduler_id)
         return self.scheduler
@@ -108,10 +107,10 @@ class Stage:
     def now(self) -> datetime:
         return self.clock.now()
 
-    # --- what is noted ----------------------------------------------------------------------------
+    # --- the journal ------------------------------------------------------------------------------
 
     def note(self, *fields: Any) -> None:
-        """A line of the journal. It is with the kernel when this returns."""
+        """Write a line of the journal. It is in the kernel when this returns."""
         os.write(self._journal, json.dumps(fields, default=str).encode() + b"\n")
 
     def advance(self, seconds: float) -> None:
@@ -124,9 +123,9 @@ class Stage:
         told: Callable[[T], dict[str, Any]] = lambda _: {},
         **effects: Any,
     ) -> T:
-        """Do something of which the journal knows before and after; what `told` adds, after.
+        """Do something, with a note before and after; `told` adds to the latter.
 
-        The effects are what `aftermath.Journal` reads.
+        The effects are read by `aftermath.Journal`.
         """
         self._count += 1
         number = self._count
@@ -142,19 +141,19 @@ class Stage:
         return answer
 
     def change(self, register: str, change: Value, action: Callable[[], T]) -> T:
-        """Do something that sets values which can be read back: all of them or none."""
+        """Do something that sets readable values: all of them or none."""
         return self.op(action, sets={register: self._step(register, change)})
 
     def change_all(self, changes: dict[str, Value], action: Callable[[], T]) -> T:
-        """The same of several registers, each all or nothing by itself."""
+        """The same for several registers, each by itself."""
         return self.op(action, sets={name: self._step(name, new) for name, new in changes.items()})
 
     def value(self, register: str) -> Value:
-        """What a register was last set to."""
+        """Return the last value of a register."""
         return self._values.get(register, _default(register))
 
     def new_id(self, prefix: str) -> str:
-        """An id that this tour has not used."""
+        """Return a new id."""
         self._count += 1
         return f"{prefix}-{self._count}"
 
@@ -165,7 +164,7 @@ class Stage:
     # --- tasks ------------------------------------------------------------------------------------
 
     def specs(self, count: int, prefix: str = "t", **fields: Any) -> list[dict[str, Any]]:
-        """Fields of new tasks, of some users, with all that a task may differ in."""
+        """Return fields of new tasks of some users, with all kinds of options."""
         rng = self.rng
         found = []
         for _ in range(count):
@@ -199,7 +198,7 @@ class Stage:
         return self.op(lambda: self.queue.claim(worker, limit, LEASE_S))
 
     def finish(self, claims: Sequence[Claim]) -> None:
-        """Record tasks as done. What was told to be finished is finished for good."""
+        """Finish tasks. Acknowledged ones stay finished."""
         results = [(claim, {"by": "tour", "n": self.rng.random()}) for claim in claims]
         self.op(
             lambda: self.queue.finish_many(results),
@@ -211,7 +210,7 @@ class Stage:
         self.op(lambda: self.queue.bury(claim, "no use"), told=lambda _: {"ended": ended})
 
     def shuffled(self, *steps: Callable[[], object]) -> None:
-        """Do all of these, in the order of the seed."""
+        """Do all of these, in an order that depends on the seed."""
         order = list(steps)
         self.rng.shuffle(order)
         for step in order:
@@ -227,7 +226,7 @@ def _ended(results: Sequence[tuple[Claim, Any]], words: Sequence[str]) -> dict[s
 
 
 def _default(register: str) -> Value:
-    """What a register is before anybody has set it."""
+    """Return the initial value of a register."""
     kind = register.partition("/")[0]
     if kind == "user":
         return asdict(UserSettings())
@@ -248,7 +247,7 @@ _DEFAULTS: dict[str, Value] = {
 
 
 def produce(stage: Stage) -> None:
-    """Push in every way, cancel, move, and look at what waits."""
+    """Push in every way, cancel, move, and inspect waiting tasks."""
     queue, rng = stage.queue, stage.rng
     worker = Worker(queue, registry=CollectorRegistry())
     mail = worker.task("mail")(lambda payload: None)
@@ -294,7 +293,7 @@ def produce(stage: Stage) -> None:
 
 
 def work(stage: Stage) -> None:
-    """Claim tasks and end them in every way; leases run out."""
+    """Claim tasks and end them in every way; let leases expire."""
     queue, rng = stage.queue, stage.rng
     stage.push(stage.specs(rng.randint(8, 12), delay=None))
     held = stage.claim(limit=rng.randint(7, 8))
@@ -342,7 +341,7 @@ def work(stage: Stage) -> None:
         lambda: stage.bury(take()),
         lambda: stage.finish([take()]),
     )
-    stage.advance(LEASE_S + 1)  # what is still held is taken back by the next claim
+    stage.advance(LEASE_S + 1)  # leases still held are taken back by the next claim
     stage.finish(stage.claim(limit=2, worker="w2"))
 
 
@@ -382,7 +381,7 @@ def run_handlers(stage: Stage) -> None:
 
 
 def wait(stage: Stage) -> None:
-    """Wait for tokens: one that is there, and one that does not come."""
+    """Wait for tokens: one that exists, and one that never comes."""
     stage.push_some(1, 3, delay=None)
     stage.finish(stage.claim(limit=5))
     stage.op(lambda: stage.queue.claim("w", wait=SHORT_WAIT_S))
@@ -394,7 +393,7 @@ def wait(stage: Stage) -> None:
 
 
 def overrun(stage: Stage) -> None:
-    """Runs that go on after their time-out are found by a leader; limits hold tasks back."""
+    """A leader finds runs that continue after their time-out; limits hold tasks back."""
     queue = stage.queue
     stage.change("limits/slow", {"slots": 2, "timeout": 5.0}, lambda: _slow(queue))
     stage.push(stage.specs(4, name="slow", delay=None))
@@ -415,7 +414,7 @@ def _slow(queue: TaskQueue) -> None:
 
 
 def _spec(stage: Stage, schedule_id: str) -> dict[str, Any]:
-    """A schedule that has a moment every few seconds."""
+    """Return the fields of a schedule that fires every few seconds."""
     rng = stage.rng
     spec: dict[str, Any] = {
         "schedule_id": schedule_id,
@@ -439,7 +438,7 @@ READ_BACK = ("user_id", "name", "payload", "priority")
 
 
 def _stored(spec: dict[str, Any]) -> dict[str, Any]:
-    """What of a schedule is read back."""
+    """Return the compared fields of a schedule."""
     return {name: spec[name] for name in READ_BACK} | {"is_active": True}
 
 
@@ -509,7 +508,7 @@ def write_schedules(stage: Stage) -> None:
 
 
 def write_many_schedules(stage: Stage) -> None:
-    """Change many schedules: in bulk, from documents, for other zone data, and in the past."""
+    """Change many schedules: in bulk, by import, for new time zone data, and by backfill."""
     scheduler, rng = stage.lead(), stage.rng
     ids = _add(stage, rng.randint(3, 5))
     registers = [f"schedule/{each}" for each in ids]
@@ -566,7 +565,7 @@ def write_many_schedules(stage: Stage) -> None:
 
 
 def fire(stage: Stage) -> None:
-    """Lead, fire what is due, let what was paused go on, set aside what is broken, resign."""
+    """Lead, fire due schedules, resume paused ones, set aside broken ones, resign."""
     scheduler, rng = stage.lead(), stage.rng
     ids = _add(stage, rng.randint(2, 5))
     (paused,) = _add(stage, 1, prefix="paused")
@@ -593,7 +592,7 @@ def _spoil_schedule(stage: Stage, schedule_id: str) -> None:
 
 
 def take_over(stage: Stage) -> None:
-    """One leads, another follows and takes over; the one before finds out."""
+    """One scheduler leads, another takes over; the first one notices."""
     rng = stage.rng
     first, second = stage.lead("first"), stage.new_scheduler("second")
     _add(stage, rng.randint(2, 4))
@@ -703,7 +702,7 @@ def prune(stage: Stage) -> None:
 
 
 def inspect(stage: Stage) -> None:
-    """Look at everything that an operator may look at, and change what one may change there."""
+    """Read and change everything that an operator can."""
     inspector = Inspector(stage.queue, Actor(name="ann"))
     done, dead = _with_history(stage)
     ids = _add(stage, 2, user_id="u0", tenant=TENANT)
@@ -782,7 +781,7 @@ def _changed(stage: Stage, inspector: Inspector) -> Iterator[Any]:
 
 
 def keep_door(stage: Stage) -> None:
-    """Keys, logins and sessions, from their making to their end."""
+    """Create and end API keys, logins and sessions."""
     access = AccessStore(stage.queue.link)
     new = stage.change(
         "key/north", {"count": 1}, lambda: access.create_key("north", "operator", TENANT, by="ann")
@@ -811,7 +810,7 @@ def keep_door(stage: Stage) -> None:
 
 
 def keep_books(stage: Stage) -> None:
-    """Entries of the audit log, and answers to requests that may be sent again."""
+    """Write entries of the audit log, and answers to idempotent requests."""
     log, replies = AuditLog(stage.queue.link), ReplyStore(stage.queue.link)
     actor = Actor(name="ann")
 
@@ -846,9 +845,9 @@ def keep_books(stage: Stage) -> None:
 
 
 def doctor(stage: Stage) -> None:
-    """Examine a queue whose records do not agree, and put them right.
+    """Examine a queue with inconsistent records, and repair them.
 
-    Also: look for a user whose delayed tasks an older version has stored.
+    Also look up a user whose delayed tasks were stored by an older version.
     """
     _with_history(stage)
     _add(stage, 2)
@@ -860,7 +859,7 @@ def doctor(stage: Stage) -> None:
 
 
 def _disagree(stage: Stage) -> None:
-    """Take away what an index says of a few records, and add what no record says."""
+    """Remove index entries of a few records, and add entries without a record."""
     keys, rng, raw = stage.queue.keys, stage.rng, stage.raw
     for name in rng.sample(["waiting", "ended", "dead", "due", "schedule_index", "runs"], k=3):
         members: Any = raw.zrange(keys[name].decode(), 0, 0)
@@ -871,7 +870,7 @@ def _disagree(stage: Stage) -> None:
 
 
 def limited_doctor(stage: Stage) -> None:
-    """Examine an empty queue in another database, as a user who may not ask for its rights."""
+    """Examine an empty queue in another database, as a user who may not read its permissions."""
     client = stage.client(username=LIMITED_USER, password=LIMITED_PASSWORD, db=1)
     queue = TaskQueue(client, stage.queue.name, clock=stage.clock)
     queue.check()
@@ -880,7 +879,7 @@ def limited_doctor(stage: Stage) -> None:
 
 
 def destroy(stage: Stage) -> None:
-    """Delete a queue as a whole: another one, which nobody checks afterwards for tasks."""
+    """Delete a whole queue: another one, whose tasks are not checked afterwards."""
     other = TaskQueue(stage.client(), stage.queue.name + ".gone", clock=stage.clock)
     for n in range(stage.rng.randint(1, 4)):
         other.push(Task.create(user_id=f"u{n}"))
@@ -889,7 +888,7 @@ def destroy(stage: Stage) -> None:
 
 
 def refused(stage: Stage) -> None:
-    """A key has a wrong type: the error names it."""
+    """Use a key of a wrong type: the error names it."""
     stage.push_some()
     stage.raw.set(stage.queue.keys["audit"].decode(), "text")
     with suppress(RedisRefused):
@@ -899,7 +898,7 @@ def refused(stage: Stage) -> None:
 
 
 def scripts_gone(stage: Stage) -> None:
-    """The server forgets the scripts in the middle of work."""
+    """Flush the scripts of the server during work."""
     stage.push_some()
     stage.raw.script_flush()
     stage.push_some()
@@ -914,14 +913,14 @@ def scripts_gone(stage: Stage) -> None:
 
 
 def plain_scripts(stage: Stage) -> None:
-    """Scripts sent as text, as to servers that know no first line `#!lua`."""
+    """Send scripts as text, for servers that do not support `#!lua`."""
     stage.queue.link._plain_scripts = True
     stage.push_some(2, 4)
     stage.finish(stage.claim(limit=2))
 
 
 def ask_sentinels(stage: Stage) -> None:
-    """Push and work on a server that sentinels name, on several connections."""
+    """Push and work on a server found through sentinels, on several connections."""
     stage.push_some(2, 4)
     stage.op(lambda: stage.queue.claim("w", 3, LEASE_S, wait=SHORT_WAIT_S))
     stage.push_some(1, 3)

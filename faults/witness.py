@@ -1,12 +1,12 @@
-"""Watch what actors without the right to it are allowed to do: nothing, if the guards hold.
+"""Find actors that acted without the right to, which the guards must prevent.
 
-A stale leader or a worker without its lease is refused, and most often nobody could tell from what
-is left afterwards: another guard stands behind each of them. So the actors note when they sent what
-and what they were told; two journals together show who acted without right.
+A stale leader or a worker without its lease is refused. Usually the data would not show it if it
+were not, because another guard follows each guard. So the actors note what they sent and when, and
+the answers; two journals together show who acted without the right to.
 
-    led    a scheduler was told that it leads: epoch, when by the server, until when
+    led    a scheduler learned that it leads: epoch, server time, end of the term
     acted  a leader's act was accepted: when it was sent, and when the term ended at the latest
-    held   a worker was handed tasks: when it knew, ids and attempts
+    held   a worker got tasks: when it learned that, ids and attempts
     kept   an act upon leases was accepted: when it was sent, ids and attempts
 """
 
@@ -24,19 +24,19 @@ from fairqueue.link.operation import Call, Together
 from fairqueue.queue.claim import CLAIM_HEAD
 from faults.journal import Journal, read_journals
 
-# What a leader does by the token of its term, and a worker by the token of its lease.
+# Scripts that need the token of a term, and those that need the token of a lease.
 OF_LEADERS = ("fire", "resume", "set_aside", "resign")
 OF_WORKERS = ("finish", "retry", "bury", "release", "extend")
 REFUSALS = (b"stale", b"lost_lease")
 
 
 def now_ms() -> int:
-    """The time that a server on this machine has too."""
+    """Return the time, which is that of a server on this machine too."""
     return time.time_ns() // 1_000_000
 
 
 class Witness(Link):
-    """A link that notes what its actor was allowed to do, and can stop it right before it acts."""
+    """A link that notes accepted acts, and can stop its actor right before one."""
 
     journal: Journal
     stop_before: dict[str, threading.Event]
@@ -46,7 +46,7 @@ class Witness(Link):
 
     @classmethod
     def watch(cls, link: Link, journal: Journal) -> "Witness":
-        """Watch a link that is there. `stop_before` names scripts: each stops the actor once."""
+        """Wrap an existing link. `stop_before` names scripts: each stops the actor once."""
         link.__class__ = cls
         assert isinstance(link, cls)
         link.journal = journal
@@ -90,7 +90,7 @@ class Witness(Link):
                 self.stop_before[name].clear()
                 # To this thread: one to the process might stop it only after the command is sent.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
-            # When it was sent first: what is repeated after a lost reply was allowed or not then.
+            # The time of the first attempt, which decided whether the act was accepted.
             self._sent.setdefault(call.arguments["op"], now_ms())
         return made
 
@@ -139,7 +139,7 @@ class Witness(Link):
 
 @dataclass(kw_only=True)
 class Term:
-    """What the journals say of one term: who was told of it, from when on, and until when."""
+    """One term in the journals: its leaders, its start, and its end."""
 
     leaders: set[str] = field(default_factory=set)
     begins_ms: int
@@ -148,7 +148,7 @@ class Term:
 
 @dataclass
 class Testimony:
-    """What all witnesses say together; `faults.checker.Told` calls a method for each line."""
+    """All evidence together; `faults.checker.Told` calls a method for each line."""
 
     terms: dict[int, Term] = field(default_factory=dict)
     resigning: set[str] = field(default_factory=set)
@@ -175,13 +175,13 @@ class Testimony:
                 self.again[task_id].append((at_ms, attempt))
 
     def _kept(self, actor: str, name: str, sent_ms: int, tasks: list[tuple[str, int]]) -> None:
-        """Read later, by `without_lease`: most are of tasks that nobody else ever had."""
+        """Keep an act for `without_lease`: most are about tasks that only one worker ever had."""
 
     def _wrong(self, actor: str, what: str) -> None:
         self.wrong.add(f"{actor} was told that {what}")
 
     def two_leaders(self) -> set[str]:
-        """Terms that began before the one before had ended, or that two were told of."""
+        """Return terms that began before the previous one had ended, or that had two leaders."""
         found = {
             f"term {epoch} of {' and '.join(sorted(term.leaders))}"
             for epoch, term in self.terms.items()
@@ -194,10 +194,10 @@ class Testimony:
         return found
 
     def without_lease(self, folder: Path) -> set[str]:
-        """Acts upon a task that were accepted although somebody else had been handed it before.
+        """Return acts upon a task that were accepted although another worker had got it before.
 
-        Attempts are counted up with each claim. A release counts one down, and the claim after it
-        up again: so whoever has a lower attempt has come earlier.
+        Each claim increments the attempt. A release decrements it, and the next claim increments it
+        again: so a lower attempt is an earlier claim.
         """
         if not self.again:
             return set()

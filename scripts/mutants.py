@@ -1,15 +1,15 @@
-"""Take each guard away in turn, in a copy of the tree, and see that a test notices.
+"""Remove each guard in turn, in a copy of the tree, and check that a test fails.
 
 A check that cannot fail proves nothing. Each mutation names the guard, the text that it replaces
-and the quickest test that has to fail then; the working tree is never touched.
+and the quickest test that must fail; the working tree is never changed.
 
     python scripts/mutants.py                all of them, with the tests that they name
     python scripts/mutants.py fence lease    those whose names contain one of the words
-    python scripts/mutants.py --model        with the state machine instead: what it finds by itself
+    python scripts/mutants.py --model        with the state machine of the model instead
     python scripts/mutants.py --random 100     changes at random places; see random_mutants.py
 
-Ends with status 1 if a mutation survives, breaks the script instead of its guard, or does not apply
-any more because its text is not in its file exactly once.
+Exits with status 1 if a mutation survives, breaks the script instead of its guard, or does not
+apply because its text is not in its file exactly once.
 """
 
 import compileall
@@ -33,20 +33,20 @@ TIMEOUT_S = 120
 MODEL = "tests/proof/test_model.py"
 
 FAILED = re.compile(r"^FAILED \S*?::(\S+)", re.MULTILINE)
-# The families of guards on which the promises under faults rest.
+# The families of guards that the guarantees under faults depend on.
 FENCE, COMPARE, DUPLICATE = "fence", "comparison", "duplicate check"
 LEASE, OWNER, REPLAY = "lease token", "owner check on release", "replay answers"
 
-# Then the mutation is no longer Lua or no longer runs: a failure that says nothing of the guard.
+# The mutation is not valid Lua or does not run: a failure unrelated to the guard.
 BROKEN = re.compile(r"compiling script|user_script:\d+|SyntaxError|NameError|ImportError")
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One guard less: in `file`, `old` becomes `new`, and `test` (of test_guards.py) must fail.
+    """One removed guard: in `file`, `old` becomes `new`, and `test` (of test_guards.py) must fail.
 
-    One with a `family` is of those on which the promises under faults rest: for these
-    `scripts/proof.py` also sees that the storms or the model notice.
+    The guarantees under faults depend on guards with a `family`: for these `scripts/proof.py` also
+    checks that the storms or the model fail.
     """
 
     name: str
@@ -1018,7 +1018,7 @@ MUTATIONS = (
 
 
 def copy_tree(folder: Path) -> None:
-    """Copy what the tests need, and compile it once for all copies of this one."""
+    """Copy the files that the tests need, and compile them once for all further copies."""
     ignore = shutil.ignore_patterns("__pycache__")
     for name in COPIED:
         source = ROOT / name
@@ -1037,7 +1037,7 @@ def run(
         **os.environ,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": str(folder),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # there are many, and most are for nothing here
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # there are many, most of them not needed here
         "FAIRQUEUE_MODEL_SHRINK": "0",
         **variables,
     }
@@ -1075,12 +1075,12 @@ def run_tests(
 
 
 def select(mutation: Mutation, with_model: bool) -> str:
-    """What pytest is told to run for a mutation."""
+    """Return the arguments of pytest for a mutation."""
     return MODEL if with_model else f"tests/proof/test_guards.py::{mutation.test}"
 
 
 def check_copy(folder: Path, selection: set[str]) -> None:
-    """See that the copy is what is imported there, and that all the tests pass without mutation."""
+    """Check that the copy is imported, and that all tests pass without a mutation."""
     program = (
         "import fairqueue; from fairqueue.link.scripts import lua_folder;"
         "print(fairqueue.__file__, lua_folder(), sep='\\n')"
@@ -1100,7 +1100,7 @@ class DoesNotApply(Exception):
 
 @contextmanager
 def mutated(pristine: Path, mutation: Mutation) -> Iterator[Path]:
-    """A copy of its own with the guard taken away. Raises DoesNotApply."""
+    """Create a copy without the guard. Raises DoesNotApply."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name) / "tree"
         shutil.copytree(pristine, folder)
@@ -1114,7 +1114,7 @@ def mutated(pristine: Path, mutation: Mutation) -> Iterator[Path]:
 
 
 def try_mutation(pristine: Path, mutation: Mutation, with_model: bool) -> tuple[bool, str]:
-    """Apply one in a copy of its own and run its test: whether it was caught, and by what."""
+    """Apply a mutation in a copy and run its test; return whether it was caught, and by what."""
     try:
         with mutated(pristine, mutation) as folder:
             result = run_tests(folder, [select(mutation, with_model)])
@@ -1136,7 +1136,7 @@ def judge(result: subprocess.CompletedProcess[str]) -> tuple[bool, str]:
 
 
 def main() -> None:
-    """Try the mutations, two at a time, and print what became of each."""
+    """Try the mutations, two at a time, and print the results."""
     if "--random" in sys.argv:
         from random_mutants import try_at_random  # it needs more than the listed ones do
 
