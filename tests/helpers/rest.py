@@ -24,7 +24,7 @@ from helpers.world import World
 
 ROLES = ("viewer", "operator", "admin")
 TENANTS = (None, "acme", "globex")
-ACME = {"user_id": "acme-ann", "tenant": "acme"}
+ACME: dict[str, Any] = {"user_id": "acme-ann", "tenant": "acme"}
 
 ROUTES = Routes(ENDPOINTS)
 PROBLEM = "application/problem+json"

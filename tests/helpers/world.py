@@ -108,10 +108,12 @@ class World:
     def claim_one(self, lease: float = 30.0, worker: str = "w") -> Claim:
         return tasks.claim_one(self.queue, lease, worker)
 
-    def push_and_claim(self, task_id: str, **fields: Any) -> Claim:
+    def push_and_claim(
+        self, task_id: str, *, lease: float = 30.0, worker: str = "w", **fields: Any
+    ) -> Claim:
         """Push a task, then claim the one that is offered next."""
         self.push(task_id, **fields)
-        return self.claim_one()
+        return self.claim_one(lease, worker)
 
     def info(self, task_id: str) -> TaskInfo:
         return tasks.info_of(self.queue, task_id)

@@ -291,8 +291,7 @@ def outcomes(world: World, task_id: str = "t") -> list[tuple[int, str]]:
 def test_the_attempts_of_a_run_that_failed_twice_and_then_went_well(world: World) -> None:
     log = (LogLine(1_700_000_000_500, "warning", "nearly"),)
     start = world.now()
-    world.push("t")
-    first = world.claim_one(worker="w1")
+    first = world.push_and_claim("t", worker="w1")
     world.advance(2)
     world.queue.retry(first, "bad value 7", delay=60, report=a_report(log=log, log_dropped=3))
     world.advance(60)
@@ -358,8 +357,7 @@ def test_an_attempt_without_a_report_keeps_its_error(world: World) -> None:
 
 
 def test_an_attempt_whose_worker_died_is_kept(world: World) -> None:
-    world.push("t")
-    world.claim_one(worker="dead")
+    world.push_and_claim("t", worker="dead")
     take_back(world.queue, world.clock)
     world.claim_one(worker="alive")
     first, second = details(world, "t").attempts
@@ -615,8 +613,7 @@ def test_without_a_status_all_are_listed(world: World) -> None:
     add_ended(world, "succeeded", "ended")
     world.push("again")
     world.queue.retry(world.claim_one(), "broken", delay=60)
-    world.push("running")
-    world.claim_one()
+    world.push_and_claim("running")
     world.push("waiting")
     world.push("later", delay=90)
     everything = ["later", "again", "waiting", "running", "ended"]
@@ -674,8 +671,7 @@ def test_running_ones_are_listed_by_their_start(world: World) -> None:
 
 
 def test_running_ones_of_one_are_found_behind_those_of_others(world: World) -> None:
-    world.push("old", user_id="alice")
-    world.claim_one()
+    world.push_and_claim("old", user_id="alice")
     world.advance(1)
     world.fill("bob", 5)
     world.queue.claim("w", limit=5)
@@ -1448,8 +1444,7 @@ def test_a_retry_sent_twice_makes_one_run(world: World) -> None:
 
 
 def test_a_run_that_is_no_dead_letter_is_not_revived(world: World) -> None:
-    world.push("t")
-    world.claim_one()
+    world.push_and_claim("t")
     arguments = revive_arguments(make_task(task_id="t"), "new")
     assert twice(world, "revive", **arguments) == ([b"not_dead"], [b"not_dead"])
     assert world.queue.size() == 0

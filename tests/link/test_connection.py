@@ -208,8 +208,7 @@ def test_what_was_done_beside_what_was_refused_is_not_said_to_have_changed_nothi
     world.redis.set(world.keys["served_before"], "no hash")
     with pytest.raises(RedisUnavailable, match="it is not known whether it was done before"):
         world.queue.finish_and_claim([(claim, None, None)], "w", 1)
-    info = world.info("a")
-    assert info.state == "finished"
+    assert world.info("a").state == "finished"
     world.redis.delete(world.keys["served_before"])
 
 

@@ -243,8 +243,7 @@ def test_a_repeated_claim_tells_the_lease_as_it_is(world: World) -> None:
         (claim,) = world.queue.claim("w", lease=30)
     finally:
         world.queue.link.run = run  # type: ignore[method-assign]
-    info = world.info("t1")
-    assert claim.lease_until == info.lease_until
+    assert claim.lease_until == world.info("t1").lease_until
 
 
 def test_a_finish_sent_again_by_a_worker_that_lost_its_lease_is_refused_again(world: World) -> None:

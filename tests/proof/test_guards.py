@@ -347,8 +347,7 @@ def test_a_repeated_claim_gets_the_tasks_that_it_holds(queue: TaskQueue) -> None
 
 
 def test_a_worker_that_lost_its_lease_ends_nothing(world: World) -> None:
-    world.push("a")
-    stale = world.claim_one(lease=1)
+    stale = world.push_and_claim("a", lease=1)
     world.advance(2)
     world.claim_one(worker="another")
     for end in (world.queue.finish, world.queue.release, world.queue.retry, world.queue.bury):
@@ -363,27 +362,23 @@ def test_a_lease_that_was_taken_back_is_lost_however_the_task_ended(
     world: World, cancelled: bool
 ) -> None:
     world.queue.configure(max_attempts=1)
-    world.push("t1")
-    claim = world.claim_one(lease=1)
+    claim = world.push_and_claim("t1", lease=1)
     if cancelled:
         world.queue.cancel("t1")
     world.advance(1)
     assert world.queue.claim("other") == []
-    info = world.info("t1")
-    assert info.state == ("cancelled" if cancelled else "buried")
+    assert world.info("t1").state == ("cancelled" if cancelled else "buried")
     assert world.queue.extend([claim]) == ["lost_lease"]
     assert world.queue.finish_many([(claim, None)]) == ["lost_lease"]
     assert world.stats()["lost_leases"] == 2
 
 
 def test_a_worker_that_lost_its_lease_extends_nothing(world: World) -> None:
-    world.push("a")
-    stale = world.claim_one(lease=1)
+    stale = world.push_and_claim("a", lease=1)
     world.advance(2)
     lease_until = world.claim_one().lease_until
     assert world.queue.extend([stale], lease=1000) == ["lost_lease"]
-    info = world.info("a")
-    assert info.lease_until == lease_until
+    assert world.info("a").lease_until == lease_until
 
 
 def test_a_task_whose_leases_expire_is_not_offered_for_ever(world: World) -> None:
@@ -398,8 +393,7 @@ def test_a_task_whose_leases_expire_is_not_offered_for_ever(world: World) -> Non
 
 
 def test_a_run_that_does_not_answer_is_ended_and_not_offered_again(world: World) -> None:
-    world.push("a", timeout=10)
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("a", timeout=10, lease=5)
     for _ in range(5):
         world.advance(3)
         world.queue.extend([claim], lease=5)
@@ -411,40 +405,34 @@ def test_a_run_that_does_not_answer_is_ended_and_not_offered_again(world: World)
 
 
 def test_a_run_whose_worker_died_before_its_deadline_is_offered_again(world: World) -> None:
-    world.push("a", timeout=10)
-    world.claim_one(lease=5)
+    world.push_and_claim("a", timeout=10, lease=5)
     world.advance(100)
     WorkerStore(world.queue.link).find_stale()
     assert world.claim_one().attempt == 2
 
 
 def test_no_lease_is_kept_beyond_the_deadline_of_its_run(world: World) -> None:
-    world.push("a", timeout=10)
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("a", timeout=10, lease=5)
     deadline = world.now() + timedelta(seconds=15)
     assert world.queue.extend([claim], lease=3600) == ["extended"]
-    info = world.info("a")
-    assert info.lease_until == deadline
+    assert world.info("a").lease_until == deadline
     world.advance(15)
     assert world.queue.extend([claim], lease=3600) == ["lost_lease"]
 
 
 def test_a_run_that_is_to_be_cancelled_does_not_go_on_for_ever(world: World) -> None:
-    world.push("a")
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("a", lease=5)
     world.queue.cancel("a")
     for _ in range(4):
         world.advance(3)
         world.queue.extend([claim], lease=5)
     WorkerStore(world.queue.link).find_stale()
-    info = world.info("a")
-    assert info.state == "cancelled"
+    assert world.info("a").state == "cancelled"
 
 
 def test_what_ended_without_a_word_is_told_until_somebody_has_heard(world: World) -> None:
     workers = WorkerStore(world.queue.link)
-    world.push("a", max_attempts=1)
-    world.claim_one(lease=1)
+    world.push_and_claim("a", max_attempts=1, lease=1)
     world.advance(1)
     (notice,) = workers.look_over(can_alert=True)
     assert notice.task_id == "a"
@@ -460,8 +448,7 @@ def test_a_task_that_is_to_be_cancelled_is_not_offered_again(queue: TaskQueue) -
     assert queue.cancel("a")
     queue.retry(claim)
     assert queue.claim("w") == []
-    info = info_of(queue, "a")
-    assert info.state == "cancelled"
+    assert info_of(queue, "a").state == "cancelled"
 
 
 # --- fairness -------------------------------------------------------------------------------------
@@ -782,8 +769,7 @@ def test_what_a_claim_of_some_names_promotes_wakes_those_that_take_all(world: Wo
 
 def test_a_run_has_the_time_that_its_own_worker_gives_it(world: World) -> None:
     WorkerStore(world.queue.link).beat({"names": ["a"]}, "other", {"a": {"timeout_ms": 1000}})
-    world.push("t", name="a")
-    claim = world.claim_one(lease=30)
+    claim = world.push_and_claim("t", name="a", lease=30)
     for _ in range(6):
         world.advance(10)
         assert world.queue.extend([claim], 30, timeouts=[60]) == ["extended"]
@@ -793,8 +779,7 @@ def test_a_run_has_the_time_that_its_own_worker_gives_it(world: World) -> None:
 
 def test_a_time_out_of_an_operator_wins_over_the_handlers(world: World) -> None:
     world.queue.set_limits("a", timeout=10)
-    world.push("t", name="a")
-    claim = world.claim_one(lease=30)
+    claim = world.push_and_claim("t", name="a", lease=30)
     assert world.queue.extend([claim], 30, timeouts=[None]) == ["extended"]
     world.advance(20)
     assert world.queue.extend([claim], 30, timeouts=[None]) == ["extended"]
@@ -891,8 +876,7 @@ def test_a_buffered_run_waits_for_the_end_of_all_others(world: World, old: TaskS
 def test_a_run_that_is_replaced_is_cancelled(world: World, old: TaskScheduler) -> None:
     report, running = fire_again(old, world.clock, "cancel_previous")
     assert report.fired == 1
-    info = world.info(running.task.task_id)
-    assert info.cancel_requested
+    assert world.info(running.task.task_id).cancel_requested
 
 
 # --- schedules: what they may, and when they stop -------------------------------------------------

@@ -430,8 +430,7 @@ def test_a_task_that_a_schedule_fired_says_so(queue: TaskQueue) -> None:
 
 
 def test_a_task_whose_worker_died_is_offered_again(world: World) -> None:
-    world.push("t1")
-    first = world.claim_one(lease=10, worker="dead")
+    first = world.push_and_claim("t1", lease=10, worker="dead")
     world.advance(9.999)
     assert world.queue.claim("w") == []
     world.advance(0.001)
@@ -439,8 +438,7 @@ def test_a_task_whose_worker_died_is_offered_again(world: World) -> None:
     assert second.task == first.task
     assert (second.attempt, second.worker_id) == (2, "alive")
     assert second.token != first.token
-    info = world.info("t1")
-    assert info.error == "the lease of worker dead expired"
+    assert world.info("t1").error == "the lease of worker dead expired"
     assert world.stats() == {"pushed": 1, "claimed": 2, "expired": 1}
 
 
@@ -457,8 +455,7 @@ ENDINGS: dict[str, Callable[[TaskQueue, Claim], None]] = {
 def test_a_worker_without_its_lease_changes_nothing(
     world: World, ending: str, meanwhile: str
 ) -> None:
-    world.push("t1")
-    stale = world.claim_one(lease=1)
+    stale = world.push_and_claim("t1", lease=1)
     world.advance(1)
     if meanwhile == "taken back":
         world.queue.set_user("alice", paused=True)
@@ -482,8 +479,7 @@ def test_a_worker_without_its_lease_changes_nothing(
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_lease_that_is_over_but_not_taken_back_still_counts(world: World, ending: str) -> None:
-    world.push("t1")
-    claim = world.claim_one(lease=1)
+    claim = world.push_and_claim("t1", lease=1)
     world.advance(100)
     ENDINGS[ending](world.queue, claim)
 
@@ -639,8 +635,7 @@ def test_a_task_retried_without_delay_is_ready_at_once(world: World) -> None:
 def test_any_error_text_can_be_kept(queue: TaskQueue, error: Any) -> None:
     push(queue, "t1")
     queue.bury(claim_one(queue), error)
-    info = info_of(queue, "t1")
-    assert info.error == str(error)[:2000].replace("\ud800", "?")
+    assert info_of(queue, "t1").error == str(error)[:2000].replace("\ud800", "?")
 
 
 def test_a_released_task_is_as_if_it_had_not_been_claimed(world: World) -> None:
@@ -708,8 +703,7 @@ def test_cancelling(world: World, state: str, answer: bool, afterwards: str) -> 
     bring_to(world, "t1", state)
     assert world.queue.cancel("t1") is answer
     assert world.places() == {afterwards: ["t1"]}
-    info = world.info("t1")
-    assert info.cancel_requested is (state == "running")
+    assert world.info("t1").cancel_requested is (state == "running")
     assert world.queue.claim("w") == []
 
 
@@ -719,8 +713,7 @@ def test_cancelling_a_task_that_nobody_knows(queue: TaskQueue) -> None:
 
 @pytest.mark.parametrize("ending", [*ENDINGS, "expiry"])
 def test_a_running_task_that_was_cancelled_ends_as_cancelled(world: World, ending: str) -> None:
-    world.push("t1")
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("t1", lease=5)
     assert world.queue.cancel("t1")
     if ending == "expiry":
         world.advance(5)
@@ -1021,8 +1014,7 @@ def test_a_waiting_task_is_moved_to_later(world: World) -> None:
     world.fill("alice", 2)
     assert world.queue.reschedule("alice-0", delay=5)
     assert world.places() == {"delayed": ["alice-0"], "ready": ["alice-1"]}
-    info = world.info("alice-0")
-    assert info.due_at == from_ms(world.clock.now_ms() + 5000)
+    assert world.info("alice-0").due_at == from_ms(world.clock.now_ms() + 5000)
     world.advance(5)
     assert ids_of(world.queue.claim("w", limit=2)) == [
         "alice-0",
@@ -1191,8 +1183,7 @@ def test_any_client_will_do(
         assert queue.cancel("t1")
         assert queue.inspect().dead == 1
         assert queue.claim("w", wait=0.01) == []
-        info = info_of(queue, "t0")
-        assert info.result == {"ok": True}
+        assert info_of(queue, "t0").result == {"ok": True}
     check_consistency(redis_client)
 
 

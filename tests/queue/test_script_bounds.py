@@ -248,8 +248,7 @@ def test_many_long_results_are_finished_in_several_scripts(world: World) -> None
 
     sent = (world.count_commands() - before)["evalsha"]
     assert sent >= (150 + 200) * 24_000 // (256 * 1024)
-    info = world.info(claims[-1].task.task_id)
-    assert info.result == "r" * 16_000
+    assert world.info(claims[-1].task.task_id).result == "r" * 16_000
 
 
 def test_runs_with_long_results_are_listed_in_parts_and_none_is_missed(world: World) -> None:

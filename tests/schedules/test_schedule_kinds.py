@@ -384,8 +384,7 @@ def test_all_options_are_kept(world: World) -> None:
         "max_failures": 4,
     }
     add_rule(world, **options)
-    schedule = world.schedule("s")
-    assert {name: getattr(schedule, name) for name in options} == options
+    assert {name: getattr(world.schedule("s"), name) for name in options} == options
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,7 @@ def test_what_does_not_heed_being_cancelled_is_never_run_again(
         assert "cancelled" in steps
         push(live, "b")
         run(worker)
-    info = info_of(live, "b")
-    assert info.result == 0
+    assert info_of(live, "b").result == 0
     (told,) = events(caplog, "left_running")
     assert (told["task"], told["ended"]) == ("a", False)
 
@@ -431,8 +430,7 @@ def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
             run(worker)
             push(live, "b", user_id="bob", payload={"wait": True})
             run(worker)
-        info = info_of(live, "b")
-        assert info.result == "not behind them"
+        assert info_of(live, "b").result == "not behind them"
         (told,) = events(caplog, "left_running")
         assert (told["task"], told["count"], told["ended"]) == ("a", 100, False)
         assert 0 < len(begun) < 100
@@ -535,7 +533,6 @@ def test_what_is_left_in_a_process_of_its_own_is_reported_too(
     world.push("t", name="job")
     with caplog.at_level(logging.WARNING, "fairqueue.worker"):
         assert worker.run_once() == 1
-    info = world.info("t")
-    assert info.result == "nobody"
+    assert world.info("t").result == "nobody"
     (told,) = events(caplog, "left_running")
     assert (told["task"], told["left"], told["ended"]) == ("t", "Event.wait", True)

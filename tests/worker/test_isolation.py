@@ -410,8 +410,7 @@ def test_cancelling_a_task_kills_its_process(live: TaskQueue, tmp_path: Path) ->
         eventually(lambda: not is_alive(pid), "the process is killed")
     finally:
         assert worker.stop(30)
-    found = info_of(live, "t")
-    assert found.state == "cancelled"
+    assert info_of(live, "t").state == "cancelled"
 
 
 def test_losing_the_lease_kills_the_process_and_nothing_is_recorded(
@@ -497,8 +496,7 @@ def script(tmp_path: Path, redis_url: str) -> Iterator[Callable[..., "subprocess
 def test_a_handler_of_the_main_script_runs_in_a_process_too(live: TaskQueue, script: Any) -> None:
     push(live, "t")
     assert script().wait(60) == 0
-    found = info_of(live, "t")
-    assert found.result == "from the main script"
+    assert info_of(live, "t").result == "from the main script"
 
 
 def test_an_unguarded_main_script_fails_and_says_what_to_do(live: TaskQueue, script: Any) -> None:

@@ -154,8 +154,7 @@ def test_time_outs_that_are_none_are_refused(queue: TaskQueue, timeouts: Any, ma
 
 
 def test_the_late_result_of_a_run_that_was_ended_is_refused(world: World) -> None:
-    world.push("t", timeout=1)
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("t", timeout=1, lease=5)
     keep(world.queue, world.clock, claim, 6, lease=5)
     assert len(world.workers.find_stale()) == 1
     assert world.queue.extend([claim]) == ["lost_lease"]
@@ -166,8 +165,7 @@ def test_the_late_result_of_a_run_that_was_ended_is_refused(world: World) -> Non
 
 
 def test_no_lease_is_extended_beyond_the_deadline_of_its_run(world: World) -> None:
-    world.push("t", timeout=10)
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("t", timeout=10, lease=5)
     ends = []
     for _ in range(3):
         world.advance(4)
@@ -196,8 +194,7 @@ def test_whoever_comes_first_ends_it(world: World, by: str) -> None:
 
 
 def test_a_run_of_a_dead_worker_is_offered_again_however_late(world: World) -> None:
-    world.push("t", timeout=10)
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("t", timeout=10, lease=5)
     keep(world.queue, world.clock, claim, 9, lease=5)
     world.advance(1000)  # and nobody lives in the meantime
     assert world.workers.find_stale() == []
@@ -216,16 +213,14 @@ def test_a_run_that_has_ended_is_not_stale(world: World) -> None:
 
 def test_a_run_without_a_time_out_goes_on_for_as_long_as_its_lease_is_kept(world: World) -> None:
     world.queue.set_limits("default", slots=5)
-    world.push("t")
-    claim = world.claim_one(lease=5)
+    claim = world.push_and_claim("t", lease=5)
     keep(world.queue, world.clock, claim, 100, lease=5)
     assert world.workers.find_stale() == []
     world.queue.finish(claim)
 
 
 def test_an_attempt_has_a_deadline_of_its_own(world: World) -> None:
-    world.push("t", timeout=2)
-    claim = world.claim_one(lease=2)
+    claim = world.push_and_claim("t", timeout=2, lease=2)
     keep(world.queue, world.clock, claim, 3, lease=2)
     world.queue.retry(claim)
     assert "deadline" not in world.status_of("t")
@@ -360,8 +355,7 @@ def test_a_cancelled_run_that_does_not_answer_ends_a_lease_after_its_worker_hear
 
 
 def test_a_cancelled_run_that_answers_has_a_lease_to_do_so(world: World) -> None:
-    world.push("t")
-    claim = world.claim_one(lease=30)
+    claim = world.push_and_claim("t", lease=30)
     world.queue.cancel("t")
     world.advance(29)
     assert world.queue.extend([claim], lease=30) == ["cancel"]
@@ -374,8 +368,7 @@ def test_a_cancelled_run_that_answers_has_a_lease_to_do_so(world: World) -> None
 
 
 def test_a_cancelled_run_whose_time_is_over_ends_then(world: World) -> None:
-    world.push("t", timeout=10)
-    claim = world.claim_one(lease=30)
+    claim = world.push_and_claim("t", timeout=10, lease=30)
     keep(world.queue, world.clock, claim, 39, lease=30)
     world.queue.cancel("t")
     assert world.queue.extend([claim], lease=30) == ["cancel"]
@@ -385,8 +378,7 @@ def test_a_cancelled_run_whose_time_is_over_ends_then(world: World) -> None:
 
 
 def test_a_repeated_extend_gives_nobody_more_time(world: World) -> None:
-    world.push("t")
-    claim = world.claim_one(lease=30)
+    claim = world.push_and_claim("t", lease=30)
     world.queue.cancel("t")
     arguments: dict[str, Any] = {"op": "o", "lease_ms": 30_000, "rest": ["t", claim.token]}
     world.queue.link.run("extend", **arguments)
@@ -543,8 +535,7 @@ def test_what_is_told_of_a_run_of_a_schedule_names_it(world: World) -> None:
 
 
 def test_a_lease_that_expires_before_the_last_attempt_is_no_news(world: World) -> None:
-    world.push("t")
-    world.claim_one(lease=1)
+    world.push_and_claim("t", lease=1)
     world.advance(1)
     assert beat(world, can_alert=True) == []
     assert state(world.queue, "t") == "ready"
