@@ -11,7 +11,9 @@ from typing import Protocol
 
 import pytest
 import redis
-from helpers.browser import chromium, open_page, web
+from helpers.browser import chromium, open_page, site, web
+from helpers.fixtures import OwnServer
+from helpers.network import LossyProxy
 from helpers.rest import Api, make_api
 from helpers.state import check_consistency
 from helpers.workers import Gate, Person
@@ -27,7 +29,7 @@ from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-__all__ = ["chromium", "open_page", "web"]  # fixtures of the web tests
+__all__ = ["chromium", "open_page", "site", "web"]  # fixtures of the web tests
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -148,6 +150,29 @@ def own_server() -> Iterator[Callable[..., EmbeddedServer]]:
             return servers.enter_context(embedded)
 
         yield start
+
+
+@pytest.fixture
+def proxy(own_server: OwnServer) -> Iterator[LossyProxy]:
+    """A network that loses replies, in front of a server of its own."""
+    with LossyProxy(own_server().socket_path) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: LossyProxy) -> Iterator[TaskQueue]:
+    """A queue behind `proxy`, on the server's clock."""
+    with TaskQueue.from_url(proxy.url, timeout=10) as queue:
+        queue.check()
+        yield queue
+
+
+@pytest.fixture
+def near(proxy: LossyProxy) -> Iterator[redis.Redis]:
+    """A client of the same server. At the end of the test, all counts must agree."""
+    with redis.Redis.from_url(proxy.url) as client:
+        yield client
+        check_consistency(client)
 
 
 @pytest.fixture

@@ -389,31 +389,17 @@ def test_only_one_of_many_who_redeem_a_login_gets_a_session(store: AccessStore) 
     assert admit(store, found[0].secret) is not None
 
 
-def test_each_call_is_done_once_though_its_reply_is_lost(
-    own_server: Callable[..., EmbeddedServer],
-) -> None:
-    with (
-        LossyProxy(own_server().socket_path) as proxy,
-        TaskQueue.from_url(proxy.url, timeout=10) as far,
-    ):
-        far.check()
-        store = AccessStore(far.link)
-
-        def losing(action: Callable[[], Any]) -> Any:
-            before = proxy.dropped
-            proxy.drop_replies(1)
-            answer = action()
-            assert proxy.dropped == before + 1
-            return answer
-
-        key = losing(lambda: make_key(store))
-        login = losing(lambda: store.create_login(Actor(name="ann")))
-        session = losing(lambda: store.redeem(login))
-        assert losing(lambda: admit(store, session.secret)).name == "ann"
-        losing(lambda: store.end(session.secret))
-        assert admit(store, session.secret) is None
-        assert losing(lambda: store.revoke(key.info.key_id)) is True
-        assert store.keys() == []
+def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: LossyProxy) -> None:
+    store = AccessStore(far.link)
+    losing = proxy.losing
+    key = losing(lambda: make_key(store))
+    login = losing(lambda: store.create_login(Actor(name="ann")))
+    session = losing(lambda: store.redeem(login))
+    assert losing(lambda: admit(store, session.secret)).name == "ann"
+    losing(lambda: store.end(session.secret))
+    assert admit(store, session.secret) is None
+    assert losing(lambda: store.revoke(key.info.key_id)) is True
+    assert store.keys() == []
 
 
 def test_a_key_that_is_made_again_is_the_one_that_was_made(world: World) -> None:

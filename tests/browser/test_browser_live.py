@@ -59,8 +59,7 @@ def draw(page: Page, site: Site, begin: datetime, minutes: int) -> list[dict[str
 
 @pytest.mark.parametrize("minutes", [15, 60, 1440])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_no_chart_label_is_cut_off(web: Web, open_page: Open, minutes: int, width: int) -> None:
-    site = web()
+def test_no_chart_label_is_cut_off(site: Site, open_page: Open, minutes: int, width: int) -> None:
     page = open_page(site, "/audit", width=width)
     end = datetime(2026, 3, 5, 15, 0, tzinfo=UTC)
     drawn = draw(page, site, end - timedelta(minutes=minutes), minutes)
@@ -69,8 +68,7 @@ def test_no_chart_label_is_cut_off(web: Web, open_page: Open, minutes: int, widt
     assert not cut
 
 
-def test_a_chart_that_crosses_midnight_says_the_day(web: Web, open_page: Open) -> None:
-    site = web()
+def test_a_chart_that_crosses_midnight_says_the_day(site: Site, open_page: Open) -> None:
     page = open_page(site, "/audit")
     drawn = draw(page, site, datetime(2026, 3, 5, 12, 0, tzinfo=UTC), 1440)
     texts = [each["text"] for each in drawn]
@@ -195,8 +193,7 @@ def test_a_failed_page_loads_when_redis_is_back(own_server: OwnServer, open_page
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
 
 
-def test_a_page_says_that_the_dashboard_is_away(web: Web, open_page: Open) -> None:
-    site = web()
+def test_a_page_says_that_the_dashboard_is_away(site: Site, open_page: Open) -> None:
     page = open_page(site)
     settle(page)
     site.server.stop(PATIENCE_S)
@@ -298,7 +295,7 @@ def test_the_page_of_a_user_follows_what_happens(web: Web, world: World, open_pa
 
 
 def test_runs_of_a_worker_that_is_gone_say_so_and_when_their_lease_ends(
-    web: Web, world: World, open_page: Open
+    site: Site, world: World, open_page: Open
 ) -> None:
     now = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
     world.clock.set(now)
@@ -306,7 +303,6 @@ def test_runs_of_a_worker_that_is_gone_say_so_and_when_their_lease_ends(
     world.beat("w1")
     world.queue.claim("w1", lease=60)
     world.advance(GONE_AFTER_S)
-    site = web()
     page = open_page(site, "/")
     running = page.locator(".stat", has_text="Running")
     expect(running).to_contain_text("all without heartbeats")

@@ -1,7 +1,7 @@
 """Workers, the audit log and settings in a real browser: what people see, press and hear."""
 
 import pytest
-from helpers.browser import Open, Web, check_page, settle
+from helpers.browser import Open, Site, Web, check_page, settle
 from helpers.world import World
 from playwright.sync_api import expect
 
@@ -14,14 +14,13 @@ XSS = "<img src=x onerror=alert(1)>"
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 390), ("dark", 1280)])
 def test_the_pages_are_sound(
-    world: World, web: Web, open_page: Open, theme: str, width: int
+    world: World, site: Site, open_page: Open, theme: str, width: int
 ) -> None:
     seed(world.queue)
     beat(world, current=("a", "b", "c"))
     beat(world, XSS)
     world.queue.set_limits("mails.send", slots=3)
     Inspector(world.queue).keys.create(XSS, "operator")
-    site = web()
 
     for path in ("/workers", "/audit", "/audit?action=run.&last=7d", "/settings"):
         page = open_page(site, path, theme=theme, width=width)
@@ -92,8 +91,7 @@ def test_a_setting_that_cannot_be_used_is_told_beside_its_field(
     assert queue.settings().max_waiting == 500
 
 
-def test_a_key_is_made_copied_and_revoked(queue: TaskQueue, web: Web, open_page: Open) -> None:
-    site = web()
+def test_a_key_is_made_copied_and_revoked(queue: TaskQueue, site: Site, open_page: Open) -> None:
     page = open_page(site, "/settings", permissions=["clipboard-read", "clipboard-write"])
 
     page.get_by_label("Name", exact=True).fill(XSS)

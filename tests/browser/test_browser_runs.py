@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers.browser import Open, Web, check_page, settle
+from helpers.browser import Open, Site, Web, check_page, settle
 from helpers.tasks import claim_one, make_task
 from helpers.world import World
 from playwright.sync_api import expect
@@ -24,11 +24,10 @@ def fail(world: World, task_id: str, **fields: object) -> None:
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_the_pages_are_sound_with_a_month_of_runs(
-    queue: TaskQueue, web: Web, open_page: Open, theme: str, width: int
+    queue: TaskQueue, site: Site, open_page: Open, theme: str, width: int
 ) -> None:
     world = seed(queue)
     queue.push(make_task("alice", "waiting"))
-    site = web()
 
     for path in (
         "/runs",
@@ -145,10 +144,9 @@ def test_an_export_is_downloaded(world: World, web: Web, open_page: Open) -> Non
     assert '"task_id": "a"' in started.value.path().read_text(encoding="utf-8")
 
 
-def test_hostile_texts_do_nothing(queue: TaskQueue, web: Web, open_page: Open) -> None:
+def test_hostile_texts_do_nothing(queue: TaskQueue, site: Site, open_page: Open) -> None:
     queue.push(make_task(XSS, XSS, name=XSS, payload={XSS: XSS}))
     queue.bury(claim_one(queue, worker=XSS), XSS)
-    site = web()
 
     for path in ("/runs", "/failed", "/failed?view=runs", "/failed/retry?user_id=" + XSS):
         page = open_page(site, path)

@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from helpers.browser import Open, Web, check_page, settle
+from helpers.browser import Open, Site, Web, check_page, settle
 from helpers.pages import add
 from helpers.rest import fail
 from helpers.world import World
@@ -254,13 +254,12 @@ def test_rows_are_kept_up_to_date_where_they_are(web: Web, world: World, open_pa
     check_page(page)
 
 
-def test_texts_of_users_run_nothing(web: Web, world: World, open_page: Open) -> None:
+def test_texts_of_users_run_nothing(site: Site, world: World, open_page: Open) -> None:
     attack = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
     add(world, attack, name=attack, user_id=attack, payload={attack: attack})
     world.inspector.schedules.trigger(attack)
     fail(world.queue, attack)
     world.inspector.schedules.pause(attack, note=attack)
-    site = web()
     page = open_page(site, "/schedules")
     shown: list[str] = []
 

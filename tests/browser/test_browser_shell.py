@@ -299,8 +299,7 @@ def test_rows_do_not_jump_but_new_ones_are_announced(
     expect(new).to_have_attribute("href", "?status=failed")
 
 
-def test_a_paused_page_holds_no_stream(web: Web, open_page: Open) -> None:
-    site = web()
+def test_a_paused_page_holds_no_stream(site: Site, open_page: Open) -> None:
     found = open_page(site)
     settle(found)
     found.get_by_role("button", name="Live").click()
@@ -425,8 +424,7 @@ def test_a_command_can_be_copied(parts: Callable[..., Site], open_page: Open) ->
 # --- keys and preferences -------------------------------------------------------------------------
 
 
-def test_a_slash_goes_to_the_search(web: Web, open_page: Open) -> None:
-    site = web()
+def test_a_slash_goes_to_the_search(site: Site, open_page: Open) -> None:
     found = open_page(site)
     found.keyboard.press("/")
     expect(found.get_by_role("searchbox")).to_be_focused()

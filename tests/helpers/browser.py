@@ -95,6 +95,12 @@ def web(queue: TaskQueue) -> Iterator[Web]:
         yield start
 
 
+@pytest.fixture
+def site(web: Web) -> Site:
+    """The test's queue, served with the default options."""
+    return web()
+
+
 # --- the browser ----------------------------------------------------------------------------------
 
 

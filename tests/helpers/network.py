@@ -3,8 +3,9 @@
 import select
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 
 def is_closed_after(sock: socket.socket, more: bytes) -> bool:
@@ -39,6 +40,14 @@ class LossyProxy:
         """Drop the replies to the next scripts that are applied, and their connections."""
         with self._lock:
             self._to_drop = count
+
+    def losing(self, action: Callable[[], Any], replies: int = 1) -> Any:
+        """Lose replies of an action, which must not notice; its answer."""
+        before = self.dropped
+        self.drop_replies(replies)
+        answer = action()
+        assert self.dropped == before + replies
+        return answer
 
     def close(self) -> None:
         self._ending.close()

@@ -172,13 +172,6 @@ def test_a_queue_of_another_layout_is_refused_before_anything_is_written(
 
 
 @pytest.fixture
-def proxy(own_server: OwnServer) -> Iterator[LossyProxy]:
-    """A network that loses replies."""
-    with LossyProxy(own_server().socket_path) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def far(driver: str, proxy: LossyProxy) -> Iterator[TaskQueue]:
     """A queue behind that network."""
     with queue_of(driver, proxy.url, timeout=10) as queue:
@@ -186,25 +179,16 @@ def far(driver: str, proxy: LossyProxy) -> Iterator[TaskQueue]:
         yield queue
 
 
-def losing(proxy: LossyProxy, action: Callable[[], Any], replies: int = 1) -> Any:
-    """Lose replies of an action, which does not notice."""
-    before = proxy.dropped
-    proxy.drop_replies(replies)
-    answer = action()
-    assert proxy.dropped == before + replies
-    return answer
-
-
 def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: LossyProxy) -> None:
-    assert losing(proxy, lambda: far.push(make_task(task_id="t1"))) == "t1"
-    assert losing(proxy, lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
+    assert proxy.losing(lambda: far.push(make_task(task_id="t1"))) == "t1"
+    assert proxy.losing(lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
     many = [make_task(task_id=f"many-{n}") for n in range(700)]
-    assert len(losing(proxy, lambda: far.push_many(many), replies=2)) == 700
-    (one,) = losing(proxy, lambda: far.claim("w"))
-    (two,) = losing(proxy, lambda: far.claim("w"))
-    losing(proxy, lambda: far.finish(one, {"ok": True}))
-    losing(proxy, lambda: far.finish_and_claim([(two, None)], "w", 1))
-    assert losing(proxy, lambda: far.cancel("many-5")) is True
+    assert len(proxy.losing(lambda: far.push_many(many), replies=2)) == 700
+    (one,) = proxy.losing(lambda: far.claim("w"))
+    (two,) = proxy.losing(lambda: far.claim("w"))
+    proxy.losing(lambda: far.finish(one, {"ok": True}))
+    proxy.losing(lambda: far.finish_and_claim([(two, None)], "w", 1))
+    assert proxy.losing(lambda: far.cancel("many-5")) is True
     with redis.Redis.from_url(proxy.url) as client:
         counted = stats(client)
         check_consistency(client)
@@ -219,9 +203,9 @@ def test_a_refusal_whose_reply_is_lost_is_the_same_refusal(
     (claim,) = far.claim("w")
     far.finish(claim)
     with pytest.raises(LeaseLost):
-        losing(proxy, lambda: far.retry(claim), replies=2)
+        proxy.losing(lambda: far.retry(claim), replies=2)
     with pytest.raises(InvalidTask):
-        losing(proxy, lambda: far.push(make_task(task_id="t1", payload={"other": 1})), replies=2)
+        proxy.losing(lambda: far.push(make_task(task_id="t1", payload={"other": 1})), replies=2)
 
 
 # --- deadlines ------------------------------------------------------------------------------------

@@ -4,15 +4,14 @@ The client repeats a command when its reply is lost. So each is sent again here,
 what may happen in between, and the whole state is compared.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import redis
-from helpers.fixtures import OwnServer
 from helpers.network import LossyProxy
-from helpers.state import changes, check_consistency, stats
+from helpers.state import changes, stats
 from helpers.tasks import claim_one, ids_of, make_task, push
 from helpers.world import World
 
@@ -302,57 +301,28 @@ def test_a_push_that_was_refused_can_be_sent_again_and_done(queue: TaskQueue) ->
 # --- replies that are lost on the way -------------------------------------------------------------
 
 
-@pytest.fixture
-def proxy(own_server: OwnServer) -> Iterator[LossyProxy]:
-    with LossyProxy(own_server().socket_path) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def far(proxy: LossyProxy) -> Iterator[TaskQueue]:
-    """A queue behind a network that loses replies."""
-    with TaskQueue.from_url(proxy.url, timeout=10) as queue:
-        queue.check()
-        yield queue
-
-
-@pytest.fixture
-def near(proxy: LossyProxy) -> Iterator[redis.Redis]:
-    """A client of the same server, without drops."""
-    with redis.Redis.from_url(proxy.url) as client:
-        yield client
-        check_consistency(client)
-
-
 def test_each_call_is_done_once_though_its_reply_is_lost(
     far: TaskQueue, near: redis.Redis, proxy: LossyProxy
 ) -> None:
-    def losing(action: Callable[[], Any], replies: int = 1) -> Any:
-        before = proxy.dropped
-        proxy.drop_replies(replies)
-        answer = action()
-        assert proxy.dropped == before + replies
-        return answer
-
-    assert losing(lambda: far.push(make_task(task_id="t1"))) == "t1"
-    assert losing(lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
+    assert proxy.losing(lambda: far.push(make_task(task_id="t1"))) == "t1"
+    assert proxy.losing(lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
     many = [make_task(task_id=f"many-{n}") for n in range(700)]
-    assert len(losing(lambda: far.push_many(many), replies=2)) == 700
+    assert len(proxy.losing(lambda: far.push_many(many), replies=2)) == 700
     assert stats(near)["pushed"] == 702
-    (one,) = losing(lambda: far.claim("w"))
-    (two,) = losing(lambda: far.claim("w"))
-    (three,) = losing(lambda: far.claim("w"))
+    (one,) = proxy.losing(lambda: far.claim("w"))
+    (two,) = proxy.losing(lambda: far.claim("w"))
+    (three,) = proxy.losing(lambda: far.claim("w"))
     (four,) = far.claim("w")
     assert ids_of([one, two, three, four]) == ["t1", "t2", "many-0", "many-1"]
     assert stats(near)["claimed"] == 4
-    assert losing(lambda: far.extend([one, two])) == ["extended", "extended"]
-    losing(lambda: far.finish(one, {"ok": True}))
-    losing(lambda: far.retry(two, "again", delay=60))
-    losing(lambda: far.release(three))
-    losing(lambda: far.bury(four, "no"))
-    assert losing(lambda: far.cancel("many-5")) is True
-    assert losing(lambda: far.set_user("alice", weight=2.0)).weight == 2.0
-    assert losing(lambda: far.configure(max_attempts=2)).max_attempts == 2
+    assert proxy.losing(lambda: far.extend([one, two])) == ["extended", "extended"]
+    proxy.losing(lambda: far.finish(one, {"ok": True}))
+    proxy.losing(lambda: far.retry(two, "again", delay=60))
+    proxy.losing(lambda: far.release(three))
+    proxy.losing(lambda: far.bury(four, "no"))
+    assert proxy.losing(lambda: far.cancel("many-5")) is True
+    assert proxy.losing(lambda: far.set_user("alice", weight=2.0)).weight == 2.0
+    assert proxy.losing(lambda: far.configure(max_attempts=2)).max_attempts == 2
     counted = stats(near)
     assert counted.pop("duplicates") > 0
     assert counted == {

@@ -446,17 +446,15 @@ def test_logging_out_ends_the_streams_of_the_session(web: Web) -> None:
     assert not reading.is_alive()
 
 
-def test_stopping_the_server_ends_open_streams(web: Web) -> None:
-    site = web()
+def test_stopping_the_server_ends_open_streams(site: Site) -> None:
     reading = start_reading(site, {})
     assert site.server.stop(PATIENCE_S)
     reading.join(PATIENCE_S)
     assert not reading.is_alive()
 
 
-def test_too_many_viewers_are_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_viewers_are_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "MAX_VIEWERS", 1)
-    site = web()
     reading = start_reading(site, {})
     answer = site.http.get("/events")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
@@ -502,9 +500,8 @@ def test_what_is_kept_is_made_again_after_its_time_and_after_an_error() -> None:
 
 
 def test_open_pages_that_refresh_themselves_read_once_for_all(
-    web: Web, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    site: Site, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = web()
     monkeypatch.setattr(site.app.state.fairqueue.cache, "_seconds", 3600)
     for path in ("/", "/charts/wait"):
         site.http.get(path)

@@ -139,8 +139,7 @@ def pages_of(queue: TaskQueue) -> Iterator[str]:
     yield f"/do/schedules/count-backfill?id={ODD}&start={start}&end={end}"
 
 
-def test_the_commands_of_all_pages_are_ones(web: Web, busy: TaskQueue) -> None:
-    site = web()
+def test_the_commands_of_all_pages_are_ones(site: Site, busy: TaskQueue) -> None:
     found: set[str] = set()
     for path in (*LISTS, *FILTERED, *pages_of(busy)):
         found |= set(read(site, path))

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from helpers.browser import Web
+from helpers.browser import Site, Web
 from helpers.pages import HTML, HTMX, get, key, post, said, words
 from helpers.schedules import tamper
 from helpers.tasks import make_task
@@ -83,9 +83,8 @@ def test_a_page_without_workers_says_how_to_start_one(web: Web, queue: TaskQueue
     assert "No task name is limited" in text
 
 
-def test_no_leader_is_an_alarm(web: Web, inspector: Inspector, clock: ManualClock) -> None:
+def test_no_leader_is_an_alarm(site: Site, inspector: Inspector, clock: ManualClock) -> None:
     inspector.schedules.add(cron_expr="0 9 * * *", user_id="alice", schedule_id="nine")
-    site = web()
 
     before = words(get(site, "/workers"))
     TaskScheduler(inspector.queue, "one").tick()
@@ -110,9 +109,8 @@ def test_disabled_schedules_are_named(web: Web, inspector: Inspector, world: Wor
     assert 'href="/schedules/nine"' in text[text.index("cannot run") :]
 
 
-def test_a_worker_is_drained(web: Web, world: World, inspector: Inspector) -> None:
+def test_a_worker_is_drained(site: Site, world: World, inspector: Inspector) -> None:
     beat(world)
-    site = web()
 
     before = get(site, "/workers")
     answer = post(site, "/do/workers/drain", id="worker-1")
@@ -181,9 +179,7 @@ def test_what_is_wrong_with_a_server_is_said_with_what_to_do(
     assert advice in found.advice
 
 
-def test_limits_are_set_and_removed(web: Web, queue: TaskQueue, inspector: Inspector) -> None:
-    site = web()
-
+def test_limits_are_set_and_removed(site: Site, queue: TaskQueue, inspector: Inspector) -> None:
     set_ = post(site, "/do/limits", name="mails.send", slots="3", rate="2.5", timeout="")
     texts = [words(get(site, path)) for path in ("/workers", "/settings")]
     limits = inspector.system.limits()["mails.send"]
@@ -295,10 +291,9 @@ def test_an_empty_log_says_what_will_stand_there(web: Web) -> None:
     assert "Nobody has changed anything yet" in get(web(), "/audit")
 
 
-def test_pages_of_the_log_follow_each_other(web: Web, inspector: Inspector) -> None:
+def test_pages_of_the_log_follow_each_other(site: Site, inspector: Inspector) -> None:
     for number in range(55):
         inspector.users.set(f"user-{number:02}", weight=2)
-    site = web()
 
     first = get(site, "/audit")
     more = re.search(r'rel="next" href="([^"]+)"', first)
@@ -342,10 +337,9 @@ def test_changed_settings_are_marked(web: Web, queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("value", ["9" * 400, "9" * 5000, "-1e400", "nan", "inf", "[]", "x", ""])
-def test_unreadable_settings_show_as_the_defaults(web: Web, world: World, value: str) -> None:
+def test_unreadable_settings_show_as_the_defaults(site: Site, world: World, value: str) -> None:
     fields = ("max_attempts", "keep_dead_ms", "ageing_ms", "critical_share")
     world.redis.hset(world.keys["settings"], mapping=dict.fromkeys(fields, value))
-    site = web()
 
     assert world.queue.settings() == QueueSettings()
     for path in ("/settings", "/api/v1/settings"):
@@ -440,9 +434,8 @@ def test_a_key_that_cannot_be_made_keeps_what_was_typed(
     assert inspector.keys.list() == []
 
 
-def test_a_key_is_revoked(web: Web, inspector: Inspector) -> None:
+def test_a_key_is_revoked(site: Site, inspector: Inspector) -> None:
     key_id = inspector.keys.create("ci", "viewer").info.key_id
-    site = web()
 
     first = post(site, "/do/keys/revoke", id=key_id)
     second = post(site, "/do/keys/revoke", id=key_id)
@@ -525,12 +518,11 @@ def test_shared_data_is_not_for_one_tenant(web: Web, world: World, inspector: In
 # --- hostile texts --------------------------------------------------------------------------------
 
 
-def test_texts_of_others_are_shown_as_text(web: Web, world: World, inspector: Inspector) -> None:
+def test_texts_of_others_are_shown_as_text(site: Site, world: World, inspector: Inspector) -> None:
     beat(world, XSS, host=XSS, version=XSS, names=[XSS], current=[XSS], running=1)
     world.queue.set_limits(XSS, slots=1)
     inspector.keys.create(XSS, "viewer")
     inspector.acting_as(Actor(name=XSS)).users.set(XSS, weight=2)
-    site = web()
 
     texts = [get(site, path) for path in ("/workers", "/settings", "/audit")]
     texts.append(get(site, "/audit", actor=XSS, target=XSS, action=XSS))

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from helpers.browser import Web
+from helpers.browser import Site, Web
 from helpers.pages import HTML, HTMX, get, key, post, said, words
 from helpers.tasks import claim_one, make_task
 from helpers.world import World
@@ -97,13 +97,12 @@ def test_a_row_tells_all_of_a_run(web: Web, world: World) -> None:
     assert text.count("<time") >= 3
 
 
-def test_the_wait_of_a_second_attempt_is_named_as_such(web: Web, world: World) -> None:
+def test_the_wait_of_a_second_attempt_is_named_as_such(site: Site, world: World) -> None:
     world.queue.push(make_task("alice", "again"))
     world.advance(40)
     world.queue.retry(world.claim_one(lease=60), delay=1)
     world.advance(8)
     world.claim_one()
-    site = web()
 
     page, row = words(get(site, "/runs/again")), words(get(site, "/runs"))
 
@@ -131,9 +130,8 @@ def test_an_empty_list_says_what_to_do_next(web: Web) -> None:
     assert "fairqueue tasks push" in text
 
 
-def test_a_month_of_a_school_is_listed(web: Web, queue: TaskQueue) -> None:
+def test_a_month_of_a_school_is_listed(site: Site, queue: TaskQueue) -> None:
     world = seed(queue)
-    site = web()
 
     text = get(site, "/runs")
 
@@ -219,9 +217,8 @@ def test_what_is_chosen_stays_chosen(web: Web, queue: TaskQueue) -> None:
     assert line in html.unescape(text)
 
 
-def test_an_id_leads_to_its_run(web: Web, world: World) -> None:
+def test_an_id_leads_to_its_run(site: Site, world: World) -> None:
     end(world, "a/b c")
-    site = web()
 
     answer = site.http.get("/runs", params={"id": " a/b c "}, headers=HTML)
 
@@ -230,11 +227,10 @@ def test_an_id_leads_to_its_run(web: Web, world: World) -> None:
     assert "there is no task" in html.unescape(get(site, "/runs", 404, id="nobody"))
 
 
-def test_pages_follow_each_other(web: Web, world: World) -> None:
+def test_pages_follow_each_other(site: Site, world: World) -> None:
     for number in range(30):
         world.advance(1)
         end(world, f"run-{number:02}")
-    site = web()
 
     first = get(site, "/runs")
     more = re.search(r'rel="next" href="([^"]+)"', first)
@@ -265,9 +261,7 @@ def test_bad_input_is_named_on_the_page(web: Web, query: dict[str, str], told: s
     assert "<form" in text  # what was typed can be mended
 
 
-def test_new_runs_are_announced_by_counters_of_what_is_shown(web: Web) -> None:
-    site = web()
-
+def test_new_runs_are_announced_by_counters_of_what_is_shown(site: Site) -> None:
     def counters(**query: Any) -> str:
         found = re.search(r'data-new="([^"]*)"', get(site, "/runs", **query))
         assert found
@@ -280,8 +274,7 @@ def test_new_runs_are_announced_by_counters_of_what_is_shown(web: Web) -> None:
     assert set(COUNTERS) == set(STATUSES)
 
 
-def test_a_longer_list_asks_redis_no_more_often(web: Web, world: World) -> None:
-    site = web()
+def test_a_longer_list_asks_redis_no_more_often(site: Site, world: World) -> None:
     asked: list[str] = []
 
     def count(path: str) -> int:
@@ -310,9 +303,8 @@ def test_a_longer_list_asks_redis_no_more_often(web: Web, world: World) -> None:
 # --- one run --------------------------------------------------------------------------------------
 
 
-def test_the_ready_time_of_a_delayed_run_is_told_until_a_retry(web: Web, world: World) -> None:
+def test_the_ready_time_of_a_delayed_run_is_told_until_a_retry(site: Site, world: World) -> None:
     world.queue.push(make_task("alice", "late", delay=60))
-    site = web()
 
     def timeline() -> str:
         text = words(get(site, "/runs/late"))
@@ -376,12 +368,11 @@ def test_arguments_and_results_are_masked(web: Web, queue: TaskQueue) -> None:
     assert '"sent": 3' in html.unescape(text)
 
 
-def test_a_run_that_waits_says_why(web: Web, world: World) -> None:
+def test_a_run_that_waits_says_why(site: Site, world: World) -> None:
     done = end(world, "done")
     world.queue.push(make_task("alice", "first"))
     world.queue.push(make_task("alice", "second"))
     world.queue.push(make_task("alice", "later", delay=3600))
-    site = web()
 
     waiting, delayed = get(site, "/runs/second"), get(site, "/runs/later")
 
@@ -392,10 +383,9 @@ def test_a_run_that_waits_says_why(web: Web, world: World) -> None:
     assert "Why is it waiting?" not in get(site, f"/runs/{done}")
 
 
-def test_links_lead_from_a_retry_to_what_it_repeats_and_back(web: Web, world: World) -> None:
+def test_links_lead_from_a_retry_to_what_it_repeats_and_back(site: Site, world: World) -> None:
     fail(world, "old")
     new = world.inspector.acting_as(world.inspector.actor).runs.retry("old")
-    site = web()
 
     before, after = get(site, "/runs/old"), get(site, f"/runs/{new}")
 
@@ -441,9 +431,8 @@ def test_a_failed_run_is_run_again(web: Web, world: World) -> None:
     assert actions(world) == [("run.retry", "a", "done")]
 
 
-def test_an_edited_run_keeps_the_secrets_that_were_not_shown(web: Web, world: World) -> None:
+def test_an_edited_run_keeps_the_secrets_that_were_not_shown(site: Site, world: World) -> None:
     fail(world, "a", payload={"api_key": "k-123", "to": "bob"})
-    site = web()
     page = get(site, "/runs/a")
     area = re.search(r"<textarea[^>]*>(.*?)</textarea>", page, re.S)
     assert area
@@ -469,10 +458,9 @@ def test_arguments_that_are_no_object_are_refused(web: Web, world: World, payloa
     assert world.queue.size() == 0
 
 
-def test_a_run_that_has_not_ended_is_cancelled(web: Web, world: World) -> None:
+def test_a_run_that_has_not_ended_is_cancelled(site: Site, world: World) -> None:
     end(world, "ended")
     world.queue.push(make_task("alice", "a"))
-    site = web()
 
     cancelled = post(site, "/do/runs/cancel", id="a")
     ended = post(site, "/do/runs/cancel", id="ended")
@@ -483,10 +471,9 @@ def test_a_run_that_has_not_ended_is_cancelled(web: Web, world: World) -> None:
     assert [entry[:2] for entry in actions(world)] == [("run.cancel", "a"), ("run.cancel", "ended")]
 
 
-def test_a_running_run_shows_that_it_is_being_cancelled(web: Web, queue: TaskQueue) -> None:
+def test_a_running_run_shows_that_it_is_being_cancelled(site: Site, queue: TaskQueue) -> None:
     queue.push(make_task("alice", "a"))
     claim = claim_one(queue)
-    site = web()
 
     post(site, "/do/runs/cancel", id="a")
     text = get(site, "/runs/a")
@@ -497,9 +484,8 @@ def test_a_running_run_shows_that_it_is_being_cancelled(web: Web, queue: TaskQue
     queue.bury(claim, "stopped")
 
 
-def test_a_failed_run_is_discarded(web: Web, world: World) -> None:
+def test_a_failed_run_is_discarded(site: Site, world: World) -> None:
     fail(world, "a")
-    site = web()
 
     answer = post(site, "/do/runs/discard", id="a")
 
@@ -508,9 +494,7 @@ def test_a_failed_run_is_discarded(web: Web, world: World) -> None:
     assert actions(world) == [("run.discard", "a", "done")]
 
 
-def test_what_is_not_there_is_not_found(web: Web) -> None:
-    site = web()
-
+def test_what_is_not_there_is_not_found(site: Site) -> None:
     assert "there is no task" in html.unescape(get(site, "/runs/nobody", 404)).lower()
     for act in ("retry", "cancel", "discard"):
         post(site, f"/do/runs/{act}", 404, id="nobody")
@@ -538,7 +522,7 @@ def test_what_is_not_there_is_not_found(web: Web) -> None:
     ],
 )
 def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
-    web: Web, world: World, field: str, value: Any
+    site: Site, world: World, field: str, value: Any
 ) -> None:
     world.queue.push(make_task("alice", "spoilt"))
     world.queue.retry(world.claim_one(), error="the first reason")
@@ -547,7 +531,6 @@ def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
     assert len(lines) == 2
     spoilt = json.dumps({**json.loads(lines[0]), field: value}).encode()
     world.redis.hset(world.keys["attempts"], "spoilt", spoilt + b"\n" + lines[1])
-    site = web()
 
     text = words(get(site, "/runs/spoilt"))
 
@@ -558,11 +541,10 @@ def test_a_run_with_an_attempt_that_cannot_be_read_is_shown_without_it(
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("field", ["name", "user", "error", "worker", "tenant", "fingerprint"])
-def test_text_that_is_not_utf_8_is_shown_best_effort(web: Web, world: World, field: str) -> None:
+def test_text_that_is_not_utf_8_is_shown_best_effort(site: Site, world: World, field: str) -> None:
     fail(world, "spoilt")
     record = json.loads(world.redis.hget(world.keys["status"], "spoilt") or b"")
     world.redis.hset(world.keys["status"], "spoilt", json.dumps({**record, field: "a\ud800&b"}))
-    site = web()
 
     for path in ("/runs", "/runs/spoilt", "/failed"):
         assert get(site, path)
@@ -574,12 +556,11 @@ def test_text_that_is_not_utf_8_is_shown_best_effort(web: Web, world: World, fie
 # --- failed runs ----------------------------------------------------------------------------------
 
 
-def test_failed_runs_stand_together_by_their_cause(web: Web, world: World) -> None:
+def test_failed_runs_stand_together_by_their_cause(site: Site, world: World) -> None:
     for number in range(3):
         fail(world, f"disk-{number}", error=f"disk {number} is full", name="backup")
     world.advance(60)
     fail(world, "mail", error="no such mailbox", name="mails.send")
-    site = web()
 
     text = get(site, "/failed")
     rows = [words(row) for row in text.split("<tr>")[2:]]
@@ -593,9 +574,7 @@ def test_failed_runs_stand_together_by_their_cause(web: Web, world: World) -> No
     assert sorted(shown(get(site, group[1]))) == ["disk-0", "disk-1", "disk-2"]
 
 
-def test_a_queue_without_failures_says_so(web: Web) -> None:
-    site = web()
-
+def test_a_queue_without_failures_says_so(site: Site) -> None:
     assert "Nothing has failed" in get(site, "/failed")
     assert "No failed run matches" in get(site, "/failed", user_id="bob")
     assert "Nothing to do" in get(site, "/failed/retry")
@@ -648,12 +627,11 @@ def form_of(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_many_are_run_again_part_by_part(web: Web, world: World, scripts: bool) -> None:
+def test_many_are_run_again_part_by_part(site: Site, world: World, scripts: bool) -> None:
     world.patch(failed_page, "PART", 2)
     for number in range(5):
         fail(world, f"disk-{number}")
     fail(world, "other", "bob")
-    site = web()
 
     text = get(site, "/failed/retry", user_id="alice")
     assert "Retry 5 failed runs?" in text
@@ -676,11 +654,10 @@ def test_many_are_run_again_part_by_part(web: Web, world: World, scripts: bool) 
     assert "Nothing to do" in get(site, "/failed/retry", user_id="alice")
 
 
-def test_what_is_done_is_what_was_counted_though_time_goes_on(web: Web, world: World) -> None:
+def test_what_is_done_is_what_was_counted_though_time_goes_on(site: Site, world: World) -> None:
     fail(world, "old")
     world.advance(3000)
     fail(world, "new")
-    site = web()
     form = form_of(get(site, "/failed/discard", last="1h"))
     assert {name for name in form if name not in ("total", "csrf")} == {"since", "until"}
     world.advance(3000)  # "old" is older than an hour now
@@ -689,12 +666,11 @@ def test_what_is_done_is_what_was_counted_though_time_goes_on(web: Web, world: W
     assert shown(get(site, "/failed", view="runs")) == ["later"]
 
 
-def test_a_cause_is_discarded(web: Web, world: World) -> None:
+def test_a_cause_is_discarded(site: Site, world: World) -> None:
     for number in range(3):
         fail(world, f"disk-{number}")
     fail(world, "other", error="no such mailbox")
     cause = world.inspector.runs.get("disk-0").run.fingerprint
-    site = web()
 
     text = get(site, "/failed/discard", fingerprint=cause)
     assert "Discard 3 failed runs?" in text
@@ -706,9 +682,8 @@ def test_a_cause_is_discarded(web: Web, world: World) -> None:
     assert (entry.action, entry.details["done"]) == ("runs.discard", 3)
 
 
-def test_what_fails_after_the_count_is_left_alone(web: Web, world: World) -> None:
+def test_what_fails_after_the_count_is_left_alone(site: Site, world: World) -> None:
     fail(world, "before")
-    site = web()
     text = get(site, "/failed/discard")
     world.advance(1)
     fail(world, "after")
@@ -718,11 +693,10 @@ def test_what_fails_after_the_count_is_left_alone(web: Web, world: World) -> Non
     assert [run.task_id for run in world.inspector.failed.list()] == ["after"]
 
 
-def test_a_full_queue_stops_it_and_it_can_go_on(web: Web, world: World) -> None:
+def test_a_full_queue_stops_it_and_it_can_go_on(site: Site, world: World) -> None:
     for number in range(3):
         fail(world, f"disk-{number}")
     world.queue.configure(max_waiting=1)
-    site = web()
     text = get(site, "/failed/retry")
 
     stopped = post(site, "/do/failed/retry", 200, **form_of(text)).text
@@ -756,9 +730,7 @@ def test_an_export_of_nothing_is_empty(web: Web) -> None:
     assert web().http.get("/failed/export").text == ""
 
 
-def test_there_is_no_other_action_on_many(web: Web) -> None:
-    site = web()
-
+def test_there_is_no_other_action_on_many(site: Site) -> None:
     get(site, "/failed/explode", 404)
     post(site, "/do/failed/explode", 404)
 
@@ -831,13 +803,12 @@ def test_somebody_of_one_tenant_sees_its_runs_only(web: Web, world: World) -> No
 # --- hostile texts --------------------------------------------------------------------------------
 
 
-def test_texts_of_users_are_shown_as_text(web: Web, world: World) -> None:
+def test_texts_of_users_are_shown_as_text(site: Site, world: World) -> None:
     line = LogLine(0, XSS[:20], XSS)
     fail(world, XSS, XSS, name=XSS, payload={XSS: XSS}, error=XSS, log=(line,), traceback=XSS)
     world.queue.push(make_task(XSS, "waiting", name=XSS, triggered_by=XSS))
     world.queue.push(make_task(XSS, "running", name=XSS))
     world.queue.claim(XSS, limit=2)
-    site = web()
     cause = re.search(r"fingerprint=([0-9a-f]+)", get(site, "/failed"))
     assert cause
 

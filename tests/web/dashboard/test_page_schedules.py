@@ -95,8 +95,7 @@ def test_a_row_tells_all_about_a_schedule(web: Web, world: World) -> None:
     assert "fairqueue schedules list" in text
 
 
-def test_filters_stand_in_the_address_and_narrow_the_list(web: Web, world: World) -> None:
-    site = web()
+def test_filters_stand_in_the_address_and_narrow_the_list(site: Site, world: World) -> None:
     add(world, "a", name="mails.send", user_id="bob", tenant="acme")
     add(world, "b", name="mails.read")
     add(world, "c", name="report")
@@ -144,7 +143,7 @@ def test_pages_follow_each_other_by_their_cursor(web: Web, world: World) -> None
     assert path == ""
 
 
-def test_a_full_page_takes_as_many_round_trips_as_a_short_one(web: Web, world: World) -> None:
+def test_a_full_page_takes_as_many_round_trips_as_a_short_one(site: Site, world: World) -> None:
     trips: list[object] = []
     for name in ("ask", "run"):
         original = getattr(Link, name)
@@ -154,7 +153,6 @@ def test_a_full_page_takes_as_many_round_trips_as_a_short_one(web: Web, world: W
             return _act(link, *given, **options)
 
         world.patch(Link, name, counted)
-    site = web()
     for number in range(5):
         add(world, f"a{number}")
     trips.clear()
@@ -167,11 +165,10 @@ def test_a_full_page_takes_as_many_round_trips_as_a_short_one(web: Web, world: W
     assert len(trips) == few <= 10
 
 
-def test_a_broken_schedule_does_not_hide_the_others(web: Web, world: World) -> None:
+def test_a_broken_schedule_does_not_hide_the_others(site: Site, world: World) -> None:
     add(world, "bad", every=60)
     add(world, "good")
     world.tamper("bad", timezone="Mars/Base")
-    site = web()
     assert re.findall(r'data-key="([^"]*)"', get(site, "/schedules")) == ["bad", "good"]
     assert "Mars/Base" in get(site, "/schedules/bad")
     world.tamper("bad", timezone="UTC")
@@ -180,8 +177,7 @@ def test_a_broken_schedule_does_not_hide_the_others(web: Web, world: World) -> N
 # --- many at once ---------------------------------------------------------------------------------
 
 
-def test_all_that_match_are_counted_before_they_are_touched(web: Web, world: World) -> None:
-    site = web()
+def test_all_that_match_are_counted_before_they_are_touched(site: Site, world: World) -> None:
     for number in range(60):
         add(world, f"s{number:02}", name="mails" if number % 2 else "report")
     assert get(site, "/do/schedules/count", name_prefix="mails") == "30"
@@ -197,12 +193,11 @@ def test_all_that_match_are_counted_before_they_are_touched(web: Web, world: Wor
     ("kind", "done"),
     [("pause", "paused"), ("resume", "resumed"), ("trigger", "triggered"), ("remove", "deleted")],
 )
-def test_a_bulk_action_is_done_and_audited(web: Web, world: World, kind: str, done: str) -> None:
+def test_a_bulk_action_is_done_and_audited(site: Site, world: World, kind: str, done: str) -> None:
     for name in ("a", "b", "c"):
         add(world, name)
     if kind == "resume":
         world.inspector.schedules.bulk("pause", dry_run=False)
-    site = web()
 
     answer = post(site, f"/do/schedules/bulk/{kind}", id=["a", "b"], note="why")
 
@@ -236,8 +231,7 @@ def test_a_bulk_action_tells_what_failed(web: Web, world: World) -> None:
     assert text.startswith("1 schedule triggered, 1 failed · b: ")
 
 
-def test_a_bulk_action_on_nothing_is_refused(web: Web, inspector: Inspector) -> None:
-    site = web()
+def test_a_bulk_action_on_nothing_is_refused(site: Site, inspector: Inspector) -> None:
     for path in ("ask/pause", "bulk/pause"):
         answer = site.http.post(f"/do/schedules/{path}", headers=HTMX)
         assert answer.status_code == 422
@@ -289,13 +283,12 @@ def test_a_change_of_the_clock_is_warned_of(web: Web, world: World) -> None:
     assert re.search(r"notice-warning.*2026-03-29 02:00:00\+01:00", text, re.S)
 
 
-def test_the_page_of_a_schedule_that_ran(web: Web, world: World) -> None:
+def test_the_page_of_a_schedule_that_ran(site: Site, world: World) -> None:
     add(world)
     assert world.tick_at(START + timedelta(hours=1)).fired == 1
     task_id = fail(world.queue, "no such mailbox")
     world.inspector.schedules.trigger("nine")
     world.queue.finish(world.claim_one())
-    site = web()
 
     text = get(site, "/schedules/nine")
     logs = get(site, "/do/schedules/logs", id="nine")
@@ -364,9 +357,8 @@ def test_an_unknown_schedule_is_not_found(web: Web, path: str) -> None:
 @pytest.mark.parametrize(
     "schedule_id", ["a/b", "a/../b", "new", "logs", "x?y=1", "50% #1", "ünï ☃", "a+b&c"]
 )
-def test_an_id_may_hold_any_character(web: Web, world: World, schedule_id: str) -> None:
+def test_an_id_may_hold_any_character(site: Site, world: World, schedule_id: str) -> None:
     add(world, schedule_id)
-    site = web()
     path = re.search(r'class="what"><a href="([^"]*)"', get(site, "/schedules"))
     assert path
     text = get(site, html.unescape(path[1]))
@@ -379,13 +371,12 @@ def test_an_id_may_hold_any_character(web: Web, world: World, schedule_id: str) 
 
 
 @pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, float("nan"), 10**400])
-def test_a_schedule_with_a_spoilt_state_is_shown(web: Web, world: World, value: Any) -> None:
+def test_a_schedule_with_a_spoilt_state_is_shown(site: Site, world: World, value: Any) -> None:
     add(world, metadata={"title": "Daily report"})
     spoilt = dict.fromkeys(("last_run", "missed", "skipped", "failures", "until", "since"), value)
     texts = dict.fromkeys(("reason", "note", "by"), 7 if value == "x" else value)
     spoilt |= {**texts, "runs": value, "paused": value}
     world.tamper("nine", "schedule_state", **spoilt)
-    site = web()
 
     assert "nine" in get(site, "/schedules")
     assert "0 9 * * *" in get(site, "/schedules/nine")
@@ -410,19 +401,19 @@ def test_pausing_keeps_the_note_and_the_end(web: Web, world: World) -> None:
     assert (entry.action, entry.target, entry.outcome) == ("schedule.pause", "nine", "done")
 
 
-def test_resuming_lets_it_go_on(web: Web, world: World) -> None:
+def test_resuming_lets_it_go_on(site: Site, world: World) -> None:
     add(world)
     world.inspector.schedules.pause("nine")
-    site = web()
     assert "Paused" in get(site, "/schedules/nine")
     post(site, "/do/schedules/resume", id="nine")
     assert world.inspector.schedules.get("nine").state == "active"
     assert last_entry(world).action == "schedule.resume"
 
 
-def test_triggering_pushes_one_run_with_its_own_or_another_payload(web: Web, world: World) -> None:
+def test_triggering_pushes_one_run_with_its_own_or_another_payload(
+    site: Site, world: World
+) -> None:
     add(world, payload={"day": 1})
-    site = web()
     post(site, "/do/schedules/trigger", id="nine", payload="")
     post(site, "/do/schedules/trigger", id="nine", payload='{"day": 2}')
     claims = [world.claim_one(), world.claim_one()]
@@ -453,9 +444,8 @@ def test_bad_input_of_an_action_is_named_and_nothing_is_done(
     assert len(world.inspector.tasks.list()) == 0
 
 
-def test_deleting_needs_the_schedule_as_it_was_shown(web: Web, world: World) -> None:
+def test_deleting_needs_the_schedule_as_it_was_shown(site: Site, world: World) -> None:
     add(world)
-    site = web()
     etag = world.inspector.schedules.get("nine").etag
     world.inspector.schedules.update("nine", {"name": "other"})
     assert "was changed since" in post(site, "/do/schedules/remove", 412, id="nine", etag=etag).text
@@ -477,9 +467,8 @@ def test_a_backfill_is_offered_for_the_last_day_by_the_minute(web: Web, world: W
     assert given["end"] == "2026-03-05T09:00"
 
 
-def test_a_backfill_is_counted_first_and_then_done(web: Web, world: World) -> None:
+def test_a_backfill_is_counted_first_and_then_done(site: Site, world: World) -> None:
     add(world, cron_expr="0 * * * *", timezone="Europe/Berlin")
-    site = web()
     path = "/do/schedules/count-backfill"
     # From two until nine in Berlin: seven moments before it was made.
     asked = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
@@ -515,8 +504,7 @@ def test_a_bad_range_is_named(web: Web, world: World, start: str, end: str, mess
 # --- the form -------------------------------------------------------------------------------------
 
 
-def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, world: World) -> None:
-    site = web()
+def test_a_new_schedule_is_stored_as_it_was_typed(site: Site, world: World) -> None:
     fields = fields_of(get(site, "/new/schedule"))
     fields |= {
         "schedule_id": "report-7",
@@ -576,9 +564,8 @@ def test_a_new_schedule_is_stored_as_it_was_typed(web: Web, world: World) -> Non
     ],
 )
 def test_a_rule_is_of_the_chosen_kind(
-    web: Web, inspector: Inspector, fields: dict[str, Any], rule: str | None
+    site: Site, inspector: Inspector, fields: dict[str, Any], rule: str | None
 ) -> None:
-    site = web()
     others = {"cron_expr": "0 1 * * *", "every": "7s", "at": "2027-01-01T00:00"}
     given = fields_of(get(site, "/new/schedule")) | others | fields
     post(
@@ -620,10 +607,9 @@ def test_a_rule_is_of_the_chosen_kind(
     ],
 )
 def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
-    web: Web, world: World, fields: dict[str, Any], field: str, message: str
+    site: Site, world: World, fields: dict[str, Any], field: str, message: str
 ) -> None:
     add(world, "taken")
-    site = web()
     usual = {"cron_expr": "0 9 * * *", "user_id": "bob", "name": "keep-this"}
     given = fields_of(get(site, "/new/schedule")) | usual | fields
 
@@ -636,8 +622,7 @@ def test_what_is_wrong_stands_below_its_field_and_what_was_typed_is_kept(
     assert [view.schedule.schedule_id for view in world.inspector.schedules.list()] == ["taken"]
 
 
-def test_all_that_cannot_be_read_is_told_at_once(web: Web) -> None:
-    site = web()
+def test_all_that_cannot_be_read_is_told_at_once(site: Site) -> None:
     given = fields_of(get(site, "/new/schedule")) | {"payload": "{", "retries": "x"}
     text = post(site, "/new/schedule", 422, **given).text
     wrong = [
@@ -647,11 +632,10 @@ def test_all_that_cannot_be_read_is_told_at_once(web: Web) -> None:
     assert "4 fields cannot be used" in text
 
 
-def test_an_edit_changes_what_was_changed_and_nothing_else(web: Web, world: World) -> None:
+def test_an_edit_changes_what_was_changed_and_nothing_else(site: Site, world: World) -> None:
     add(world, every=5400, payload={"to": "bo", "password": "hunter2"}, timeout=300)
     planned = world.inspector.schedules.get("nine").schedule.next_run
     world.clock.set(START + timedelta(minutes=10))
-    site = web()
     fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
     assert "hunter2" not in fields["payload"]
     fields["name"] = "other"
@@ -671,10 +655,9 @@ def test_an_edit_changes_what_was_changed_and_nothing_else(web: Web, world: Worl
     assert last_entry(world).action == "schedule.update"
 
 
-def test_titles_are_shown_instead_of_names(web: Web, world: World) -> None:
+def test_titles_are_shown_instead_of_names(site: Site, world: World) -> None:
     add(world, title="Daily <report>", description="For the board\nand others")
     add(world, "other", name="mail", user_id="bob")
-    site = web()
     listed = get(site, "/schedules")
     assert ">Daily &lt;report&gt;</a>" in listed
     assert ">mail</a>" in listed
@@ -691,7 +674,7 @@ def test_titles_are_shown_instead_of_names(web: Web, world: World) -> None:
     )
 
 
-def test_a_form_that_is_saved_as_it_is_changes_nothing(web: Web, world: World) -> None:
+def test_a_form_that_is_saved_as_it_is_changes_nothing(site: Site, world: World) -> None:
     add(
         world,
         at=START + timedelta(days=3, seconds=7),
@@ -699,23 +682,20 @@ def test_a_form_that_is_saved_as_it_is_changes_nothing(web: Web, world: World) -
         exclude=["2026-12-25"],
     )
     before = world.inspector.schedules.get("nine")
-    site = web()
     post(site, "/do/schedules/edit", **fields_of(get(site, "/do/schedules/edit", id="nine")))
     assert world.inspector.schedules.get("nine") == before
 
 
-def test_a_time_means_the_new_zone_when_the_zone_is_changed(web: Web, world: World) -> None:
+def test_a_time_means_the_new_zone_when_the_zone_is_changed(site: Site, world: World) -> None:
     add(world, at=datetime(2026, 6, 1, 7, tzinfo=UTC), timezone="Europe/Berlin")
-    site = web()
     fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
     assert fields["at"] == "2026-06-01T09:00"
     post(site, "/do/schedules/edit", **{**fields, "timezone": "Asia/Tokyo"})
     assert world.inspector.schedules.get("nine").schedule.at == datetime(2026, 6, 1, 0, tzinfo=UTC)
 
 
-def test_a_stale_edit_shows_what_was_typed_and_stored(web: Web, world: World) -> None:
+def test_a_stale_edit_shows_what_was_typed_and_stored(site: Site, world: World) -> None:
     add(world)
-    site = web()
     fields = fields_of(get(site, "/do/schedules/edit", id="nine"))
     world.inspector.schedules.update("nine", {"cron_expr": "0 11 * * *"})
     fields |= {"cron_expr": "0 10 * * *", "name": "typed"}
@@ -731,9 +711,8 @@ def test_a_stale_edit_shows_what_was_typed_and_stored(web: Web, world: World) ->
     assert world.inspector.schedules.get("nine").schedule.cron_expr == "0 10 * * *"
 
 
-def test_a_copy_has_the_secrets_of_its_original(web: Web, world: World) -> None:
+def test_a_copy_has_the_secrets_of_its_original(site: Site, world: World) -> None:
     add(world, payload={"to": "bo", "password": "hunter2"})
-    site = web()
     fields = fields_of(get(site, "/do/schedules/copy", id="nine"))
     assert fields["schedule_id"] == ""
 
@@ -765,8 +744,7 @@ def test_a_preview_shows_the_next_five_runs_in_the_zone_and_in_utc(web: Web) -> 
     assert text.count("<tr><td>") == 5
 
 
-def test_a_preview_knows_limits_intervals_and_clock_changes(web: Web, clock: ManualClock) -> None:
-    site = web()
+def test_a_preview_knows_limits_intervals_and_clock_changes(site: Site, clock: ManualClock) -> None:
     limited = get(
         site,
         "/do/schedules/preview",
@@ -843,7 +821,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_users_wrote_is_shown_as_text(web: Web, world: World, attack: str) -> None:
+def test_what_users_wrote_is_shown_as_text(site: Site, world: World, attack: str) -> None:
     add(
         world,
         attack,
@@ -855,7 +833,6 @@ def test_what_users_wrote_is_shown_as_text(web: Web, world: World, attack: str) 
     world.inspector.schedules.trigger(attack)
     fail(world.queue, attack)
     world.inspector.schedules.pause(attack, note=attack)
-    site = web()
     code = segment(attack)
     texts = [
         get(site, "/schedules"),
@@ -883,8 +860,7 @@ def test_what_users_wrote_is_shown_as_text(web: Web, world: World, attack: str) 
         assert "49" not in re.findall(r"<h1>(.*?)</h1>", text)
 
 
-def test_the_usual_address_is_the_form_unless_it_is_an_id(web: Web, world: World) -> None:
-    site = web()
+def test_the_usual_address_is_the_form_unless_it_is_an_id(site: Site, world: World) -> None:
     answer = site.http.get("/schedules/new", headers=HTML)
     assert (answer.status_code, answer.headers["location"]) == (307, "/new/schedule")
     add(world, schedule_id="new")

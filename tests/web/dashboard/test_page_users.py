@@ -53,11 +53,6 @@ def serve(world: World, count: int = 100) -> None:
     world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=count))
 
 
-@pytest.fixture
-def site(web: Web) -> Site:
-    return web()
-
-
 # --- the list -------------------------------------------------------------------------------------
 
 

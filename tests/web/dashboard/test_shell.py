@@ -67,9 +67,7 @@ def who_am_i(request: Request) -> Response:
 @pytest.mark.parametrize(
     "path", ["/", "/static/app.css", "/nothing", "/login", "/healthz", "/boom"]
 )
-def test_every_answer_has_the_security_headers(web: Web, path: str) -> None:
-    site = web()
-
+def test_every_answer_has_the_security_headers(site: Site, path: str) -> None:
     def boom(_: Request) -> Response:
         raise RuntimeError("a secret detail")
 
@@ -84,8 +82,7 @@ def test_every_answer_has_the_security_headers(web: Web, path: str) -> None:
     assert headers["referrer-policy"] == "same-origin"
 
 
-def test_pages_are_not_kept_and_files_with_a_digest_are(web: Web) -> None:
-    site = web()
+def test_pages_are_not_kept_and_files_with_a_digest_are(site: Site) -> None:
     page = site.http.get("/")
     assert page.headers["cache-control"] == "no-store"
     paths = re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)
@@ -108,9 +105,7 @@ def test_no_other_files_are_served(web: Web, name: str) -> None:
     assert web().http.get(f"/static/{name}").status_code == 404
 
 
-def test_a_crash_says_nothing_of_what_is_inside(web: Web) -> None:
-    site = web()
-
+def test_a_crash_says_nothing_of_what_is_inside(site: Site) -> None:
     def boom(_: Request) -> Response:
         raise RuntimeError("a secret detail")
 
@@ -121,9 +116,8 @@ def test_a_crash_says_nothing_of_what_is_inside(web: Web) -> None:
     assert "the log says what" in answer.text
 
 
-def test_a_body_that_is_too_large_is_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_large_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairqueue.web.app.MAX_BODY_BYTES", 1000)
-    site = web()
     add(site, "/do/something", action(lambda *_: Done(text="done")), "POST")
     answer = site.http.post("/do/something", data={"note": "x" * 2000}, headers=HTML)
     assert answer.status_code == 413
@@ -310,8 +304,7 @@ def test_who_asks_too_often_is_told_when_to_come_again(web: Web) -> None:
     assert answers[2].json()["title"] == "Too many requests"
 
 
-def test_without_authentication_only_this_machine_is_served(web: Web) -> None:
-    site = web()
+def test_without_authentication_only_this_machine_is_served(site: Site) -> None:
     assert site.http.get("/").status_code == 200
     for host in ("evil.example", "127.0.0.1.evil.example", "[", ""):
         assert site.http.get("/", headers={"Host": host}).status_code in (400, 403)
@@ -398,8 +391,7 @@ def test_one_can_log_in_and_out_of_a_read_only_app(web: Web) -> None:
     assert site.http.post("/logout", headers=SAME).status_code == 303
 
 
-def test_an_action_says_how_it_went_on_the_next_page_once(web: Web) -> None:
-    site = web()
+def test_an_action_says_how_it_went_on_the_next_page_once(site: Site) -> None:
     add(site, "/do/something", action(lambda *_: Done(text="Paused <b>x</b>", to="/")), "POST")
     answer = site.http.post("/do/something", data={"a": "b"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
@@ -407,16 +399,14 @@ def test_an_action_says_how_it_went_on_the_next_page_once(web: Web) -> None:
     assert "Paused" not in site.http.get("/").text
 
 
-def test_an_action_by_htmx_goes_on_without_a_redirect_of_fetch(web: Web) -> None:
-    site = web()
+def test_an_action_by_htmx_goes_on_without_a_redirect_of_fetch(site: Site) -> None:
     add(site, "/do/something", action(lambda *_: Done(text="done")), "POST")
     sent = {**HTMX, "HX-Current-URL": f"{site.url}/search?q=a"}
     answer = site.http.post("/do/something", data={"a": "b"}, headers=sent)
     assert (answer.status_code, answer.headers["hx-redirect"]) == (204, "/search?q=a")
 
 
-def test_an_action_may_leave_the_page_as_it_is(web: Web) -> None:
-    site = web()
+def test_an_action_may_leave_the_page_as_it_is(site: Site) -> None:
     add(site, "/do/something", action(lambda *_: Done(text="ünicode", stay=True)), "POST")
     answer = site.http.post("/do/something", data={"a": "b"}, headers=HTMX)
     assert "hx-redirect" not in answer.headers
@@ -437,9 +427,7 @@ ERRORS: list[tuple[FairQueueError, int]] = [
 
 
 @pytest.mark.parametrize(("error", "status"), ERRORS)
-def test_an_actions_error_is_a_toast(web: Web, error: FairQueueError, status: int) -> None:
-    site = web()
-
+def test_an_actions_error_is_a_toast(site: Site, error: FairQueueError, status: int) -> None:
     def act(request: Request, form: Form) -> Done:
         raise error
 
@@ -466,9 +454,7 @@ def test_errors_have_kinds_for_programs() -> None:
     assert problem_of(RedisUnavailable("gone")).headers == {"Retry-After": "1"}
 
 
-def test_a_form_says_what_is_missing_or_wrong(web: Web) -> None:
-    site = web()
-
+def test_a_form_says_what_is_missing_or_wrong(site: Site) -> None:
     def act(request: Request, form: Form) -> Done:
         found = (form.text("a"), form.integer("n"), form.decimal("x"), form.json("j"))
         return Done(text=f"{found} {form.every('id')} {form.has('b')} {form.need('need')}")
@@ -517,8 +503,7 @@ def test_mounted_under_a_prefix_all_links_stay_below_it(web: Web) -> None:
             assert httpx.get(site.url + each).status_code == 200
 
 
-def test_links_hold_ids_of_any_characters(web: Web) -> None:
-    site = web()
+def test_links_hold_ids_of_any_characters(site: Site) -> None:
     seen: list[str] = []
 
     def thing(request: Request) -> Response:
@@ -594,8 +579,7 @@ def test_without_redis_it_is_healthy_not_ready(own_server: Callable[..., Embedde
     assert page.status_code == 503
 
 
-def test_asking_for_readiness_again_and_again_is_not_felt_by_redis(web: Web) -> None:
-    site = web()
+def test_asking_for_readiness_again_and_again_is_not_felt_by_redis(site: Site) -> None:
     asked: list[int] = []
     system = site.app.state.fairqueue.inspector.system
     ready = system.ready
@@ -613,8 +597,7 @@ def test_asking_for_readiness_again_and_again_is_not_felt_by_redis(web: Web) -> 
 # --- serving --------------------------------------------------------------------------------------
 
 
-def test_an_address_that_is_taken_is_said_so(web: Web, queue: TaskQueue) -> None:
-    site = web()
+def test_an_address_that_is_taken_is_said_so(site: Site, queue: TaskQueue) -> None:
     app = create_app(queue)
     with pytest.raises(ConfigurationError, match="choose another host or port"):
         serve(app, "127.0.0.1", site.server.port)
