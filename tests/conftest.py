@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import redis
 from helpers.browser import chromium, open_page, site, web
-from helpers.fixtures import OwnServer
+from helpers.fixtures import Logged, OwnServer
 from helpers.network import LossyProxy
 from helpers.rest import Api, make_api
 from helpers.state import check_consistency
@@ -277,6 +277,16 @@ def people() -> Iterator[Callable[..., Person]]:
 @pytest.fixture
 def person(people: Callable[..., Person]) -> Person:
     return people()
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    """Return the log records of an event so far, each as a dict of its fields."""
+
+    def logged(event: str) -> list[dict[str, Any]]:
+        return [vars(each) for each in caplog.records if vars(each).get("event") == event]
+
+    return logged
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import Logged
 from helpers.tasks import info_of, push
 from helpers.waiting import eventually
 from helpers.world import World
@@ -39,10 +39,6 @@ def run(request: pytest.FixtureRequest, redis_client: redis.Redis) -> Iterator[R
     yield run
     for worker in workers:
         assert worker.stop(10)
-
-
-def events(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
-    return [vars(each) for each in caplog.records if vars(each).get("event") == event]
 
 
 # --- context variables ----------------------------------------------------------------------------
@@ -147,7 +143,7 @@ def test_a_run_in_the_callers_thread_sees_its_variables(queue: TaskQueue) -> Non
 
 
 def test_what_an_async_handler_leaves_running_is_cancelled_and_reported(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture
+    live: TaskQueue, run: Run, logged: Logged
 ) -> None:
     steps: list[str] = []
     worker = Worker(live, concurrency=1)
@@ -168,14 +164,13 @@ def test_what_an_async_handler_leaves_running_is_cancelled_and_reported(
         return "done"
 
     push(live, "a", name="default", user_id="alice")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
-        assert steps[-1] == "a ended"
-        push(live, "b", name="default", user_id="bob")
-        run(worker)
+    run(worker)
+    assert steps[-1] == "a ended"
+    push(live, "b", name="default", user_id="bob")
+    run(worker)
     assert set(steps) == {"b", "b ended"}  # nothing of alice's goes on beside bob's
     assert [info.result for each in "ab" if (info := live.get(each))] == ["done", "done"]
-    told = events(caplog, "left_running")
+    told = logged("left_running")
     assert [(each["task"], each["count"], each["ended"]) for each in told] == [
         ("a", 1, True),
         ("b", 1, True),
@@ -215,7 +210,7 @@ def test_what_a_handler_that_failed_leaves_is_cancelled_before_others_get_its_ta
 
 
 def test_what_does_not_heed_being_cancelled_is_never_run_again(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    live: TaskQueue, run: Run, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     steps: list[str] = []
@@ -240,18 +235,17 @@ def test_what_does_not_heed_being_cancelled_is_never_run_again(
         return len(steps)
 
     push(live, "a")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
-        assert "cancelled" in steps
-        push(live, "b")
-        run(worker)
+    run(worker)
+    assert "cancelled" in steps
+    push(live, "b")
+    run(worker)
     assert info_of(live, "b").result == 0
-    (told,) = events(caplog, "left_running")
+    (told,) = logged("left_running")
     assert (told["task"], told["ended"]) == ("a", False)
 
 
 def test_what_a_cancelled_task_starts_is_cancelled_too(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture
+    live: TaskQueue, run: Run, logged: Logged
 ) -> None:
     steps: list[str] = []
     worker = Worker(live, concurrency=1)
@@ -276,18 +270,17 @@ def test_what_a_cancelled_task_starts_is_cancelled_too(
         return len(steps)
 
     push(live, "a")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
-        push(live, "b", user_id="bob")
-        run(worker)
+    run(worker)
+    push(live, "b", user_id="bob")
+    run(worker)
     assert steps == []
-    (told,) = events(caplog, "left_running")
+    (told,) = logged("left_running")
     assert (told["task"], told["count"], told["ended"]) == ("a", 4, True)
 
 
 @pytest.mark.parametrize("soon", [False, True])
 def test_timers_that_a_run_leaves_never_go_off(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, soon: bool
+    live: TaskQueue, run: Run, logged: Logged, soon: bool
 ) -> None:
     rings: list[str] = []
     worker = Worker(live, concurrency=1)
@@ -307,18 +300,17 @@ def test_timers_that_a_run_leaves_never_go_off(
             loop.call_later(0.01, ring)
 
     push(live, "a")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
-        push(live, "b", user_id="bob")
-        run(worker)
+    run(worker)
+    push(live, "b", user_id="bob")
+    run(worker)
     assert rings == []
-    (told,) = events(caplog, "left_running")
+    (told,) = logged("left_running")
     assert (told["task"], told["count"], told["ended"]) == ("a", 1, True)
     assert told["left"].endswith("ring")
 
 
 def test_a_timer_of_a_connection_that_closes_is_left_alone(
-    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+    queue: TaskQueue, logged: Logged
 ) -> None:
     timers: list[asyncio.TimerHandle] = []
     worker = Worker(queue)
@@ -333,14 +325,13 @@ def test_a_timer_of_a_connection_that_closes_is_left_alone(
         timers.append(asyncio.get_running_loop().call_later(60, give_up))
 
     push(queue, "a", "b")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        assert worker.run_once() == 2
+    assert worker.run_once() == 2
     assert [each.cancelled() for each in timers] == [False, False]
-    assert not events(caplog, "left_running")
+    assert not logged("left_running")
 
 
 def test_a_call_that_comes_again_with_each_turn_is_never_run_again(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    live: TaskQueue, run: Run, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     turns: list[int] = []
@@ -360,19 +351,18 @@ def test_a_call_that_comes_again_with_each_turn_is_never_run_again(
         return len(turns)
 
     push(live, "a")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
-        push(live, "b", user_id="bob")
-        run(worker)
+    run(worker)
+    push(live, "b", user_id="bob")
+    run(worker)
     assert turns == []
-    (told,) = events(caplog, "left_running")
+    (told,) = logged("left_running")
     assert (told["task"], told["ended"]) == ("a", False)
     assert told["left"].endswith("again")
 
 
 @pytest.mark.parametrize("by_thread", [False, True])
 def test_what_a_run_leaves_to_a_thread_is_waited_for_and_reported(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, by_thread: bool
+    live: TaskQueue, run: Run, logged: Logged, by_thread: bool
 ) -> None:
     steps: list[str] = []
     go_on = threading.Event()
@@ -394,18 +384,17 @@ def test_what_a_run_leaves_to_a_thread_is_waited_for_and_reported(
         return list(steps)
 
     push(live, "a")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
-        assert steps == ["ended"]
-        push(live, "b", user_id="bob")
-        run(worker)
-    (told,) = events(caplog, "left_running")
+    run(worker)
+    assert steps == ["ended"]
+    push(live, "b", user_id="bob")
+    run(worker)
+    (told,) = logged("left_running")
     assert (told["task"], told["ended"]) == ("a", True)
     assert "blocks" in told["left"]
 
 
 def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    live: TaskQueue, run: Run, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_loop, "LEFT_S", 0.05)
     go_on = threading.Event()
@@ -426,12 +415,11 @@ def test_a_thread_that_goes_on_is_reported_and_holds_nobody_up(
 
     try:
         push(live, "a")
-        with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-            run(worker)
-            push(live, "b", user_id="bob", payload={"wait": True})
-            run(worker)
+        run(worker)
+        push(live, "b", user_id="bob", payload={"wait": True})
+        run(worker)
         assert info_of(live, "b").result == "not behind them"
-        (told,) = events(caplog, "left_running")
+        (told,) = logged("left_running")
         assert (told["task"], told["count"], told["ended"]) == ("a", 100, False)
         assert 0 < len(begun) < 100
     finally:
@@ -448,7 +436,7 @@ async def numbers(closed: list[str], name: str) -> AsyncGenerator[int, None]:
 
 
 def test_async_generators_that_a_run_has_begun_are_closed_with_it(
-    live: TaskQueue, run: Run, caplog: pytest.LogCaptureFixture
+    live: TaskQueue, run: Run, logged: Logged
 ) -> None:
     closed: list[str] = []
     worker = Worker(live, concurrency=1)
@@ -465,15 +453,14 @@ def test_async_generators_that_a_run_has_begun_are_closed_with_it(
             pass
 
     push(live, "t")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        run(worker)
+    run(worker)
     assert sorted(closed) == ["dropped", "kept", "read"]
-    (told,) = events(caplog, "left_running")
+    (told,) = logged("left_running")
     assert (told["task"], told["left"], told["ended"]) == ("t", "numbers", True)
 
 
 def test_an_async_generator_that_does_not_heed_being_closed_is_told_once(
-    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+    queue: TaskQueue, logged: Logged
 ) -> None:
     worker = Worker(queue)
 
@@ -489,14 +476,13 @@ def test_an_async_generator_that_does_not_heed_being_closed_is_told_once(
         assert await anext(started[-1]) == 1
 
     push(queue, "t")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        assert worker.run_once() == 1
-    (told,) = events(caplog, "left_running")
+    assert worker.run_once() == 1
+    (told,) = logged("left_running")
     assert (told["count"], told["ended"]) == (1, True)
 
 
 def test_a_run_that_leaves_nothing_is_not_reported_and_keeps_its_event_loop(
-    queue: TaskQueue, caplog: pytest.LogCaptureFixture
+    queue: TaskQueue, logged: Logged
 ) -> None:
     loops: list[asyncio.AbstractEventLoop] = []
     worker = Worker(queue)
@@ -508,10 +494,9 @@ def test_a_run_that_leaves_nothing_is_not_reported_and_keeps_its_event_loop(
             group.create_task(asyncio.sleep(0))
 
     push(queue, "a", "b")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        assert worker.run_once() == 2
+    assert worker.run_once() == 2
     assert loops[0] is loops[1]
-    assert not events(caplog, "left_running")
+    assert not logged("left_running")
 
 
 # --- in a process of its own ----------------------------------------------------------------------
@@ -524,15 +509,12 @@ async def leaves_a_task(payload: dict[str, Any]) -> str:
 
 
 @pytest.mark.processes
-def test_what_is_left_in_a_process_of_its_own_is_reported_too(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_left_in_a_process_of_its_own_is_reported_too(world: World, logged: Logged) -> None:
     worker = Worker(world.queue)
     worker.register("job", leaves_a_task, isolation="process")
     worker.before(lambda: who.set("hook") and None)  # of the worker's process only
     world.push("t", name="job")
-    with caplog.at_level(logging.WARNING, "fairqueue.worker"):
-        assert worker.run_once() == 1
+    assert worker.run_once() == 1
     assert world.info("t").result == "nobody"
-    (told,) = events(caplog, "left_running")
+    (told,) = logged("left_running")
     assert (told["task"], told["left"], told["ended"]) == ("t", "Event.wait", True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from helpers.fixtures import Logged
 from helpers.state import places
 from helpers.tasks import Mute, info_of, make_task, push
 from helpers.waiting import eventually, in_thread, until_blocked
@@ -74,10 +75,6 @@ def death(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> De
     return Death(monkeypatch, request.param)
 
 
-def events(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
-    return [vars(each) for each in caplog.records if vars(each).get("event") == event]
-
-
 def alive(queue: TaskQueue) -> list[str]:
     return [each.worker_id for each in WorkerStore(queue.link).alive()]
 
@@ -88,7 +85,7 @@ def test_a_thread_goes_on_whatever_is_raised_in_it(
     redis_client: redis.Redis,
     make: Make,
     death: Death,
-    caplog: pytest.LogCaptureFixture,
+    logged: Logged,
     error: BaseException,
 ) -> None:
     death.error, death.times = error, 2
@@ -98,7 +95,7 @@ def test_a_thread_goes_on_whatever_is_raised_in_it(
     eventually(lambda: places(redis_client) == {"finished": ["a", "b"]}, "they are run")
     eventually(lambda: death.times < 0, "it has gone on after each error")
     assert worker.state == "running"
-    assert [each["exc_info"][1] for each in events(caplog, "thread_failed")] == [error, error]
+    assert [each["exc_info"][1] for each in logged("thread_failed")] == [error, error]
     assert worker.stop(10) is True
 
 
@@ -137,7 +134,7 @@ def test_a_worker_without_one_of_its_threads_ends_and_says_so(
     redis_client: redis.Redis,
     make: Make,
     death: Death,
-    caplog: pytest.LogCaptureFixture,
+    logged: Logged,
 ) -> None:
     death.times = 1
     worker = make(lambda task: None, concurrency=2, worker_id="w")
@@ -145,7 +142,7 @@ def test_a_worker_without_one_of_its_threads_ends_and_says_so(
     eventually(lambda: worker.state == "failed", "it has failed")
     eventually(lambda: not worker._is_alive(), "it has ended")
     assert alive(live) == []
-    (told,) = events(caplog, "worker_broken")
+    (told,) = logged("worker_broken")
     assert (told["worker"], told["levelno"]) == ("w", logging.ERROR)
     assert worker.stop(10) is False
     assert worker.state == "failed"
@@ -230,22 +227,22 @@ def test_forever_says_that_the_worker_has_failed(live: TaskQueue, make: Make, de
 
 
 def test_a_worker_whose_connection_breaks_says_why(
-    live: TaskQueue, redis_client: redis.Redis, make: Make, caplog: pytest.LogCaptureFixture
+    live: TaskQueue, redis_client: redis.Redis, make: Make, logged: Logged
 ) -> None:
     worker = make(lambda task: None, concurrency=1)
     worker.start()
     until_blocked(redis_client)
     (blocked,) = [each for each in redis_client.client_list() if each["cmd"] == "blpop"]
     redis_client.client_kill_filter(_id=blocked["id"])
-    eventually(lambda: events(caplog, "worker_failed"), "it has noticed")
-    (told,) = events(caplog, "worker_failed")
+    eventually(lambda: logged("worker_failed"), "it has noticed")
+    (told,) = logged("worker_failed")
     kind, _, reason = told["error"].partition(": ")
     assert kind.endswith("Error") or kind == "RedisUnavailable"
     assert reason
 
 
 def test_a_worker_in_which_nothing_can_be_shown_goes_on(
-    live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    live: TaskQueue, make: Make, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     """An error of a turn of the dispatcher, and one of a slot."""
     first_turn, failed = ThreadPool._turn, threading.Event()
@@ -272,24 +269,24 @@ def test_a_worker_in_which_nothing_can_be_shown_goes_on(
     eventually(lambda: (info := live.get("b")) and info.state == "finished", "the next is run")
     assert ran.is_set()
     for event in ("worker_failed", "slot_failed"):
-        (told,) = events(caplog, event)
+        (told,) = logged(event)
         assert told["error"] == "Mute: (its text cannot be read)"
-    assert not events(caplog, "thread_failed")
+    assert not logged("thread_failed")
 
 
-def test_a_start_is_told_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_is_told_once(make: Make, caplog: pytest.LogCaptureFixture, logged: Logged) -> None:
     caplog.set_level(logging.INFO, "fairqueue.worker")
     worker = make(lambda task: None, concurrency=1)
     for _ in range(2):
         worker.start()
         worker.start()
         assert worker.stop(10)
-    assert len(events(caplog, "worker_started")) == 2
+    assert len(logged("worker_started")) == 2
 
 
 @pytest.mark.processes
 def test_that_the_supervisor_has_died_is_told_once(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture, logged: Logged
 ) -> None:
     caplog.set_level(logging.INFO, "fairqueue.worker")
     worker = make(lambda task: None, concurrency=1, processes=1)
@@ -300,8 +297,8 @@ def test_that_the_supervisor_has_died_is_told_once(
         os.kill(worker._group.supervisor_pid, signal.SIGKILL)
         eventually(lambda: worker.state == "failed", "it has failed")
         assert [worker.stop(10), worker.stop(10)] == [False, False]
-        assert len(events(caplog, "worker_started")) == number
-        assert len(events(caplog, "worker_broken")) == number
+        assert len(logged("worker_started")) == number
+        assert len(logged("worker_broken")) == number
 
 
 class Raising(logging.Handler):
