@@ -1,10 +1,9 @@
-"""Look at HTTP tasks when they are made: what no worker would send is refused at once.
+"""Check HTTP tasks when they are created, to refuse at once what no worker would send.
 
-What an HTTP task is, and where it may go, is known to the workers that run it, which say so with
-their heartbeats. A task named `http` with a `url` counts as one also where no worker that lives
-runs it; then what `HttpTasks()` allows holds. Where one runs it with another handler than that of
-an `HttpTasks`, nobody here knows what it does, and it passes. Workers look again when they run it:
-names may mean other addresses by then.
+Workers announce with their heartbeats which tasks are HTTP tasks, and which targets they allow. A
+task named `http` with a `url` is an HTTP task even if no live worker runs it; then the rules of
+`HttpTasks()` apply. If a worker runs the name with another handler, the task is not checked.
+Workers check again when they run the task: a host name may have other addresses by then.
 """
 
 import threading
@@ -18,17 +17,17 @@ from fairqueue.link.operation import Operation, operation, steps
 from fairqueue.queue.workers import WorkerStore
 
 USUAL_NAME = "http"
-POLICIES_KEPT_S = 5.0  # so long what workers say is not read again
-HOST_S = 2.0  # a host that is looked up for longer is let through: the worker looks again
-HOSTS_S, WINDOW_S = 5.0, 60.0  # so many seconds within so many may be spent on lookups in all
+POLICIES_KEPT_S = 5.0  # how long the announcements of workers are cached
+HOST_S = 2.0  # a host whose lookup takes longer is allowed: the worker checks again
+HOSTS_S, WINDOW_S = 5.0, 60.0  # seconds that all lookups may take in a window of seconds
 HOSTS_KEPT = 1000
 
-# By name of the tasks; none where a worker runs them that says nothing of it.
+# By name of the tasks; an empty list if a worker runs them with another handler.
 Policies = dict[str, list[Mapping[str, Any]]]
 
 
 class Outgoing:
-    """The HTTP tasks that are made for one queue. May be used by many threads."""
+    """Checks the HTTP tasks that are created for one queue. May be used by many threads."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -36,16 +35,16 @@ class Outgoing:
         self._lock = threading.Lock()
         self._policies: Policies = {}
         self._read_at = -POLICIES_KEPT_S
-        # host -> until when its addresses are kept, and which they are; None: not known
+        # host -> until when its addresses are cached, and the addresses; None: not known
         self._hosts: OrderedDict[str, tuple[float, list[str] | None]] = OrderedDict()
         self._window_ends = 0.0
         self._spent = 0.0
 
     @operation
     def check(self, name: str, payload: Mapping[str, Any]) -> Operation[None]:
-        """Raises InvalidPayload for an HTTP task that cannot be sent, or not where it should go.
+        """Raise InvalidPayload for an HTTP task that is malformed, or whose target is not allowed.
 
-        Without the extra `http` there is nothing here to read it with, and it passes.
+        Without the extra `http` installed, nothing is checked.
         """
         is_usual = name == USUAL_NAME and "url" in payload
         if not is_usual and not isinstance(payload.get("url"), str):
@@ -60,7 +59,7 @@ class Outgoing:
         check_made(payload, policies or (), self._addresses)
 
     def _announced(self) -> Operation[Policies]:
-        """What living workers say of their HTTP tasks, by name."""
+        """Return the policies that live workers announce, by task name."""
         with self._lock:
             if time.monotonic() - self._read_at < POLICIES_KEPT_S:
                 return self._policies
@@ -76,7 +75,7 @@ class Outgoing:
         return found
 
     def _addresses(self, host: str) -> list[str] | None:
-        """The addresses of a host; None where they cannot be had in time."""
+        """Return the addresses of a host; None if they cannot be looked up in time."""
         now = time.monotonic()
         with self._lock:
             kept = self._hosts.get(host)
@@ -99,5 +98,5 @@ def _look_up(host: str, deadline: float) -> list[str] | None:
 
     try:
         return look_up_by(host, deadline)
-    except OSError:  # a time-out is one
+    except OSError:  # includes TimeoutError
         return None

@@ -1,4 +1,4 @@
-"""The libraries of the extra `http`, or an error that says how to install them."""
+"""Import the libraries of the extra `http`, or raise an error that says how to install them."""
 
 try:
     import httpcore as httpcore

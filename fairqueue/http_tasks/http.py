@@ -1,7 +1,7 @@
-"""Run tasks that call a URL: what may be sent where, with which secrets, and what is kept of it.
+"""The handler of tasks that call a URL: allowed targets, secrets, signatures and results.
 
-One connection serves one call. Each call has an address of its own that was checked, and a deadline
-of its own; a connection that is kept could serve another host name, or another check, than its own.
+Each call has its own connection, because each has its own checked address and deadline. A kept
+connection could be used for another host name, or without a check.
 """
 
 import contextlib
@@ -24,10 +24,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fairqueue.clock import Clock
-from fairqueue.errors import (
-    ConfigurationError,
-    InvalidPayload,
-)
+from fairqueue.errors import ConfigurationError, InvalidPayload
 from fairqueue.http_tasks.extra import httpcore, httpx
 from fairqueue.http_tasks.network import (
     LOOKUPS,
@@ -50,10 +47,7 @@ from fairqueue.http_tasks.requests import (
     request_of,
 )
 from fairqueue.logs import log_event
-from fairqueue.validation import (
-    MAX_RESULT_BYTES,
-    check_count,
-)
+from fairqueue.validation import MAX_RESULT_BYTES, check_count
 from fairqueue.worker.context import TaskContext
 from fairqueue.worker.handlers import Discard, Retry
 from fairqueue.worker.worker import Worker
@@ -66,16 +60,16 @@ SIGNATURE_HEADER = "FairQueue-Signature"
 ATTEMPT_HEADER = "FairQueue-Attempt"
 SECRET_VARIABLE = "FAIRQUEUE_SECRET_"  # noqa: S105 - before the name: no other variable can be read
 
-ANNOUNCED = 200  # entries of allow_private; where there are more, only workers look at addresses
-LONGEST_RETRY_AFTER_S = 3600.0  # a server that asks for more is asked again after this
+ANNOUNCED = 200  # entries of allow_private; with more, only workers check addresses
+LONGEST_RETRY_AFTER_S = 3600.0  # the longest wait that a server can ask for
 RETRIED = frozenset({408, 425, 429})  # and all from 500
 KEPT_HEADERS = ("content-type", "content-length", "content-encoding")
-SHOWN_HEADER = 100  # characters kept of each of these
-SHOWN_BODY = 500  # characters of an answer's body in an error
-RESULT_BODY_BYTES = MAX_RESULT_BYTES - 2048  # as JSON; the rest of a result fits beside it
+SHOWN_HEADER = 100  # characters of each of these in a result
+SHOWN_BODY = 500  # characters of a response body in an error
+RESULT_BODY_BYTES = MAX_RESULT_BYTES - 2048  # as JSON; leaves room for the rest of a result
 MASK = b"***"
 BACKSLASH = "\\"
-# Of one character of a secret: a backslash is doubled, and another one comes before what is next.
+# For one character of a secret: a backslash may be doubled, with another one before the next mark.
 LONGEST_ESCAPE = 3 * len("&#x005c;")
 
 _PARTS = re.compile(r"(\\*)([A-Za-z0-9]+|[^\\A-Za-z0-9]|$)")  # of a secret
@@ -85,7 +79,7 @@ _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRequest:
-    """A secret that a task refers to: its name, whose task it is, and which host would get it."""
+    """A secret that a task refers to: its name, the user of the task, and the receiving host."""
 
     name: str
     user_id: str
@@ -103,7 +97,7 @@ def _from_environment(wanted: SecretRequest) -> str | None:
 
 
 class _Revealed:
-    """The secrets of one call, by name; what a server repeats of them is masked."""
+    """The secrets of one call, by name. Masks them in responses that repeat them."""
 
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
@@ -115,29 +109,29 @@ class _Revealed:
         return self._values[name]
 
     def fill(self, value: str) -> str:
-        """A header's value with its references replaced."""
+        """Return the value of a header with its references replaced."""
         words = [(word, REFERENCE.fullmatch(word)) for word in value.split(" ")]
         return " ".join(self[match[1]] if match else word for word, match in words)
 
     def mask(self, text: bytes) -> bytes:
-        """The text without any of the secrets."""
+        """Return the text with all secrets masked."""
         return self._pattern.sub(MASK, text)
 
 
 def _spellings(secret: str) -> bytes:
-    """A pattern of a secret as an answer may repeat it.
+    """Return a pattern that matches a secret as a response may repeat it.
 
-    Each character may be plain or have an escape of JSON, of a URL or of HTML: those who write them
-    differ in what they escape, and how. Letters and digits all of them leave alone.
+    Each character may be plain or escaped for JSON, a URL or HTML: encoders differ in what they
+    escape, and how. None of them escapes letters and digits.
     """
     return "".join(_spelling(*part) for part in _PARTS.findall(secret)).encode()
 
 
 def _spelling(backslashes: str, rest: str) -> str:
-    """A pattern of a part of a secret: backslashes, if any, and what comes after them.
+    """Return a pattern for a part of a secret: backslashes, if any, and what follows them.
 
-    Each backslash may be doubled, and a mark have one more before it. That is one count for all of
-    them: with a choice for each, there would be more ways to read a long row than can be tried.
+    Each backslash may be doubled, and a mark may have one more before it. The pattern has one count
+    for all of them: a choice for each would make the search exponential.
     """
     plain = rest.isalnum() or not rest
     after = rest if plain else _escaped(rest)
@@ -149,7 +143,7 @@ def _spelling(backslashes: str, rest: str) -> str:
 
 @cache
 def _escaped(mark: str) -> str:
-    """A pattern of a character that is neither a letter nor a digit."""
+    """Return a pattern for a character that is neither a letter nor a digit."""
     code = f"{ord(mark):02x}"
     found = [f"&{name};" for name, meant in _HTML_NAMES if meant == mark]
     found += [f"&#x0{{0,2}}{code};", f"&#0{{0,2}}{ord(mark)};"]
@@ -171,14 +165,14 @@ def verify_signature(
     now: float | None = None,
     tolerance: float = 300.0,
 ) -> bool:
-    """Whether a request that was received is from the holder of the secret, and recent.
+    """Return whether a received request is recent and was signed with the secret.
 
-    header: the value of `FairQueue-Signature`, None if there is none. body: the bytes as they came.
-    now: seconds since 1970, else the clock's. A signature whose time is more than `tolerance`
-    seconds away from it, either way, is refused. Raises ConfigurationError for an empty secret.
+    header: the value of `FairQueue-Signature`, or None. body: the received bytes. now: seconds
+    since 1970; the current time by default. A signature is refused if its time differs from `now`
+    by more than `tolerance` seconds. Raises ConfigurationError for an empty secret.
     """
     if not secret:
-        raise ConfigurationError("the secret is empty: anybody could have signed with it")
+        raise ConfigurationError("secret must not be empty: anybody could sign with it")
     match = _SIGNATURE.fullmatch(header or "")
     if match is None:
         return False
@@ -201,12 +195,12 @@ class HttpTasks:
     """Runs tasks whose payload is a request: {"url", "method", "headers", "json", "timeout"}.
 
     allow_private: networks ("10.1.0.0/16"), host names or "host:port" that may be called although
-    they are not on the public Internet. allow_http: also without TLS. secrets: called with a
-    `SecretRequest` for each `secret:NAME`, returns the value or None; by default the environment
-    variable FAIRQUEUE_SECRET_NAME. signing_secret: a reference, "secret:NAME"; signs each request.
-    max_body: bytes of an answer that are read. timeout: seconds for a whole call, unless the
-    payload asks for fewer. resolver: a host's addresses. ssl_context: one that trusts your own
-    authority. Safe to share between threads; keeps no connection open.
+    they are not on the public Internet. allow_http: allow requests without TLS. secrets: called
+    with a `SecretRequest` for each `secret:NAME`; returns the value or None. By default it reads
+    FAIRQUEUE_SECRET_NAME from the environment. signing_secret: a reference, "secret:NAME"; signs
+    each request. max_body: bytes of a response that are read. timeout: seconds for a whole call,
+    unless the payload sets fewer. resolver: returns the addresses of a host. ssl_context: to trust
+    your own authority. Safe to share between threads; keeps no connection open.
     """
 
     def __init__(
@@ -222,7 +216,7 @@ class HttpTasks:
         clock: Clock | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises ConfigurationError naming the argument. Opens no connection."""
+        """Raise ConfigurationError for a bad argument. Open no connection."""
         self._allowed = AllowList(allow_private)
         self._allow_http = allow_http
         self._secrets = secrets or _from_environment
@@ -235,24 +229,24 @@ class HttpTasks:
         self._clock = clock
         self._ssl_context = ssl_context or httpx.create_ssl_context()
         if not self._ssl_context.check_hostname:
-            raise ConfigurationError("ssl_context does not check host names: it has to")
+            raise ConfigurationError("ssl_context must check host names")
         self._user_agent = f"fairqueue/{version('fairqueue')}"
         self._lookups = threading.BoundedSemaphore(LOOKUPS)
 
     @property
     def http_policy(self) -> dict[str, Any]:
-        """Where its tasks may go, as its worker says it to those who make tasks."""
+        """The allowed targets, as the worker announces them."""
         entries = self._allowed.entries
         if len(entries) > ANNOUNCED:
             return {"allow_http": self._allow_http, "allow_any": True}
         return {"allow_http": self._allow_http, "allow_private": entries}
 
     def register(self, worker: Worker, name: str = "http", **options: Any) -> None:
-        """Make it the worker's handler for tasks of a name; options as for `Worker.task`."""
+        """Register as a handler of the worker; options as in `Worker.task`."""
         worker.task(name, **options)(self.handle)
 
     def handle(self, payload: dict[str, Any], context: TaskContext) -> dict[str, Any]:
-        """Make one call; its result. Raises Retry or Discard, and nothing that shows a secret."""
+        """Make one call and return its result. Raises Retry or Discard, without any secret."""
         began = time.monotonic()
         try:
             request = request_of(payload)
@@ -263,22 +257,22 @@ class HttpTasks:
         addresses = self._admit(request, context, deadline)
         revealed = self._reveal(request, context.task.user_id, deadline)
         if context.cancelled:
-            raise Retry("cancelled before it was sent")  # of a cancelled task that is its end
+            raise Retry("cancelled before it was sent")  # a cancelled task is not retried
         answer = self._call(request, context, addresses, revealed, deadline, limit)
         seconds = round(time.monotonic() - began, 3)
         fields = {"host": request.target.host, "status": answer.status, "seconds": seconds}
         _log(logging.DEBUG, "http_answered", context, fields)
         return self._judge(request, answer) | {"seconds": seconds}
 
-    # --- before it is sent ------------------------------------------------------------------------
+    # --- before the call --------------------------------------------------------------------------
 
     def _admit(
         self, request: HttpRequest, context: TaskContext, deadline: float
     ) -> Sequence[IpAddress]:
-        """The addresses to connect to: all of the host's, all of them admitted."""
+        """Return all addresses of the host, which must all be allowed."""
         try:
             if request.target.scheme == "http" and not self._allow_http:
-                raise Blocked("http:// is not allowed here: use https://")
+                raise Blocked("http:// is not allowed: use https://")
             addresses = self._addresses(request, deadline)
             self._allowed.check(request.target, addresses)
         except Blocked as error:
@@ -294,15 +288,15 @@ class HttpTasks:
         try:
             found = resolve_by(self._resolver, self._lookups, host, deadline)
         except TimeoutError:
-            raise Retry(f"{request.shown}: looking up the host took too long") from None
+            raise Retry(f"{request.shown}: the lookup of the host took too long") from None
         except OSError as error:
-            raise Retry(f"{request.shown}: the host cannot be looked up: {error}") from None
+            raise Retry(f"{request.shown}: the lookup of the host failed: {error}") from None
         if not found:
             raise Retry(f"{request.shown}: the host has no address")
         try:
             return [ipaddress.ip_address(address) for address in found]
         except ValueError:
-            raise Retry(f"{request.shown}: what the host was looked up as is no address") from None
+            raise Retry(f"{request.shown}: the resolver returned an invalid address") from None
 
     def _reveal(self, request: HttpRequest, user_id: str, deadline: float) -> _Revealed:
         names = names_in(request.headers)
@@ -313,23 +307,23 @@ class HttpTasks:
         for name in dict.fromkeys(names):
             values[name] = self._secret(SecretRequest(name=name, user_id=user_id, host=host))
             if time.monotonic() >= deadline:
-                raise Retry(f"{request.shown}: looking up the secrets took too long")
+                raise Retry(f"{request.shown}: the lookup of secrets took too long")
         return _Revealed(values)
 
     def _secret(self, wanted: SecretRequest) -> str:
         try:
             value = self._secrets(wanted)
         except Exception as error:
-            # Its text is not shown: nobody knows what is in it.
+            # Its text is not shown: it may contain the secret.
             raise Retry(
-                f"secret:{wanted.name} could not be looked up: {type(error).__name__}"
+                f"the lookup of secret:{wanted.name} failed: {type(error).__name__}"
             ) from None
         if value is None:
-            raise Discard(f"secret:{wanted.name} is not known here")
+            raise Discard(f"secret:{wanted.name} is not known to this worker")
         if not _is_secret(value):
             raise Discard(
-                f"secret:{wanted.name} cannot be used: it is empty, has spaces at an end, "
-                f"characters that are not printable ASCII, or more than {MAX_HEADER_LENGTH}"
+                f"secret:{wanted.name} must be 1 to {MAX_HEADER_LENGTH} printable ASCII "
+                "characters, without spaces at its ends"
             )
         return value
 
@@ -344,7 +338,7 @@ class HttpTasks:
         deadline: float,
         limit: float,
     ) -> _Answer:
-        """Send it and read the answer. What goes wrong on the way is a Retry."""
+        """Send the request and read the response. Raises Retry for errors of the network."""
         target = request.target
         url = httpcore.URL(
             scheme=target.scheme, host=target.host, port=target.port, target=target.path
@@ -360,14 +354,14 @@ class HttpTasks:
                 sent = httpcore.Request(request.method, url, headers=headers, content=request.body)
                 return self._answer(connection.handle_request(sent), revealed)
         except httpcore.TimeoutException:
-            raise Retry(f"{request.shown} timed out: it had {limit:g} s") from None
+            raise Retry(f"{request.shown} timed out after {limit:g} s") from None
         except httpcore.ConnectError as error:
-            raise Retry(f"{request.shown} cannot be connected to: {error}") from None
+            raise Retry(f"{request.shown}: the connection failed: {error}") from None
         except httpcore.NetworkError:
-            raise Retry(f"{request.shown}: the connection broke") from None
+            raise Retry(f"{request.shown}: the connection was lost") from None
         except httpcore.ProtocolError:
             # Its text may repeat what the server sent.
-            raise Retry(f"{request.shown}: the answer is no HTTP, or ended too early") from None
+            raise Retry(f"{request.shown}: the response is not HTTP, or incomplete") from None
 
     def _headers(
         self, request: HttpRequest, context: TaskContext, revealed: _Revealed
@@ -377,8 +371,8 @@ class HttpTasks:
         for name, value in headers:
             if len(value) > MAX_HEADER_LENGTH:
                 raise Discard(
-                    f"payload.headers.{name} has {len(value)} characters with its secrets: "
-                    f"at most {MAX_HEADER_LENGTH}"
+                    f"payload.headers.{name} must be at most {MAX_HEADER_LENGTH} characters with "
+                    f"its secrets, not {len(value)}"
                 )
         if "user-agent" not in own:
             headers.append(("User-Agent", self._user_agent))
@@ -396,7 +390,7 @@ class HttpTasks:
             *headers,
             ("Idempotency-Key", urllib.parse.quote(context.task_id, safe=":/@+,=")),
             (ATTEMPT_HEADER, str(context.attempt)),
-            # A compressed answer could be a thousand times as large as what was read of it.
+            # A compressed response could be a thousand times as large as the bytes read.
             ("Accept-Encoding", "identity"),
             ("Connection", "close"),
         ]
@@ -406,7 +400,7 @@ class HttpTasks:
             name.decode("ascii", "replace").lower(): revealed.mask(value).decode("latin-1")
             for name, value in response.headers
         }
-        # A little more is read than is kept, so that a secret across the end is seen as a whole.
+        # A little more is read than is kept, so that a secret across the end is masked.
         over = max(0, revealed.longest - 1)
         raw, cut = _read(response, self._max_body + over)
         body = revealed.mask(raw)
@@ -418,7 +412,7 @@ class HttpTasks:
         return _Answer(status=response.status, headers=headers, body=kept, truncated=truncated)
 
     def _judge(self, request: HttpRequest, answer: _Answer) -> dict[str, Any]:
-        """The result of an answer that is one; Retry or Discard for the others."""
+        """Return the result of a response with status 2xx. Raises Retry or Discard for others."""
         status = answer.status
         if 200 <= status < 300:
             kept = {
@@ -441,12 +435,12 @@ class HttpTasks:
         raise Discard(said)
 
     def _now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return time.time() if self._clock is None else self._clock.now_ms() / 1000
 
 
 def _is_secret(value: object) -> bool:
-    """Whether it can be sent in a header, if it stands there alone."""
+    """Return whether a secret is a valid header value by itself."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= MAX_HEADER_LENGTH
@@ -459,13 +453,13 @@ def _signing_name(reference: str | None) -> str | None:
         return None
     match = REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
     if match is None:
-        # It is not shown: it may be the secret itself.
-        raise ConfigurationError("signing_secret is no reference to a secret: 'secret:NAME'")
+        # The value is not shown: it may be the secret itself.
+        raise ConfigurationError("signing_secret must be a reference such as 'secret:NAME'")
     return match[1]
 
 
 def _read(response: httpcore.Response, limit: int) -> tuple[bytes, bool]:
-    """The body, at most `limit` bytes of it; and whether there was more."""
+    """Return at most `limit` bytes of the body, and whether there was more."""
     read = bytearray()
     for chunk in response.iter_stream():
         read += chunk
@@ -475,14 +469,14 @@ def _read(response: httpcore.Response, limit: int) -> tuple[bytes, bool]:
 
 
 def _fit(text: str) -> str:
-    """As much of a text as a result has room for: as JSON, one character may need six bytes."""
+    """Cut a text to the size of a result: as JSON, one character may need six bytes."""
     while (size := len(json.dumps(text, ensure_ascii=False).encode())) > RESULT_BODY_BYTES:
         text = text[: len(text) * RESULT_BODY_BYTES // size]
     return text
 
 
 def _retry_after(value: str | None, now: float) -> float | None:
-    """Seconds that a server asks to wait, at most an hour; None where it asks for nothing."""
+    """Return the seconds that a server asks to wait, at most an hour; None if it does not."""
     if value is None:
         return None
     if value.isascii() and value.isdigit():

@@ -1,4 +1,4 @@
-"""Where a request may go: rules for addresses, and connections that keep to them."""
+"""The addresses that requests may go to, and connections to checked addresses only."""
 
 import contextlib
 import ipaddress
@@ -10,31 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from fairqueue.errors import (
-    LONGEST_SHOWN,
-    ConfigurationError,
-    InvalidPayload,
-    cut,
-    shown,
-)
+from fairqueue.errors import LONGEST_SHOWN, ConfigurationError, InvalidPayload, cut, shown
 from fairqueue.http_tasks.extra import httpcore, httpx
-from fairqueue.http_tasks.requests import (
-    Target,
-    check_host,
-    request_of,
-)
-from fairqueue.validation import (
-    check_count,
-    check_items,
-)
+from fairqueue.http_tasks.requests import Target, check_host, request_of
+from fairqueue.validation import check_count, check_items
 
-CONNECT_S = 10.0  # for all addresses together: a silent host is given up before the whole time-out
-TRIED_ADDRESSES = 4  # of those that a name has; they share the time to connect
-LOOKUPS = 64  # name lookups at a time: one cannot be ended, and a slow name server holds its thread
+CONNECT_S = 10.0  # for all addresses together: a silent host must not use up the whole time-out
+TRIED_ADDRESSES = 4  # of one host; they share the time to connect
+LOOKUPS = 64  # lookups at a time: one cannot be ended, and a slow name server holds its thread
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-# Written out, because what `is_global` says differs between versions of Python: there multicast is
-# global, and the addresses that carry an IPv4 address inside were for long.
+# A list of our own, because `is_global` differs between versions of Python: it includes multicast,
+# and included addresses that contain an IPv4 address for a long time.
 SPECIAL_NETWORKS: tuple[tuple[IpNetwork, str], ...] = tuple(
     (ipaddress.ip_network(network), rule)
     for network, rule in (
@@ -42,7 +29,7 @@ SPECIAL_NETWORKS: tuple[tuple[IpNetwork, str], ...] = tuple(
         ("10.0.0.0/8", "private"),
         ("100.64.0.0/10", "shared address space"),
         ("127.0.0.0/8", "loopback"),
-        # Of Azure: each machine reaches its own host there, which hands out its settings.
+        # Azure: a machine reaches its own host here, which serves its configuration.
         ("168.63.129.16/32", "platform of a cloud"),
         ("169.254.0.0/16", "link-local"),
         ("172.16.0.0/12", "private"),
@@ -72,7 +59,7 @@ SPECIAL_NETWORKS: tuple[tuple[IpNetwork, str], ...] = tuple(
         ("ff00::/8", "multicast"),
     )
 )
-GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is given out to be reached
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all public addresses of IPv6
 # The third quarter of an IPv6 address whose last one is an IPv4 address: ISATAP, RFC 5214.
 ISATAP = (0x00005EFE, 0x02005EFE)
 Resolver = Callable[[str], Iterable[str]]
@@ -80,7 +67,7 @@ _lookups = threading.BoundedSemaphore(LOOKUPS)
 
 
 class Blocked(Exception):
-    """A target that no rule admits; the text is for the task's owner, `address` for the log."""
+    """A target is not allowed. The message is for the owner of the task, `address` for the log."""
 
     def __init__(self, text: str, address: str = "") -> None:
         super().__init__(text)
@@ -88,37 +75,38 @@ class Blocked(Exception):
 
 
 class AllowList:
-    """Which targets may be reached although they are not on the public Internet."""
+    """The targets that are allowed although they are not on the public Internet."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self._networks: list[IpNetwork] = []
         self._hosts: set[tuple[str, int | None]] = set()
-        self.entries: list[str] = []  # as they were given
-        wanted = "networks and hosts"
-        for entry in check_items(entries, "allow_private", wanted, ConfigurationError):
+        self.entries: list[str] = []  # as given
+        for entry in check_items(
+            entries, "allow_private", "networks and hosts", ConfigurationError
+        ):
             self._add(entry)
             self.entries.append(entry)
 
     def _add(self, entry: object) -> None:
         if not isinstance(entry, str):
-            raise ConfigurationError(f"allow_private has {shown(entry)}, which is no string")
+            raise ConfigurationError(f"allow_private must contain strings, not {shown(entry)}")
         try:
             self._networks.append(ipaddress.ip_network(entry))
             return
         except ValueError as error:
             if "/" in entry:
                 raise ConfigurationError(
-                    f"allow_private has {shown(entry)}, which is no network: "
+                    f"allow_private contains {shown(entry)}, which is not a network: "
                     f"{cut(str(error), LONGEST_SHOWN)}"
                 ) from None
         try:
             if any(mark in entry for mark in "?#@"):
-                raise ValueError("neither a name nor a network has ?, # or @")
-            parsed = httpx.URL(f"any://{entry}")  # a scheme without a usual port: each is told
+                raise ValueError("host names and networks do not contain ?, # or @")
+            parsed = httpx.URL(f"any://{entry}")  # a scheme without a default port
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigurationError(
-                f"allow_private has {shown(entry)}: a network such as 10.1.0.0/16, a host name, or "
-                f"host:port ({cut(str(error), LONGEST_SHOWN)})"
+                "allow_private must contain networks such as 10.1.0.0/16, host names or "
+                f"host:port, not {shown(entry)} ({cut(str(error), LONGEST_SHOWN)})"
             ) from None
         host = check_host(parsed.raw_host.decode("ascii"), "allow_private", ConfigurationError)
         if parsed.port is not None:
@@ -126,20 +114,20 @@ class AllowList:
         self._hosts.add((host, parsed.port))
 
     def check(self, target: Target, addresses: Sequence[IpAddress]) -> None:
-        """Refuse a target if any of its addresses is not admitted."""
+        """Raise Blocked if any address of the target is not allowed."""
         if {(target.host, None), (target.host, target.port)} & self._hosts:
             return
         for address in addresses:
             rule = forbidding_rule(address)
             if rule and not any(address in network for network in self._networks):
                 raise Blocked(
-                    f"the host {target.host!r} has an address that may not be called: {rule}",
+                    f"the host {target.host!r} has an address that is not allowed: {rule}",
                     str(address),
                 )
 
 
 def forbidding_rule(address: IpAddress) -> str | None:
-    """Which rule keeps HTTP tasks from an address; None: it is on the public Internet."""
+    """Return the rule that forbids an address; None if it is on the public Internet."""
     for network, rule in SPECIAL_NETWORKS:
         if address in network:
             return f"{rule} ({network})"
@@ -155,11 +143,12 @@ def check_made(
     policies: Sequence[Mapping[str, Any]],
     addresses_of: Callable[[str], Sequence[str] | None],
 ) -> None:
-    """Check the payload of an HTTP task when it is made.
+    """Check the payload of an HTTP task when it is created.
 
-    policies: of the workers that run such tasks (`HttpTasks.http_policy`), one of which must let it
-    pass; none: what `HttpTasks()` lets pass. addresses_of: None for a host that cannot be looked up
-    now; it is let through, and looked up again when the task runs. Raises InvalidPayload.
+    policies: those of the workers that run such tasks (`HttpTasks.http_policy`), one of which must
+    allow it; without any, the rules of `HttpTasks()` apply. addresses_of: returns None for a host
+    that cannot be looked up now; it is allowed, and checked when the task runs. Raises
+    InvalidPayload.
     """
     request = request_of(payload)
     for policy in policies or ({},):
@@ -169,7 +158,7 @@ def check_made(
             reason = str(error)
         else:
             return
-    who = "no living worker allows it" if policies else "HttpTasks(allow_private=) can allow it"
+    who = "no live worker allows it" if policies else "HttpTasks(allow_private=...) can allow it"
     raise InvalidPayload(f"payload.url: {request.shown} is blocked: {reason}; {who}")
 
 
@@ -179,31 +168,31 @@ def _check_policy(
     addresses_of: Callable[[str], Sequence[str] | None],
 ) -> None:
     if target.scheme == "http" and policy.get("allow_http") is not True:
-        raise Blocked("http:// is not allowed here: use https://")
+        raise Blocked("http:// is not allowed: use https://")
     if policy.get("allow_any") is True:
         return
     try:
         allowed = AllowList(policy.get("allow_private", ()))
-    except (ConfigurationError, TypeError):  # somebody has planted it
+    except (ConfigurationError, TypeError):  # a damaged announcement
         allowed = AllowList(())
     addresses: Sequence[str] | None
     try:
         addresses = [str(ipaddress.ip_address(target.host))]
     except ValueError:
         addresses = addresses_of(target.host)
-    with contextlib.suppress(ValueError):  # what it was looked up as is not an address
+    with contextlib.suppress(ValueError):  # the lookup returned something else than addresses
         allowed.check(target, [ipaddress.ip_address(each) for each in addresses or ()])
 
 
 def look_up_by(host: str, deadline: float) -> list[str]:
-    """The addresses of a host. Raises OSError, TimeoutError when the monotonic clock passes."""
+    """Return the addresses of a host. Raises OSError; TimeoutError after the deadline."""
     return resolve_by(addresses_of, _lookups, host, deadline)
 
 
 def resolve_by(
     resolver: Resolver, lookups: threading.BoundedSemaphore, host: str, deadline: float
 ) -> list[str]:
-    """Ask a resolver, in a thread: the system's has no time-out that could be set."""
+    """Call a resolver in a thread, because the system's resolver has no time-out."""
     if not lookups.acquire(timeout=max(0.0, deadline - time.monotonic())):
         raise TimeoutError
     answer: Future[list[str]] = Future()
@@ -219,21 +208,21 @@ def resolve_by(
     thread = threading.Thread(target=look_up, name="fairqueue-lookup", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads can be had
+    except RuntimeError:  # the limit of threads is reached
         lookups.release()
         raise
     return answer.result(max(0.0, deadline - time.monotonic()))
 
 
 def addresses_of(host: str) -> list[str]:
-    """What a name is looked up as, by the system."""
+    """Return the addresses of a host, by the system's resolver."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 @contextlib.contextmanager
 def _raising(late: type[Exception], broken: type[Exception]) -> Iterator[None]:
-    """Errors of a socket as those that httpcore expects."""
+    """Turn errors of a socket into those that httpcore expects."""
     try:
         yield
     except TimeoutError as error:
@@ -243,7 +232,7 @@ def _raising(late: type[Exception], broken: type[Exception]) -> Iterator[None]:
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket whose operations all end by one deadline, however often bytes arrive."""
+    """A socket with one deadline for all its operations, however often bytes arrive."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
@@ -286,7 +275,7 @@ class _Stream(httpcore.NetworkStream):
 
 
 class Pinned(httpcore.NetworkBackend):
-    """Connects to the addresses that were checked, whatever the name would mean by now."""
+    """Connects only to the checked addresses, whatever the name resolves to by now."""
 
     def __init__(self, addresses: Sequence[IpAddress], deadline: float) -> None:
         self._addresses = addresses[:TRIED_ADDRESSES]
@@ -307,7 +296,7 @@ class Pinned(httpcore.NetworkBackend):
             return _Stream(sock, self._deadline)
 
     def _connect(self, port: int) -> socket.socket:
-        """The first address that answers. Raises what the last one raised."""
+        """Return a connection to the first address that answers. Raises the last error."""
         connect_by = min(self._deadline, time.monotonic() + CONNECT_S)
         failure: OSError = TimeoutError()
         for tried, address in enumerate(self._addresses):

@@ -120,7 +120,7 @@ def test_what_a_living_worker_allows_is_taken(api: Api) -> None:
     client = fresh_client(api)
     client.ok("POST", "/tasks", json=body)
     body["payload"] = {"url": "https://10.2.0.1/"}
-    assert "no living worker" in client.refused(422, "POST", "/tasks", json=body)["detail"]
+    assert "no live worker" in client.refused(422, "POST", "/tasks", json=body)["detail"]
 
 
 def test_tasks_of_another_name_are_http_tasks_where_a_worker_says_so(api: Api) -> None:

@@ -373,7 +373,7 @@ def test_retry_after_is_read_in_both_forms(
 
 def test_a_server_that_hangs_is_given_up(web: LocalServer) -> None:
     web.script = lambda call: cast(None, web.over.wait(60))
-    with pytest.raises(Retry, match=r"timed out: it had 0\.3 s"):
+    with pytest.raises(Retry, match=r"timed out after 0\.3 s"):
         call(make(timeout=SHORT), web.url)
 
 
@@ -414,7 +414,7 @@ def test_a_server_that_does_not_read_is_given_up() -> None:
 
 def test_the_workers_time_out_holds_where_the_payload_asks_for_more(web: LocalServer) -> None:
     web.script = lambda call: cast(None, web.over.wait(60))
-    with pytest.raises(Retry, match=r"it had 0\.3 s"):
+    with pytest.raises(Retry, match=r"timed out after 0\.3 s"):
         call(make(timeout=SHORT), web.url, timeout=600)
 
 
@@ -426,7 +426,7 @@ def test_a_name_server_that_hangs_is_given_up() -> None:
         return ["127.0.0.1"]
 
     try:
-        with pytest.raises(Retry, match="looking up the host took too long"):
+        with pytest.raises(Retry, match="the lookup of the host took too long"):
             call(make(resolver=resolver, timeout=SHORT), "http://slow.example/")
     finally:
         over.set()
@@ -443,7 +443,7 @@ def test_a_name_that_cannot_be_looked_up_is_tried_again() -> None:
     def resolver(host: str) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    with pytest.raises(Retry, match=r"cannot be looked up.*not known"):
+    with pytest.raises(Retry, match=r"the lookup of the host failed.*not known"):
         call(make(resolver=resolver), "http://typo.example/")
     with pytest.raises(Retry, match="no address"):
         call(make(resolver=lambda host: []), "http://typo.example/")
@@ -452,7 +452,7 @@ def test_a_name_that_cannot_be_looked_up_is_tried_again() -> None:
 def test_a_closed_port_is_tried_again() -> None:
     with socket.socket() as taken:  # nobody else gets the port, and nobody listens
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(Retry, match="cannot be connected to"):
+        with pytest.raises(Retry, match="the connection failed"):
             call(make(), f"http://127.0.0.1:{taken.getsockname()[1]}/")
 
 
@@ -476,7 +476,7 @@ def test_the_next_address_is_tried_if_the_first_is_dead(web: LocalServer) -> Non
 )
 def test_an_answer_that_is_broken_is_tried_again(web: LocalServer, raw: bytes) -> None:
     web.script = lambda call: cast(None, call.wfile.write(raw))
-    with pytest.raises(Retry, match=r"no HTTP, or ended too early|connection broke"):
+    with pytest.raises(Retry, match=r"is not HTTP, or incomplete|connection was lost"):
         call(make(), web.url)
 
 
@@ -560,7 +560,7 @@ def test_secrets_are_prefixed_variables(web: LocalServer, monkeypatch: pytest.Mo
     monkeypatch.setenv("DATABASE_PASSWORD", "of no task's concern")
     call(make(), web.url, headers={"X-Key": "secret:API"})
     assert web.seen[0].headers["x-key"] == TOKEN
-    with pytest.raises(Discard, match="secret:DATABASE_PASSWORD is not known here"):
+    with pytest.raises(Discard, match="secret:DATABASE_PASSWORD is not known to this worker"):
         call(make(), web.url, headers={"X-Key": "secret:DATABASE_PASSWORD"})
 
 
@@ -579,9 +579,9 @@ def test_a_missing_secret_ends_the_task_and_a_missing_vault_does_not(web: LocalS
     def away(wanted: SecretRequest) -> str:
         raise ConnectionError(f"vault said: {TOKEN}")
 
-    with pytest.raises(Discard, match="secret:API is not known here"):
+    with pytest.raises(Discard, match="secret:API is not known to this worker"):
         call(make(secrets=secrets_of()), web.url, headers={"X-Key": "secret:API"})
-    with pytest.raises(Retry, match="secret:API could not be looked up: ConnectionError") as caught:
+    with pytest.raises(Retry, match="the lookup of secret:API failed: ConnectionError") as caught:
         call(make(secrets=away), web.url, headers={"X-Key": "secret:API"})
     assert TOKEN not in str(caught.value)
     assert web.connections == 0
@@ -609,7 +609,7 @@ def test_a_vault_that_is_slow_is_asked_no_longer_than_the_time_out(web: LocalSer
         return "s"
 
     headers = {"X": " ".join(f"secret:N{number}" for number in range(50))}
-    with pytest.raises(Retry, match="looking up the secrets took too long"):
+    with pytest.raises(Retry, match="the lookup of secrets took too long"):
         call(make(secrets=slow), web.url, headers=headers, timeout=SHORT * 1.5)
     assert len(asked) == 2
     assert web.connections == 0
@@ -618,16 +618,18 @@ def test_a_vault_that_is_slow_is_asked_no_longer_than_the_time_out(web: LocalSer
 def test_a_header_that_is_too_long_with_its_secrets_is_not_sent(web: LocalServer) -> None:
     http = make(secrets=secrets_of(API="s" * 4096))
     call(http, web.url, headers={"X": "secret:API"})
-    with pytest.raises(Discard, match=r"headers\.X has 8193 characters with its secrets: at most"):
+    with pytest.raises(
+        Discard, match=r"headers\.X must be at most 8192 characters with its secrets"
+    ):
         call(http, web.url, headers={"X": "secret:API secret:API"})
-    with pytest.raises(Discard, match="secret:API cannot be used"):
+    with pytest.raises(Discard, match="secret:API must be 1 to 8192 printable"):
         call(make(secrets=secrets_of(API="s" * 8193)), web.url, headers={"X": "secret:API"})
     assert web.connections == 1
 
 
 @pytest.mark.parametrize("value", ["", "two\nlines", "grün", "newline\n", " padded"])
 def test_a_secret_that_cannot_be_sent_is_not_shown(web: LocalServer, value: str) -> None:
-    with pytest.raises(Discard, match="secret:API cannot be used") as caught:
+    with pytest.raises(Discard, match="secret:API must be 1 to 8192 printable") as caught:
         call(make(secrets=secrets_of(API=value)), web.url, headers={"X-Key": "secret:API"})
     assert not value or value not in str(caught.value)
     assert web.connections == 0
@@ -1003,14 +1005,14 @@ def test_no_spelling_of_a_host_leads_inside(web: LocalServer, host: str) -> None
 
 
 def test_the_default_resolver_is_the_systems(web: LocalServer) -> None:
-    with pytest.raises(Discard, match="'localhost' has an address that may not be called"):
+    with pytest.raises(Discard, match="'localhost' has an address that is not allowed"):
         call(make(allow_private=[]), f"http://localhost:{web.port}/")
     assert web.connections == 0
     assert call(make(allow_private=["localhost"]), f"http://localhost:{web.port}/")["status"] == 200
 
 
 def test_http_without_tls_is_blocked_unless_allowed(web: LocalServer) -> None:
-    with pytest.raises(Discard, match="http:// is not allowed here"):
+    with pytest.raises(Discard, match="http:// is not allowed: use"):
         call(make(allow_http=False), web.url)
     assert web.connections == 0
 
@@ -1114,7 +1116,7 @@ def test_a_certificate_for_another_host_is_refused_before_anything_is_sent(
     web: LocalServer, secure: list[str | None], certificate: Path, host: str
 ) -> None:
     http = trusting(certificate, other_example=["127.0.0.1"])
-    with pytest.raises(Retry, match=r"cannot be connected to: .*certificate is not valid for"):
+    with pytest.raises(Retry, match=r"the connection failed: .*certificate is not valid for"):
         call(http, f"https://{host}:{web.port}/")
     assert web.seen == []
 
@@ -1159,30 +1161,30 @@ def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None
     ("payload", "message"),
     [
         ("https://hooks.example/", "payload must be a dict"),
-        ({}, "payload.url None is no URL"),
-        ({"url": 5}, "payload.url 5 is no URL"),
-        ({"url": 10**5000}, "payload.url .* is no URL"),
+        ({}, "payload.url must be a string .* not None"),
+        ({"url": 5}, "payload.url must be a string .* not 5"),
+        ({"url": 10**5000}, "payload.url must be a string of at most 8192"),
         ({"url": "https://h.example/" + "x" * 8192}, "at most 8192 characters"),
-        ({"url": "hooks.example"}, "payload.url 'hooks.example' does not begin with https://"),
-        ({"url": "ftp://hooks.example/"}, "does not begin with https://"),
-        ({"url": "file:///etc/passwd"}, "does not begin with https://"),
-        ({"url": " https://hooks.example/"}, "does not begin with https://"),
+        ({"url": "hooks.example"}, "payload.url must begin with https://.* not 'hooks.example'"),
+        ({"url": "ftp://hooks.example/"}, "must begin with https://"),
+        ({"url": "file:///etc/passwd"}, "must begin with https://"),
+        ({"url": " https://hooks.example/"}, "must begin with https://"),
         ({"url": "https://bob@h.example/"}, "user name or password before 'h.example'"),
-        ({"url": "https://h.example:0/"}, "has the port 0"),
-        ({"url": "https://h.example:65536/"}, "has the port 65536"),
-        ({"url": "https://h.example:-1/"}, "has the port -1"),
+        ({"url": "https://h.example:0/"}, "must have a port from 1 to 65535, not 0"),
+        ({"url": "https://h.example:65536/"}, "must have a port from 1 to 65535, not 65536"),
+        ({"url": "https://h.example:-1/"}, "must have a port from 1 to 65535, not -1"),
         ({"url": "https://h.example:x/"}, "Invalid port: 'x'"),
-        ({"url": "https://h.example/\n"}, "cannot be read: Invalid non-printable"),
+        ({"url": "https://h.example/\n"}, "is malformed: Invalid non-printable"),
         ({"url": "https:///path"}, "has the host ''"),
         ({"url": "https://h!.example/"}, "has the host 'h!.example', which is neither"),
         ({"url": "https://[2606:4700::1111%25eth0]/"}, "which is neither a name nor an address"),
-        ({"url": "https://2130706433/"}, "has the host '2130706433': write an IPv4 address"),
-        (GOOD | {"method": "TRACE"}, "payload.method 'TRACE' is none of GET, POST"),
-        (GOOD | {"method": "post"}, "payload.method 'post' is none of"),
-        (GOOD | {"method": ["GET"]}, "payload.method .* is none of"),
-        (GOOD | {"method": 10**5000}, "payload.method .* is none of"),
-        (GOOD | {"body": "x"}, "payload.body is no field of an HTTP task: url, method"),
-        (GOOD | {"json": 1}, "payload.json cannot be sent: a GET request has no body"),
+        ({"url": "https://2130706433/"}, "has the host '2130706433': an IPv4 address must be"),
+        (GOOD | {"method": "TRACE"}, "payload.method must be one of GET, POST.* not 'TRACE'"),
+        (GOOD | {"method": "post"}, "payload.method must be one of .* not 'post'"),
+        (GOOD | {"method": ["GET"]}, "payload.method must be one of .* not an? "),
+        (GOOD | {"method": 10**5000}, "payload.method must be one of .* not an? "),
+        (GOOD | {"body": "x"}, "payload.body is not a field of an HTTP task, which has url"),
+        (GOOD | {"json": 1}, "payload.json must not be set: a GET request has no body"),
         (GOOD | {"method": "HEAD", "json": 1}, "a HEAD request has no body"),
         (GOOD | {"method": "POST", "json": float("nan")}, "payload.json must be .* not nan"),
         (
@@ -1194,11 +1196,11 @@ def test_a_request_that_can_be_sent_is_accepted(payload: dict[str, Any]) -> None
         (GOOD | {"timeout": 10**400 - 1}, "payload.timeout must be .* seconds, not "),
         (GOOD | {"timeout": "5"}, "payload.timeout must be a number of seconds .*, not '5'"),
         (GOOD | {"timeout": True}, "payload.timeout must be a number of seconds .*, not True"),
-        (GOOD | {"headers": ["a"]}, "payload.headers is a list and no object"),
+        (GOOD | {"headers": ["a"]}, "payload.headers must be an object .* not a list"),
         (GOOD | {"headers": {f"H{n}": "" for n in range(51)}}, "of at most 50 headers"),
         (
             GOOD | {"headers": {"A": "secret:A " * 30 + "x", "B": "secret:A " * 21 + "x"}},
-            "payload.headers refers to secrets 51 times: at most 50 times",
+            "payload.headers must refer to secrets at most 50 times, not 51",
         ),
     ],
 )
@@ -1210,36 +1212,36 @@ def test_a_request_that_cannot_be_sent_is_named(payload: object, message: str) -
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("", "x", "has the name ''"),
-        ("Na me", "x", "has the name 'Na me'"),
-        ("Name:", "x", "has the name 'Name:'"),
-        ("Näme", "x", "has the name 'Näme'"),
-        ("X\r\nY", "x", "has the name"),
-        ("X", 5, "headers.X is no string"),
-        ("X", None, "headers.X is no string"),
-        ("X", "x" * 8193, "headers.X is no string of at most 8192"),
-        ("X", "a\r\nHost: evil", "headers.X has the character '\\\\r'"),
-        ("X", "a\nb", "headers.X has the character '\\\\n'"),
-        ("X", "a\0b", "headers.X has the character"),
-        ("X", "a\tb", "headers.X has the character"),
-        ("X", "a\x7f", "headers.X has the character"),
-        ("X", "grün", "headers.X has the character 'ü'"),
-        ("X", " a", "headers.X has a space at its end"),
-        ("X", "a ", "headers.X has a space at its end"),
-        ("X", "secret:", "headers.X has a word that begins with 'secret:' and is no"),
-        ("X", "Bearer secret:a$b", "headers.X has a word that begins with 'secret:' and is no"),
-        ("Host", "evil.example", "headers.Host cannot be set"),
-        ("hOsT", "evil.example", "headers.hOsT cannot be set"),
-        ("Idempotency-Key", "x", "cannot be set: FairQueue sends it itself"),
-        ("Content-Length", "1", "cannot be set"),
-        ("Transfer-Encoding", "chunked", "cannot be set"),
-        ("Connection", "upgrade", "cannot be set"),
-        ("Upgrade", "websocket", "cannot be set"),
-        ("Expect", "100-continue", "cannot be set"),
-        ("TE", "trailers", "cannot be set"),
-        ("Accept-Encoding", "gzip", "cannot be set"),
-        ("FairQueue-Signature", "t=1,v1=0", "cannot be set"),
-        ("fairqueue-attempt", "1", "cannot be set"),
+        ("", "x", "'' is not a valid header name"),
+        ("Na me", "x", "'Na me' is not a valid header name"),
+        ("Name:", "x", "'Name:' is not a valid header name"),
+        ("Näme", "x", "'Näme' is not a valid header name"),
+        ("X\r\nY", "x", "is not a valid header name"),
+        ("X", 5, "headers.X must be a string"),
+        ("X", None, "headers.X must be a string"),
+        ("X", "x" * 8193, "headers.X must be a string of at most 8192"),
+        ("X", "a\r\nHost: evil", "headers.X must be printable ASCII .* has the character '\\\\r'"),
+        ("X", "a\nb", "headers.X must be printable ASCII .* has the character '\\\\n'"),
+        ("X", "a\0b", "headers.X must be printable ASCII .* has the character"),
+        ("X", "a\tb", "headers.X must be printable ASCII .* has the character"),
+        ("X", "a\x7f", "headers.X must be printable ASCII .* has the character"),
+        ("X", "grün", "headers.X must be printable ASCII .* has the character 'ü'"),
+        ("X", " a", "headers.X must be printable ASCII .* has a space at its end"),
+        ("X", "a ", "headers.X must be printable ASCII .* has a space at its end"),
+        ("X", "secret:", "headers.X has an invalid reference to a secret"),
+        ("X", "Bearer secret:a$b", "headers.X has an invalid reference to a secret"),
+        ("Host", "evil.example", "headers.Host must not be set"),
+        ("hOsT", "evil.example", "headers.hOsT must not be set"),
+        ("Idempotency-Key", "x", "must not be set: FairQueue sets it"),
+        ("Content-Length", "1", "must not be set"),
+        ("Transfer-Encoding", "chunked", "must not be set"),
+        ("Connection", "upgrade", "must not be set"),
+        ("Upgrade", "websocket", "must not be set"),
+        ("Expect", "100-continue", "must not be set"),
+        ("TE", "trailers", "must not be set"),
+        ("Accept-Encoding", "gzip", "must not be set"),
+        ("FairQueue-Signature", "t=1,v1=0", "must not be set"),
+        ("fairqueue-attempt", "1", "must not be set"),
     ],
 )
 def test_a_header_that_cannot_be_sent_is_named(name: str, value: object, message: str) -> None:
@@ -1248,7 +1250,7 @@ def test_a_header_that_cannot_be_sent_is_named(name: str, value: object, message
 
 
 def test_a_header_in_two_spellings_is_refused() -> None:
-    with pytest.raises(InvalidPayload, match=r"headers\.x-a is there twice"):
+    with pytest.raises(InvalidPayload, match=r"headers\.x-a is set twice"):
         check_request(GOOD | {"headers": {"X-A": "1", "x-a": "2"}})
 
 
@@ -1285,19 +1287,19 @@ def test_any_text_in_a_url_is_accepted_or_refused_as_a_payload(text: str) -> Non
             {"allow_private": "10.0.0.0/8"},
             "allow_private must be a list of networks and hosts, not a str",
         ),
-        ({"allow_private": [5]}, "allow_private has 5"),
-        ({"allow_private": ["10.0.0.1/8"]}, "'10.0.0.1/8', which is no network"),
-        ({"allow_private": ["https://h.example"]}, "which is no network"),
-        ({"allow_private": ["bob@h.example"]}, "'bob@h.example': a network such as"),
-        ({"allow_private": ["h.example:x"]}, "'h.example:x': a network such as"),
+        ({"allow_private": [5]}, "allow_private must contain strings, not 5"),
+        ({"allow_private": ["10.0.0.1/8"]}, "'10.0.0.1/8', which is not a network"),
+        ({"allow_private": ["https://h.example"]}, "which is not a network"),
+        ({"allow_private": ["bob@h.example"]}, "networks such as .* not 'bob@h.example'"),
+        ({"allow_private": ["h.example:x"]}, "networks such as .* not 'h.example:x'"),
         ({"allow_private": ["h.example:70000"]}, "port must .*not 70000"),
         ({"allow_private": ["*.example"]}, r"the host '\*.example'"),
         ({"allow_private": [""]}, "the host ''"),
-        ({"allow_private": ["127.1"]}, "the host '127.1': write an IPv4 address"),
+        ({"allow_private": ["127.1"]}, "the host '127.1': an IPv4 address must be"),
         ({"timeout": 0}, "timeout must be .* seconds, not 0"),
         ({"max_body": -1}, "max_body must .*not -1"),
         ({"max_body": RESULT_BODY_BYTES + 1}, f"from 0 to {RESULT_BODY_BYTES}"),
-        ({"ssl_context": ssl._create_unverified_context()}, "does not check host names"),
+        ({"ssl_context": ssl._create_unverified_context()}, "ssl_context must check host names"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(settings: dict[str, Any], message: str) -> None:
@@ -1306,7 +1308,7 @@ def test_a_setting_that_cannot_be_used_is_named(settings: dict[str, Any], messag
 
 
 def test_a_secret_that_is_passed_instead_of_its_reference_is_not_repeated() -> None:
-    with pytest.raises(ConfigurationError, match="signing_secret is no reference") as caught:
+    with pytest.raises(ConfigurationError, match="signing_secret must be a reference") as caught:
         HttpTasks(signing_secret="hunter2")
     assert "hunter2" not in str(caught.value)
 

@@ -602,7 +602,7 @@ def test_an_answer_of_a_name_server_that_is_no_address_is_told(
     make_worker(world).run_until_empty()
     inside.was_left_alone()
     info = world.info(task_id)
-    assert "http://socket.example: what the host was looked up as is no address" in str(info.error)
+    assert "http://socket.example: the resolver returned an invalid address" in str(info.error)
 
 
 @pytest.fixture
