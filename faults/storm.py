@@ -52,9 +52,9 @@ class Profile:
     """The actors, faults and goals of a storm.
 
     faults: kind -> relative frequency. goals: kind -> how many there must be; all goals, `tasks`
-    and `seconds` must be reached, unless `most_seconds` have passed. gap: seconds between two faults.
-    fleet: whether to use a primary with replicas and sentinels. lanes: number of parallel worlds,
-    each with its part of the goals. part: further settings of the actors.
+    and `seconds` must be reached, unless `most_seconds` have passed. gap: seconds between two
+    faults. fleet: whether to use a primary with replicas and sentinels. lanes: number of parallel
+    worlds, each with its part of the goals. part: further settings of the actors.
     """
 
     name: str

@@ -52,7 +52,7 @@ class Tour:
 
     spoils: keys that it corrupts on purpose, and that an operator has to delete after its death.
     mends: it repairs inconsistent records, which may be inconsistent until then. asks_sentinels:
-    its server is found through sentinels. forgets_scripts: the scripts must be loaded again after it.
+    its server is found through sentinels. forgets_scripts: the scripts must be loaded again.
     """
 
     name: str
