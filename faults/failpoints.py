@@ -61,12 +61,15 @@ _HANDSHAKE = ("AUTH", "CLIENT SETINFO", "SELECT")
 _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
 # Commands that are not written at the call that sends them: (module, function) -> commands.
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
+    ("aio", "read"): (),  # scripts, of `Each`
+    ("store", "_texts"): ("HMGET",),
+    ("aio", "_evaluate"): (),  # scripts
     ("connection", "_stream"): (),  # scripts
     ("connection", "ask"): (),  # what its callers name
     ("connection", "_evaluate_by_sha"): (),  # scripts
     ("dialer", "_primary"): (),  # asks a sentinel, by a method of that name
     ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
-    ("doctor", "_tried"): (
+    ("doctor", "_try_harmless"): (
         *("HGET", "HLEN", "HEXISTS", "HDEL", "HMGET", "ZCARD", "ZSCORE", "ZREM", "LLEN"),
     ),
 }
@@ -102,7 +105,8 @@ def sent_commands(folder: Path | None = None) -> set[str]:
 
 
 def _commands_in(tree: ast.Module, module: str) -> Iterator[str]:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
     functions.sort(key=lambda node: node.lineno)
     constants = {
         target.id: node.value
