@@ -26,6 +26,7 @@ from fairqueue.schedules.fields import (
     NARROWING,
     OPTIONAL,
     STORED,
+    copied,
     encode_object,
 )
 from fairqueue.schedules.plan import Plan
@@ -43,13 +44,14 @@ DEFINITIONS_KEPT = 20_000  # parsed definitions in memory, some 2 KiB each
 ENGINE = 1  # version of the rules by which fire times are computed: stored with each schedule
 _TYPES = {"timezone": str, "payload": dict, "metadata": dict}
 _POLICY = {each.name: each.policy for each in FIELDS.values() if each.policy}
-# Fields whose values are not shown as they are stored; lists and objects are copied, because
-# definitions are cached and callers may change what they get.
-_CONVERTED = [
-    FIELDS[name]
-    for name in STORED
+# What is not shown as it is stored. Lists and objects are copied, because definitions are cached
+# and callers may change what they get.
+_CONVERTED = tuple(
+    (name, FIELDS[name].to_user)
+    for name in OPTIONAL
     if FIELDS[name].kind in ("time", "duration", "object", "windows", "dates", "backoff")
-]
+)
+_ALWAYS = tuple(name for name in STORED if name not in OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class Definition:
     @property
     def fields(self) -> dict[str, Any]:
         """What its user wrote, field by field, as stored."""
-        return {name: getattr(self, name) for name in STORED if name not in OPTIONAL} | self.options
+        return {name: getattr(self, name) for name in _ALWAYS} | self.options
 
     @property
     def recurrence(self) -> Recurrence:
@@ -284,16 +286,23 @@ class Stored:
     def to_task(self) -> ScheduledTask:
         """Return it for users. Raises BrokenRecord if its state cannot be read."""
         definition, state = self.definition, self.state
-        fields = definition.fields
-        for field in _CONVERTED:
-            fields[field.name] = field.to_user(fields[field.name])
-        del fields["anchor"]  # only exports have it
-        fields["cron_expr"] = fields["cron_expr"] or ""
-        if fields["every"] is not None:
-            fields["every"] = timedelta(seconds=fields["every"])
+        options = definition.options.copy()
+        for name, to_user in _CONVERTED:
+            if options[name] is not None:
+                options[name] = to_user(options[name])
+        del options["anchor"]  # only exports have it
+        options["cron_expr"] = options["cron_expr"] or ""
+        if options["every"] is not None:
+            options["every"] = timedelta(seconds=options["every"])
         try:
             return ScheduledTask(
-                **fields,
+                **options,
+                user_id=definition.user_id,
+                priority=definition.priority,
+                payload=copied(definition.payload),
+                timezone=definition.timezone,
+                name=definition.name,
+                metadata=copied(definition.metadata),
                 schedule_id=definition.schedule_id,
                 is_active=self.is_active,
                 disabled_reason=state.get("reason"),
