@@ -6,21 +6,21 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from fairqueue.errors import FairQueueError, QueueFull, RedisUnavailable, UnknownTask
+from fairqueue.errors import QueueFull, RedisUnavailable, UnknownTask
 from fairqueue.history.records import FailureGroup, Run, RunDetails
 from fairqueue.inspection.context import InspectionContext
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
+from fairqueue.link.operation import Operation, steps
 from fairqueue.models import Explanation, Page, Task
 from fairqueue.queue.reports import LogLine
 from fairqueue.queue.workers import LostRun
 from fairqueue.retry_policy import TaskPolicy
-from fairqueue.schedules.bulk import BulkResult
+from fairqueue.schedules.bulk import BulkResult, run_bulk
 from fairqueue.validation import Priority, check_count, check_items, check_payload
 
 FAILED = ("failed", "timed_out")
 WAITING = ("pending", "retrying")
-MAX_ERRORS = 100
 
 
 class RunFilters(TypedDict, total=False):
@@ -239,12 +239,11 @@ class Failed(_Looking):
         page = self._page(FAILED, limit, cursor, filters)
         return self._many("discard", page, self._discard_one, False, None, filters), page.cursor
 
-    def _retry_one(self, run: Run) -> None:
-        self._context.history.retry(run.task_id, triggered_by=self._guard.actor.name)
+    def _retry_one(self, task_id: str) -> Operation[str]:
+        return steps(self._context.history.retry)(task_id, triggered_by=self._guard.actor.name)
 
-    def _discard_one(self, run: Run) -> None:
-        if not self._context.history.discard(run.task_id):
-            raise UnknownTask(f"task {run.task_id!r} is not among the failed ones any more")
+    def _discard_one(self, task_id: str) -> Operation[bool]:
+        return steps(self._context.history.discard)(task_id)
 
     def export(self, **filters: Unpack[RunFilters]) -> Iterator[RunDetails]:
         """All failed runs that match, with attempts and arguments; secrets are masked."""
@@ -266,7 +265,7 @@ class Failed(_Looking):
         self,
         action: str,
         runs: builtins.list[Run],
-        act: Callable[[Run], None],
+        act: Callable[[str], Operation[object]],
         dry_run: bool,
         progress: Callable[[int, int], object] | None,
         filters: RunFilters,
@@ -281,7 +280,9 @@ class Failed(_Looking):
         with self._guard.change(
             f"runs.{action}", "(all that match)", details={"filters": given}
         ) as noted:
-            _act_on_each(result, runs, act, progress)
+            ids = [run.task_id for run in runs]
+            stop_on = (RedisUnavailable, QueueFull)
+            self._context.link.perform(run_bulk(result, ids, act, progress, stop_on))
             noted.add(matched=result.matched, done=result.done, failed=result.failed)
         return result
 
@@ -353,30 +354,6 @@ class Tasks(_Looking):
             moved = self._context.queue.reschedule(details.run.task_id, at=at, delay=delay)
             noted.add(moved=moved)
         return moved
-
-
-def _act_on_each(
-    result: BulkResult,
-    runs: list[Run],
-    act: Callable[[Run], None],
-    progress: Callable[[int, int], object] | None,
-) -> None:
-    """One that fails does not stop the others; a full queue and a lost Redis do."""
-    for number, run in enumerate(runs, start=1):
-        try:
-            act(run)
-            result.done += 1
-        except UnknownTask:
-            result.gone += 1
-        except FairQueueError as error:
-            result.failed += 1
-            if len(result.errors) < MAX_ERRORS:
-                result.errors[run.task_id] = str(error)
-            if isinstance(error, RedisUnavailable | QueueFull):
-                result.left = len(runs) - number
-                return
-        if progress is not None:
-            progress(number, len(runs))
 
 
 def _masked(details: RunDetails) -> RunDetails:

@@ -55,7 +55,7 @@ STOPPED, STARTING, RUNNING, STOPPING, ERROR = "stopped", "starting", "running", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class SchedulerHealth:
     """The health of a scheduler.
 
     `lag` is how late the most overdue schedule is, in seconds. A schedule that a limit of the queue
@@ -400,7 +400,7 @@ class TaskScheduler(Schedules):
 
     # --- health -----------------------------------------------------------------------------------
 
-    def health(self) -> Health:
+    def health(self) -> SchedulerHealth:
         """Return the health of this scheduler; asks Redis once, briefly."""
         leader, lag, redis_up, problem = None, None, True, self._last_error
         try:
@@ -411,7 +411,7 @@ class TaskScheduler(Schedules):
         except FairQueueError as error:
             redis_up, problem = not isinstance(error, RedisUnavailable), str(error)
         running = self.state != STOPPED
-        return Health(
+        return SchedulerHealth(
             state=self.state,
             up_since=_moment(self._up_since) if running else None,
             last_good_cycle=_moment(self._last_cycle),

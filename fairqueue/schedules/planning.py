@@ -22,7 +22,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Decision:
     """What to do now.
 
     moment_ms: the fire time to fire, or None. next_ms, due_ms: the next fire time and when to act
@@ -49,7 +49,7 @@ def stretch(first_ms: int, last_ms: int, count: int, reason: str) -> str:
     return f"{last_ms:013d}\0{first_ms:013d}\0{count}\0{reason}"
 
 
-def plan(rules: Rules, nominal_ms: int, now_ms: int) -> Step:
+def plan(rules: Rules, nominal_ms: int, now_ms: int) -> Decision:
     """Return what to fire when the planned time has come, or has passed unnoticed."""
     next_ms = rules.recurrence.next_ms(nominal_ms)
     if rules.misfire == "fire_once" and (next_ms is None or next_ms > now_ms):
@@ -93,14 +93,14 @@ def _first_caught_up_ms(rules: Rules, nominal_ms: int, last_ms: int, now_ms: int
     return last_ms
 
 
-def _step(rules: Rules, moment_ms: int | None, next_ms: int | None) -> Step:
+def _step(rules: Rules, moment_ms: int | None, next_ms: int | None) -> Decision:
     due = None if next_ms is None else due_ms(rules, next_ms)
-    return Step(moment_ms=moment_ms, next_ms=next_ms, due_ms=due)
+    return Decision(moment_ms=moment_ms, next_ms=next_ms, due_ms=due)
 
 
 def _fire_from(
     rules: Rules, nominal_ms: int, last_ms: int, moment_ms: int | None, reason: str
-) -> Step:
+) -> Decision:
     """Fire `moment_ms`, and give up those from the planned one until before it; None: all."""
     recurrence = rules.recurrence
     step = _step(rules, moment_ms, recurrence.next_ms(last_ms if moment_ms is None else moment_ms))

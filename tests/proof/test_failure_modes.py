@@ -44,7 +44,7 @@ from fairqueue.metrics.collectors import (
 )
 from fairqueue.models import Claim
 from fairqueue.queue.workers import GONE_AFTER_S, WorkerStore
-from fairqueue.scheduler.scheduler import Health
+from fairqueue.scheduler.scheduler import SchedulerHealth
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "failure-modes.md"
@@ -102,7 +102,7 @@ def test_the_page_names_only_events_alerts_and_fields_that_there_are() -> None:
     assert set(re.findall(r"alert `(\w+)`", text)) <= set(KINDS)
     health = set(re.findall(r"`health\(\)\.(\w+)`", text))
     assert health
-    assert health <= {field.name for field in fields(Health)}
+    assert health <= {field.name for field in fields(SchedulerHealth)}
 
 
 def test_the_page_names_only_commands_that_there_are() -> None:

@@ -14,8 +14,8 @@ from fairqueue.schedules.fields import FIELDS
 from fairqueue.schedules.planning import (
     MISFIRE_GRACE_MS,
     MISSED_CAP,
+    Decision,
     Rules,
-    Step,
     due_ms,
     plan,
     stretch,
@@ -38,14 +38,14 @@ def step(
     following: int | None,
     missed: int = 0,
     note: tuple[int, int, str] | None = None,
-) -> Step:
+) -> Decision:
     """A step without jitter; the note is of first moment, last moment and reason."""
     text = "" if note is None else stretch(note[0], note[1], missed, note[2])
-    return Step(moment_ms=moment, next_ms=following, due_ms=following, missed=missed, note=text)
+    return Decision(moment_ms=moment, next_ms=following, due_ms=following, missed=missed, note=text)
 
 
 # what, form, rules, how late, the step
-TABLE: list[tuple[str, dict[str, Any], dict[str, Any], int, Step]] = [
+TABLE: list[tuple[str, dict[str, Any], dict[str, Any], int, Decision]] = [
     ("on time", HOURLY, {}, 0, step(NINE, NINE + HOUR)),
     ("within the hour", HOURLY, {}, HOUR - 1, step(NINE, NINE + HOUR)),
     (
@@ -169,7 +169,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], int, Step]] = [
     ("form", "fields", "late", "wanted"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_what_is_fired(
-    form: dict[str, Any], fields: dict[str, Any], late: int, wanted: Step
+    form: dict[str, Any], fields: dict[str, Any], late: int, wanted: Decision
 ) -> None:
     assert plan(rules(form, **fields), NINE, NINE + late) == wanted
 
@@ -296,7 +296,7 @@ def situations(draw: st.DrawFn) -> tuple[Rules, int, int]:
     return found, nominal, due_ms(found, nominal) + draw(outage)
 
 
-def noted(found: Step) -> tuple[int, int] | None:
+def noted(found: Decision) -> tuple[int, int] | None:
     """First and last moment of the stretch that a step gives up."""
     if not found.note:
         return None

@@ -58,7 +58,7 @@ BACKFILL_DAYS = 1  # that the form offers to begin with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class UpcomingRun:
     """A run to come, on the wall clock of the schedule and in UTC."""
 
     local: str
@@ -115,7 +115,7 @@ def schedule(request: Request) -> Response:
     )
 
 
-def upcoming(request: Request, schedule_id: str, zone: str, now: datetime) -> list[Run]:
+def upcoming(request: Request, schedule_id: str, zone: str, now: datetime) -> list[UpcomingRun]:
     """The next moments of a schedule, with what is to become of them."""
     schedules = inspector_of(request).schedules
     try:
@@ -123,7 +123,7 @@ def upcoming(request: Request, schedule_id: str, zone: str, now: datetime) -> li
     except InvalidInput:  # its rule can no longer be read, which `advice` says
         return []
     return [
-        Run(
+        UpcomingRun(
             local=wall(each.at, zone),
             utc=utc_text(each.at),
             at=each.at,
