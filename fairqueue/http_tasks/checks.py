@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairqueue.link.connection import Link
-from fairqueue.link.operation import Operation, operation, steps
+from fairqueue.link.operation import Blocking, Operation, operation, steps
 from fairqueue.queue.workers import WorkerStore
 
 USUAL_NAME = "http"
@@ -56,7 +56,7 @@ class Outgoing:
             from fairqueue.http_tasks.network import check_made
         except ImportError:
             return
-        check_made(payload, policies or (), self._addresses)
+        yield Blocking(check_made, payload, policies or (), self._addresses)
 
     def _announced(self) -> Operation[Policies]:
         """Return the policies that live workers announce, by task name."""

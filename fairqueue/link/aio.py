@@ -29,7 +29,17 @@ from fairqueue.link import driver
 from fairqueue.link.dialer import NobodyThere, is_nobody, options_like
 from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, check_answers
 from fairqueue.link.keys import KEY_TYPES, Keys
-from fairqueue.link.operation import Argument, Ask, Call, Each, Now, Operation, Together, Wait
+from fairqueue.link.operation import (
+    Argument,
+    Ask,
+    Blocking,
+    Call,
+    Each,
+    Now,
+    Operation,
+    Together,
+    Wait,
+)
 from fairqueue.link.scripts import Script
 
 Action = Callable[[AbstractConnection], Awaitable[Any]]
@@ -160,6 +170,9 @@ class AsyncLink(Driver):
     async def _now(self, request: Now) -> int:
         known = self._known_time()
         return self._read_time((await self._ask(Ask(("TIME",))))[0]) if known is None else known
+
+    async def _blocking(self, request: Blocking) -> Any:
+        return await asyncio.to_thread(request.function, *request.arguments)
 
     async def _wait(self, waiter: "_Waiter", request: Wait) -> bool:
         try:

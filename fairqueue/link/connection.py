@@ -24,7 +24,7 @@ from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.listener import Listener as Listener
 from fairqueue.link.listener import at_most, readable
 from fairqueue.link.operation import Argument as Argument
-from fairqueue.link.operation import Ask, Call, Each, Now, Operation, Together, Wait
+from fairqueue.link.operation import Ask, Blocking, Call, Each, Now, Operation, Together, Wait
 from fairqueue.link.scripts import Script
 
 Action = Callable[[AbstractConnection], Any]
@@ -185,6 +185,9 @@ class Link(Driver):
 
     def _now(self, request: Now) -> int:
         return self.now_ms()
+
+    def _blocking(self, request: Blocking) -> Any:
+        return request.function(*request.arguments)
 
     def _wait(self, listener: Listener, request: Wait) -> bool:
         listener.listen_to(self.keys[request.key])

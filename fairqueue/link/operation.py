@@ -86,6 +86,20 @@ class Now:
     method = "_now"
 
 
+class Blocking:
+    """Call a function that may block, such as one that looks up a host; its result.
+
+    The asynchronous driver runs it in a thread.
+    """
+
+    __slots__ = ("arguments", "function")
+    method = "_blocking"
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function = function
+        self.arguments = arguments
+
+
 class Wait:
     """Wait up to `seconds` for a token in the list `key`; True if one came.
 
@@ -101,7 +115,7 @@ class Wait:
         self.seconds = seconds
 
 
-Request = Call | Together | Each | Ask | Now | Wait
+Request = Call | Together | Each | Ask | Now | Blocking | Wait
 Operation = Generator[Request, Any, T]
 
 

@@ -26,16 +26,30 @@ from fairqueue.aio import AsyncTaskQueue
 from fairqueue.errors import (
     ConfigurationError,
     FairQueueError,
+    InvalidPayload,
     InvalidTask,
     LeaseLost,
     RedisRefused,
     RedisUnavailable,
+    ScheduleConflict,
     UnknownLayout,
 )
-from fairqueue.link.operation import Ask, Call, Each, Now, Operation, Together, Wait
+from fairqueue.http_tasks.checks import Outgoing
+from fairqueue.link.operation import (
+    Ask,
+    Blocking,
+    Call,
+    Each,
+    Now,
+    Operation,
+    Together,
+    Wait,
+    steps,
+)
 from fairqueue.queue.push import push_row
 from fairqueue.queue.queue import QueueOperations, TaskQueue
 from fairqueue.runtime.embedded import EmbeddedServer
+from fairqueue.schedules.service import Schedules
 
 OwnServer = Callable[..., EmbeddedServer]
 PACKAGE = Path(fairqueue.__file__).parent
@@ -87,10 +101,12 @@ def test_an_operation_reads_errors_where_it_asks(both: TaskQueue) -> None:
             yield Ask(("NO", "SUCH", "COMMAND"))
         except RedisRefused as error:
             assert isinstance((yield Now()), int)
-            return str(error)
+            return f"{error} {(yield Blocking(min, 3, 2))}"
         return "not refused"
 
-    assert "unknown command" in both.link.perform(careful())
+    text = both.link.perform(careful())
+    assert "unknown command" in text
+    assert text.endswith(" 2")
 
 
 def pushes(count: int) -> Iterator[Call]:
@@ -168,6 +184,31 @@ def test_a_queue_of_another_layout_is_refused_before_anything_is_written(
     redis_client.flushdb()
 
 
+def operations_of(queue: TaskQueue) -> QueueOperations:
+    """The operations of a queue under either driver."""
+    return queue if isinstance(queue, QueueOperations) else cast(Any, queue).queue.operations
+
+
+def add_schedule(queue: TaskQueue, schedule_id: str, **fields: Any) -> str:
+    """Add a schedule under either driver, checking its tasks as a scheduler does."""
+    operations = operations_of(queue)
+    schedules = Schedules(operations, steps(Outgoing(operations.link).check))
+    add = steps(schedules.add_schedule)
+    added: str = queue.link.perform(add("0 9 * * *", "alice", schedule_id=schedule_id, **fields))
+    return added
+
+
+def test_a_schedule_is_added(both: TaskQueue, redis_client: redis.Redis) -> None:
+    assert add_schedule(both, "nine", timezone="Europe/London") == "nine"
+    with pytest.raises(ScheduleConflict, match="'nine'"):
+        add_schedule(both, "nine")
+    with pytest.raises(InvalidPayload, match=r"127\.0\.0\.1"):
+        add_schedule(both, "inside", name="http", payload={"url": "http://127.0.0.1/"})
+    with TaskQueue(redis_client) as queue:
+        (schedule,) = Schedules(queue).list_schedules()
+    assert (schedule.schedule_id, schedule.timezone) == ("nine", "Europe/London")
+
+
 # --- lost replies ---------------------------------------------------------------------------------
 
 
@@ -189,6 +230,7 @@ def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: 
     proxy.losing(lambda: far.finish(one, {"ok": True}))
     proxy.losing(lambda: far.finish_and_claim([(two, None)], "w", 1))
     assert proxy.losing(lambda: far.cancel("many-5")) is True
+    assert proxy.losing(lambda: add_schedule(far, "nine")) == "nine"
     with redis.Redis.from_url(proxy.url) as client:
         counted = stats(client)
         check_consistency(client)
@@ -473,7 +515,7 @@ def test_the_asynchronous_queue_has_every_operation_of_the_blocking_one() -> Non
     assert str(blocking["push"]).endswith("-> str")
 
 
-REQUESTS = {each.__name__ for each in (Call, Ask, Each, Together, Wait, Now)} | {"steps"}
+REQUESTS = {each.__name__ for each in (Call, Ask, Each, Together, Wait, Now, Blocking)} | {"steps"}
 
 
 def plain_operations(tree: ast.Module) -> set[str]:
