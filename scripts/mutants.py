@@ -952,7 +952,7 @@ MUTATIONS = (
     Mutation(
         "making: an HTTP task is looked at",
         "fairqueue/http_tasks/checks.py",
-        "check_made(payload, policies or (), self._addresses)",
+        "yield Blocking(check_made, payload, policies or (), self._addresses)",
         "pass",
         "test_an_http_task_to_the_inside_is_not_stored",
     ),
