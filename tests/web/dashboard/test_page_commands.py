@@ -200,5 +200,5 @@ def test_the_commands_that_the_doctor_tells_are_for_its_queue(queue: TaskQueue) 
     Inspector(queue).schedules.add(cron_expr="0 9 * * *", user_id="ann")
     queue.push(make_task())
     told = {each.check: each.text for each in Doctor(queue).examine(records=False)}
-    check(told["leader"].partition("; ")[2], queue)
+    check(told["leader"].partition("fire: ")[2], queue)
     check(told["workers"].partition("alive: ")[2], queue)
