@@ -103,7 +103,7 @@ MUTATIONS = (
         "lua/leader/resign.lua",
         "if not leads() then return remember(A.op, 'stale') end",
         "",
-        "test_a_stale_leader_resigns_nobody_elses_term",
+        "test_a_stale_leader_ends_no_term",
         OWNER,
     ),
     Mutation(
@@ -111,7 +111,7 @@ MUTATIONS = (
         "lua/schedule/fire.lua",
         "if plans[i] ~= fire.plan or done[fire.id] then",
         "if done[fire.id] then",
-        "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
+        "test_a_fire_of_a_replaced_plan_is_left_alone",
         COMPARE,
     ),
     Mutation(
@@ -126,7 +126,7 @@ MUTATIONS = (
         "lua/schedule/update_schedule.lua",
         "write_plan(A.id, A.revision, moment)",
         "write_plan(A.id, revision_of(A.id), moment)",
-        "test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone",
+        "test_a_fire_of_a_replaced_plan_is_left_alone",
         COMPARE,
     ),
     Mutation(
@@ -148,7 +148,7 @@ MUTATIONS = (
         "lua/schedule/fire.lua",
         "if fire.moment and fire.moment <= (tonumber(state.last_run) or -1) then",
         "if false then",
-        "test_a_moment_is_not_fired_again_when_the_clock_was_set_back",
+        "test_a_clock_set_back_fires_no_moment_again",
     ),
     Mutation(
         "fire: a moment is one task",
@@ -186,7 +186,7 @@ MUTATIONS = (
         "lua/schedule/add_schedules.lua",
         "if is_skewed(A.client_now) then return { 'skewed', now } end",
         "",
-        "test_a_moment_computed_from_a_wrong_clock_is_not_stored",
+        "test_a_moment_of_a_wrong_clock_is_not_stored",
     ),
     # --- repeated operations
     Mutation(
@@ -299,7 +299,7 @@ MUTATIONS = (
         "lua/lib/upkeep.lua",
         "record.timed_out, record.token = fate.outcome == 'timed_out' or nil, nil",
         "record.timed_out = fate.outcome == 'timed_out' or nil",
-        "test_a_lease_that_was_taken_back_is_lost_however_the_task_ended",
+        "test_a_lease_taken_back_is_lost_however_it_ended",
     ),
     Mutation(
         "take back: bound on attempts",
@@ -717,7 +717,7 @@ MUTATIONS = (
         "lua/lib/enqueue.lua",
         "if task.buffered then",
         "if false then",
-        "test_a_buffered_run_waits_for_the_end_of_the_one_before",
+        "test_a_buffered_run_waits_for_the_one_before",
     ),
     Mutation(
         "overlap: that a buffered run waits for all",
@@ -731,7 +731,7 @@ MUTATIONS = (
         "lua/lib/ending.lua",
         "  for schedule in pairs(schedules) do let_buffered_begin(schedule) end\n",
         "",
-        "test_a_buffered_run_waits_for_the_end_of_the_one_before",
+        "test_a_buffered_run_waits_for_the_one_before",
     ),
     Mutation(
         "overlap: what is cancelled",
@@ -810,14 +810,14 @@ MUTATIONS = (
         "lua/lib/failure_streaks.lua",
         "write_plan(record.schedule, revision_of(record.schedule))",
         "",
-        "test_a_fire_on_its_way_does_not_undo_a_pause_for_failures",
+        "test_a_late_fire_does_not_undo_a_pause_for_failures",
     ),
     Mutation(
         "resume: comparison of the plan",
         "lua/schedule/resume.lua",
         "if redis.call('HGET', K.plan, A.id) ~= A.plan or not state['until'] then",
         "if not state['until'] then",
-        "test_the_end_of_a_pause_that_was_changed_is_left_alone",
+        "test_the_end_of_a_changed_pause_is_ignored",
         COMPARE,
     ),
     Mutation(
@@ -841,7 +841,7 @@ MUTATIONS = (
         "lua/schedule/set_aside.lua",
         "or (redis.call('HGET', K.plan, A.id) or '') ~= A.plan then",
         "then",
-        "test_a_schedule_that_was_saved_anew_is_not_set_aside",
+        "test_a_resaved_schedule_is_kept",
         COMPARE,
     ),
     Mutation(
@@ -849,7 +849,7 @@ MUTATIONS = (
         "lua/schedule/set_aside.lua",
         "(redis.call('HGET', K.schedules, A.id) or '') ~= A.definition\n  or ",
         "",
-        "test_a_schedule_that_was_saved_anew_is_not_set_aside",
+        "test_a_resaved_schedule_is_kept",
         COMPARE,
     ),
     Mutation(
@@ -947,7 +947,7 @@ MUTATIONS = (
         "lua/schedule/add_schedules.lua",
         "elseif old then\n      redis.call('ZREM', K.due, id)\n    end",
         "end",
-        "test_a_schedule_that_is_replaced_by_a_paused_one_is_not_due",
+        "test_a_schedule_replaced_by_a_paused_one_is_not_due",
     ),
     Mutation(
         "making: an HTTP task is looked at",

@@ -360,9 +360,7 @@ def test_without_records_only_redis_is_read(busy: TaskQueue, redis_client: redis
     Doctor(busy).examine(fix=True)
 
 
-def test_a_repair_is_repeated_after_a_lost_reply(
-    far: TaskQueue, near: redis.Redis, proxy: LossyProxy
-) -> None:
+def test_a_lost_repair_is_repeated(far: TaskQueue, near: redis.Redis, proxy: LossyProxy) -> None:
     push(far, "a", "b")
     near.delete(far.keys["waiting"])
     answer = proxy.losing(lambda: repair(far.link, "task", "a", "b"))

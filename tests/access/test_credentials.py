@@ -122,9 +122,7 @@ def test_a_key_lets_in_whom_it_was_made_for(store: AccessStore, clock: ManualClo
     assert store.admit(key.secret, rate=1.0, burst=1) == Admission(actor=actor, wait=0.0)
 
 
-def test_no_part_of_a_secret_is_stored_or_shown(
-    store: AccessStore, redis_client: redis.Redis
-) -> None:
+def test_no_secret_is_stored_or_shown(store: AccessStore, redis_client: redis.Redis) -> None:
     key = make_key(store)
     login = store.create_login(Actor(name="ann"))
     session = store.redeem(key.secret)
@@ -389,7 +387,7 @@ def test_only_one_of_many_who_redeem_a_login_gets_a_session(store: AccessStore) 
     assert admit(store, found[0].secret) is not None
 
 
-def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: LossyProxy) -> None:
+def test_a_lost_reply_repeats_no_call(far: TaskQueue, proxy: LossyProxy) -> None:
     store = AccessStore(far.link)
     losing = proxy.losing
     key = losing(lambda: make_key(store))
@@ -465,9 +463,7 @@ def test_a_session_or_login_of_no_length_is_refused(store: AccessStore, seconds:
 # --- what came from a key goes with it ------------------------------------------------------------
 
 
-def test_the_sessions_and_logins_of_a_revoked_key_end_with_it(
-    store: AccessStore, redis_client: redis.Redis
-) -> None:
+def test_a_revoked_key_ends_its_sessions(store: AccessStore, redis_client: redis.Redis) -> None:
     key, other = make_key(store), make_key(store)
     mine, others = store.redeem(key.secret), store.redeem(other.secret)
     assert mine is not None

@@ -80,9 +80,7 @@ def test_the_first_answer_stands(store: ReplyStore) -> None:
     assert store.begin("k", "d").body == "one"
 
 
-def test_an_answer_to_a_request_that_nobody_began_is_not_kept(
-    store: ReplyStore, redis_client: redis.Redis
-) -> None:
+def test_an_unbegun_request_is_not_kept(store: ReplyStore, redis_client: redis.Redis) -> None:
     assert store.done("k", 200, {}, "") is False
     assert dump(redis_client) == {}
 
@@ -122,7 +120,7 @@ def test_of_many_who_begin_a_request_at_the_same_time_one_gets_it(store: ReplySt
     assert states == ["new"] + ["running"] * 7
 
 
-def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: LossyProxy) -> None:
+def test_a_lost_reply_repeats_no_call(far: TaskQueue, proxy: LossyProxy) -> None:
     store = ReplyStore(far.link)
     begun = proxy.losing(lambda: store.begin("k", "d"))
     assert begun.state == "new"
@@ -166,9 +164,7 @@ def test_a_key_may_be_any_text(store: ReplyStore, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 1001, None, 7, b"k"])
-def test_a_key_that_is_none_is_refused_and_nothing_is_stored(
-    store: ReplyStore, redis_client: redis.Redis, key: Any
-) -> None:
+def test_a_bad_key_stores_nothing(store: ReplyStore, redis_client: redis.Redis, key: Any) -> None:
     for call in (
         lambda: store.begin(key, "d"),
         lambda: store.done(key, 200, {}, ""),

@@ -258,9 +258,7 @@ def test_the_page_of_a_run_follows_it_to_its_end(web: Web, world: World, open_pa
     check_page(page)
 
 
-def test_runs_in_a_list_are_brought_up_to_date_where_they_are(
-    web: Web, world: World, open_page: Open
-) -> None:
+def test_runs_in_a_list_are_updated_in_place(web: Web, world: World, open_page: Open) -> None:
     world.queue.push(make_task("alice", name="report"))
     claim = world.claim_one()
     page = open_page(web(), "/runs?status=running")
@@ -294,9 +292,7 @@ def test_the_page_of_a_user_follows_what_happens(web: Web, world: World, open_pa
 # --- workers that are gone ------------------------------------------------------------------------
 
 
-def test_runs_of_a_worker_that_is_gone_say_so_and_when_their_lease_ends(
-    site: Site, world: World, open_page: Open
-) -> None:
+def test_runs_of_a_gone_worker_show_their_lease(site: Site, world: World, open_page: Open) -> None:
     now = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
     world.clock.set(now)
     task = world.queue.push(make_task("alice", name="report"))

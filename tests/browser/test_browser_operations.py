@@ -71,9 +71,7 @@ def test_limits_are_set_in_a_dialog(queue: TaskQueue, web: Web, open_page: Open)
     assert queue.get_limits()["mails.send"].slots == 2
 
 
-def test_a_setting_that_cannot_be_used_is_told_beside_its_field(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_a_bad_setting_is_named_in_place(queue: TaskQueue, web: Web, open_page: Open) -> None:
     page = open_page(web(), "/settings")
 
     page.get_by_role("button", name="Edit max_waiting").press("Enter")

@@ -180,9 +180,7 @@ def press_until(page: Page, name: str) -> None:
     raise AssertionError(f"Tab does not reach {name!r}")
 
 
-def test_a_schedule_is_paused_with_the_keyboard_alone(
-    web: Web, world: World, open_page: Open
-) -> None:
+def test_the_keyboard_alone_pauses_a_schedule(web: Web, world: World, open_page: Open) -> None:
     add(world)
     page = open_page(web(), "/schedules/nine")
     settle(page)

@@ -177,9 +177,7 @@ def test_a_link_in_the_terminal_logs_in_with_one_click(web: Web, open_page: Open
     check_page(found)
 
 
-def test_a_pasted_key_logs_in_and_the_door_closes_after_logging_out(
-    web: Web, open_page: Open
-) -> None:
+def test_a_pasted_key_logs_in_until_logging_out(web: Web, open_page: Open) -> None:
     site = web(auth=True)
     found = open_page(site, "/search?q=x")
     found.get_by_label("API key").fill(site.key())
@@ -252,9 +250,7 @@ def test_a_form_that_is_sent_after_the_session_expired_keeps_what_was_typed_and_
     check_page(found, ignore=("401",))
 
 
-def test_a_dialog_that_is_sent_after_the_session_expired_goes_on_too(
-    queue: TaskQueue, web: Web, open_page: Open
-) -> None:
+def test_a_dialog_survives_an_expired_session(queue: TaskQueue, web: Web, open_page: Open) -> None:
     Inspector(queue).schedules.add(schedule_id="nine", cron_expr="0 9 * * *", user_id="alice")
     site = web(auth=True)
     found = open_page(site, site.login())

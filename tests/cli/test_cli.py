@@ -230,9 +230,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("path", READING)
-def test_a_redis_out_of_reach_is_told_by_each_command(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_command_reports_a_missing_redis(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_sleep(seconds: float) -> None:
         raise AssertionError("it does not try again where nobody has ever answered")
 
@@ -263,7 +261,7 @@ def test_an_embedded_folder_is_made_and_that_is_said(tmp_path: Path) -> None:
     assert (done.code, "must be a folder, not a file" in done.err) == (2, True)
 
 
-def test_a_password_that_is_wrong_is_a_matter_of_configuration(
+def test_a_wrong_password_is_an_error(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     server = own_server(config={"requirepass": "right"})

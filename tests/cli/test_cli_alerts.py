@@ -155,9 +155,7 @@ def test_scheduler_and_workers_of_up_share_their_alerts(
 
 
 @pytest.mark.processes
-def test_a_worker_of_handler_classes_tells_a_webhook(
-    start: Start, live: TaskQueue, hook: Hook, app: str
-) -> None:
+def test_class_workers_tell_webhooks(start: Start, live: TaskQueue, hook: Hook, app: str) -> None:
     push(live, "t", name="alert_app.Fail")
     done = start("worker", "--app", app, "--burst", "--alert-webhook", hook.url)
     assert done.wait(60) == 0
@@ -183,9 +181,7 @@ def test_a_worker_of_handler_classes_tells_a_webhook(
     ],
 )
 @pytest.mark.parametrize("command", ["scheduler", "up", "worker --app json"])
-def test_alerts_that_cannot_be_used_are_told(
-    redis_url: str, command: str, options: str, named: str
-) -> None:
+def test_unusable_alerts_are_named(redis_url: str, command: str, options: str, named: str) -> None:
     done = Cli(redis_url).run(*command.split(), *options.split())
     assert (done.code, done.out) == (2, "")
     assert named in done.err

@@ -200,9 +200,7 @@ def test_a_worker_whose_supervisor_is_killed_finishes_what_runs_and_fails(
 
 
 @pytest.mark.usefixtures("jobs")
-def test_what_is_up_replaces_each_supervisor_that_is_killed(
-    start: Start, live: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_up_replaces_supervisors(start: Start, live: TaskQueue, redis_client: redis.Redis) -> None:
     process = start("up", "--app", "jobs:make", "--port", "0")
     line_of(process, "Queue")
     parts = ("dashboard", "scheduler", "worker")

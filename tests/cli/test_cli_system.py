@@ -219,9 +219,7 @@ def test_doctor_finds_and_repairs(cli: Cli, live: TaskQueue, redis_client: redis
     assert cli.ok("doctor").code == 0
 
 
-def test_bench_measures_in_a_queue_of_its_own(
-    cli: Cli, live: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_bench_has_its_own_queue(cli: Cli, live: TaskQueue, redis_client: redis.Redis) -> None:
     push(live, "kept")
     figures = cli.json("bench", "--tasks", "20")["figures"]
     assert [each["what"] for each in figures][:3] == ["ping", "push, one by one", "push_many"]
@@ -424,9 +422,7 @@ def test_up_gives_an_app_the_concurrency_that_was_asked_for(
     assert options["app"](live, {}).concurrency == 3
 
 
-def test_up_refuses_a_worker_that_has_a_queue_of_its_own(
-    cli: Cli, module: str, runs: list[dict[str, Any]]
-) -> None:
+def test_up_refuses_workers_with_a_queue(cli: Cli, module: str, runs: list[dict[str, Any]]) -> None:
     done = cli.run("up", "--app", f"{module}:made")
     assert (done.code, runs) == (2, [])
     assert "def make_worker(queue)" in done.err

@@ -317,9 +317,7 @@ def test_force_empties_it_first(queue: TaskQueue) -> None:
         ({"now": datetime(2026, 1, 1)}, "now must be a datetime with a time zone.* not .*"),
     ],
 )
-def test_bad_arguments_store_nothing(
-    world: World, arguments: dict[str, object], message: str
-) -> None:
+def test_bad_input_stores_nothing(world: World, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         seed(world.queue, **arguments)  # type: ignore[arg-type]
     assert world.dump() == {}

@@ -180,9 +180,7 @@ def test_schedules_of_the_library_are_looked_at_too(
     assert [each.payload for each in scheduler.list_schedules(name_prefix="http")] == [good]
 
 
-def test_an_import_is_refused_by_its_dry_run_already(
-    queue: TaskQueue, names: dict[str, list[str]]
-) -> None:
+def test_a_dry_run_refuses_an_import(queue: TaskQueue, names: dict[str, list[str]]) -> None:
     scheduler = TaskScheduler(queue)
     scheduler.add_schedule("@daily", "ann", name="http", payload={"url": PUBLIC}, schedule_id="s")
     for changed in ("s", "new"):
@@ -199,9 +197,7 @@ def test_an_import_is_refused_by_its_dry_run_already(
     assert [each.schedule_id for each in scheduler.list_schedules()] == ["s"]
 
 
-def test_an_import_looks_only_at_tasks_that_it_changes(
-    queue: TaskQueue, names: dict[str, list[str]]
-) -> None:
+def test_an_import_reads_only_its_tasks(queue: TaskQueue, names: dict[str, list[str]]) -> None:
     scheduler = TaskScheduler(queue)
     names["moved.example"] = ["93.184.216.34"]
     payload = {"url": "https://moved.example/"}

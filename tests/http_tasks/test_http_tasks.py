@@ -1036,9 +1036,7 @@ def test_http_without_tls_is_blocked_unless_allowed(web: LocalServer) -> None:
         ("127.0.0.1:{port}", False),  # that is the host as it is written in the URL
     ],
 )
-def test_the_list_admits_networks_names_and_ports(
-    web: LocalServer, entry: str, admitted: bool
-) -> None:
+def test_the_list_admits_hosts_and_ports(web: LocalServer, entry: str, admitted: bool) -> None:
     resolver = resolving(hooks_example=["127.0.0.1"])
     http = make(allow_private=[entry.format(port=web.port)], resolver=resolver)
     try:

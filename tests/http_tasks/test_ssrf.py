@@ -594,9 +594,7 @@ def test_no_url_that_is_pushed_leads_inside(world: World, inside: Inside) -> Non
     assert ended(world, ids) == {}
 
 
-def test_an_answer_of_a_name_server_that_is_no_address_is_told(
-    world: World, inside: Inside
-) -> None:
+def test_an_answer_that_is_not_an_address_is_reported(world: World, inside: Inside) -> None:
     payload = {"url": "http://socket.example/"}
     task_id = world.queue.push(make_task(name="http", payload=payload))
     make_worker(world).run_until_empty()

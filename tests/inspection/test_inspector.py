@@ -743,9 +743,7 @@ def test_somebody_who_claims_without_a_worker_counts_as_one_while_holding_a_leas
     assert text.startswith("no worker is alive: 1 task waits, 1 run has lost its worker.")
 
 
-def test_the_runs_of_a_worker_that_has_died_need_attention_before_their_leases_end(
-    inspector: Inspector, world: World
-) -> None:
+def test_the_runs_of_a_dead_worker_need_early_attention(inspector: Inspector, world: World) -> None:
     world.queue.push(make_task("alice", "held"))
     world.beat("w")
     world.queue.claim("w", lease=600)
@@ -755,9 +753,7 @@ def test_the_runs_of_a_worker_that_has_died_need_attention_before_their_leases_e
     assert text.startswith("no worker is alive: 1 run has lost its worker.")
 
 
-def test_a_task_that_has_waited_for_long_needs_attention_though_there_are_workers(
-    inspector: Inspector, world: World
-) -> None:
+def test_a_task_that_waits_for_long_needs_attention(inspector: Inspector, world: World) -> None:
     world.queue.push(make_task("alice", "waits"))
     world.beat("w")
     world.advance(OLD_WAIT_S)

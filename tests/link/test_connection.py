@@ -63,7 +63,7 @@ def test_a_wait_for_another_thread_ends_with_its_time_a_nudge_or_for_good(world:
     listener.close()
 
 
-def test_a_token_that_comes_between_two_waits_is_not_missed(queue: TaskQueue) -> None:
+def test_a_token_between_waits_is_not_missed(queue: TaskQueue) -> None:
     listener = queue.link.listener("wake")
     assert listener.wait(0.001) is False
     queue.link.ask(("LPUSH", queue.keys["wake"], "1"))
@@ -181,9 +181,7 @@ def test_a_sentinel_that_names_no_address_is_passed_over() -> None:
         queue.size()
 
 
-def test_who_tries_again_has_no_more_than_the_time_that_is_left(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retry_keeps_the_deadline(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
     def dial(within: float) -> None:
@@ -201,7 +199,7 @@ def test_who_tries_again_has_no_more_than_the_time_that_is_left(
     assert others[0] < 0.3
 
 
-def test_what_was_done_beside_what_was_refused_is_not_said_to_have_changed_nothing(
+def test_a_partly_refused_operation_is_not_reported_as_unchanged(
     world: World,
 ) -> None:
     claim = world.push_and_claim("a")
@@ -307,9 +305,7 @@ def test_batches_on_their_way_keep_the_deadline_that_they_had(
     assert all(sent_at >= before for sent_at in since if sent_at is not None)
 
 
-def test_a_long_push_leaves_a_server_that_leads_no_more(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_push_leaves_a_replica(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     push(queue, "first")  # a script that is not known yet would end the round trips by itself
     leads = iter([True, True, True, False])
     dials: list[float] = []
@@ -379,7 +375,7 @@ def test_the_name_of_a_host_is_checked_with_every_redis_py(
     assert options["ssl_check_hostname"] is checked
 
 
-def test_a_look_at_the_sentinels_takes_no_longer_than_the_caller_has(
+def test_asking_sentinels_keeps_the_callers_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[float] = []

@@ -139,9 +139,7 @@ def test_the_answers_to_many_calls_are_read_in_order_and_can_be_stopped(both: Ta
         both.link.perform(failing())
 
 
-def test_a_script_that_the_server_has_forgotten_is_sent_again(
-    both: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_forgotten_script_is_sent_again(both: TaskQueue, redis_client: redis.Redis) -> None:
     for number in range(3):
         redis_client.script_flush()
         both.push(make_task(task_id=f"t{number}"))
@@ -160,9 +158,7 @@ def test_a_key_of_a_wrong_type_is_named(both: TaskQueue, redis_client: redis.Red
     redis_client.delete(both.keys["delayed"])
 
 
-def test_commands_that_are_partly_refused_are_in_doubt(
-    both: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_partly_refused_commands_are_in_doubt(both: TaskQueue, redis_client: redis.Redis) -> None:
     both.push(make_task(task_id="a"))
     (claim,) = both.claim("w")
     redis_client.set(both.keys["served_before"], "no hash")
@@ -174,9 +170,7 @@ def test_commands_that_are_partly_refused_are_in_doubt(
     assert info.state == "finished"
 
 
-def test_a_queue_of_another_layout_is_refused_before_anything_is_written(
-    both: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_another_layout_is_refused_unchanged(both: TaskQueue, redis_client: redis.Redis) -> None:
     redis_client.hset(both.keys["fair"], "layout", "99")
     with pytest.raises(UnknownLayout, match="layout 99"):
         both.push(make_task())
@@ -220,7 +214,7 @@ def far(driver: str, proxy: LossyProxy) -> Iterator[TaskQueue]:
         yield queue
 
 
-def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: LossyProxy) -> None:
+def test_a_lost_reply_repeats_no_call(far: TaskQueue, proxy: LossyProxy) -> None:
     assert proxy.losing(lambda: far.push(make_task(task_id="t1"))) == "t1"
     assert proxy.losing(lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
     many = [make_task(task_id=f"many-{n}") for n in range(700)]
@@ -238,9 +232,7 @@ def test_each_call_is_done_once_though_its_reply_is_lost(far: TaskQueue, proxy: 
     assert counted == {"pushed": 702, "claimed": 3, "finished": 2, "cancelled": 1}
 
 
-def test_a_refusal_whose_reply_is_lost_is_the_same_refusal(
-    far: TaskQueue, proxy: LossyProxy
-) -> None:
+def test_a_lost_refusal_is_repeated(far: TaskQueue, proxy: LossyProxy) -> None:
     far.push(make_task(task_id="t1"))
     (claim,) = far.claim("w")
     far.finish(claim)
@@ -253,9 +245,7 @@ def test_a_refusal_whose_reply_is_lost_is_the_same_refusal(
 # --- deadlines ------------------------------------------------------------------------------------
 
 
-def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(
-    driver: str, own_server: OwnServer
-) -> None:
+def test_a_mute_server_is_given_up_at_the_deadline(driver: str, own_server: OwnServer) -> None:
     with (
         StallingProxy(own_server().socket_path) as proxy,
         queue_of(driver, proxy.url, timeout=0.6) as queue,
@@ -342,9 +332,7 @@ def test_a_wait_ends_with_its_time(both: TaskQueue) -> None:
     assert both.claim("w", wait=0.05) == []
 
 
-def test_a_token_that_comes_between_two_waits_is_not_missed(
-    both: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_token_between_waits_is_not_missed(both: TaskQueue, redis_client: redis.Redis) -> None:
     def twice() -> Operation[tuple[bool, bool]]:
         first = yield Wait("wake", 0.01)
         redis_client.lpush(both.keys["wake"], "1")
@@ -354,9 +342,7 @@ def test_a_token_that_comes_between_two_waits_is_not_missed(
     assert both.link.perform(twice()) == (False, True)
 
 
-def test_another_list_is_waited_for_when_the_operation_says_so(
-    both: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_another_list_can_be_waited_for(both: TaskQueue, redis_client: redis.Redis) -> None:
     def other() -> Operation[tuple[bool, bool]]:
         first = yield Wait("wake", 0.01)
         redis_client.lpush(both.keys["scheduler_wake"], "1")
@@ -382,9 +368,7 @@ def _waiting(seconds: float) -> Operation[bool]:
     return bool((yield Wait("wake", seconds)))
 
 
-def test_a_wait_whose_connection_is_closed_ends_early(
-    both: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_a_wait_ends_when_it_is_closed(both: TaskQueue, redis_client: redis.Redis) -> None:
     both.check()
     waiting = in_thread(lambda: both.link.perform(_waiting(60)))
     until_blocked(redis_client)

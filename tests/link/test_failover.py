@@ -265,9 +265,7 @@ def test_a_replica_in_sync_is_promoted_by_hand_without_loss() -> None:
             assert load.lost(client) == []
 
 
-def test_a_wait_on_a_frozen_primary_is_woken_by_the_new_one(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_primary_wakes_old_waits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "BLOCK_S", 1.0)
     monkeypatch.setattr(listening, "SILENCE_S", 0.5)
     with TaskQueue.from_url(fleet.sentinel_url(), timeout=TIMEOUT_S) as queue:
@@ -293,7 +291,7 @@ def wait_for_token(listener: listening.Listener) -> bool:
     return False
 
 
-def test_a_claim_that_waits_is_not_refused_when_its_server_becomes_a_replica(
+def test_a_waiting_claim_survives_its_server_becoming_a_replica(
     own_server: OwnServer,
 ) -> None:
     with (
@@ -423,7 +421,7 @@ def test_servers_and_sentinels_have_passwords_of_their_own(fleet: Fleet) -> None
             assert "wrong-one" not in str(error.value)
 
 
-def test_a_primary_that_lacks_replicas_is_asked_again_until_it_has_them(
+def test_a_primary_without_replicas_is_asked_until_it_has_them(
     own_server: OwnServer,
 ) -> None:
     server = own_server()

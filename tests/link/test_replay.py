@@ -301,9 +301,7 @@ def test_a_push_that_was_refused_can_be_sent_again_and_done(queue: TaskQueue) ->
 # --- replies that are lost on the way -------------------------------------------------------------
 
 
-def test_each_call_is_done_once_though_its_reply_is_lost(
-    far: TaskQueue, near: redis.Redis, proxy: LossyProxy
-) -> None:
+def test_a_lost_reply_repeats_no_call(far: TaskQueue, near: redis.Redis, proxy: LossyProxy) -> None:
     assert proxy.losing(lambda: far.push(make_task(task_id="t1"))) == "t1"
     assert proxy.losing(lambda: far.push(make_task(task_id="t2")), replies=3) == "t2"
     many = [make_task(task_id=f"many-{n}") for n in range(700)]
@@ -338,9 +336,7 @@ def test_each_call_is_done_once_though_its_reply_is_lost(
     assert (again.task.task_id, again.attempt) == ("many-0", 1)
 
 
-def test_a_refusal_whose_reply_is_lost_is_the_same_refusal(
-    far: TaskQueue, near: redis.Redis, proxy: LossyProxy
-) -> None:
+def test_a_lost_refusal_is_repeated(far: TaskQueue, near: redis.Redis, proxy: LossyProxy) -> None:
     push(far, "t1")
     claim = claim_one(far)
     far.finish(claim)

@@ -197,7 +197,7 @@ def test_what_is_yes_or_no_is_not_added_up(meters: Meters) -> None:
     assert meters.get("app_info", version="2") is None
 
 
-def test_a_gauge_that_a_child_has_only_inherited_is_told_by_its_parent_alone(
+def test_only_the_parent_reports_a_gauge_that_a_child_inherited(
     meters: Meters,
 ) -> None:
     meters.stuck.set(1000)
@@ -237,9 +237,7 @@ class Failing(Collector):
         return []
 
 
-def test_a_collector_that_fails_keeps_nobody_from_work(
-    meters: Meters, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_collector_stops_nobody(meters: Meters, caplog: pytest.LogCaptureFixture) -> None:
     meters.registry.register(Failing())
     tally = Tally(1, meters.registry)
     with tally.reporting(0):

@@ -237,9 +237,7 @@ def test_half_a_pair_is_inconsistent(left: TaskQueue, verdict_on: Callable[..., 
     assert found.by_kind() == {"inconsistent": ["1 of 2 were stored: ['t1', 't2']"]}
 
 
-def test_a_task_that_had_ended_and_runs_again_is_completed_twice(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_a_second_completion_is_found(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     left.push(make_task(task_id="t1"))
     end = {"t1": {"state": "finished", "result": {"by": "tour"}}}
     found = verdict_on(*pushed("t1"), ["try", 2, {}], ["ok", 2, {"ended": end}])
@@ -291,17 +289,13 @@ def scheduled(left: TaskQueue) -> None:
     TaskScheduler(left, "maker").add_schedule(every=20, user_id="alice", schedule_id="s1")
 
 
-def test_a_schedule_that_was_removed_and_is_there_is_unexpected(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_a_leftover_schedule_is_found(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     scheduled(left)
     found = verdict_on(["try", 1, ADDED], ["ok", 1, {}], ["try", 2, REMOVED], ["ok", 2, {}])
     assert len(found.unexpected) == 1
 
 
-def test_every_moment_of_a_schedule_is_fired_or_accounted_for(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_each_moment_is_accounted_for(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     scheduled(left)
     assert verdict_on(["try", 1, ADDED], ["ok", 1, {}]).by_kind() == {}
 

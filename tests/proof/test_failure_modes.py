@@ -244,9 +244,7 @@ SKEWED = textwrap.dedent(
 )
 
 
-def test_processes_whose_clocks_differ_go_by_the_clock_of_redis(
-    live: TaskQueue, spawn: Spawn, redis_url: str
-) -> None:
+def test_processes_go_by_the_clock_of_redis(live: TaskQueue, spawn: Spawn, redis_url: str) -> None:
     skews = ("3600", "-3600")
     names = {f"off by {skew}" for skew in skews}
     processes = {skew: spawn(SKEWED, redis_url, skew) for skew in skews}
@@ -640,9 +638,7 @@ def test_a_worker_that_crashes_is_missed_and_its_task_is_run_by_another(
     with_all.stop()
 
 
-def test_a_task_that_kills_its_worker_each_time_ends_in_the_dead_letters(
-    live: TaskQueue, redis_url: str
-) -> None:
+def test_a_task_that_kills_its_worker_is_buried(live: TaskQueue, redis_url: str) -> None:
     live.configure(max_attempts=2)
     worker = Worker(live, processes=1, concurrency=1, lease=0.5, registry=CollectorRegistry())
     worker.register("poison", lambda payload: os.kill(os.getpid(), signal.SIGKILL))

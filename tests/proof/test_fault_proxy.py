@@ -495,9 +495,7 @@ def test_a_call_finds_its_way_though_all_pooled_connections_are_dead(
     assert stats(near) == {"pushed": 1, "claimed": 1, "finished": 1}
 
 
-def test_what_arrives_after_its_caller_has_given_up_is_done_once(
-    far: TaskQueue, proxy: Proxy, near: redis.Redis
-) -> None:
+def test_a_late_arrival_is_done_once(far: TaskQueue, proxy: Proxy, near: redis.Redis) -> None:
     push(far, "t0", "t1")
     far.finish(claim_one(far))  # so that the server knows the script
     claim = claim_one(far)
@@ -576,9 +574,7 @@ def test_a_worker_runs_each_task_once_though_replies_are_dropped(
     assert counted == {"pushed": 400, "claimed": 400, "finished": 400}
 
 
-def test_each_moment_is_fired_once_though_replies_are_dropped(
-    proxy: Proxy, near: redis.Redis, clock: ManualClock
-) -> None:
+def test_dropped_replies_fire_once(proxy: Proxy, near: redis.Redis, clock: ManualClock) -> None:
     with TaskQueue.from_url(proxy.url, timeout=20.0, clock=clock) as queue:
         scheduler = TaskScheduler(queue, registry=CollectorRegistry())
         proxy.drop_replies(10_000, every=2)
@@ -599,9 +595,7 @@ def test_each_moment_is_fired_once_though_replies_are_dropped(
 # --- bytes that come one by one -------------------------------------------------------------------
 
 
-def test_answers_are_right_though_bytes_come_one_by_one(
-    patient: TaskQueue, proxy: Proxy, near: redis.Redis
-) -> None:
+def test_answers_may_come_byte_by_byte(patient: TaskQueue, proxy: Proxy, near: redis.Redis) -> None:
     proxy.one_byte_chunks()
     tasks = [
         make_task("alice", f"t{number}", payload={"text": "ü" * 500, "number": number})

@@ -42,9 +42,7 @@ def test_an_act_that_was_sent_after_the_end_of_its_term_is_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("sent_ms", "found"), [(199, set()), (201, {"retry of t"})])
-def test_an_act_upon_a_task_that_another_worker_had_by_then_is_found(
-    tmp_path: Path, sent_ms: int, found: set[str]
-) -> None:
+def test_acting_on_anothers_task_is_found(tmp_path: Path, sent_ms: int, found: set[str]) -> None:
     told = told_by(
         tmp_path,
         early=[["held", 100, [["t", 1]]], ["kept", "retry", sent_ms, [["t", 1]]]],

@@ -347,9 +347,7 @@ def test_what_is_refused_changes_nothing(fuzzed: FuzzedWorld, name: str) -> None
 
 
 @pytest.mark.parametrize("revision", ["", " ", "\0", "\ud800", "x" * 1000])
-def test_a_revision_that_no_schedule_has_is_not_taken_for_none(
-    fuzzed: FuzzedWorld, revision: str
-) -> None:
+def test_an_unknown_revision_is_not_ignored(fuzzed: FuzzedWorld, revision: str) -> None:
     assert refused(fuzzed, lambda: fuzzed.scheduler.remove_schedule("nine", if_revision=revision))
     assert refused(
         fuzzed, lambda: fuzzed.scheduler.update_schedule("nine", if_revision=revision, jitter=1)

@@ -134,9 +134,7 @@ def test_a_clock_that_is_set_back_by_up_to_a_term_changes_no_leader(
     assert new.tick().is_leader
 
 
-def test_a_stale_leader_resigns_nobody_elses_term(
-    world: World, old: TaskScheduler, new: TaskScheduler
-) -> None:
+def test_a_stale_leader_ends_no_term(world: World, old: TaskScheduler, new: TaskScheduler) -> None:
     old.tick()
     world.advance(TERM_S)
     new.tick()
@@ -147,9 +145,7 @@ def test_a_stale_leader_resigns_nobody_elses_term(
 # --- schedules ------------------------------------------------------------------------------------
 
 
-def test_a_fire_of_a_plan_that_was_saved_anew_is_left_alone(
-    world: World, old: TaskScheduler
-) -> None:
+def test_a_fire_of_a_replaced_plan_is_left_alone(world: World, old: TaskScheduler) -> None:
     reading = read_due(old, world.clock)
     old.update_schedule("s", payload={"n": 2})
     report = fire(old, reading)
@@ -188,9 +184,7 @@ def test_a_moment_that_comes_again_is_the_same_task(world: World, old: TaskSched
     assert world.queue.size() == 0
 
 
-def test_a_moment_is_not_fired_again_when_the_clock_was_set_back(
-    world: World, old: TaskScheduler
-) -> None:
+def test_a_clock_set_back_fires_no_moment_again(world: World, old: TaskScheduler) -> None:
     world.queue.configure(keep_finished=0)
     for _ in range(3):
         world.advance(60)
@@ -276,9 +270,7 @@ def test_an_update_from_an_old_revision_changes_nothing(world: World, old: TaskS
     assert schedule.payload == {"n": 1}
 
 
-def test_a_moment_computed_from_a_wrong_clock_is_not_stored(
-    world: World, old: TaskScheduler
-) -> None:
+def test_a_moment_of_a_wrong_clock_is_not_stored(world: World, old: TaskScheduler) -> None:
     wrong_ms = world.clock.now_ms() - 5000
     moment_ms = wrong_ms + 1000
     fields: list[str | int] = ["t", "alice", "default", "{}", "r", moment_ms, moment_ms]
@@ -358,9 +350,7 @@ def test_a_worker_that_lost_its_lease_ends_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_lease_that_was_taken_back_is_lost_however_the_task_ended(
-    world: World, cancelled: bool
-) -> None:
+def test_a_lease_taken_back_is_lost_however_it_ended(world: World, cancelled: bool) -> None:
     world.queue.configure(max_attempts=1)
     claim = world.push_and_claim("t1", lease=1)
     if cancelled:
@@ -851,9 +841,7 @@ def test_a_run_that_goes_on_is_not_overlapped(world: World, old: TaskScheduler) 
     assert world.queue.claim("w") == []
 
 
-def test_a_buffered_run_waits_for_the_end_of_the_one_before(
-    world: World, old: TaskScheduler
-) -> None:
+def test_a_buffered_run_waits_for_the_one_before(world: World, old: TaskScheduler) -> None:
     report, running = fire_again(old, world.clock, "buffer_one")
     assert report.fired == 1
     assert world.queue.claim("w") == []
@@ -959,9 +947,7 @@ def test_a_success_ends_a_row_of_failures(clock: ManualClock, old: TaskScheduler
     assert is_active(old)
 
 
-def test_a_fire_on_its_way_does_not_undo_a_pause_for_failures(
-    world: World, old: TaskScheduler
-) -> None:
+def test_a_late_fire_does_not_undo_a_pause_for_failures(world: World, old: TaskScheduler) -> None:
     old.update_schedule("s", max_failures=1)
     world.advance(60)
     old.tick()
@@ -980,9 +966,7 @@ def read_end_of_pause(scheduler: TaskScheduler, clock: ManualClock) -> Reading:
     return read_due(scheduler, clock)
 
 
-def test_the_end_of_a_pause_that_was_changed_is_left_alone(
-    clock: ManualClock, old: TaskScheduler
-) -> None:
+def test_the_end_of_a_changed_pause_is_ignored(clock: ManualClock, old: TaskScheduler) -> None:
     reading = read_end_of_pause(old, clock)
     old.pause_schedule("s", until=clock.now() + timedelta(hours=1))
     fire(old, reading)
@@ -1012,9 +996,7 @@ def test_a_leader_whose_term_is_over_sets_nothing_aside(world: World, old: TaskS
 
 
 @pytest.mark.parametrize("changed", ["plan", "schedules"])
-def test_a_schedule_that_was_saved_anew_is_not_set_aside(
-    world: World, old: TaskScheduler, changed: str
-) -> None:
+def test_a_resaved_schedule_is_kept(world: World, old: TaskScheduler, changed: str) -> None:
     reading = read_broken(old, world.clock, world.redis, world.queue)
     world.redis.hset(world.keys[changed], "s", "something else")
     fire(old, reading)
@@ -1166,9 +1148,7 @@ def test_the_making_of_a_schedule_is_its_first_change(old: TaskScheduler) -> Non
     assert [change.made for change in old.changes("s")] == [False, True]
 
 
-def test_a_schedule_that_is_replaced_by_a_paused_one_is_not_due(
-    world: World, old: TaskScheduler
-) -> None:
+def test_a_schedule_replaced_by_a_paused_one_is_not_due(world: World, old: TaskScheduler) -> None:
     old.add_schedule("* * * * *", "alice", schedule_id="s", on_conflict="replace", is_active=False)
     assert world.redis.zrange(world.keys["due"], 0, -1) == []
 

@@ -261,9 +261,7 @@ def test_a_leader_that_comes_back_does_not_prolong_the_term_of_another(world: Wo
     assert world.state()["leader"] == term
 
 
-def test_a_standby_whose_election_fails_in_the_network_fires_nothing(
-    own_server: OwnServer, clock: ManualClock
-) -> None:
+def test_a_standby_without_redis_fires_nothing(own_server: OwnServer, clock: ManualClock) -> None:
     """redbeat#208: the connection broke while it asked for the lock, and it sent as if it led."""
     server = own_server()
     with (
@@ -362,7 +360,7 @@ def test_a_leader_keeps_its_term_while_it_enqueues_for_longer_than_that(world: W
     assert len(world.dump()["tasks"]) == 2000
 
 
-def test_a_leader_that_planned_for_longer_than_its_term_leaves_all_to_the_next_one(
+def test_a_leader_that_planned_too_long_leaves_all_to_the_next(
     world: World,
 ) -> None:
     """rq#1354: enqueuing took longer than the lock, others took it, and jobs were doubled."""

@@ -652,9 +652,7 @@ def failing_handler(payload: dict[str, Any]) -> None:
         raise ValueError("no such mailbox")
 
 
-def test_secrets_in_payloads_show_nowhere(
-    world: World, redis_url: str, web: Web, ears: Ears
-) -> None:
+def test_secrets_show_nowhere(world: World, redis_url: str, web: Web, ears: Ears) -> None:
     payload = payload_with(PAYLOAD_SECRETS)
     metadata = {"api_key": PAYLOAD_SECRETS["metadata"]}
     rule: dict[str, Any] = {"every": 60, "user_id": "ann", "schedule_id": "s", "name": "mail"}

@@ -209,9 +209,7 @@ def test_a_cancelled_task_need_not_run(queue: TaskQueue, journal: Journal, tmp_p
     assert check_trimmed(queue, tmp_path).violations(durable=True) == 0
 
 
-def test_a_completion_that_was_acknowledged_twice_is_found(
-    trimmed: TaskQueue, journal: Journal, tmp_path: Path
-) -> None:
+def test_a_double_completion_is_found(trimmed: TaskQueue, journal: Journal, tmp_path: Path) -> None:
     told(journal, "w0-0.0", "w0-0.1", "w0-0.2", "w0-0.1")
     verdict = check_trimmed(trimmed, tmp_path)
     assert (verdict.repeated_completions, verdict.lost) == (1, 0)

@@ -185,9 +185,7 @@ def test_a_slot_is_freed_however_the_lease_ends(world: World, end: str) -> None:
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b'{"user":"alice"}'])
-def test_the_slot_of_a_run_whose_record_is_spoilt_is_free_when_its_lease_is_over(
-    world: World, text: bytes | None
-) -> None:
+def test_the_slot_of_a_spoilt_run_is_freed_with_its_lease(world: World, text: bytes | None) -> None:
     world.queue.set_limits(SLOW, slots=1)
     world.fill("alice", 2, name=SLOW)
     claim_slow(world)

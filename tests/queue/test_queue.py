@@ -129,9 +129,7 @@ def bring_to(world: World, task_id: str, state: str) -> Claim | None:
     return claim
 
 
-def test_the_same_id_with_other_content_is_refused_also_when_the_task_is_gone(
-    world: World, other: dict[str, Any]
-) -> None:
+def test_a_gone_id_with_other_content_is_refused(world: World, other: dict[str, Any]) -> None:
     world.queue.configure(keep_finished=0)
     world.queue.push(make_task(task_id="t1", payload={"n": 1}))
     world.queue.finish(world.claim_one())
@@ -276,9 +274,7 @@ def test_more_due_tasks_than_one_claim_promotes_are_all_offered(world: World) ->
 
 
 @pytest.mark.parametrize("as_retries", [False, True])
-def test_a_task_that_is_due_does_not_wait_for_all_of_another_user(
-    world: World, as_retries: bool
-) -> None:
+def test_a_due_task_does_not_wait_for_another_user(world: World, as_retries: bool) -> None:
     """Ten thousand of one user become ready a moment before the one task of another."""
     count = 1000 if as_retries else 10_000
     if as_retries:
@@ -549,9 +545,7 @@ def test_extending_says_which_are_lost_and_which_are_cancelled(world: World) -> 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("meanwhile", ["nothing", "claimed by another", "dropped"])
-def test_a_lease_that_its_own_holder_has_ended_is_not_a_lost_one(
-    world: World, ending: str, meanwhile: str
-) -> None:
+def test_a_lease_ended_by_its_holder_is_not_lost(world: World, ending: str, meanwhile: str) -> None:
     # A worker extends all its leases in one call while its slots end some of them.
     if meanwhile == "dropped":
         world.queue.configure(keep_finished=0, keep_dead=0)
@@ -1360,9 +1354,7 @@ BROKEN_STATUS = {
 @pytest.mark.untidy
 @pytest.mark.parametrize("kind", BROKEN_STATUS)
 @pytest.mark.parametrize("state", ["ready", "delayed", "running"])
-def test_a_broken_status_record_does_not_stop_other_tasks(
-    world: World, kind: str, state: str
-) -> None:
+def test_a_broken_status_does_not_stop_other_tasks(world: World, kind: str, state: str) -> None:
     world.push("bad", priority=Priority.CRITICAL)
     claim = bring_to(world, "bad", state)
     world.fill("alice", 3)
@@ -1691,9 +1683,7 @@ def test_a_push_asks_the_keys_of_waiting_workers_first(world: World, key: str) -
     assert world.dump() == before
 
 
-def test_a_claim_of_many_takes_them_in_several_scripts(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_claim_is_split(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(queue, "alice", 600)
     asked: list[int] = []
     claim_once = queue._claim_once

@@ -210,7 +210,7 @@ def test_nothing_of_a_queue_has_an_expiry(world: World) -> None:
     assert {key: world.redis.pttl(key) for key in there} == dict.fromkeys(there, -1)
 
 
-def test_a_full_server_with_a_volatile_policy_throws_nothing_away(
+def test_a_volatile_server_evicts_nothing(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     server = own_server(config={"maxmemory": "12mb", "maxmemory-policy": "volatile-lru"})
@@ -297,9 +297,7 @@ def test_names_of_workers_are_known_after_one_has_left_whatever_they_are(queue: 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("planted", ["alice\0soon\0x", "alice\0", "alice\x00123\0", "alice\0-1\0x"])
-def test_an_entry_of_the_index_of_delays_that_cannot_be_read_is_dropped(
-    world: World, planted: str
-) -> None:
+def test_an_unreadable_entry_of_the_delay_index_is_dropped(world: World, planted: str) -> None:
     world.queue.push(make_task(task_id="t", user_id="alice", delay=1))
     world.redis.zadd(world.keys["delayed_index"], {planted: 0})
     world.advance(1)

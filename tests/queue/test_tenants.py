@@ -284,9 +284,7 @@ def test_only_unfinished_runs_of_a_tenant_are_found(world: World, many_runs: lis
     assert "runs" not in world.dump()
 
 
-def test_failed_runs_of_a_tenant_are_run_again_and_discarded(
-    world: World, many_runs: list[Run]
-) -> None:
+def test_a_tenants_failed_runs_are_rerun_and_discarded(world: World, many_runs: list[Run]) -> None:
     failed = [run for run in many_runs if run.status == "failed"]
     own = {run.task_id for run in failed if run.tenant == "acme"}
     retried = world.history.retry_matching(tenant="acme")

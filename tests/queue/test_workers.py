@@ -155,9 +155,7 @@ def test_a_worker_in_the_callers_thread_leaves_when_stopped(world: World, make: 
     assert ids(world) == [worker.worker_id]
 
 
-def test_a_long_run_in_the_caller_s_thread_is_kept_alive_until_the_worker_leaves(
-    world: World, make: Make, gate: Gate
-) -> None:
+def test_a_long_run_in_the_callers_thread_stays_alive(world: World, make: Make, gate: Gate) -> None:
     world.patch(fairqueue.worker.heartbeat, "BEAT_S", 0.02)
     worker = make()
     worker.register("default", gate)

@@ -186,9 +186,7 @@ HELPERS = [
 
 
 @pytest.mark.parametrize(("job2", "words", "cron", "moments"), HELPERS)
-def test_a_helper_has_its_cron_text_and_its_moments(
-    job2: str, words: str, cron: str, moments: list[str]
-) -> None:
+def test_a_helper_has_exact_times(job2: str, words: str, cron: str, moments: list[str]) -> None:
     assert said(words) == cron
     assert first_moments(cron) == moments
 
@@ -665,9 +663,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | r
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_of_the_page_prints_what_its_comments_say(
-    example: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_prints_its_comments(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(example, {})
     printed = capsys.readouterr().out.splitlines()
     assert printed

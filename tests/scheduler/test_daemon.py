@@ -568,9 +568,7 @@ def test_a_redis_out_of_reach_is_told_at_once(run: Run, arguments: tuple[str, ..
 
 
 @pytest.mark.processes
-def test_a_password_that_is_wrong_is_a_matter_of_configuration(
-    run: Run, own_server: Callable[..., EmbeddedServer]
-) -> None:
+def test_a_wrong_password_is_an_error(run: Run, own_server: Callable[..., EmbeddedServer]) -> None:
     server = own_server(config={"requirepass": "right"})
     done = run("scheduler", "--once", "--url", server.url.replace("unix://", "unix://:wrong@"))
     assert (done.returncode, done.stdout) == (2, "")

@@ -181,9 +181,7 @@ def test_runs_of_other_schedules_do_not_count(scheduler: TaskScheduler, clock: M
 # --- skip -----------------------------------------------------------------------------------------
 
 
-def test_a_schedule_that_skips_fires_again_when_its_run_has_ended(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_a_skipping_schedule_fires_again(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "skip")
     firing.fire()
     (claim,) = firing.claim()
@@ -211,9 +209,7 @@ def test_a_skipped_moment_needs_no_room(scheduler: TaskScheduler, clock: ManualC
     assert (report.skipped, report.refused) == (1, 0)
 
 
-def test_missed_moments_before_a_skipped_one_are_missed(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_moments_before_a_skip_are_missed(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "skip")
     firing.fire()
     clock.advance(180)
@@ -256,9 +252,7 @@ RUN_ENDS: dict[str, Callable[[Firing, Claim], object]] = {
 
 
 @pytest.mark.parametrize("end", RUN_ENDS)
-def test_a_buffered_run_begins_when_the_one_before_it_has_ended(
-    buffered: tuple[Firing, Claim], end: str
-) -> None:
+def test_a_buffered_run_begins_after_the_other(buffered: tuple[Firing, Claim], end: str) -> None:
     firing, claim = buffered
     assert firing.claim() == []
     RUN_ENDS[end](firing, claim)
@@ -282,9 +276,7 @@ def test_a_buffered_run_begins_when_the_worker_of_the_one_before_it_died(
 
 
 @pytest.mark.parametrize("again", ["retry", "release", "expired"])
-def test_a_buffered_run_waits_while_the_one_before_it_is_tried_again(
-    buffered: tuple[Firing, Claim], again: str
-) -> None:
+def test_a_buffered_run_waits_for_a_retry(buffered: tuple[Firing, Claim], again: str) -> None:
     firing, claim = buffered
     if again == "retry":
         firing.queue.retry(claim, "no", delay=5)
@@ -447,9 +439,7 @@ def test_one_pass_cancels_them_all(scheduler: TaskScheduler, world: World) -> No
     assert get(scheduler, "s").run_count == 2
 
 
-def test_a_schedule_with_many_runs_to_cancel_does_not_hold_up_others(
-    scheduler: TaskScheduler, clock: ManualClock
-) -> None:
+def test_cancelling_many_runs_holds_up_nobody(scheduler: TaskScheduler, clock: ManualClock) -> None:
     firing = Firing(scheduler, clock, "cancel_previous")
     open_runs(firing, 150)
     scheduler.add_schedule("* * * * *", "bob", schedule_id="z")
@@ -546,9 +536,7 @@ def test_another_policy_is_refused_and_named(
     assert get(scheduler, "s").overlap == "skip"
 
 
-def test_a_stored_policy_that_is_none_is_a_broken_record(
-    scheduler: TaskScheduler, redis_client: redis.Redis
-) -> None:
+def test_a_bad_policy_breaks_a_record(scheduler: TaskScheduler, redis_client: redis.Redis) -> None:
     scheduler.add_schedule("* * * * *", "alice", schedule_id="s", overlap="skip")
     key = scheduler.queue.keys["schedules"]
     text = redis_client.hget(key, "s")

@@ -568,9 +568,7 @@ def test_resigning_does_not_take_the_term_of_another(world: World) -> None:
     assert world.state() == before
 
 
-def test_the_trust_in_a_term_ends_before_the_term(
-    scheduler: TaskScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trust_ends_before_term(scheduler: TaskScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler.tick()
     assert scheduler.is_leader
     began = time.monotonic()

@@ -235,9 +235,7 @@ def test_an_earlier_schedule_wakes_the_waiting_leader(
     assert second.task.scheduled_for - first.task.scheduled_for == timedelta(seconds=1)
 
 
-def test_an_earlier_next_run_wakes_the_waiting_leader(
-    queue: TaskQueue, make: Make, redis_client: redis.Redis
-) -> None:
+def test_an_earlier_run_wakes_it(queue: TaskQueue, make: Make, redis_client: redis.Redis) -> None:
     leader = make(queue, check_interval=60, lock_timeout=600)
     leader.add_schedule("@yearly", "alice", schedule_id="s")
     leader.start()
@@ -297,9 +295,7 @@ def test_a_killed_server_is_an_error_state_that_ends_by_itself(
         assert scheduler.health().last_error is None
 
 
-def test_a_thread_started_while_redis_is_away_waits_for_it(
-    own_server: OwnServer, tmp_path: Path, make: Make
-) -> None:
+def test_a_thread_waits_for_redis(own_server: OwnServer, tmp_path: Path, make: Make) -> None:
     server = own_server(tmp_path)
     with TaskQueue.from_url(server.url, timeout=0.2) as queue:
         scheduler = make(queue, check_interval=0.1)
@@ -310,9 +306,7 @@ def test_a_thread_started_while_redis_is_away_waits_for_it(
         eventually(lambda: scheduler.state == "running", "running", within=20)
 
 
-def test_a_connection_broken_while_it_waits_is_made_again(
-    queue: TaskQueue, make: Make, redis_client: redis.Redis
-) -> None:
+def test_a_broken_wait_is_resumed(queue: TaskQueue, make: Make, redis_client: redis.Redis) -> None:
     scheduler = make(queue, check_interval=60, lock_timeout=600)
     scheduler.start()
     eventually(lambda: is_blocked(redis_client), "the leader waits")

@@ -145,9 +145,7 @@ PROGRAM = """
 """
 
 
-def test_one_more_row_is_in_api_import_rest_command_line_form_and_docs(
-    tmp_path: Path, redis_url: str
-) -> None:
+def test_one_more_row_appears_in_all_interfaces_and_docs(tmp_path: Path, redis_url: str) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "fairqueue", tmp_path / "fairqueue", ignore=ignored)
     shutil.copytree(lua_folder(), tmp_path / "lua", dirs_exist_ok=True)

@@ -371,7 +371,7 @@ def test_nothing_fires_early_or_against_its_policy(situation: tuple[Rules, int, 
 
 @explore
 @given(situations())
-def test_jitter_is_the_same_for_everybody_and_ends_before_the_next_moment(
+def test_jitter_is_stable_and_ends_before_the_next_run(
     situation: tuple[Rules, int, int],
 ) -> None:
     given_rules, nominal, _ = situation

@@ -547,9 +547,7 @@ def test_a_pause_with_an_end_ends_by_itself(world: World, caplog: pytest.LogCapt
     assert world.tick_at(at(5, 12)).fired == 2
 
 
-def test_a_pause_that_ends_at_a_given_time_of_a_tick_ends(
-    redis_client: redis.Redis, registry: CollectorRegistry
-) -> None:
+def test_a_pause_ends_at_a_tick(redis_client: redis.Redis, registry: CollectorRegistry) -> None:
     """The queue has the server's clock, and the tick another."""
     with TaskQueue(redis_client) as queue:
         scheduler = TaskScheduler(queue, registry=registry)
@@ -776,9 +774,7 @@ def test_schedules_beyond_a_lowered_limit_go_on(world: World) -> None:
 
 
 @pytest.mark.parametrize("rule", [{"every": 59}, {"cron_expr": "*/30 * * * * *"}])
-def test_moments_that_are_closer_than_allowed_are_refused(
-    world: World, rule: dict[str, Any]
-) -> None:
+def test_too_frequent_moments_are_refused(world: World, rule: dict[str, Any]) -> None:
     world.queue.configure(min_interval=60)
     before = world.state()
     with pytest.raises(ScheduleQuota, match="min_interval is 60 seconds"):

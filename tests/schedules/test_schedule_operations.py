@@ -429,7 +429,7 @@ def test_a_full_queue_stops_a_backfill_which_goes_on_later(world: World) -> None
     assert len(world.fired_ids()) == count
 
 
-def test_a_backfill_during_which_the_schedule_is_changed_starts_over_with_the_new_one(
+def test_a_backfill_starts_over_when_the_schedule_changes(
     world: World,
 ) -> None:
     with_an_outage(world.scheduler, world.clock)
@@ -1296,7 +1296,7 @@ def test_a_replanning_that_redis_interrupts_goes_on_where_it_was(world: World) -
     assert world.schedule("nine").next_run == at(5, 12)
 
 
-def test_a_replanning_does_not_count_a_server_that_is_gone_as_a_broken_schedule(
+def test_replanning_does_not_take_a_lost_server_for_a_broken_schedule(
     world: World,
 ) -> None:
     world.add(cron_expr="0 12 * * *")

@@ -146,9 +146,7 @@ def test_the_policy_of_a_schedule_can_be_changed_and_taken_away(world: World) ->
         ("timeout", 0, "timeout must .*not 0"),
     ],
 )
-def test_a_policy_that_cannot_be_used_is_refused(
-    world: World, field: str, value: Any, says: str
-) -> None:
+def test_an_unusable_policy_is_refused(world: World, field: str, value: Any, says: str) -> None:
     with pytest.raises(InvalidTask, match=says):
         Task.create(user_id="alice", **{field: value})
     of_schedule = "backoff_jitter" if field == "jitter" else field
@@ -284,9 +282,7 @@ def test_the_timeout_of_a_schedule_wins() -> None:
     assert handler.timeout == 30.0
 
 
-def test_a_stored_policy_that_cannot_be_used_is_that_of_the_handler(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_stored_policy_is_replaced(world: World, caplog: pytest.LogCaptureFixture) -> None:
     task = make_task(task_id="t1")
     document = task.document[:-1] + ',"policy":{"retries":"many"}}'
     world.queue.push(task)

@@ -251,9 +251,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=range(len(REQUESTS)))
-def test_an_answer_does_not_repeat_a_long_value(
-    api: Api, method: str, path: str, body: Any
-) -> None:
+def test_answers_do_not_repeat_long_values(api: Api, method: str, path: str, body: Any) -> None:
     request = {} if body is None else {"json": body}
     response = api.client().send(method, path, **request)
     assert response.status_code in (404, 422), response.text[:300]

@@ -553,7 +553,7 @@ def test_an_update_starts_over_when_somebody_else_was_faster(world: World) -> No
     assert sent.count("update_schedule") == 3
 
 
-def test_a_fire_planned_from_the_old_text_is_refused_although_the_moment_is_the_same(
+def test_a_fire_planned_from_an_old_definition_is_refused(
     world: World,
 ) -> None:
     """On a Friday, `0 9 * * *` and `0 9 * * 1-5` agree on today and not on tomorrow."""

@@ -64,9 +64,7 @@ def one(people: UserStats, world: World, user: str) -> UserInfo:
 # --- who is active --------------------------------------------------------------------------------
 
 
-def test_users_with_waiting_or_running_tasks_are_active_the_largest_backlog_first(
-    queue: TaskQueue, people: UserStats
-) -> None:
+def test_active_users_are_listed_by_backlog(queue: TaskQueue, people: UserStats) -> None:
     fill(queue, "runs", 1)
     claim_one(queue)
     fill(queue, "few", 2)
@@ -88,9 +86,7 @@ def test_a_user_whose_tasks_wait_for_a_slot_is_active(world: World, people: User
     assert people.active() == ["bob", "alice"]
 
 
-def test_active_users_of_a_tenant_are_found_however_many_others_there_are(
-    queue: TaskQueue, people: UserStats
-) -> None:
+def test_active_users_of_a_tenant_are_found_among_many(queue: TaskQueue, people: UserStats) -> None:
     for n in range(5):
         fill(queue, f"other-{n}", 1)
     push(queue, "a", "b", user_id="alice", tenant="acme")
@@ -712,9 +708,7 @@ def test_what_cannot_be_indexed_is_not_looked_for_at_each_heartbeat(world: World
 # --- purge ----------------------------------------------------------------------------------------
 
 
-def test_a_purge_misses_no_delayed_task_that_an_older_version_stored(
-    world: World, people: UserStats
-) -> None:
+def test_a_purge_finds_delayed_tasks_of_old_versions(world: World, people: UserStats) -> None:
     """Also where there are more than one look brings into the index."""
     world.push(*(f"bob-{n}" for n in range(2000)), user_id="bob", delay=60)
     world.push(*(f"alice-{n}" for n in range(3)), user_id="alice", delay=60)
@@ -744,9 +738,7 @@ def test_a_purge_cancels_and_history_has_it(world: World, people: UserStats) -> 
     world.queue.finish(claim)
 
 
-def test_a_purge_takes_delayed_and_retrying_tasks_in_bounded_steps(
-    world: World, people: UserStats
-) -> None:
+def test_a_purge_takes_delayed_tasks_in_small_steps(world: World, people: UserStats) -> None:
     world.push("again", user_id="alice")
     world.queue.retry(world.claim_one(), "broken", delay=30)
     world.push(*(f"later-{n}" for n in range(150)), user_id="alice", delay=60)
@@ -897,9 +889,7 @@ def test_a_key_of_another_type_is_named(world: World, people: UserStats, key: st
         people.read(["alice"], world.now() - HOUR)
 
 
-def test_a_run_that_waits_for_the_one_before_it_is_delayed_until_nobody_knows_when(
-    world: World, people: UserStats
-) -> None:
+def test_a_buffered_run_is_delayed_without_a_known_end(world: World, people: UserStats) -> None:
     scheduler = TaskScheduler(world.queue, "one", lock_timeout=600.0)
     scheduler.add_schedule("* * * * *", "bob", schedule_id="s", overlap="buffer_one")
     for _ in range(2):

@@ -359,9 +359,7 @@ def test_numbers_that_cannot_be_told_do_not_end_the_poller() -> None:
 
 
 @pytest.mark.parametrize("parent", [[], {}, None, "\ud800"])
-def test_a_credential_that_somebody_has_spoilt_ends_its_own_streams_only(
-    world: World, parent: Any
-) -> None:
+def test_a_spoilt_credential_ends_only_its_own_streams(world: World, parent: Any) -> None:
     store = AccessStore(world.queue.link)
     good, spoilt = (store.create_key(name, "viewer", by="root") for name in ("good", "spoilt"))
     credentials = world.keys["credentials"]

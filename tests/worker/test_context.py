@@ -142,9 +142,7 @@ def test_a_run_in_the_callers_thread_sees_its_variables(queue: TaskQueue) -> Non
 # --- what is left running -------------------------------------------------------------------------
 
 
-def test_what_an_async_handler_leaves_running_is_cancelled_and_reported(
-    live: TaskQueue, run: Run, logged: Logged
-) -> None:
+def test_leftovers_of_a_handler_are_cancelled(live: TaskQueue, run: Run, logged: Logged) -> None:
     steps: list[str] = []
     worker = Worker(live, concurrency=1)
 
@@ -309,9 +307,7 @@ def test_timers_that_a_run_leaves_never_go_off(
     assert told["left"].endswith("ring")
 
 
-def test_a_timer_of_a_connection_that_closes_is_left_alone(
-    queue: TaskQueue, logged: Logged
-) -> None:
+def test_a_timer_of_a_closing_connection_is_left_alone(queue: TaskQueue, logged: Logged) -> None:
     timers: list[asyncio.TimerHandle] = []
     worker = Worker(queue)
 
@@ -459,9 +455,7 @@ def test_async_generators_that_a_run_has_begun_are_closed_with_it(
     assert (told["task"], told["left"], told["ended"]) == ("t", "numbers", True)
 
 
-def test_an_async_generator_that_does_not_heed_being_closed_is_told_once(
-    queue: TaskQueue, logged: Logged
-) -> None:
+def test_a_generator_that_ignores_its_end_is_logged_once(queue: TaskQueue, logged: Logged) -> None:
     worker = Worker(queue)
 
     async def stubborn() -> AsyncGenerator[int, None]:
@@ -481,9 +475,7 @@ def test_an_async_generator_that_does_not_heed_being_closed_is_told_once(
     assert (told["count"], told["ended"]) == (1, True)
 
 
-def test_a_run_that_leaves_nothing_is_not_reported_and_keeps_its_event_loop(
-    queue: TaskQueue, logged: Logged
-) -> None:
+def test_a_clean_run_is_not_reported_and_keeps_its_loop(queue: TaskQueue, logged: Logged) -> None:
     loops: list[asyncio.AbstractEventLoop] = []
     worker = Worker(queue)
 

@@ -106,9 +106,7 @@ def test_the_mark_goes_with_the_worker(workers: WorkerStore) -> None:
 
 
 @pytest.mark.parametrize("other", [{"pid": 8}, {"started": 1_700_000_000_001}])
-def test_another_worker_that_has_the_id_by_now_was_not_asked(
-    workers: WorkerStore, other: dict[str, object]
-) -> None:
+def test_a_new_worker_was_not_asked(workers: WorkerStore, other: dict[str, object]) -> None:
     workers.beat(FACTS, "w")
     workers.drain("w", by="ann")
     assert workers.beat(FACTS | other, "w").drained_by is None

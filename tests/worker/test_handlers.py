@@ -324,9 +324,7 @@ def test_a_handler_of_two_arguments_gets_the_payload_and_the_context(
 
 
 @pytest.mark.parametrize("target", [with_option, named_only])
-def test_arguments_with_a_default_are_the_handlers_own(
-    context: TaskContext, runner: Runner, target: Any
-) -> None:
+def test_default_arguments_are_kept(context: TaskContext, runner: Runner, target: Any) -> None:
     assert handler(target).run(context, runner)[1] in (1, 2)
 
 
@@ -724,9 +722,7 @@ def kept(context: TaskContext) -> list[tuple[str, str]]:
     return [] if lines is None else [(line.level, line.message) for line in lines.kept()[0]]
 
 
-def test_what_a_handler_logs_is_kept_at_every_level(
-    context: TaskContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_levels_of_logs_are_kept(context: TaskContext, monkeypatch: pytest.MonkeyPatch) -> None:
     # Those who print log records may fail of these; they are kept all the same.
     monkeypatch.setattr(logging.getLogger("fairqueue.task"), "disabled", True)
     context.log.debug("a %s", 1)

@@ -433,9 +433,7 @@ def test_losing_the_lease_kills_the_process_and_nothing_is_recorded(
     assert (found.state, found.result) == ("finished", "his")
 
 
-def test_a_worker_that_stops_kills_what_has_not_ended_and_gives_it_back_untouched(
-    live: TaskQueue, tmp_path: Path
-) -> None:
+def test_a_worker_that_stops_kills_and_releases_its_runs(live: TaskQueue, tmp_path: Path) -> None:
     worker = Worker(live, concurrency=1)
     worker.register("default", sleeps, isolation="process")
     push(live, "t", payload={"pid_file": str(tmp_path / "pid")})

@@ -50,9 +50,7 @@ TIMED: dict[str, Callable[[TaskQueue], Task]] = {
 
 
 @pytest.mark.parametrize("timed", TIMED)
-def test_a_run_that_goes_on_for_a_lease_after_its_time_out_is_ended(
-    world: World, timed: str
-) -> None:
+def test_a_run_is_ended_a_lease_after_its_time_out(world: World, timed: str) -> None:
     for name, timeout in (("timed", 60), ("short", 1), ("long", 1000)):
         world.queue.set_limits(name, timeout=timeout)
     task = TIMED[timed](world.queue)

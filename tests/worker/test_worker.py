@@ -551,9 +551,7 @@ def test_what_no_slot_has_begun_is_given_back_at_once(
     assert len(gate.contexts) == 1
 
 
-def test_a_worker_does_not_claim_ahead_before_tasks_have_shown_to_be_quick(
-    live: TaskQueue, make: Make, gate: Gate
-) -> None:
+def test_only_quick_tasks_are_claimed_ahead(live: TaskQueue, make: Make, gate: Gate) -> None:
     worker = make(live, concurrency=1)
     worker.task("default")(gate)
     push(live, "a", "b")
@@ -722,9 +720,7 @@ def test_a_slot_survives_an_error_that_nobody_thought_of(
 
 
 @pytest.mark.parametrize("threads", [True, False])
-def test_a_handler_that_takes_too_long_is_ended_recorded_and_tried_again(
-    live: TaskQueue, make: Make, threads: bool
-) -> None:
+def test_a_handler_over_its_time_is_retried(live: TaskQueue, make: Make, threads: bool) -> None:
     worker = make(live, concurrency=1, lease=30)
     began = time.monotonic()
     errors: list[str | None] = []

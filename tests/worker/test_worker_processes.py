@@ -286,9 +286,7 @@ def test_isolated_handlers_run_below_these(live: TaskQueue, start: Start, tmp_pa
         ({"processes": 2, "worker_id": "w" * 200}, "worker_id"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
-    live: TaskQueue, settings: dict[str, Any], named: str
-) -> None:
+def test_bad_settings_are_named(live: TaskQueue, settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         Worker(live, **settings)
 
@@ -433,9 +431,7 @@ def test_stop_waits_for_what_runs(live: TaskQueue, redis_client: redis.Redis, st
     assert alive(live) == []
 
 
-def test_what_has_not_ended_in_time_is_given_back_at_once(
-    live: TaskQueue, redis_client: redis.Redis, start: Start
-) -> None:
+def test_late_runs_are_given_back(live: TaskQueue, redis_client: redis.Redis, start: Start) -> None:
     program = start(processes=2, concurrency=2, lease=3600)
     tasks = gated(live, 4)
     until_running(live, redis_client, 4)
@@ -752,9 +748,7 @@ print(json.dumps([worker.stop(60), sizes[total] - sizes[first]]), flush=True)
 
 @needs_proc
 @pytest.mark.timeout(600)  # some 20 s where nobody else works
-def test_a_worker_takes_no_more_memory_the_longer_it_runs(
-    redis_url: str, redis_client: redis.Redis, spawn: Spawn
-) -> None:
+def test_a_worker_leaks_no_memory(redis_url: str, redis_client: redis.Redis, spawn: Spawn) -> None:
     program = Program(spawn(PROLOGUE + MEMORY, redis_url, "{}"))
     stopped, growth = program.hear()
     assert stopped is True

@@ -801,7 +801,7 @@ def test_a_quota_of_schedules_is_a_conflict(api: Api, admin: Client) -> None:
     assert problem["type"].endswith(":schedule-quota")
 
 
-def test_without_redis_requests_are_to_be_repeated_and_the_process_is_well(
+def test_without_redis_the_process_is_healthy(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     server = own_server()

@@ -161,9 +161,7 @@ def test_a_change_in_these_terms_changes_what_it_names(client: Client) -> None:
         ({"job_klass": "x"}, "job_klass"),
     ],
 )
-def test_an_error_names_the_field_as_the_request_did(
-    client: Client, body: dict[str, Any], field: str
-) -> None:
+def test_an_error_names_the_given_field(client: Client, body: dict[str, Any], field: str) -> None:
     problem = client.refused(422, "PATCH", JOB, json=body)
     assert field in problem["detail"]
     assert problem["field"] == field
@@ -256,9 +254,7 @@ def test_what_is_imported_was_made_by_whoever_imports_it(client: Client) -> None
         ({"description": "bell\a"}, "description"),
     ],
 )
-def test_a_title_or_description_that_cannot_be_shown_is_refused(
-    client: Client, body: dict[str, Any], field: str
-) -> None:
+def test_an_unshowable_title_is_refused(client: Client, body: dict[str, Any], field: str) -> None:
     assert client.refused(422, "PATCH", JOB, json=body)["field"] == field
 
 

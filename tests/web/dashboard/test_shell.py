@@ -226,9 +226,7 @@ def test_logging_in_with_a_key_begins_a_session(web: Web) -> None:
         ({"base_url": "https://ops.example", "secure_cookies": False}, False),
     ],
 )
-def test_cookies_travel_by_https_only_where_that_is_used(
-    web: Web, options: dict[str, Any], secure: bool
-) -> None:
+def test_cookies_need_https_if_it_is_used(web: Web, options: dict[str, Any], secure: bool) -> None:
     site = web(auth=True, **options)
     cookie = site.http.post("/login", data={"secret": site.key()}).headers["set-cookie"]
     assert ("Secure" in cookie.split("; ")) is secure
@@ -517,9 +515,7 @@ def test_links_hold_ids_of_any_characters(site: Site) -> None:
         assert seen[-1] == name
 
 
-def test_a_queue_without_pages_has_no_files_to_need(
-    web: Web, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_without_pages_needs_no_files(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "STATIC", shell.FOLDER / "nowhere")
     site = web(dashboard=False)
     assert site.http.get("/healthz").status_code == 200
@@ -671,9 +667,7 @@ def test_icons_are_drawn_and_hidden_from_readers() -> None:
     ("seconds", "text"),
     [(None, "–"), (4.25, "4.2 s"), (757, "12.6 min"), (3597, "1.0 h"), (90_000, "1.0 d")],
 )
-def test_durations_are_told_in_one_unit_where_there_is_little_room(
-    seconds: float | None, text: str
-) -> None:
+def test_short_durations_have_one_unit(seconds: float | None, text: str) -> None:
     assert filters.brief(seconds) == text
 
 
