@@ -318,7 +318,7 @@ def test_a_supervisor_or_server_that_dies_is_replaced_too(tmp_path: Path) -> Non
         ({"workers": -1}, ConfigurationError, "workers must be a whole number .*, not -1"),
         ({"schedulers": "two"}, ConfigurationError, "schedulers must be a whole .*, not 'two'"),
         ({"seconds": -1}, ConfigurationError, "seconds must be .* seconds, not -1"),
-        ({"queue": "a b"}, ConfigurationError, "queue name 'a b' cannot be used"),
+        ({"queue": "a b"}, ConfigurationError, "queue name must have .*, not 'a b'"),
         (
             {"demo": True, "concurrency": 0},
             ConfigurationError,

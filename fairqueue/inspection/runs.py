@@ -119,7 +119,7 @@ class Runs(_Looking):
         Raises InvalidInput.
         """
         self._guard.read()
-        listed = check_items(task_ids, "task_ids", "ids of tasks")
+        listed = check_items(task_ids, "task_ids", "task ids")
         check_count(len(listed), "task_ids", most=1000)
         found = self._context.history.find(listed)
         return [_masked_run(run) for run in found if self._guard.actor.sees(run.tenant)]

@@ -396,7 +396,8 @@ def test_bad_settings_of_a_user_are_refused(queue: TaskQueue, name: str, value: 
     "name", ["", "a b", "{a}", "a}", "{", "x" * 65, "a:b", "é", "a\n", None, 7, b"a"], ids=repr
 )
 def test_bad_queue_names_are_refused(redis_client: redis.Redis, name: Any) -> None:
-    refused(lambda: TaskQueue(redis_client, name), ConfigurationError, f"queue name {name!r}")
+    said = f"not {name!r}"
+    refused(lambda: TaskQueue(redis_client, name), ConfigurationError, "queue name", said)
     refused(lambda: TaskQueue.from_url("redis://localhost", name), ConfigurationError, repr(name))
 
 
@@ -653,7 +654,7 @@ def test_a_server_started_for_a_bad_queue_ends(monkeypatch: pytest.MonkeyPatch) 
     ("value", "kind"), [("abc", "a str"), (5, "an int"), (make_task("ann"), "a Task")]
 )
 def test_what_is_no_list_of_ids_is_refused(queue: TaskQueue, value: Any, kind: str) -> None:
-    said = f"task_ids must be a list of ids of tasks, not {kind}"
+    said = f"task_ids must be a list of task ids, not {kind}"
     refused(lambda: History(queue).find(value), InvalidInput, said)
     refused(lambda: Inspector(queue).runs.find(value), InvalidInput, said)
     scheduler = TaskScheduler(queue)
