@@ -37,7 +37,12 @@ local function wake_worker()
   if leave_token(K.wake) then redis.call('HDEL', K.fair, 'passes') end
 end
 
--- Add waiting tasks, each { id =, user =, rank =, name = }. Returns true if a worker can claim one now.
+-- A task as add_waiting takes it.
+local function waiting_task(id, record)
+  return { id = id, user = record.user, rank = record.rank, name = record.name }
+end
+
+-- Add waiting tasks; see waiting_task. Returns true if a worker can claim one now.
 -- `returning`: the tasks were claimed before, so their users are not newcomers.
 local function add_waiting(list, returning)
   if #list == 0 then return false end

@@ -27,6 +27,10 @@ local function state_of(id)
   return read_state(redis.call('HGET', K.schedule_state, id))
 end
 
+local function end_pause(state)
+  state.paused, state.note, state.by, state['until'] = nil, nil, nil, nil
+end
+
 local function write_state(id, state)
   redis.call('HSET', K.schedule_state, id, cjson.encode(state))
 end

@@ -54,7 +54,7 @@ end
 local function stop_planning(id, reason, completed)
   local state = state_of(id)
   state.active, state.reason = false, reason
-  state.paused, state.note, state.by, state['until'] = nil, nil, nil, nil
+  end_pause(state)
   write_state(id, state)
   redis.call('ZREM', K.due, id)
   if not completed then

@@ -54,7 +54,7 @@ local function promote()
     if record and record.state == 'delayed' then
       record.state, record.buffered = 'ready', nil
       good[#good + 1] = id
-      list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
+      list[#list + 1] = waiting_task(id, record)
     else
       count('broken_tasks', 1)
     end
@@ -124,7 +124,7 @@ function lost.end_all(ids, pass_over)
     elseif lost.end_one(id, record) then
       closed = closed + 1
     else
-      list[#list + 1] = { id = id, user = record.user, rank = record.rank, name = record.name }
+      list[#list + 1] = waiting_task(id, record)
     end
   end
   lost.found = add_waiting(list, true) or lost.found

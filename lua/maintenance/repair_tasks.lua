@@ -110,7 +110,7 @@ local function check_line(id, record)
   if record.state == 'ready' then
     if not in_backlog and not in_held then
       wrong(id, 'is ready but in neither backlog nor held', function()
-        add_waiting({ { id = id, user = record.user, rank = record.rank, name = record.name } }, true)
+        add_waiting({ waiting_task(id, record) }, true)
         wake_worker()
       end)
     elseif in_backlog and in_held then

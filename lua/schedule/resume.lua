@@ -21,7 +21,7 @@ if redis.call('HGET', K.plan, A.id) ~= A.plan or not state['until'] then
   return remember(A.op, 'moved')
 end
 state.active, state.reason, state.since, state.failures = true, nil, now, nil
-state.paused, state.note, state.by, state['until'] = nil, nil, nil, nil
+end_pause(state)
 write_state(A.id, state)
 if A.noted ~= '' then note_moments(A.id, A.noted) end
 if A.next_ms == '' then

@@ -52,7 +52,7 @@ local set_aside = state.reason and not state.paused
 if A.active == '1' or (A.active == '' and set_aside and A.next_ms ~= '') then
   -- In the second case it was set aside meanwhile, and this change plans it again.
   state.active, state.reason, state.failures = true, nil, nil
-  state.paused, state.note, state.by, state['until'] = nil, nil, nil, nil
+  end_pause(state)
 elseif A.active == '0' then
   -- Paused on request: a corrected rule alone does not resume it.
   local pause = decode(A.pause) or {}

@@ -28,7 +28,7 @@ else
   record.attempts = record.attempts - 1
   write_status(A.id, record)
   count(word, 1)
-  add_waiting({ { id = A.id, user = user, rank = record.rank, name = record.name } }, true)
+  add_waiting({ waiting_task(A.id, record) }, true)
 end
 review(user)
 wake_worker()

@@ -27,7 +27,7 @@ write_status(A.id, record)
 if record.state == 'delayed' then
   delays.add({ record.due, A.id, record.user })
 else
-  add_waiting({ { id = A.id, user = record.user, rank = record.rank, name = record.name } })
+  add_waiting({ waiting_task(A.id, record) })
 end
 wake_worker()
 kinds.wake(record.name)

@@ -36,7 +36,7 @@ if delay > 0 then
   delays.add({ record.due, A.id, record.user })
   wake_worker()
   kinds.wake(record.name)
-elseif add_waiting({ { id = A.id, user = record.user, rank = record.rank, name = record.name } }, true) then
+elseif add_waiting({ waiting_task(A.id, record) }, true) then
   wake_worker()
 end
 save_fair()
