@@ -103,7 +103,7 @@ class Doctor:
         workers = yield from steps(WorkerStore(self.link).alive)()
         found += [
             _check_leader(snapshot, self._queue.name),
-            *self._check_schedules(snapshot),
+            *(yield from self._check_schedules(snapshot)),
             (yield from self._check_workers(snapshot, len(workers), sum(w.slots for w in workers))),
             (yield from self._check_stale_runs([i.encode() for w in workers for i in w.current])),
             (yield from self._check_history(int(info.get("maxmemory", 0)))),
@@ -172,9 +172,11 @@ class Doctor:
 
     # --- the queue --------------------------------------------------------------------------------
 
-    def _check_schedules(self, snapshot: QueueSnapshot) -> list[Finding]:
+    def _check_schedules(self, snapshot: QueueSnapshot) -> Operation[list[Finding]]:
         found: list[Finding] = []
-        problems = ScheduleStore(self.link).problems() if snapshot.set_aside else []
+        problems = []
+        if snapshot.set_aside:
+            problems = yield from steps(ScheduleStore(self.link).problems)()
         if problems:
             reasons = [f"{each.schedule_id}: {each.reason}" for each in problems]
             aside = plural(snapshot.set_aside, "schedule was", "schedules were")

@@ -3,17 +3,17 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import BrokenRecord, InvalidTask, shown
 from fairqueue.reasons import Reason
-from fairqueue.retry_policy import check_policy, encode_policy, status_fields
+from fairqueue.retry_policy import TaskPolicy, check_policy, encode_policy, status_fields
 from fairqueue.validation import (
     MAX_PAYLOAD_BYTES,
     Priority,
@@ -105,13 +105,7 @@ class Task:
         at: datetime | float | None = None,
         triggered_by: str | None = None,
         tenant: str | None = None,
-        retries: int | None = None,
-        max_attempts: int | None = None,
-        backoff: float | Sequence[float] | None = None,
-        backoff_cap: float | None = None,
-        backoff_multiplier: float | None = None,
-        jitter: str | None = None,
-        timeout: float | None = None,
+        **options: Unpack[TaskPolicy],
     ) -> "Task":
         """Return a checked task.
 
@@ -122,7 +116,6 @@ class Task:
         tenant: the group of users that it belongs to. A user without a tenant joins it.
 
         These override the options of the handler:
-
         retries, max_attempts: attempts after a failure; or attempts in total, including those
             whose worker died. Pass one of them.
         backoff: seconds before the first retry, doubled for each further one, up to a day, without
@@ -140,18 +133,9 @@ class Task:
             check_name(triggered_by, "triggered_by")
         if tenant is not None:
             check_tenant(tenant)
-        policy = check_policy(
-            {
-                "retries": retries,
-                "max_attempts": max_attempts,
-                "backoff": backoff,
-                "backoff_cap": backoff_cap,
-                "backoff_multiplier": backoff_multiplier,
-                "jitter": jitter,
-                "timeout": timeout,
-            }
-        )
+        policy = _check_options(options)
         origin = {"by": triggered_by, "tenant": tenant}
+        stored: dict[str, Any] = {"origin": origin, "policy": encode_policy(policy)}
         return cls(
             task_id=new_id() if task_id is None else check_task_id(task_id),
             user_id=user_id,
@@ -163,14 +147,7 @@ class Task:
             triggered_by=triggered_by,
             policy=policy,
             tenant=tenant,
-            document=task_document(
-                user_id,
-                name,
-                priority,
-                encode_payload(checked),
-                origin=origin,
-                policy=encode_policy(policy),
-            ),
+            document=task_document(user_id, name, priority, encode_payload(checked), **stored),
         )
 
     @classmethod
@@ -288,6 +265,13 @@ def task_document(
     if policy is not None:
         text += f',"policy":{policy}'
     return f'{text},"payload":{payload_json}}}'
+
+
+def _check_options(options: TaskPolicy) -> dict[str, Any] | None:
+    unknown = options.keys() - TaskPolicy.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"Task.create() got an unexpected keyword argument {min(unknown)!r}")
+    return check_policy(options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

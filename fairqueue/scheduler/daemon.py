@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, fields
-from functools import partial
 
 import redis
 
 from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
 from fairqueue.link.connection import Listener
-from fairqueue.logs import error_line, log_event
+from fairqueue.logs import error_line, event_logger
 from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.scheduler import (
     FIRST_BACKOFF_S,
@@ -23,8 +22,7 @@ from fairqueue.scheduler.scheduler import (
 )
 from fairqueue.validation import check_count, check_seconds
 
-logger = logging.getLogger("fairqueue.daemon")
-_log = partial(log_event, logger)
+_log = event_logger("fairqueue.daemon")
 
 SECOND = 1_000_000_000  # in the unit of pacing, nanoseconds
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.01, 1200.0  # a term of the leader is an hour at most

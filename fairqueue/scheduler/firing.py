@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fairqueue.alerts import Alerts
@@ -19,7 +18,7 @@ from fairqueue.errors import (
 from fairqueue.link.connection import BATCH_BYTES, in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation, steps
 from fairqueue.link.scripts import load_script
-from fairqueue.logs import error_line, log_event
+from fairqueue.logs import error_line, event_logger
 from fairqueue.metrics.collectors import SchedulerMetrics
 from fairqueue.models import new_id
 from fairqueue.scheduler.leadership import DueSchedule, Leadership, Reading
@@ -28,7 +27,7 @@ from fairqueue.schedules.planning import due_ms, plan
 from fairqueue.schedules.store import ScheduleStore
 
 logger = logging.getLogger("fairqueue.scheduler")
-_log = partial(log_event, logger)
+_log = event_logger("fairqueue.scheduler")
 
 FIRE_CHUNK = 80  # fires in one script: some 2 ms of the server's time, 7 with unfinished runs
 CANCEL_CHUNK = 12  # the same for schedules that cancel their unfinished runs

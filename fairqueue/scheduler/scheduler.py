@@ -6,10 +6,8 @@ import random
 import socket
 import threading
 import time
-import weakref
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import redis
@@ -27,11 +25,12 @@ from fairqueue.errors import (
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.link.connection import Listener
 from fairqueue.link.operation import steps
-from fairqueue.logs import error_line, error_text, log_event
+from fairqueue.logs import error_line, error_text, event_logger
 from fairqueue.metrics.collectors import scheduler_metrics
 from fairqueue.models import new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.fork import reset_in_child
 from fairqueue.scheduler.firing import Firing, TickReport
 from fairqueue.scheduler.leadership import Leadership, Reading
 from fairqueue.schedules.replan import Replanner
@@ -40,8 +39,7 @@ from fairqueue.stats.samples import SampleStore
 from fairqueue.validation import check_name, check_seconds
 from fairqueue.worker.heartbeat import report
 
-logger = logging.getLogger("fairqueue.scheduler")
-_log = partial(log_event, logger)
+_log = event_logger("fairqueue.scheduler")
 
 READ_LIMIT = 2000  # due schedules read in one round trip
 ROUNDS = 200  # readings in one tick at most, so that stop() takes effect during a long catch-up
@@ -113,7 +111,7 @@ class TaskScheduler(Schedules):
         queue.check(timeout=CHECK_TIMEOUT_S)
         self._metrics.prepare(queue.name, self.scheduler_id)
         self._begin_life()
-        _schedulers.add(self)
+        reset_in_child(self, TaskScheduler._begin_life)
 
     def _begin_life(self) -> None:
         """Reset to a scheduler that has not run: in the constructor, and in a child after a fork.
@@ -425,15 +423,3 @@ class TaskScheduler(Schedules):
 
 def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else from_ms(round(seconds * 1000))
-
-
-# Weak: a scheduler that nobody uses any more is not kept for this.
-_schedulers: "weakref.WeakSet[TaskScheduler]" = weakref.WeakSet()
-
-
-def _begin_in_child() -> None:
-    for scheduler in list(_schedulers):
-        scheduler._begin_life()
-
-
-os.register_at_fork(after_in_child=_begin_in_child)

@@ -1,15 +1,13 @@
 """Everything that can be done with the schedules of a queue, except firing them."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from typing import Any, Unpack
 
 from fairqueue.errors import InvalidSchedule, UnknownSchedule, shown
 from fairqueue.link.operation import Ask, Now, Operation, operation, steps
-from fairqueue.logs import log_event
+from fairqueue.logs import event_logger
 from fairqueue.models import (
     DEFAULT_NAME,
     Page,
@@ -47,7 +45,7 @@ from fairqueue.schedules.search import (
 from fairqueue.schedules.store import CheckTask, ScheduleStore
 from fairqueue.validation import Priority, check_count, check_name, check_payload
 
-_log = partial(log_event, logging.getLogger("fairqueue.scheduler"))
+_log = event_logger("fairqueue.scheduler")
 
 
 class Schedules:
