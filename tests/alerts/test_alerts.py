@@ -27,7 +27,6 @@ from typing import Any
 
 import pytest
 from helpers.tasks import Unshowable, make_task
-from helpers.world import World
 from prometheus_client import CollectorRegistry
 
 from fairqueue.alerts import (
@@ -178,10 +177,10 @@ def snapshot(**fields: Any) -> QueueSnapshot:
     return QueueSnapshot(**plain | fields)
 
 
-def outcomes(world: World, kind: str = "task_failed") -> dict[str, float]:
+def outcomes(registry: CollectorRegistry, kind: str = "task_failed") -> dict[str, float]:
     """Counts by outcome, zeros left out."""
     found = {}
-    for family in world.registry.collect():
+    for family in registry.collect():
         for sample in family.samples:
             if sample.name == "fairqueue_alerts_total" and sample.labels["kind"] == kind:
                 found[sample.labels["outcome"]] = sample.value
@@ -580,17 +579,21 @@ def test_nothing_is_started_before_the_first_alert(make: Make) -> None:
     inbox.wait_for(1)
 
 
-def test_an_alert_reaches_each_recipient_and_is_counted(make: Make, world: World) -> None:
+def test_an_alert_reaches_each_recipient_and_is_counted(
+    make: Make, registry: CollectorRegistry
+) -> None:
     inboxes = [Inbox(), Inbox()]
     alerts = make(*inboxes, source="queue mail")
     alert = news(details={"task": "t"})
     alerts.raise_(alert)
     assert alerts.flush(DEADLINE_S)
     assert [inbox.alerts for inbox in inboxes] == [[replace(alert, source="queue mail")]] * 2
-    assert outcomes(world) == {"sent": 2}
+    assert outcomes(registry) == {"sent": 2}
 
 
-def test_a_repeated_alert_is_suppressed_and_counted(make: Make, time: Time, world: World) -> None:
+def test_a_repeated_alert_is_suppressed_and_counted(
+    make: Make, time: Time, registry: CollectorRegistry
+) -> None:
     inbox = Inbox()
     alerts = make(inbox, repeat_after=100.0)
     for _ in range(5):
@@ -600,10 +603,12 @@ def test_a_repeated_alert_is_suppressed_and_counted(make: Make, time: Time, worl
     assert alerts.flush(DEADLINE_S)
     assert [alert.suppressed for alert in inbox.alerts] == [0, 4]
     assert inbox.alerts[1].headline() == "about k [4 duplicates since the last alert]"
-    assert outcomes(world) == {"sent": 2, "suppressed": 4}
+    assert outcomes(registry) == {"sent": 2, "suppressed": 4}
 
 
-def test_alerts_beyond_the_rate_arrive_as_one_summary(make: Make, time: Time, world: World) -> None:
+def test_alerts_beyond_the_rate_arrive_as_one_summary(
+    make: Make, time: Time, registry: CollectorRegistry
+) -> None:
     inbox = Inbox()
     alerts = make(inbox, per_minute=2)
     for key in range(39):
@@ -614,7 +619,7 @@ def test_alerts_beyond_the_rate_arrive_as_one_summary(make: Make, time: Time, wo
     alerts.flush(0)  # wakes the thread, which else sleeps by a clock that is not ours
     inbox.wait_for(3)
     assert inbox.alerts[2].summary == "37 more: 37 task_failed"
-    assert outcomes(world) == {"sent": 2, "limited": 37}
+    assert outcomes(registry) == {"sent": 2, "limited": 37}
 
 
 def test_a_limit_and_its_end_arrive_without_being_asked(make: Make, time: Time) -> None:
@@ -698,7 +703,7 @@ def test_a_failed_task_is_told_by_ids_and_error_but_never_by_its_payload(make: M
     "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr
 )
 def test_a_recipient_that_raises_anything_is_tried_again_and_stops_nobody_else(
-    make: Make, time: Time, events: Events, world: World, error: BaseException
+    make: Make, time: Time, events: Events, registry: CollectorRegistry, error: BaseException
 ) -> None:
     inbox, failing = Inbox(), Hanging(error)
     failing.gate.set()
@@ -711,11 +716,11 @@ def test_a_recipient_that_raises_anything_is_tried_again_and_stops_nobody_else(
     assert alerts.flush(DEADLINE_S)
     assert [alert.key for alert in failing.alerts] == ["a", "a"]
     assert [alert.key for alert in inbox.alerts] == ["a"]
-    assert outcomes(world) == {"sent": 2, "failed": 1}
+    assert outcomes(registry) == {"sent": 2, "failed": 1}
 
 
 def test_a_hanging_recipient_blocks_neither_who_raises_nor_the_others(
-    make: Make, time: Time, events: Events, world: World
+    make: Make, time: Time, events: Events, registry: CollectorRegistry
 ) -> None:
     inbox, hanging = Inbox(), Hanging()
     alerts = make(hanging, inbox, per_minute=PENDING)
@@ -736,7 +741,7 @@ def test_a_hanging_recipient_blocks_neither_who_raises_nor_the_others(
     assert len(hanging.alerts) == 1 + PENDING
     assert hanging.alerts[1].key == "3-0"
     assert [alert.dropped for alert in hanging.alerts[:3]] == [0, 2 * PENDING, 0]
-    assert outcomes(world) == {"sent": 1 + 4 * PENDING, "failed": 1, "dropped": 2 * PENDING}
+    assert outcomes(registry) == {"sent": 1 + 4 * PENDING, "failed": 1, "dropped": 2 * PENDING}
     assert events.names() == ["alert_overdue", "alert_late"]
 
 
@@ -779,14 +784,14 @@ def test_the_time_out_of_a_handler_is_not_swallowed(make: Make) -> None:
         make(Inbox(), monotonic=overdue).raise_(news())
 
 
-def test_without_recipients_nothing_happens_at_all(make: Make, world: World) -> None:
+def test_without_recipients_nothing_happens_at_all(make: Make, registry: CollectorRegistry) -> None:
     before = set(threading.enumerate())
     alerts = make()
     alerts.raise_(news())
     alerts.raise_("fire")  # type: ignore[arg-type]
     assert alerts.close(0)
     assert set(threading.enumerate()) <= before
-    assert outcomes(world) == {}
+    assert outcomes(registry) == {}
 
 
 def test_a_signal_handler_may_raise_an_alert_during_another(make: Make, time: Time) -> None:
@@ -806,7 +811,7 @@ def test_a_signal_handler_may_raise_an_alert_during_another(make: Make, time: Ti
 
 
 def test_closing_sends_what_waits_and_the_summary_and_ends_the_thread(
-    make: Make, time: Time, events: Events, world: World
+    make: Make, time: Time, events: Events, registry: CollectorRegistry
 ) -> None:
     inbox, failing = Inbox(), Hanging(ValueError("no"))
     failing.gate.set()
@@ -823,7 +828,7 @@ def test_closing_sends_what_waits_and_the_summary_and_ends_the_thread(
     alerts.raise_(news("c"))
     assert alerts.close(0)
     assert len(inbox.alerts) == 2
-    assert outcomes(world) == {"sent": 1, "limited": 1, "failed": 2, "dropped": 2}
+    assert outcomes(registry) == {"sent": 1, "limited": 1, "failed": 2, "dropped": 2}
 
 
 def test_closing_does_not_wait_longer_than_it_is_told(make: Make, events: Events) -> None:
@@ -856,12 +861,14 @@ def test_what_is_no_recipient_is_refused(recipient: Any) -> None:
         Alerts([recipient])
 
 
-def test_two_alerts_share_the_metrics_of_a_registry(make: Make, world: World) -> None:
+def test_two_alerts_share_the_metrics_of_a_registry(
+    make: Make, registry: CollectorRegistry
+) -> None:
     for inbox in (Inbox(), Inbox()):
         alerts = make(inbox)
         alerts.raise_(Alert(kind="disk_full", summary="of our own"))
         assert alerts.flush(DEADLINE_S)
-    assert outcomes(world, "other") == {"sent": 2}
+    assert outcomes(registry, "other") == {"sent": 2}
 
 
 FORKING = """
