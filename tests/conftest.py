@@ -1,4 +1,4 @@
-"""A real server for the tests: one for all of them, and more for those that break theirs."""
+"""Fixtures: a real server for all tests, own servers for some, and the world around a queue."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ __all__ = ["chromium", "open_page", "site", "web"]  # fixtures of the web tests
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """In how many processes tests run: in one, if they all have to share one server."""
+    """Number of processes: none if all tests must share one server."""
     return 0 if "FAIRQUEUE_TEST_URL" in os.environ else min(4, os.cpu_count() or 1)
 
 
@@ -82,7 +82,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What was logged goes to another process as UTF-8, and some tests log what is none."""
+    """Replace characters that UTF-8 cannot encode: xdist sends the log to another process."""
     report = yield
     report.sections = [
         (name, text.encode(errors="replace").decode()) for name, text in report.sections
@@ -92,14 +92,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C act, here and in what tests start: a job in the background ignores it."""
+    """Restore Ctrl-C here and in processes that tests start: background jobs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 class Server(Protocol):
-    """What tests may know about the shared server."""
+    """What tests may use of the shared server."""
 
     @property
     def url(self) -> str: ...
@@ -107,7 +107,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class ExternalServer:
-    """The server that FAIRQUEUE_TEST_URL names: not ours, and never stopped by us."""
+    """The server of FAIRQUEUE_TEST_URL, which the tests neither start nor stop."""
 
     url: str
 
@@ -142,7 +142,7 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def own_server() -> Iterator[Callable[..., EmbeddedServer]]:
-    """Start servers of the test's own, with the arguments of `EmbeddedServer.start`."""
+    """Start servers for one test, with the arguments of `EmbeddedServer.start`."""
     with ExitStack() as servers:
 
         def start(*arguments: object, **settings: object) -> EmbeddedServer:
@@ -202,7 +202,7 @@ def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """A registry of the test's own: metrics of others do not show in it."""
+    """A registry without the metrics of other tests."""
     return CollectorRegistry()
 
 
@@ -291,7 +291,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Logged:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Run Python programs with arguments in processes of their own, which are gone at the end."""
+    """Run Python programs in processes, which are killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def spawn(program: str, *arguments: str) -> "subprocess.Popen[str]":

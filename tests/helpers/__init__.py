@@ -1,1 +1,1 @@
-"""Shared by the tests: makers, readers of the stored state, networks, clients, a browser."""
+"""Helpers that the tests share."""

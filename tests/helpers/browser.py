@@ -105,7 +105,7 @@ def site(web: Web) -> Site:
 
 
 def find_browser() -> str | None:
-    """A Chromium of this machine."""
+    """Return the path of an installed Chromium, or None."""
     named = os.environ.get("FAIRQUEUE_CHROMIUM")
     return named or next(filter(None, map(shutil.which, NAMES)), None)
 
@@ -140,7 +140,7 @@ def _loop_of(browser: Browser) -> Iterator[None]:
 
 @dataclass
 class Notes:
-    """What went wrong on a page while the test looked at it."""
+    """Errors that a page reported while it was open."""
 
     errors: list[str] = field(default_factory=list)
 
@@ -159,7 +159,7 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def open_page(chromium: Browser) -> Iterator[Open]:
-    """Open a path of a site in a context of its own."""
+    """Open a path of a site in a new browser context."""
     with _loop_of(chromium), ExitStack() as contexts:
 
         def start(
@@ -193,7 +193,7 @@ def open_page(chromium: Browser) -> Iterator[Open]:
 
 
 def check_page(page: Page, ignore: tuple[str, ...] = ()) -> None:
-    """Assert that nothing is wrong with a page as it stands now.
+    """Assert that a page has no errors in its current state.
 
     No error or warning in the console (where violations of the content security policy show), no
     finding of axe, and nothing wider than the window. `ignore` are texts of expected errors, such

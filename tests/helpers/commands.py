@@ -1,4 +1,4 @@
-"""What tests of the command line share: run a command, and find the command that a line names."""
+"""Run commands of the command line, and parse command lines."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from fairqueue.cli import program
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended, and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -21,17 +21,17 @@ class Result:
 
     @property
     def json(self) -> Any:
-        """What it printed, as JSON."""
+        """The output, parsed as JSON."""
         return json.loads(self.out)
 
     @property
     def lines(self) -> list[str]:
-        """What it printed, by line."""
+        """The lines of the output."""
         return self.out.splitlines()
 
     @property
     def objects(self) -> list[Any]:
-        """What it printed, a JSON object on each line."""
+        """The output, parsed as one JSON object per line."""
         return [json.loads(line) for line in self.lines]
 
 
@@ -51,13 +51,13 @@ class Cli:
         return Result(done.exit_code, done.stdout, done.stderr)
 
     def ok(self, *arguments: str, input: str | None = None) -> Result:
-        """The same for one that must end well."""
+        """Run a command that must succeed."""
         done = self.run(*arguments, input=input)
         assert done.code == 0, done
         return done
 
     def json(self, *arguments: str) -> Any:
-        """What a command prints with `-o json`."""
+        """The output of a command with `-o json`, parsed."""
         return self.ok(*arguments, "-o", "json").json
 
 
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str]) -> click.Context:
 def all_commands(
     group: click.Group = program, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command that does something, with the words that name it."""
+    """Yield every command that is not a group, with its words."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from all_commands(command, (*path, name))

@@ -54,13 +54,13 @@ class ModelTask:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Higher levels first, then whoever came first."""
+        """Order by level, highest first, then by arrival."""
         return CRITICAL - self.level, self.arrival
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelUser:
-    """What an operator has said about a user."""
+    """The settings of one user."""
 
     weight: float = 1.0
     max_running: int | None = None
@@ -84,7 +84,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Grave:
-    """What is remembered of a task that is gone: since when, what it was and how it ended."""
+    """The digest of a dropped task: when it was dropped, its document and how it ended."""
 
     at_ms: int
     document: Document
@@ -172,7 +172,7 @@ class ModelQueue:
         return self.cost(user) / self.user(user).weight
 
     def blocked_until(self, user: str, now: int) -> float | None:
-        """When a user may be served: None now, NEVER when somebody says so, or a moment."""
+        """When a user may be served: None for now, a time, or NEVER until a setting changes."""
         settings = self.user(user)
         if settings.paused:
             return NEVER
@@ -194,7 +194,7 @@ class ModelQueue:
         return max(CRITICAL_CREDIT, 1 + (share / (1 - share) if share < 1 else 0))
 
     def is_full(self, more: int) -> bool:
-        """Whether so many more tasks would pass the limit of the queue."""
+        """Whether `more` tasks would exceed the limit of the queue."""
         limit = self.settings.max_waiting
         return 0 < limit < len(self.in_state("ready", "delayed")) + more
 
@@ -708,7 +708,7 @@ class ModelQueue:
     # --- settings ---------------------------------------------------------------------------------
 
     def set_slots(self, name: str, slots: int | None) -> None:
-        """So many tasks of a name run at a time, of those that are claimed from now on."""
+        """Limit how many tasks of a name run at a time, from the next claim on."""
         self.slots.pop(name, None)
         if slots is not None:
             self.slots[name] = slots
@@ -796,7 +796,7 @@ class Term:
 
 @dataclass
 class ModelTick:
-    """What a tick says."""
+    """The result of a tick."""
 
     is_leader: bool = False
     fired: int = 0
@@ -882,7 +882,7 @@ class ModelSchedulers:
         self.queue.join(schedule.user, schedule.tenant)
 
     def change_revision(self, schedule: ModelSchedule) -> None:
-        """What others have read of its plan is out of date."""
+        """Make plans that others have read out of date."""
         self.saves += 1
         schedule.saves = self.saves
 
@@ -908,7 +908,7 @@ class ModelSchedulers:
         return term if term.ends_ms > now else None
 
     def renew(self, name: str, now: int, term_ms: int) -> None:
-        """The term is this scheduler's for so long."""
+        """Give the term to this scheduler."""
         self.term = Term(self.token(name), now + term_ms, term_ms)
 
     def _lose(self, name: str) -> None:

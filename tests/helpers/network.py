@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 def is_closed_after(sock: socket.socket, more: bytes) -> bool:
-    """Send more; True if the other side has closed the connection."""
+    """Send data; return True if the peer has closed the connection."""
     try:
         sock.sendall(more)
         return sock.recv(1) == b""
@@ -92,7 +92,7 @@ class LossyProxy:
                 other.sendall(data)
 
     def _hold(self) -> None:
-        """Something is on its way: whoever holds it up waits here."""
+        """Called before data is passed on; a subclass may block here."""
 
     def _drops(self) -> bool:
         with self._lock:
@@ -104,7 +104,7 @@ class LossyProxy:
 
 
 class StallingProxy(LossyProxy):
-    """The same, which can also hold everything up: nothing arrives, and nothing breaks."""
+    """A LossyProxy that can also stall: nothing arrives, and no connection breaks."""
 
     def __init__(self, socket_path: str) -> None:
         self._flows = threading.Event()
@@ -112,11 +112,11 @@ class StallingProxy(LossyProxy):
         super().__init__(socket_path)
 
     def stall(self) -> None:
-        """From now on nothing comes through, either way."""
+        """Stop passing data on in both directions."""
         self._flows.clear()
 
     def resume(self) -> None:
-        """Deliver what was held up, however late, and all that comes."""
+        """Deliver everything that was held up, and pass data on again."""
         self._flows.set()
 
     def close(self) -> None:

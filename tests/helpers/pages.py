@@ -1,4 +1,4 @@
-"""What tests of pages share: ask for one, send a form, read the toast, be somebody with a key."""
+"""Request pages, send forms and read toasts."""
 
 import base64
 import html
@@ -31,7 +31,7 @@ def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Re
 
 
 def key(site: Site, **who: Any) -> dict[str, str]:
-    """The headers of somebody with a key."""
+    """Headers with a new API key."""
     return {**HTML, "Authorization": f"Bearer {site.key(**who)}"}
 
 

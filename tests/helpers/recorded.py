@@ -64,7 +64,7 @@ def record(client: Any, name: str = "default") -> dict[str, Any]:
 
 
 def load(client: redis.Redis, file: str, name: str = "default") -> dict[str, Any]:
-    """Put a recorded queue into an empty database.
+    """Load a recorded queue into an empty database.
 
     The moment at which it was recorded, `at_ms`, and the `secret` of one of its API keys.
     """
@@ -112,7 +112,7 @@ def _bytes(text: str) -> bytes:
 
 
 class Life:
-    """What happens to a queue until it is recorded: a little of everything."""
+    """Fills a queue with a little of everything before it is recorded."""
 
     def __init__(self, client: redis.Redis, clock: ManualClock) -> None:
         self.clock, self.client = clock, client
@@ -221,7 +221,7 @@ class Life:
         self.samples.take()
 
     def serve_schedules(self) -> None:
-        """Some runs end, some go on."""
+        """End some runs and leave others running."""
         for claim in self.claim("report", "s.interval", "s.once", limit=3):
             self.queue.finish(claim)
         for claim in self.claim("s.skip", "s.buffer", "s.previous", limit=3):
@@ -270,7 +270,7 @@ class Life:
         self.claim("short", lease=15, worker="w2")
 
     def end_flaky(self, claim: Claim) -> None:
-        """One is to be tried again later, one now, one was given back."""
+        """Retry one later and one now, and release the third."""
         if claim.task.task_id == "retrying":
             report = Report.of_failure("flaky", Failure.of(OSError("refused")), seconds=0.2)
             self.queue.retry(claim, "refused", delay=900, report=report)
@@ -309,7 +309,7 @@ class Life:
         replies.begin("open", "d")
 
     def live(self) -> None:
-        """All of it, in an order in which nothing of it is gone at the end."""
+        """Do all of it, in an order that keeps all records."""
         self.settings()
         self.past()
         self.schedules()

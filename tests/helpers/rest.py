@@ -1,4 +1,4 @@
-"""What tests of the REST API share: a client that checks answers, and a queue with one of each."""
+"""A client of the REST API that checks its answers, and a queue with one of everything."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ _ABOUT_REQUESTS = ("audit", "api_pace", "api_keys", "credentials", "credential_e
 
 
 class Client:
-    """Sends requests to an app, and looks at the form of all that it answers."""
+    """Sends requests to an app and checks the form of each answer."""
 
     def __init__(self, app: ASGIApp, secret: str | None = None, prefix: str = PREFIX) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class Client:
         return response
 
     def send_own(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Send a request to a path that the table does not know."""
+        """Send a request without checking the answer."""
         request["headers"] = {**self._headers, **request.get("headers", {})}
 
         async def send() -> httpx.Response:
@@ -58,11 +58,11 @@ class Client:
         return asyncio.run(send())
 
     def get(self, path: str, **request: Any) -> Any:
-        """The JSON at a path, which has to be there."""
+        """Return the JSON at a path, which must exist."""
         return self.ok("GET", path, **request)
 
     def ok(self, method: str, path: str, json: Any = None, **request: Any) -> Any:
-        """The JSON that a request is answered with, which has to succeed."""
+        """Send a request that must succeed; return its JSON."""
         if json is not None:
             request["json"] = json
         response = self.send(method, path, **request)
@@ -70,7 +70,7 @@ class Client:
         return response.json() if response.content else None
 
     def refused(self, status: int, method: str, path: str, **request: Any) -> dict[str, Any]:
-        """The problem that a request is answered with."""
+        """Send a request that must be refused; return the problem document."""
         response = self.send(method, path, **request)
         assert response.status_code == status, (response.status_code, response.text)
         problem: dict[str, Any] = response.json()
@@ -78,7 +78,7 @@ class Client:
 
 
 def check_form(response: httpx.Response) -> None:
-    """An answer has a status that its endpoint may have, and is what the table says."""
+    """Check that an answer has a status and a type that its endpoint declares."""
     path = response.request.url.raw_path.decode().partition("?")[0].removeprefix(PREFIX)
     if response.status_code >= 400 and response.headers["content-type"] == PROBLEM:
         check_problem(response)
@@ -98,7 +98,7 @@ def check_form(response: httpx.Response) -> None:
 
 
 def check_problem(response: httpx.Response) -> None:
-    """A problem document says what RFC 9457 wants it to."""
+    """Check the fields that RFC 9457 requires."""
     problem = response.json()
     assert problem["status"] == response.status_code
     assert problem["type"].startswith("urn:fairqueue:problem:")
@@ -117,17 +117,17 @@ class Api:
     spare_key: str = ""
 
     def client(self, role: str | None = "admin", tenant: str | None = None) -> Client:
-        """A client with a key of this role and tenant, or without any."""
+        """Return a client with a key of this role and tenant, or without a key."""
         return Client(self.app, None if role is None else self.keys[role, tenant])
 
     def state(self) -> State:
-        """All that the queue holds, without what is written down about requests."""
+        """Everything stored, without the records of requests."""
         state = self.world.state()
         return {name: value for name, value in state.items() if name not in _ABOUT_REQUESTS}
 
 
 def make_app(queue: TaskQueue) -> Starlette:
-    """An app with the API alone, which does not slow tests down."""
+    """Return an app with the API alone and no rate limit."""
     return create_app(queue, dashboard=False, rate=1e6, burst=1_000_000)
 
 
@@ -153,7 +153,7 @@ def make_api(world: World) -> Api:
 
 
 def fail(queue: TaskQueue, message: str = "no such mailbox") -> str:
-    """Take the next task, and fail; its id."""
+    """Claim the next task and let it fail; return its id."""
     claim = claim_one(queue)
     lines = LogLines()
     lines.keep(20, "looking for the mailbox", {"box": 7, "password": "hunter2"})
@@ -164,5 +164,5 @@ def fail(queue: TaskQueue, message: str = "no such mailbox") -> str:
 
 
 def days_ago(clock: ManualClock, days: float) -> str:
-    """A moment as requests say it."""
+    """Format a time for a request."""
     return (from_ms(clock.now_ms()) - timedelta(days=days)).isoformat()

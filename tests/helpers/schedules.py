@@ -1,4 +1,4 @@
-"""What tests of schedules share: a known Thursday, records as plain data, waits with an end."""
+"""Add schedules and read their stored records."""
 
 import json
 from collections.abc import Callable
@@ -25,20 +25,20 @@ def at(day: int, hour: int, minute: int = 0, second: int = 0) -> datetime:
 
 
 def get(scheduler: TaskScheduler, schedule_id: str) -> ScheduledTask:
-    """A schedule that is there."""
+    """Return a schedule, which must exist."""
     schedule = scheduler.get_schedule(schedule_id)
     assert schedule is not None
     return schedule
 
 
 def add(scheduler: TaskScheduler, schedule_id: str = "nine", **fields: Any) -> str:
-    """Add a schedule, daily at nine unless told otherwise."""
+    """Add a schedule, by default daily at nine."""
     given = {"cron_expr": "0 9 * * *", "user_id": "alice"} | fields
     return scheduler.add_schedule(schedule_id=schedule_id, **given)
 
 
 def ms(moment: datetime) -> int:
-    """The moment as the records have it."""
+    """Convert a time to milliseconds, as stored."""
     return to_ms(moment, "moment")
 
 
@@ -48,7 +48,7 @@ def fire_id(schedule_id: str, moment: datetime) -> str:
 
 
 def record(client: redis.Redis, queue: TaskQueue, key: str, schedule_id: str) -> Any:
-    """What a hash has of a schedule, JSON read; None if nothing."""
+    """Read the field of a schedule in a hash, parsed if it is JSON; None if absent."""
     text = cast(bytes | None, client.hget(queue.keys[key], schedule_id))
     if text is None:
         return None
@@ -58,13 +58,13 @@ def record(client: redis.Redis, queue: TaskQueue, key: str, schedule_id: str) ->
 def tamper(
     client: redis.Redis, queue: TaskQueue, schedule_id: str, key: str = "schedules", **fields: Any
 ) -> None:
-    """Write other values into the stored record of a schedule, behind everybody's back."""
+    """Change fields of the stored record of a schedule directly in Redis."""
     stored = record(client, queue, key, schedule_id) | fields
     client.hset(queue.keys[key], schedule_id, json.dumps(stored))
 
 
 def due_at(client: redis.Redis, queue: TaskQueue, schedule_id: str) -> float | None:
-    """When the loop looks at a schedule, ms; None if never."""
+    """The time at which the loop reads a schedule, in ms; None if never."""
     return client.zscore(queue.keys["due"], schedule_id)
 
 
@@ -74,7 +74,7 @@ def fired_ids(client: redis.Redis, queue: TaskQueue) -> list[str]:
 
 
 def noted(client: redis.Redis, queue: TaskQueue, schedule_id: str = "nine") -> list[Noted]:
-    """The stretches of moments that were not fired: first, last, how many, and why."""
+    """The ranges of times that were not fired: first, last, count and reason."""
     found = []
     for member, _ in client.zscan_iter(queue.keys["moments"]):
         schedule, last, first, count, reason = member.decode().split("\0")
@@ -91,7 +91,7 @@ def before_script(
     *,
     times: int = 1,
 ) -> list[str]:
-    """Do something right before a script is sent, the first so many times; all that are sent."""
+    """Call `do` before a script is sent, up to `times` times; return the list of sent scripts."""
     command = queue.link._command
     sent: list[str] = []
 

@@ -26,7 +26,7 @@ READS: dict[str, Callable[[Pipeline, bytes], object]] = {
 
 
 def dump(client: redis.Redis, name: str = "default") -> State:
-    """Everything that a queue has in Redis: key -> content, for the keys that are there."""
+    """Read everything that a queue stores: key -> content, without absent keys."""
     keys = Keys(name)
     with client.pipeline(transaction=False) as pipe:
         pipe.keys("*")
@@ -71,7 +71,7 @@ def _value(value: bytes) -> Any:
 
 
 def changes(before: State, after: State) -> dict[str, Any]:
-    """What differs: `key.field` -> (before, after)."""
+    """Compare two states: `key.field` -> (before, after)."""
     found: dict[str, Any] = {}
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
@@ -88,7 +88,7 @@ def changes(before: State, after: State) -> dict[str, Any]:
 
 
 def places(client: redis.Redis, name: str = "default") -> dict[str, list[str]]:
-    """Where each task is: state -> sorted task ids, told by the status records."""
+    """Read where each task is: state -> sorted task ids."""
     found = defaultdict(list)
     for task_id, record in dump(client, name).get("status", {}).items():
         found[record["state"]].append(task_id)
@@ -96,21 +96,21 @@ def places(client: redis.Redis, name: str = "default") -> dict[str, list[str]]:
 
 
 def status_of(client: redis.Redis, task_id: str, name: str = "default") -> dict[str, Any]:
-    """What the scripts know of a task."""
+    """Read the status record of a task."""
     text = cast(bytes, client.hget(Keys(name)["status"], task_id))
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 def stats(client: redis.Redis, name: str = "default") -> dict[str, int]:
-    """The counters of a queue; how many were pushed is what the ranks have counted to."""
+    """Read the counters of a queue; `pushed` is the last rank."""
     state = dump(client, name)
     counted = {field: int(value) for field, value in state.get("stats", {}).items()}
     return {"pushed": int(state.get("fair", {}).get("seq", 0)), **counted}
 
 
 def check_consistency(client: redis.Redis, name: str = "default", *, is_old: bool = False) -> None:
-    """Compare every count and index of a queue with what can be worked out from the others.
+    """Compare every count and index of a queue with what can be computed from the others.
 
     is_old: an older version has written it, which made no index of delayed tasks by user.
     """
@@ -155,7 +155,7 @@ def check_consistency(client: redis.Redis, name: str = "default", *, is_old: boo
 
 
 def _check_schedules(state: State) -> None:
-    """Schedules are found by name and tenant; only of those that are there is anything noted.
+    """Check the indexes of schedules by name and tenant, and that notes belong to schedules.
 
     The name of one whose definition somebody has spoilt stays where it was, and so does its tenant.
     """
@@ -271,18 +271,18 @@ def spoil(client: redis.Redis, queue: TaskQueue, key: str) -> None:
 
 
 def count_commands(client: redis.Redis) -> Counter[str]:
-    """How often each command has been called on this server, also by scripts."""
+    """Count the calls of each command on this server, including those of scripts."""
     info = cast(dict[str, dict[str, int]], client.info("commandstats"))
     return Counter({name.removeprefix("cmdstat_"): row["calls"] for name, row in info.items()})
 
 
 def jain(amounts: list[float]) -> float:
-    """How equal amounts are: 1 all the same, 1/n one has all."""
+    """Jain's fairness index: 1 if all amounts are equal, 1/n if one has everything."""
     return sum(amounts) ** 2 / (len(amounts) * sum(x * x for x in amounts))
 
 
 def state_of(client: redis.Redis, name: str = "default", *, replay: bool = False) -> State:
-    """All that a queue has in Redis; with `replay`, also the answers kept for repetitions."""
+    """Read everything stored; with `replay`, also the answers kept for repeated calls."""
     state = {key: text for key, text in dump(client, name).items() if replay or key not in _REPLAY}
     if isinstance(state.get("leader"), str):
         with suppress(ValueError):

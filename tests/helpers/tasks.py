@@ -9,7 +9,7 @@ from fairqueue.queue.workers import WorkerStore
 
 
 def make_task(user_id: str = "alice", task_id: str | None = None, **fields: Any) -> Task:
-    """A task of a user; the other fields as `Task.create` takes them."""
+    """Make a task; the other fields are those of `Task.create`."""
     return Task.create(user_id=user_id, task_id=task_id, **fields)
 
 
@@ -19,18 +19,18 @@ def push(queue: TaskQueue, *task_ids: str, user_id: str = "alice", **fields: Any
 
 
 def fill(queue: TaskQueue, user_id: str, count: int, **fields: Any) -> None:
-    """Push so many tasks `<user>-0`, `<user>-1`, ... for a user."""
+    """Push `count` tasks `<user>-0`, `<user>-1`, ... for a user."""
     push(queue, *(f"{user_id}-{n}" for n in range(count)), user_id=user_id, **fields)
 
 
 def claim_one(queue: TaskQueue, lease: float = 30.0, worker: str = "w") -> Claim:
-    """The one task that is offered next."""
+    """Claim one task, which must be ready."""
     (claim,) = queue.claim(worker, lease=lease)
     return claim
 
 
 def served_users(queue: TaskQueue, count: int, *, finish: bool = True) -> list[str]:
-    """Claim so many tasks one by one; whose they were, in order."""
+    """Claim `count` tasks one by one; return their users in order."""
     users = []
     for _ in range(count):
         claims = queue.claim("w", limit=1)
@@ -46,7 +46,7 @@ def ids_of(claims: list[Claim]) -> list[str]:
 
 
 def info_of(queue: TaskQueue, task_id: str) -> TaskInfo:
-    """What the queue knows of a task, which must exist."""
+    """Return the info of a task, which must exist."""
     found = queue.get(task_id)
     assert found is not None, task_id
     return found

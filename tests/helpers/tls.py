@@ -1,4 +1,4 @@
-"""TLS for tests: certificates of an authority of their own, and a server of TLS before Redis."""
+"""Certificates of a test authority, and a TLS server in front of Redis."""
 
 import select
 import shutil
@@ -57,7 +57,7 @@ class Authority:
 
 
 class TlsFront:
-    """A port that speaks TLS, and passes on to a server what was said in it."""
+    """A TLS port that passes the plain data on to a server."""
 
     def __init__(self, upstream: str | tuple[str, int], context: ssl.SSLContext) -> None:
         self._upstream = upstream
@@ -77,7 +77,7 @@ class TlsFront:
         return f"rediss://{host}:{self.port}/0?{query}"
 
     def let_tickets_go(self) -> None:
-        """Send what was held."""
+        """Send the tickets that were held back."""
         self._tickets.set()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class TlsFront:
 
 
 class _Conversation:
-    """One connection. The bytes of TLS go through memory, so that they can be held back."""
+    """One connection. TLS data goes through memory, so that it can be held back."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Conversation:
         self._tls = context.wrap_bio(self._received, self._sending, server_side=True)
 
     def run(self) -> None:
-        """Until one side is gone, or the front is closed."""
+        """Pass data on until one side or the front is closed."""
         try:
             if not self._shake_hands():
                 return
@@ -187,7 +187,7 @@ class _Conversation:
         return bool(readable)
 
     def _read_all(self) -> bool:
-        """All that was said so far; False at its end."""
+        """Pass on everything received so far; False at the end of the stream."""
         while True:
             try:
                 text = self._tls.read(CHUNK)

@@ -1,4 +1,4 @@
-"""Waits with an end."""
+"""Waits with a deadline."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ import redis
 
 
 def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
-    """Start an action; calling the answer gives its result."""
+    """Start an action in a thread; call the returned function for its result."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(action)
     pool.shutdown(wait=False)
@@ -18,7 +18,7 @@ def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def until_blocked(client: redis.Redis, count: int = 1) -> None:
-    """Come back when so many clients are blocked in the server."""
+    """Wait until `count` clients are blocked in the server."""
     deadline = time.monotonic() + 30
     while cast(dict[str, int], client.info("clients"))["blocked_clients"] < count:
         assert time.monotonic() < deadline
@@ -27,7 +27,7 @@ def until_blocked(client: redis.Redis, count: int = 1) -> None:
 def eventually(
     predicate: Callable[[], object], what: str, *, within: float = 10.0, every: float = 0.005
 ) -> None:
-    """Return as soon as the predicate holds; fail, saying what was awaited, after `within` s."""
+    """Wait until the predicate holds; fail with `what` after `within` seconds."""
     pause = threading.Event()
     for _ in range(int(within / every)):
         if predicate():
