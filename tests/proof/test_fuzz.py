@@ -314,7 +314,8 @@ def named(given: Mapping[str, Any]) -> dict[str, Any]:
 def fuzzed(world: World) -> FuzzedWorld:
     world.push("waiting")
     world.add("nine")
-    return FuzzedWorld(**vars(world))
+    given = (world.redis, world.clock, world.queue, world.registry, world.monkeypatch)
+    return FuzzedWorld(*given)
 
 
 def refused(fuzzed: FuzzedWorld, call: Callable[[], object]) -> bool:
