@@ -406,9 +406,10 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledTask:
-    """A schedule as it stands. Times are aware; `next_run` is None while it is not active.
+    """A schedule. Times are aware datetimes; `next_run` is None while it is not active.
 
-    `revision` is new with each change by a user or of its plan; a fire keeps it.
+    The fields that users set are those of the table in schedules/fields.py. `revision` is new with
+    each change by a user or of its plan; a fire keeps it.
     """
 
     schedule_id: str
@@ -459,17 +460,17 @@ class ScheduledTask:
     revision: str = field(default="", compare=False, repr=False)
 
     def __repr__(self) -> str:
-        """Which schedule it is; not its payload, which may hold secrets and would end in a log."""
+        """Name the schedule; its payload may hold secrets, which do not belong in a log."""
         return f"ScheduledTask({self.schedule_id!r}, {self.rule!r}, user_id={self.user_id!r})"
 
     @property
     def label(self) -> str:
-        """What people call it: its title, or else the name of its tasks."""
+        """Its title, or else the name of its tasks."""
         return self.title or self.name
 
     @property
     def rule(self) -> str:
-        """When it fires, in a few words: its cron expression, its interval or its moment."""
+        """When it fires, in short: its cron expression, its interval or its time."""
         if self.every is not None:
             return f"every {self.every}"
         return self.cron_expr if self.at is None else f"at {self.at.isoformat()}"

@@ -1,8 +1,8 @@
-"""Write the library's objects as JSON-ready documents: the same for CLI, REST and exports.
+"""Convert the library's objects to JSON documents: the same for CLI, REST and exports.
 
-A dataclass becomes an object of its fields, without those that its repr hides. Moments are ISO 8601
-in UTC with `Z`; a moment that is said in a zone (a preview) keeps its offset. Durations are
-seconds. Values whose names look like secrets are masked wherever users put JSON of their own.
+A dataclass becomes an object of its fields, without those that its repr hides. Times are ISO 8601
+in UTC with `Z`; a time in a zone (in a preview) keeps its offset. Durations are seconds. Values
+whose names look like secrets are masked in all JSON that users provide.
 """
 
 import math
@@ -18,22 +18,22 @@ from fairqueue.inspection.masking import mask, mask_side
 from fairqueue.models import Page
 from fairqueue.queue.reports import LogLine
 
-# Objects that add to another one: its fields stand beside theirs, so that a job of a listing and
-# a job by itself, a run and its details, have the same fields in the same places.
+# Objects that extend another one: its fields are merged into theirs, so that a job of a listing and
+# a single job, a run and its details, have the same fields in the same places.
 FLAT = {"ScheduleView": "schedule", "RunDetails": "run", "NewKey": "info"}
-# Properties that a document has besides the fields.
+# Properties that a document has in addition to the fields.
 ADDED = {"ScheduleView": ("etag",)}
-# Fields that hold JSON of users. All others have names that are ours, or ids as keys.
+# Fields that hold JSON of users. The keys of all others are our own names, or ids.
 MASKED = frozenset({"payload", "metadata", "result", "details", "policy"})
 _PLAIN = frozenset({str, int, bool, type(None)})  # as most values are
-MASKED_BY_ID = frozenset({"changed"})  # the same, by ids, which may look like a secret's name
+MASKED_BY_ID = frozenset({"changed"})  # the same, by id; an id may look like a secret's name
 
 
 def document(value: Any) -> Any:
-    """A value as JSON can hold it: objects, pages, mappings and lists of them too.
+    """Return a value as JSON: objects, pages, mappings and lists, and what they contain.
 
-    A page is {"items": [...], "cursor": ...}. A number that is not finite is None. Raises
-    TypeError for what has no form in JSON.
+    A page is {"items": [...], "cursor": ...}. A number that is not finite becomes None. Raises
+    TypeError for a value that JSON cannot hold.
     """
     if type(value) in _PLAIN:
         return value
@@ -49,19 +49,19 @@ def document(value: Any) -> Any:
 
 
 def moment(value: datetime | date | timedelta) -> str | float:
-    """A moment or a day as ISO 8601, a duration as seconds."""
+    """Return a time or a date as ISO 8601, a duration as seconds."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if not isinstance(value, datetime):
         return value.isoformat()
-    # The library's times are whole milliseconds.
+    # All times of the library are whole milliseconds.
     text = value.isoformat(timespec="milliseconds" if value.microsecond else "seconds")
     return text if value.utcoffset() else text.removesuffix("+00:00") + "Z"
 
 
 @lru_cache(maxsize=256)
 def shown_fields(kind: Any) -> tuple[Field[Any], ...]:
-    """The fields of a dataclass that its document has."""
+    """Return the fields of a dataclass that its document has."""
     return tuple(field for field in fields(kind) if field.repr)
 
 
@@ -77,8 +77,8 @@ def _object(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {} if flat is None else _object(getattr(value, flat))
     for field in shown_fields(kind):
         if field.name != flat:
-            told = document(getattr(value, field.name))
-            found[field.name] = _masked(field.name, told) if told else told
+            inner = document(getattr(value, field.name))
+            found[field.name] = _masked(field.name, inner) if inner else inner
     return found | {name: document(getattr(value, name)) for name in ADDED.get(kind.__name__, ())}
 
 
@@ -104,4 +104,4 @@ def _collection(value: Any) -> Any:
         return {str(name): document(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [document(each) for each in value]
-    raise TypeError(f"{value!r:.80} is a {type(value).__name__}, which has no form in JSON")
+    raise TypeError(f"{value!r:.80} is a {type(value).__name__}, which JSON cannot hold")

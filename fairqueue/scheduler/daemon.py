@@ -1,4 +1,4 @@
-"""Run a scheduler in the thread of the caller: one time round, or paced until it is told to end."""
+"""Run a scheduler in the thread of the caller: once, or paced until it is stopped."""
 
 import logging
 import random
@@ -24,14 +24,13 @@ from fairqueue.validation import check_count, check_seconds
 
 _log = event_logger("fairqueue.daemon")
 
-SECOND = 1_000_000_000  # in the unit of pacing, nanoseconds
-LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.01, 1200.0  # a term of the leader is an hour at most
-USUAL_TERM_S = 10.0  # so long others wait for a leader that was killed, unless the interval is long
-# Seconds a follower waits at least: a term that ends right now is not asked for in a tight loop.
-LEAST_WAIT_S = 0.001
-RESIGN_S = 1.0  # for giving up leadership at the end; if Redis is away the term ends by itself
+SECOND = 1_000_000_000  # nanoseconds, the unit of pacing
+LEAST_INTERVAL_S, MOST_INTERVAL_S = 0.01, 1200.0  # the leader's term is an hour at most
+USUAL_TERM_S = 10.0  # how long others wait for a killed leader, unless the interval is long
+LEAST_WAIT_S = 0.001  # of a follower: it does not poll a term that is just ending
+RESIGN_S = 1.0  # for giving up leadership at the end; without Redis the term ends by itself
 
-# What a pass counts: each whole number that it reports.
+# The counts of a pass: each integer of its report.
 COUNTS = tuple(each.name for each in fields(TickReport) if each.type is int)
 
 # Why a daemon has ended.
@@ -40,33 +39,33 @@ STOPPED, OVERRUNS, OUTAGE = "stopped", "overruns", "outage"
 
 @dataclass(slots=True, kw_only=True)
 class Totals:
-    """What passes have done, added up."""
+    """The sums of what passes have done."""
 
     passes: int = 0
     is_leader: bool = False  # in the last pass
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: TickReport) -> None:
-        """Take one more pass into account."""
+        """Add the report of one pass."""
         self.passes += 1
         self.is_leader = report.is_leader
         self.counts.update({name: getattr(report, name) for name in COUNTS})
 
     @property
     def failed(self) -> bool:
-        """True if a schedule had to be set aside, or a limit of the queue refused a fire."""
+        """Whether a schedule cannot run, or a limit of the queue refused a fire."""
         return self.counts["set_aside"] + self.counts["refused"] > 0
 
     def as_dict(self) -> dict[str, int]:
-        """The counts by name, zeros included."""
+        """Return the counts by name, zeros included."""
         return {name: self.counts[name] for name in COUNTS}
 
 
 def run_once(scheduler: TaskScheduler, is_over: Callable[[], bool] = lambda: False) -> Totals:
-    """Fire until nothing is due, or somebody else leads; then give up leadership.
+    """Fire until nothing is due, or another scheduler leads; then give up leadership.
 
-    `is_over` is asked between passes. Raises RedisUnavailable and RedisRefused; what was not fired
-    then is fired by the next one who leads.
+    `is_over` is called between passes. Raises RedisUnavailable and RedisRefused; what was not fired
+    then is fired by the next leader.
     """
     totals = Totals()
     try:
@@ -81,10 +80,10 @@ def run_once(scheduler: TaskScheduler, is_over: Callable[[], bool] = lambda: Fal
 
 
 class Pacer:
-    """Says when ticks are planned: at start + k * interval, however long passes take.
+    """Plans ticks at start + k * interval, however long passes take.
 
-    It has no clock. Times are nanoseconds of a monotonic one: whole numbers, so that nothing adds
-    up in months of ticking. Between planned ticks there may be more passes, at due moments.
+    It has no clock. Times are integers, nanoseconds of a monotonic clock, so that no error adds up
+    in months of ticking. Between planned ticks there may be more passes, at fire times.
     """
 
     def __init__(self, start: int, interval: int) -> None:
@@ -102,7 +101,7 @@ class Pacer:
         return self._start + self._next * self._interval
 
     def begin(self, now: int) -> None:
-        """A pass begins. It stands for all ticks that were planned until now: no burst follows."""
+        """Begin a pass. It counts for all ticks that were planned until now: no burst follows."""
         self._began = now
         ticks = (now - self._start) // self._interval + 1
         if ticks > self._next:
@@ -110,19 +109,19 @@ class Pacer:
             self._next = ticks
 
     def end(self, now: int) -> bool:
-        """The pass is over; True if it was an overrun: it took longer than the interval."""
+        """End the pass; return whether it was an overrun: longer than the interval."""
         overran = now - self._began > self._interval
         self.overruns += overran
         self.overruns_in_a_row = self.overruns_in_a_row + 1 if overran else 0
         return overran
 
     def next_wait(self, now: int) -> float:
-        """Seconds until the next planned tick; 0 if it is late."""
+        """Return the seconds until the next planned tick; 0 if it is late."""
         return max(0, self.planned - now) / SECOND
 
 
 def term_for(interval: float, lock_timeout: float | None = None) -> float:
-    """The lock_timeout for a daemon that ticks so often, or the given one if it will do.
+    """Return the lock_timeout for a daemon with this interval, or the given one if it suffices.
 
     Raises ConfigurationError if a leader could not renew its term in time.
     """
@@ -134,17 +133,17 @@ def term_for(interval: float, lock_timeout: float | None = None) -> float:
         return max(USUAL_TERM_S, least)
     if lock_timeout < least:
         raise ConfigurationError(
-            f"lock timeout {lock_timeout!r} is too short for ticks every {interval:g} s, by which "
-            f"a leader renews its term: at least {least:g} seconds"
+            f"lock timeout must be at least {least:g} seconds for ticks every {interval:g} s, "
+            f"which renew the leader's term, not {lock_timeout!r}"
         )
     return lock_timeout
 
 
 class Daemon:
-    """Ticks a scheduler until it is stopped. Redis may go away meanwhile, and come back.
+    """Ticks a scheduler until it is stopped. It survives outages of Redis.
 
-    A pass begins at each planned tick, at each due moment in between, and when a schedule is added
-    that is due earlier. A pass that fails is neither an overrun nor the end of a row of them.
+    A pass begins at each planned tick, at each fire time in between, and when a schedule is added
+    that is due earlier. A pass that fails neither counts as an overrun nor ends a row of them.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Daemon:
         exit_on_outage: bool = False,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`max_overruns` in a row end it, as does an outage of Redis if `exit_on_outage`.
+        """It ends after `max_overruns` in a row, and at an outage of Redis if `exit_on_outage`.
 
         Raises ConfigurationError for an unusable interval or number.
         """
@@ -165,7 +164,7 @@ class Daemon:
             check_count(max_overruns, "max_overruns", ConfigurationError, least=1)
         self.totals = Totals()
         self.errors = 0  # passes that failed
-        self.outages = 0  # times that Redis went away
+        self.outages = 0  # of Redis
         self._scheduler = scheduler
         self._max_overruns = max_overruns
         self._exit_on_outage = exit_on_outage
@@ -178,14 +177,14 @@ class Daemon:
         self._listener: Listener | None = None
 
     def stop(self) -> None:
-        """End after the pass that runs now. Takes no lock: signal handlers may call it."""
+        """End after the current pass. Takes no lock, so signal handlers may call it."""
         self._stopping = True
         listener = self._listener
         if listener is not None:
             listener.nudge()
 
     def run(self) -> str:
-        """Tick until the end, and give up leadership; why it ended: STOPPED, OVERRUNS or OUTAGE."""
+        """Tick until the end, give up leadership and return STOPPED, OVERRUNS or OUTAGE."""
         with closing(self._scheduler.queue.link.listener("scheduler_wake")) as listener:
             self._listener = listener  # from here on stop() ends a wait, and the next one
             _log("daemon_started", scheduler=self._scheduler.scheduler_id)
@@ -210,7 +209,7 @@ class Daemon:
         return None
 
     def _pass(self) -> TickReport | None:
-        """One pass; None if it failed, which is counted."""
+        """Run one pass; return None if it failed, which is counted."""
         self.pacer.begin(self._clock())
         try:
             report = self._scheduler.tick()
@@ -237,7 +236,7 @@ class Daemon:
             _log("pass_failed", logging.ERROR, exc_info=True, error=error_line(error))
 
     def _rest(self, listener: Listener, report: TickReport | None) -> None:
-        """Wait for the next due moment, the next planned tick, a wake-up or the end."""
+        """Wait for the next fire time, the next planned tick, a wake-up or the end."""
         if report is None:
             listener.wait_for_nudge(self._backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             self._backoff = min(2 * self._backoff, LONGEST_BACKOFF_S)
@@ -255,7 +254,7 @@ class Daemon:
             listener.wait_for_nudge(seconds)
 
     def statistics(self) -> dict[str, float]:
-        """What has happened so far, by name; `uptime` in seconds."""
+        """Return what has happened so far, by name; `uptime` in seconds."""
         return {
             "uptime": round((self._clock() - self._began) / SECOND, 3),
             "passes": self.totals.passes,

@@ -71,13 +71,8 @@ class Fire:
         return {"schedule": schedule_id, "task": task_id, "user": self.user_id}
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """A schedule that cannot be planned, with the kind and the reason with which it is disabled."""
-
-    due: DueSchedule
-    kind: str
-    reason: str
+# A schedule that cannot be planned, with the kind and the reason with which it is disabled.
+Unusable = tuple[DueSchedule, str, str]
 
 
 class Firing:
@@ -110,7 +105,7 @@ class Firing:
         def calls() -> Iterator[Call]:
             # Planned while the server works on the batch before.
             for batch in in_batches(planned, FIRE_CHUNK, _weight):
-                if fires := self.plan_all(batch, reading.now_ms, unusable):
+                if fires := _plan_all(batch, reading.now_ms, unusable):
                     sent.append(fires)
                     yield Call(
                         "fire",
@@ -138,21 +133,9 @@ class Firing:
         # After the fires, which must not wait for these: each is a round trip.
         for due in [due for due in reading.due if due.plan.is_pause]:
             yield from self._resume(due, reading.now_ms, now_ms, unusable)
-        for each in unusable:
-            yield from self._set_aside(each, report, now_ms)
+        for due, kind, reason in unusable:
+            yield from self._set_aside(due, kind, reason, report, now_ms)
         return True
-
-    def plan_all(
-        self, dues: Sequence[DueSchedule], now_ms: int, unusable: list[Unusable]
-    ) -> list[Fire]:
-        """Return what to fire; schedules that cannot be planned go to `unusable`."""
-        fires: list[Fire] = []
-        for due in dues:
-            try:
-                fires.append(plan_fire(due, now_ms))
-            except Exception as error:  # one schedule must never stop the others
-                unusable.append(_unusable(due, error))
-        return fires
 
     def _resume(
         self, due: DueSchedule, at_ms: int, now_ms: int | None, unusable: list[Unusable]
@@ -226,8 +209,9 @@ class Firing:
         metrics.errors.labels(queue, "cron").inc(stopped)
         metrics.missed.labels(queue).inc(missed)
 
-    def _set_aside(self, each: Unusable, report: TickReport, now_ms: int | None) -> Operation[None]:
-        due, kind, reason = each.due, each.kind, each.reason
+    def _set_aside(
+        self, due: DueSchedule, kind: str, reason: str, report: TickReport, now_ms: int | None
+    ) -> Operation[None]:
         word = yield Call(
             "set_aside",
             op=new_id(),
@@ -245,6 +229,17 @@ class Firing:
             self._metrics.errors.labels(self._queue_name, error_type).inc()
             _log("schedule_set_aside", logging.ERROR, schedule=due.schedule_id, reason=reason)
             self._alerts.schedule_set_aside(due.schedule_id, reason, broken=kind == "broken")
+
+
+def _plan_all(dues: Sequence[DueSchedule], now_ms: int, unusable: list[Unusable]) -> list[Fire]:
+    """Return what to fire; schedules that cannot be planned go to `unusable`."""
+    fires: list[Fire] = []
+    for due in dues:
+        try:
+            fires.append(plan_fire(due, now_ms))
+        except Exception as error:  # one schedule must never stop the others
+            unusable.append(_unusable(due, error))
+    return fires
 
 
 def plan_fire(due: DueSchedule, now_ms: int) -> Fire:
@@ -303,12 +298,12 @@ def _definition(due: DueSchedule) -> Definition:
 def _unusable(due: DueSchedule, error: Exception) -> Unusable:
     """Return why a schedule cannot be planned."""
     if isinstance(error, BrokenRecord):
-        return Unusable(due, "broken", str(error))
+        return due, "broken", str(error)
     if isinstance(error, InvalidSchedule):
-        return Unusable(due, "cron", str(error))
+        return due, "cron", str(error)
     line = error_line(error)
     _log("plan_failed", logging.ERROR, exc_info=error, schedule=due.schedule_id, error=line)
-    return Unusable(due, "cron", f"the next fire time cannot be computed: {line}")
+    return due, "cron", f"the next fire time cannot be computed: {line}"
 
 
 def _end_of(definition: Definition) -> tuple[str, str]:

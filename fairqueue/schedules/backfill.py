@@ -53,40 +53,22 @@ class Backfill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillRequest:
-    """What to fill, and how."""
+    """What to fill, and how. Raises InvalidSchedule naming a bad value."""
 
     schedule_id: str
-    from_ms: int
-    until_ms: int
+    start: object
+    end: object
     limit: int
-    priority: Priority
+    priority: int
     by: str | None
     unknown_too: bool
 
-    @classmethod
-    def create(
-        cls,
-        schedule_id: str,
-        start: object,
-        end: object,
-        limit: int,
-        priority: int,
-        by: str | None,
-        unknown_too: bool,
-    ) -> "BackfillRequest":
-        """Check the arguments. Raises InvalidSchedule naming the value."""
-        from_ms, until_ms = check_range(start, end)
-        if by is not None:
-            check_name(by, "by", InvalidSchedule)
-        return cls(
-            schedule_id=schedule_id,
-            from_ms=from_ms,
-            until_ms=until_ms,
-            limit=check_count(limit, "limit", InvalidSchedule, least=1, most=MAX_FILLED),
-            priority=check_priority(priority, InvalidSchedule),
-            by=by,
-            unknown_too=unknown_too,
-        )
+    def __post_init__(self) -> None:
+        check_range(self.start, self.end)
+        if self.by is not None:
+            check_name(self.by, "by", InvalidSchedule)
+        check_count(self.limit, "limit", InvalidSchedule, least=1, most=MAX_FILLED)
+        check_priority(self.priority, InvalidSchedule)
 
 
 def backfill(store: ScheduleStore, request: BackfillRequest, dry_run: bool) -> Operation[Backfill]:
@@ -135,8 +117,8 @@ def _find(
     store: ScheduleStore, outcomes: Outcomes, request: BackfillRequest
 ) -> Operation[tuple[list[list[int]], int]]:
     """Return the fire times to fill, by stretch, and how many are left alone as unknown."""
-    until_ms = min(request.until_ms, outcomes.now_ms + 1)
-    moments = outcomes.moments(request.from_ms, until_ms, MAX_RANGE + 1)
+    start_ms, end_ms = check_range(request.start, request.end)
+    moments = outcomes.moments(start_ms, min(end_ms, outcomes.now_ms + 1), MAX_RANGE + 1)
     if len(moments) > MAX_RANGE:
         raise InvalidSchedule(
             f"the range has more than {MAX_RANGE} fire times of schedule {request.schedule_id!r}: "
@@ -166,7 +148,7 @@ def _fill(
         definition.schedule_id,
         definition.user_id,
         definition.name,
-        request.priority,
+        Priority(request.priority),
         encode_payload(definition.payload),
         definition.options,
         by=request.by,

@@ -307,27 +307,10 @@ NARROWING = ("start", "end", "windows", "exclude")  # what a recurrence takes be
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The options of a schedule besides its cron rule, user and task.
+    """The options of a schedule besides its cron rule, user and task; see docs/schedules.md#fields.
 
     Times are aware datetimes, seconds since 1970, or ISO 8601 with an offset. Durations are
     timedeltas or seconds.
-    every: the interval between runs, counted from `anchor`, `start` or now. at: run once, then.
-    start, end: no runs before, and from then on. windows: days and hours in the schedule's zone,
-        such as {"days": [1, 2, 3, 4, 5], "from": "09:00", "to": "17:30"}. exclude: dates in that
-        zone, such as "2026-12-25". max_runs: it is completed after this many.
-    misfire: what happens to runs missed while no scheduler ran: "fire_once" fires the latest,
-        "skip" none that is more than a minute late, "fire_all" all of the last `catch_up` seconds
-        (a day), at most `max_catch_up` (100), oldest first.
-    jitter: each run is delayed by up to this long, never past the next one.
-    overlap: while a task of it is unfinished, "allow" pushes another, "skip" none, "buffer_one" one
-        that starts when the run before it has ended, "cancel_previous" cancels unfinished ones.
-    retries, timeout: for its tasks, instead of the handler's. backoff: seconds before the first
-        retry, doubled each time up to a day, without jitter; `backoff_multiplier`, `backoff_cap`
-        and backoff_jitter="full" change that. Or a list of delays.
-    max_failures: it is paused after this many dead letters in a row.
-    tenant: the tenant of its tasks; see docs/tenants.md.
-    title: what people call it, one line. description: what it is for, several lines.
-    created_by: who makes it; it cannot be changed. is_active: False makes it paused.
     """
 
     every: timedelta | float | None

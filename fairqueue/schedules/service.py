@@ -292,7 +292,15 @@ class Schedules:
         (at most 10,000), and for a schedule with overlap "cancel_previous"; QueueFull when no more
         fit, and ScheduleConflict when others keep changing it: then the call may be repeated.
         """
-        request = BackfillRequest.create(schedule_id, start, end, limit, priority, by, unknown_too)
+        request = BackfillRequest(
+            schedule_id=schedule_id,
+            start=start,
+            end=end,
+            limit=limit,
+            priority=priority,
+            by=by,
+            unknown_too=unknown_too,
+        )
         report = yield from backfill(self.store, request, dry_run)
         if not dry_run:
             _log("schedule_backfilled", schedule=schedule_id, filled=report.filled, by=by)

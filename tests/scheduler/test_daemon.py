@@ -137,7 +137,7 @@ def test_a_term_lasts_three_intervals(interval: float, given: float | None, term
         (0, None, "interval must .*not 0"),
         (1201, None, "interval must .*not 1201"),
         (float("nan"), None, "interval must .*not nan"),
-        (1, 2, "lock timeout 2 "),
+        (1, 2, "lock timeout must be at least 3 seconds"),
     ],
 )
 def test_too_long_an_interval_is_refused(interval: float, given: float | None, named: str) -> None:
@@ -584,7 +584,7 @@ def test_a_wrong_password_is_an_error(run: Run, own_server: Callable[..., Embedd
         ("scheduler --interval 0", "interval must be 0.01 to 1200 seconds, not 0"),
         ("scheduler --interval -1", "interval must be 0.01 to 1200 seconds, not -1"),
         ("scheduler --interval nan", "interval must be 0.01 to 1200 seconds, not nan"),
-        ("scheduler --interval 60 --lock-timeout 10", "lock timeout 10"),
+        ("scheduler --interval 60 --lock-timeout 10", "lock timeout must be at least 180 seconds"),
         ("scheduler --lock-timeout 9999", "lock_timeout must be"),
         ("scheduler --max-overruns 0", "max_overruns must be a whole number from 1"),
         ("scheduler --once --interval 0", "--interval"),
