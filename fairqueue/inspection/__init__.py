@@ -1,4 +1,4 @@
-"""One way for every face to look at a queue and to act on it, with roles, tenants and an audit log.
+"""Read and change a queue as an actor with a role and a tenant; every change is audited.
 
 inspector = Inspector(queue, Actor(name="ann", role="operator", tenant="north"))
 for view in inspector.schedules.list(contains="report"):
@@ -19,11 +19,10 @@ PYTHON = Actor(name="python")
 
 
 class Inspector:
-    """All that can be seen and done of a queue, for one actor. May be used by many threads.
+    """Read and change a queue as one actor. Thread-safe; creating one opens no connection.
 
-    What the actor's role does not allow raises Forbidden; what belongs to another tenant is as if
-    it were not there. Each change is in the audit log, with the actor's name. Making one opens no
-    connection.
+    Raises Forbidden for what the actor's role does not allow. Objects of other tenants are not
+    found. Each change is recorded in the audit log with the actor's name.
     """
 
     def __init__(self, queue: TaskQueue, actor: Actor = PYTHON) -> None:
@@ -45,7 +44,7 @@ class Inspector:
         self.keys = ApiKeys(context)
 
     def acting_as(self, actor: Actor) -> "Inspector":
-        """The same queue for another actor; costs next to nothing."""
+        """An inspector of the same queue for another actor. This is cheap."""
         other = Inspector.__new__(Inspector)
         other._begin(self.stores, actor)
         return other

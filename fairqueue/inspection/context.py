@@ -1,4 +1,4 @@
-"""What all parts of the inspector stand on: the stores of one queue, and the rules of one actor."""
+"""What the parts of the inspector share: the stores of a queue, and one actor's permissions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Stores:
-    """The stores of one queue. Making them opens nothing."""
+    """The stores of one queue. Creating them opens no connection."""
 
     def __init__(self, queue: TaskQueue) -> None:
         self.queue = queue
@@ -45,7 +45,7 @@ class Stores:
 
 
 class InspectionContext:
-    """Stores and rules together."""
+    """The stores of a queue and the permissions of an actor."""
 
     def __init__(self, stores: Stores, actor: Actor) -> None:
         self.stores = stores
@@ -56,18 +56,18 @@ class InspectionContext:
         self.people, self.samples, self.workers = stores.people, stores.samples, stores.workers
 
     def now(self) -> datetime:
-        """The time of the queue."""
+        """The current time of the queue."""
         return from_ms(self.link.now_ms())
 
     def with_tenant(
         self, fields: Mapping[str, Any], *, known_user: str | None = None, is_new: bool = True
     ) -> dict[str, Any]:
-        """What an actor gives for a task or a schedule, in its own tenant if it has one.
+        """The fields of a task or schedule, with the actor's own tenant if it has one.
 
-        Raises Forbidden for another tenant, and UnknownUser for a user of another one.
+        Raises Forbidden for another tenant, and UnknownUser for a user of another tenant.
         """
         if not isinstance(fields, Mapping):
-            raise InvalidInput(f"{safe_repr(fields)} is no object with the fields of a schedule")
+            raise InvalidInput(f"expected the fields of a schedule, not {safe_repr(fields)}")
         own = self.guard.actor.tenant
         given = dict(fields)
         if own is None:
@@ -85,15 +85,15 @@ class InspectionContext:
         return given
 
     def schedule_id_of(self, given: str) -> str:
-        """The id of the schedule that an actor means: as it is, or as one of its tenant's own."""
+        """The full id of a schedule: as given, or with the prefix of the actor's tenant."""
         return self._meant(given, lambda each: self._sees_schedule(check_id(each)))
 
     def task_id_of(self, given: str) -> str:
-        """The id of the task that an actor means: as it is, or as one of its tenant's own."""
+        """The full id of a task: as given, or with the prefix of the actor's tenant."""
         return self._meant(given, lambda each: self._sees_task(check_name(each, "task_id")))
 
     def meant_schedules(self, ids: Sequence[str] | None) -> Sequence[str] | None:
-        """The ids that an actor may mean; of those, what it sees is chosen later."""
+        """The ids as given and with the prefix of the actor's tenant; the caller filters them."""
         tenant = self.guard.actor.tenant
         if tenant is None or not isinstance(ids, list | tuple):
             return ids
@@ -101,15 +101,15 @@ class InspectionContext:
         return [*ids, *(each for each in own if len(each) <= MAX_ID_LENGTH)]
 
     def new_schedule_id(self, given: Any) -> Any:
-        """The id of a schedule that an actor makes or replaces, as it chose it.
+        """The id of a schedule to add or replace.
 
-        An actor of one tenant gets an id that is its tenant's, or that of a schedule which it sees
-        already. So what others have has no bearing on the answer.
+        For an actor of one tenant, the id gets the prefix of the tenant unless it names a schedule
+        that the actor can see. So the answer does not depend on the schedules of other tenants.
         """
         return self._new(given, self._sees_schedule, check_id)
 
     def new_task_id(self, given: Any) -> Any:
-        """The id of a task that an actor pushes; see `new_schedule_id`."""
+        """The id of a task to push; see `new_schedule_id`."""
         return self._new(given, self._sees_task, lambda each: check_name(each, "task_id"))
 
     def _meant(self, given: str, sees: Callable[[str], bool]) -> str:
@@ -136,8 +136,8 @@ class InspectionContext:
     def check_user(self, user_id: Any, *, may_be_new: bool = False) -> None:
         """Raises UnknownUser if the actor may not see this user.
 
-        An actor of one tenant may name a user whom nobody knows yet, and who thereby belongs to
-        that tenant; not one whom others use without a tenant.
+        With `may_be_new`, an actor of one tenant may also name a user that does not exist yet, but
+        not an existing user without a tenant.
         """
         own = self.guard.actor.tenant
         check_name(user_id, "user_id")
@@ -149,11 +149,11 @@ class InspectionContext:
         raise UnknownUser(f"there is no user {user_id!r}")
 
     def is_known(self, user_id: str) -> bool:
-        """Whether anything is stored of a user."""
+        """Whether anything is stored about a user."""
         return self.people.knows(user_id)
 
     def log_entries(self, task_ids: Sequence[str], limit: int) -> list[LogEntry]:
-        """The lines of runs, newest first."""
+        """The log lines of runs, newest first."""
         found: list[LogEntry] = []
         for task_id in task_ids:
             details = self.history.get(task_id)
@@ -171,3 +171,11 @@ class InspectionContext:
                 ]
         found.sort(key=lambda entry: entry.at, reverse=True)
         return found[:limit]
+
+
+class InspectorPart:
+    """Base class of the parts of the inspector."""
+
+    def __init__(self, context: InspectionContext) -> None:
+        self._context = context
+        self._guard = context.guard

@@ -1,4 +1,4 @@
-"""Decide what an actor may see and change, and write each change down: the one place for both."""
+"""Check what an actor may see and change, and record each change in the audit log."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -14,47 +14,58 @@ from fairqueue.logs import error_line, log_event
 logger = logging.getLogger("fairqueue.inspection")
 
 
-class Noted:
-    """What a change adds to its entry in the audit log when it is done."""
+class ChangeDetails:
+    """Details that a change adds to its audit entry when it is done."""
 
     def __init__(self) -> None:
         self.details: dict[str, Any] = {}
 
     def add(self, **details: Any) -> None:
-        """Say more about the change, such as how many objects it touched."""
+        """Add details, such as the number of changed objects."""
         self.details.update(details)
 
 
 class Guard:
-    """The rules for one actor."""
+    """The permissions of one actor."""
 
     def __init__(self, actor: Actor, log: AuditLog) -> None:
         self.actor = actor
         self._log = log
 
     def read(self) -> None:
-        """Let a viewer pass. Raises Forbidden."""
-        self.require("viewer", "look at this")
+        """Raises Forbidden unless the actor is at least a viewer."""
+        self.require("viewer", "see this")
+
+    def read_global(self, what: str) -> None:
+        """Raises Forbidden unless the actor is at least a viewer, of all tenants."""
+        self.read()
+        self.require_all_tenants(what)
+
+    def require_global_admin(self, what: str) -> None:
+        """Raises Forbidden unless the actor is an admin of all tenants."""
+        self.require("admin", what)
+        self.require_all_tenants(what)
 
     def require(self, role: str, what: str) -> None:
         """Raises Forbidden unless the actor has the role or a higher one."""
         if not self.actor.may(role):
             raise Forbidden(
-                f"{self.actor.name!r} is {self.actor.role}: to {what} takes the role {role}"
+                f"{self.actor.name!r} has the role {self.actor.role}; to {what} you need the role "
+                f"{role}"
             )
 
     def require_all_tenants(self, what: str) -> None:
-        """Raises Forbidden for an actor of one tenant: this concerns all of them."""
+        """Raises Forbidden if the actor belongs to one tenant."""
         if self.actor.tenant is not None:
             raise Forbidden(
-                f"{self.actor.name!r} belongs to tenant {self.actor.tenant!r}: to {what} takes a "
-                "key without a tenant"
+                f"{self.actor.name!r} belongs to tenant {self.actor.tenant!r}; to {what} you need "
+                "a key without a tenant"
             )
 
     def scope(self, tenant: str | None) -> str | None:
-        """The tenant that a listing is of: the actor's own, if it has one.
+        """The tenant to list: the actor's own, if it has one.
 
-        Raises Forbidden if another is asked for.
+        Raises Forbidden if `tenant` is another one.
         """
         if self.actor.tenant is None:
             return tenant
@@ -63,15 +74,14 @@ class Guard:
         return self.actor.tenant
 
     def unmask(self, new: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
-        """Arguments for one run, where they say `***` with what is stored; see masking.unmask.
+        """Replace `***` in arguments for one run by the stored secrets; see masking.unmask.
 
-        Raises Forbidden if secrets that are not shown would come together with arguments of the
-        actor's own, unless it is an admin, who may see them: a run that takes a token to an address
-        of one's choice tells it.
+        Raises Forbidden if an actor who is not an admin combines hidden secrets with other
+        arguments: a run that sends a token to an address of the actor's choice would reveal it.
         """
         found: dict[str, Any] = unmask(new, stored)
         if found not in (new, stored):
-            self.require("admin", "use secrets that are not shown with other arguments")
+            self.require("admin", "combine hidden secrets with other arguments")
         return found
 
     @contextmanager
@@ -82,13 +92,12 @@ class Guard:
         *,
         tenant: object = None,
         details: Mapping[str, Any] | None = None,
-    ) -> Iterator[Noted]:
-        """Write a change down before it is made, and how it ended.
+    ) -> Iterator[ChangeDetails]:
+        """Record a change in the audit log before it is made, and its outcome afterwards.
 
-        If the process dies in between, the entry says that it was started, which is all that is
-        known then. The log gets a line, too: who makes many changes could push others' entries out
-        of the audit log, which keeps the newest. Nobody has checked what is given here: a payload
-        in place of a name is not written down.
+        If the process dies in between, the entry stays "started". The change is also logged: the
+        audit log keeps only the newest entries. The arguments are not validated yet, so a value
+        that is not plain, such as a payload instead of a name, is not recorded.
         """
         target = target if isinstance(target, str) else safe_repr(target)
         tenant = self.actor.tenant if tenant is None else tenant
@@ -103,7 +112,7 @@ class Guard:
         fields = {"actor": self.actor.name, "key": self.actor.key_id, "via": self.actor.via}
         fields |= {"action": action, "target": target, "tenant": tenant, "entry": entry_id}
         log_event(logger, "change_begun", **fields)
-        noted = Noted()
+        noted = ChangeDetails()
         try:
             yield noted
         except FairQueueError as error:
@@ -114,8 +123,8 @@ class Guard:
             raise
         self._end(entry_id, "done", None, noted)
 
-    def _end(self, entry_id: str, outcome: str, error: str | None, noted: Noted) -> None:
-        """Complete an entry. Without Redis it stays "started", and what was done is done."""
+    def _end(self, entry_id: str, outcome: str, error: str | None, noted: ChangeDetails) -> None:
+        """Complete an entry. Without Redis it stays "started"; the change is not undone."""
         try:
             self._log.end(entry_id, outcome, error, mask(noted.details))
         except FairQueueError as lost:

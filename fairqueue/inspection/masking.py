@@ -1,4 +1,4 @@
-"""Keep secrets out of what people are shown: values whose names look like secrets."""
+"""Mask secrets in what is shown: values whose names look like secrets."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,10 @@ from fairqueue.validation import is_secret
 MASK = "***"
 
 _NAMES = ("schedule_id", "user_id", "name", "tenant")  # fields of schedules that are plain text
-# No pattern goes over a part of a text again that it has gone over from an earlier beginning: none
-# takes long, whatever the text is made of. A user and password end at the last "@" before a slash;
-# if they hold slashes, which they should not, there is a colon that is not that of a port.
+# The patterns take linear time on any text. User and password end at the last "@" before a slash;
+# if they contain slashes, which they should not, there is a colon that is not that of a port.
 _IN_URL = re.compile(r"//(?:[^/\s]*@|[^/\s:@?#]*:(?!\d{1,5}[/?#])(?:(?!//)\S)*@)")
-# In a URL (`?name=`), or in a text of such pairs (`Server=h; name=`).
+# In a URL (`?name=`), or in a text of pairs (`Server=h; name=`).
 _NAME = re.compile(
     r"[?&#](?P<option>[^?&=#;\s]{1,100})=|(?:^|;)(?P<pair>[^?&=#;\n]{1,100})=", re.MULTILINE
 )
@@ -25,15 +24,15 @@ _PAIR_VALUE = re.compile(r"""(?=[^;\n])[ \t]*(?:"[^"\n]*"|'[^'\n]*')?[^;\n]*""")
 
 
 def mask(value: Any) -> Any:
-    """The same JSON value with secrets replaced by `***`; those in URLs too.
+    """A JSON value with secrets replaced by `***`, also those in URLs.
 
-    So is what JSON cannot hold, unless it is a time: nobody can tell what it would say.
+    Values that are not JSON are replaced too, except times.
     """
     return _mask(value, {})
 
 
 def _mask(value: Any, seen: dict[int, Any]) -> Any:
-    """The same; each list and dict once, since what was not checked may be in itself, or deep."""
+    """Mask each list and dict once: a value that was not checked may be recursive, or deep."""
     if isinstance(value, str):
         return _mask_text(value)
     if not isinstance(value, dict | list | tuple):
@@ -51,7 +50,7 @@ def _mask_inside(value: Any, seen: dict[int, Any]) -> Any:
     found = {}
     for name, inner in value.items():
         if not isinstance(name, str) and not is_plain(name):
-            found[MASK] = MASK  # as a part of a name that is none may be a secret
+            found[MASK] = MASK  # parts of a name that is not plain may be secret
         elif isinstance(name, str) and is_secret(name) and not _is_empty(inner):
             found[name] = MASK
         else:
@@ -70,7 +69,7 @@ def _mask_text(text: str) -> str:
 
 
 def _without_values(text: str) -> Iterator[str]:
-    """The parts of a text; `***` in place of the values whose names are secret."""
+    """The parts of a text, with `***` for values with secret names."""
     done = 0
     for name in _NAME.finditer(text):
         if name.start() < done or not is_secret(unquote(name["option"] or name["pair"]).strip()):
@@ -83,18 +82,18 @@ def _without_values(text: str) -> Iterator[str]:
 
 
 def mask_side(field: str, value: Any) -> Any:
-    """An old or new value of a field that was changed, as it may be shown.
+    """Mask the old or new value of a changed field.
 
-    Of a long payload only the beginning of its text is kept, in which nobody can tell secrets.
+    Only the beginning of the text of a long payload is stored, so secrets in it cannot be found.
     """
     return MASK if _hides(field, value) else mask(value)
 
 
 def mask_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """What somebody gave for a change, before it was checked, as it may be shown.
+    """Mask the arguments of a change, before they are validated.
 
-    Nobody can tell secrets in a payload that is no object, such as the text of one, or in one that
-    was given as a name.
+    A payload that is not an object, such as its text, is hidden as a whole, and so is an object
+    that was given as a name.
     """
     shown: dict[str, Any] = mask(
         {name: MASK if _hides(name, value) else value for name, value in details.items()}
@@ -105,16 +104,16 @@ def mask_details(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hides(field: str, value: Any) -> bool:
-    """Whether a field has what does not belong there, which may be a payload in another form."""
+    """Whether a field has a value of a wrong type, which may be a payload in another form."""
     if field in ("payload", "metadata"):
         return value is not None and not isinstance(value, dict)
     return field in _NAMES and not isinstance(value, str) and not is_plain(value)
 
 
 def unmask(new: Any, stored: Any) -> Any:
-    """The new value, where it says `***` with what is stored there: what was not shown is kept.
+    """Replace each `***` in a new value by the stored value at the same place.
 
-    Lists are compared by position, so an edit that moves masked values in a list must say them.
+    Lists are compared by position, so an edit that moves masked values must spell them out.
     """
     if isinstance(new, str) and MASK in new and mask(stored) == new:
         return stored

@@ -1,4 +1,4 @@
-"""Look at tasks and at what became of them, and act on them, as an actor may."""
+"""Tasks and runs: list, explain, cancel, retry and push them, for one actor."""
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from fairqueue.errors import QueueFull, RedisUnavailable, UnknownTask
 from fairqueue.history.records import FailureGroup, Run, RunDetails
-from fairqueue.inspection.context import InspectionContext
+from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.link.operation import Operation, steps
@@ -24,7 +24,7 @@ WAITING = ("pending", "retrying")
 
 
 class RunFilters(TypedDict, total=False):
-    """Which runs are meant; see `History.runs`."""
+    """Filters of runs; see `History.runs`."""
 
     user_id: str | None
     schedule_id: str | None
@@ -35,26 +35,22 @@ class RunFilters(TypedDict, total=False):
     until: datetime | float | None
 
 
-class _Looking:
-    """What runs, failed ones and tasks have in common."""
-
-    def __init__(self, context: InspectionContext) -> None:
-        self._context = context
-        self._guard = context.guard
+class _RunPart(InspectorPart):
+    """What runs, failed runs and tasks have in common."""
 
     def get(self, task_id: str) -> RunDetails:
-        """All that is kept of a run, with secrets masked. Raises UnknownTask, BrokenRecord."""
+        """All that is stored about a run, with secrets masked.
+
+        Raises UnknownTask, BrokenRecord.
+        """
         return _masked(self._own(task_id))
 
     def explain(self, task_id: str) -> Explanation | None:
-        """Why it waits. Raises UnknownTask."""
+        """Why a task waits. Raises UnknownTask."""
         return self._context.queue.explain(self._own(task_id).run.task_id)
 
     def cancel(self, task_id: str) -> bool:
-        """See to it that it does not run, or ends as cancelled; False if it has ended.
-
-        Raises UnknownTask.
-        """
+        """Cancel a task; False if it has already ended. Raises UnknownTask."""
         self._guard.require("operator", "cancel runs")
         details = self._own(task_id)
         with self._changing("run.cancel", details.run) as noted:
@@ -84,8 +80,19 @@ class _Looking:
             action, run.task_id, tenant=run.tenant, details={"user_id": run.user_id, **details}
         )
 
+
+class _Retryable(_RunPart):
+    """Runs that can be retried."""
+
+    def retry(self, task_id: str) -> str:
+        """Run a failed run again, and return the id of the new run.
+
+        A second call returns the same id. Raises UnknownTask if it is not a failed run, QueueFull.
+        """
+        return self._retry(task_id, None)
+
     def _retry(self, task_id: str, payload: dict[str, Any] | None) -> str:
-        self._guard.require("operator", "run failed runs again")
+        self._guard.require("operator", "retry runs")
         details = self._own(task_id)
         if payload is not None and details.task is not None:
             payload = self._guard.unmask(payload, details.task.payload)
@@ -99,8 +106,8 @@ class _Looking:
         return new_id
 
 
-class Runs(_Looking):
-    """The runs that an actor may see: those that wait or run, and the ended ones."""
+class Runs(_Retryable):
+    """The runs that an actor may see: waiting, running and ended."""
 
     def list(
         self,
@@ -114,7 +121,7 @@ class Runs(_Looking):
         return self._page(status, limit, cursor, filters)
 
     def find(self, task_ids: Sequence[str]) -> builtins.list[Run]:
-        """The runs of these ids, a thousand at most; those that are gone are left out.
+        """The runs with these ids, at most a thousand, without those that are gone.
 
         Raises InvalidInput.
         """
@@ -125,29 +132,22 @@ class Runs(_Looking):
         return [_masked_run(run) for run in found if self._guard.actor.sees(run.tenant)]
 
     def lost(self, runs: Sequence[Run]) -> dict[str, LostRun]:
-        """By their ids, those whose worker sends no heartbeats or has let its lease end."""
+        """Running runs whose worker sends no heartbeats or has lost its lease, by id."""
         self._guard.read()
         held = {run.task_id: run.worker_id for run in runs if run.status == "running"}
         return self._context.workers.lost({id_: by for id_, by in held.items() if by is not None})
 
     def logs(self, task_id: str, limit: int = 1000) -> builtins.list[LogEntry]:
-        """The lines that it has logged, oldest first. Raises UnknownTask."""
+        """The log lines of a run, oldest first. Raises UnknownTask."""
         task_id = self._own(task_id).run.task_id
         return self._context.log_entries([task_id], limit)[::-1]
 
-    def retry(self, task_id: str) -> str:
-        """Run a failed run again; the new one's id, the same when asked again.
-
-        Raises UnknownTask if it is not among the failed ones, QueueFull.
-        """
-        return self._retry(task_id, None)
-
     def edit_and_retry(self, task_id: str, payload: dict[str, Any]) -> str:
-        """As `retry`, with other arguments; what is given as `***` stays as it is."""
+        """Retry with other arguments; `***` keeps a secret unchanged."""
         return self._retry(task_id, payload)
 
 
-class Failed(_Looking):
+class Failed(_Retryable):
     """The failed runs that an actor may see."""
 
     def list(
@@ -159,7 +159,7 @@ class Failed(_Looking):
     def groups(self, limit: int = 50, cursor: str | None = None) -> Page[FailureGroup]:
         """Failed runs by cause, the latest first.
 
-        For an actor of one tenant, of its latest thousand failed runs, on one page.
+        For an actor of one tenant: one page, of its latest thousand failed runs.
         """
         self._guard.read()
         if self._guard.actor.tenant is not None:
@@ -185,12 +185,8 @@ class Failed(_Looking):
         ]
         return Page(groups[:limit], None)
 
-    def retry(self, task_id: str) -> str:
-        """Run a failed run again; the new one's id, the same when asked again."""
-        return self._retry(task_id, None)
-
     def discard(self, task_id: str) -> bool:
-        """Forget a failed run for good; False if it is not among the failed ones."""
+        """Delete a failed run; False if it is not a failed run."""
         self._guard.require("operator", "discard failed runs")
         details = self._own(task_id)
         with self._changing("run.discard", details.run) as noted:
@@ -205,7 +201,7 @@ class Failed(_Looking):
         progress: Callable[[int, int], object] | None = None,
         **filters: Unpack[RunFilters],
     ) -> BulkResult:
-        """Run all failed runs that match and were not run again yet; by default only count."""
+        """Retry all failed runs that match and were not retried yet; by default only count."""
         runs = [run for run in self._walk(filters) if run.retried_as is None]
         return self._many("retry", runs, self._retry_one, dry_run, progress, filters)
 
@@ -216,17 +212,17 @@ class Failed(_Looking):
         progress: Callable[[int, int], object] | None = None,
         **filters: Unpack[RunFilters],
     ) -> BulkResult:
-        """Forget all failed runs that match; by default only count."""
+        """Delete all failed runs that match; by default only count."""
         runs = builtins.list(self._walk(filters))
         return self._many("discard", runs, self._discard_one, dry_run, progress, filters)
 
     def retry_page(
         self, *, limit: int = 200, cursor: str | None = None, **filters: Unpack[RunFilters]
     ) -> tuple[BulkResult, str | None]:
-        """As `retry_many`, for one page of what `list` gives: how it went, and the next cursor.
+        """Retry one page of failed runs, and return the result and the next cursor.
 
-        For a caller that must answer soon, and goes on until the cursor is None. Where `left` says
-        that it had to stop, the same page can be tried again.
+        For a caller that must answer soon and repeats it until the cursor is None. If `left` of the
+        result is not 0, it had to stop, and the same page can be tried again.
         """
         page = self._page(FAILED, limit, cursor, filters)
         runs = [run for run in page if run.retried_as is None]
@@ -235,7 +231,7 @@ class Failed(_Looking):
     def discard_page(
         self, *, limit: int = 200, cursor: str | None = None, **filters: Unpack[RunFilters]
     ) -> tuple[BulkResult, str | None]:
-        """As `discard_many`, for one page; see `retry_page`."""
+        """Delete one page of failed runs; see `retry_page`."""
         page = self._page(FAILED, limit, cursor, filters)
         return self._many("discard", page, self._discard_one, False, None, filters), page.cursor
 
@@ -246,7 +242,7 @@ class Failed(_Looking):
         return steps(self._context.history.discard)(task_id)
 
     def export(self, **filters: Unpack[RunFilters]) -> Iterator[RunDetails]:
-        """All failed runs that match, with attempts and arguments; secrets are masked."""
+        """All failed runs that match, with attempts and payloads; secrets are masked."""
         for run in self._walk(filters):
             details = self._context.history.get(run.task_id)
             if details is not None:
@@ -275,7 +271,7 @@ class Failed(_Looking):
             return result
         self._guard.require("operator", f"{action} failed runs")
         if not runs:
-            return result  # no change, nothing to write down
+            return result  # no change, nothing to record
         given = {name: value for name, value in filters.items() if value is not None}
         with self._guard.change(
             f"runs.{action}", "(all that match)", details={"filters": given}
@@ -287,8 +283,8 @@ class Failed(_Looking):
         return result
 
 
-class Tasks(_Looking):
-    """The tasks that wait, and new ones."""
+class Tasks(_RunPart):
+    """Waiting tasks, and new ones."""
 
     def list(
         self,
@@ -299,7 +295,7 @@ class Tasks(_Looking):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Run]:
-        """A page of the tasks that wait or are delayed."""
+        """A page of waiting and delayed tasks."""
         filters = {"user_id": user_id, "name": name, "tenant": tenant}
         return self._page(WAITING, limit, cursor, filters)
 
@@ -316,9 +312,9 @@ class Tasks(_Looking):
         tenant: str | None = None,
         **policy: Unpack[TaskPolicy],
     ) -> str:
-        """Store a task; its id. Raises InvalidTask, InvalidPayload, QueueFull.
+        """Push a task, and return its id. Raises InvalidTask, InvalidPayload, QueueFull.
 
-        `policy` is what the task says of its own retries and time-out; see `Task.create`.
+        `policy` sets the retries and time-out of the task; see `Task.create`.
         """
         self._guard.require("operator", "push tasks")
         given: dict[str, Any] = {"user_id": user_id}
@@ -347,8 +343,8 @@ class Tasks(_Looking):
         at: datetime | float | None = None,
         delay: float | None = None,
     ) -> bool:
-        """Move the time of one that no worker has claimed; False if one has, or it has ended."""
-        self._guard.require("operator", "move tasks")
+        """Change when a waiting task is due; False if it is running or has ended."""
+        self._guard.require("operator", "reschedule tasks")
         details = self._own(task_id)
         with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as noted:
             moved = self._context.queue.reschedule(details.run.task_id, at=at, delay=delay)

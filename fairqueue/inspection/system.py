@@ -1,4 +1,4 @@
-"""Look at the queue as a whole: numbers, charts, workers, settings, and what needs attention."""
+"""The queue as a whole: counts, charts, workers, settings, and what needs attention."""
 
 import builtins
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from fairqueue.errors import (
     plural,
     shown,
 )
-from fairqueue.inspection.context import InspectionContext
+from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
 from fairqueue.link.keys import command_line
@@ -22,31 +22,26 @@ from fairqueue.queue.workers import WorkerInfo
 from fairqueue.stats.samples import Series
 from fairqueue.validation import check_seconds
 
-RECENT = 100  # ended runs whose waits and durations are looked at
+RECENT = 100  # ended runs that waits and durations are computed from
 MAX_ATTENTION = 20
-OVERDUE_S = 60.0  # a schedule that is later than this says that nobody fires
+OVERDUE_S = 60.0  # schedules that are later than this need attention
 OLD_WAIT_S = 600.0
 SKEW_S = 2.0
 MEMORY_SHARE = 0.85  # of maxmemory
 START_SCHEDULER = "fairqueue scheduler"
-START_WORKER = "fairqueue worker --app tasks"  # of a tasks.py in the same folder
+START_WORKER = "fairqueue worker --app tasks"  # with a tasks.py in the same folder
 
 
-class Workers:
+class Workers(InspectorPart):
     """The workers of the queue, which all tenants share."""
 
-    def __init__(self, context: InspectionContext) -> None:
-        self._context = context
-        self._guard = context.guard
-
     def list(self) -> builtins.list[WorkerInfo]:
-        """The workers that are alive. Raises Forbidden for an actor of one tenant."""
-        self._guard.read()
-        self._guard.require_all_tenants("look at workers")
+        """The live workers. Raises Forbidden for an actor of one tenant."""
+        self._guard.read_global("see workers")
         return self._context.workers.alive()
 
     def drain(self, worker_id: str) -> None:
-        """Have a worker finish what it runs, take no more, and end. It hears within 10 s.
+        """Let a worker finish its tasks, take no more, and exit. It reacts within 10 s.
 
         Raises UnknownWorker.
         """
@@ -54,26 +49,21 @@ class Workers:
         self._guard.require_all_tenants("drain workers")
         with self._guard.change("worker.drain", worker_id):
             if not self._context.workers.drain(worker_id, self._guard.actor.name):
-                raise UnknownWorker(f"there is no living worker {worker_id!r}")
+                raise UnknownWorker(f"there is no live worker {worker_id!r}")
 
 
-class System:
+class System(InspectorPart):
     """The queue as a whole."""
-
-    def __init__(self, context: InspectionContext) -> None:
-        self._context = context
-        self._guard = context.guard
 
     # --- numbers ----------------------------------------------------------------------------------
 
     def snapshot(self) -> QueueSnapshot:
-        """Counts of the whole queue. Raises Forbidden for an actor of one tenant."""
-        self._guard.read()
-        self._guard.require_all_tenants("look at the whole queue")
+        """The counts of the queue. Raises Forbidden for an actor of one tenant."""
+        self._guard.read_global("see the whole queue")
         return self._context.queue.inspect()
 
     def overview(self) -> Overview:
-        """The state of the queue; of one tenant, the numbers that exist of it alone."""
+        """The state of the queue; for an actor of one tenant, only what concerns the tenant."""
         self._guard.read()
         now = self._context.now()
         tenant = self._guard.actor.tenant
@@ -120,19 +110,17 @@ class System:
         return {**dict.fromkeys((*whole, *others, "snapshot")), "schedules": count}
 
     def series(self, window: str = "1h") -> Series:
-        """What the queue did over time. Raises Forbidden for an actor of one tenant."""
-        self._guard.read()
-        self._guard.require_all_tenants("look at the whole queue")
+        """Samples of the queue over time. Raises Forbidden for an actor of one tenant."""
+        self._guard.read_global("see the whole queue")
         return self._context.samples.read(window)
 
     def leader(self) -> LeaderInfo:
-        """Who fires schedules."""
+        """The scheduler that fires schedules."""
         return _leader(self.snapshot())
 
     def redis(self) -> RedisInfo:
-        """The server under the queue. Raises Forbidden for an actor of one tenant."""
-        self._guard.read()
-        self._guard.require_all_tenants("look at the server")
+        """The Redis server. Raises Forbidden for an actor of one tenant."""
+        self._guard.read_global("see the server")
         info, took, skew = self._context.glance.server()
         return RedisInfo(
             version=info.get("valkey_version") or info.get("redis_version", "?"),
@@ -154,7 +142,7 @@ class System:
     # --- what needs attention ---------------------------------------------------------------------
 
     def attention(self) -> list[Attention]:
-        """What an operator should look at, the worst first; nothing is good news."""
+        """What an operator should look at, the worst first."""
         self._guard.read()
         if self._guard.actor.tenant is not None:
             return self._failures()
@@ -168,13 +156,13 @@ class System:
         found = []
         if snapshot.active_schedules and not _is_led(snapshot):
             start = command_line(START_SCHEDULER, self._context.queue.name)
-            text = f"no scheduler leads: schedules do not fire. Start one: {start}"
+            text = f"no scheduler is running: schedules do not fire. Start one: {start}"
             found.append(Attention(level="error", kind="leader", target="", text=text))
         elif snapshot.overdue > OVERDUE_S:
             text = f"a schedule is {snapshot.overdue:.0f} s late"
             found.append(Attention(level="warning", kind="leader", target="", text=text))
         for problem in self._context.store.problems()[:MAX_ATTENTION]:
-            text = f"schedule {problem.schedule_id} was set aside: {problem.reason}"
+            text = f"schedule {problem.schedule_id} cannot run: {problem.reason}"
             target = problem.schedule_id
             found.append(Attention(level="error", kind="schedule", target=target, text=text))
         return found
@@ -212,11 +200,12 @@ class System:
         if not info.last_save_ok:
             texts.append(("error", f"{info.server} could not write its data to disk"))
         if abs(info.clock_skew) > SKEW_S:
-            texts.append(("warning", f"clocks differ: ours is {info.clock_skew:+.1f} s off Redis"))
+            text = f"the clock of this machine is {info.clock_skew:+.1f} s off that of Redis"
+            texts.append(("warning", text))
         return [Attention(level=level, kind="redis", target="", text=text) for level, text in texts]
 
     def ready(self) -> list[str]:
-        """Why the queue cannot be used now; empty if it can. For anybody who asks."""
+        """Why the queue cannot be used now; empty if it can. Needs no role."""
         try:
             snapshot = self._context.queue.inspect()
         except (RedisUnavailable, RedisRefused) as error:
@@ -228,40 +217,38 @@ class System:
     # --- settings ---------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the queue that are in force, and the limits of names."""
-        self._guard.read()
-        self._guard.require_all_tenants("look at settings")
+        """The settings of the queue, and the limits by task name."""
+        self._guard.read_global("see settings")
         limits = {name: asdict(each) for name, each in self._context.queue.get_limits().items()}
         settings: dict[str, Any] = mask(asdict(self._context.queue.settings()))
         return {"queue": self._context.queue.name, "settings": settings, "limits": limits}
 
     def configure(self, **changes: Any) -> QueueSettings:
         """Change settings; see TaskQueue.configure. Raises ConfigurationError."""
-        self._require_admin("change settings")
+        self._guard.require_global_admin("change settings")
         known = asdict(QueueSettings())
         for name in changes:
             if name not in known:
-                raise InvalidInput(f"setting {shown(name)} is none of {', '.join(sorted(known))}")
+                raise InvalidInput(f"unknown setting {shown(name)}: use {', '.join(sorted(known))}")
         if not changes:
-            raise InvalidInput(f"no setting is given: pass some of {', '.join(sorted(known))}")
+            raise InvalidInput(f"nothing to change: pass some of {', '.join(sorted(known))}")
         with self._guard.change("settings.change", self._context.queue.name, details=changes):
             return self._context.queue.configure(**changes)
 
     def limits(self) -> dict[str, HandlerLimits]:
-        """The limits that hold for tasks of a name, over all workers."""
-        self._guard.read()
-        self._guard.require_all_tenants("look at limits")
+        """The limits by task name, which apply across all workers."""
+        self._guard.read_global("see limits")
         return self._context.queue.get_limits()
 
     def set_limits(self, name: str, **limits: Any) -> None:
-        """Limit all tasks of a name; see TaskQueue.set_limits."""
-        self._require_admin("change limits")
+        """Set the limits of a task name; see TaskQueue.set_limits."""
+        self._guard.require_global_admin("change limits")
         with self._guard.change("limits.change", name, details=limits):
             self._context.queue.set_limits(name, **limits)
 
     def prune(self, older_than: float | timedelta, *, dry_run: bool = True) -> int:
-        """Forget ended runs that old; how many. By default only count."""
-        self._require_admin("forget runs")
+        """Delete runs that ended longer ago, and return how many; by default only count."""
+        self._guard.require_global_admin("delete runs")
         seconds = check_seconds(older_than, "older_than")
         if dry_run:
             return self._context.glance.count_before(
@@ -273,13 +260,9 @@ class System:
             noted.add(dropped=dropped)
         return dropped
 
-    def _require_admin(self, what: str) -> None:
-        self._guard.require("admin", what)
-        self._guard.require_all_tenants(what)
-
 
 def _is_led(snapshot: QueueSnapshot) -> bool:
-    """Whether a term runs. The record of one that was not resigned stays for long after its end."""
+    """Whether a scheduler leads. The record of a leader that was killed outlives its term."""
     return snapshot.leader_until is not None and snapshot.leader_until > snapshot.at
 
 
@@ -300,7 +283,7 @@ def _quantile(ordered: list[float], part: float) -> float | None:
 
 
 def _left_behind(snapshot: QueueSnapshot) -> str:
-    """What a queue without workers does not do."""
+    """What is left undone in a queue without workers."""
     texts = []
     if snapshot.ready:
         texts.append(plural(snapshot.ready, "task waits", "tasks wait"))

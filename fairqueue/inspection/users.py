@@ -1,31 +1,29 @@
-"""Look at users: what each is entitled to, gets and waits for; and change it, as an actor may."""
+"""The users: shares, waits and limits, for one actor."""
 
 import builtins
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from fairqueue.cursors import bad_cursor
 from fairqueue.errors import InvalidInput, UnknownUser, shown
-from fairqueue.inspection.context import LONG_AGO, InspectionContext
+from fairqueue.inspection.context import LONG_AGO, InspectorPart
 from fairqueue.models import Explanation, Page, UserSettings
 from fairqueue.queue.base import UNSET
 from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
 from fairqueue.validation import check_count
 
-MAX_ACTIVE = 1000  # users with tasks that are compared to put them in order
+MAX_ACTIVE = 1000  # users with tasks that are sorted by backlog
 MAX_LISTED = 100
-BUCKETS = 30  # stretches of time in a chart of shares
+BUCKETS = 30  # intervals in a chart of shares
 MAX_TOP = 10
 MAX_MINUTES = 7 * 24 * 60
 ORDERS = ("backlog", "name")
 
 
-class Users:
+class Users(InspectorPart):
     """The users that an actor may see."""
-
-    def __init__(self, context: InspectionContext) -> None:
-        self._context = context
-        self._guard = context.guard
 
     def list(
         self,
@@ -39,13 +37,13 @@ class Users:
     ) -> Page[UserInfo]:
         """A page of users.
 
-        order "backlog": those with waiting or running tasks, the largest backlog first; of more
-        than a thousand, so many are compared. order "name": all that are known, from A to Z.
-        Shares are of the last `minutes`, as far as history goes. Raises InvalidInput, Forbidden.
+        order "backlog": users with waiting or running tasks, the largest backlog first, among the
+        first thousand. order "name": all users, A to Z. Shares are counted over the last `minutes`,
+        as far as history goes back. Raises InvalidInput, Forbidden.
         """
         self._guard.read()
         if order not in ORDERS:
-            raise InvalidInput(f"order {shown(order)} is none of {', '.join(ORDERS)}")
+            raise InvalidInput(f"order must be {' or '.join(ORDERS)}, not {shown(order)}")
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         since = self._since(minutes)
         scope = self._guard.scope(tenant)
@@ -70,7 +68,7 @@ class Users:
         return Page(found, str(start + limit) if more else None)
 
     def get(self, user_id: str, minutes: int = 60) -> UserInfo:
-        """How a user fares. Raises UnknownUser."""
+        """The state and share of a user. Raises UnknownUser."""
         self._guard.read()
         since = self._since(minutes)
         self._context.check_user(user_id)
@@ -81,12 +79,11 @@ class Users:
 
     def overview(self, minutes: int = 60) -> FairnessView:
         """How evenly all users are served. Raises Forbidden for an actor of one tenant."""
-        self._guard.read()
-        self._guard.require_all_tenants("compare all users")
+        self._guard.read_global("compare all users")
         return self._context.people.overview(self._context.queue.inspect(), self._since(minutes))
 
     def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
-        """Runs that ended, over time, of the users who got most and of all others together."""
+        """Ended runs over time: of the `top` users with most, and of all others together."""
         self._guard.read()
         check_count(top, "top", least=1, most=MAX_TOP)
         tenant = self._guard.actor.tenant
@@ -94,16 +91,16 @@ class Users:
         return self._series(minutes, users, tenant)
 
     def service(self, user_id: str, minutes: int = 60) -> ShareSeries:
-        """Runs of one user that ended, over time, and of all others that the actor may see.
+        """Ended runs of a user over time, and of all others that the actor may see.
 
-        Raises UnknownUser for one of another tenant.
+        Raises UnknownUser.
         """
         self._guard.read()
         self._context.check_user(user_id)
         return self._series(minutes, [user_id], self._guard.actor.tenant)
 
     def _series(self, minutes: int, users: builtins.list[str], tenant: str | None) -> ShareSeries:
-        """Stretches that begin at round times, so that a run stays in its own while time passes."""
+        """Count in intervals that begin at round times, so a run stays in its interval."""
         self._since(minutes)
         step = timedelta(seconds=minutes * 60 // BUCKETS)
         now = self._context.now()
@@ -111,9 +108,9 @@ class Users:
         return self._context.people.shares(until - BUCKETS * step, until, BUCKETS, users, tenant)
 
     def next_wait(self, user_id: str) -> Explanation | None:
-        """Why the next task of a user waits, or is delayed; None if there is none.
+        """Why the next task of a user waits or is delayed; None if nothing waits.
 
-        Raises UnknownUser for one of another tenant.
+        Raises UnknownUser.
         """
         self._guard.read()
         self._context.check_user(user_id)
@@ -132,10 +129,10 @@ class Users:
         rate: float | None = UNSET,
         tenant: str | None = UNSET,
     ) -> UserSettings:
-        """Change what is given of a user's settings; see TaskQueue.set_user.
+        """Change the given settings of a user; see TaskQueue.set_user.
 
         Raises ConfigurationError, and Forbidden for an actor of one tenant: weights and limits
-        are what keeps tenants from each other's share.
+        protect the shares of other tenants.
         """
         self._guard.require("admin", "change users")
         self._guard.require_all_tenants("change weights and limits")
@@ -148,7 +145,7 @@ class Users:
         }
         change = {name: value for name, value in given.items() if value is not UNSET}
         if not change:
-            raise InvalidInput(f"nothing is given to change: pass one of {', '.join(given)}")
+            raise InvalidInput(f"nothing to change: pass at least one of {', '.join(given)}")
         return self._set("user.set", user_id, change)
 
     def pause(
@@ -158,9 +155,9 @@ class Users:
         note: str | None = None,
         until: datetime | float | None = None,
     ) -> UserSettings:
-        """Hand out no task of a user until it is resumed, or until a moment; `note` says why.
+        """Stop handing out the tasks of a user until resumed, or until a time; `note` says why.
 
-        Raises ConfigurationError for a bad note or moment.
+        Raises ConfigurationError for an invalid note or time.
         """
         self._guard.require("operator", "pause users")
         self._context.check_user(user_id)
@@ -183,9 +180,9 @@ class Users:
         dry_run: bool = True,
         progress: Callable[[int, int], object] | None = None,
     ) -> int:
-        """Cancel all tasks of a user that wait or are delayed; how many. By default only count.
+        """Cancel all waiting and delayed tasks of a user, and return how many.
 
-        Those that run go on.
+        A dry run, the default, only counts. Running tasks are not affected.
         """
         self._guard.require("viewer" if dry_run else "admin", "drop the backlog of users")
         self._context.check_user(user_id)
@@ -195,7 +192,7 @@ class Users:
             return waiting
         done = 0
         with self._changing("user.purge", user_id, {"waiting": waiting}) as noted:
-            # No more than there were: those that are pushed meanwhile are not meant.
+            # At most as many as were counted: tasks pushed meanwhile stay.
             while done < waiting and (
                 count := people.purge(user_id, min(PURGE_CHUNK, waiting - done))
             ):
@@ -221,11 +218,6 @@ class Users:
 def _offset(cursor: str | None) -> int:
     if cursor is None:
         return 0
-    if (
-        not isinstance(cursor, str)
-        or not cursor.isascii()
-        or not cursor.isdigit()
-        or len(cursor) > 9
-    ):
-        raise InvalidInput(f"cursor {shown(cursor)} is none: pass the `cursor` of a page")
+    if not isinstance(cursor, str) or not re.fullmatch(r"\d{1,9}", cursor, re.ASCII):
+        raise bad_cursor(cursor, InvalidInput)
     return int(cursor)

@@ -1,4 +1,4 @@
-"""What the faces show: plain data, put together from several records."""
+"""Plain data that REST API, dashboard and CLI show, built from several records."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule as people see it.
+    """A schedule with its state and last outcomes.
 
     state: active, paused, disabled (by the scheduler, with a reason), completed or inactive.
-    sentence: its rule in words. outcomes: of its last runs, newest first. An update may be made
+    sentence: the rule in words. outcomes: of the last runs, newest first. An update can be made
     conditional on the first half of `etag`.
     """
 
@@ -33,7 +33,7 @@ class ScheduleView:
 
     @property
     def etag(self) -> str:
-        """Its revision, which any change by a user makes new, and a digest of what runs change."""
+        """The revision, which a user's change renews, and a digest of what runs change."""
         task = self.schedule
         counts = (task.run_count, task.missed_count, task.skipped_count, task.failures_in_a_row)
         seen = repr((counts, task.last_run, task.next_run, self.state, self.outcomes)).encode()
@@ -41,15 +41,15 @@ class ScheduleView:
 
     @property
     def tenant(self) -> str | None:
-        """The tenant that it belongs to."""
+        """The tenant of the schedule."""
         return self.schedule.tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a rule means: in words, and its next runs in its zone.
+    """What a rule means: in words, and its next runs in its time zone.
 
-    warnings: what changes of the clock do to these runs, and other surprises.
+    warnings: effects of clock changes on these runs, and other surprises.
     """
 
     rule: str
@@ -61,7 +61,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upcoming:
-    """A schedule that is to act soon, and when."""
+    """A schedule that fires soon, and when."""
 
     at: datetime
     schedule: ScheduledTask
@@ -69,7 +69,7 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """A line that a run has logged."""
+    """A log line of a run."""
 
     task_id: str
     attempt: int
@@ -94,7 +94,7 @@ class DayCount:
 class Attention:
     """Something that an operator should look at.
 
-    kind and target say what it is about: schedule, failed, leader, workers, redis, user.
+    kind: schedule, failed, leader, workers, redis or user. target: the id of the object, if any.
     """
 
     level: str
@@ -105,7 +105,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderInfo:
-    """Who leads; `seconds_left` of its term, which it renews as it works."""
+    """The leading scheduler; `seconds_left` until its term ends, unless it renews it."""
 
     scheduler: str | None
     until: datetime | None
@@ -115,7 +115,7 @@ class LeaderInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisInfo:
-    """The server under the queue, as far as it tells."""
+    """The Redis server of the queue, as far as it reports."""
 
     version: str
     server: str
@@ -134,11 +134,11 @@ class RedisInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The state of a queue on one page.
+    """The state of a queue.
 
-    Numbers that only exist for the whole queue are None for an actor of one tenant. wait_p95: of
-    the runs that ended lately, in seconds. runs_today: ended since midnight UTC, by outcome, as
-    far as history goes.
+    Counts that exist only for the whole queue are None for an actor of one tenant. wait_p95: of
+    recently ended runs, in seconds. runs_today: ended since midnight UTC, by outcome, as far as
+    history goes back.
     """
 
     at: datetime
@@ -161,6 +161,3 @@ class Overview:
     jain: float | None
     active_users: int | None
     snapshot: QueueSnapshot | None
-
-
-Settings = dict[str, Any]

@@ -1,8 +1,8 @@
-"""Know who sends a request, and let in only those who may: keys, sessions, origins, read-only."""
+"""Authenticate requests by key or session, and refuse those that are not allowed."""
 
 from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -17,34 +17,34 @@ from fairqueue.web.app_state import SAFE_METHODS, AppState, answer, app_state, p
 from fairqueue.web.problems import ProblemDetails, problem_of, too_many, unauthorized
 
 SESSION_COOKIE = "fairqueue_session"
-SESSION_S = 12 * 3600  # after so long one has to log in again
-# The browser keeps the cookie for longer: one that has expired tells the login why it is asked for.
+SESSION_S = 12 * 3600  # lifetime of a session
+# The cookie lives longer than the session, so that the login can say that the session has expired.
 COOKIE_S = SESSION_S + 30 * 86_400
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-TEST_CLIENT = "testclient"  # what Starlette's TestClient calls itself; no address can be that
+TEST_CLIENT = "testclient"  # the address of Starlette's TestClient
 LOCAL = Actor(name="local", role="admin", via="web")
 
-# Paths that need no credential, beside those that the API names. Everything else is closed.
+# Paths that need no credential, in addition to those of the API. All other paths need one.
 PUBLIC = frozenset({"/healthz", "/readyz", "/login"})
 PUBLIC_FOLDERS = ("/static/",)
-WRITES_FOR_ALL = frozenset({"/login", "/logout"})  # also where the app is read-only
+ALWAYS_WRITABLE = frozenset({"/login", "/logout"})  # even if the app is read-only
 
 
 def inspector_of(request: Request) -> Inspector:
-    """What the sender of a request may see and do."""
+    """An inspector that acts as the sender of a request."""
     return app_state(request).inspector.acting_as(actor_of(request))
 
 
 def actor_of(request: Request) -> Actor:
-    """Who sends a request. The gate has let it in; on public paths nobody is known."""
+    """The sender of a request, as AuthMiddleware has found it. Not for public paths."""
     return cast(Actor, request.state.actor)
 
 
 class AuthMiddleware:
-    """Stands before all routes: answers those who may not pass, and names those who may.
+    """Authenticate each request before it reaches a route, or refuse it.
 
-    Sets `request.state.actor`, and `request.state.secret` where there is one. Closed by default: a
-    new route is protected without doing anything.
+    Sets `request.state.actor`, and `request.state.secret` if there is one. New routes are protected
+    by default.
     """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
@@ -52,8 +52,8 @@ class AuthMiddleware:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it."""
-        if scope["type"] == "websocket":  # there are none, so nobody need be let in
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "websocket":  # no route uses them
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] != "http":
@@ -70,12 +70,12 @@ class AuthMiddleware:
             await self._refuse(request, problem)(scope, receive, send)
 
     def _check(self, request: Request) -> ProblemDetails | None:
-        """What is wrong with a request, whoever sent it."""
+        """The problem of a request that does not depend on its sender, if any."""
         if not self._state.auth and not _is_loopback(request):
             return ProblemDetails(
                 status=403,
                 kind="forbidden",
-                detail="without authentication only this machine is served, by the name localhost",
+                detail="without authentication, only this machine is served, by the name localhost",
             )
         if request.method in SAFE_METHODS:
             return None
@@ -83,11 +83,13 @@ class AuthMiddleware:
             return ProblemDetails(
                 status=403,
                 kind="cross-site-request",
-                detail="this request comes from another site: nothing was changed",
+                detail="the request comes from another site: nothing was changed",
             )
-        if self._state.read_only and path_of(request.scope) not in WRITES_FOR_ALL:
+        if self._state.read_only and path_of(request.scope) not in ALWAYS_WRITABLE:
             return ProblemDetails(
-                status=403, kind="read-only", detail="this dashboard is read-only: nothing changed"
+                status=403,
+                kind="read-only",
+                detail="this dashboard is read-only: nothing was changed",
             )
         return None
 
@@ -107,7 +109,7 @@ class AuthMiddleware:
         if admission.wait > 0:
             return too_many(admission.wait)
         if admission.actor is None:
-            return unauthorized("this API key or session is unknown, was revoked or has expired")
+            return unauthorized("the API key or session is unknown, was revoked or has expired")
         request.state.actor = replace(admission.actor, via=via)
         request.state.secret = secret
         return None
@@ -118,7 +120,7 @@ class AuthMiddleware:
 
 
 def _credential(request: Request) -> tuple[str | None, str]:
-    """The secret that came with a request, and by which face."""
+    """The secret in a request, and whether it came by `rest` or `web`."""
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, secret = header.partition(" ")
@@ -130,10 +132,10 @@ def _credential(request: Request) -> tuple[str | None, str]:
 
 
 def _is_same_origin(request: Request, base_url: str | None) -> bool:
-    """Whether a change was asked for by a page of ours, or by a program.
+    """Whether a write was sent by a page of ours or by a program, not by another site.
 
-    Browsers say where a request comes from; programs do not, and have no cookie, or a key beside
-    it, which counts then. No page of another site can add the header of a key.
+    Browsers send the origin of a request. Programs do not, and send no cookie, or a key, which
+    takes precedence. A page of another site cannot add the header with a key.
     """
     fetch_site = request.headers.get("sec-fetch-site")
     if fetch_site is not None:
@@ -145,19 +147,19 @@ def _is_same_origin(request: Request, base_url: str | None) -> bool:
     ours = {request.headers.get("host", "")}
     if base_url is not None:
         ours.add(urlsplit(base_url).netloc)
-    theirs = origin.partition("://")[2]  # empty for `null`, which is nobody's
+    theirs = origin.partition("://")[2]  # empty for `null`
     return bool(theirs) and theirs in ours
 
 
 def _is_loopback(request: Request) -> bool:
-    """Whether a request comes from this machine, and its browser thinks so too.
+    """Whether a request comes from this machine and is addressed to it.
 
-    The latter is not so after DNS rebinding. Anybody can write `Host: localhost` where the server
-    listens to other machines, so that this alone would say nothing.
+    The host name is checked against DNS rebinding. The address is checked because anyone can send
+    `Host: localhost` to a server that listens to other machines.
     """
     try:
         by_name = urlsplit(f"//{request.headers.get('host', '')}").hostname in LOOPBACK
-        client = request.client.host if request.client else ""  # none: a socket in a folder
+        client = request.client.host if request.client else ""  # no address: a Unix socket
         return by_name and (client in ("", TEST_CLIENT) or _is_here(client))
     except ValueError:
         return False
@@ -170,7 +172,7 @@ def _is_here(address: str) -> bool:
 
 
 def check_base_url(base_url: str) -> str:
-    """What browsers see, without a slash at the end. Raises ConfigurationError."""
+    """The base URL without a trailing slash. Raises ConfigurationError."""
     try:
         parts = urlsplit(base_url)
         if parts.scheme in ("http", "https") and parts.hostname:
@@ -178,38 +180,28 @@ def check_base_url(base_url: str) -> str:
     except ValueError:
         pass
     raise ConfigurationError(
-        f"base_url {base_url!r:.80} is none: such as https://queue.example.com/ops"
+        f"base_url must be a URL such as https://queue.example.com/ops, not {base_url!r:.80}"
     )
 
 
 def set_session(request: Request, response: Response, secret: str) -> None:
-    """Keep a session in the browser: for scripts invisible, for other sites unusable."""
-    response.set_cookie(
-        SESSION_COOKIE,
-        secret,
-        max_age=COOKIE_S,
-        path=root_of(request.scope) or "/",
-        secure=is_secure(request),
-        httponly=True,
-        samesite="strict",
-    )
+    """Store a session in a cookie."""
+    response.set_cookie(SESSION_COOKIE, secret, max_age=COOKIE_S, **cookie_settings(request))
 
 
 def clear_session(request: Request, response: Response) -> None:
-    """Forget the session in the browser."""
-    response.delete_cookie(
-        SESSION_COOKIE,
-        path=root_of(request.scope) or "/",
-        secure=is_secure(request),
-        httponly=True,
-        samesite="strict",
-    )
+    """Delete the cookie of the session."""
+    response.delete_cookie(SESSION_COOKIE, **cookie_settings(request))
 
 
-def is_secure(request: Request) -> bool:
-    """Whether cookies may travel by https only: as told, or as the request itself came."""
+def cookie_settings(request: Request) -> dict[str, Any]:
+    """Settings of a cookie that scripts cannot read and other sites cannot use.
+
+    It is sent over https only if `secure_cookies` says so, or else if the app is served by https.
+    """
     state = app_state(request)
-    if state.secure_cookies is not None:
-        return state.secure_cookies
-    base = state.base_url or str(request.url)
-    return urlsplit(base).scheme == "https"
+    secure = state.secure_cookies
+    if secure is None:
+        secure = urlsplit(state.base_url or str(request.url)).scheme == "https"
+    path = root_of(request.scope) or "/"
+    return {"path": path, "secure": secure, "httponly": True, "samesite": "strict"}

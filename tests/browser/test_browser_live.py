@@ -254,7 +254,7 @@ def test_the_page_of_a_run_follows_it_to_its_end(web: Web, world: World, open_pa
     expect(page.locator("#attempts .chip")).to_have_text("failed")
     page.get_by_role("button", name="Retry", exact=True).click()
     page.get_by_role("button", name="Run it again").click()
-    expect(page.locator(".toast")).to_contain_text("It runs again as")
+    expect(page.locator(".toast")).to_contain_text("Retried as run")
     check_page(page)
 
 

@@ -104,7 +104,7 @@ def test_a_key_is_made_copied_and_revoked(queue: TaskQueue, site: Site, open_pag
     page.get_by_role("button", name="Revoke", exact=True).press("Enter")
     page.get_by_role("button", name="Revoke it").press("Enter")
 
-    expect(page.locator(".toast").first).to_contain_text("The key is revoked")
+    expect(page.locator(".toast").first).to_contain_text("The key was revoked")
     assert Inspector(queue).keys.list() == []
 
 

@@ -126,7 +126,7 @@ def test_many_failed_runs_are_rerun_with_progress(world: World, web: Web, open_p
     page.get_by_role("button", name="Retry 10 runs").press("Enter")
 
     expect(page.get_by_role("heading", name="Done")).to_be_visible()
-    expect(page.get_by_role("status").filter(has_text="10 runs were run again")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="10 runs were retried")).to_be_visible()
     assert world.queue.size() == 10
     check_page(page)
     parts = Inspector(world.queue).audit.list(action="runs.retry")

@@ -18,7 +18,8 @@ from fairqueue.errors import StaleVersion
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.stats.samples import SampleStore
-from fairqueue.web.dashboard.shell import Done, Form, action, environment, page
+from fairqueue.web.dashboard.forms import Done, Form, action
+from fairqueue.web.dashboard.shell import environment, page
 
 # Each part that macros.html makes, as pages use it.
 PARTS = """

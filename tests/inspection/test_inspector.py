@@ -648,7 +648,7 @@ def test_a_viewer_changes_nothing(
 ) -> None:
     before = state_of(redis_client)
 
-    with pytest.raises(Forbidden, match="'vic' is viewer"):
+    with pytest.raises(Forbidden, match="'vic' has the role viewer"):
         (ENDPOINTS | ADMINISTRATION)[action](furnished.acting_as(VIEWER))
 
     assert state_of(redis_client) == before
@@ -660,7 +660,7 @@ def test_an_operator_administers_nothing(
 ) -> None:
     before = state_of(redis_client)
 
-    with pytest.raises(Forbidden, match="takes the role admin"):
+    with pytest.raises(Forbidden, match="need the role admin"):
         ADMINISTRATION[action](furnished.acting_as(OPERATOR))
 
     assert state_of(redis_client) == before
@@ -798,9 +798,9 @@ def test_the_server_is_described(inspector: Inspector) -> None:
         (lambda i: i.users.list(cursor="x"), "cursor 'x'"),
         (lambda i: i.users.list(limit=0), "limit"),
         (lambda i: i.users.list(minutes=0), "minutes"),
-        (lambda i: i.users.set("alice"), "nothing is given"),
+        (lambda i: i.users.set("alice"), "nothing to change"),
         (lambda i: i.system.configure(colour="red"), "'colour'"),
-        (lambda i: i.system.configure(), "no setting"),
+        (lambda i: i.system.configure(), "nothing to change"),
         (lambda i: i.system.series("1y"), "'1y'"),
         (lambda i: i.runs.list("lost"), "'lost'"),
         (lambda i: i.schedules.bulk("explode", dry_run=False), "'explode'"),

@@ -34,7 +34,7 @@ from fairqueue.queue.reports import LogLine, Report
 from fairqueue.web import create_app
 from fairqueue.web.auth import SESSION_COOKIE
 from fairqueue.web.cache import Cache
-from fairqueue.web.dashboard.pages.helpers import command, options
+from fairqueue.web.dashboard.formatting import command, options
 from fairqueue.web.live_updates import MAX_OF_ONE, MAX_VIEWERS, LiveUpdates
 from fairqueue.web.rate_limit import MAX_KNOWN, RateLimiter
 
@@ -139,9 +139,9 @@ def test_who_may_not_see_a_secret_cannot_send_it_elsewhere(inspector: Inspector)
     fail_one(inspector.queue, payload=secret)
     operator = inspector.acting_as(OPERATOR)
 
-    with pytest.raises(Forbidden, match="takes the role admin"):
+    with pytest.raises(Forbidden, match="need the role admin"):
         operator.schedules.trigger("call", payload=stolen)
-    with pytest.raises(Forbidden, match="takes the role admin"):
+    with pytest.raises(Forbidden, match="need the role admin"):
         operator.runs.edit_and_retry("t", stolen)
 
     new_id = operator.runs.edit_and_retry("t", secret | {"token": MASK})  # as it was: that is fine
@@ -433,7 +433,7 @@ def test_nonsense_from_anybody_is_no_crash(web: Web, line: str, headers: list[st
 def test_json_that_is_too_deep_is_told_as_such(web: Web) -> None:
     data = {"id": "x", "payload": "[" * 100_000}
     answer = web().http.post("/do/runs/edit", data=data, headers={"Accept": "text/html"})
-    assert (answer.status_code, "is no JSON" in answer.text) == (422, True)
+    assert (answer.status_code, "is not valid JSON" in answer.text) == (422, True)
 
 
 def test_a_session_cookie_opens_nothing_for_other_sites(web: Web) -> None:

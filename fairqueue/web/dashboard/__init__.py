@@ -1,4 +1,4 @@
-"""The pages of the web face: rendered on the server, kept up to date by one event stream each."""
+"""The dashboard: pages rendered on the server, each kept up to date by an event stream."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -9,21 +9,21 @@ from fairqueue.web.dashboard import login
 from fairqueue.web.dashboard.pages import ROUTES
 from fairqueue.web.dashboard.shell import ASSETS, STATIC, check_files
 
-FOREVER = "public, max-age=31536000, immutable"  # an address with a digest of the content
-LONGEST_NAME = 100  # characters of a file's name; systems complain about long ones
-A_DAY = "public, max-age=86400"  # one without: the font, which a style sheet names
+FOREVER = "public, max-age=31536000, immutable"  # URLs with a digest of the content
+MAX_NAME = 100  # characters of a file name; longer ones raise errors on some systems
+A_DAY = "public, max-age=86400"  # URLs without one: the font that a style sheet names
 
 
 def routes() -> list[BaseRoute]:
-    """All that people see. Raises ConfigurationError where the files are not installed."""
+    """The routes of the dashboard. Raises ConfigurationError if its files are missing."""
     check_files()
     return [Route("/static/{path}", static_file, name="static"), *login.ROUTES, *ROUTES]
 
 
 def static_file(request: Request) -> Response:
-    """A file that pages load: ours, or of those we build on. Folders have no other way in."""
+    """A file that pages load, from one of the two folders."""
     name = request.path_params["path"]
-    if len(name) > LONGEST_NAME:
+    if len(name) > MAX_NAME:
         raise HTTPException(404)
     for folder in (ASSETS, STATIC):
         found = folder / name

@@ -1,4 +1,4 @@
-"""The documents that charts are drawn from: times, and lines with their names and tones."""
+"""The JSON documents of charts: times, and lines with labels and tones."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ Line = tuple[str, str, Sequence[float | None]]
 
 
 def chart_document(times: Sequence[datetime], lines: Sequence[Line], unit: str = "") -> Response:
-    """What <figure data-chart> loads; None in the values is a gap."""
+    """The document that <figure data-chart> loads; None in the values is a gap."""
     return JSONResponse(
         {
             "times": [at.timestamp() for at in times],
@@ -27,7 +27,7 @@ def chart_document(times: Sequence[datetime], lines: Sequence[Line], unit: str =
 
 
 def series_document(series: Series, picks: Sequence[tuple[str, str, str]], unit: str) -> Response:
-    """Lines of the queue's samples: (name in the series, label, tone)."""
+    """A chart of samples; `picks` are (name in the series, label, tone)."""
     nothing: list[Any] = [None] * len(series.times)
     lines = [(label, tone, series.values.get(name, nothing)) for name, label, tone in picks]
     return chart_document(series.times, lines, unit)

@@ -1,8 +1,8 @@
-"""The icons of the pages: strokes on a grid of 24, drawn in the colour of the text around them."""
+"""The icons of the pages: strokes on a 24 by 24 grid, in the colour of the text."""
 
 from markupsafe import Markup
 
-# What is inside of each <svg>. Icons only repeat what a word beside them says.
+# The content of each <svg>. A word beside each icon says the same.
 SHAPES = {
     "overview": '<path d="M4 13h6V4H4zM14 20h6v-9h-6zM14 4v3h6V4zM4 20h6v-3H4z"/>',
     "schedules": '<circle cx="12" cy="12" r="8.5"/><path d="M12 7v5l3.5 2"/>',
@@ -61,7 +61,7 @@ SHAPES = {
 
 
 def icon(name: str) -> Markup:
-    """An icon by name. Raises KeyError for a name that none has."""
+    """The icon with this name. Raises KeyError if there is none."""
     return Markup(  # noqa: S704 - our own shapes
         '<svg class="icon" viewBox="0 0 24 24" width="18" height="18" fill="none" '
         'stroke="currentColor" stroke-width="1.7" stroke-linecap="round" stroke-linejoin="round" '

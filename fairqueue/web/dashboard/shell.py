@@ -1,11 +1,10 @@
-"""What every page is made with: the frame around it, its actions and their toasts, its errors."""
+"""Render pages from templates, with navigation, toasts and error pages."""
 
 import base64
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache, wraps
+from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,30 +12,25 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import jinja2
-from python_multipart.exceptions import FormParserError
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import FormData
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from fairqueue.access.credentials import Actor
 from fairqueue.clock import from_ms
-from fairqueue.errors import ConfigurationError, FairQueueError, InvalidInput
+from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.web.app_state import SAFE_METHODS, app_state, link, path_of, root_of
-from fairqueue.web.auth import SESSION_COOKIE, is_secure
-from fairqueue.web.dashboard.filters import FILTERS
+from fairqueue.web.auth import SESSION_COOKIE, cookie_settings
+from fairqueue.web.dashboard.formatting import FILTERS, FUNCTIONS
 from fairqueue.web.dashboard.icons import icon
-from fairqueue.web.problems import ProblemDetails, problem_of
+from fairqueue.web.problems import ProblemDetails
 
 FOLDER = Path(__file__).parent
-ASSETS = FOLDER / "assets"  # ours
-STATIC = FOLDER / "static"  # those of others, put there by `make static`
+ASSETS = FOLDER / "assets"  # our own files
+STATIC = FOLDER / "static"  # files of libraries, downloaded by `make static`
 TOAST_COOKIE = "fairqueue_toast"
-TOAST_S = 60  # a toast that no page has shown by then is forgotten
-MAX_FIELDS = 2000  # of a form
+TOAST_S = 60  # a toast that no page has shown by then is dropped
 
-# name of the route, label, icon, live number of its badge, whether one tenant may see it
+# route name, label, icon, live number of the badge, whether visible to an actor of one tenant
 NAVIGATION = (
     ("overview", "Overview", "overview", None, True),
     ("schedules", "Schedules", "schedules", None, True),
@@ -54,7 +48,7 @@ NAVIGATION = (
 
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
-    """The templates. Everything that is put into one is escaped; a name that is not there fails."""
+    """The template environment. All values are escaped; an undefined name is an error."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
@@ -63,6 +57,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters.update(FILTERS)
+    found.globals.update({function.__name__: function for function in FUNCTIONS})
     found.globals.update(
         icon=icon, link=_link, asset=_asset, query=_query, may=_may, version=_version()
     )
@@ -76,13 +71,13 @@ def _link(context: jinja2.runtime.Context, name: str, **parameters: Any) -> str:
 
 @jinja2.pass_context
 def _asset(context: jinja2.runtime.Context, name: str) -> str:
-    """The address of a file, with a digest of what is in it: it may be kept forever."""
+    """The URL of a file with a digest of its content, so that it can be cached forever."""
     return f"{link(context['request'], 'static', path=name)}?v={_digest(name)}"
 
 
 @jinja2.pass_context
 def _query(context: jinja2.runtime.Context, **changes: object) -> str:
-    """The query string of this page with some values changed; None takes one away."""
+    """The query string of this page with some values changed; None removes a value."""
     kept = [(k, v) for k, v in context["request"].query_params.multi_items() if k not in changes]
     added = [(name, str(value)) for name, value in changes.items() if value is not None]
     return "?" + urlencode(kept + added)
@@ -90,7 +85,7 @@ def _query(context: jinja2.runtime.Context, **changes: object) -> str:
 
 @jinja2.pass_context
 def _may(context: jinja2.runtime.Context, role: str) -> bool:
-    """Whether to show what takes this role; the Inspector decides again when it is used."""
+    """Whether to show what needs this role. The Inspector checks again when it is used."""
     actor: Actor | None = context["actor"]
     return actor is not None and actor.may(role) and not context["read_only"]
 
@@ -101,16 +96,16 @@ def _digest(name: str) -> str:
 
 
 def find_file(name: str) -> Path:
-    """A file of ours or of others by its name."""
+    """The path of an asset or a library file."""
     ours = ASSETS / name
     return ours if ours.exists() else STATIC / name
 
 
 def check_files() -> None:
-    """Raises ConfigurationError where what the pages load is not installed."""
+    """Raises ConfigurationError if the library files are not installed."""
     if not (STATIC / "versions.json").exists():
         raise ConfigurationError(
-            "the dashboard's files are not here: run `make static` in a checkout, install the "
+            "the files of the dashboard are missing: run `make static` in a checkout, install the "
             "wheel, or pass dashboard=False"
         )
 
@@ -127,7 +122,7 @@ def _version() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NavigationItem:
-    """A line of the navigation; `badge` is the live number beside it."""
+    """An entry of the navigation; `badge` is the live number beside it."""
 
     label: str
     icon: str
@@ -137,49 +132,48 @@ class NavigationItem:
 
 
 def page(request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
-    """A page from a template that extends base.html. Call it in a thread, as handlers are.
+    """Render a page from a template that extends base.html. Call it in a thread.
 
-    The template gets `actor`, `read_only`, `navigation`, `toast` and what is passed.
+    A `problem` in the context sets the status.
     """
-    actor = getattr(request.state, "actor", None)
-    response = _render(request, template, status, actor, {"now": _now(request), **context})
+    problem = context.get("problem")
+    if isinstance(problem, ProblemDetails):
+        status = problem.status
+    response = partial(request, template, status=status, **context)
     if TOAST_COOKIE in request.cookies:
         response.delete_cookie(TOAST_COOKIE, path=root_of(request.scope) or "/")
     return response
 
 
 def partial(request: Request, template: str, *, status: int = 200, **context: Any) -> Response:
-    """A part of a page, for htmx: the same names, without the frame."""
-    actor = getattr(request.state, "actor", None)
-    return _render(request, template, status, actor, {"now": _now(request), **context})
+    """Render a part of a page, for htmx."""
+    return _render(request, template, status, {"now": _now(request), **context})
 
 
-def _render(
-    request: Request, template: str, status: int, actor: Actor | None, context: dict[str, Any]
-) -> HTMLResponse:
-    state = app_state(request)
-    text = (
-        environment()
-        .get_template(template)
-        .render(
-            {
-                "request": request,
-                "actor": actor,
-                "read_only": state.read_only,
-                "has_login": state.auth,
-                "navigation": navigation(request, actor),
-                "queue_name": state.inspector.queue.name,
-                "toast": _read_toast(request),
-                **context,
-            }
-        )
-    )
-    # Text that somebody has put into a record may be such that UTF-8 cannot hold it.
+def _render(request: Request, template: str, status: int, context: dict[str, Any]) -> HTMLResponse:
+    state, root = app_state(request), root_of(request.scope)
+    actor: Actor | None = getattr(request.state, "actor", None)
+    shared = {
+        "request": request,
+        "actor": actor,
+        "sees_tenants": actor is None or actor.tenant is None,
+        "read_only": state.read_only,
+        "has_login": state.auth,
+        "navigation": navigation(request, actor),
+        "queue_name": state.inspector.queue.name,
+        "toast": _read_toast(request),
+        # For links in lists: to look up a route for each of them takes long.
+        "schedule_path": f"{root}/schedules/",
+        "user_path": f"{root}/users/",
+        "run_path": f"{root}/runs/",
+    }
+    text = environment().get_template(template).render(shared | context)
+    # Stored text may contain characters that UTF-8 cannot hold.
     return HTMLResponse(text.encode("utf-8", "replace"), status)
 
 
 def _now(request: Request) -> datetime:
-    """The time of the queue, which is what moments on a page are compared with."""
+    """The time of the queue, which times on a page are compared with."""
     try:
         return from_ms(app_state(request).inspector.queue.link.now_ms())
     except FairQueueError:
@@ -187,7 +181,7 @@ def _now(request: Request) -> datetime:
 
 
 def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
-    """What this actor can go to."""
+    """The pages that an actor can visit."""
     here, root = path_of(request.scope), root_of(request.scope)
     found = []
     for name, label, icon_name, badge, for_tenants in NAVIGATION:
@@ -206,129 +200,11 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
     return found
 
 
-# --- actions --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """How an action went: a sentence for the toast, and where to go from here.
-
-    to: a path of ours; without one, back to the page that it came from. stay: the page is left as
-    it is. response: what htmx swaps in, instead of going anywhere.
-    """
-
-    text: str
-    to: str | None = None
-    stay: bool = False
-    level: str = "success"
-    response: Response | None = None
-
-
-class Form:
-    """The fields of a form. An empty one counts as absent."""
-
-    def __init__(self, data: FormData) -> None:
-        self._data = data
-
-    def text(self, name: str) -> str | None:
-        """A field without the white space around it."""
-        value = self._data.get(name)
-        return (value.strip() or None) if isinstance(value, str) else None
-
-    def need(self, name: str) -> str:
-        """A field that must be there. Raises InvalidInput."""
-        found = self.text(name)
-        if found is None:
-            raise InvalidInput(f"{name.replace('_', ' ')} is missing: fill it in")
-        return found
-
-    def raw(self, name: str) -> str:
-        """A field as it came, such as a JSON text; empty if absent."""
-        value = self._data.get(name)
-        return value if isinstance(value, str) else ""
-
-    def has(self, name: str) -> bool:
-        """Whether a box is ticked."""
-        return name in self._data
-
-    def every(self, name: str) -> list[str]:
-        """All values of a field, such as ticked rows."""
-        return [value for value in self._data.getlist(name) if isinstance(value, str)]
-
-    def integer(self, name: str) -> int | None:
-        """A whole number. Raises InvalidInput."""
-        found = self.text(name)
-        try:
-            return None if found is None else int(found)
-        except ValueError:
-            raise InvalidInput(f"{name} {found!r:.80} is no whole number") from None
-
-    def decimal(self, name: str) -> float | None:
-        """A number. Raises InvalidInput."""
-        found = self.text(name)
-        try:
-            return None if found is None else float(found)
-        except ValueError:
-            raise InvalidInput(f"{name} {found!r:.80} is no number") from None
-
-    def json(self, name: str) -> Any:
-        """A JSON text; None if empty. Raises InvalidInput."""
-        found = self.text(name)
-        try:
-            return None if found is None else json.loads(found)
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"{name} is no JSON: {error}") from None
-
-
-Act = Callable[[Request, Form], Done]
-
-
-def action(act: Act) -> Callable[[Request], Awaitable[Response]]:
-    """Make a POST handler from a function that changes something and says how it went.
-
-    The function runs in a thread. An error of the library becomes a toast with its message and its
-    status; nothing is left half said.
-    """
-
-    @wraps(act)
-    async def handle(request: Request) -> Response:
-        data = await form_of(request, max_files=10, max_fields=MAX_FIELDS)
-        try:
-            done = await run_in_threadpool(act, request, Form(data))
-        except FairQueueError as error:
-            return await run_in_threadpool(error_page, request, problem_of(error))
-        finally:
-            await data.close()
-        return _answer(request, done)
-
-    return handle
-
-
-async def form_of(request: Request, *, max_files: int, max_fields: int) -> FormData:
-    """Read the form of a request. Raises HTTPException (400) if it cannot be read."""
-    try:
-        return await request.form(max_files=max_files, max_fields=max_fields)
-    except FormParserError as error:  # versions of Starlette differ in what they pass on
-        raise HTTPException(400, "The form that was sent cannot be read.") from error
-
-
-def _answer(request: Request, done: Done) -> Response:
-    toast = {"text": done.text, "level": done.level}
-    by_htmx = is_htmx(request)
-    if by_htmx and (done.stay or done.response is not None):
-        response = done.response or Response(status_code=204)
-        response.headers["HX-Trigger"] = json.dumps({"toast": toast})
-        return response
-    where = done.to or came_from(request)
-    response = Response(status_code=204) if by_htmx else RedirectResponse(where, 303)
-    if by_htmx:
-        response.headers["HX-Redirect"] = where
-    set_toast(request, response, toast)
-    return response
+# --- where to go next -----------------------------------------------------------------------------
 
 
 def is_htmx(request: Request) -> bool:
-    """Whether htmx sent it, and will read the answer."""
+    """Whether htmx sent the request and will read the response."""
     return request.headers.get("hx-request") == "true"
 
 
@@ -344,7 +220,7 @@ def came_from(request: Request) -> str:
 
 
 def local_path(request: Request, path: str | None) -> str:
-    """A path if it leads to a page of ours, else the overview: nobody is sent elsewhere."""
+    """A path if it leads to a page of ours, else the overview: no redirects to other sites."""
     root = root_of(request.scope)
     home = link(request, "overview")
     if not path or not path.startswith(root + "/") or path.startswith(("//", "/\\")):
@@ -355,17 +231,9 @@ def local_path(request: Request, path: str | None) -> str:
 
 
 def set_toast(request: Request, response: Response, toast: dict[str, str]) -> None:
-    """Let the next page say this."""
+    """Show a toast on the next page."""
     text = base64.urlsafe_b64encode(json.dumps(toast).encode()).decode()
-    response.set_cookie(
-        TOAST_COOKIE,
-        text,
-        max_age=TOAST_S,
-        path=root_of(request.scope) or "/",
-        secure=is_secure(request),
-        httponly=True,
-        samesite="strict",
-    )
+    response.set_cookie(TOAST_COOKIE, text, max_age=TOAST_S, **cookie_settings(request))
 
 
 def _read_toast(request: Request) -> dict[str, str] | None:
@@ -384,34 +252,36 @@ def _read_toast(request: Request) -> dict[str, str] | None:
 
 
 def error_page(request: Request, problem: ProblemDetails) -> Response:
-    """What a person sees when it went wrong: the login, a toast, or a page that says so."""
+    """The response to a failed request: the login, a toast or an error page."""
     if problem.status == 401:
         return _to_login(request, problem)
     if is_htmx(request):
-        toast = {"text": problem.detail, "level": "error"}
-        headers = {"HX-Trigger": json.dumps({"toast": toast}), "HX-Reswap": "none"}
-        return Response(status_code=problem.status, headers={**problem.headers, **headers})
+        return _trigger(problem, {"toast": {"text": problem.detail, "level": "error"}})
     if not _wants_html(request):
         return problem.response(path_of(request.scope))
-    actor = getattr(request.state, "actor", None)
     context = {"problem": problem, "now": datetime.now(UTC), "back": came_from(request)}
-    response = _render(request, "error.html", problem.status, actor, context)
+    response = _render(request, "error.html", problem.status, context)
     response.headers.update(problem.headers)
     return response
 
 
+def _trigger(problem: ProblemDetails, events: dict[str, Any]) -> Response:
+    """A response that leaves the page as it is and triggers events in it."""
+    headers = {"HX-Trigger": json.dumps(events), "HX-Reswap": "none"}
+    return Response(status_code=problem.status, headers={**problem.headers, **headers})
+
+
 def _to_login(request: Request, problem: ProblemDetails) -> Response:
     if is_htmx(request):
-        # The page stays, with what was typed into it, and asks for a key itself.
-        headers = {"HX-Trigger": json.dumps({"fq:session": {}}), "HX-Reswap": "none"}
-        return Response(status_code=401, headers={**problem.headers, **headers})
+        # The page keeps what was typed, and asks for a key itself.
+        return _trigger(problem, {"fq:session": {}})
     if not _wants_html(request):
         return problem.response(path_of(request.scope))
     if request.method not in SAFE_METHODS:
         return RedirectResponse(_login_path(request, came_from(request)), 303)
     if request.headers.get("sec-fetch-site") == "cross-site":
-        # The cookie does not travel with a link on another site. A page of ours that loads itself
-        # again is no other site, so whoever is logged in gets where the link leads.
+        # The cookie is not sent with a link from another site. A page of ours that reloads itself
+        # is not cross-site, so a user who is logged in gets to the page.
         return HTMLResponse(
             '<!doctype html><meta http-equiv="refresh" content="0"><title>…</title>'
         )
@@ -420,7 +290,7 @@ def _to_login(request: Request, problem: ProblemDetails) -> Response:
 
 
 def _login_path(request: Request, path: str) -> str:
-    """Where to log in, and to go on after that; with the reason, where a session is over."""
+    """The path of the login, which leads to `path`; with the reason if a session has ended."""
     why = ""
     if SESSION_COOKIE in request.cookies:
         why = "&why=expired" if request.method in SAFE_METHODS else "&why=unsaved"

@@ -133,7 +133,7 @@ def pages_of(queue: TaskQueue) -> Iterator[str]:
         for view in inspector.schedules.list(is_active=is_active, limit=2):
             yield f"/schedules/{view.schedule.schedule_id}"
             yield f"/do/schedules/edit?id={view.schedule.schedule_id}"
-    for kind in ("limits", "drop", "pause"):
+    for kind in ("limits", "purge", "pause"):
         yield f"/ask/users/{kind}?id=alice"
     start, end = "2020-01-01T00:00", "2020-01-02T00:00"
     yield f"/do/schedules/count-backfill?id={ODD}&start={start}&end={end}"

@@ -24,7 +24,7 @@ from fairqueue.models import QueueSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.web.dashboard.pages.settings import MEANINGS, rows
-from fairqueue.web.dashboard.pages.workers import judge
+from fairqueue.web.dashboard.pages.workers import check_redis
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -77,10 +77,10 @@ def test_workers_are_shown_with_what_they_do(web: Web, world: World) -> None:
 def test_a_page_without_workers_says_how_to_start_one(web: Web, queue: TaskQueue) -> None:
     text = words(get(web(), "/workers"))
 
-    assert "No worker is alive" in text
+    assert "No worker is running" in text
     assert "fairqueue worker --app" in text
-    assert "No scheduler leads. None is needed" in text
-    assert "No task name is limited" in text
+    assert "No scheduler is running. None is needed" in text
+    assert "No task name has limits" in text
 
 
 def test_no_leader_is_an_alarm(site: Site, inspector: Inspector, clock: ManualClock) -> None:
@@ -92,9 +92,9 @@ def test_no_leader_is_an_alarm(site: Site, inspector: Inspector, clock: ManualCl
     clock.advance(3600)
     over = words(get(site, "/workers"))
 
-    assert "No scheduler leads: 1 schedule does not fire" in before
-    assert re.search(r"one leads Lease leadership was taken 1 time so far; [\d.]+ s left", leads)
-    assert "its lease is over" in over
+    assert "No scheduler is running: 1 schedule does not fire" in before
+    assert re.search(r"one leader Term [\d.]+ s left, renewed continuously; number 1", leads)
+    assert "term has ended" in over
 
 
 @pytest.mark.untidy
@@ -143,7 +143,7 @@ GOOD = RedisInfo(
 
 
 def test_a_server_that_is_well_is_called_so() -> None:
-    found = judge(GOOD)
+    found = check_redis(GOOD)
 
     assert {each.level for each in found} == {"ok"}
     assert {each.advice for each in found} == {""}
@@ -158,7 +158,7 @@ def test_a_server_that_is_well_is_called_so() -> None:
     [
         ({"used_memory": 85}, "Memory", "warning", "raise maxmemory"),
         ({"used_memory": 97}, "Memory", "error", "raise maxmemory"),
-        ({"max_memory": 0}, "Memory", "ok", "With a maxmemory"),
+        ({"max_memory": 0}, "Memory", "ok", "With maxmemory"),
         ({"policy": "allkeys-lru"}, "Eviction", "error", "noeviction"),
         ({"policy": "volatile-ttl"}, "Eviction", "ok", ""),
         ({"appendonly": False}, "Persistence", "warning", "appendonly yes"),
@@ -173,7 +173,7 @@ def test_a_server_that_is_well_is_called_so() -> None:
 def test_what_is_wrong_with_a_server_is_said_with_what_to_do(
     change: dict[str, Any], name: str, level: str, advice: str
 ) -> None:
-    (found,) = [each for each in judge(replace(GOOD, **change)) if each.name == name]
+    (found,) = [each for each in check_redis(replace(GOOD, **change)) if each.name == name]
 
     assert found.level == level
     assert advice in found.advice
@@ -187,8 +187,8 @@ def test_limits_are_set_and_removed(site: Site, queue: TaskQueue, inspector: Ins
 
     assert (limits.slots, limits.rate, limits.timeout) == (3, 2.5, None)
     assert all("mails.send 3 2.5 none" in text for text in texts)
-    assert said(set_) == "The limits of mails.send hold from now on."
-    assert said(gone).startswith("Nothing limits mails.send any more")
+    assert said(set_) == "The limits of mails.send apply from now on."
+    assert said(gone).startswith("mails.send is no longer limited")
     assert inspector.system.limits() == {}
     assert actions(inspector) == [("limits.change", "mails.send", "done")] * 2
 
@@ -242,7 +242,7 @@ def test_the_log_tells_who_did_what(web: Web, inspector: Inspector, world: World
     assert '"weight": 2' in told[0]
     assert "nine north done" in told[-1]
     assert "k-123" not in text
-    assert "ann admin, by python" in told[0]
+    assert "ann admin, via python" in told[0]
 
 
 def test_a_change_that_failed_is_there_with_its_reason(web: Web, inspector: Inspector) -> None:
@@ -278,7 +278,7 @@ def test_entries_are_filtered_by_the_address(
 
     assert re.findall(r"<code>([a-z]+\.[a-z]+)</code>", text) == found
     if not found:
-        assert "Nobody has done anything that matches" in text
+        assert "No entry matches" in text
 
 
 def test_the_command_line_says_the_same_filters(web: Web) -> None:
@@ -288,7 +288,7 @@ def test_the_command_line_says_the_same_filters(web: Web) -> None:
 
 
 def test_an_empty_log_says_what_will_stand_there(web: Web) -> None:
-    assert "Nobody has changed anything yet" in get(web(), "/audit")
+    assert "There are no changes yet" in get(web(), "/audit")
 
 
 def test_pages_of_the_log_follow_each_other(site: Site, inspector: Inspector) -> None:
@@ -361,7 +361,7 @@ def test_a_setting_is_changed(
     answer = post(web(), "/do/settings", name=name, value=value)
 
     assert inspector.system.settings()["settings"][name] == stored
-    assert said(answer) == f"{name} is {value} from now on."
+    assert said(answer) == f"{name} is now {value}."
     assert actions(inspector) == [("settings.change", "default", "done")]
 
 
@@ -401,7 +401,7 @@ def test_a_keys_secret_is_shown_once(web: Web, queue: TaskQueue, inspector: Insp
 
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
     assert secret
-    assert "this is the only time that it is shown" in made.text
+    assert "It is not shown again" in made.text
     assert secret[1] not in site.http.get("/settings", headers=admin).text
     used = site.http.get("/runs", headers={**HTML, "Authorization": f"Bearer {secret[1]}"})
     assert used.status_code == 200
@@ -440,8 +440,8 @@ def test_a_key_is_revoked(site: Site, inspector: Inspector) -> None:
     first = post(site, "/do/keys/revoke", id=key_id)
     second = post(site, "/do/keys/revoke", id=key_id)
 
-    assert said(first).startswith("The key is revoked")
-    assert said(second) == "There is no such key any more."
+    assert said(first).startswith("The key was revoked")
+    assert said(second) == "The key no longer exists."
     assert inspector.keys.list() == []
     post(site, "/do/keys/revoke", 422, id="nonsense")
 
@@ -504,7 +504,7 @@ def test_shared_data_is_not_for_one_tenant(web: Web, world: World, inspector: In
     for path in ("/workers", "/settings"):
         answer = site.http.get(path, headers=nora)
         assert answer.status_code == 403
-        assert "takes a key without a tenant" in answer.text
+        assert "need a key without a tenant" in answer.text
         assert "Go back" in answer.text
     log = site.http.get("/audit", headers=nora).text
     assert 'href="/workers"' not in log

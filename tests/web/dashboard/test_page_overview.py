@@ -28,7 +28,7 @@ def test_failures_are_one_number_wherever_they_are_told(web: Web, queue: TaskQue
 
     text = get(web(), "/")
 
-    assert "Runs that failed within the last hour: 2" in words(text)
+    assert "Runs that failed in the last hour: 2" in words(text)
     assert (
         len(re.findall(r'data-live="failures_last_hour">2<', text)) == 2
     )  # the tile, and what needs attention
@@ -56,7 +56,7 @@ def test_the_search_finds_parts_of_names_and_tells_how_many_more(web: Web, world
     text = get(web(), "/search", q="report")
 
     assert len(re.findall(r'href="/schedules/daily-\d"', text)) == 5
-    assert "3 more: show all schedules that match" in words(text)
+    assert "3 more: show all matching schedules" in words(text)
     assert 'href="/schedules?text=report"' in text
 
 
@@ -78,7 +78,7 @@ def test_the_search_finds_a_run_by_its_id(web: Web, queue: TaskQueue) -> None:
     text = get(web(), "/search", q="run/7")
 
     assert 'href="/runs/run%2F7"' in text
-    assert "of alice: pending" in words(text)
+    assert "user alice: pending" in words(text)
 
 
 @pytest.mark.parametrize("q", ["nobody", "<b>", "*", "x" * 300, "\u2603"])

@@ -20,9 +20,8 @@ from fairqueue.link.connection import Link
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
 from fairqueue.queue.workers import LostRun, WorkerStore
+from fairqueue.web.dashboard.formatting import first_line, segment, short
 from fairqueue.web.dashboard.pages import failed as failed_page
-from fairqueue.web.dashboard.pages.helpers import segment
-from fairqueue.web.dashboard.pages.run_helpers import first_line, short
 from fairqueue.web.dashboard.pages.runs import COUNTERS
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)
@@ -248,7 +247,7 @@ def test_pages_follow_each_other(site: Site, world: World) -> None:
         ({"status": "sleeping"}, "sleeping"),
         ({"cursor": "nonsense"}, "cursor"),
         ({"since": "yesterday"}, "yesterday"),
-        ({"since": "2026-03-05T09:00", "until": "2026-03-05T08:00"}, "is not before"),
+        ({"since": "2026-03-05T09:00", "until": "2026-03-05T08:00"}, "must be before"),
         ({"user_id": "a\x07b"}, "user_id"),
         ({"tenant": "no tenant!"}, "tenant"),
         ({"id": "x" * 300}, "task_id"),
@@ -351,8 +350,8 @@ def test_a_failed_run_is_told_with_its_attempts(web: Web, world: World) -> None:
     for told in ("Attempt 1", "Attempt 2", "OSError : disk full", "at line 7", "not much space"):
         assert told in text
     assert '{"free": 7, "api_key": "***"}' in text
-    assert "7 lines before these were not kept" in text
-    assert "fired by its schedule" in text
+    assert "7 earlier lines were dropped" in text
+    assert "Started by its schedule" in text
     assert f"fairqueue runs retry {task_id}" in text
 
 
@@ -427,7 +426,7 @@ def test_a_failed_run_is_run_again(web: Web, world: World) -> None:
 
     new = answer.headers["location"].removeprefix("/runs/")
     assert world.inspector.runs.get(new).run.retry_of == "a"
-    assert said(answer) == f"It runs again as {short(new)}."
+    assert said(answer) == f"Retried as run {short(new)}."
     assert actions(world) == [("run.retry", "a", "done")]
 
 
@@ -454,7 +453,7 @@ def test_arguments_that_are_no_object_are_refused(web: Web, world: World, payloa
     answer = web().http.post("/do/runs/edit", data=fields, headers=HTMX)
 
     assert answer.status_code == 422
-    assert "payload is no JSON" in json.loads(answer.headers["HX-Trigger"])["toast"]["text"]
+    assert "JSON" in json.loads(answer.headers["HX-Trigger"])["toast"]["text"]
     assert world.queue.size() == 0
 
 
@@ -467,7 +466,7 @@ def test_a_run_that_has_not_ended_is_cancelled(site: Site, world: World) -> None
 
     assert world.inspector.runs.get("a").run.status == "cancelled"
     assert said(cancelled).startswith("Cancelled")
-    assert said(ended) == "It had ended before: nothing was changed."
+    assert said(ended) == "It had already ended: nothing was changed."
     assert [entry[:2] for entry in actions(world)] == [("run.cancel", "a"), ("run.cancel", "ended")]
 
 
@@ -489,7 +488,7 @@ def test_a_failed_run_is_discarded(site: Site, world: World) -> None:
 
     answer = post(site, "/do/runs/discard", id="a")
 
-    assert (answer.headers["location"], said(answer)) == ("/failed", "Run a is discarded.")
+    assert (answer.headers["location"], said(answer)) == ("/failed", "Run a was deleted.")
     get(site, "/runs/a", 404)
     assert actions(world) == [("run.discard", "a", "done")]
 
@@ -577,7 +576,7 @@ def test_failed_runs_stand_together_by_their_cause(site: Site, world: World) -> 
 def test_a_queue_without_failures_says_so(site: Site) -> None:
     assert "Nothing has failed" in get(site, "/failed")
     assert "No failed run matches" in get(site, "/failed", user_id="bob")
-    assert "Nothing to do" in get(site, "/failed/retry")
+    assert "No failed run matches" in get(site, "/failed/retry")
 
 
 @pytest.mark.parametrize(
@@ -647,11 +646,11 @@ def test_many_are_run_again_part_by_part(site: Site, world: World, scripts: bool
         assert ('hx-trigger="load' in text) is ('name="cursor"' in text)
 
     assert parts == 3
-    assert "5 runs were run again" in text
+    assert "5 runs were retried" in text
     assert world.queue.size() == 5
     assert world.inspector.runs.get("other").run.retried_as is None
     assert actions(world) == [("runs.retry", "(all that match)", "done")] * 3
-    assert "Nothing to do" in get(site, "/failed/retry", user_id="alice")
+    assert "No failed run matches" in get(site, "/failed/retry", user_id="alice")
 
 
 def test_what_is_done_is_what_was_counted_though_time_goes_on(site: Site, world: World) -> None:
@@ -662,7 +661,7 @@ def test_what_is_done_is_what_was_counted_though_time_goes_on(site: Site, world:
     assert {name for name in form if name not in ("total", "csrf")} == {"since", "until"}
     world.advance(3000)  # "old" is older than an hour now
     fail(world, "later")
-    assert "2 runs were discarded" in post(site, "/do/failed/discard", 200, **form).text
+    assert "2 runs were deleted" in post(site, "/do/failed/discard", 200, **form).text
     assert shown(get(site, "/failed", view="runs")) == ["later"]
 
 
@@ -673,10 +672,10 @@ def test_a_cause_is_discarded(site: Site, world: World) -> None:
     cause = world.inspector.runs.get("disk-0").run.fingerprint
 
     text = get(site, "/failed/discard", fingerprint=cause)
-    assert "Discard 3 failed runs?" in text
+    assert "Delete 3 failed runs?" in text
     answer = post(site, "/do/failed/discard", 200, **form_of(text))
 
-    assert "3 runs were discarded" in answer.text
+    assert "3 runs were deleted" in answer.text
     assert [run.task_id for run in world.inspector.failed.list()] == ["other"]
     (entry,) = world.inspector.audit.list()
     assert (entry.action, entry.details["done"]) == ("runs.discard", 3)
@@ -706,7 +705,7 @@ def test_a_full_queue_stops_it_and_it_can_go_on(site: Site, world: World) -> Non
     assert "Stopped" in stopped
     assert "max_waiting is reached" in stopped
     assert 'hx-trigger="load' not in stopped
-    assert "3 runs were run again" in done
+    assert "3 runs were retried" in done
     assert world.queue.size() == 3
 
 

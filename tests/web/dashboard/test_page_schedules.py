@@ -18,15 +18,14 @@ from fairqueue.access.audit import AuditEntry
 from fairqueue.clock import ManualClock
 from fairqueue.inspection import Actor, Inspector
 from fairqueue.link.connection import Link
-from fairqueue.web.dashboard.pages.helpers import (
+from fairqueue.web.dashboard.formatting import (
     command,
     local_text,
-    read_local,
-    read_seconds,
     seconds_text,
     segment,
     wall,
 )
+from fairqueue.web.dashboard.pages.helpers import read_local, read_seconds
 from fairqueue.web.dashboard.pages.schedule import bars, stretches
 
 START = datetime(2026, 3, 5, 8, 0, tzinfo=UTC)  # a Thursday
@@ -119,7 +118,7 @@ def test_filters_stand_in_the_address_and_narrow_the_list(site: Site, world: Wor
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ({"status": "angry"}, "status &#39;angry&#39; is neither active nor paused"),
+        ({"status": "angry"}, "status must be active or paused, not &#39;angry&#39;"),
         ({"tenant": "a b"}, "not &#39;a b&#39;"),
         ({"cursor": "x"}, "cursor &#39;x&#39; is not valid"),
     ],
@@ -335,7 +334,7 @@ def test_a_schedule_that_was_switched_off_says_why_and_what_to_do(web: Web, worl
     fail(world.queue)
     text = get(web(), "/schedules/nine")
     assert "paused after 1 failures in a row" in text
-    assert "mend the cause, and resume it" in text
+    assert "fix it, and resume the schedule" in text
 
 
 def test_changes_are_told_with_who_and_what(web: Web, world: World) -> None:
@@ -351,7 +350,8 @@ def test_changes_are_told_with_who_and_what(web: Web, world: World) -> None:
 
 @pytest.mark.parametrize("path", ["/schedules/x", "/do/schedules/logs?id=x", "/do/schedules/logs"])
 def test_an_unknown_schedule_is_not_found(web: Web, path: str) -> None:
-    assert "no schedule" in get(web(), path, 404)
+    text = get(web(), path, 404)
+    assert "no schedule" in text or "the id of the schedule is missing" in text.lower()
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_an_id_may_hold_any_character(site: Site, world: World, schedule_id: str
     assert edit
     assert "Save changes" in get(site, html.unescape(edit[1]))
     answer = post(site, "/do/schedules/pause", id=schedule_id)
-    assert get(site, answer.headers["location"]).count("Resume it") == 1
+    assert get(site, answer.headers["location"]).count('data-dialog="resume"') == 1
 
 
 @pytest.mark.parametrize("value", [[], {}, None, "x", True, -1e300, float("nan"), 10**400])
@@ -422,12 +422,12 @@ def test_triggering_pushes_one_run_with_any_payload(site: Site, world: World) ->
 @pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
-        ("trigger", {"payload": "{"}, "payload is no JSON"),
+        ("trigger", {"payload": "{"}, "payload is not valid JSON"),
         ("trigger", {"payload": "[1]"}, "payload must be a JSON object"),
-        ("pause", {"until": "tomorrow"}, "until 'tomorrow' is no time"),
+        ("pause", {"until": "tomorrow"}, "until must be a time"),
         ("pause", {"until": "2020-01-01T00:00"}, "is in the past"),
         ("pause", {"note": "x" * 1001}, "note"),
-        ("backfill", {"start": "2026-03-01T00:00", "end": ""}, "end is missing"),
+        ("backfill", {"start": "2026-03-01T00:00", "end": ""}, "end is required"),
     ],
 )
 def test_bad_input_of_an_action_is_named_and_nothing_is_done(
@@ -470,7 +470,7 @@ def test_a_backfill_is_counted_first_and_then_done(site: Site, world: World) -> 
     path = "/do/schedules/count-backfill"
     # From two until nine in Berlin: seven moments before it was made.
     asked = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
-    assert "Would create <strong>7 runs</strong>" in asked
+    assert "would create <strong>7 runs</strong>" in asked
     assert "Create 7 runs" in asked
     assert len(world.inspector.tasks.list()) == 0
 
@@ -481,15 +481,15 @@ def test_a_backfill_is_counted_first_and_then_done(site: Site, world: World) -> 
     assert len(world.inspector.tasks.list()) == 7
     assert last_entry(world).action == "schedule.backfill"
     again = get(site, path, id="nine", start="2026-03-05T02:00", end="2026-03-05T09:00")
-    assert "No moment in this range is without a run" in again
+    assert "nothing to backfill in this range" in again
 
 
 @pytest.mark.parametrize(
     ("start", "end", "message"),
     [
-        ("2026-03-05T02:00", "", "fill in both"),
+        ("2026-03-05T02:00", "", "fill in the start and the end"),
         ("2026-03-05T02:00", "2026-03-04T02:00", "is after end"),
-        ("never", "2026-03-04T02:00", "is no time"),
+        ("never", "2026-03-04T02:00", "must be a time"),
     ],
 )
 def test_a_bad_range_is_named(web: Web, world: World, start: str, end: str, message: str) -> None:
@@ -581,9 +581,9 @@ def test_a_rule_is_of_the_chosen_kind(
     [
         ({"cron_expr": ""}, "cron_expr", "is missing"),
         ({"cron_expr": "61 * * * *"}, "cron_expr", "minute 61 is not between 0 and 59"),
-        ({"kind": "every", "every": "soon"}, "every", "is no duration"),
+        ({"kind": "every", "every": "soon"}, "every", "must be a duration"),
         ({"kind": "every", "every": "0.1s"}, "every", "must be 1 to"),
-        ({"kind": "at", "at": "noon"}, "at", "is no time"),
+        ({"kind": "at", "at": "noon"}, "at", "must be a time"),
         ({"timezone": "Mars/Base"}, "timezone", "not in the tz database"),
         ({"timezone": "Mars/Base", "start": "2026-04-01T00:00"}, "timezone", "tz database"),
         ({"user_id": ""}, "user_id", "is missing"),
@@ -597,7 +597,7 @@ def test_a_rule_is_of_the_chosen_kind(
         ({"exclude": "xmas"}, "exclude", "is no date"),
         ({"retries": "many"}, "retries", "must be a whole number"),
         ({"retries": "-1"}, "retries", "-1"),
-        ({"backoff": "2s,soon"}, "backoff", "is no duration"),
+        ({"backoff": "2s,soon"}, "backoff", "must be a duration"),
         ({"backoff_multiplier": "x"}, "backoff_multiplier", "must be a number"),
         ({"backoff_multiplier": "0.5"}, "backoff_multiplier", "0.5"),
         ({"max_runs": "0"}, "max_runs", "0"),
@@ -756,7 +756,7 @@ def test_a_preview_knows_limits_intervals_and_clock_changes(site: Site, clock: M
         site, "/do/schedules/preview", kind="every", every="90m"
     )
     past = get(site, "/do/schedules/preview", kind="at", at="2020-01-01T00:00")
-    assert "no run to come" in past
+    assert "will not run again" in past
     clock.set(datetime(2026, 3, 28, 12, tzinfo=UTC))
     changed = get(site, "/do/schedules/preview", cron_expr="30 1 * * *", timezone="Europe/London")
     assert "notice-warning" in changed
@@ -769,7 +769,7 @@ def test_a_preview_knows_limits_intervals_and_clock_changes(site: Site, clock: M
         ({"cron_expr": "0 9 * * *", "timezone": "Mars"}, "timezone", "tz database"),
         ({"cron_expr": "0 9 * * *", "windows": "["}, "windows", "not JSON"),
         ({"cron_expr": "0 9 * * *", "windows": '["x"]'}, "windows", "windows"),
-        ({"kind": "every", "every": "x"}, "every", "no duration"),
+        ({"kind": "every", "every": "x"}, "every", "must be a duration"),
     ],
 )
 def test_a_preview_of_nonsense_says_so_beside_the_field(

@@ -20,7 +20,7 @@ from fairqueue.demo.seeder import seed
 from fairqueue.inspection import Inspector
 from fairqueue.models import UserSettings
 from fairqueue.stats.users import UserInfo
-from fairqueue.web.dashboard.filters import dotted
+from fairqueue.web.dashboard.formatting import dotted
 from fairqueue.web.dashboard.pages.user_helpers import evenness, hint, scale_of
 from fairqueue.web.dashboard.pages.users import tones_of
 
@@ -81,7 +81,7 @@ def test_where_nobody_is_busy_all_users_are_listed_by_name(queue: TaskQueue, sit
     for number in range(30):
         queue.set_user(f"user-{number:02d}", weight=2)
     text = get(site, "/users")
-    assert "Nobody has tasks that wait or run" in text
+    assert "No tasks are waiting or running" in text
     assert ">user-00</a>" in text
     assert ">user-25</a>" not in text
     assert "order=name" in text.split('rel="next"')[1][:200]
@@ -157,7 +157,7 @@ def make_info(world: World, **changes: Any) -> UserInfo:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"oldest_wait": 5.0}, "came late: the oldest waits 5 s"), ({}, "CRITICAL")],
+    [({"oldest_wait": 5.0}, "came late: the oldest has waited 5 s"), ({}, "CRITICAL")],
 )
 def test_an_underserved_user_sees_why(world: World, changes: dict[str, Any], reason: str) -> None:
     found = hint(make_info(world, entitled=0.5, received=0.1, **changes), 60)
@@ -170,9 +170,12 @@ def test_an_underserved_user_sees_why(world: World, changes: dict[str, Any], rea
     ("changes", "reason"),
     [
         ({"settings": UserSettings(paused=True)}, "it is paused"),
-        ({"settings": UserSettings(max_running=2), "running": 1}, "at most 2 of its tasks run"),
-        ({"settings": UserSettings(rate=0.5), "ended": 1700}, "its rate is 0.5 tasks a second"),
-        ({"held": 1}, "limits of their names"),
+        ({"settings": UserSettings(max_running=2), "running": 1}, "at most 2 of its tasks may run"),
+        (
+            {"settings": UserSettings(rate=0.5), "ended": 1700},
+            "limited to 0.5 tasks per second",
+        ),
+        ({"held": 1}, "limits of their task names"),
     ],
 )
 def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
@@ -268,7 +271,7 @@ def test_a_user_has_a_page_with_all_that_belongs_to_it(world: World, site: Site)
     world.push("first", "second")
     world.fill("bob", 1)
     text = get(site, "/users/alice")
-    wait = "2 tasks wait for a worker"
+    wait = "2 tasks are waiting for a worker"
     for part in ("Why is alice waiting?", "nightly-00", "done", "first", wait):
         assert part in text
     assert "nightly-25" not in text
@@ -323,7 +326,7 @@ def queueing(queue: TaskQueue) -> None:
 @pytest.mark.parametrize(
     ("arrange", "sentence"),
     [
-        (lambda queue: queue.set_user("alice", weight=2), "Nothing of theirs waits or runs"),
+        (lambda queue: queue.set_user("alice", weight=2), "Nothing is waiting or running"),
         (pausing, "User 'alice' is paused by &lt;ann&gt; since <time"),
         (capping, "User 'alice' has 1 task running, as many as max_running allows."),
         (rating, "User 'alice' has reached the rate limit of 0.01 tasks per second. The next"),
@@ -366,14 +369,14 @@ def test_the_next_task_is_explained(queue: TaskQueue, site: Site) -> None:
     push(queue, "late")
     push(queue, "urgent", priority=6)
     text = get(site, "/users/alice")
-    assert 'href="/runs/urgent"' in text.split("said of the next task")[1][:100]
+    assert 'href="/runs/urgent"' in text.split("This is about the next task")[1][:100]
 
 
 @pytest.mark.parametrize("path", ["/users/nobody", "/users/" + "x" * 300, "/users/a%00b"])
 def test_an_unknown_user_gets_a_kind_page(site: Site, path: str) -> None:
     answer = site.http.get(path)
     assert answer.status_code == 404
-    assert "is known from the first task or schedule" in answer.text
+    assert "exists from the first task or schedule" in answer.text
 
 
 @pytest.mark.parametrize("user", ODD)
@@ -484,13 +487,13 @@ def test_only_what_was_changed_is_sent_on(world: World, site: Site) -> None:
     ("field", "value", "message"),
     [
         ("weight", "0", "weight must be a number from 0.01 to 1000, not 0.0"),
-        ("weight", "much", "weight 'much' is no number"),
-        ("weight", "", "weight is missing"),
+        ("weight", "much", "weight must be a number, not 'much'"),
+        ("weight", "", "weight is required"),
         ("weight", "nan", "weight"),
         ("max_running", "0", "max_running must be a whole number from 1"),
-        ("max_running", "1.5", "max_running '1.5' is no whole number"),
+        ("max_running", "1.5", "max_running must be a whole number, not '1.5'"),
         ("max_waiting", "-3", "max_waiting must be a whole number from 1"),
-        ("rate", "fast", "rate 'fast' is no number"),
+        ("rate", "fast", "rate must be a number, not 'fast'"),
         ("tenant", "a b", "tenant must be 1 to 64 letters"),
     ],
 )
@@ -509,19 +512,19 @@ def test_a_backlog_is_counted_before_it_is_dropped(world: World, site: Site) -> 
     world.fill("alice", 4)
     serve(world, 1)  # so that something is known of alice afterwards
     world.fill("bob", 1)
-    dialog = get(site, "/ask/users/drop", id="alice")
-    assert "Drop 3 waiting tasks?" in dialog
+    dialog = get(site, "/ask/users/purge", id="alice")
+    assert "Cancel 3 waiting tasks?" in dialog
     assert "fairqueue users purge --dry-run alice" in dialog
     assert world.queue.size("alice") == 3
     assert post(site, "/do/users/purge", id="alice").status_code == 204
     assert (world.queue.size("alice"), world.queue.size("bob")) == (0, 1)
-    assert "Nothing to drop" in get(site, "/ask/users/drop", id="alice")
+    assert "Nothing to cancel" in get(site, "/ask/users/purge", id="alice")
 
 
 def test_a_dialog_that_is_none_is_not_found(queue: TaskQueue, site: Site) -> None:
     fill(queue, "alice", 1)
     assert site.http.get("/ask/users/other?id=alice").status_code == 404
-    assert site.http.get("/ask/users/drop?id=nobody").status_code == 404
+    assert site.http.get("/ask/users/purge?id=nobody").status_code == 404
 
 
 def test_every_action_is_in_the_audit_log(queue: TaskQueue, site: Site) -> None:
@@ -558,7 +561,7 @@ ACTIONS = ("pause", "resume", "set", "purge")
     [
         ("viewer", (), ()),
         ("operator", ("Pause",), ("pause", "resume")),
-        ("admin", ("Pause", "Drop backlog", "Change limits"), ACTIONS),
+        ("admin", ("Pause", "Cancel waiting tasks", "Change limits"), ACTIONS),
     ],
 )
 def test_a_role_sees_the_buttons_that_it_may_use(
@@ -569,7 +572,7 @@ def test_a_role_sees_the_buttons_that_it_may_use(
     headers = as_key(site, role)
     page = site.http.get("/users/alice", headers=headers).text
     listed = site.http.get("/users", headers=headers).text
-    buttons = [text for text in ("Pause", "Drop backlog", "Change limits") if text in page]
+    buttons = [text for text in ("Pause", "Cancel waiting tasks", "Change limits") if text in page]
     assert tuple(buttons) == shown
     assert ("Pause alice" in listed) == ("Pause" in shown)
     assert ("Change the limits of alice" in listed) == ("Change limits" in shown)
@@ -608,7 +611,7 @@ def test_a_viewer_of_a_tenant_sees_only_its_own_users(world: World, web: Web) ->
     assert "anna" in text
     lines = site.http.get("/charts/users/shares?as=runs", headers=headers).json()["lines"]
     assert [(line["label"], sum(line["values"])) for line in lines] == [("anna", 1)]
-    for path in ("/users/bob", "/ask/users/drop?id=bob", "/charts/users/service?id=carol"):
+    for path in ("/users/bob", "/ask/users/purge?id=bob", "/charts/users/service?id=carol"):
         assert site.http.get(path, headers=headers).status_code == 404
     for name in ACTIONS:
         data = {"id": "bob", "weight": "2", "was_weight": "1"}
@@ -616,7 +619,7 @@ def test_a_viewer_of_a_tenant_sees_only_its_own_users(world: World, web: Web) ->
         assert answer.status_code == (403 if name == "set" else 404)
     own = site.http.get("/users/anna", headers=headers).text
     assert "Change limits" not in own  # these are what keeps tenants from each other's share
-    assert "Drop backlog" in own
+    assert "Cancel waiting tasks" in own
 
 
 def test_links_are_right_where_the_app_is_mounted(queue: TaskQueue, web: Web) -> None:
@@ -624,5 +627,5 @@ def test_links_are_right_where_the_app_is_mounted(queue: TaskQueue, web: Web) ->
     fill(queue, "a b", 1)
     text = get(site, "users")
     assert 'href="/ops/users/a%20b"' in text
-    assert 'hx-get="/ops/ask/users/drop?id=a%20b"' in text
+    assert 'hx-get="/ops/ask/users/purge?id=a%20b"' in text
     assert get(site, "users/a%20b")

@@ -1,4 +1,4 @@
-"""The pages, one module each; a module's ROUTES are listed here."""
+"""The pages, one module each, and their routes."""
 
 from starlette.routing import BaseRoute
 

@@ -1,4 +1,4 @@
-"""The audit log: who changed what, when, and how it went."""
+"""The audit log: who changed what, when, and the outcome."""
 
 from typing import Any
 
@@ -9,15 +9,16 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.access.audit import AuditEntry
 from fairqueue.errors import InvalidInput
 from fairqueue.models import Page
-from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.helpers import command, json_text, now_of, options
+from fairqueue.web.auth import inspector_of
+from fairqueue.web.dashboard.formatting import command, options
+from fairqueue.web.dashboard.pages.helpers import now_of
 from fairqueue.web.dashboard.pages.run_helpers import LABELS, WINDOWS, window_of
 from fairqueue.web.dashboard.shell import page
 from fairqueue.web.problems import problem_of
 
 PAGE = 50  # entries on one page
 TEXTS = ("actor", "action", "target", "tenant")
-# What actions begin with, to choose from.
+# Suggestions for the filter of actions.
 PREFIXES = (
     "schedule.", "schedules.", "run.", "runs.", "task.", "user.", "worker.", "key.",
     "settings.", "limits.",
@@ -38,22 +39,19 @@ def audit(request: Request) -> Response:
         )
     except InvalidInput as error:
         problem = problem_of(error)
-    moments = {name: given.get(name, "").strip() for name in ("since", "until")}
+    times = {name: given.get(name, "").strip() for name in ("since", "until")}
     if window in WINDOWS:
-        moments["since"] = window
+        times["since"] = window
     return page(
         request,
         "audit.html",
-        status=200 if problem is None else problem.status,
         entries=found,
         problem=problem,
         windows=LABELS,
         window=window,
         prefixes=PREFIXES,
-        is_filtered=bool(filters or any(moments.values())),
-        sees_tenants=actor_of(request).tenant is None,
-        json_text=json_text,
-        command=command("audit", *options(**filters, **moments)),
+        is_filtered=bool(filters or any(times.values())),
+        cli=command("audit", *options(**filters, **times)),
     )
 
 

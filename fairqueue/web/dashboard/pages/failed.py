@@ -1,11 +1,11 @@
-"""The failed runs: by cause, or those that match; run again, discarded or exported, also many."""
+"""The failed runs, by cause or one by one; retry, delete and export them."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,41 +17,49 @@ from fairqueue.history.records import FailureGroup, Run, RunDetails
 from fairqueue.inspection.documents import document
 from fairqueue.models import Page
 from fairqueue.schedules.bulk import BulkResult
-from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.helpers import command, now_of, paths, posted, segment
+from fairqueue.web.auth import inspector_of
+from fairqueue.web.dashboard.formatting import command
+from fairqueue.web.dashboard.forms import Form, posted
+from fairqueue.web.dashboard.pages.helpers import now_of
 from fairqueue.web.dashboard.pages.run_helpers import (
     LABELS,
     TEXTS,
     filters_of,
-    first_line,
     flags,
-    short,
-    told_filters,
-    took,
+    given_filters,
     window_of,
 )
-from fairqueue.web.dashboard.shell import Form, is_htmx, page, partial
+from fairqueue.web.dashboard.shell import is_htmx, page, partial
 from fairqueue.web.problems import problem_of
 
 PAGE = 50  # groups or runs on one page
-PART = 200  # runs that one request acts on: well below a second
-ERRORS_TOLD = 5
-LINES_AT_ONCE = 20  # of an export, in one piece
+PART = 200  # runs that one request acts on, in well below a second
+ERRORS_SHOWN = 5
+EXPORT_CHUNK = 20  # lines that are sent together
 
-# Of each bulk action: what it is called, what is asked, what it means, and what was done.
-MANY = {
-    "retry": (
+
+class BulkTexts(NamedTuple):
+    """The texts of an action on many runs."""
+
+    title: str
+    question: str
+    about: str
+    done_word: str
+
+
+BULK = {
+    "retry": BulkTexts(
         "Retry failed runs",
         "Retry {}",
-        "Each becomes a new run with the same arguments; those that were run again before are left "
-        "out. The failed ones stay in the list.",
-        "run again",
+        "Each becomes a new run with the same arguments. Runs that were already retried are left "
+        "out. The failed runs stay in the list.",
+        "retried",
     ),
-    "discard": (
-        "Discard failed runs",
-        "Discard {}",
-        "All that is kept of them is forgotten for good. This cannot be undone.",
-        "discarded",
+    "discard": BulkTexts(
+        "Delete failed runs",
+        "Delete {}",
+        "Their records are deleted. This cannot be undone.",
+        "deleted",
     ),
 }
 
@@ -62,48 +70,42 @@ MANY = {
 def failed(request: Request) -> Response:
     """The causes of failures; with filters, the failed runs that match."""
     given = request.query_params
-    told = told_filters(given)
-    shows_runs = bool(told) or given.get("view") == "runs"
+    filters = given_filters(given)
+    shows_runs = bool(filters) or given.get("view") == "runs"
     groups, runs = Page[FailureGroup]([], None), Page[Run]([], None)
     problem, window = None, ""
+    part = inspector_of(request).failed
     try:
         cursor = given.get("cursor")
         if shows_runs:
             now = now_of(request)
-            window, filters = window_of(given, now)[2], filters_of(given, now)
-            runs = inspector_of(request).failed.list(limit=PAGE, cursor=cursor, **filters)
+            window = window_of(given, now)[2]
+            runs = part.list(limit=PAGE, cursor=cursor, **filters_of(given, now))
         else:
-            groups = inspector_of(request).failed.groups(PAGE, cursor)
+            groups = part.groups(PAGE, cursor)
     except InvalidInput as error:
         problem = problem_of(error)
     shown = flags(given)
     return page(
         request,
         "failed.html",
-        status=200 if problem is None else problem.status,
         problem=problem,
         shows_runs=shows_runs,
         groups=groups,
         runs=runs,
-        told=told,
+        filters=filters,
         windows=LABELS,
         window=window,
-        sees_tenants=actor_of(request).tenant is None,
-        first_line=first_line,
-        short=short,
-        took=took,
-        segment=segment,
-        command=command("failed", "list" if shows_runs else "groups", *shown),
-        export_command=command("failed", "export", *shown),
-        **paths(request),
+        cli=command("failed", "list" if shows_runs else "groups", *shown),
+        export_cli=command("failed", "export", *shown),
     )
 
 
 def export(request: Request) -> Response:
-    """The failed runs that match, a line of JSON each, with secrets masked."""
+    """The failed runs that match as JSON lines, with secrets masked."""
     filters = filters_of(request.query_params, now_of(request))
     found = inspector_of(request).failed.export(**filters)
-    first = list(islice(found, 1))  # what is wrong is said before the answer begins
+    first = list(islice(found, 1))  # raises errors before the response begins
     return StreamingResponse(
         _lines(chain(first, found)),
         media_type="application/x-ndjson",
@@ -113,7 +115,7 @@ def export(request: Request) -> Response:
 
 def _lines(found: Iterable[RunDetails]) -> Iterator[str]:
     rest = iter(found)
-    while part := list(islice(rest, LINES_AT_ONCE)):
+    while part := list(islice(rest, EXPORT_CHUNK)):
         yield "".join(json.dumps(document(each), ensure_ascii=False) + "\n" for each in part)
 
 
@@ -121,8 +123,8 @@ def _lines(found: Iterable[RunDetails]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a bulk action has come. cursor: where it goes on; None at the end."""
+class BulkProgress:
+    """The progress of an action on many runs. cursor: where to continue; None at the end."""
 
     total: int
     done: int = 0
@@ -133,14 +135,14 @@ class Progress:
     errors: tuple[tuple[str, str], ...] = ()
 
     @property
-    def looked_at(self) -> int:
-        """How many it has dealt with, well or not; no more than there are."""
+    def processed(self) -> int:
+        """How many runs it has tried, at most all."""
         return min(self.total, self.done + self.gone + self.failed)
 
-    def after(self, result: BulkResult, here: str | None, cursor: str | None) -> "Progress":
-        """With one more part. One that had to stop goes on at the same page."""
+    def after(self, result: BulkResult, here: str | None, cursor: str | None) -> "BulkProgress":
+        """The progress after one more part. After a stop, it continues at the same page."""
         stopped = result.left > 0
-        told = tuple(islice(result.errors.items(), ERRORS_TOLD))
+        errors = tuple(islice(result.errors.items(), ERRORS_SHOWN))
         return replace(
             self,
             done=self.done + result.done,
@@ -148,91 +150,74 @@ class Progress:
             failed=self.failed + result.failed,
             cursor=here if stopped else cursor,
             stopped=stopped,
-            errors=told or self.errors,
+            errors=errors or self.errors,
         )
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next part follows by itself."""
+        """Whether the page asks for the next part by itself."""
         return self.cursor is not None and not self.stopped
 
 
 def ask(request: Request) -> Response:
-    """What a bulk action would be done to, counted."""
+    """Count the runs that an action would change, and ask for confirmation."""
     kind = _kind(request)
-    meant = _meant(request)
-    many = inspector_of(request).failed
-    count = many.retry_many if kind == "retry" else many.discard_many
-    matched = count(dry_run=True, **filters_of(meant, now_of(request))).matched
-    options = flags(request.query_params) or ["--all"]
+    selected = _selected(request)
+    part = inspector_of(request).failed
+    count = part.retry_many if kind == "retry" else part.discard_many
+    matched = count(dry_run=True, **filters_of(selected, now_of(request))).matched
     return page(
         request,
         "failed_many.html",
-        **_told(request, kind, meant),
+        kind=kind,
+        texts=BULK[kind],
+        selected=selected,
         progress=None,
-        asked=told_filters(request.query_params),
+        asked=given_filters(request.query_params),
         matched=matched,
-        command=command("failed", kind, *options),
+        cli=command("failed", kind, *(flags(request.query_params) or ["--all"])),
     )
 
 
-def _meant(request: Request) -> dict[str, str]:
-    """The filters of the address, with this moment as their end.
-
-    What is done is what was counted, also while more runs fail.
-    """
+def _selected(request: Request) -> dict[str, str]:
+    """The filters of the URL, ending now, so that runs which fail later are not changed."""
     now = now_of(request)
-    meant = told_filters(request.query_params)
-    since, until, _ = window_of(meant, now)
-    meant.pop("last", None)
+    selected = given_filters(request.query_params)
+    since, until, _ = window_of(selected, now)
+    selected.pop("last", None)
     if since is not None:
-        meant["since"] = since.isoformat()
-    soon = now + timedelta(milliseconds=1)  # `until` is without that moment
-    meant["until"] = min(until or soon, soon).isoformat()
-    return meant
+        selected["since"] = since.isoformat()
+    soon = now + timedelta(milliseconds=1)  # `until` is exclusive
+    selected["until"] = min(until or soon, soon).isoformat()
+    return selected
 
 
 @posted
 def act(request: Request, form: Form) -> Response:
-    """Do one part of it, and say how far it is; the answer asks for the next one by itself."""
+    """Act on one part, and show the progress; the page asks for the next part by itself."""
     kind = _kind(request)
-    meant = told_filters({name: form.raw(name) for name in (*TEXTS, "since", "until")})
-    before = Progress(
-        total=form.integer("total") or 0,
-        done=form.integer("done") or 0,
-        gone=form.integer("gone") or 0,
-        failed=form.integer("failed") or 0,
-    )
+    selected = given_filters({name: form.raw(name) for name in (*TEXTS, "since", "until")})
+    counts: Any = {name: form.integer(name) or 0 for name in ("total", "done", "gone", "failed")}
     here = form.text("cursor")
-    many = inspector_of(request).failed
-    do = many.retry_page if kind == "retry" else many.discard_page
-    result, cursor = do(limit=PART, cursor=here, **filters_of(meant, now_of(request)))
-    told = _told(request, kind, meant) | {"progress": before.after(result, here, cursor)}
+    part = inspector_of(request).failed
+    do = part.retry_page if kind == "retry" else part.discard_page
+    result, cursor = do(limit=PART, cursor=here, **filters_of(selected, now_of(request)))
+    context: dict[str, Any] = {
+        "kind": kind,
+        "texts": BULK[kind],
+        "selected": selected,
+        "progress": BulkProgress(**counts).after(result, here, cursor),
+    }
     if is_htmx(request):
-        return partial(request, "failed_progress.html", **told)
-    return page(request, "failed_many.html", **told)
+        return partial(request, "failed_progress.html", **context)
+    return page(request, "failed_many.html", **context)
 
 
 def _kind(request: Request) -> str:
     kind: str = request.path_params["kind"]
-    if kind not in MANY:
+    if kind not in BULK:
         raise HTTPException(404)
     return kind
-
-
-def _told(request: Request, kind: str, meant: dict[str, str]) -> dict[str, Any]:
-    title, question, about, done = MANY[kind]
-    return {
-        "kind": kind,
-        "title": title,
-        "question": question,
-        "about": about,
-        "done_word": done,
-        "meant": meant,
-        "short": short,
-        "segment": segment,
-        **paths(request),
-    }
 
 
 ROUTES: list[BaseRoute] = [

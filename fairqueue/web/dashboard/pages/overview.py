@@ -1,4 +1,4 @@
-"""The overview: how the queue fares, what needs attention, what fires next."""
+"""The overview: the state of the queue, what needs attention, what fires next."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,10 +12,10 @@ from fairqueue.web.dashboard.charts import series_document
 from fairqueue.web.dashboard.shell import page
 
 WINDOWS = ("15m", "1h", "24h")
-USUAL = "15m"  # in a longer one, the first minutes of a queue are a dot
-FIRES = 10  # schedules that are listed
+DEFAULT = "15m"  # in a longer window, the first minutes of a queue are a dot
+FIRES = 10  # upcoming schedules that are listed
 
-# Of each chart: its lines (name in the samples, label, tone) and their unit.
+# The lines of each chart (name in the samples, label, tone) and their unit.
 CHARTS = {
     "throughput": (
         [
@@ -40,10 +40,10 @@ CHARTS = {
 
 
 def overview(request: Request) -> Response:
-    """The first page."""
+    """The overview page."""
     inspector = inspector_of(request)
     tenant = actor_of(request).tenant
-    # Open pages refresh themselves: fifty of them must not cost more than one.
+    # Open pages refresh themselves; fifty of them must not cost more than one.
     view, attention, upcoming = app_state(request).cache.get(
         ("overview", tenant),
         lambda: (
@@ -64,7 +64,7 @@ def overview(request: Request) -> Response:
 
 
 def series(request: Request) -> Response:
-    """What a chart of the overview is drawn from."""
+    """The data of a chart."""
     kind = request.path_params["kind"]
     if kind not in CHARTS:
         raise HTTPException(404)
@@ -76,7 +76,7 @@ def series(request: Request) -> Response:
 
 
 def _path_of(request: Request, attention: Attention) -> str | None:
-    """Where to look into it."""
+    """The page that shows more about it."""
     pages = {"leader": "workers", "redis": "workers", "schedule": "schedules", "user": "users"}
     one = attention.kind in ("schedule", "user") and bool(attention.target)
     try:
@@ -88,8 +88,8 @@ def _path_of(request: Request, attention: Attention) -> str | None:
 
 
 def _window(request: Request) -> str:
-    found = request.query_params.get("window", USUAL)
-    return found if found in WINDOWS else USUAL
+    found = request.query_params.get("window", DEFAULT)
+    return found if found in WINDOWS else DEFAULT
 
 
 ROUTES: list[BaseRoute] = [

@@ -1,4 +1,4 @@
-"""What the pages about runs share: their filters, how a run is told in a row, command lines."""
+"""What the pages about runs share: filters, time windows and command lines."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
@@ -8,25 +8,24 @@ from markupsafe import escape
 from starlette.responses import HTMLResponse
 
 from fairqueue.errors import InvalidInput
-from fairqueue.history.records import Run
 from fairqueue.inspection.runs import RunFilters
-from fairqueue.web.dashboard.pages.helpers import options, read_local
-from fairqueue.web.dashboard.shell import Done
+from fairqueue.web.dashboard.formatting import options
+from fairqueue.web.dashboard.forms import Done
+from fairqueue.web.dashboard.pages.helpers import read_local
 from fairqueue.web.problems import problem_of
 
-# Windows that end now: their name in the address, which is also how the command line says them.
+# Windows that end now, by their name in the URL, which the command line understands too.
 WINDOWS = {"1h": timedelta(hours=1), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
 LABELS = [("", "Any time"), ("1h", "Last hour"), ("24h", "24 hours"), ("7d", "7 days")]
 TEXTS: Final = ("user_id", "name", "schedule_id", "tenant", "fingerprint")
-LONGEST_ID = 18  # characters of an id in a table
 
 
 def window_of(
     given: Mapping[str, str], now: datetime
 ) -> tuple[datetime | None, datetime | None, str]:
-    """Since when, until when, and the name of the window; a given moment stands over a window.
+    """The start, the end and the name of the window; given times take precedence.
 
-    Raises InvalidInput for what is no moment.
+    Raises InvalidInput for an invalid time.
     """
     texts = [given.get(name, "").strip() or None for name in ("since", "until")]
     since = read_local(texts[0], "UTC", "since")
@@ -38,7 +37,7 @@ def window_of(
 
 
 def filters_of(given: Mapping[str, str], now: datetime) -> RunFilters:
-    """The filters of a query or a form, as the Inspector takes them. Raises InvalidInput."""
+    """The filters of a query or a form for the Inspector. Raises InvalidInput."""
     found: RunFilters = {}
     for name in TEXTS:
         text = given.get(name, "").strip()
@@ -46,7 +45,7 @@ def filters_of(given: Mapping[str, str], now: datetime) -> RunFilters:
             found[name] = text
     since, until, _ = window_of(given, now)
     if since is not None and until is not None and since >= until:
-        raise InvalidInput(f"since {given['since']} is not before until {given['until']}")
+        raise InvalidInput(f"since {given['since']} must be before until {given['until']}")
     if since is not None:
         found["since"] = since
     if until is not None:
@@ -54,52 +53,24 @@ def filters_of(given: Mapping[str, str], now: datetime) -> RunFilters:
     return found
 
 
-def told_filters(given: Mapping[str, str]) -> dict[str, str]:
-    """The filters of an address as they stand there, to be carried on; empty ones are left out."""
+def given_filters(given: Mapping[str, str]) -> dict[str, str]:
+    """The filters of a URL or a form as texts, without empty ones."""
     names = (*TEXTS, "since", "until", "last")
     return {name: text for name in names if (text := given.get(name, "").strip())}
 
 
 def flags(given: Mapping[str, str], statuses: Iterable[str] = ()) -> list[str]:
-    """The options of the command line for these filters."""
-    told = told_filters(given)
-    last = told.pop("last", "")
-    if last in WINDOWS and not {"since", "until"} & told.keys():
-        told["since"] = last
-    named = {"user": told.pop("user_id", None), "schedule": told.pop("schedule_id", None)}
+    """The command-line options for these filters."""
+    texts = given_filters(given)
+    last = texts.pop("last", "")
+    if last in WINDOWS and not {"since", "until"} & texts.keys():
+        texts["since"] = last
+    named = {"user": texts.pop("user_id", None), "schedule": texts.pop("schedule_id", None)}
     listed = [word for status in statuses for word in ("--status", status)]
-    return [*listed, *options(**named, **told)]
+    return [*listed, *options(**named, **texts)]
 
 
 def refused(error: InvalidInput) -> Done:
-    """What cannot be used, as a toast, and for the place that the form has beside its fields."""
-    status = problem_of(error).status
-    answer = HTMLResponse(escape(str(error)), status)
+    """An error as a toast, and as text for the place beside the field."""
+    answer = HTMLResponse(escape(str(error)), problem_of(error).status)
     return Done(text=str(error), level="error", response=answer)
-
-
-# --- rows -----------------------------------------------------------------------------------------
-
-
-def short(text: str) -> str:
-    """An id that fits into a table. Its beginning and its end: one of them tells it from others."""
-    return text if len(text) <= LONGEST_ID else f"{text[:8]}…{text[-8:]}"
-
-
-def waited(run: Run, now: datetime) -> float | None:
-    """For how many seconds it waited for its last attempt, or has waited until now."""
-    begun = run.started_at if run.status not in ("pending", "retrying") else None
-    end = begun or run.ended_at or now
-    return (end - run.due_at).total_seconds() if end >= run.due_at else None
-
-
-def took(run: Run, now: datetime) -> float | None:
-    """For how many seconds its last attempt went on, or has gone on until now."""
-    if run.status == "running" and run.started_at is not None:
-        return max(0.0, (now - run.started_at).total_seconds())
-    return run.seconds
-
-
-def first_line(text: str | None) -> str:
-    """The beginning of an error."""
-    return text.splitlines()[0] if text and text.strip() else ""

@@ -1,4 +1,4 @@
-"""The runs: what waits, runs and has ended, newest first."""
+"""The runs: waiting, running and ended, newest first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,14 @@ from fairqueue.history.records import Run
 from fairqueue.history.runs import STATUSES, UNFINISHED
 from fairqueue.models import Page
 from fairqueue.web.app_state import link
-from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.helpers import command, now_of, paths, segment
+from fairqueue.web.auth import inspector_of
+from fairqueue.web.dashboard.formatting import command, segment
+from fairqueue.web.dashboard.pages.helpers import now_of
 from fairqueue.web.dashboard.pages.run_helpers import (
     LABELS,
     filters_of,
     flags,
-    short,
-    told_filters,
-    took,
-    waited,
+    given_filters,
     window_of,
 )
 from fairqueue.web.dashboard.shell import page, partial
@@ -29,7 +27,7 @@ from fairqueue.web.problems import problem_of
 
 PAGE = 25  # runs on one page
 
-# The counters of the queue that grow with a run of a status.
+# The counters of the queue that grow with the runs of a status.
 COUNTERS = {
     "pending": "pushed",
     "retrying": "retried",
@@ -43,10 +41,10 @@ LABELS_OF = {"user_id": "user", "schedule_id": "schedule", "name": "task", "last
 
 
 def runs(request: Request) -> Response:
-    """A page of the runs that match; an id leads to its run."""
+    """A page of the runs that match; an id redirects to its run."""
     given = request.query_params
     run_id = given.get("id", "").strip()
-    # One that is none is left to the library to name.
+    # The library reports a status that does not exist.
     statuses = [each for each in given.getlist("status") if each]
     problem, found, window = None, Page[Run]([], None), ""
     try:
@@ -59,62 +57,52 @@ def runs(request: Request) -> Response:
         )
     except InvalidInput as error:
         problem = problem_of(error)
-    told = told_filters(given)
+    filters = given_filters(given)
     return page(
         request,
         "runs.html",
-        status=200 if problem is None else problem.status,
         problem=problem,
         statuses=STATUSES,
         chosen=statuses,
         windows=LABELS,
         window=window,
-        is_filtered=bool(told or statuses or run_id),
-        narrows=bool(told),
-        filtered_by=_filtered_by(told, statuses),
+        is_filtered=bool(filters or statuses or run_id),
+        narrows=bool(filters),
+        filtered_by=_filtered_by(filters, statuses),
         counters=_counters(statuses),
-        command=command("runs", "list", *flags(given, statuses)),
+        cli=command("runs", "list", *flags(given, statuses)),
         **_rows(request, found),
     )
 
 
 def rows(request: Request) -> Response:
-    """Some of the rows of a list, as they are now: those that the address names."""
+    """Rows of a list, brought up to date: those whose ids are in the query."""
     ids = request.query_params.getlist("id")[:PAGE]
     found = inspector_of(request).runs.find(ids)
     return partial(request, "runs_rows.html", **_rows(request, found))
 
 
 def _rows(request: Request, found: Sequence[Run]) -> dict[str, Any]:
-    """What run_rows.html needs."""
-    return {
-        "runs": found,
-        "lost": inspector_of(request).runs.lost(found),
-        "unfinished": UNFINISHED,
-        "sees_tenants": actor_of(request).tenant is None,
-        "short": short,
-        "waited": waited,
-        "took": took,
-        "segment": segment,
-        **paths(request),
-    }
+    """The context of run_rows.html."""
+    lost = inspector_of(request).runs.lost(found)
+    return {"runs": found, "lost": lost, "unfinished": UNFINISHED}
 
 
-def _filtered_by(told: dict[str, str], statuses: list[str]) -> list[str]:
-    """What the list is filtered by, in words."""
-    found = [f"{LABELS_OF.get(name, name)} {value}" for name, value in told.items()]
+def _filtered_by(filters: dict[str, str], statuses: list[str]) -> list[str]:
+    """The filters in words."""
+    found = [f"{LABELS_OF.get(name, name)} {value}" for name, value in filters.items()]
     chosen = [each.replace("_", " ") for each in statuses]
     return [*found, *([f"status {' or '.join(chosen)}"] if chosen else [])]
 
 
 def _counters(statuses: list[str]) -> list[str]:
-    """The counters that say how many runs are new; timed out ones are among the buried."""
+    """The counters that count new runs; buried runs include those that timed out."""
     found = {COUNTERS[each] for each in statuses if each in COUNTERS} or {"pushed"}
     return sorted(found - {"timed_out"} if "buried" in found else found)
 
 
 def _to_run(request: Request, run_id: str) -> Response:
-    """The way to a run. Raises UnknownTask if there is none that this reader may see."""
+    """Redirect to a run. Raises UnknownTask if the actor cannot see it."""
     inspector_of(request).runs.get(run_id)
     return RedirectResponse(f"{link(request, 'runs')}/{segment(run_id)}", 303)
 

@@ -1,4 +1,4 @@
-"""One schedule: what it does, how it went, what is to come, and what can be done with it."""
+"""One schedule: its rule, next and last runs, and actions on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,31 +18,20 @@ from fairqueue.schedules.outcomes import FireTime
 from fairqueue.validation import Priority
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.pages.helpers import (
-    command,
-    json_text,
-    local_text,
-    now_of,
-    paths,
-    query_value,
-    read_local,
-    rule_text,
-    segment,
-    utc_text,
-    wall,
-)
-from fairqueue.web.dashboard.pages.run_helpers import short
-from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
+from fairqueue.web.dashboard.formatting import local_text, segment, wall
+from fairqueue.web.dashboard.forms import Done, Form, action
+from fairqueue.web.dashboard.pages.helpers import now_of, read_local
+from fairqueue.web.dashboard.shell import page, partial
 
-NEXT = 5  # runs to come that are shown
-AHEAD = timedelta(days=3660)  # they are looked for within ten years
+NEXT = 5  # next runs that are shown
+AHEAD = timedelta(days=3660)  # how far ahead to look for them
 RUNS = 20  # last runs
 CHANGES = 20
 LINES = 100  # of the log
 DAYS = 30  # of the chart
-STRETCHES = 30  # of moments without a run that are shown
-MOST_MOMENTS = 1000  # looked at for these
-# The longest of these that has no more moments is looked at.
+STRETCHES = 30  # missed and skipped stretches that are shown
+MAX_MOMENTS = 1000  # fire times that are examined for them
+# The longest period with at most that many fire times is examined.
 SPANS = (
     (timedelta(days=30), "30 days"),
     (timedelta(days=7), "7 days"),
@@ -52,25 +41,14 @@ SPANS = (
     (timedelta(minutes=10), "10 minutes"),
 )
 NOT_RUN = ("skipped", "backfilled", "unknown")
-BACKFILL_DAYS = 1  # that the form offers to begin with
+BACKFILL_DAYS = 1  # default range of the form
 
 # --- the page -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpcomingRun:
-    """A run to come, on the wall clock of the schedule and in UTC."""
-
-    local: str
-    utc: str
-    at: datetime
-    outcome: str
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Moments in a row that did not become a run, for one reason."""
+    """Consecutive fire times that did not run, for one reason."""
 
     outcome: str
     reason: str | None
@@ -84,7 +62,7 @@ def schedule(request: Request) -> Response:
     schedule_id = request.path_params["id"]
     inspector = inspector_of(request)
     if schedule_id == "new" and inspector.schedules.find(schedule_id) is None:
-        return RedirectResponse(link(request, "schedule_new"))  # what people type
+        return RedirectResponse(link(request, "schedule_new"))  # people type it
     view = inspector.schedules.get(schedule_id)
     now = now_of(request)
     zone = view.schedule.timezone
@@ -94,9 +72,8 @@ def schedule(request: Request) -> Response:
         "schedule.html",
         view=view,
         it=view.schedule,
-        rule=rule_text(view.schedule),
         policies=policies(view.schedule),
-        upcoming=upcoming(request, schedule_id, zone, now),
+        upcoming=upcoming(request, schedule_id, now),
         warnings=_warnings(request, view.schedule, now),
         days=days,
         bars=bars(days),
@@ -106,36 +83,19 @@ def schedule(request: Request) -> Response:
         backfill_from=local_text(now - timedelta(days=BACKFILL_DAYS), zone)[:16],
         backfill_until=local_text(now, zone)[:16],
         priorities=FIELDS["priority"].choices.items(),
-        segment=segment,
-        short=short,
-        query_id=query_value(schedule_id),
-        json_text=json_text,
-        command=command,
-        **paths(request),
     )
 
 
-def upcoming(request: Request, schedule_id: str, zone: str, now: datetime) -> list[UpcomingRun]:
-    """The next moments of a schedule, with what is to become of them."""
-    schedules = inspector_of(request).schedules
+def upcoming(request: Request, schedule_id: str, now: datetime) -> Sequence[FireTime]:
+    """The next fire times of a schedule."""
     try:
-        found = schedules.moments(schedule_id, now, now + AHEAD, NEXT)
-    except InvalidInput:  # its rule can no longer be read, which `advice` says
+        return inspector_of(request).schedules.moments(schedule_id, now, now + AHEAD, NEXT)
+    except InvalidInput:  # the rule can no longer be read; `advice` says so
         return []
-    return [
-        UpcomingRun(
-            local=wall(each.at, zone),
-            utc=utc_text(each.at),
-            at=each.at,
-            outcome=each.outcome,
-            reason=each.reason,
-        )
-        for each in found
-    ]
 
 
 def _warnings(request: Request, it: ScheduledTask, now: datetime) -> list[str]:
-    """What changes of the clock do to the next runs of an expression."""
+    """Effects of clock changes on the next runs of a cron expression."""
     if not it.cron_expr:
         return []
     try:
@@ -159,29 +119,29 @@ def _warnings(request: Request, it: ScheduledTask, now: datetime) -> list[str]:
 
 
 def advice(view: ScheduleView) -> str | None:
-    """What to do about a schedule that the scheduler has switched off."""
+    """What to do about a schedule that the scheduler has disabled."""
     reason = view.schedule.disabled_reason
     if reason is None:
         return None
     if view.state == "completed":
-        return "To let it run again, give it a later end or more runs, and resume it."
+        return "To run it again, set a later end or more runs, and resume it."
     if "failures in a row" in reason:
-        return "Look at the last failed run, mend the cause, and resume it."
-    return "Edit what the reason names; saving a rule that works lets it go on, or resume it."
+        return "Find the cause in the last failed run, fix it, and resume the schedule."
+    return "Edit the field that the reason names, or resume the schedule."
 
 
 def policies(it: ScheduledTask) -> list[tuple[str, str]]:
-    """How it behaves, in words: a list of names and values; those not set are left out."""
+    """The settings of a schedule in words: names and values, without those that are not set."""
     found: list[tuple[str, str | None]] = [
         ("Priority", f"{int(it.priority)}, {it.priority.name.replace('_', ' ').lower()}"),
-        ("Missed moments", _misfire(it)),
+        ("If the scheduler was down", _misfire(it)),
         ("If still running", FIELDS["overlap"].choices.get(it.overlap, it.overlap)),
-        ("Jitter", f"up to {it.jitter:g} s later" if it.jitter else None),
+        ("Jitter", f"up to {it.jitter:g} s" if it.jitter else None),
         ("Retries", _or_handlers(it.retries)),
         ("Backoff", _or_handlers(_backoff(it))),
         ("Time-out", _or_handlers(_seconds(it.timeout))),
-        ("Paused after failures", _failures(it)),
-        ("Completed after", plural(it.max_runs, "run") if it.max_runs else None),
+        ("Pause after failures", _failures(it)),
+        ("Stop after", plural(it.max_runs, "run") if it.max_runs else None),
         ("Windows", _windows(it.windows)),
         ("Not on", ", ".join(it.exclude) if it.exclude else None),
     ]
@@ -191,7 +151,7 @@ def policies(it: ScheduledTask) -> list[tuple[str, str]]:
 def _misfire(it: ScheduledTask) -> str:
     text = FIELDS["misfire"].choices.get(it.misfire, it.misfire)
     if it.misfire == "fire_all":
-        return f"{text} since {it.catch_up:g} s, at most {it.max_catch_up}"
+        return f"{text} of the last {it.catch_up:g} s, at most {it.max_catch_up}"
     return text
 
 
@@ -202,7 +162,7 @@ def _failures(it: ScheduledTask) -> str | None:
 
 
 def _or_handlers(value: object) -> str:
-    return "as its handler says" if value is None else str(value)
+    return "set by its handler" if value is None else str(value)
 
 
 def _seconds(value: float | list[float] | None) -> str | None:
@@ -213,7 +173,7 @@ def _seconds(value: float | list[float] | None) -> str | None:
 
 
 def _backoff(it: ScheduledTask) -> str | None:
-    """The delays before its retries, and what it says of them, in words."""
+    """The delays before retries, in words."""
     parts = [
         _seconds(it.backoff),
         None if it.backoff_multiplier is None else f"times {it.backoff_multiplier:g}",
@@ -239,7 +199,7 @@ def _windows(windows: Sequence[dict[str, Any]] | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A day of the chart: what ended well goes up from the line, what did not goes down."""
+    """A day of the chart: successes above the line, failures below."""
 
     x: float
     up: float
@@ -249,7 +209,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """The chart in its own units: the line is at `line`, a bar is `width` wide."""
+    """The chart: the line is at `line`, a bar is `width` wide."""
 
     height: int
     line: float
@@ -260,12 +220,12 @@ class Bars:
 
 
 def bars(days: Sequence[DayCount], height: int = 120, pitch: float = 20.0) -> Bars:
-    """The bars of the chart; both directions have one scale."""
+    """The bars of the chart, with one scale for both directions."""
     bad = [day.failed + day.timed_out for day in days]
     most_up, most_down = max(day.succeeded for day in days), max(bad)
     room = height - 8
     scale = room / max(1, most_up + most_down)
-    # A single run must be seen beside thousands.
+    # A single run must be visible beside thousands.
     sizes = [
         (_size(day.succeeded, scale), _size(many, scale))
         for day, many in zip(days, bad, strict=True)
@@ -294,25 +254,25 @@ def _day_text(day: DayCount) -> str:
         (day.timed_out, "timed out"),
         (day.cancelled, "cancelled"),
     )
-    told = ", ".join(f"{many:,} {what}" for many, what in counts if many)
-    return f"{day.day:%a %d %b}: {told or 'no runs'}"
+    text = ", ".join(f"{many:,} {what}" for many, what in counts if many)
+    return f"{day.day:%a %d %b}: {text or 'no runs'}"
 
 
-# --- parts that come later: they take more reading ------------------------------------------------
+# --- parts that are loaded later, because they read more ------------------------------------------
 
 
 def logs(request: Request) -> Response:
-    """The last lines that its runs have logged."""
+    """The last log lines of its runs."""
     lines = inspector_of(request).schedules.logs(_id(request), LINES)
-    return partial(request, "schedule_logs.html", lines=lines, segment=segment, **paths(request))
+    return partial(request, "schedule_logs.html", lines=lines)
 
 
 def moments(request: Request) -> Response:
-    """The moments that did not become a run, newest first."""
+    """The fire times that did not run, newest first."""
     schedule_id, now = _id(request), now_of(request)
     schedules = inspector_of(request).schedules
     for span, name in SPANS:
-        told, found = name, schedules.moments(schedule_id, now - span, now, MOST_MOMENTS)
+        period, found = name, schedules.moments(schedule_id, now - span, now, MAX_MOMENTS)
         if found.cursor is None:
             break
     listed = stretches(found)
@@ -321,12 +281,12 @@ def moments(request: Request) -> Response:
         "schedule_moments.html",
         stretches=listed[:STRETCHES],
         more=len(listed) > STRETCHES,
-        told=told,
+        period=period,
     )
 
 
 def stretches(found: Sequence[FireTime]) -> list[Stretch]:
-    """Those without a run, put together where one follows the other; newest first."""
+    """The fire times that did not run, grouped by reason; newest first."""
     listed = []
     for (outcome, reason), group in groupby(found, key=lambda each: (each.outcome, each.reason)):
         own = list(group)
@@ -346,7 +306,7 @@ def stretches(found: Sequence[FireTime]) -> list[Stretch]:
 def _id(request: Request) -> str:
     found = request.query_params.get("id")
     if not found:
-        raise UnknownSchedule("there is no schedule without an id")
+        raise UnknownSchedule("the id of the schedule is missing")
     return found
 
 
@@ -359,19 +319,19 @@ def _here(request: Request, schedule_id: str) -> str:
 
 @action
 def pause(request: Request, form: Form) -> Done:
-    """Fire no more, until it is resumed or until a moment."""
+    """Pause a schedule until it is resumed, or until a time."""
     schedule_id = form.need("id")
     schedules = inspector_of(request).schedules
     zone = schedules.get(schedule_id).schedule.timezone
     until = read_local(form.text("until"), zone, "until")
     schedules.pause(schedule_id, note=form.text("note"), until=until)
-    told = f" until {wall(until, zone)}" if until else ""
-    return Done(text=f"Paused {schedule_id}{told}.", to=_here(request, schedule_id))
+    end = f" until {wall(until, zone)}" if until else ""
+    return Done(text=f"Paused {schedule_id}{end}.", to=_here(request, schedule_id))
 
 
 @action
 def resume(request: Request, form: Form) -> Done:
-    """Go on from now."""
+    """Resume a schedule from now on."""
     schedule_id = form.need("id")
     inspector_of(request).schedules.resume(schedule_id, note=form.text("note"))
     return Done(text=f"Resumed {schedule_id}.", to=_here(request, schedule_id))
@@ -379,20 +339,18 @@ def resume(request: Request, form: Form) -> Done:
 
 @action
 def trigger(request: Request, form: Form) -> Done:
-    """One run now."""
+    """Run a schedule now."""
     schedule_id = form.need("id")
-    payload = form.json("payload")
-    if payload is not None and not isinstance(payload, dict):
-        raise InvalidInput('payload must be a JSON object, such as {"day": "2026-03-05"}')
+    payload = form.payload('{"day": "2026-03-05"}')
     task_id = inspector_of(request).schedules.trigger(schedule_id, payload=payload)
     return Done(
-        text=f"Triggered: run {task_id} waits for a worker.", to=_here(request, schedule_id)
+        text=f"Triggered: run {task_id} is waiting for a worker.", to=_here(request, schedule_id)
     )
 
 
 @action
 def remove(request: Request, form: Form) -> Done:
-    """Forget it, unless it was changed since the page was made."""
+    """Delete a schedule, unless it was changed since the page was loaded."""
     schedule_id = form.need("id")
     inspector_of(request).schedules.remove(schedule_id, if_match=form.text("etag"))
     return Done(text=f"Deleted {schedule_id}.", to=link(request, "schedules"))
@@ -402,7 +360,7 @@ def remove(request: Request, form: Form) -> Done:
 
 
 def count_backfill(request: Request) -> Response:
-    """How many runs a backfill would create; what is wrong with the range stands beside it."""
+    """The number of runs that a backfill would create, or what is wrong with the range."""
     given = request.query_params
     schedule_id = _id(request)
     schedules = inspector_of(request).schedules
@@ -415,20 +373,13 @@ def count_backfill(request: Request) -> Response:
         context |= {"start": start.isoformat(), "end": end.isoformat(), "unknown_too": unknown_too}
     except InvalidInput as error:
         context["problem"] = str(error)
-    priority = given.get("priority", "1")
-    return partial(
-        request,
-        "schedule_backfill.html",
-        id=schedule_id,
-        priority=priority,
-        command=command,
-        **context,
-    )
+    context |= {"id": schedule_id, "priority": given.get("priority", "1")}
+    return partial(request, "schedule_backfill.html", **context)
 
 
 @action
 def backfill(request: Request, form: Form) -> Done:
-    """Create the runs that were counted."""
+    """Create the runs of a backfill."""
     schedule_id = form.need("id")
     start, end = _range(form.need("start"), form.need("end"), "UTC")
     report = inspector_of(request).schedules.backfill(
@@ -446,7 +397,7 @@ def backfill(request: Request, form: Form) -> Done:
 def _range(start: str | None, end: str | None, zone: str) -> tuple[datetime, datetime]:
     begin, until = read_local(start, zone, "from"), read_local(end, zone, "until")
     if begin is None or until is None:
-        raise InvalidInput("a range has a begin and an end: fill in both")
+        raise InvalidInput("fill in the start and the end of the range")
     return begin.astimezone(UTC), until.astimezone(UTC)
 
 

@@ -40,20 +40,18 @@ from fairqueue.schedules.fields import (
 )
 from fairqueue.web.app_state import app_state, link
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.helpers import (
+from fairqueue.web.dashboard.formatting import (
     command,
     json_text,
     local_text,
-    now_of,
-    posted,
-    read_local,
-    read_seconds,
     seconds_text,
     segment,
     utc_text,
     wall,
 )
-from fairqueue.web.dashboard.shell import Form, navigation, page, partial, set_toast
+from fairqueue.web.dashboard.forms import Form, posted
+from fairqueue.web.dashboard.pages.helpers import now_of, read_local, read_seconds
+from fairqueue.web.dashboard.shell import navigation, page, partial, set_toast
 from fairqueue.web.problems import problem_of
 
 PREVIEWED = 5  # runs
@@ -316,7 +314,6 @@ def _form_page(
         kinds=KIND_LABELS,
         rule_names=RULE,
         shows_limits=any(texts[f.name] or f.name in (errors or {}) for f in GROUPS[LIMITS]),
-        sees_tenants=actor_of(request).tenant is None,
         back=_path(request, task.view.schedule.schedule_id)
         if task.view
         else link(request, "schedules"),

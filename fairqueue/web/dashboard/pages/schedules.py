@@ -1,4 +1,4 @@
-"""The schedules: a list that is fit for many, and what is done to all that match."""
+"""The schedules: a list with filters, and actions on many of them."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,22 +13,15 @@ from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.schedules.bulk import BulkResult
 from fairqueue.schedules.search import ScheduleFilters
-from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.pages.helpers import (
-    brief,
-    command,
-    options,
-    paths,
-    posted,
-    rule_text,
-    segment,
-)
-from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
+from fairqueue.web.auth import inspector_of
+from fairqueue.web.dashboard.formatting import command, options
+from fairqueue.web.dashboard.forms import Done, Form, action, posted
+from fairqueue.web.dashboard.shell import page, partial
 from fairqueue.web.problems import problem_of
 
 PAGE = 25  # schedules on one page
-# Fields of the filter form, and what the Inspector calls them. None is called `contains`: a field
-# of that name hides a method of its form that scripts rely on.
+# Fields of the filter form, and their names in the Inspector. A form field called `contains` would
+# hide a method of the form element that scripts use.
 FIELDS: dict[str, Literal["user_id", "name", "name_prefix", "contains", "tenant"]] = {
     "user_id": "user_id",
     "name": "name",
@@ -37,21 +30,16 @@ FIELDS: dict[str, Literal["user_id", "name", "name_prefix", "contains", "tenant"
     "tenant": "tenant",
 }
 STATUSES = {"active": True, "paused": False}
-ERRORS_TOLD = 3  # of a bulk action, in its toast; the audit log has the counts
+ERRORS_SHOWN = 3  # in the toast of a bulk action; the audit log has the counts
+MAX_SUMMARY = 600  # characters: a toast is stored in a cookie
+MAX_COMMAND = 500  # characters of a command line that is worth showing
 
-MOST_SUMMARY = 600  # characters: a toast travels in a cookie
-MOST_COMMAND = 500  # characters of a command line that is worth showing
-
-# Of each bulk action: what it does in words, and what was done.
+# The verb of each bulk action, what it does, and what was done.
 BULK = {
-    "pause": ("Pause", "They fire no more until they are resumed.", "paused"),
-    "resume": (
-        "Resume",
-        "They go on from now; what passed meanwhile is not made up for.",
-        "resumed",
-    ),
-    "trigger": ("Trigger", "Each has one run now, in addition to its schedule.", "triggered"),
-    "remove": ("Delete", "Runs that they have had stay. This cannot be undone.", "deleted"),
+    "pause": ("Pause", "They do not fire until they are resumed.", "paused"),
+    "resume": ("Resume", "They fire again from now on. Missed runs are not made up.", "resumed"),
+    "trigger": ("Trigger", "Each runs once now, in addition to its schedule.", "triggered"),
+    "remove": ("Delete", "Their past runs stay. This cannot be undone.", "deleted"),
 }
 
 
@@ -71,23 +59,17 @@ def schedules(request: Request) -> Response:
     return page(
         request,
         "schedules.html",
-        status=200 if problem is None else problem.status,
         views=found,
         problem=problem,
         is_filtered=bool(filters),
-        told_filters=[name for name in (*FIELDS, "status") if request.query_params.get(name)],
+        given_filters=[name for name in (*FIELDS, "status") if request.query_params.get(name)],
         is_whole=found.cursor is None and "cursor" not in request.query_params,
-        sees_tenants=actor_of(request).tenant is None,
-        segment=segment,
-        rule_text=rule_text,
-        brief=brief,
-        command=command("schedules", "list", *_flags(filters)),
-        **paths(request),
+        cli=command("schedules", "list", *_flags(filters)),
     )
 
 
 def filters_of(given: Mapping[str, str]) -> ScheduleFilters:
-    """The filters of a query, as the Inspector takes them. Raises InvalidInput."""
+    """The filters of a query for the Inspector. Raises InvalidInput."""
     found: ScheduleFilters = {}
     for field, name in FIELDS.items():
         text = given.get(field, "").strip()
@@ -96,7 +78,7 @@ def filters_of(given: Mapping[str, str]) -> ScheduleFilters:
     status = given.get("status", "")
     if status:
         if status not in STATUSES:
-            raise InvalidInput(f"status {status!r:.60} is neither active nor paused")
+            raise InvalidInput(f"status must be active or paused, not {status!r:.60}")
         found["is_active"] = STATUSES[status]
     return found
 
@@ -104,32 +86,31 @@ def filters_of(given: Mapping[str, str]) -> ScheduleFilters:
 def _flags(filters: ScheduleFilters) -> list[str]:
     given: dict[str, Any] = dict(filters)
     is_active = given.pop("is_active", None)
-    user_id = given.pop("user_id", None)
-    told = options(user=user_id, **given)
+    found = options(user=given.pop("user_id", None), **given)
     if is_active is not None:
-        told.append("--active" if is_active else "--inactive")
-    return told
+        found.append("--active" if is_active else "--inactive")
+    return found
 
 
 # --- many at once ---------------------------------------------------------------------------------
 
 
 def count(request: Request) -> Response:
-    """How many match, as a number: what `all that match` means."""
+    """The number of schedules that match."""
     found = inspector_of(request).schedules.count(**filters_of(request.query_params))
     return HTMLResponse(f"{found:,}")
 
 
 @posted
 def ask(request: Request, form: Form) -> Response:
-    """What a bulk action would be done to, counted; the dialog that asks for it."""
+    """Count the schedules that an action would change, and ask for confirmation."""
     kind = _kind(request)
     chosen = _chosen(form)
     result = inspector_of(request).schedules.bulk(kind, dry_run=True, **chosen)
     verb, about, _ = BULK[kind]
-    ids, filters = chosen.get("ids"), _told_filters(form)
+    ids, filters = chosen.get("ids"), _given_filters(form)
     flags = [] if ids is not None else _flags(filters_of(filters)) or ["--all"]
-    told = command("schedules", kind, *flags, ids=ids or ())
+    cli = command("schedules", kind, *flags, ids=ids or ())
     return partial(
         request,
         "schedules_ask.html",
@@ -140,17 +121,16 @@ def ask(request: Request, form: Form) -> Response:
         ids=ids or [],
         filters=filters,
         is_all=ids is None,
-        command=told if len(told) < MOST_COMMAND else None,
+        cli=cli if len(cli) < MAX_COMMAND else None,
     )
 
 
 @action
 def bulk(request: Request, form: Form) -> Done:
-    """Do it, and say how it went."""
+    """Act on the selected schedules."""
     kind = _kind(request)
     note = form.text("note") if kind in ("pause", "resume") else None
-    chosen = _chosen(form)
-    result = inspector_of(request).schedules.bulk(kind, dry_run=False, note=note, **chosen)
+    result = inspector_of(request).schedules.bulk(kind, dry_run=False, note=note, **_chosen(form))
     return Done(text=_summary(result), level=_level(result))
 
 
@@ -162,29 +142,28 @@ def _kind(request: Request) -> str:
 
 
 def _chosen(form: Form) -> dict[str, Any]:
-    """What is meant, as `bulk` takes it. Raises InvalidInput where that is not clear."""
+    """The selection as arguments of `bulk`. Raises InvalidInput if nothing is selected."""
     if form.has("all"):
-        return dict(filters_of(_told_filters(form)))
+        return dict(filters_of(_given_filters(form)))
     ids = form.every("id")
     if not ids:
         raise InvalidInput("nothing is selected: tick rows, or all that match")
     return {"ids": ids}
 
 
-def _told_filters(form: Form) -> dict[str, str]:
+def _given_filters(form: Form) -> dict[str, str]:
     given = {field: form.text(field) for field in (*FIELDS, "status")}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _summary(result: BulkResult) -> str:
-    done = BULK[result.action][2]
-    parts = [f"{plural(result.done, 'schedule')} {done}"]
-    counts = (("failed", result.failed), ("gone meanwhile", result.gone), ("left", result.left))
-    parts += [f"{many:,} {what}" for what, many in counts if many]
+    parts = [f"{plural(result.done, 'schedule')} {BULK[result.action][2]}"]
+    counts = {"failed": result.failed, "gone meanwhile": result.gone, "not tried": result.left}
+    parts += [f"{many:,} {what}" for what, many in counts.items() if many]
     text = ", ".join(parts)
-    errors = list(result.errors.items())[:ERRORS_TOLD]
+    errors = list(result.errors.items())[:ERRORS_SHOWN]
     text += "".join(f" · {schedule_id}: {error}" for schedule_id, error in errors)
-    return text if len(text) <= MOST_SUMMARY else text[:MOST_SUMMARY] + "…"
+    return text if len(text) <= MAX_SUMMARY else text[:MAX_SUMMARY] + "…"
 
 
 def _level(result: BulkResult) -> str:

@@ -1,4 +1,4 @@
-"""Find what has an id or a name: one box for schedules, users and runs."""
+"""Search schedules, users and runs by id or name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,115 +9,107 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import Forbidden, InvalidInput
-from fairqueue.history.records import RunDetails
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.stats.users import UserInfo
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.pages.helpers import paths, query_value, segment
+from fairqueue.web.dashboard.formatting import query_value
 from fairqueue.web.dashboard.shell import page
 
 Found = TypeVar("Found")
 
 MAX_QUERY = 200  # characters
-SHOWN = 5  # of a kind
-LOOKED = 50  # of a kind; how many more there are is said up to here
+SHOWN = 5  # results per group
+MAX_FOUND = 50  # results per group that are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """Something that was found."""
+class SearchHit:
+    """A search result; `key` is its id."""
 
     label: str
     about: str
-    path: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """What was found of a kind; `rest`: how many more there are, in words, and where."""
+class SearchGroup:
+    """The results of one type; `rest` says how many more there are, `path` leads to them."""
 
     title: str
     icon: str
-    hits: Sequence[Hit]
+    hits: Sequence[SearchHit]
     rest: str = ""
     path: str = ""
 
 
 def search(request: Request) -> Response:
-    """The schedules, users and runs that are meant, the first of each."""
+    """The first schedules, users and runs that match."""
     q = request.query_params.get("q", "").strip()[:MAX_QUERY]
     groups = [_schedules(request, q), _users(request, q), _runs(request, q)] if q else []
     return page(request, "search.html", q=q, groups=[each for each in groups if each.hits])
 
 
-def _schedules(request: Request, q: str) -> Group:
-    """Those whose id it is, or whose name, id or title contains it."""
+def _schedules(request: Request, q: str) -> SearchGroup:
+    """Schedules with this id, or with it in name, id or title."""
     schedules = inspector_of(request).schedules
     own = _or_none(lambda: schedules.get(q))
-    found = _or_none(lambda: schedules.list(contains=q, limit=LOOKED)) or Page[ScheduleView](
+    found = _or_none(lambda: schedules.list(contains=q, limit=MAX_FOUND)) or Page[ScheduleView](
         [], None
     )
     own_id = None if own is None else own.schedule.schedule_id
     others = [view for view in found if view.schedule.schedule_id != own_id]
-    listed = ([] if own is None else [own]) + others
     hits = [
-        Hit(
+        SearchHit(
             label=view.schedule.label,
-            about=f"{view.schedule.schedule_id}, of {view.schedule.user_id}: {view.sentence}",
-            path=paths(request)["schedule_path"] + segment(view.schedule.schedule_id),
+            about=f"{view.schedule.schedule_id}, user {view.schedule.user_id}: {view.sentence}",
+            key=view.schedule.schedule_id,
         )
-        for view in listed[:SHOWN]
+        for view in ([] if own is None else [own]) + others
     ]
-    return Group(
-        title="Schedules",
-        icon="schedules",
-        hits=hits,
-        rest=_rest(len(listed), found.cursor),
-        path=f"{link(request, 'schedules')}?text={query_value(q)}",
-    )
+    return _group(request, "schedules", hits, found.cursor, f"text={query_value(q)}")
 
 
-def _users(request: Request, q: str) -> Group:
-    """Those whose name starts with it."""
+def _users(request: Request, q: str) -> SearchGroup:
+    """Users whose name starts with it."""
     users = inspector_of(request).users
-    found = _or_none(lambda: users.list(order="name", prefix=q, limit=LOOKED))
+    found = _or_none(lambda: users.list(order="name", prefix=q, limit=MAX_FOUND))
     found = found if found is not None else Page[UserInfo]([], None)
-    start = paths(request)["user_path"]
-    hits = [
-        Hit(label=info.user_id, about=info.state, path=start + segment(info.user_id))
-        for info in found[:SHOWN]
-    ]
-    return Group(
-        title="Users",
-        icon="users",
-        hits=hits,
-        rest=_rest(len(found), found.cursor),
-        path=f"{link(request, 'users')}?order=name&prefix={query_value(q)}",
+    hits = [SearchHit(label=info.user_id, about=info.state, key=info.user_id) for info in found]
+    return _group(request, "users", hits, found.cursor, f"order=name&prefix={query_value(q)}")
+
+
+def _runs(request: Request, q: str) -> SearchGroup:
+    """The run with this id."""
+    found = _or_none(lambda: inspector_of(request).runs.get(q).run)
+    about = f"{found.name}, user {found.user_id}: {found.status.replace('_', ' ')}" if found else ""
+    hits = [SearchHit(label=q, about=about, key=q)] if found else []
+    return _group(request, "runs", hits, None, "")
+
+
+def _group(
+    request: Request, name: str, hits: list[SearchHit], cursor: str | None, query: str
+) -> SearchGroup:
+    return SearchGroup(
+        title=name.capitalize(),
+        icon=name,
+        hits=hits[:SHOWN],
+        rest=_rest(len(hits), cursor),
+        path=f"{link(request, name)}?{query}",
     )
-
-
-def _runs(request: Request, q: str) -> Group:
-    """The one whose id it is."""
-    found: RunDetails | None = _or_none(lambda: inspector_of(request).runs.get(q))
-    hits = []
-    if found is not None:
-        about = f"{found.run.name}, of {found.run.user_id}: {found.run.status.replace('_', ' ')}"
-        hits = [Hit(label=q, about=about, path=paths(request)["run_path"] + segment(q))]
-    return Group(title="Runs", icon="runs", hits=hits)
 
 
 def _rest(found: int, cursor: str | None) -> str:
-    """How many are not shown; nothing if all are."""
+    """How many results are not shown, in words; empty if all are."""
     left = max(found - SHOWN, 0)
     if cursor is not None:
-        return f"{left} more, and others" if left else "There may be more"
+        return f"More than {left} more" if left else "There may be more"
     return f"{left} more" if left else ""
 
 
 def _or_none(find: Callable[[], Found]) -> Found | None:
-    """What is found, or nothing: also where the text cannot be an id, or is not for this reader."""
+    """The result, or None if the text cannot be an id or the actor may not see it."""
     try:
         return find()
     except (InvalidInput, Forbidden):

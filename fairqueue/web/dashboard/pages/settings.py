@@ -1,4 +1,4 @@
-"""Settings: what is in force and what it means, the keys of the API, and what this is made of."""
+"""The settings of the queue, the API keys, and the versions in use."""
 
 import json
 import platform
@@ -16,12 +16,13 @@ from fairqueue.errors import InvalidInput
 from fairqueue.models import QueueSettings
 from fairqueue.web.app_state import app_state
 from fairqueue.web.auth import actor_of, inspector_of
-from fairqueue.web.dashboard.filters import duration, number, share
-from fairqueue.web.dashboard.pages.helpers import command, posted, read_seconds, seconds_text
+from fairqueue.web.dashboard.formatting import duration, number, seconds_text, share
+from fairqueue.web.dashboard.forms import Done, Form, action, posted
+from fairqueue.web.dashboard.pages.helpers import read_seconds
 from fairqueue.web.dashboard.pages.run_helpers import refused
-from fairqueue.web.dashboard.shell import STATIC, Done, Form, action, page
+from fairqueue.web.dashboard.shell import STATIC, page
 
-# For how long a new key may hold: as the command line says it, and in words.
+# Lifetimes of a new key: as the command line takes them, and in words.
 LIFETIMES = [("", "never"), ("1d", "in 1 day"), ("30d", "in 30 days"), ("365d", "in 1 year")]
 
 
@@ -29,8 +30,8 @@ LIFETIMES = [("", "never"), ("1d", "in 1 day"), ("30d", "in 30 days"), ("365d", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """How a setting is written: for people, in its field, and read from there."""
+class SettingType:
+    """How a setting is shown, written in its field, and parsed from there."""
 
     shown: Callable[[Any], str]
     typed: Callable[[Any], str]
@@ -42,65 +43,64 @@ def _read_count(text: str, what: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidInput(f"{what} {text!r:.60} is no whole number") from None
+        raise InvalidInput(f"{what} must be a whole number, not {text!r:.60}") from None
 
 
 def _read_part(text: str, what: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(f"{what} {text!r:.60} is no number: such as 0.5") from None
+        raise InvalidInput(f"{what} must be a number such as 0.5, not {text!r:.60}") from None
 
 
-COUNT = Kind(shown=number, typed=str, read=_read_count, hint="a whole number")
-SECONDS = Kind(
+COUNT = SettingType(shown=number, typed=str, read=_read_count, hint="a whole number")
+SECONDS = SettingType(
     shown=lambda seconds: duration(seconds) if seconds else "0",
     typed=seconds_text,
     read=read_seconds,
-    hint="such as 90s, 15m, 12h or 7d",
+    hint="for example 90s, 15m, 12h or 7d",
 )
-PART = Kind(shown=share, typed=str, read=_read_part, hint="from 0 to 1")
-WORD = Kind(shown=str, typed=str, read=lambda text, _: text, hint="tasks or time")
+PART = SettingType(shown=share, typed=str, read=_read_part, hint="from 0 to 1")
+WORD = SettingType(shown=str, typed=str, read=lambda text, _: text, hint="tasks or time")
 
-# Of each setting: its kind and what it means.
-MEANINGS: dict[str, tuple[Kind, str]] = {
+# The type of each setting, and its meaning.
+MEANINGS: dict[str, tuple[SettingType, str]] = {
     "max_attempts": (
         COUNT,
-        "A task whose worker dies on this attempt goes to the failed ones instead of being offered "
-        "again.",
+        "If a worker dies on this attempt of a task, the task fails instead of being tried again.",
     ),
     "max_waiting": (
         COUNT,
-        "How many tasks may wait or be delayed before new ones are refused; 0: any number.",
+        "New tasks are refused while this many wait or are delayed. 0: no limit.",
     ),
     "keep_finished": (
         COUNT,
-        "How many succeeded and cancelled runs are kept, about 1 KB each; 0: none.",
+        "How many succeeded and cancelled runs are kept, about 1 KB each. 0: none.",
     ),
-    "keep_finished_for": (SECONDS, "For how long succeeded and cancelled runs are kept."),
-    "keep_dead": (COUNT, "How many failed runs are kept; 0: none."),
-    "keep_dead_for": (SECONDS, "For how long failed runs are kept."),
+    "keep_finished_for": (SECONDS, "How long succeeded and cancelled runs are kept."),
+    "keep_dead": (COUNT, "How many failed runs are kept. 0: none."),
+    "keep_dead_for": (SECONDS, "How long failed runs are kept."),
     "cost": (
         WORD,
-        "What users share: tasks counts each task the same, time counts how long workers hold it.",
+        "What fair shares count: tasks (each the same), or time (how long each task runs).",
     ),
     "critical_share": (
         PART,
-        "Largest share of slots that CRITICAL tasks may take ahead of others' turns.",
+        "Largest share of slots that CRITICAL tasks may take ahead of other tasks.",
     ),
     "ageing": (
         SECONDS,
-        "Seconds of waiting that outweigh one level of priority; 0: strict priorities. Can be "
-        "changed only while no task is queued.",
+        "Waiting this long counts as much as one level of priority. 0: strict priorities. Can only "
+        "be changed while no task is queued.",
     ),
-    "max_schedules": (COUNT, "How many schedules a user may have; 0: any number."),
-    "min_interval": (SECONDS, "How far apart two moments of a new schedule must be at least."),
+    "max_schedules": (COUNT, "How many schedules a user may have. 0: no limit."),
+    "min_interval": (SECONDS, "Shortest allowed time between two runs of a new schedule."),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A setting on the page: its value and its default for people, and as its field takes them."""
+    """A setting on the page: value and default, as shown and as written in the field."""
 
     name: str
     meaning: str
@@ -133,18 +133,14 @@ def rows(settings: Mapping[str, Any]) -> list[Row]:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def settings(request: Request) -> Response:
-    """The page. Raises Forbidden for somebody of one tenant: all of this is shared."""
-    return _page(request)
-
-
-def _page(
+def settings(
     request: Request,
     *,
     status: int = 200,
     key_error: str | None = None,
     key_typed: Mapping[str, str] | None = None,
 ) -> Response:
+    """The page. Raises Forbidden for an actor of one tenant."""
     inspector = inspector_of(request)
     found = inspector.system.settings()
     state = app_state(request)
@@ -163,18 +159,17 @@ def _page(
         server=inspector.system.redis(),
         versions=vendored(),
         python=platform.python_version(),
-        command=command,
     )
 
 
 def _keys(request: Request) -> list[KeyInfo] | None:
-    """The keys, for those who may see them."""
+    """The keys, if the actor may see them."""
     return inspector_of(request).keys.list() if actor_of(request).may("admin") else None
 
 
 @lru_cache(maxsize=1)
 def vendored() -> dict[str, str]:
-    """What the pages are made with, and in which versions."""
+    """The versions of the libraries that the pages use."""
     found: dict[str, str] = json.loads((STATIC / "versions.json").read_text(encoding="utf-8"))
     return found
 
@@ -184,21 +179,21 @@ def vendored() -> dict[str, str]:
 
 @action
 def change(request: Request, form: Form) -> Done:
-    """Change one setting; what cannot be used stays in its field, with the reason beside it."""
+    """Change a setting. An invalid value stays in its field, with the reason beside it."""
     name, typed = form.raw("name"), form.raw("value").strip()
     try:
         if name not in MEANINGS:
-            raise InvalidInput(f"setting {name!r:.60} is none of {', '.join(MEANINGS)}")
+            raise InvalidInput(f"unknown setting {name!r:.60}: use {', '.join(MEANINGS)}")
         value = MEANINGS[name][0].read(typed, name)
         inspector_of(request).system.configure(**{name: value})
     except InvalidInput as error:
         return refused(error)
-    return Done(text=f"{name} is {typed} from now on.")
+    return Done(text=f"{name} is now {typed}.")
 
 
 @posted
 def create_key(request: Request, form: Form) -> Response:
-    """Make a key, and show its secret this once: nothing of it is kept, here or in a cache."""
+    """Create a key, and show its secret once. It is not stored or cached."""
     typed = {name: form.raw(name).strip() for name in ("name", "role", "tenant", "expires_in")}
     try:
         expires_in = (
@@ -208,16 +203,16 @@ def create_key(request: Request, form: Form) -> Response:
             typed["name"], typed["role"], typed["tenant"] or None, expires_in
         )
     except InvalidInput as error:
-        return _page(request, status=422, key_error=str(error), key_typed=typed)
+        return settings(request, status=422, key_error=str(error), key_typed=typed)
     return page(request, "key_made.html", status=201, key=key)
 
 
 @action
 def revoke_key(request: Request, form: Form) -> Done:
-    """Take a key back."""
+    """Revoke a key."""
     if inspector_of(request).keys.revoke(form.raw("id")):
-        return Done(text="The key is revoked: it, and sessions begun with it, end at once.")
-    return Done(text="There is no such key any more.", level="warning")
+        return Done(text="The key was revoked, and sessions that used it have ended.")
+    return Done(text="The key no longer exists.", level="warning")
 
 
 ROUTES: list[BaseRoute] = [

@@ -1,27 +1,13 @@
-"""One user: how it fares, why it waits, what belongs to it."""
+"""One user: the share of service, waiting tasks, schedules and runs."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidTask, UnknownUser
-from fairqueue.web.auth import actor_of, inspector_of
+from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.charts import chart_document
-from fairqueue.web.dashboard.pages.helpers import (
-    brief,
-    command,
-    paths,
-    query_value,
-    rule_text,
-    segment,
-)
-from fairqueue.web.dashboard.pages.user_helpers import (
-    WINDOWS,
-    hint,
-    scale_of,
-    window_of,
-    windows,
-)
+from fairqueue.web.dashboard.pages.user_helpers import WINDOWS, hint, scale_of, window_of, windows
 from fairqueue.web.dashboard.shell import page
 
 ROWS = 25  # tasks, schedules and runs that are shown
@@ -29,7 +15,7 @@ STARTED = ("running", "succeeded", "failed", "timed_out", "cancelled")
 
 
 def user(request: Request) -> Response:
-    """The page of a user; a kind one where there is none."""
+    """The page of a user, or a page that says there is no such user."""
     user_id = request.path_params["id"]
     window = window_of(request)
     minutes, label = WINDOWS[window]
@@ -48,21 +34,14 @@ def user(request: Request) -> Response:
         tasks=inspector.tasks.list(user_id=user_id, limit=ROWS),
         schedules=inspector.schedules.list(user_id=user_id, limit=ROWS),
         runs=inspector.runs.list(STARTED, user_id=user_id, limit=ROWS),
-        sees_all=actor_of(request).tenant is None,
         window=window,
         window_label="hour" if window == "1h" else label,
         windows=windows(),
-        query_id=query_value(user_id),
-        segment=segment,
-        rule_text=rule_text,
-        brief=brief,
-        command=command,
-        **paths(request),
     )
 
 
 def service(request: Request) -> Response:
-    """The runs of a user that ended, over time."""
+    """The ended runs of a user over time, for a chart."""
     user_id = request.query_params.get("id", "")
     series = inspector_of(request).users.service(user_id, WINDOWS[window_of(request)][0])
     counts = series.counts[user_id]

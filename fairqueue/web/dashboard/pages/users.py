@@ -1,4 +1,4 @@
-"""The users: what each is entitled to and gets, why some wait, and what can be done about it."""
+"""The users: their fair and actual shares, why they wait, and actions on them."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,15 +15,9 @@ from fairqueue.models import Page
 from fairqueue.stats.users import ShareSeries, UserInfo
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import Line, chart_document
-from fairqueue.web.dashboard.filters import duration
-from fairqueue.web.dashboard.pages.helpers import (
-    command,
-    now_of,
-    options,
-    paths,
-    query_value,
-    segment,
-)
+from fairqueue.web.dashboard.formatting import command, duration, options
+from fairqueue.web.dashboard.forms import Done, Form, action
+from fairqueue.web.dashboard.pages.helpers import now_of
 from fairqueue.web.dashboard.pages.user_helpers import (
     WINDOWS,
     evenness,
@@ -32,14 +26,14 @@ from fairqueue.web.dashboard.pages.user_helpers import (
     window_of,
     windows,
 )
-from fairqueue.web.dashboard.shell import Done, Form, action, page, partial
+from fairqueue.web.dashboard.shell import page, partial
 
 PAGE = 25  # users on one page
 TOP = 8  # users with a colour of their own
-DIALOGS = ("limits", "drop", "pause")
-# For how many minutes a user may be paused; "" until somebody resumes it.
+DIALOGS = ("limits", "purge", "pause")
+# For how many minutes a user is paused; "" until resumed.
 PAUSES = {
-    "": "until somebody resumes them",
+    "": "until resumed",
     "15": "15 minutes",
     "60": "1 hour",
     "480": "8 hours",
@@ -51,7 +45,7 @@ LIMITS = ("weight", "max_running", "max_waiting", "rate", "tenant")
 
 
 def users(request: Request) -> Response:
-    """A page of users; where nobody asks for an order and nobody is busy, of all by name."""
+    """A page of users: by default busy ones by backlog, or all by name if nobody is busy."""
     window = window_of(request)
     order = request.query_params.get("order") or None
     found = _list(request, order or "backlog")
@@ -60,8 +54,8 @@ def users(request: Request) -> Response:
         found = _list(request, "name")
         order = "name" if found else None
     minutes = WINDOWS[window][0]
-    sees_all = actor_of(request).tenant is None
-    view = inspector_of(request).users.overview(minutes) if sees_all else None
+    sees_tenants = actor_of(request).tenant is None
+    view = inspector_of(request).users.overview(minutes) if sees_tenants else None
     return page(
         request,
         "users.html",
@@ -71,17 +65,13 @@ def users(request: Request) -> Response:
         is_filtered=any(request.query_params.get(name) for name in ("prefix", "tenant")),
         view=view,
         evenness=evenness(view.jain) if view else None,
-        sees_all=sees_all,
         window=window,
         window_label=WINDOWS[window][1],
         windows=windows(),
         hint=lambda info: hint(info, minutes),
         scale=scale_of(found),
         kind=_kind(request),
-        segment=segment,
-        query_value=query_value,
-        command=command("users", "list", *_flags(request, minutes)),
-        **paths(request),
+        cli=command("users", "list", *_flags(request, minutes)),
     )
 
 
@@ -106,7 +96,7 @@ def _flags(request: Request, minutes: int) -> list[str]:
 
 
 def shares(request: Request) -> Response:
-    """Runs that ended over time, of the users who got most and of all others."""
+    """The ended runs over time of the users with most runs and of all others, for a chart."""
     series = inspector_of(request).users.shares(WINDOWS[window_of(request)][0], TOP)
     names = [*series.users, *(["others"] if any(series.others) else [])]
     tones = [*tones_of(series.users), "idle"]
@@ -118,9 +108,9 @@ def shares(request: Request) -> Response:
 
 
 def tones_of(users: Sequence[str]) -> list[str]:
-    """A colour for each user, the same at each load: it goes by the name, not by the place.
+    """A colour for each user that depends on the name, so that it stays the same.
 
-    Of users whose names lead to one colour the first by name has it, and the others a free one.
+    If several names lead to one colour, the first by name gets it, and the others a free one.
     """
     wanted = {user: crc32(user.encode("utf-8", "replace")) % TOP for user in users}
     taken: dict[int, str] = {}
@@ -134,7 +124,7 @@ def tones_of(users: Sequence[str]) -> list[str]:
 
 
 def _in_percent(series: ShareSeries, lines: Sequence[Line]) -> list[Line]:
-    """Counts as parts of all that ended in the same stretch; nothing where none did."""
+    """Counts as percentages of all runs that ended in the same interval."""
     totals = [
         sum(series.counts[user][i] for user in series.users) + others
         for i, others in enumerate(series.others)
@@ -160,19 +150,18 @@ def _kind(request: Request) -> str:
 
 
 def ask(request: Request) -> Response:
-    """What a dialog asks: the limits to change, or how much would be dropped right now."""
+    """A dialog: change limits, cancel waiting tasks, or pause."""
     kind = request.path_params["kind"]
     if kind not in DIALOGS:
         raise HTTPException(404)
     user_id = request.query_params.get("id", "")
-    people = inspector_of(request).users
+    part = inspector_of(request).users
     return partial(
         request,
         f"users_{kind}.html",
-        info=people.get(user_id),
-        waiting=people.purge(user_id, dry_run=True) if kind == "drop" else 0,
+        info=part.get(user_id),
+        waiting=part.purge(user_id, dry_run=True) if kind == "purge" else 0,
         pauses=PAUSES,
-        command=command,
     )
 
 
@@ -181,7 +170,7 @@ def ask(request: Request) -> Response:
 
 @action
 def change(request: Request, form: Form) -> Done:
-    """Change what differs from what the form showed: what others changed meanwhile stays."""
+    """Change the limits that differ from what the form showed, and keep others' changes."""
     user_id = form.raw("id")
     given = {
         name: value
@@ -191,12 +180,12 @@ def change(request: Request, form: Form) -> Done:
     if not given:
         return Done(text="Nothing was changed.", level="warning", stay=True)
     inspector_of(request).users.set(user_id, **given)
-    told = ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in given.items())
-    return Done(text=f"Changed for {user_id}: {told}.")
+    text = ", ".join(f"{name.replace('_', ' ')} {_said(value)}" for name, value in given.items())
+    return Done(text=f"Changed {user_id}: {text}.")
 
 
 def _limits(form: Form) -> dict[str, Any]:
-    """What the form has; an empty field takes a limit away. Raises InvalidInput."""
+    """The limits in the form; an empty field removes a limit. Raises InvalidInput."""
     found: dict[str, Any] = {
         "weight": form.decimal("weight"),
         "max_running": form.integer("max_running"),
@@ -205,7 +194,7 @@ def _limits(form: Form) -> dict[str, Any]:
         "tenant": form.text("tenant"),
     }
     if form.has("weight") and found["weight"] is None:
-        raise InvalidInput("weight is missing: a number from 0.01 to 1000, as most users 1")
+        raise InvalidInput("weight is required: a number from 0.01 to 1000, by default 1")
     return {name: value for name, value in found.items() if form.has(name)}
 
 
@@ -217,7 +206,7 @@ def _said(value: object) -> str:
 
 @action
 def pause(request: Request, form: Form) -> Done:
-    """Hand out no task of a user, until somebody resumes it or for so many minutes."""
+    """Pause a user until resumed, or for some minutes."""
     user_id = form.raw("id")
     minutes = form.integer("minutes")
     if minutes is not None and not 0 < minutes <= MAX_PAUSE:
@@ -225,12 +214,12 @@ def pause(request: Request, form: Form) -> Done:
     until = None if minutes is None else now_of(request) + timedelta(minutes=minutes)
     inspector_of(request).users.pause(user_id, note=form.text("note"), until=until)
     how_long = f" for {duration(minutes * 60)}" if minutes else ""
-    return Done(text=f"Paused {user_id}{how_long}: no task is handed out. What runs goes on.")
+    return Done(text=f"Paused {user_id}{how_long}. Running tasks continue.")
 
 
 @action
 def resume(request: Request, form: Form) -> Done:
-    """Hand out the tasks of a user again."""
+    """Resume a user."""
     user_id = form.raw("id")
     inspector_of(request).users.resume(user_id)
     return Done(text=f"Resumed {user_id}.")
@@ -238,10 +227,10 @@ def resume(request: Request, form: Form) -> Done:
 
 @action
 def purge(request: Request, form: Form) -> Done:
-    """Drop the backlog of a user."""
+    """Cancel the waiting tasks of a user."""
     user_id = form.raw("id")
     count = inspector_of(request).users.purge(user_id, dry_run=False)
-    return Done(text=f"Dropped {plural(count, 'waiting task')} of {user_id}.")
+    return Done(text=f"Cancelled {plural(count, 'waiting task')} of {user_id}.")
 
 
 ROUTES: list[BaseRoute] = [

@@ -1,4 +1,4 @@
-"""Workers and health: who works, who leads, how Redis fares, and what holds work back."""
+"""Workers and health: live workers, the leading scheduler, Redis, and limits by task name."""
 
 from dataclasses import dataclass
 
@@ -10,23 +10,23 @@ from fairqueue.doctor import FULL_SHARE, FULLER_SHARE, SKEW_S, SLOW_S
 from fairqueue.errors import InvalidInput
 from fairqueue.inspection.views import RedisInfo
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.filters import duration, number, share, size
-from fairqueue.web.dashboard.pages.helpers import command, paths, segment
-from fairqueue.web.dashboard.pages.run_helpers import refused, short
-from fairqueue.web.dashboard.shell import Done, Form, action, page
+from fairqueue.web.dashboard.formatting import duration, number, share, size
+from fairqueue.web.dashboard.forms import Done, Form, action
+from fairqueue.web.dashboard.pages.run_helpers import refused
+from fairqueue.web.dashboard.shell import page
 
 CURRENT = 5  # runs of a worker that are named; the others are counted
-NAMES = 8  # of its handlers
+NAMES = 8  # handlers of a worker that are named
 
 
-# --- how Redis fares ------------------------------------------------------------------------------
+# --- Redis ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """One thing about Redis: its value, whether it is good, and what to do if not.
+class RedisCheck:
+    """A property of Redis, its value, and what to do about it.
 
-    level: ok, warning or error. part: of what there is, from 0 to 1, where that can be said.
+    level: ok, warning or error. part: the used part of a limit, from 0 to 1.
     """
 
     name: str
@@ -36,96 +36,84 @@ class Judgement:
     part: float | None = None
 
 
-def judge(info: RedisInfo) -> list[Judgement]:
-    """What is to be said about the server, in the order of a page."""
+def check_redis(info: RedisInfo) -> list[RedisCheck]:
+    """The properties of the server, in the order of the page."""
     return [
-        Judgement(name="Server", value=f"{info.server} {info.version}, up {duration(info.uptime)}"),
+        RedisCheck(
+            name="Server", value=f"{info.server} {info.version}, up {duration(info.uptime)}"
+        ),
         _memory(info),
-        _policy(info),
+        _check(
+            "Eviction",
+            info.policy,
+            "error" if info.policy.startswith("allkeys") else "ok",
+            "A full server deletes tasks and schedules: set maxmemory-policy noeviction.",
+        ),
         _persistence(info),
-        _last_save(info),
-        Judgement(
+        _check(
+            "Last save",
+            "succeeded" if info.last_save_ok else "failed",
+            "ok" if info.last_save_ok else "error",
+            "Its disk may be full or not writable: see the log of the server.",
+        ),
+        RedisCheck(
             name="Replicas",
             value=number(info.replicas),
-            advice="" if info.replicas else "None: if this server is lost, so is what it holds.",
+            advice="" if info.replicas else "None: if this server is lost, its data is lost.",
         ),
-        Judgement(name="Clients", value=f"{number(info.clients)} connected"),
-        _round_trip(info),
-        _clock(info),
+        RedisCheck(name="Clients", value=f"{number(info.clients)} connected"),
+        _check(
+            "Round trip",
+            f"{info.round_trip * 1000:.2f} ms",
+            "warning" if info.round_trip > SLOW_S else "ok",
+            "Every call is slow: check the network, and SLOWLOG GET on the server.",
+        ),
+        _check(
+            "Clock",
+            f"this machine is {info.clock_skew:+.3f} s off",
+            "warning" if abs(info.clock_skew) > SKEW_S else "ok",
+            "The queue uses the clock of Redis: synchronize the clocks of both machines with NTP.",
+        ),
     ]
 
 
-def _memory(info: RedisInfo) -> Judgement:
+def _check(name: str, value: str, level: str, advice: str, part: float | None = None) -> RedisCheck:
+    """A check whose advice is only shown if it is not ok."""
+    advice = "" if level == "ok" else advice
+    return RedisCheck(name=name, value=value, level=level, advice=advice, part=part)
+
+
+def _memory(info: RedisInfo) -> RedisCheck:
     if not info.max_memory:
-        text = f"{size(info.used_memory)} used, without a maxmemory"
-        advice = "With a maxmemory, a full server refuses new tasks before the machine is out."
-        return Judgement(name="Memory", value=text, advice=advice)
+        advice = "With maxmemory set, a full server refuses new tasks before the machine runs out."
+        text = f"{size(info.used_memory)} used, no maxmemory"
+        return RedisCheck(name="Memory", value=text, advice=advice)
     part = info.used_memory / info.max_memory
     text = f"{size(info.used_memory)} of {size(info.max_memory)}, {share(part)}"
     level = "ok" if part < FULL_SHARE else "warning" if part < FULLER_SHARE else "error"
-    advice = "Soon it refuses new tasks: raise maxmemory, or keep fewer ended runs (Settings)."
-    return Judgement(
-        name="Memory", value=text, level=level, part=part, advice=advice if level != "ok" else ""
-    )
+    advice = "It will soon refuse new tasks: raise maxmemory, or keep fewer ended runs (Settings)."
+    return _check("Memory", text, level, advice, part)
 
 
-def _policy(info: RedisInfo) -> Judgement:
-    if info.policy.startswith("allkeys"):
-        advice = "A full server throws tasks and schedules away: set maxmemory-policy noeviction."
-        return Judgement(name="Eviction", value=info.policy, level="error", advice=advice)
-    return Judgement(name="Eviction", value=info.policy)
-
-
-def _persistence(info: RedisInfo) -> Judgement:
+def _persistence(info: RedisInfo) -> RedisCheck:
     if not info.appendonly:
-        advice = "A crash loses what came since the last snapshot: set appendonly yes."
-        return Judgement(name="Persistence", value="appendonly no", level="warning", advice=advice)
+        advice = "A crash loses all data since the last snapshot: set appendonly yes."
+        return _check("Persistence", "appendonly no", "warning", advice)
     text = "appendonly yes"
     if info.appendfsync != "?":
         text += f", appendfsync {info.appendfsync}"
-    if info.appendfsync == "no":
-        advice = "A crash of the machine may lose half a minute: set appendfsync everysec."
-        return Judgement(name="Persistence", value=text, level="warning", advice=advice)
-    return Judgement(name="Persistence", value=text)
-
-
-def _last_save(info: RedisInfo) -> Judgement:
-    if info.last_save_ok:
-        return Judgement(name="Last save", value="succeeded")
-    advice = "Its disk may be full or not writable: the log of the server says why."
-    return Judgement(name="Last save", value="failed", level="error", advice=advice)
-
-
-def _round_trip(info: RedisInfo) -> Judgement:
-    slow = info.round_trip > SLOW_S
-    advice = "Everything waits for it: look at the network, and at SLOWLOG GET on the server."
-    return Judgement(
-        name="Round trip",
-        value=f"{info.round_trip * 1000:.2f} ms",
-        level="warning" if slow else "ok",
-        advice=advice if slow else "",
-    )
-
-
-def _clock(info: RedisInfo) -> Judgement:
-    off = abs(info.clock_skew) > SKEW_S
-    advice = "The queue goes by the clock of Redis: let NTP set the clocks of both machines."
-    return Judgement(
-        name="Clock",
-        value=f"this machine is {info.clock_skew:+.3f} s off",
-        level="warning" if off else "ok",
-        advice=advice if off else "",
-    )
+    level = "warning" if info.appendfsync == "no" else "ok"
+    advice = "A crash of the machine may lose half a minute of data: set appendfsync everysec."
+    return _check("Persistence", text, level, advice)
 
 
 # --- the page -------------------------------------------------------------------------------------
 
 
 def workers(request: Request) -> Response:
-    """The page. Raises Forbidden for somebody of one tenant: all of this is shared."""
+    """The page. Raises Forbidden for an actor of one tenant."""
     inspector = inspector_of(request)
     found = inspector.workers.list()
-    snapshot = inspector.system.snapshot()
     return page(
         request,
         "workers.html",
@@ -133,29 +121,25 @@ def workers(request: Request) -> Response:
         slots=sum(worker.slots for worker in found),
         running=sum(worker.running for worker in found),
         leader=inspector.system.leader(),
-        snapshot=snapshot,
-        judgements=judge(inspector.system.redis()),
+        snapshot=inspector.system.snapshot(),
+        checks=check_redis(inspector.system.redis()),
         limits=inspector.system.limits(),
         problems=inspector.schedules.problems(),
-        most_current=CURRENT,
-        most_names=NAMES,
-        short=short,
-        segment=segment,
-        command=command,
-        **paths(request),
+        max_current=CURRENT,
+        max_names=NAMES,
     )
 
 
 @action
 def drain(request: Request, form: Form) -> Done:
-    """Have a worker end when it has finished what it runs."""
+    """Let a worker finish its tasks and exit."""
     inspector_of(request).workers.drain(form.raw("id"))
-    return Done(text="It takes no more tasks, and ends when those that it runs are done.")
+    return Done(text="The worker takes no more tasks, and exits when its tasks are done.")
 
 
 @action
 def set_limits(request: Request, form: Form) -> Done:
-    """Limit all tasks of a name; what is left empty is not limited."""
+    """Set the limits of a task name; empty fields are not limited."""
     name = form.raw("name").strip()
     try:
         limits = {
@@ -167,8 +151,8 @@ def set_limits(request: Request, form: Form) -> Done:
     except InvalidInput as error:
         return refused(error)
     if not any(limits.values()):
-        return Done(text=f"Nothing limits {name} any more, until a worker that starts says so.")
-    return Done(text=f"The limits of {name} hold from now on.")
+        return Done(text=f"{name} is no longer limited, unless a worker that starts limits it.")
+    return Done(text=f"The limits of {name} apply from now on.")
 
 
 ROUTES: list[BaseRoute] = [
