@@ -63,10 +63,10 @@ _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
     ("aio", "read"): (),  # scripts, of `Each`
     ("store", "_texts"): ("HMGET",),
-    ("aio", "_evaluate"): (),  # scripts
     ("connection", "_stream"): (),  # scripts
     ("connection", "ask"): (),  # what its callers name
-    ("connection", "_evaluate_by_sha"): (),  # scripts
+    # Scripts, what Ask names, and the loading and EVAL of scripts in the driver.
+    ("connection", "_converse"): ("EVAL", "SCRIPT LOAD"),
     ("dialer", "_primary"): (),  # asks a sentinel, by a method of that name
     ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
     ("doctor", "_try_harmless"): (

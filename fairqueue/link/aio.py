@@ -6,8 +6,9 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import redis
@@ -27,10 +28,9 @@ from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, kind_of
 from fairqueue.link import driver
 from fairqueue.link.dialer import NobodyThere, is_nobody, options_like
-from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, check_answers
+from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk
 from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.operation import (
-    Argument,
     Ask,
     Blocking,
     Call,
@@ -40,9 +40,7 @@ from fairqueue.link.operation import (
     Together,
     Wait,
 )
-from fairqueue.link.scripts import Script
 
-Action = Callable[[AbstractConnection], Awaitable[Any]]
 Result = TypeVar("Result")
 
 
@@ -109,21 +107,12 @@ class AsyncLink(Driver):
     # --- requests ---------------------------------------------------------------------------------
 
     async def _call(self, call: Call) -> Any:
-        return await self._repeat(self._evaluation(*self._command(call)), call.timeout)
+        prepared = self._command(call)
+        return await self._repeat(lambda: self._run_script(*prepared), call.timeout)
 
     async def _together(self, request: Together) -> list[Any]:
         prepared = [self._command(call) for call in request.calls]
-
-        async def talk(connection: AbstractConnection) -> list[Any]:
-            await _send(connection, [command for _, command in prepared])
-            answers = [await self._answer_or_error(connection) for _ in prepared]
-            for i, answer in enumerate(answers):
-                if isinstance(answer, redis.exceptions.NoScriptError):
-                    answers[i] = await self._evaluate(connection, *prepared[i])
-            check_answers(answers)
-            return answers
-
-        answers: list[Any] = await self._repeat(talk, None)
+        answers: list[Any] = await self._repeat(lambda: self._run_together(prepared), None)
         return answers
 
     async def _each(self, request: Each) -> None:
@@ -154,17 +143,15 @@ class AsyncLink(Driver):
                 if waiting and isinstance(error, redis.ResponseError):
                     read(await self._call(waiting.popleft()[0]))  # it was answered: with a refusal
                 for call, sent_at in waiting:
-                    action = self._evaluation(*self._command(call))
-                    read(await self._repeat(action, None, sent_at=sent_at))
+                    talk = partial(self._run_script, *self._command(call))
+                    read(await self._repeat(talk, None, sent_at=sent_at))
                 for call in source:
                     read(await self._call(call))
 
     async def _ask(self, request: Ask) -> list[Any]:
-        async def talk(connection: AbstractConnection) -> list[Any]:
-            await _send(connection, request.commands)
-            return [await self._read(connection) for _ in request.commands]
-
-        answers: list[Any] = await self._repeat(talk, request.timeout)
+        answers: list[Any] = await self._repeat(
+            lambda: self._run_commands(request.commands), request.timeout
+        )
         return answers
 
     async def _now(self, request: Now) -> int:
@@ -183,22 +170,7 @@ class AsyncLink(Driver):
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
-    # --- scripts ----------------------------------------------------------------------------------
-
-    def _evaluation(self, script: Script, command: list[Argument]) -> Action:
-        return lambda connection: self._evaluate(connection, script, command)
-
-    async def _evaluate(
-        self, connection: AbstractConnection, script: Script, command: list[Argument]
-    ) -> Any:
-        await connection.send_command(*command)
-        try:
-            return await self._read(connection)
-        except redis.exceptions.NoScriptError:
-            await connection.send_command("SCRIPT", "LOAD", script.text)
-        await self._read(connection)
-        await connection.send_command(*command)
-        return await self._read(connection)
+    # --- attempts ---------------------------------------------------------------------------------
 
     async def _read(self, connection: AbstractConnection) -> Any:
         return await connection.read_response(timeout=self._dialer.attempt)
@@ -213,10 +185,21 @@ class AsyncLink(Driver):
         """At most as long as one attempt may take, or `limit` seconds if that is less."""
         return asyncio.timeout(min(limit, self._dialer.attempt))
 
+    async def _converse(self, connection: AbstractConnection, talk: Talk) -> Any:
+        try:
+            commands = next(talk)
+            while True:
+                packed = connection.pack_commands(commands)
+                await connection.send_packed_command(packed)
+                answers = [await self._answer_or_error(connection) for _ in commands]
+                commands = talk.send(answers)
+        except StopIteration as end:
+            return end.value
+
     async def _repeat(
-        self, action: Action, timeout: float | None, *, sent_at: float | None = None
+        self, talk: Callable[[], Talk], timeout: float | None, *, sent_at: float | None = None
     ) -> Any:
-        """Do it, again if need be, until the deadline; once if nobody was ever there."""
+        """Have a conversation, again if need be, until the deadline; once if nobody was there."""
         attempts = Attempts(self, timeout, sent_at)
         while True:
             begun = False
@@ -225,7 +208,7 @@ class AsyncLink(Driver):
                     attempts.begin()
                     begun = True
                     async with self._patience(attempts.limit):
-                        return await action(connection)
+                        return await self._converse(connection, talk())
             except (redis.ResponseError, *BROKEN) as error:
                 failure = error
             outcome = attempts.failed(failure, begun)
@@ -386,11 +369,6 @@ class _Waiter:
             await self._link.take_back(connection)
         else:
             await _disconnect(connection)
-
-
-async def _send(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> None:
-    """Send commands together: a write for each would wake the server each time."""
-    await connection.send_packed_command(connection.pack_commands(commands))
 
 
 async def _disconnect(connection: AbstractConnection) -> None:

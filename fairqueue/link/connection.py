@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar, cast
 
@@ -17,7 +18,7 @@ from fairqueue.clock import Clock
 from fairqueue.errors import RedisRefused
 from fairqueue.link.dialer import connection_maker, disconnect
 from fairqueue.link.driver import BATCH_BYTES as BATCH_BYTES
-from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, check_answers
+from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk
 from fairqueue.link.driver import MAX_TIMEOUT_S as MAX_TIMEOUT_S
 from fairqueue.link.driver import in_batches as in_batches
 from fairqueue.link.keys import KEY_TYPES, Keys
@@ -25,9 +26,7 @@ from fairqueue.link.listener import Listener as Listener
 from fairqueue.link.listener import at_most, readable
 from fairqueue.link.operation import Argument as Argument
 from fairqueue.link.operation import Ask, Blocking, Call, Each, Now, Operation, Together, Wait
-from fairqueue.link.scripts import Script
 
-Action = Callable[[AbstractConnection], Any]
 Result = TypeVar("Result")
 
 
@@ -117,23 +116,12 @@ class Link(Driver):
     # --- requests ---------------------------------------------------------------------------------
 
     def _call(self, call: Call) -> Any:
-        return self._repeat(self._evaluation(*self._command(call)), call.timeout)
+        prepared = self._command(call)
+        return self._repeat(lambda: self._run_script(*prepared), call.timeout)
 
     def _together(self, request: Together) -> list[Any]:
         prepared = [self._command(call) for call in request.calls]
-
-        def talk(connection: AbstractConnection) -> list[Any]:
-            if self._plain_scripts:
-                return [self._evaluate(connection, *each) for each in prepared]
-            _send(connection, [command for _, command in prepared])
-            answers = [_answer_or_error(connection) for _ in prepared]
-            for i, answer in enumerate(answers):
-                if isinstance(answer, redis.exceptions.NoScriptError):
-                    answers[i] = self._evaluate(connection, *prepared[i])
-            check_answers(answers)
-            return answers
-
-        answers: list[Any] = self._repeat(talk, None)
+        answers: list[Any] = self._repeat(lambda: self._run_together(prepared), None)
         return answers
 
     def _each(self, request: Each) -> None:
@@ -170,17 +158,15 @@ class Link(Driver):
             if waiting and isinstance(error, redis.ResponseError):
                 yield self._call(waiting.popleft()[0])  # it was answered: with a refusal
             for call, sent_at in waiting:
-                action = self._evaluation(*self._command(call))
-                yield self._repeat(action, None, sent_at=sent_at)
+                prepared = self._command(call)
+                yield self._repeat(partial(self._run_script, *prepared), None, sent_at=sent_at)
             for call in source:
                 yield self._call(call)
 
     def _ask(self, request: Ask) -> list[Any]:
-        def talk(connection: AbstractConnection) -> list[Any]:
-            _send(connection, request.commands)
-            return [connection.read_response() for _ in request.commands]
-
-        answers: list[Any] = self._repeat(talk, request.timeout)
+        answers: list[Any] = self._repeat(
+            lambda: self._run_commands(request.commands), request.timeout
+        )
         return answers
 
     def _now(self, request: Now) -> int:
@@ -199,40 +185,12 @@ class Link(Driver):
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
-    # --- scripts ----------------------------------------------------------------------------------
-
-    def _evaluation(self, script: Script, command: list[Argument]) -> Action:
-        return lambda connection: self._evaluate(connection, script, command)
-
-    def _evaluate(
-        self, connection: AbstractConnection, script: Script, command: list[Argument]
-    ) -> Any:
-        if not self._plain_scripts:
-            try:
-                return self._evaluate_by_sha(connection, script, command)
-            except redis.ResponseError as error:
-                if "near '#'" not in str(error):  # fakeredis says so only when the script runs
-                    raise
-                self._plain_scripts = True
-        connection.send_command("EVAL", script.plain_text, *command[2:])
-        return connection.read_response()
-
-    def _evaluate_by_sha(
-        self, connection: AbstractConnection, script: Script, command: list[Argument]
-    ) -> Any:
-        connection.send_command(*command)
-        try:
-            return connection.read_response()
-        except redis.exceptions.NoScriptError:
-            connection.send_command("SCRIPT", "LOAD", script.text)
-        connection.read_response()
-        connection.send_command(*command)
-        return connection.read_response()
+    # --- attempts ---------------------------------------------------------------------------------
 
     def _repeat(
-        self, action: Action, timeout: float | None, *, sent_at: float | None = None
+        self, talk: Callable[[], Talk], timeout: float | None, *, sent_at: float | None = None
     ) -> Any:
-        """Do it, again if need be, until the deadline; once if nobody was ever there."""
+        """Have a conversation, again if need be, until the deadline; once if nobody was there."""
         attempts = Attempts(self, timeout, sent_at)
         while True:
             begun, connection = False, None
@@ -242,10 +200,10 @@ class Link(Driver):
                 attempts.begin()
                 begun = True
                 if attempts.limit == math.inf:
-                    answer = action(connection)
+                    answer = _converse(connection, talk())
                 else:
                     with at_most(connection, attempts.limit):
-                        answer = action(connection)
+                        answer = _converse(connection, talk())
                 self.take_back(connection)
                 return answer
             except BaseException as error:
@@ -344,9 +302,17 @@ def _address(connection: AbstractConnection) -> tuple[object, ...]:
     return tuple(getattr(connection, name, None) for name in ("host", "port", "path"))
 
 
-def _send(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> None:
-    """Send commands together: a write for each would wake the server each time."""
-    connection.send_packed_command(connection.pack_commands(commands))
+def _converse(connection: AbstractConnection, talk: Talk) -> Any:
+    try:
+        commands = next(talk)
+        while True:
+            if len(commands) == 1:
+                connection.send_command(*commands[0])
+            else:  # together: a write for each would wake the server each time
+                connection.send_packed_command(connection.pack_commands(commands))
+            commands = talk.send([_answer_or_error(connection) for _ in commands])
+    except StopIteration as end:
+        return end.value
 
 
 def _answer_or_error(connection: AbstractConnection) -> Any:

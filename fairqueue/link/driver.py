@@ -10,7 +10,7 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -56,6 +56,9 @@ BROKEN = (
     redis.exceptions.ReadOnlyError,
 )
 
+# A conversation on one connection: yields commands to be sent together, and gets their answers. A
+# refusal is an answer, too.
+Talk = Generator[Sequence[Sequence[Argument]], list[Any], Any]
 Item = TypeVar("Item")
 
 
@@ -96,6 +99,39 @@ class Driver:
                 now_ms = "" if self.clock is None else self.clock.now_ms()
             arguments["now_ms"] = now_ms
         return script, [*start, *(arguments[name] for name in script.arguments), *call.rest]
+
+    # --- conversations ----------------------------------------------------------------------------
+
+    def _run_script(self, script: Script, command: list[Argument]) -> Talk:
+        if not self._plain_scripts:
+            (answer,) = yield (command,)
+            if isinstance(answer, redis.exceptions.NoScriptError):
+                _check((yield (("SCRIPT", "LOAD", script.text),))[0])
+                (answer,) = yield (command,)
+            if "near '#'" not in str(answer) or not isinstance(answer, redis.ResponseError):
+                return _check(answer)
+            self._plain_scripts = True
+        return _check((yield (("EVAL", script.plain_text, *command[2:]),))[0])
+
+    def _run_together(self, prepared: Sequence[tuple[Script, list[Argument]]]) -> Talk:
+        if self._plain_scripts:
+            answers = []
+            for each in prepared:
+                answers.append((yield from self._run_script(*each)))
+            return answers
+        answers = yield [command for _, command in prepared]
+        for i, answer in enumerate(answers):
+            if isinstance(answer, redis.exceptions.NoScriptError):
+                answers[i] = yield from self._run_script(*prepared[i])
+        refusals = [each for each in answers if isinstance(each, redis.ResponseError)]
+        if refusals:
+            raise HalfDone(refusals[0]) if len(refusals) < len(answers) else refusals[0]
+        return answers
+
+    def _run_commands(self, commands: Sequence[Sequence[Argument]]) -> Talk:
+        return [_check(answer) for answer in (yield commands)]
+
+    # --- time -------------------------------------------------------------------------------------
 
     def learn_time(self, now_ms: int) -> int:
         """Take note of what the server's clock said just now."""
@@ -204,11 +240,10 @@ def is_untrusted(error: BaseException) -> bool:
     return any(isinstance(each, ssl.SSLCertVerificationError) for each in causes)
 
 
-def check_answers(answers: Sequence[Any]) -> None:
-    """Raise the first refusal among answers to commands that were sent together."""
-    refusals = [each for each in answers if isinstance(each, redis.ResponseError)]
-    if refusals:
-        raise HalfDone(refusals[0]) if len(refusals) < len(answers) else refusals[0]
+def _check(answer: Any) -> Any:
+    if isinstance(answer, redis.ResponseError):
+        raise answer
+    return answer
 
 
 def in_batches(

@@ -23,9 +23,8 @@ from fairqueue import Worker
 from fairqueue.errors import RedisRefused, RedisUnavailable
 from fairqueue.link import dialer as dialing
 from fairqueue.link import listener as listening
-from fairqueue.link.connection import Action
 from fairqueue.link.dialer import connection_maker
-from fairqueue.link.driver import BATCH_BYTES, in_batches
+from fairqueue.link.driver import BATCH_BYTES, Talk, in_batches
 from fairqueue.link.listener import Listener
 from fairqueue.link.operation import Call
 from fairqueue.queue.push import push_row
@@ -237,16 +236,17 @@ def test_no_step_of_connecting_takes_longer_than_a_second(timeout: float, step: 
 # --- what may have been done ----------------------------------------------------------------------
 
 
-def failing(*errors: Exception) -> Callable[[object], str]:
-    """What fails so often, and then is done."""
+def failing(*errors: Exception) -> Callable[[], Talk]:
+    """A conversation that fails with each of the errors in turn, and then succeeds."""
     left = list(errors)
 
-    def action(connection: object) -> str:
+    def talk() -> Talk:
+        yield (("PING",),)
         if left:
             raise left.pop(0)
         return "done"
 
-    return action
+    return talk
 
 
 def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_done(world: World) -> None:
@@ -259,9 +259,14 @@ def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_done(world:
 
 def test_what_may_have_been_done_is_not_sent_again_after_its_deadline(queue: TaskQueue) -> None:
     long_ago = time.monotonic() - 2 * queue.link.timeout
-    sent: list[object] = []
+    sent: list[str] = []
+
+    def talk() -> Talk:
+        sent.append("sent")
+        yield (("PING",),)
+
     with pytest.raises(RedisUnavailable):
-        queue.link._repeat(sent.append, None, sent_at=long_ago)
+        queue.link._repeat(talk, None, sent_at=long_ago)
     assert sent == []
 
 
@@ -292,7 +297,7 @@ def test_batches_on_their_way_keep_the_deadline_that_they_had(
         monkeypatch.setattr(link, "_connection", connection)
         yield Stub()
 
-    def watched(action: Action, timeout: float | None, *, sent_at: float | None = None) -> Any:
+    def watched(action: Any, timeout: float | None, *, sent_at: float | None = None) -> Any:
         since.append(sent_at)
         return repeat(action, timeout, sent_at=sent_at)
 

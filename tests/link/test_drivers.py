@@ -35,6 +35,7 @@ from fairqueue.errors import (
     UnknownLayout,
 )
 from fairqueue.http_tasks.checks import Outgoing
+from fairqueue.link.driver import Talk
 from fairqueue.link.operation import (
     Ask,
     Blocking,
@@ -270,15 +271,14 @@ def test_a_request_in_doubt_is_not_sent_after_its_deadline(both: TaskQueue) -> N
     awaiting: Any = both
     is_blocking = isinstance(both, TaskQueue)
     link = awaiting.link if is_blocking else awaiting.queue.link
-    sent: list[object] = []
+    sent: list[str] = []
 
-    async def send(connection: object) -> None:
-        sent.append(connection)
-
-    action = sent.append if is_blocking else send
+    def talk() -> Talk:
+        sent.append("sent")
+        yield (("PING",),)
 
     def repeat() -> None:
-        again = link._repeat(action, None, sent_at=time.monotonic() - 2 * link.timeout)
+        again = link._repeat(talk, None, sent_at=time.monotonic() - 2 * link.timeout)
         awaiting.runner.run(again)
 
     with pytest.raises(RedisUnavailable, match="no time was left"):

@@ -384,11 +384,11 @@ def test_what_is_not_a_primary_is_not_taken_for_one(fleet: Fleet) -> None:
         told = refusal(f"redis+sentinel://{HOST}:{sentinel.port}/stale")
     finally:
         sentinel.ask("SENTINEL", "REMOVE", "stale")
-    assert f"{HOST}:{replica.port} is no primary: slave" in told
+    assert f"{HOST}:{replica.port} is a slave, not the primary" in told
 
 
 def test_an_unknown_service_is_named(fleet: Fleet) -> None:
-    assert "knows no service 'other'" in refusal(fleet.sentinel_url("other"))
+    assert "has no service 'other'" in refusal(fleet.sentinel_url("other"))
 
 
 def test_sentinels_that_are_all_gone_are_named() -> None:
