@@ -178,9 +178,7 @@ def busy(world: World) -> TaskQueue:
     return world.queue
 
 
-def test_a_busy_queue_agrees_with_itself_and_looking_changes_nothing(
-    busy: TaskQueue, redis_client: redis.Redis
-) -> None:
+def test_reading_a_busy_queue_changes_nothing(busy: TaskQueue, redis_client: redis.Redis) -> None:
     before = dump(redis_client)
     findings = Doctor(busy).examine()
     assert wrong(findings) == {}

@@ -582,7 +582,7 @@ def test_all_sessions_of_a_key_are_found_among_many(
     assert set(state["credentials"]) == left | {other.info.key_id}
 
 
-def test_people_come_in_and_are_written_down_when_redis_has_no_memory_left(
+def test_logins_work_without_memory_in_redis(
     own_server: Callable[..., EmbeddedServer],
 ) -> None:
     url = own_server().url

@@ -19,35 +19,15 @@ def is_closed_after(sock: socket.socket, more: bytes) -> bool:
         return True
 
 
-class LossyProxy:
-    """A TCP port in front of a server that can drop a reply after the command was applied."""
+class Port:
+    """A local TCP port that serves each connection in a thread until it is closed."""
 
-    def __init__(self, socket_path: str) -> None:
-        self._socket_path = socket_path
+    def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
         self._end, self._ending = socket.socketpair()
-        self._lock = threading.Lock()
-        self._to_drop = 0
-        self.dropped = 0
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self._listening.getsockname()[1]}/0"
-
-    def drop_replies(self, count: int = 1) -> None:
-        """Drop the replies to the next scripts that are applied, and their connections."""
-        with self._lock:
-            self._to_drop = count
-
-    def losing(self, action: Callable[[], Any], replies: int = 1) -> Any:
-        """Lose replies of an action, which must not notice; its answer."""
-        before = self.dropped
-        self.drop_replies(replies)
-        answer = action()
-        assert self.dropped == before + replies
-        return answer
 
     def close(self) -> None:
         self._ending.close()
@@ -71,6 +51,38 @@ class LossyProxy:
             thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        """Serve one connection until it ends or `_end` is readable."""
+        raise NotImplementedError
+
+
+class LossyProxy(Port):
+    """A port in front of a server that can drop a reply after the command was applied."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._lock = threading.Lock()
+        self._to_drop = 0
+        self.dropped = 0
+        super().__init__()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def drop_replies(self, count: int = 1) -> None:
+        """Drop the replies to the next scripts that are applied, and their connections."""
+        with self._lock:
+            self._to_drop = count
+
+    def losing(self, action: Callable[[], Any], replies: int = 1) -> Any:
+        """Lose replies of an action, which must not notice; its answer."""
+        before = self.dropped
+        self.drop_replies(replies)
+        answer = action()
+        assert self.dropped == before + replies
+        return answer
 
     def _serve(self, client: socket.socket) -> None:
         with client, socket.socket(socket.AF_UNIX) as upstream, suppress(OSError):

@@ -8,9 +8,10 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 import pytest
+
+from helpers.network import Port
 
 CHUNK = 65536
 NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
@@ -56,20 +57,16 @@ class Authority:
         return both
 
 
-class TlsFront:
+class TlsFront(Port):
     """A TLS port that passes the plain data on to a server."""
 
     def __init__(self, upstream: str | tuple[str, int], context: ssl.SSLContext) -> None:
         self._upstream = upstream
         self._context = context
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        self._end, self._ending = socket.socketpair()
         # What the server says of itself after the handshake, such as tickets for the next one.
         self.hold_tickets = False
         self._tickets = threading.Event()
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
+        super().__init__()
 
     def url(self, host: str = "localhost", **options: object) -> str:
         """The address, with options of redis-py."""
@@ -82,27 +79,7 @@ class TlsFront:
 
     def close(self) -> None:
         self._tickets.set()
-        self._ending.close()
-        for thread in list(self._threads):
-            thread.join(10)
-        self._listening.close()
-        self._end.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _accept(self) -> None:
-        while True:
-            readable, _, _ = select.select([self._listening, self._end], [], [])
-            if self._end in readable:
-                return
-            client, _ = self._listening.accept()
-            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        super().close()
 
     def _serve(self, client: socket.socket) -> None:
         family = socket.AF_UNIX if isinstance(self._upstream, str) else socket.AF_INET

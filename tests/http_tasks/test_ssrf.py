@@ -766,9 +766,7 @@ def test_a_name_that_turns_inside_after_it_was_checked_is_called_where_it_was(
     assert sorted(info.state for i in ids if (info := world.queue.get(i))) == ["buried", "finished"]
 
 
-def test_a_name_that_turns_inside_while_the_answer_is_read_is_not_called(
-    world: World, inside: Inside, public: Public
-) -> None:
+def test_a_name_turned_private_is_not_called(world: World, inside: Inside, public: Public) -> None:
     def changing(host: str) -> Iterator[str]:
         yield PUBLIC
         yield "127.0.0.1"

@@ -77,9 +77,7 @@ def actions(inspector: Inspector) -> list[tuple[str, str, str]]:
 # --- schedules ------------------------------------------------------------------------------------
 
 
-def test_a_schedule_is_shown_with_its_words_its_state_and_its_last_outcomes(
-    inspector: Inspector, queue: TaskQueue
-) -> None:
+def test_a_schedule_shows_its_state_and_outcomes(inspector: Inspector, queue: TaskQueue) -> None:
     add(inspector)
     task_id = inspector.schedules.trigger("nine")
     queue.finish(claim_one(queue), {"sent": 3})
@@ -570,9 +568,7 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
         lambda i: i.keys.create("k", "viewer"),
     ],
 )
-def test_what_all_tenants_share_is_not_for_an_actor_of_one(
-    north: Inspector, look: Callable[[Inspector], object]
-) -> None:
+def test_tenants_see_no_shared_data(north: Inspector, look: Callable[[Inspector], object]) -> None:
     with pytest.raises(Forbidden, match="tenant 'north'"):
         look(north)
 
@@ -730,9 +726,7 @@ def _of_workers(inspector: Inspector) -> list[str]:
     return [each.text for each in inspector.system.attention() if each.kind == "workers"]
 
 
-def test_somebody_who_claims_without_a_worker_counts_as_one_while_holding_a_lease(
-    inspector: Inspector, world: World
-) -> None:
+def test_a_bare_claimer_counts_during_its_lease(inspector: Inspector, world: World) -> None:
     world.queue.push(make_task("alice", "held"))
     world.queue.claim("me", lease=60)
     assert _of_workers(inspector) == []

@@ -285,9 +285,7 @@ class Stub:
         return self._answers.pop()
 
 
-def test_batches_on_their_way_keep_the_deadline_that_they_had(
-    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sent_batches_keep_the_deadline(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were not sent yet have one of their own."""
     link, since = queue.link, []
     repeat, connection = link._repeat, link._connection

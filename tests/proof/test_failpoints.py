@@ -215,9 +215,7 @@ def test_an_unpushed_task_is_found(left: TaskQueue, verdict_on: Callable[..., Ve
     assert verdict_on(*pushed("t1")).unexpected == ["task 't2' was never pushed, or was dropped"]
 
 
-def test_a_task_that_was_refused_and_is_there_is_unexpected(
-    left: TaskQueue, verdict_on: Callable[..., Verdict]
-) -> None:
+def test_a_refused_task_is_found(left: TaskQueue, verdict_on: Callable[..., Verdict]) -> None:
     left.push(make_task(task_id="t1"))
     found = verdict_on(*pushed("t1", told=False), ["refused", 1])
     assert found.unexpected == ["task 't1' was never pushed, or was dropped"]

@@ -446,9 +446,7 @@ def test_a_redis_that_cannot_write_its_log_keeps_what_it_has_acknowledged(
             check_consistency(client)
 
 
-def test_a_full_redis_refuses_what_is_new_and_lets_workers_drain_it(
-    own_server: OwnServer, world: World
-) -> None:
+def test_a_full_redis_refuses_pushes_and_lets_drain(own_server: OwnServer, world: World) -> None:
     server = own_server()
     with (
         TaskQueue.from_url(server.url, clock=world.clock) as queue,

@@ -94,7 +94,7 @@ def test_a_task_that_nobody_meant_to_push_is_unexpected(storm: Storm) -> None:
     assert found(storm.verdict()) == {"unexpected": 1}
 
 
-def test_a_task_that_was_refused_and_is_there_is_unexpected(storm: Storm) -> None:
+def test_a_refused_task_is_found(storm: Storm) -> None:
     storm.push(2, "failed")
     storm.work()
     assert found(storm.verdict()) == {"unexpected": 1}

@@ -483,9 +483,7 @@ def test_calls_end_while_the_network_is_down_and_go_on_when_it_is_back(
 
 
 @pytest.mark.parametrize("fault", [Proxy.reset, Proxy.half_open], ids=["reset", "half-open"])
-def test_a_call_finds_its_way_though_all_pooled_connections_are_dead(
-    proxy: Proxy, near: redis.Redis, fault: Fault
-) -> None:
+def test_a_call_survives_dead_connections(proxy: Proxy, near: redis.Redis, fault: Fault) -> None:
     with TaskQueue.from_url(proxy.url, timeout=2.0) as queue:
         queue.check()
         fill_pool(queue, 40)
@@ -530,9 +528,7 @@ def test_a_short_deadline_is_kept_though_a_connection_has_to_be_made(proxy: Prox
 # --- replies that are lost ------------------------------------------------------------------------
 
 
-def test_each_call_is_done_once_though_each_reply_is_dropped_once(
-    patient: TaskQueue, proxy: Proxy, near: redis.Redis
-) -> None:
+def test_lost_replies_repeat_no_call(patient: TaskQueue, proxy: Proxy, near: redis.Redis) -> None:
     count = 15
     # Each second one: the first to a call, and not the one to its repetition.
     proxy.drop_replies(10_000, every=2)

@@ -1399,9 +1399,7 @@ def test_a_broken_status_record_does_not_use_up_its_users_cap(world: World) -> N
     [None, b"", b"[]", b"{}", b"\xff", b'{"user":"alice"}', b"[" * 100_000],
     ids=["none", "empty", "list", "no fields", "no text", "few fields", "deep"],
 )
-def test_a_task_without_a_readable_document_is_buried_and_others_go_on(
-    world: World, document: bytes | None
-) -> None:
+def test_an_unreadable_task_is_buried_alone(world: World, document: bytes | None) -> None:
     world.fill("alice", 3)
     if document is None:
         world.redis.hdel(world.keys["tasks"], "alice-0")

@@ -609,9 +609,7 @@ def patterns(low: int, high: int) -> st.SearchStrategy[int | str]:
         max_size=10,
     ),
 )
-def test_fields_mean_what_they_mean_in_yii2_scheduler(
-    fields: dict[str, int | str], moments: list[datetime]
-) -> None:
+def test_fields_mean_the_same_in_yii(fields: dict[str, int | str], moments: list[datetime]) -> None:
     cron, reason = tried(lambda: from_fields(fields))
     assert cron or re.search(r"cannot both|can never fire|names no field", reason)
     if not cron:

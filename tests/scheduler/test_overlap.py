@@ -465,9 +465,7 @@ def test_only_so_many_unfinished_runs_are_looked_at_in_one_script(
     assert {info.state if info else "" for info in infos} == {expected}
 
 
-def test_the_end_of_many_runs_looks_once_at_their_schedule(
-    scheduler: TaskScheduler, world: World
-) -> None:
+def test_ending_many_runs_reads_the_schedule_once(scheduler: TaskScheduler, world: World) -> None:
     firing = Firing(scheduler, world.clock, "buffer_one")
     open_runs(firing, 90)
     claims = firing.claim(100)

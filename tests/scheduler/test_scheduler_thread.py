@@ -263,9 +263,7 @@ def test_a_schedule_added_by_another_process_wakes_the_leader(
 # --- when Redis is away ---------------------------------------------------------------------------
 
 
-def test_a_killed_server_is_an_error_state_that_ends_by_itself(
-    own_server: OwnServer, tmp_path: Path, make: Make
-) -> None:
+def test_a_killed_server_is_an_error(own_server: OwnServer, tmp_path: Path, make: Make) -> None:
     server = own_server(tmp_path)
     registry = CollectorRegistry()
     with TaskQueue.from_url(server.url, timeout=0.3) as queue:

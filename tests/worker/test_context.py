@@ -277,9 +277,7 @@ def test_what_a_cancelled_task_starts_is_cancelled_too(
 
 
 @pytest.mark.parametrize("soon", [False, True])
-def test_timers_that_a_run_leaves_never_go_off(
-    live: TaskQueue, run: Run, logged: Logged, soon: bool
-) -> None:
+def test_a_runs_timers_never_go_off(live: TaskQueue, run: Run, logged: Logged, soon: bool) -> None:
     rings: list[str] = []
     worker = Worker(live, concurrency=1)
 
@@ -431,9 +429,7 @@ async def numbers(closed: list[str], name: str) -> AsyncGenerator[int, None]:
         closed.append(name)
 
 
-def test_async_generators_that_a_run_has_begun_are_closed_with_it(
-    live: TaskQueue, run: Run, logged: Logged
-) -> None:
+def test_async_generators_close_with_their_run(live: TaskQueue, run: Run, logged: Logged) -> None:
     closed: list[str] = []
     worker = Worker(live, concurrency=1)
 

@@ -320,9 +320,7 @@ def test_stuck_runs_of_a_schedule_count_as_failures_in_a_row(world: World) -> No
 
 
 @pytest.mark.parametrize("timeout", [None, 1000.0])
-def test_a_cancelled_run_that_does_not_answer_ends_a_lease_after_its_worker_heard(
-    world: World, timeout: float | None
-) -> None:
+def test_a_mute_cancelled_run_ends_after_a_lease(world: World, timeout: float | None) -> None:
     world.queue.set_limits("pdf", slots=1)
     world.queue.set_user("alice", max_running=1)
     world.push("t", "next", name="pdf", timeout=timeout)
