@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Protocol
 
-from fairqueue.logs import USUAL_ATTRIBUTES, fields_of
+from fairqueue.logs import USUAL_ATTRIBUTES, fields_of, text_of
 from fairqueue.models import Task
 from fairqueue.queue.reports import LogLines
 from fairqueue.worker.event_loop import Leftovers
@@ -218,11 +218,4 @@ def _formatted(message: object, arguments: Any) -> str:
             arguments = arguments[0]  # as the logging module does
         return text % arguments if arguments else text
     except Exception:
-        return _shown(message)
-
-
-def _shown(message: object) -> str:
-    try:
-        return str(message)
-    except Exception:
-        return "(a message that cannot be read)"
+        return text_of(message)

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -439,23 +439,18 @@ class Worker(Hookable):
 
     def _serve(self, stop: threading.Event, index: int) -> bool:
         """Run one of the processes until it is to end; True if it is not to be replaced."""
-        if self._tally is None:
-            return self._serve_tasks(stop, index)
-        with self._tally.reporting(index):
-            return self._serve_tasks(stop, index)
-
-    def _serve_tasks(self, stop: threading.Event, index: int) -> bool:
-        if self._given_id is not None:
-            self._set_id(f"{self._given_id}:{index}")
-        self._start_pool(math.inf if self._max_tasks is None else self._max_tasks, stop.set)
-        wait_for(stop)
-        pool = self._pool
-        if not self._stop_pool(time.monotonic() + DRAIN_S) and self._deadline() < math.inf:
-            self._ending[-1] = True
-        self._alerts.close(LAST_ALERTS_S)
-        if self._last_failure is not None:
-            raise FairQueueError(self._last_failure)  # replaced like a process that crashed
-        return pool is not None and pool.is_draining()
+        with nullcontext() if self._tally is None else self._tally.reporting(index):
+            if self._given_id is not None:
+                self._set_id(f"{self._given_id}:{index}")
+            self._start_pool(math.inf if self._max_tasks is None else self._max_tasks, stop.set)
+            wait_for(stop)
+            pool = self._pool
+            if not self._stop_pool(time.monotonic() + DRAIN_S) and self._deadline() < math.inf:
+                self._ending[-1] = True
+            self._alerts.close(LAST_ALERTS_S)
+            if self._last_failure is not None:
+                raise FairQueueError(self._last_failure)  # replaced like a process that crashed
+            return pool is not None and pool.is_draining()
 
 
 def _new_worker_id() -> str:

@@ -743,7 +743,7 @@ def test_all_levels_of_logs_are_kept(context: TaskContext, monkeypatch: pytest.M
         ("warning", "d"),
         ("info", "100 %"),
         ("error", "%d"),
-        ("critical", "(a message that cannot be read)"),
+        ("critical", "a Unshowable that cannot be shown"),
         ("error", "e"),
     ]
 
