@@ -1,1 +1,1 @@
-"""What programs run on: the embedded server, groups of processes, threads that go on."""
+"""What programs run on: the embedded server, groups of processes, threads, signals."""

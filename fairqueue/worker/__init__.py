@@ -1,9 +1,5 @@
 """Run tasks: handlers, leases, heartbeats, time-outs and isolation."""
 
-from fairqueue.worker.worker import (
-    Worker,
-)
+from fairqueue.worker.worker import Worker
 
-__all__ = [
-    "Worker",
-]
+__all__ = ["Worker"]
