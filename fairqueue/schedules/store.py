@@ -78,9 +78,10 @@ class ScheduleStore:
         for _ in range(CLOCK_TRIES):
             now_ms = yield Now()
             rows: list[Argument] = []
-            for schedule_id, fields in checked.items():
-                yield from self._check_interval(schedule_id, fields, now_ms)
+            for schedule_id, given_fields in checked.items():
+                fields = anchored(given_fields, now_ms)
                 rows += _new_row(schedule_id, fields, now_ms)
+                yield from self._check_interval(schedule_id, fields, now_ms)
             _check_added_bytes(rows)
             client_now = yield Now()  # the planning may have taken a while
             answer = yield Call(
@@ -324,7 +325,7 @@ def _check_specs(given: object, on_conflict: object) -> dict[str, dict[str, Any]
 
 def _new_row(schedule_id: str, fields: dict[str, Any], now_ms: int) -> tuple[Argument, ...]:
     """Pack a new schedule for the script `add_schedules`."""
-    fields, by = anchored(fields, now_ms), fields["created_by"]
+    by = fields["created_by"]
     text = definition_text(fields, created_by=by, created_ms=now_ms, updated_ms=now_ms)
     next_ms, due = first_fire(schedule_id, fields, now_ms)
     is_active = fields["is_active"]

@@ -967,6 +967,24 @@ def test_what_a_tenant_adds_is_its_own(web: Web, inspector: Inspector) -> None:
     assert inspector.schedules.get("acme~x").tenant == "acme"
 
 
+def test_what_a_tenant_edits_and_copies_stays_its_own(web: Web, inspector: Inspector) -> None:
+    inspector.schedules.add(
+        schedule_id="acme~x", cron_expr="0 9 * * *", user_id="bob", tenant="acme"
+    )
+    site = web(auth=True)
+    log_in(site, role="admin", tenant="acme")
+    headers = {**HTML, "Sec-Fetch-Site": "same-origin"}
+    for kind, changes in (("edit", {"title": "X"}), ("copy", {"schedule_id": "y"})):
+        fields = fields_of(get(site, f"/do/schedules/{kind}", id="acme~x"))
+        assert "tenant" not in fields
+        answer = site.http.post(
+            f"/do/schedules/{kind}", data={**fields, **changes}, headers=headers
+        )
+        assert answer.status_code == 303, answer.text
+    edited, copied = (inspector.schedules.get(each).schedule for each in ("acme~x", "acme~y"))
+    assert (edited.title, edited.tenant, copied.tenant) == ("X", "acme", "acme")
+
+
 # --- small parts ----------------------------------------------------------------------------------
 
 

@@ -383,6 +383,8 @@ def _save(
 ) -> Response:
     """Do it, or show the form again with what was typed and what is wrong with it."""
     _check_role(request)
+    if actor_of(request).tenant is not None:
+        texts = texts | {"tenant": before["tenant"]}  # its form has no such field
     reading = read(texts, changed(before, texts))
     for name in ("user_id", texts["kind"]):
         if not texts[name]:
