@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -17,15 +17,20 @@ from redis.connection import AbstractConnection
 from fairqueue.clock import Clock
 from fairqueue.errors import RedisRefused
 from fairqueue.link.dialer import connection_maker, disconnect
-from fairqueue.link.driver import BATCH_BYTES as BATCH_BYTES
 from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk
-from fairqueue.link.driver import MAX_TIMEOUT_S as MAX_TIMEOUT_S
-from fairqueue.link.driver import in_batches as in_batches
 from fairqueue.link.keys import KEY_TYPES, Keys
-from fairqueue.link.listener import Listener as Listener
-from fairqueue.link.listener import at_most, readable
-from fairqueue.link.operation import Argument as Argument
-from fairqueue.link.operation import Ask, Blocking, Call, Each, Now, Operation, Together, Wait
+from fairqueue.link.listener import Listener, at_most, readable
+from fairqueue.link.operation import (
+    Argument,
+    Ask,
+    Blocking,
+    Call,
+    Each,
+    Now,
+    Operation,
+    Together,
+    Wait,
+)
 
 Result = TypeVar("Result")
 
@@ -92,14 +97,6 @@ class Link(Driver):
     def ask(self, *commands: Sequence[Argument], timeout: float | None = None) -> list[Any]:
         """Send plain reading commands, outside of an operation. Raises as `perform`."""
         return self._ask(Ask(*commands, timeout=timeout))
-
-    def run_each(self, name: str, calls: Iterable[Mapping[str, Any]]) -> Generator[Any, None, None]:
-        """As Each, outside of an operation."""
-        return self._stream(Call(name, **call) for call in calls)
-
-    def run_together(self, *calls: tuple[str, Mapping[str, Any]]) -> list[Any]:
-        """As Together, outside of an operation."""
-        return self._together(Together(*(Call(name, **call) for name, call in calls)))
 
     def now_ms(self) -> int:
         """The time of the queue: its clock, or a close estimate of the server's.

@@ -80,13 +80,3 @@ class DelayIndex:
             following = "delayed_index 0" if source == "delayed" else ""
         yield Call("index_delayed", source=source, next=following, rest=flat[::2])
         return following != ""
-
-
-def index_delayed(link: Link) -> bool:
-    """Run `DelayIndex.update`."""
-    return DelayIndex(link).update()
-
-
-def index_all(link: Link) -> None:
-    """Run `DelayIndex.rebuild`."""
-    DelayIndex(link).rebuild()

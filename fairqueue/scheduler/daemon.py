@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import redis
 
 from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
-from fairqueue.link.connection import Listener
+from fairqueue.link.listener import Listener
 from fairqueue.logs import error_line, event_logger
 from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.scheduler import (

@@ -15,7 +15,7 @@ from fairqueue.errors import (
     RedisRefused,
     RedisUnavailable,
 )
-from fairqueue.link.connection import BATCH_BYTES, in_batches
+from fairqueue.link.driver import BATCH_BYTES, in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation, steps
 from fairqueue.link.scripts import load_script
 from fairqueue.logs import error_line, event_logger

@@ -23,7 +23,7 @@ from fairqueue.errors import (
     kind_of,
 )
 from fairqueue.http_tasks.checks import Outgoing
-from fairqueue.link.connection import Listener
+from fairqueue.link.listener import Listener
 from fairqueue.link.operation import steps
 from fairqueue.logs import error_line, error_text, event_logger
 from fairqueue.metrics.collectors import scheduler_metrics

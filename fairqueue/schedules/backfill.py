@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from fairqueue.clock import from_ms
 from fairqueue.errors import InvalidSchedule, QueueFull, ScheduleConflict
-from fairqueue.link.connection import in_batches
+from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Call, Operation
 from fairqueue.link.scripts import load_script
 from fairqueue.models import encode_payload, new_id

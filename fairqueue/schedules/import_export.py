@@ -19,7 +19,7 @@ from fairqueue.errors import (
     safe_repr,
     shown,
 )
-from fairqueue.link.connection import in_batches
+from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Now, Operation, steps
 from fairqueue.schedules.changes import Change
 from fairqueue.schedules.definition import Stored, recurrence_of

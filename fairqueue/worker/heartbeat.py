@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fairqueue.alerts import Alerts
 from fairqueue.errors import RedisUnavailable
 from fairqueue.logs import event_logger
-from fairqueue.queue.delays import index_delayed
+from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import ANY, BEAT_S, MAX_CURRENT, Beat, Notice, WorkerStore
 
@@ -111,7 +111,7 @@ class Heartbeat:
             raise
         self._alerts.redis_ok()
         self._learn(beat, profile)  # first, because notices are delivered only once
-        index_delayed(self._queue.link)
+        DelayIndex(self._queue.link).update()
         if self._alerts.has_recipients:
             self._alerts.watch(self._queue.inspect())
 

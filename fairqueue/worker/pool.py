@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fairqueue.errors import FairQueueError, RedisUnavailable
-from fairqueue.link.connection import Listener
+from fairqueue.link.listener import Listener
 from fairqueue.logs import error_line, event_logger
 from fairqueue.queue.claim import LONGEST_WAIT_S, Answer
 from fairqueue.queue.end import FINISH_CHUNK

@@ -11,7 +11,7 @@ import redis
 from fairqueue.access.credentials import MAX_KEYS
 from fairqueue.doctor import MOST_LEASES
 from fairqueue.link import scripts
-from fairqueue.link.connection import MAX_TIMEOUT_S
+from fairqueue.link.driver import MAX_TIMEOUT_S
 from fairqueue.link.keys import KEY_TYPES
 from fairqueue.link.scripts import (
     Part,

@@ -42,7 +42,7 @@ from fairqueue.inspection import Inspector
 from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import Claim, new_id
 from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
-from fairqueue.queue.delays import index_delayed
+from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.store import MAX_ADDED
@@ -832,7 +832,7 @@ def largest_index(queue: TaskQueue) -> object:
     """Delayed tasks as a version before the index left them."""
     queue.push_many(make_task(f"u{n}", f"t{n}", delay=60) for n in range(600))
     queue.link.ask(("DEL", queue.keys["delayed_index"]))
-    index_delayed(queue.link)
+    DelayIndex(queue.link).update()
     return queue.link.ask(("ZCARD", queue.keys["delayed_index"])) == [600]
 
 

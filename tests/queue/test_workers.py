@@ -66,10 +66,10 @@ def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
     world.queue.claim("gone", lease=0.1)
     world.advance(1)
 
-    def away(link: object) -> None:
+    def away(index: object) -> None:
         raise RedisUnavailable("away")
 
-    world.patch(fairqueue.worker.heartbeat, "index_delayed", away)
+    world.patch(fairqueue.worker.heartbeat.DelayIndex, "update", away)
     heartbeat = Worker(world.queue, lambda task: None, worker_id="w")._core.new_heartbeat()
     with pytest.raises(RedisUnavailable):
         heartbeat.beat(())

@@ -19,7 +19,7 @@ from helpers.waiting import eventually
 from prometheus_client import CollectorRegistry
 
 from fairqueue.errors import RedisUnavailable
-from fairqueue.link.connection import Listener
+from fairqueue.link.listener import Listener
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler

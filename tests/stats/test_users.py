@@ -18,7 +18,7 @@ from fairqueue.history.records import Run
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.models import Page, UserSettings
-from fairqueue.queue.delays import DelayIndex, index_delayed
+from fairqueue.queue.delays import DelayIndex
 from fairqueue.reasons import when
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.stats.users import UserInfo, UserStats
@@ -662,17 +662,17 @@ def test_the_index_of_delayed_tasks_is_made_in_bounded_steps(world: World) -> No
     world.push(*(f"old-{n}" for n in range(1000)), user_id="alice", delay=60)
     world.redis.delete(world.keys["delayed_index"])
     with mock.patch("fairqueue.queue.delays.MAX_STEPS", 2):
-        index_delayed(world.queue.link)
+        DelayIndex(world.queue.link).update()
         assert 0 < world.redis.zcard(world.keys["delayed_index"]) < 1000
         for _ in range(10):  # each goes on where the one before it stopped
-            index_delayed(world.queue.link)
+            DelayIndex(world.queue.link).update()
     assert world.redis.zcard(world.keys["delayed_index"]) == 1000
     first = world.redis.zrange(world.keys["delayed_index"], 0, 0)
     world.redis.zrem(world.keys["delayed_index"], *first)
-    index_delayed(world.queue.link)
+    DelayIndex(world.queue.link).update()
     assert world.redis.zcard(world.keys["delayed_index"]) == 1000
     world.redis.zadd(world.keys["delayed_index"], {"alice\x00001699990000000\0gone": 0})
-    index_delayed(world.queue.link)
+    DelayIndex(world.queue.link).update()
     assert world.redis.zcard(world.keys["delayed_index"]) == 1000
 
 
@@ -680,27 +680,27 @@ def test_what_cannot_be_indexed_is_not_looked_for_at_each_heartbeat(world: World
     """One record that cannot be read must not let each worker walk through all, again and again."""
     world.push(*(f"t{n}" for n in range(600)), user_id="alice", delay=3600)
     world.redis.zadd(world.keys["delayed"], {"ghost": world.clock.now_ms() + 3_600_000})
-    index_delayed(world.queue.link)
+    DelayIndex(world.queue.link).update()
     with mock.patch.object(
         DelayIndex, "_step", autospec=True, side_effect=DelayIndex._step
     ) as step:
-        index_delayed(world.queue.link)
+        DelayIndex(world.queue.link).update()
         world.advance(59)
-        index_delayed(world.queue.link)
+        DelayIndex(world.queue.link).update()
         assert step.call_count == 0
         # Something else is amiss: that is looked for at once.
         world.redis.zrem(
             world.keys["delayed_index"], *world.redis.zrange(world.keys["delayed_index"], 0, 0)
         )
-        index_delayed(world.queue.link)
+        DelayIndex(world.queue.link).update()
         assert step.call_count > 0
         assert world.redis.zcard(world.keys["delayed_index"]) == 600
         step.reset_mock()
         world.advance(61)
-        index_delayed(world.queue.link)
+        DelayIndex(world.queue.link).update()
         assert step.call_count > 0
     world.redis.zrem(world.keys["delayed"], "ghost")
-    index_delayed(world.queue.link)
+    DelayIndex(world.queue.link).update()
     left = set(world.redis.hkeys(world.keys["fair"]))
     assert not left & {b"index_from", b"index_off"}
 
