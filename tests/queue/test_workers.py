@@ -69,7 +69,7 @@ def test_what_a_heartbeat_was_told_is_heard_though_redis_is_gone_right_after_it(
     def away(index: object) -> None:
         raise RedisUnavailable("away")
 
-    world.patch(fairqueue.worker.heartbeat.DelayIndex, "update", away)
+    world.patch(DelayIndex, "update", away)
     heartbeat = Worker(world.queue, lambda task: None, worker_id="w")._core.new_heartbeat()
     with pytest.raises(RedisUnavailable):
         heartbeat.beat(())
