@@ -19,6 +19,7 @@ import fairqueue.worker.heartbeat
 from fairqueue import Task, TaskQueue, Worker
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.models import HandlerLimits
+from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.workers import GONE_AFTER_S, MAX_CURRENT, WorkerInfo, WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.worker.heartbeat import VERSION
