@@ -30,6 +30,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def shortly(value: object) -> str:
+    """Return the repr of a value, cut to about 60 characters."""
+    return cut(shown(value), 63)
+
+
 # Values of these types cannot contain a secret.
 _PLAIN = (type(None), int, float, complex, Decimal, date, time, timedelta)
 

@@ -1,4 +1,4 @@
-"""Moments in time, without Redis: cron, intervals, time zones, windows, jitter, plain words."""
+"""Times at which schedules fire, without Redis: cron, intervals, zones, windows, descriptions."""
 
 from fairqueue.recurrence.cron import resolve_hashed
 from fairqueue.recurrence.frequency import as_cron, every, from_fields, symbolic

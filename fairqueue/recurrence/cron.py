@@ -1,8 +1,8 @@
-"""Which local times a cron expression names, in whole seconds and without any time zone.
+"""The local times of a cron expression, in whole seconds, without a time zone.
 
-Local times are integers here: seconds since 1970-01-01 00:00 on the wall clock. croniter expands
-each field. The search through the calendar is our own, because croniter makes 4,000 searches a
-second, and thousands of schedules can be due at one moment.
+Local times are integers: seconds since 1970-01-01 00:00 on the wall clock. croniter expands each
+field. The search through the calendar is our own: croniter makes only 4,000 searches a second, and
+thousands of schedules can be due at one moment.
 """
 
 import calendar
@@ -16,19 +16,19 @@ from functools import lru_cache
 
 from croniter import CroniterError, croniter
 
-from fairqueue.errors import InvalidCron, plural, shown
+from fairqueue.errors import InvalidCron, plural, shortly
 
 DAY = 86_400
 
-# Longer texts are refused unread; the longest useful expression is far shorter.
+# Longer texts are refused; the longest useful expression is far shorter.
 MAX_LENGTH = 256
 
-# How far a search looks, in years. 29 February can be eight years away (2096 to 2104). What is
-# rarer still (a fifth Monday in February) counts as "no moment" when it is further away than this.
+# How far a search goes, in years. 29 February can be eight years away (2096 to 2104). Rarer days,
+# such as a fifth Monday in February, count as "never" if they are further away.
 HORIZON_YEARS = 9
 _HORIZON_MONTHS = HORIZON_YEARS * 12 + 1
 
-# Entries kept. A few hundred fields and expressions serve most installations; each costs about
+# Cached entries. Most installations have a few hundred fields and expressions; each takes about
 # 1 kB, a day rule up to 8 kB.
 _FIELDS_KEPT = 4096
 _DAY_RULES_KEPT = 1024
@@ -70,14 +70,14 @@ class _Column:
     # Where croniter's five-field form has it. Seconds are expanded as minutes, which have the same
     # values: croniter's own six-field form has them last, and refuses 7 as Sunday.
     index: int
-    # How many different values there are: 0 and 7 are the same day of the week.
+    # The number of different values: 0 and 7 are the same day of the week.
     size: int
-    # The last value that `H` chooses: a day that every month has, and one Sunday of the two.
+    # The last value that `H` chooses: a day that every month has; 0 for Sunday, not 7.
     last_hashed: int
     names: Mapping[str, int] = field(default_factory=dict)
 
 
-# Spelt out: calendar.month_abbr speaks the language of the process.
+# Not calendar.month_abbr, which depends on the locale of the process.
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH_NAMES = {name: number for number, name in enumerate(_MONTHS, start=1)}
 _DAY_NAMES = {"sun": 0, "mon": 1, "tue": 2, "wed": 3, "thu": 4, "fri": 5, "sat": 6}
@@ -93,7 +93,7 @@ _COLUMNS = (_SECOND, _MINUTE, _HOUR, _DAY_OF_MONTH, _MONTH, _DAY_OF_WEEK)
 
 
 class _BadField(ValueError):
-    """One field cannot be used; the caller knows the whole expression."""
+    """One field is invalid; the caller adds the whole expression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,12 +124,12 @@ class DayRule:
             and len(day_of_week.values) == 7
             and not day_of_week.nth
         )
-        # A month is one of 28 shapes: its length and the weekday of its first day. Threads may fill
-        # in the same shape at once; they fill in the same value.
+        # A month has one of 28 shapes: its length and the weekday of its first day. Threads may
+        # compute the same shape at once; they get the same value.
         self._shapes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def first_from(self, day: int) -> int | None:
-        """The first such day that is not before `day`, or None within the horizon."""
+        """Return the first such day at or after `day`, or None within the horizon."""
         if day > _LAST_DAY:
             return None
         if self._every_day:
@@ -152,7 +152,7 @@ class DayRule:
         return None
 
     def last_until(self, day: int) -> int | None:
-        """The last such day that is not after `day`, or None within the horizon."""
+        """Return the last such day at or before `day`, or None within the horizon."""
         day = min(day, _LAST_DAY)
         if self._every_day:
             return day
@@ -170,10 +170,7 @@ class DayRule:
         return None
 
     def count(self, first: int, end: int, cap: int) -> int:
-        """How many such days there are from `first` until before `end`; no more than about `cap`.
-
-        Goes from month to month, and stops at the end of the one in which the cap is reached.
-        """
+        """Count such days in [first, end), up to the end of the month that reaches `cap`."""
         end = min(end, _LAST_DAY + 1)
         if first >= end:
             return 0
@@ -192,7 +189,7 @@ class DayRule:
         return counted
 
     def is_possible(self) -> bool:
-        """Whether there is any such day in any year."""
+        """Return whether any year has such a day."""
         return self._every_day or any(
             self._days_of(first, 29 if month == 2 else _MONTH_LENGTHS[month])
             for month in self._months
@@ -200,7 +197,7 @@ class DayRule:
         )
 
     def _days_of(self, first: int, length: int) -> tuple[int, ...]:
-        """The days of a month, counted from 0, that begins on day `first` and has `length` days."""
+        """Return the days, from 0, of a month that begins on day `first` and has `length` days."""
         weekday = (first + _EPOCH_WEEKDAY) % 7
         days = self._shapes.get((length, weekday))
         if days is None:
@@ -219,16 +216,16 @@ class DayRule:
             )
         else:
             by_week = weekday in dow.values
-        # Two restricted fields are a union, but one that begins with `*`, even as `*/2`, makes them
-        # an intersection: that is what Vixie's and Debian's cron do. croniter agrees only with
-        # implement_cron_bug=True; its default makes a union of `*/2` too.
+        # Two restricted fields are a union, but a field that begins with `*`, even `*/2`, makes
+        # them an intersection, as in Vixie's and Debian's cron. croniter agrees only with
+        # implement_cron_bug=True; by default it makes a union for `*/2` too.
         if dom.star or dow.star:
             return by_month and by_week
         return by_month or by_week
 
 
 class Cron:
-    """The local times that an expression names: a rule for days, and the times of such a day."""
+    """The local times of an expression: a rule for days, and the times of each such day."""
 
     __slots__ = ("_days", "_first_time", "_hours", "_last_time", "_minutes", "_seconds", "wildcard")
 
@@ -239,12 +236,12 @@ class Cron:
         self._days = days
         self._first_time = _time(self._hours[0], self._minutes[0], self._seconds[0])
         self._last_time = _time(self._hours[-1], self._minutes[-1], self._seconds[-1])
-        # Debian's distinction: such an expression means "every so often", any other "at that time".
-        # Five fields have the second 0, which is no wildcard.
+        # Debian's distinction: such an expression means an interval, any other a time of day.
+        # Five fields imply second 0, which is not a wildcard.
         self.wildcard = second.star or minute.star or hour.star
 
     def next_after(self, local: int) -> int | None:
-        """The first local time later than `local`, or None within the horizon."""
+        """Return the first local time after `local`, or None within the horizon."""
         day, second = divmod(local + 1, DAY)
         found = self._days.first_from(day)
         if found == day:
@@ -255,7 +252,7 @@ class Cron:
         return None if found is None else found * DAY + self._first_time
 
     def latest_until(self, local: int) -> int | None:
-        """The last local time not later than `local`, or None within the horizon."""
+        """Return the last local time up to `local`, or None within the horizon."""
         day, second = divmod(local, DAY)
         found = self._days.last_until(day)
         if found == day:
@@ -266,17 +263,17 @@ class Cron:
         return None if found is None else found * DAY + self._last_time
 
     def count(self, after: int, until: int, cap: int) -> int:
-        """How many local times there are after `after`, until and including `until`; or `cap`.
+        """Count the local times in (after, until], up to `cap`.
 
-        Takes a microsecond for each month, however many times that are.
+        Takes a microsecond for each month, however many times it has.
         """
         if until <= after:
             return 0
         first, first_second = divmod(after + 1, DAY)
         last, last_second = divmod(until + 1, DAY)
         a_day = len(self._hours) * len(self._minutes) * len(self._seconds)
-        # Whole days, without what is before the start of the first, with what is left of the last.
-        # One day more than the cap needs makes up for the former.
+        # Whole days, minus the times before the start of the first, plus those of the last. One
+        # more day than the cap needs makes up for the former.
         counted = a_day * self._days.count(first, last, cap // a_day + 2)
         if self._days.first_from(first) == first:
             counted -= self._times_before(first_second)
@@ -285,7 +282,7 @@ class Cron:
         return min(counted, cap)
 
     def _times_before(self, second_of_day: int) -> int:
-        """How many times of a day are before this one."""
+        """Count the times of a day before this one."""
         hours, minutes, seconds = self._hours, self._minutes, self._seconds
         hour, rest = divmod(second_of_day, 3600)
         minute, second = divmod(rest, 60)
@@ -299,7 +296,7 @@ class Cron:
         return counted
 
     def _first_time_from(self, second_of_day: int) -> int | None:
-        """The first time of day that is not before this one."""
+        """Return the first time of day at or after this one."""
         hours, minutes, seconds = self._hours, self._minutes, self._seconds
         hour, rest = divmod(second_of_day, 3600)
         minute, second = divmod(rest, 60)
@@ -317,11 +314,11 @@ class Cron:
         return _time(hours[h], minutes[0], seconds[0]) if h < len(hours) else None
 
     def _last_time_until(self, second_of_day: int) -> int | None:
-        """The last time of day that is not after this one."""
+        """Return the last time of day at or before this one."""
         hours, minutes, seconds = self._hours, self._minutes, self._seconds
         hour, rest = divmod(second_of_day, 3600)
         minute, second = divmod(rest, 60)
-        # Each index is one past the value that it means, so that 0 is "none".
+        # Each index is one past its value, so that 0 means none.
         h = bisect_right(hours, hour)
         if h and hours[h - 1] == hour:
             m = bisect_right(minutes, minute)
@@ -337,13 +334,13 @@ class Cron:
 
 
 def parse_cron(cron_expr: str) -> Cron:
-    """Read an expression of 5 fields, of 6 with the seconds first, or a name such as `@daily`.
+    """Parse an expression of 5 fields, of 6 with the seconds first, or a name such as `@daily`.
 
-    Raises InvalidCron when it cannot be read or can never fire. Parsed expressions are kept.
+    Raises InvalidCron if it is invalid or never fires. Parsed expressions are cached.
     """
     if not isinstance(cron_expr, str):
         raise InvalidCron(
-            f"{_short(cron_expr)} is no cron expression: pass a string such as '0 9 * * 1-5'"
+            f"a cron expression must be a string such as '0 9 * * 1-5', not {shortly(cron_expr)}"
         )
     return _parse(cron_expr)
 
@@ -358,22 +355,23 @@ def _parse(cron_expr: str) -> Cron:
         raise InvalidCron(f"{cron_expr!r}: {bad}") from None
     if not days.is_possible():
         raise InvalidCron(
-            f"{cron_expr!r} can never fire: day of month {day_of_month!r} and day of week "
-            f"{day_of_week!r} do not happen in month {month!r}; choose days that the month has"
+            f"{cron_expr!r} never fires: month {month!r} has no day with day of month "
+            f"{day_of_month!r} and day of week {day_of_week!r}"
         )
     return cron
 
 
 def _split(cron_expr: str) -> list[str]:
-    """The six fields, in lower case. Raises InvalidCron for another number of them."""
+    """Return the six fields in lower case. Raises InvalidCron for another number of fields."""
     if len(cron_expr) > MAX_LENGTH:
         raise InvalidCron(
-            f"{_short(cron_expr)} has {len(cron_expr)} characters: at most {MAX_LENGTH} are read"
+            f"a cron expression must have at most {MAX_LENGTH} characters, not {len(cron_expr)}: "
+            f"{shortly(cron_expr)}"
         )
     if not (cron_expr.isascii() and cron_expr.isprintable()):
         raise InvalidCron(
-            f"{cron_expr!r} has a control character or one that is not ASCII: write digits, "
-            "names, and * , - / ? L #, with spaces between the fields"
+            f"{cron_expr!r} contains a character that is not printable ASCII: write digits, names, "
+            "and * , - / ? L #, with spaces between the fields"
         )
     text = cron_expr.strip().lower()
     if text.startswith("@"):
@@ -385,24 +383,24 @@ def _split(cron_expr: str) -> list[str]:
         return fields
     years = " (years are not supported)" if len(fields) == 7 else ""
     raise InvalidCron(
-        f"{cron_expr!r} has {plural(len(fields), 'field')}{years}: write 5 (minute, hour, day of "
-        "month, month, day of week), or 6 with the seconds first"
+        f"{cron_expr!r} has {plural(len(fields), 'field')}{years}: cron has 5 (minute, hour, day "
+        "of month, month, day of week), or 6 with the seconds first"
     )
 
 
 def resolve_hashed(cron_expr: str, seed: str) -> str:
-    """The expression with each `H` replaced by what the seed, such as a schedule's id, chooses.
+    """Return the expression with each `H` replaced by a value that the seed determines.
 
-    `H` is one value of the field, `H/15` every 15th from one of the first 15, and `H(0-29)` and
-    `H(0-29)/10` the same within a range. The day of month is one of 1 to 28 unless a range says
-    otherwise. Each field is chosen on its own; the same seed always chooses the same. An expression
-    without `H` comes back as it is. Raises InvalidCron.
+    The seed is, for example, the id of a schedule. `H` is one value of the field, `H/15` every 15th
+    from one of the first 15, and `H(0-29)` and `H(0-29)/10` the same within a range. The day of
+    month is 1 to 28 unless a range is given. Fields are chosen independently. An expression without
+    `H` is returned unchanged. Raises InvalidCron.
     """
     if not isinstance(cron_expr, str) or "h" not in cron_expr.lower():
         parse_cron(cron_expr)
         return cron_expr
     if not isinstance(seed, str):
-        raise InvalidCron(f"{cron_expr!r}: the seed {_short(seed)} is no string")
+        raise InvalidCron(f"{cron_expr!r}: the seed must be a string, not {shortly(seed)}")
     return _resolve(cron_expr, seed)
 
 
@@ -431,21 +429,21 @@ def _resolve(cron_expr: str, seed: str) -> str:
 
 
 def _choose(column: _Column, item: str, seed: str) -> str:
-    """What an item with `H` stands for."""
+    """Return the value of an item with `H`."""
     match = _HASHED.fullmatch(item)
     if match is None:
         raise _BadField(
-            f"{column.name} {item!r} cannot be read: write H, H/2, "
+            f"{column.name} {item!r} is invalid: write H, H/2, "
             f"H({column.low}-{column.last_hashed}) or H({column.low}-{column.last_hashed})/2"
         )
     low = column.low if match["low"] is None else _value(column, match["low"])
     high = column.last_hashed if match["high"] is None else _value(column, match["high"])
     if low >= high:
-        raise _BadField(f"{column.name} {item!r}: a range goes from a value to a later one")
+        raise _BadField(f"{column.name} {item!r}: a range must end after its begin")
     step = None if match["step"] is None else int(match["step"])
     size = high - low + 1
     if step is not None and not 1 <= step <= size:
-        raise _BadField(f"{column.name} {item!r}: a step of {step} is not between 1 and {size}")
+        raise _BadField(f"{column.name} {item!r}: the step must be 1 to {size}, not {step}")
     digest = hashlib.blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     value = low + int.from_bytes(digest, "big") % (step or size)
     if step is None or value + step > high:
@@ -455,13 +453,13 @@ def _choose(column: _Column, item: str, seed: str) -> str:
 
 def _replace_nickname(cron_expr: str, text: str) -> str:
     if text not in _NICKNAMES:
-        why = " (a schedule has no reboot to fire at)" if text == "@reboot" else ""
+        why = " (schedules do not fire at a reboot)" if text == "@reboot" else ""
         raise InvalidCron(f"{cron_expr!r} is not one of {', '.join(_NICKNAMES)}{why}")
     return _NICKNAMES[text]
 
 
 def read_fields(cron_expr: str) -> list[tuple[str, Field]]:
-    """The six fields, seconds first: each as it is written, in lower case, and what it means.
+    """Return the six fields, seconds first: each in lower case, and expanded.
 
     Raises InvalidCron.
     """
@@ -470,8 +468,7 @@ def read_fields(cron_expr: str) -> list[tuple[str, Field]]:
     return [(text, _expand(column, text)) for column, text in zip(_COLUMNS, texts, strict=True)]
 
 
-# Kept by the text of its three fields, since a handful of them (`* * *`, `* * 1-5`) serve nearly
-# every schedule.
+# Cached by the text of its three fields: nearly all schedules use a handful (`* * *`, `* * 1-5`).
 @lru_cache(maxsize=_DAY_RULES_KEPT)
 def _day_rule(day_of_month: str, month: str, day_of_week: str) -> DayRule:
     return DayRule(
@@ -481,10 +478,10 @@ def _day_rule(day_of_month: str, month: str, day_of_week: str) -> DayRule:
     )
 
 
-# croniter takes some 100 µs for an expression. Field by field, most of that is already known.
+# croniter takes some 100 µs for an expression. Most fields are in the cache already.
 @lru_cache(maxsize=_FIELDS_KEPT)
 def _expand(column: _Column, text: str) -> Field:
-    """Check one field by our rules, then let croniter expand it."""
+    """Check one field by our rules, then expand it with croniter."""
     if text == "?" and column in (_DAY_OF_MONTH, _DAY_OF_WEEK):
         text = "*"
     _check_field(column, text)
@@ -493,7 +490,7 @@ def _expand(column: _Column, text: str) -> Field:
     try:
         expanded, nth = croniter.expand(" ".join(fields))
     except CroniterError as error:
-        raise _BadField(f"{column.name} {text!r} cannot be read: {error}") from None
+        raise _BadField(f"{column.name} {text!r} is invalid: {error}") from None
     values = expanded[column.index]
     return Field(
         values=(
@@ -512,15 +509,15 @@ def _expand(column: _Column, text: str) -> Field:
 
 
 def _check_field(column: _Column, text: str) -> None:
-    """Refuse what croniter reads in a way that nobody would expect."""
+    """Refuse fields that croniter reads in an unexpected way."""
     items = text.split(",")
     if len(items) > 1 and "*" in items:
-        raise _BadField(f"{column.name} {text!r} lists more than '*', which is already every value")
+        raise _BadField(f"{column.name} {text!r}: '*' already includes every value")
     nth = [column is _DAY_OF_WEEK and _is_nth_weekday(item) for item in items]
     if any(nth) and not all(nth):
         raise _BadField(
             f"{column.name} {text!r} mixes weekdays with numbered ones (# or L): "
-            "write one kind, and make a second schedule for the other"
+            "use one kind, and a second schedule for the other"
         )
     for item, is_nth in zip(items, nth, strict=True):
         if not is_nth and not (item == "l" and column is _DAY_OF_MONTH):
@@ -528,13 +525,13 @@ def _check_field(column: _Column, text: str) -> None:
 
 
 def _is_nth_weekday(item: str) -> bool:
-    """Whether this is `5#2` (the second Friday) or `L5` (the last one)."""
+    """Return whether an item is `5#2` (the second Friday) or `L5` (the last Friday)."""
     match = _NTH_WEEKDAY.fullmatch(item)
     if match is None:
         return False
     _value(_DAY_OF_WEEK, match["last"] or match["day"])
     if match["nth"] and not 1 <= int(match["nth"]) <= 5:
-        raise _BadField(f"day of week {item!r}: a month has a first (#1) to a fifth (#5) of them")
+        raise _BadField(f"day of week {item!r}: the number must be #1 to #5")
     return True
 
 
@@ -544,10 +541,8 @@ def _check_item(column: _Column, item: str) -> None:
         raise _BadField(_cannot_read(column, item))
     low, high, step = match["low"], match["high"], match["step"]
     if step is not None and not 1 <= int(step) <= column.size:
-        # croniter reads */100 as 0: surely not what was meant.
-        raise _BadField(
-            f"{column.name} {item!r}: a step of {step} is not between 1 and {column.size}"
-        )
+        # croniter reads */100 as 0, surely a mistake.
+        raise _BadField(f"{column.name} {item!r}: the step must be 1 to {column.size}, not {step}")
     if low is None:
         return
     first = _value(column, low)
@@ -571,12 +566,12 @@ def _check_range(column: _Column, item: str, first: int, last: int, step: str | 
     if first == last:
         # croniter reads 5-5 as every value.
         raise _BadField(
-            f"{column.name} range {item!r} ends where it begins: write one value, or * for all"
+            f"{column.name} range {item!r} has one value: write that value, or * for all"
         )
     if first > last and step is not None:
         # croniter counts the steps wrongly across the end: 22-6/3 gives 22, 2, 5.
         raise _BadField(
-            f"{column.name} range {item!r} has a step and goes past the end: list the values"
+            f"{column.name} range {item!r} has a step and wraps around: list the values instead"
         )
 
 
@@ -587,31 +582,31 @@ def _value(column: _Column, text: str) -> int:
         raise _BadField(_cannot_read(column, text))
     number = int(text)
     if not column.low <= number <= column.high:
-        raise _BadField(f"{column.name} {number} is not between {column.low} and {column.high}")
+        raise _BadField(f"{column.name} must be {column.low} to {column.high}, not {number}")
     return number
 
 
 def _cannot_read(column: _Column, item: str) -> str:
-    """Say what is wrong with an item that is no value, range or step."""
+    """Return the message for an item that is not a value, a range or a step."""
     if not item:
-        return f"{column.name} has an empty item: write one value between two commas"
+        return f"{column.name} has an empty item: write a value between commas"
     if item == "?":
-        return f"{column.name} cannot be '?', which is for the two day fields: write '*'"
+        return f"{column.name} must not be '?', which is only for the day fields: write '*'"
     if _RANDOM_OR_HASHED.fullmatch(item):
         if item[0] == "h":
             return (
-                f"{column.name} {item!r} is chosen by a hash of the schedule's id, which is not "
-                "known here: pass it as the seed, or write a number"
+                f"{column.name} {item!r} is chosen by a hash of the schedule's id, which is "
+                "unknown here: pass it as the seed, or write a number"
             )
         return (
-            f"{column.name} {item!r}: random values are not supported, since they would change "
-            "with every look; write a number, or H, which the schedule's id decides"
+            f"{column.name} {item!r}: random values are not supported, because they would change "
+            "each time; write a number, or H, which depends on the schedule's id"
         )
     if _NEAREST_WEEKDAY.fullmatch(item):
         return f"{column.name} {item!r}: the nearest weekday (W) is not supported; write days"
     names = f", or {', '.join(column.names).upper()}" if column.names else ""
     return (
-        f"{column.name} {item!r} cannot be read: write numbers from {column.low} to {column.high}"
+        f"{column.name} {item!r} is invalid: write numbers from {column.low} to {column.high}"
         f"{names}, as in '*', '*/2', '{column.low + 1}', '{column.low + 1}-{column.low + 3}'"
     )
 
@@ -622,8 +617,3 @@ def _time(hour: int, minute: int, second: int) -> int:
 
 def _month_length(year: int, month: int) -> int:
     return 29 if month == 2 and calendar.isleap(year) else _MONTH_LENGTHS[month]
-
-
-def _short(value: object) -> str:
-    text = shown(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

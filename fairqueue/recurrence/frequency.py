@@ -1,10 +1,10 @@
-"""Ways to say how often without writing cron; each of them ends as one cron expression.
+"""Frequencies without cron syntax; each becomes one cron expression.
 
 There are names (`EVERY_DAY`), dictionaries of fields (`from_fields`) and a fluent builder
-(`every().five_minutes.hours(range(9, 18)).weekdays`). `as_cron` takes any of them.
+(`every().five_minutes.hours(range(9, 18)).weekdays`). `as_cron` accepts any of them.
 
-Cron fires when the day of the month *or* the day of the week matches. Here all that is named must
-match, so two restricted day fields are refused where cron cannot say "both".
+Cron fires if the day of the month *or* the day of the week matches. Here all fields must match, so
+two restricted day fields are refused if cron cannot express "both".
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from fairqueue.errors import InvalidCron, shown
+from fairqueue.errors import InvalidCron, shortly
 from fairqueue.recurrence.cron import DAY, MAX_LENGTH, parse_cron, resolve_hashed
 from fairqueue.validation import check_count
 
@@ -44,9 +44,9 @@ _FIELDS = {
     "wday": _WEEKDAYS,
 }
 FIELD_NAMES = frozenset((*_FIELDS, "day", "year"))
-# Fields that may be there as '*' and say nothing, with what to do instead of restricting them.
+# Fields that may only be '*', with what to use instead.
 _IDLE_FIELDS = {
-    "day": "write the day of the month as mday, or the day of the week as wday",
+    "day": "use mday for the day of the month, or wday for the day of the week",
     "year": "cron has no years; give the schedule a start and an end",
 }
 
@@ -68,41 +68,39 @@ FieldValue = int | str | Sequence[int | str] | AbstractSet[int]
 
 
 def symbolic(name: str) -> str:
-    """The cron expression of a name such as `EVERY_DAY`. Raises InvalidCron for any other."""
+    """Return the cron expression of a name such as `EVERY_DAY`. Raises InvalidCron for others."""
     if isinstance(name, str) and name in SYMBOLIC:
         return SYMBOLIC[name]
-    raise InvalidCron(f"{_short(name)} is not one of {', '.join(SYMBOLIC)}")
+    raise InvalidCron(f"{shortly(name)} is not one of {', '.join(SYMBOLIC)}")
 
 
 # --- dictionaries of fields -----------------------------------------------------------------------
 
 
 def from_fields(fields: Mapping[str, FieldValue]) -> str:
-    """The cron expression that fires when all of the fields match.
+    """Return the cron expression that fires when all fields match.
 
     Fields: `minutes`, `hours`, `mday` (day of the month), `wday` (day of the week, 0 is Sunday),
-    `mon` and `seconds`. A value is a number, a list of numbers, or what a field of a cron
-    expression can be: '*', '*/15', '9-17', '1,3,5', 'mon-fri'. '*/n' means the multiples of n, also
-    of days and months. A field that is left out matches always, but the second is then 0.
+    `mon` and `seconds`. A value is a number, a list of numbers, or a field of a cron expression:
+    '*', '*/15', '9-17', '1,3,5', 'mon-fri'. '*/n' means the multiples of n, for days and months
+    too. A field that is left out always matches; `seconds` is 0 by default.
 
-    Raises InvalidCron, with the field and its value.
+    Raises InvalidCron with the field and its value.
     """
     if not isinstance(fields, Mapping) or not fields:
         raise InvalidCron(
-            f"{_short(fields)} names no field: pass a dict such as {{'minutes': 0, 'hours': 9}}"
+            f"fields must be a dict such as {{'minutes': 0, 'hours': 9}}, not {shortly(fields)}"
         )
     texts = ["0", "*", "*", "*", "*", "*"]
     for name, value in fields.items():
         if name in _IDLE_FIELDS:
             if value != "*":
-                raise InvalidCron(
-                    f"{name} {_short(value)} can only be '*' here: {_IDLE_FIELDS[name]}"
-                )
+                raise InvalidCron(f"{name} must be '*', not {shortly(value)}: {_IDLE_FIELDS[name]}")
         elif name in _FIELDS:
             texts[_FIELDS[name]] = _field(name, value)
         else:
             known = ", ".join([*_FIELDS, *_IDLE_FIELDS])
-            raise InvalidCron(f"unknown field {_short(name)}: known are {known}")
+            raise InvalidCron(f"unknown field {shortly(name)}: known are {known}")
     return _join(texts)
 
 
@@ -116,20 +114,20 @@ def _field(name: str, value: object) -> str:
     if isinstance(value, (int, *_COLLECTIONS)):
         return _write(place, _numbers(name, place, value))
     raise InvalidCron(
-        f"{name} {_short(value)} cannot be read: a number, a list of numbers, or a text "
-        "such as '*', '*/2', '1-5' or '1,3,5'"
+        f"{name} must be a number, a list of numbers, or a string such as '*', '*/2', '1-5' or "
+        f"'1,3,5', not {shortly(value)}"
     )
 
 
 def _field_text(name: str, value: str) -> str:
-    """A field as cron writes it, after cron has read it."""
+    """Return a field in cron syntax, checked."""
     if len(value) > MAX_LENGTH:
-        raise InvalidCron(f"{name} {_short(value)} has more than {MAX_LENGTH} characters")
+        raise InvalidCron(
+            f"{name} must have at most {MAX_LENGTH} characters, not {len(value)}: {shortly(value)}"
+        )
     text = re.sub(r"\s*([,-])\s*", r"\1", value.strip()).lower()
     if len(text.split()) != 1:
-        raise InvalidCron(
-            f"{name} {value!r} is empty or more than one text: a value such as '*', '1-5' or '1,3'"
-        )
+        raise InvalidCron(f"{name} must be one value such as '*', '1-5' or '1,3', not {value!r}")
     alone = ["*"] * 6
     alone[_FIELDS[name]] = text
     expression = " ".join(alone)
@@ -137,12 +135,12 @@ def _field_text(name: str, value: str) -> str:
         parse_cron(expression)
     except InvalidCron as error:
         reason = str(error).removeprefix(f"{expression!r}: ")
-        raise InvalidCron(f"{name} {value!r} cannot be used: {reason}") from None
+        raise InvalidCron(f"{name} {value!r} is invalid: {reason}") from None
     return ",".join(_multiples(_FIELDS[name], item) for item in text.split(","))
 
 
 def _multiples(place: int, item: str) -> str:
-    """An item in which '*/n' means the multiples of n: cron counts days and months from 1."""
+    """Return an item in which '*/n' means the multiples of n: cron counts days from 1."""
     low, high = _BOUNDS[place]
     match = _STEP.fullmatch(item)
     if low == 0 or match is None or (step := int(match[1])) == 1:
@@ -155,13 +153,13 @@ def _multiples(place: int, item: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """The frequency that a builder begins with: six fields, of which others may be narrowed."""
+    """The frequency of a builder: six fields, of which some may be narrowed."""
 
     name: str
     fields: tuple[str, ...]
 
     def fixes(self, place: int) -> bool:
-        """Whether the field is what makes this frequency, so that no other value can replace it."""
+        """Return whether the field defines this frequency, so that it cannot be replaced."""
         return "/" in self.fields[place] or self.fields[place] == "L"
 
     @property
@@ -197,16 +195,16 @@ class _On:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frequency:
-    """How often, in words. Made by `every`; never changes: each word returns a new one.
+    """A frequency in words. Made by `every`; immutable: each word returns a new one.
 
-    Words without arguments are attributes, and may be called as well: `every().five_minutes` is
-    `every().five_minutes()`. `cron` and `str()` give the expression. All words raise InvalidCron
+    Words without arguments are attributes, and may be called too: `every().five_minutes` is
+    `every().five_minutes()`. `cron` and `str()` return the expression. All words raise InvalidCron
     for values out of range and for contradictions.
     """
 
     _base: _Base | None = None
     _named: tuple[frozenset[int] | None, ...] = (None,) * 6
-    # `at` was said, so the frequency cannot be one that happens all day long.
+    # `at` was called, so the frequency must be at most daily.
     _timed: bool = False
 
     second = _Frequent("* * * * * *")
@@ -271,12 +269,12 @@ class Frequency:
         for place, numbers in enumerate(self._named):
             if numbers is not None and base.fixes(place):
                 raise InvalidCron(
-                    f"{base.name} already says the {_NAMES[place]}: leave out "
-                    f"{_write(place, numbers)}, or name only those {_NAMES[place]}"
+                    f"{base.name} already sets the {_NAMES[place]}: leave out "
+                    f"{_write(place, numbers)}, or use only those {_NAMES[place]}"
                 )
 
     def __call__(self) -> "Frequency":
-        """The same, so that words may be written as calls."""
+        """Return the same frequency, so that words may be written as calls."""
         return self
 
     def __str__(self) -> str:
@@ -289,11 +287,11 @@ class Frequency:
             for place, numbers in enumerate(self._named)
             if numbers is not None
         ]
-        return f"<Frequency {', '.join(parts) or 'of nothing yet'}>"
+        return f"<Frequency {', '.join(parts) or 'not set'}>"
 
     @property
     def cron(self) -> str:
-        """The cron expression. Raises InvalidCron if nothing is named, or it can never fire."""
+        """The cron expression. Raises InvalidCron if nothing is set, or it never fires."""
         fields = _implied(self._named) if self._base is None else self._base.fields
         return _join(
             [
@@ -302,7 +300,7 @@ class Frequency:
             ]
         )
 
-    # Constraints: each takes numbers, or lists, sets and ranges of them.
+    # Constraints: each accepts numbers, or lists, sets and ranges of numbers.
 
     def seconds(self, *values: Values) -> "Frequency":
         """Only at these seconds of a minute."""
@@ -313,7 +311,7 @@ class Frequency:
         return self._narrowed(_MINUTES, *values)
 
     def hours(self, *values: Values) -> "Frequency":
-        """Only at these hours of a day: `hours(9, 17)` are two, `hours(range(9, 18))` are nine."""
+        """Only at these hours of a day: `hours(9, 17)` is two, `hours(range(9, 18))` is nine."""
         return self._narrowed(_HOURS, *values)
 
     def days(self, *values: Values) -> "Frequency":
@@ -327,16 +325,16 @@ class Frequency:
     def at(self, *times: str) -> "Frequency":
         """At times of the day such as '09:30' or '09:30:15'.
 
-        Several must be all combinations of their hours and minutes, or else they are no one cron
-        expression.
+        Several times must be all combinations of their hours and minutes, because cron combines
+        each hour with each minute.
         """
         read = {_read_time(time) for time in times}
         if not read:
-            raise InvalidCron("at() names no time: pass one such as '09:30'")
+            raise InvalidCron("at() needs a time such as '09:30'")
         hours, minutes, seconds = (frozenset(part) for part in zip(*read, strict=True))
         if len(hours) * len(minutes) * len(seconds) != len(read):
             raise InvalidCron(
-                f"at({', '.join(map(repr, times))}) is more than one cron expression, which "
+                f"at({', '.join(map(repr, times))}) is more than one cron expression, because cron "
                 "combines each hour with each minute: make a schedule for each time"
             )
         frequency = self._narrowed(_HOURS, hours)._narrowed(_MINUTES, minutes)
@@ -363,7 +361,7 @@ class Frequency:
         return self.weekly._narrowed(_WEEKDAYS, days).at(time)
 
     def monthly_on(self, days: Values = 1, time: str = "00:00") -> "Frequency":
-        """Each month on these days; a month that does not have one is left out."""
+        """Each month on these days; months without such a day are skipped."""
         return self.monthly.days(days).at(time)
 
     def twice_monthly(self, first: int = 1, second: int = 16, time: str = "00:00") -> "Frequency":
@@ -381,8 +379,8 @@ class Frequency:
     def _based(self, base: _Base) -> "Frequency":
         if self._base is not None:
             raise InvalidCron(
-                f"{self._base.name} and {base.name} contradict each other: name one frequency, and "
-                "narrow it by hours(), weekdays and the like"
+                f"{self._base.name} and {base.name} contradict each other: choose one frequency, "
+                "and narrow it with hours(), weekdays and the like"
             )
         return replace(self, _base=base)
 
@@ -390,8 +388,8 @@ class Frequency:
         named = self._named[place]
         if named is not None:
             raise InvalidCron(
-                f"{_NAMES[place]} are named twice, as {_write(place, named)} before: "
-                "name all of them at once"
+                f"{_NAMES[place]} are set twice, first to {_write(place, named)}: "
+                "pass all of them at once"
             )
         return self._with(place, _numbers(_NAMES[place], place, *values))
 
@@ -404,7 +402,7 @@ CronLike = str | Frequency | Mapping[str, FieldValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """The steps of one unit that cron can take evenly."""
+    """The steps of one unit that cron can express."""
 
     even: tuple[int, ...]
     cron: str
@@ -437,10 +435,10 @@ def every(
     months: int | None = None,
     years: int | None = None,
 ) -> Frequency:
-    """Begin to say how often: `every().day.at("09:30")`, or `every(minutes=5).weekdays`.
+    """Begin a frequency: `every().day.at("09:30")`, or `every(minutes=5).weekdays`.
 
-    At most one argument. Raises InvalidCron for a step that cron cannot take evenly, such as 7
-    minutes, and says what can.
+    At most one argument. Raises InvalidCron for a step that cron cannot express, such as 7 minutes;
+    the message lists those that it can.
     """
     given = {
         "seconds": seconds,
@@ -454,7 +452,7 @@ def every(
     counts = {unit: count for unit, count in given.items() if count is not None}
     if len(counts) > 1:
         raise InvalidCron(
-            f"every() has {' and '.join(counts)}: name one unit, or use an interval, "
+            f"every() must have one unit, not {' and '.join(counts)}: use an interval, "
             "every=timedelta(...)"
         )
     for unit, count in counts.items():
@@ -469,15 +467,15 @@ def _stepped(unit: str, count: int) -> _Base:
         can = ", ".join(map(str, step.even))
         instead = step.uneven.format(unit=unit, count=count)
         raise InvalidCron(
-            f"every {count} {unit} cannot be said in cron, which begins anew with each larger "
-            f"unit: {instead}; cron can take {can}"
+            f"every {count} {unit} cannot be written in cron, which restarts with each larger "
+            f"unit: {instead}; cron allows {can}"
         )
     fields = step.cron.format("*" if count == 1 else f"*/{count}").split()
     return _Base(name=f"every({unit}={count})", fields=tuple(fields))
 
 
 def _implied(named: Sequence[frozenset[int] | None]) -> tuple[str, ...]:
-    """The frequency when none was named: what is finer than all that is named is at its start."""
+    """Return the frequency if none was chosen: units finer than those set are at their start."""
     for place, fields in (
         (_SECONDS, "* * * * * *"),
         (_MINUTES, "0 * * * * *"),
@@ -489,8 +487,7 @@ def _implied(named: Sequence[frozenset[int] | None]) -> tuple[str, ...]:
         if named[place] is not None:
             return tuple(fields.split())
     raise InvalidCron(
-        "every() alone does not say how often: write every().day, every(minutes=5) or "
-        "every().hours(9, 17)"
+        "every() needs a frequency: write every().day, every(minutes=5) or every().hours(9, 17)"
     )
 
 
@@ -501,7 +498,7 @@ def _read_time(time: object) -> tuple[int, int, int]:
         if hour <= 23 and minute <= 59 and second <= 59:
             return hour, minute, second
     raise InvalidCron(
-        f"{_short(time)} is no time of day: a text from '00:00' to '23:59', or with seconds"
+        f"a time of day must be '00:00' to '23:59', or with seconds, not {shortly(time)}"
     )
 
 
@@ -509,10 +506,10 @@ def _read_time(time: object) -> tuple[int, int, int]:
 
 
 def as_cron(value: object) -> str:
-    """The cron expression of an expression, a name, a `Frequency` or a dictionary of fields.
+    """Return the cron expression of an expression, a name, a `Frequency` or a dict of fields.
 
-    An expression is checked and returned as it is, with each `H`. Raises InvalidCron for what is
-    none of these, or cannot be said in cron.
+    An expression is checked and returned unchanged, with each `H`. Raises InvalidCron for any other
+    value, or if cron cannot express it.
     """
     if isinstance(value, Frequency):
         return value.cron
@@ -520,8 +517,8 @@ def as_cron(value: object) -> str:
         return from_fields(value)
     if not isinstance(value, str):
         raise InvalidCron(
-            f"{_short(value)} is no cron expression: pass a string such as '0 9 * * 1-5', "
-            "every().day.at('09:00'), or a dict such as {'minutes': 0, 'hours': 9}"
+            "a cron expression must be a string such as '0 9 * * 1-5', every().day.at('09:00'), or "
+            f"a dict such as {{'minutes': 0, 'hours': 9}}, not {shortly(value)}"
         )
     if value.upper().startswith("EVERY_"):
         return symbolic(value)
@@ -530,18 +527,18 @@ def as_cron(value: object) -> str:
 
 
 def _numbers(what: str, place: int, *values: object) -> frozenset[int]:
-    """The numbers in values that are numbers, or collections of them."""
+    """Return the numbers in values that are numbers or collections of numbers."""
     found: set[int] = set()
     for value in values:
-        # Read one by one, so that the first bad number ends a range of any length.
+        # One by one, so that the first bad number ends a range of any length.
         for item in value if isinstance(value, _COLLECTIONS) else (value,):
             number = _check_number(what, place, item)
             if number in found:
-                raise InvalidCron(f"{what} {item} is named twice: once is enough")
+                raise InvalidCron(f"{what} {item} is given twice")
             found.add(number)
     if not found:
         low, high = _BOUNDS[place]
-        raise InvalidCron(f"{what} without a value never fire: name some from {low} to {high}")
+        raise InvalidCron(f"{what} must have at least one value from {low} to {high}")
     return frozenset(found)
 
 
@@ -552,9 +549,9 @@ def _check_number(what: str, place: int, value: object) -> int:
 
 
 def _write(place: int, numbers: AbstractSet[int]) -> str:
-    """A field of these numbers: '*' for all of them, and ranges for three or more in a row.
+    """Return the field of these numbers: '*' for all, and ranges for three or more in a row.
 
-    Never '*/n', which would mean another thing where the clocks change.
+    Never '*/n', which means something else where the clock changes.
     """
     low, high = _BOUNDS[place]
     if len(numbers) == (7 if place == _WEEKDAYS else high - low + 1):
@@ -571,7 +568,7 @@ def _write(place: int, numbers: AbstractSet[int]) -> str:
 
 
 def _join(texts: Sequence[str]) -> str:
-    """One expression of six fields that must all match, checked; five if the second is 0."""
+    """Return one checked expression of six fields that must all match; five if the second is 0."""
     second, minute, hour, day, month, weekday = texts
     day, weekday = _both_days(day, weekday)
     fields = [minute, hour, day, month, weekday]
@@ -581,11 +578,11 @@ def _join(texts: Sequence[str]) -> str:
 
 
 def _both_days(day: str, weekday: str) -> tuple[str, str]:
-    """The two day fields such that cron requires both of them, not either. Raises InvalidCron."""
+    """Return the day fields such that cron requires both, not either. Raises InvalidCron."""
     if day[0] in "*?" or weekday[0] in "*?":
         return day, weekday
     if not ("l" in day.lower() or "#" in weekday or "l" in weekday):
-        # Ask cron what the texts mean, in a January and in a week of 1970.
+        # Expand both with cron, in a January and in a week of 1970.
         days = {n + 1 for n in _days_of(f"0 0 {day} 1 *", 0, 31)}
         weekdays = {n - _FIRST_SUNDAY for n in _days_of(f"0 0 * * {weekday}", _FIRST_SUNDAY, 7)}
         if days == _ALL_DAYS:
@@ -596,14 +593,14 @@ def _both_days(day: str, weekday: str) -> tuple[str, str]:
         if days == frozenset().union(*(_WEEKS[n] for n in weeks)):
             return "*", ",".join(f"{d}#{n}" for n in weeks for d in sorted(weekdays))
     raise InvalidCron(
-        f"day of month {day!r} and day of week {weekday!r} cannot both be required, since cron "
-        "fires on either: name one of them, or whole weeks (days 1-7 and Mondays are the first "
-        "Monday); if either is meant, write the cron expression"
+        f"day of month {day!r} and day of week {weekday!r} cannot both be required, because cron "
+        "fires on either: use one of them, or whole weeks (days 1-7 and Mondays are the first "
+        "Monday); for either, write the cron expression"
     )
 
 
 def _days_of(expression: str, first: int, count: int) -> list[int]:
-    """The days, of `count` from `first` on, that an expression names; each at midnight."""
+    """Return the days in [first, first + count) of an expression that fires at midnight."""
     cron = parse_cron(expression)
     days = []
     moment = cron.next_after(first * DAY - 1)
@@ -611,8 +608,3 @@ def _days_of(expression: str, first: int, count: int) -> list[int]:
         days.append(moment // DAY)
         moment = cron.next_after(moment)
     return days
-
-
-def _short(value: object) -> str:
-    text = shown(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

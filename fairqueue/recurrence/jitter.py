@@ -1,4 +1,4 @@
-"""How long a fire is put off, so that schedules of one moment do not all start at once."""
+"""Delays of fires, so that schedules with the same fire time do not all start at once."""
 
 import hashlib
 
@@ -6,11 +6,11 @@ _RANGE_BITS = 64
 
 
 def jitter_ms(seed: str, moment_ms: int, most_ms: int, next_ms: int | None) -> int:
-    """How many milliseconds after its moment a schedule fires: from 0 to `most_ms`, evenly spread.
+    """Return the delay of a fire in milliseconds: from 0 to `most_ms`, evenly distributed.
 
-    The seed, such as the schedule's id, and the moment decide, so every scheduler that asks gets
-    the same answer. It is never at or past the next moment, so the order of fires stays; a `most`
-    that does not fit is cut to what does. `next_ms` is None where there is no next moment.
+    It depends only on the seed, such as the id of the schedule, and on the fire time, so every
+    scheduler gets the same delay. It ends before the next fire time (`next_ms`, or None), so that
+    the order of fires stays.
     """
     room = most_ms if next_ms is None else min(most_ms, next_ms - moment_ms - 1)
     if room <= 0:

@@ -1,24 +1,24 @@
-"""When a schedule fires: the moments of a cron expression, an interval or a single date.
+"""The fire times ("moments") of a rule: a cron expression, an interval or a single time.
 
-A schedule's rule is stored as a form, a dict that JSON can hold:
+A rule is stored as a form, a dict of JSON values:
 
     {"cron": "0 9 * * 1-5", "timezone": "Europe/London"}
-    {"every": 90000, "anchor": 1767225600000}    milliseconds; the moments are anchor + k * every
+    {"every": 90000, "anchor": 1767225600000}    milliseconds; fires at anchor + k * every
     {"at": 1767225600000}
 
-Each may have `limits` (see `windows.py`). A `timezone` is UTC if there is none; that of an interval
-or a date is for its limits and for showing it.
+Each may have `limits` (see `windows.py`). `timezone` is UTC by default; for an interval or a single
+time it applies to the limits and to how times are shown.
 
-The rule where a zone changes its offset is Debian cron's:
+Where a zone changes its offset, the rules of Debian's cron apply:
 
 - An expression whose second, minute or hour field begins with `*` follows elapsed time. It fires
   whenever the wall clock shows a matching time: in both passes of an overlap, never in a gap.
-- Any other is at fixed times. Each matching local time is one fire, at the first moment at which
-  the wall clock shows it; one that a gap skips fires at the end of the gap. Local times that land
-  on the same moment are one fire.
+- Any other expression names fixed times. Each matching local time fires once, when the wall clock
+  shows it first; one inside a gap fires at the end of the gap. Local times that fall on the same
+  moment fire once.
 
-Intervals are elapsed time too. pytz knows no daylight saving time after 2037, so later moments are
-those of the last known offset.
+Intervals follow elapsed time too. pytz has no daylight saving time after 2037: later times use the
+last known offset.
 """
 
 import json
@@ -30,24 +30,24 @@ from itertools import islice
 from typing import Any
 
 from fairqueue.clock import LATEST_MS
-from fairqueue.errors import InvalidSchedule, shown
+from fairqueue.errors import InvalidSchedule, shortly
 from fairqueue.recurrence.cron import HORIZON_YEARS, Cron, parse_cron, resolve_hashed
 from fairqueue.recurrence.windows import NO_CALENDARS, Calendars, Limits, read_limits
 from fairqueue.recurrence.zones import Zone, find_zone
 from fairqueue.validation import check_count
 
-# Entries kept. A full house (hundreds of expressions in dozens of zones, due at one moment) is some
-# thousands of pairs with one moment each; beyond these numbers the oldest are computed again.
+# Cached entries. A large installation (hundreds of expressions in dozens of zones, all due at one
+# moment) has some thousands of pairs; beyond these numbers the oldest are computed again.
 _RECURRENCES_KEPT = 16_384
 _MOMENTS_KEPT = 65_536
 # These can be large: up to 20 kB with a year of dates.
 _LIMITED_KEPT = 4096
-# A smaller step than this is no schedule but a loop.
+# A shorter interval is a loop rather than a schedule.
 SMALLEST_STEP_MS = 1000
 # A hundred years.
 LARGEST_STEP_MS = 3_155_760_000_000
-# How often a search through limits tries: tens of milliseconds. Each try skips all moments up to
-# the next opening, so what is not found then has one try a day for 27 years, or 24 a day for one.
+# Tries of a search through limits: tens of milliseconds. Each try skips all fire times up to the
+# next opening, so 10,000 tries are one a day for 27 years, or 24 a day for one year.
 _MAX_TRIES = 10_000
 _HORIZON_MS = HORIZON_YEARS * 366 * 86_400_000
 _LATEST = LATEST_MS // 1000
@@ -60,10 +60,9 @@ _KEYS = {
 
 
 class Recurrence(ABC):
-    """The moments of one rule, in milliseconds since 1970, UTC.
+    """The fire times of one rule, in milliseconds since 1970, UTC; none before 1970 or after 9999.
 
-    Never changes, so it can be shared between threads. There are no moments before 1970 or after
-    9999.
+    Immutable, so it can be shared between threads.
     """
 
     __slots__ = ()
@@ -71,26 +70,26 @@ class Recurrence(ABC):
     @property
     @abstractmethod
     def zone(self) -> Zone:
-        """The zone in which its moments are shown."""
+        """The zone in which its times are shown."""
 
     @abstractmethod
     def next_ms(self, after_ms: int) -> int | None:
-        """The first moment strictly after, or None when there is none within nine years."""
+        """Return the first fire time after this one, or None if there is none for nine years."""
 
     @abstractmethod
     def latest_ms(self, at_ms: int) -> int | None:
-        """The latest moment at or before, or None when there is none within nine years."""
+        """Return the last fire time up to this one, or None if there is none for nine years."""
 
     @abstractmethod
     def count(self, from_ms: int, until_ms: int, cap: int) -> int:
-        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more."""
+        """Count the fire times in [from_ms, until_ms), up to `cap`."""
 
     def previous_ms(self, before_ms: int) -> int | None:
-        """The latest moment strictly before, or None when there is none within nine years."""
+        """Return the last fire time before this one, or None if there is none for nine years."""
         return self.latest_ms(before_ms - 1)
 
     def between(self, from_ms: int, until_ms: int, limit: int) -> list[int]:
-        """The first `limit` moments from `from_ms` until before `until_ms`, in order."""
+        """Return up to `limit` fire times in [from_ms, until_ms), in order."""
         return list(islice(self._walk(from_ms, until_ms), max(limit, 0)))
 
     def _walk(self, from_ms: int, until_ms: int) -> Iterator[int]:
@@ -100,14 +99,14 @@ class Recurrence(ABC):
             moment = self._find_next_ms(moment)
 
     def _find_next_ms(self, after_ms: int) -> int | None:
-        """As `next_ms`, without leaving each of many moments in a cache that others share."""
+        """Do as `next_ms`, without filling the shared cache with many times."""
         return self.next_ms(after_ms)
 
 
-# Compared by identity, which `compile_recurrence` keeps: it is a key of caches, and must hash fast.
+# Compared by identity, which `compile_recurrence` preserves: a key of caches must hash fast.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CronRecurrence(Recurrence):
-    """The moments of one expression in one zone. Made by `compile_recurrence`."""
+    """The fire times of one expression in one zone. Made by `compile_recurrence`."""
 
     cron_expr: str
     timezone: str
@@ -121,21 +120,21 @@ class CronRecurrence(Recurrence):
 
     @property
     def elapsed(self) -> bool:
-        """Whether it follows elapsed time where the clock changes, and not fixed times."""
+        """Whether it follows elapsed time, not fixed times, where the clock changes."""
         return self._cron.wildcard
 
     def next_ms(self, after_ms: int) -> int | None:
-        """The first moment strictly after, or None when there is none within nine years."""
+        """Return the first fire time after this one, or None if there is none for nine years."""
         return _next_ms(self, after_ms // 1000)
 
     def latest_ms(self, at_ms: int) -> int | None:
-        """The latest moment at or before, or None when there is none within nine years."""
+        """Return the last fire time up to this one, or None if there is none for nine years."""
         return _latest_ms(self, at_ms // 1000)
 
     def count(self, from_ms: int, until_ms: int, cap: int) -> int:
-        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more.
+        """Count the fire times in [from_ms, until_ms), up to `cap`.
 
-        Takes microseconds for each month and each change of the clock, not for each moment.
+        Takes microseconds for each month and each change of the clock, not for each fire.
         """
         after = max((from_ms - 1) // 1000, -1)
         last = min((until_ms - 1) // 1000, _LATEST)
@@ -148,7 +147,7 @@ class CronRecurrence(Recurrence):
         return max(min(counted, cap), 0)
 
     def skipped_local(self, moment_ms: int) -> int | None:
-        """The first local time, in seconds, that this moment makes up for: one that a gap took."""
+        """Return the first local time, in seconds, in a gap that this fire replaces, or None."""
         gap = None if self.elapsed or moment_ms % 1000 else self._zone.gap(moment_ms // 1000)
         if gap is None:
             return None
@@ -172,7 +171,7 @@ class CronRecurrence(Recurrence):
         return None if moment is None or moment < 0 else moment
 
     def _count_in_period(self, period: int, after: int, until: int, cap: int) -> int:
-        """How many moments are after one and until another, which is in this period as well."""
+        """Count the fire times in (after, until], both in this period."""
         zone = self._zone
         if self._cron.wildcard:
             offset = zone.offsets[period]
@@ -181,12 +180,12 @@ class CronRecurrence(Recurrence):
         gap = zone.gap(after + 1)
         if gap is None:
             return self._cron.count(first, last, cap)
-        # All that the gap has taken, and what is due at its end, are one moment.
+        # All times inside the gap, and the one at its end, are one fire.
         taken = self._cron.count(gap[0] - 1, gap[1], gap[1] - gap[0] + 1)
         return min(taken, 1) + self._cron.count(gap[1], last, cap)
 
-    # Fixed times. A local time has fired by a moment exactly if the wall clock has shown it, or a
-    # later one, by then. So what fires next is the first match beyond the furthest time shown.
+    # Fixed times. A local time has fired if the wall clock has shown it or a later one. So the next
+    # fire is the first match after the furthest local time shown.
 
     def _next_fixed(self, after: int) -> int | None:
         local = self._cron.next_after(self._zone.furthest_local(after))
@@ -196,7 +195,7 @@ class CronRecurrence(Recurrence):
         local = self._cron.latest_until(self._zone.furthest_local(at))
         return None if local is None else self._zone.first_reach(local)
 
-    # Elapsed time. In each period of the zone local and elapsed time run alike, so look into one
+    # Elapsed time. Within a period of the zone, local time is UTC plus a constant, so search one
     # period after the other.
 
     def _next_elapsed(self, after: int) -> int | None:
@@ -240,9 +239,9 @@ def _latest_ms(recurrence: CronRecurrence, at: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntervalRecurrence(Recurrence):
-    """Moments that are all the same time apart, in elapsed time, so that they never drift.
+    """Fire times at equal distances of elapsed time, without drift.
 
-    The anchor is one of them, not the first: limits have a start.
+    The anchor is one of them, not the first: the limits have a start.
     """
 
     every_ms: int
@@ -255,19 +254,19 @@ class IntervalRecurrence(Recurrence):
         return self._zone
 
     def next_ms(self, after_ms: int) -> int | None:
-        """The first moment strictly after, or None after the year 9999."""
+        """Return the first fire time after this one, or None after the year 9999."""
         after_ms = max(after_ms, -1)
         moment = after_ms + self.every_ms - (after_ms - self.anchor_ms) % self.every_ms
         return moment if moment <= LATEST_MS else None
 
     def latest_ms(self, at_ms: int) -> int | None:
-        """The latest moment at or before, or None before 1970."""
+        """Return the last fire time up to this one, or None before 1970."""
         at_ms = min(at_ms, LATEST_MS)
         moment = at_ms - (at_ms - self.anchor_ms) % self.every_ms
         return moment if moment >= 0 else None
 
     def count(self, from_ms: int, until_ms: int, cap: int) -> int:
-        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more."""
+        """Count the fire times in [from_ms, until_ms), up to `cap`."""
         before = (max(from_ms, 0) - 1 - self.anchor_ms) // self.every_ms
         last = (min(until_ms - 1, LATEST_MS) - self.anchor_ms) // self.every_ms
         return max(min(last - before, cap), 0)
@@ -275,34 +274,34 @@ class IntervalRecurrence(Recurrence):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OnceRecurrence(Recurrence):
-    """A single moment."""
+    """A single fire time."""
 
     at_ms: int
     _zone: Zone = field(repr=False)
 
     @property
     def zone(self) -> Zone:
-        """The zone in which its moment is shown."""
+        """The zone in which its time is shown."""
         return self._zone
 
     def next_ms(self, after_ms: int) -> int | None:
-        """The moment, if it is strictly after."""
+        """Return the fire time if it is after this one."""
         return self.at_ms if self.at_ms > after_ms else None
 
     def latest_ms(self, at_ms: int) -> int | None:
-        """The moment, if it is at or before."""
+        """Return the fire time if it is at or before this one."""
         return self.at_ms if self.at_ms <= at_ms else None
 
     def count(self, from_ms: int, until_ms: int, cap: int) -> int:
-        """1 or 0."""
+        """Return 1 or 0."""
         return max(min(int(from_ms <= self.at_ms < until_ms), cap), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LimitedRecurrence(Recurrence):
-    """Those moments of another recurrence that its limits allow.
+    """The fire times of another recurrence that its limits allow.
 
-    A search ends without one after nine years, or 10,000 tries: then there is no next moment.
+    A search gives up after nine years or 10,000 tries.
     """
 
     inner: Recurrence
@@ -310,21 +309,21 @@ class LimitedRecurrence(Recurrence):
 
     @property
     def zone(self) -> Zone:
-        """The zone in which windows and dates are meant."""
+        """The zone of windows and dates."""
         return self.inner.zone
 
     def next_ms(self, after_ms: int) -> int | None:
-        """The first moment strictly after, or None when there is none within nine years."""
+        """Return the first fire time after this one, or None if there is none for nine years."""
         return _limited_next_ms(self, after_ms)
 
     def latest_ms(self, at_ms: int) -> int | None:
-        """The latest moment at or before, or None when there is none within nine years."""
+        """Return the last fire time up to this one, or None if there is none for nine years."""
         return _limited_latest_ms(self, at_ms)
 
     def count(self, from_ms: int, until_ms: int, cap: int) -> int:
-        """How many moments there are from `from_ms` until before `until_ms`; `cap` if more.
+        """Count the fire times in [from_ms, until_ms), up to `cap`.
 
-        Takes some microseconds for each stretch of time that has a moment and is open.
+        Takes some microseconds for each open stretch of time with a fire.
         """
         from_ms = max(from_ms, self.limits.start_ms)
         until_ms = min(until_ms, self.limits.end_ms)
@@ -391,14 +390,14 @@ def _compiled(cron_expr: str, timezone: str) -> CronRecurrence:
 
 
 def compile_recurrence(cron_expr: str, timezone: str) -> CronRecurrence:
-    """The recurrence of an expression in a zone; the same object for the same two texts.
+    """Return the recurrence of an expression in a zone; the same object for the same arguments.
 
-    Raises InvalidCron and UnknownTimezone. Thread-safe; compiled ones are kept.
+    Raises InvalidCron and UnknownTimezone. Thread-safe; results are cached.
     """
     try:
         return _compiled(cron_expr, timezone)
     except TypeError:
-        # A list or the like cannot be looked up in a cache; say what it should have been.
+        # An unhashable argument cannot be looked up in the cache: raise the error for its type.
         parse_cron(cron_expr)
         find_zone(timezone)
         raise
@@ -407,11 +406,11 @@ def compile_recurrence(cron_expr: str, timezone: str) -> CronRecurrence:
 def compile_form(
     form: Mapping[str, Any], *, seed: str | None = None, calendars: Calendars = NO_CALENDARS
 ) -> Recurrence:
-    """The recurrence of a stored form; the same object for the same form.
+    """Return the recurrence of a stored form; the same object for the same form.
 
-    `seed`, such as the schedule's id, decides what `H` in an expression is; `calendars` has those
-    that the limits name. Raises InvalidSchedule, which names the value, and its kin InvalidCron and
-    UnknownTimezone. Thread-safe; compiled ones are kept.
+    `seed`, such as the id of the schedule, decides the values of `H` in an expression; `calendars`
+    has the calendars of the limits. Raises InvalidSchedule, InvalidCron or UnknownTimezone naming
+    the value. Thread-safe; results are cached.
     """
     kind = _kind(form)
     timezone = form.get("timezone", "UTC")
@@ -432,20 +431,21 @@ def compile_form(
 def _kind(form: Mapping[str, Any]) -> str:
     if not isinstance(form, Mapping):
         raise InvalidSchedule(
-            f"{shown(form):.60} is no form: a dict with one of {', '.join(_KINDS)}"
+            f"a rule must be a dict with one of {', '.join(_KINDS)}, not {shortly(form)}"
         )
-    kinds = [kind for kind in _KINDS if kind in form]
-    if len(kinds) != 1:
-        given = " and ".join(kinds) or "none"
-        raise InvalidSchedule(f"a form has one of {', '.join(_KINDS)}; this one has {given}")
-    known = _KEYS[kinds[0]]
+    given = [kind for kind in _KINDS if kind in form]
+    if len(given) != 1:
+        raise InvalidSchedule(
+            f"a rule must have one of {', '.join(_KINDS)}, not {' and '.join(given) or 'none'}"
+        )
+    known = _KEYS[given[0]]
     for key in form:
         if key not in known:
             raise InvalidSchedule(
-                f"unknown {shown(key):.60} beside {kinds[0]!r}; known are "
+                f"unknown {shortly(key)} in a rule with {given[0]!r}: known are "
                 f"{', '.join(sorted(known))}"
             )
-    return kinds[0]
+    return given[0]
 
 
 def _compile_interval(form: Mapping[str, Any]) -> Recurrence:
@@ -470,7 +470,7 @@ def _compile_limited(inner: Recurrence, form: object, calendars: Calendars) -> R
         text = json.dumps(form, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidSchedule(
-            f"limits {shown(form):.60} cannot be written as JSON: {error}"
+            f"limits {shortly(form)} cannot be written as JSON: {error}"
         ) from None
     return _limited(inner, text, calendars)
 

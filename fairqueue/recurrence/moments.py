@@ -1,4 +1,4 @@
-"""Ask for the moments of a rule, with datetimes in and out: next, previous, listed, in words."""
+"""The public functions on fire times, with datetimes: next, previous, listed, described."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from fairqueue.clock import LATEST_MS, from_ms, read_ms, to_ms
-from fairqueue.errors import InvalidCron, InvalidSchedule, shown
+from fairqueue.errors import InvalidCron, InvalidSchedule, shortly, shown
 from fairqueue.recurrence.cron import HORIZON_YEARS
 from fairqueue.recurrence.frequency import FIELD_NAMES, Frequency, as_cron
 from fairqueue.recurrence.kinds import (
@@ -30,41 +30,41 @@ from fairqueue.recurrence.words import (
 )
 from fairqueue.validation import check_count
 
-# Runs that one call computes: a second of work at most.
+# Runs that one call computes: at most a second of work.
 MAX_RUNS = 10_000
 
 
 # A rule as add_schedule takes it (an expression, a name such as EVERY_DAY, a builder, a dictionary
-# of fields), a form, or what one of them was compiled to.
+# of fields), a form, or a compiled recurrence.
 Spec = str | Frequency | Mapping[str, Any] | Recurrence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviewedRun:
-    """One of the runs to come, and what a change of the clock does to it."""
+    """A future run, and the effect of a change of the clock on it."""
 
     utc: datetime
-    # The same moment as the wall clock shows it.
+    # The same time on the wall clock.
     local: datetime
     # Local time minus UTC, as in "+01:00".
     offset: str
-    # Whether the run before had another offset.
+    # Whether the previous run had another offset.
     offset_changed: bool
     # "gap": its local time is skipped, so it runs at the end of the gap. "first" or "second": its
-    # local time comes twice, and this is that one.
+    # local time occurs twice, and the run is at this one.
     shift: Literal["", "gap", "first", "second"]
-    # The same in words; empty if there is nothing to say.
+    # The same in words; may be empty.
     note: str
 
 
 def next_run(spec: Spec, timezone: str | None, after: datetime) -> datetime:
-    """The first moment strictly after an aware datetime, as an aware datetime in the zone.
+    """Return the first fire time after an aware datetime, as an aware datetime in the zone.
 
-    `spec` is what `add_schedule` takes as a rule (a cron expression, EVERY_DAY, `every().day`, a
-    dictionary of fields), or a form or a recurrence, whose zone is its own: `timezone` is None
-    then. In a form `at` and `anchor` may be aware datetimes or ISO 8601. Raises InvalidCron (also
-    when there is no such moment within nine years), InvalidSchedule for a form (likewise),
-    UnknownTimezone, and InvalidInput for a naive datetime.
+    `spec` is a rule as in `add_schedule` (a cron expression, EVERY_DAY, `every().day`, a dictionary
+    of fields), or a form or a recurrence, which has its own zone: then `timezone` is None. In a
+    form, `at` and `anchor` may be aware datetimes or ISO 8601. Raises InvalidCron, or for a form
+    InvalidSchedule, also if it does not fire within nine years; UnknownTimezone; and InvalidInput
+    for a naive datetime.
     """
     recurrence = _recurrence(spec, timezone)
     moment_ms = recurrence.next_ms(to_ms(after, "after"))
@@ -72,19 +72,17 @@ def next_run(spec: Spec, timezone: str | None, after: datetime) -> datetime:
         return _in_zone(recurrence, moment_ms)
     if _is_expression(spec):
         raise InvalidCron(
-            f"{_expression(spec)!r} has no moment within {HORIZON_YEARS} years after {after}, or "
-            "none before the year 10000: choose days that come more often"
+            f"{_expression(spec)!r} does not fire within {HORIZON_YEARS} years after {after}, or "
+            "before the year 10000: choose days that occur more often"
         )
-    raise InvalidSchedule(
-        f"{shown(spec):.200} has no moment after {after}: none, or none for years"
-    )
+    raise InvalidSchedule(f"{shown(spec):.200} does not fire after {after}, or not for years")
 
 
 def matches(spec: Spec, moment: datetime, timezone: str | None = None) -> bool:
-    """Whether a rule has a moment in the second of an aware datetime.
+    """Return whether a rule fires in the second of an aware datetime.
 
-    An expression without a zone is in UTC; one of five fields has its moments at second 0. Raises
-    as `next_run`, but has no moments where there are none.
+    An expression without a zone is in UTC; one of five fields fires at second 0. Raises as
+    `next_run` does, except for a rule that never fires.
     """
     recurrence = _recurrence(spec, _zone_or_utc(spec, timezone))
     second = to_ms(moment, "moment") // 1000 * 1000
@@ -92,9 +90,9 @@ def matches(spec: Spec, moment: datetime, timezone: str | None = None) -> bool:
 
 
 def previous_run(spec: Spec, timezone: str | None, at: datetime) -> datetime | None:
-    """The latest moment at or before an aware datetime, as an aware datetime in the zone.
+    """Return the last fire time up to an aware datetime, as an aware datetime in the zone.
 
-    None when there is none within nine years, or since 1970. Raises as `next_run`.
+    None if there is none within nine years, or since 1970. Raises as `next_run` does.
     """
     recurrence = _recurrence(spec, timezone)
     moment_ms = recurrence.latest_ms(to_ms(at, "at"))
@@ -104,9 +102,9 @@ def previous_run(spec: Spec, timezone: str | None, at: datetime) -> datetime | N
 def between(
     spec: Spec, timezone: str | None, start: datetime, end: datetime, limit: int = 1000
 ) -> list[datetime]:
-    """The first `limit` moments from `start` until before `end`, as aware datetimes in the zone.
+    """Return up to `limit` fire times in [start, end), as aware datetimes in the zone.
 
-    At most 10,000. Raises as `next_run`, but has no moments where there are none.
+    At most 10,000. Raises as `next_run` does, except for a rule that never fires.
     """
     recurrence = _recurrence(spec, timezone)
     check_count(limit, "limit", least=1, most=MAX_RUNS)
@@ -117,10 +115,10 @@ def between(
 def preview(
     spec: Spec, n: int, after: datetime, *, timezone: str | None = None
 ) -> list[PreviewedRun]:
-    """The first `n` runs after an aware datetime, with what changes of the clock do to them.
+    """Return the next `n` runs after an aware datetime, with the effects of clock changes.
 
     At most 10,000; fewer if there are no more. An expression without a zone is in UTC. Raises as
-    `next_run`.
+    `next_run` does.
     """
     recurrence = _recurrence(spec, _zone_or_utc(spec, timezone))
     check_count(n, "n", least=1, most=MAX_RUNS)
@@ -137,10 +135,10 @@ def preview(
 
 
 def describe(spec: Spec, timezone: str | None = None, *, locale: str = "en_US") -> str:
-    """What a rule or a form says, in plain words, with the zone if it is given.
+    """Describe a rule or a form in words, with the zone if it is given.
 
-    The words of an expression are in the language of `locale`, all others English. Raises as
-    `next_run`, InvalidInput for an unknown locale, and ConfigurationError where the package
+    An expression is described in the language of `locale`, everything else in English. Raises as
+    `next_run` does, InvalidInput for an unknown locale, and ConfigurationError if the package
     cron-descriptor, of the extra `cli`, is not installed.
     """
     if _is_expression(spec) and timezone is None:
@@ -158,11 +156,11 @@ def _words(recurrence: Recurrence, locale: str) -> str:
     if isinstance(recurrence, LimitedRecurrence):
         limits = limits_words(recurrence.limits.form, recurrence.zone)
         return "; ".join([_words(recurrence.inner, locale), *limits])
-    raise InvalidSchedule(f"there are no words for {recurrence!r:.60}")
+    raise InvalidSchedule(f"{recurrence!r:.60} cannot be described")
 
 
 def _is_expression(spec: Spec) -> bool:
-    """Whether it says when, and not where: its zone is given beside it."""
+    """Return whether a rule has no zone of its own."""
     if isinstance(spec, Mapping):
         return not FIELD_NAMES.isdisjoint(spec)
     return not isinstance(spec, Recurrence)
@@ -181,12 +179,14 @@ def _recurrence(spec: Spec, timezone: str | None) -> Recurrence:
     if _is_expression(spec):
         return compile_recurrence(_expression(spec), timezone)  # type: ignore[arg-type]  # it says what None lacks
     if timezone is not None:
-        raise InvalidSchedule(f"timezone {shown(timezone):.60}: a form names its own; pass None")
-    return spec if isinstance(spec, Recurrence) else compile_form(_spoken(spec))
+        raise InvalidSchedule(
+            f"timezone must be None for a form, which has its own, not {shortly(timezone)}"
+        )
+    return spec if isinstance(spec, Recurrence) else compile_form(_stored(spec))
 
 
-def _spoken(form: Any) -> Any:
-    """A form as it is stored, where somebody has written it: moments may be dates or texts."""
+def _stored(form: Any) -> Any:
+    """Return a form as it is stored, with times given as datetimes or text in milliseconds."""
     if not isinstance(form, Mapping):
         return form
     limits = form.get("limits")
@@ -236,6 +236,6 @@ def _in_zone(recurrence: Recurrence, moment_ms: int) -> datetime:
 
 
 def _ceil_ms(moment: datetime, what: str) -> int:
-    """The first whole millisecond that is not before."""
+    """Return the time in milliseconds, rounded up."""
     floor = to_ms(moment, what)
     return floor + 1 if isinstance(moment, datetime) and moment.microsecond % 1000 else floor

@@ -1,15 +1,15 @@
-"""When a schedule may run: from a start, until an end, in windows of the week, not on some dates.
+"""Limits of a schedule: a start, an end, windows of the week, and excluded dates.
 
-A form of limits is a dict that JSON can hold; all of it is optional:
+Limits are given as a dict of JSON values; every key is optional:
 
     {"start": 1767225600000, "end": 1798761600000,
      "windows": [{"days": [1, 2, 3, 4, 5], "from": "09:00", "to": "17:30"}],
      "exclude": ["2026-12-25"], "calendars": ["bank-holidays"]}
 
-`start` belongs to what is allowed and `end` does not, and so it is with the hours of a window. The
-days are 1, Monday, to 7, Sunday; those of a window over midnight are the days on which it begins.
-Windows and dates are what the wall clock of the schedule's zone shows, so a change of the clock
-makes a window longer or shorter, and skips one that is wholly inside its gap.
+`start` and `from` are included, `end` and `to` are not. The days are 1 (Monday) to 7 (Sunday); a
+window over midnight belongs to the day on which it begins. Windows and dates are in the local time
+of the schedule, so a change of the clock makes a window longer or shorter, and skips one that lies
+inside a gap.
 """
 
 import re
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from datetime import date
 
 from fairqueue.clock import LATEST_MS
-from fairqueue.errors import InvalidSchedule, shown
+from fairqueue.errors import InvalidSchedule, shortly
 from fairqueue.recurrence.zones import Zone
 from fairqueue.validation import check_count, check_name
 
 DAY = 86_400
 WEEK = 7 * DAY
 
-# More would make the search for an open moment slow, and are surely a mistake.
+# More would slow down the search for an open time, and are surely a mistake.
 MAX_WINDOWS = 50
-# Dates in one form, which is stored with each schedule; a calendar is shared, so it may have more.
+# Dates in the limits of one schedule; a calendar is shared, so it may have more.
 MAX_DATES = 500
 MAX_CALENDAR_DATES = 10_000
 MAX_CALENDARS = 20
@@ -61,12 +61,12 @@ class Calendars:
         }
 
     def days(self, name: str) -> frozenset[int]:
-        """The days of a calendar; 1970-01-01 is 0. Raises InvalidSchedule for an unknown name."""
+        """Return the days of a calendar; 1970-01-01 is 0. Raises InvalidSchedule."""
         try:
             return self._days[name]
         except KeyError:
             known = ", ".join(sorted(self._days)) or "none"
-            raise InvalidSchedule(f"calendar {name!r} is not known: known are {known}") from None
+            raise InvalidSchedule(f"calendar {name!r} is unknown: known are {known}") from None
 
 
 NO_CALENDARS = Calendars({})
@@ -74,18 +74,18 @@ NO_CALENDARS = Calendars({})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Opening:
-    """The moments that windows and dates leave open, in whole seconds since 1970, UTC."""
+    """The times that windows and dates leave open, in whole seconds since 1970, UTC."""
 
     zone: Zone
-    # Stretches of the week, in seconds since Monday 00:00 local time: in order, none overlapping.
+    # Parts of the week in seconds since Monday 00:00 local time, sorted and disjoint.
     opens: tuple[int, ...]
     closes: tuple[int, ...]
     # Days without any opening; 1970-01-01 is 0.
     excluded: frozenset[int]
 
     def next_open(self, moment: int) -> int:
-        """The first open moment that is not before this one."""
-        # In each period of the zone local and elapsed time run alike.
+        """Return the first open time at or after this one."""
+        # Within a period of the zone, local time is UTC plus a constant.
         starts, offsets = self.zone.starts, self.zone.offsets
         period = self.zone.period(moment)
         while True:
@@ -96,7 +96,7 @@ class Opening:
             moment = starts[period]
 
     def last_open(self, moment: int) -> int:
-        """The last open moment that is not after this one."""
+        """Return the last open time at or before this one."""
         starts, offsets = self.zone.starts, self.zone.offsets
         period = self.zone.period(moment)
         while True:
@@ -107,7 +107,7 @@ class Opening:
             period -= 1
 
     def open_until(self, moment: int) -> int:
-        """A later moment before which all are open, if this one is. There may be a later such."""
+        """Return a later time up to which all is open, if this time is; not always the last."""
         starts, offsets = self.zone.starts, self.zone.offsets
         period = self.zone.period(moment)
         local = moment + offsets[period]
@@ -118,7 +118,7 @@ class Opening:
         end -= offsets[period]
         return min(end, starts[period + 1]) if period + 1 < len(starts) else end
 
-    # Both searches end: they stand still only at what is open, and the dates are finite.
+    # Both searches end: each step moves unless the time is open, and the dates are finite.
 
     def _next_local(self, local: int) -> int:
         while True:
@@ -153,9 +153,9 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limits:
-    """Which moments of a schedule count: from `start_ms` until before `end_ms`, when it is open."""
+    """The limits of a schedule: fire times in [start_ms, end_ms) that `opening` leaves open."""
 
-    # As it was given.
+    # As given.
     form: Mapping[str, object]
     start_ms: int
     end_ms: int
@@ -166,19 +166,19 @@ class Limits:
 def read_limits(
     form: Mapping[str, object], zone: Zone, calendars: Calendars = NO_CALENDARS
 ) -> Limits:
-    """Read a form of limits. Raises InvalidSchedule, which names the value."""
+    """Read limits. Raises InvalidSchedule naming the value."""
     if not isinstance(form, Mapping):
-        raise InvalidSchedule(f"limits {_short(form)} are none: a dict of {', '.join(_KEYS)}")
+        raise InvalidSchedule(
+            f"limits must be a dict with keys of {', '.join(_KEYS)}, not {shortly(form)}"
+        )
     _check_keys(form, _KEYS, "limits")
     start_ms = check_count(form.get("start", 0), "start", InvalidSchedule, most=LATEST_MS)
-    # One later than the last moment of all, which is allowed where nothing else is said.
+    # One later than the last possible time, which is included by default.
     end_ms = LATEST_MS + 1
     if "end" in form:
         end_ms = check_count(form["end"], "end", InvalidSchedule, most=LATEST_MS)
     if start_ms >= end_ms:
-        raise InvalidSchedule(
-            f"end {end_ms} is not after start {start_ms}: there is no moment between them"
-        )
+        raise InvalidSchedule(f"end must be after start ({start_ms}), not {end_ms}")
     return Limits(
         form=form,
         start_ms=start_ms,
@@ -188,12 +188,12 @@ def read_limits(
 
 
 def check_windows(windows: object) -> None:
-    """Raises InvalidSchedule for a window that says nothing. One that was stored is always open."""
+    """Raise InvalidSchedule for an empty window. A stored one is accepted, and always open."""
     if isinstance(windows, Collection) and not isinstance(windows, str | Mapping):
         for number, window in enumerate(windows):
             if isinstance(window, Mapping) and not window:
                 raise InvalidSchedule(
-                    f"windows[{number}] {{}} limits nothing: give it days, from or to"
+                    f"windows[{number}] must have days, from or to: {{}} limits nothing"
                 )
 
 
@@ -220,19 +220,18 @@ def _read_opening(form: Mapping[str, object], zone: Zone, calendars: Calendars) 
 
 
 def _read_window(window: object, what: str) -> list[tuple[int, int]]:
-    """The stretches of the week that a window opens."""
+    """Return the parts of the week that a window opens."""
     if not isinstance(window, Mapping):
-        raise InvalidSchedule(
-            f"{what} {_short(window)} is no window: a dict of {', '.join(_WINDOW_KEYS)}"
-        )
+        keys = ", ".join(_WINDOW_KEYS)
+        raise InvalidSchedule(f"{what} must be a dict with keys of {keys}, not {shortly(window)}")
     _check_keys(window, _WINDOW_KEYS, what)
     days = _read_list(window.get("days", [1, 2, 3, 4, 5, 6, 7]), f"{what}.days", 7)
     start = _read_time(window.get("from", "00:00"), f"{what}.from")
     end = _read_time(window.get("to", "24:00"), f"{what}.to")
     if start in (end, DAY):
         raise InvalidSchedule(
-            f"{what} from {window.get('from')!r} to {window.get('to')!r} is no window: for a whole "
-            "day write 00:00 to 24:00"
+            f"{what} must not be empty, from {window.get('from')!r} to {window.get('to')!r}: for a "
+            "whole day write 00:00 to 24:00"
         )
     found = []
     for day in days:
@@ -247,7 +246,7 @@ def _read_window(window: object, what: str) -> list[tuple[int, int]]:
 
 
 def _merge(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, with those that touch or overlap as one, and without empty ones."""
+    """Sort stretches, merge those that touch or overlap, and drop empty ones."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(stretches):
         if merged and start <= merged[-1][1]:
@@ -260,7 +259,7 @@ def _merge(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _read_time(value: object, what: str) -> int:
     if not isinstance(value, str) or not _TIME.fullmatch(value):
         raise InvalidSchedule(
-            f"{what} {_short(value)} is no time of day: a string such as '09:00', up to '24:00'"
+            f"{what} must be a time of day such as '09:00', up to '24:00', not {shortly(value)}"
         )
     return int(value[:2]) * 3600 + int(value[3:]) * 60
 
@@ -275,23 +274,18 @@ def _read_date(value: object, what: str) -> int:
             return date.fromisoformat(value).toordinal() - _EPOCH_ORDINAL
         except ValueError:
             pass
-    raise InvalidSchedule(f"{what}: {_short(value)} is no date: a string such as '2026-12-25'")
+    raise InvalidSchedule(f"{what} must be dates such as '2026-12-25', not {shortly(value)}")
 
 
 def _read_list(values: object, what: str, most: int, *, least: int = 1) -> Collection[object]:
     if isinstance(values, str) or not isinstance(values, Collection) or isinstance(values, Mapping):
-        raise InvalidSchedule(f"{what} {_short(values)} is no list")
+        raise InvalidSchedule(f"{what} must be a list, not {shortly(values)}")
     if not least <= len(values) <= most:
-        raise InvalidSchedule(f"{what} has {len(values)} items: {least} to {most} can be used")
+        raise InvalidSchedule(f"{what} must have {least} to {most} items, not {len(values)}")
     return values
 
 
 def _check_keys(form: Mapping[str, object], known: tuple[str, ...], what: str) -> None:
     for key in form:
         if key not in known:
-            raise InvalidSchedule(f"{what}: unknown {_short(key)}; known are {', '.join(known)}")
-
-
-def _short(value: object) -> str:
-    text = shown(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+            raise InvalidSchedule(f"{what}: unknown {shortly(key)}; known are {', '.join(known)}")

@@ -1,7 +1,7 @@
-"""Schedules in plain words: what an expression says, and what a change of the clock does to a run.
+"""Descriptions of schedules in words, and of the effects of clock changes.
 
-The words of a cron expression are those of the package cron-descriptor, which knows some thirty
-languages. All other words are English.
+Cron expressions are described by the package cron-descriptor in some thirty languages. All other
+words are English.
 """
 
 import importlib
@@ -28,15 +28,15 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 _LOCALE = re.compile(r"[a-z]{2}_[A-Z]{2}", re.ASCII)
 _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
 
-# Dates that are named; of the others only the number is told.
-_DATES_TOLD = 5
+# Dates that are listed; the others are only counted.
+_DATES_LISTED = 5
 
 
 def cron_words(cron_expr: str, locale: str) -> str:
-    """What an expression says, in a language such as 'en_US'.
+    """Describe an expression in a language such as 'en_US'.
 
-    Raises InvalidCron, InvalidInput for an unknown language, and ConfigurationError where the
-    package cron-descriptor is not installed.
+    Raises InvalidCron, InvalidInput for an unknown language, and ConfigurationError if the package
+    cron-descriptor is not installed.
     """
     fields = read_fields(cron_expr)
     describe = _Descriptor(locale)
@@ -50,11 +50,11 @@ def cron_words(cron_expr: str, locale: str) -> str:
 
 
 class _Descriptor:
-    """cron-descriptor, kept away from what it tells wrongly.
+    """cron-descriptor, called so that it avoids what it describes wrongly.
 
-    It takes both day fields for alternatives also where `*/2` makes them conditions, has no "or"
-    between a day and a range of weekdays, and no words for a list of numbered weekdays. So it is
-    asked about one of the two at a time.
+    It describes both day fields as alternatives even if `*/2` makes them conditions, has no "or"
+    between a day and a range of weekdays, and cannot describe a list of numbered weekdays. So it is
+    called for one day field at a time.
     """
 
     def __init__(self, locale: str) -> None:
@@ -63,10 +63,10 @@ class _Descriptor:
         self._options = self._package.Options(locale_code=locale, use_24hour_time_format=True)
 
     def sentence(self, times: Sequence[str], on_month: str, month: str, on_week: str) -> str:
-        """What fires at these times on days that are both."""
+        """Describe a rule that fires at these times on days that match both day fields."""
         if "*" in (on_month, on_week):
             return self._ask(*times, on_month, month, on_week)
-        # The weekdays are what they add to a sentence without days.
+        # The part that weekdays add to a sentence without days.
         plain, weekly = self._ask(*times, "*", "*", "*"), self._ask(*times, "*", "*", on_week)
         return self._ask(*times, on_month, month, "*") + weekly.removeprefix(plain)
 
@@ -78,7 +78,7 @@ class _Descriptor:
 def _day_pairs(
     month_text: str, day_of_month: Field, week_text: str, day_of_week: Field
 ) -> list[tuple[str, str]]:
-    """The two day fields as alternatives, in each of which both must match."""
+    """Return the two day fields as alternatives, in each of which both must match."""
     on_month, on_week = _days_of_month(month_text, day_of_month), _weekdays(week_text, day_of_week)
     if day_of_month.star or day_of_week.star:
         return [(month, week) for month in on_month for week in on_week]
@@ -104,13 +104,13 @@ def _weekdays(text: str, field: Field) -> list[str]:
     if len(field.values) == 7:
         return ["*"]
     if "/" in text:
-        # It would tell a step within the week as one over weeks.
+        # cron-descriptor would describe a step within the week as one over weeks.
         return [",".join(map(str, field.values))]
     return [_plain(text)]
 
 
 def _plain(text: str) -> str:
-    """Without leading zeros and items that are there twice, which it would tell."""
+    """Remove leading zeros and duplicate items, which cron-descriptor would repeat."""
     return ",".join(dict.fromkeys(_LEADING_ZEROS.sub("", text).replace("?", "*").split(",")))
 
 
@@ -119,33 +119,33 @@ def _cron_descriptor() -> Any:
         return importlib.import_module("cron_descriptor")
     except ImportError:
         raise ConfigurationError(
-            "words for a cron expression need cron-descriptor, which is not installed: "
+            "cron-descriptor, which describes cron expressions, is not installed: "
             "pip install 'fairqueue[cli]'"
         ) from None
 
 
 def _check_locale(locale: str, package: ModuleType) -> None:
-    """The package would take an unknown one for English, and any text for a part of a path."""
+    """Check a locale. The package would use English for unknown ones, and any text in a path."""
     folder = Path(str(package.__file__)).parent / "locale"
     if not isinstance(locale, str) or not (
         _LOCALE.fullmatch(locale) and (folder / f"{locale}.mo").is_file()
     ):
         known = ", ".join(sorted(file.stem for file in folder.glob("*.mo")))
-        raise InvalidInput(f"locale {locale!r:.60} is not known: known are {known}")
+        raise InvalidInput(f"locale {locale!r:.60} is unknown: known are {known}")
 
 
 def interval_words(every_ms: int, anchor_ms: int, zone: Zone) -> str:
-    """What an interval says."""
+    """Describe an interval."""
     return f"Every {_duration(every_ms)}, counted from {_moment(anchor_ms, zone)}"
 
 
 def once_words(at_ms: int, zone: Zone) -> str:
-    """What a single moment says."""
+    """Describe a single fire time."""
     return f"Once, at {_moment(at_ms, zone)}"
 
 
 def limits_words(form: Mapping[str, Any], zone: Zone) -> list[str]:
-    """What a form of limits says, each limit on its own; the form has been checked."""
+    """Describe each limit of checked limits."""
     words = []
     if "start" in form:
         words.append(f"from {_moment(form['start'], zone)} on")
@@ -155,16 +155,16 @@ def limits_words(form: Mapping[str, Any], zone: Zone) -> list[str]:
         words.append("only " + ", and ".join(map(_window, form["windows"])))
     if form.get("exclude"):
         dates = sorted(set(form["exclude"]))
-        more = len(dates) - _DATES_TOLD
-        told = dates[:_DATES_TOLD] + ([f"{more} more dates"] if more > 0 else [])
-        words.append(f"not on {_listed(told)}")
+        more = len(dates) - _DATES_LISTED
+        named = dates[:_DATES_LISTED] + ([f"{more} more dates"] if more > 0 else [])
+        words.append(f"not on {_listed(named)}")
     if form.get("calendars"):
         words.append(f"not on the dates of {_listed(form['calendars'])}")
     return words
 
 
 def gap_words(zone: Zone, moment: int, skipped: int) -> str:
-    """That a run is at the end of a gap, since the gap has taken this local time."""
+    """Say that a run is at the end of a gap, because its local time is inside it."""
     begin, end = zone.gap(moment) or (skipped, skipped)
     return (
         f"{_clock(skipped)} is skipped, as the clock goes from {_clock(begin)} to {_clock(end)}: "
@@ -173,15 +173,15 @@ def gap_words(zone: Zone, moment: int, skipped: int) -> str:
 
 
 def overlap_words(zone: Zone, moment: int, *, only: bool) -> str:
-    """That the local time of a run comes twice, and which of the two it is, or the only one."""
+    """Say that the local time of a run occurs twice, and at which of the two it runs."""
     local = _clock(moment + zone.offsets[zone.period(moment)])
     which = "second" if zone.showing(moment) == 2 else "first"
     once = ", and only then" if only else ""
-    return f"{local} comes twice, as the clock goes back: runs the {which} time{once}"
+    return f"{local} occurs twice, as the clock goes back: runs the {which} time{once}"
 
 
 def offset_words(offset: int) -> str:
-    """An offset from UTC in seconds, as in '+01:00'."""
+    """Format an offset from UTC, given in seconds, as '+01:00'."""
     sign, rest = "-" if offset < 0 else "+", abs(offset)
     seconds = f":{rest % 60:02}" if rest % 60 else ""
     return f"{sign}{rest // 3600:02}:{rest // 60 % 60:02}{seconds}"

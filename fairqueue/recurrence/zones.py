@@ -1,4 +1,4 @@
-"""Time zones as tables of integers: which offset holds from which second on."""
+"""Time zones as tables of integers: the offset from each second on."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytz
 from pytz.tzinfo import DstTzInfo
 
-from fairqueue.errors import UnknownTimezone, shown
+from fairqueue.errors import UnknownTimezone, shortly
 
 # More than the tz database has names, so that each zone is read once.
 _ZONES_KEPT = 1024
@@ -19,10 +19,10 @@ _BEGINNING = -(10**15)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Zone:
-    """One zone as a list of periods, each with one offset. All numbers are whole seconds.
+    """A zone as a list of periods, each with one offset. All numbers are whole seconds.
 
-    pytz knows no daylight saving time after 2037: from then on a zone keeps its last offset, which
-    is nearly always its winter time.
+    pytz has no daylight saving time after 2037: from then on a zone keeps its last offset, nearly
+    always its winter time.
     """
 
     name: str
@@ -36,28 +36,28 @@ class Zone:
     reached: tuple[int, ...]
 
     def period(self, moment: int) -> int:
-        """The number of the period that a moment is in."""
+        """Return the index of the period that contains a time."""
         return bisect_right(self.starts, moment) - 1
 
     def furthest_local(self, moment: int) -> int:
-        """The latest local time that the wall clock has shown until and including a moment.
+        """Return the latest local time that the wall clock has shown up to a moment.
 
-        In the second pass of an overlap that is the end of the first pass.
+        In the second pass of an overlap this is the end of the first pass.
         """
         period = self.period(moment)
         local = moment + self.offsets[period]
         return max(local, self.reached[period - 1] - 1) if period else local
 
     def first_reach(self, local: int) -> int:
-        """The first moment at which the wall clock shows this local time or a later one.
+        """Return the first moment at which the wall clock shows this local time or a later one.
 
-        For a time in an overlap that is its first pass, for one in a gap the end of the gap.
+        For a time in an overlap this is its first pass, for one in a gap the end of the gap.
         """
         period = bisect_right(self.reached, local)
         return max(self.starts[period], local - self.offsets[period])
 
     def gap(self, moment: int) -> tuple[int, int] | None:
-        """The local times, from and until before, that the wall clock skips at this very moment."""
+        """Return the local times [begin, end) that the wall clock skips at this moment, or None."""
         period = self.period(moment)
         if not period or self.starts[period] != moment:
             return None
@@ -65,7 +65,7 @@ class Zone:
         return (begin, end) if begin < end else None
 
     def showing(self, moment: int) -> int:
-        """Which showing of its local time a moment is: 1 or 2 of two, or 0 if there is only one."""
+        """Return which pass of its local time a moment is: 1 or 2, or 0 if there is only one."""
         period = self.period(moment)
         local = moment + self.offsets[period]
         if period and local < self.reached[period - 1]:
@@ -79,10 +79,10 @@ class Zone:
 
 
 def find_zone(name: str) -> Zone:
-    """The zone with this name, as the tz database spells it. Zones are kept.
+    """Return the zone with this name, spelled as in the tz database. Zones are cached.
 
-    Raises UnknownTimezone. Names are case-sensitive, although pytz would take them in any case: so
-    what is stored is a name that every other program knows as well.
+    Raises UnknownTimezone. Names are case-sensitive, although pytz accepts any case, so that every
+    other program knows a stored name too.
     """
     if not isinstance(name, str) or name not in pytz.all_timezones_set:
         raise UnknownTimezone(_explain(name))
@@ -113,7 +113,7 @@ def _zone(name: str) -> Zone:
 
 
 def _transitions(zone: pytz.BaseTzInfo) -> list[tuple[int, int]]:
-    """(moment, offset from then on), in seconds and in order; the first moment is before 1970."""
+    """Return (moment, offset from then on) in seconds, sorted; the first is before 1970."""
     if not isinstance(zone, DstTzInfo):
         offset = zone.utcoffset(datetime(2000, 1, 1))  # noqa: DTZ001
         return [(0, _seconds(offset or timedelta(0)))]
@@ -135,8 +135,8 @@ def _seconds(delta: timedelta) -> int:
 
 def _explain(name: object) -> str:
     if not isinstance(name, str):
-        return f"{shown(name):.60} is no time zone: pass a name such as 'Europe/London' or 'UTC'"
+        return f"timezone must be a name such as 'Europe/London' or 'UTC', not {shortly(name)}"
     for known in pytz.all_timezones:
         if known.lower() == name.lower():
-            return f"{name!r} is not in the tz database: write {known!r}"
-    return f"{name[:60]!r} is not in the tz database: pass a name such as 'Europe/London' or 'UTC'"
+            return f"timezone {name!r} is not in the tz database: write {known!r}"
+    return f"timezone {name[:60]!r} is not in the tz database: use names such as 'Europe/London'"
