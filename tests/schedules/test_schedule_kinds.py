@@ -317,7 +317,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"every": 60, "end": datetime(2026, 3, 6)}, "end must .*not '2026-03-06"),
     ({"every": 60, "end": THURSDAY}, "is in the past"),
     ({"every": 60, "start": at(7, 1), "end": at(6, 1)}, "end"),
-    ({"every": 60, "windows": "always"}, "windows 'always'"),
+    ({"every": 60, "windows": "always"}, "windows must .*not 'always'"),
     ({"every": 60, "windows": [{"days": [8]}]}, "8"),
     ({"every": 60, "windows": [{"from": "9"}]}, "'9'"),
     ({"every": 60, "exclude": ["2026-02-30"]}, "2026-02-30"),
