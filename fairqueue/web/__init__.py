@@ -1,4 +1,4 @@
-"""The web face: pages and a REST API over the Inspector, as one ASGI app that mounts anywhere.
+"""The dashboard and the REST API, as an ASGI app that can be mounted.
 
 Needs the extra `web` (`pip install 'fairqueue[web]'`).
 """

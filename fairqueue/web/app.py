@@ -1,6 +1,5 @@
-"""Put the web app together: routes, the gate before them, security headers, health."""
+"""Create the web app: routes, middleware, security headers, health checks."""
 
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -22,13 +21,12 @@ from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.stats.samples import SampleStore
-from fairqueue.web.app_state import API_PREFIX, ROOT, AppState, answer, app_state
+from fairqueue.web.app_state import API_PREFIX, ROOT, AppState, answer, app_state, readiness
 from fairqueue.web.auth import PUBLIC, AuthMiddleware, actor_of, check_base_url
 from fairqueue.web.live_updates import LiveUpdates, Numbers
 from fairqueue.web.problems import ProblemDetails, problem_of, problem_of_status
 
-MAX_BODY_BYTES = 16 * 1024 * 1024  # an import of ten thousand schedules has room
-READY_S = 1.0  # for so long an answer of /readyz is good: anyone may ask, Redis must not notice
+MAX_BODY_BYTES = 16 * 1024 * 1024  # enough to import ten thousand schedules
 
 POLICY = "; ".join(
     (
@@ -47,7 +45,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not `no-referrer`: browsers would then send `Origin: null` with our own forms.
+    # With `no-referrer`, browsers would send `Origin: null` with our own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -67,20 +65,20 @@ def create_app(
     secure_cookies: bool | None = None,
     auth: bool = True,
 ) -> Starlette:
-    """The pages and the API of one queue. Opens no connection; mounts into any ASGI app.
+    """Create the dashboard and the REST API of a queue, as an ASGI app that can be mounted.
 
-    read_only refuses all changes. base_url is what browsers see behind a proxy that changes the
-    host name. rate and burst: requests per second of one key or session. secure_cookies: by default
-    as the request came. auth=False lets everybody in as admin who comes from this machine, by the
-    name localhost: for tests and for one's own machine only.
+    read_only: refuse all changes. base_url: the URL that browsers use, behind a proxy that changes
+    the host name. rate, burst: requests per second of one key or session. secure_cookies: by
+    default as the request came. auth=False: no login, and only requests from this machine to
+    localhost are served, as admin; for tests and development.
 
-    Open event streams end with the server: by themselves where uvicorn serves in the main thread,
-    also from within another app; where it serves in another thread, or its signal handlers were
-    replaced, call `close_streams` before it ends. Other servers cut them off after a grace period
-    of their own. In any case a stream ends after two and a half minutes.
+    If uvicorn serves in the main thread, open event streams end when it stops. If it serves in
+    another thread, or its signal handlers were replaced, call `close_streams` before it stops.
+    Other servers cut streams off after their own grace period. A stream ends after two and a half
+    minutes in any case.
 
-    Raises ConfigurationError where the dashboard's files are not installed, and for a base_url that
-    is none.
+    Opens no connection. Raises ConfigurationError if the files of the dashboard are missing, or for
+    an invalid base_url.
     """
     inspector = Inspector(queue, Actor(name="web", via="web"))
     access = AccessStore(queue.link)
@@ -99,11 +97,8 @@ def create_app(
         error_page=_error_page if dashboard else None,
     )
     app = Starlette(
-        routes=_routes(dashboard, api, Readiness(inspector)),
-        middleware=[
-            Middleware(EdgeMiddleware),
-            Middleware(AuthMiddleware, state=state),
-        ],
+        routes=_routes(dashboard, api),
+        middleware=[Middleware(EdgeMiddleware), Middleware(AuthMiddleware, state=state)],
         exception_handlers={
             FairQueueError: _on_error,
             HTTPException: _on_http_error,
@@ -115,13 +110,13 @@ def create_app(
     return app
 
 
-def _routes(dashboard: bool, api: bool, readiness: "Readiness") -> list[BaseRoute]:
+def _routes(dashboard: bool, api: bool) -> list[BaseRoute]:
     routes: list[BaseRoute] = [
         Route("/healthz", _healthz, name="healthz"),
-        Route("/readyz", readiness, name="readyz"),
+        Route("/readyz", _readyz, name="readyz"),
         Route("/events", _events, name="events"),
     ]
-    # Imported here: an app without one of them does without its imports and its files.
+    # Imported here, so that an app without one of them does not need its dependencies.
     if api:
         from fairqueue.web import api as rest
 
@@ -154,7 +149,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 def close_streams(app: Starlette) -> None:
-    """End all event streams of an app, for good. Call it on the event loop."""
+    """End all event streams of an app permanently. Call it on the event loop."""
     app.state.fairqueue.live_updates.close()
 
 
@@ -162,10 +157,9 @@ def close_streams(app: Starlette) -> None:
 
 
 def reader(inspector: Inspector) -> Callable[[str | None], Numbers]:
-    """What LiveUpdates reads: the overview's numbers, and the counters that only grow.
+    """Return a function that reads the live numbers for the viewers of a tenant.
 
-    Counters tell a page that there is something new, and how much. A tenant's viewers get what
-    their tenant may see.
+    They are the overview and the counters, which tell a page how much is new.
     """
     samples = SampleStore(inspector.queue.link)
 
@@ -194,13 +188,13 @@ def _fields(overview: Any) -> dict[str, Any]:
 
 
 async def _events(request: Request) -> Response:
-    """The stream of one page."""
+    """The event stream of one page."""
     live_updates, actor = app_state(request).live_updates, actor_of(request)
     if live_updates.is_full(actor.key_id):
         return ProblemDetails(
             status=503,
             kind="too-many-viewers",
-            detail="too many pages are open at once",
+            detail="too many pages are open",
             headers={"Retry-After": "30"},
         ).response()
     return StreamingResponse(
@@ -214,32 +208,16 @@ async def _events(request: Request) -> Response:
 
 
 async def _healthz(_: Request) -> Response:
-    """That the loop of this process turns; Redis has no part in it."""
+    """Respond that this process is alive, without asking Redis."""
     return JSONResponse({"status": "ok"})
 
 
-class Readiness:
-    """The answer of /readyz, read once for all who ask in the same second."""
-
-    def __init__(self, inspector: Inspector) -> None:
-        self._inspector = inspector
-        self._reasons: list[str] = []
-        self._until = 0.0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 200, or 503 with the reasons in words."""
-        if time.monotonic() >= self._until:
-            self._until = time.monotonic() + READY_S
-            self._reasons = await run_in_threadpool(self._ask)
-        ready = not self._reasons
-        body = {"status": "ready"} if ready else {"status": "not ready", "reasons": self._reasons}
-        await JSONResponse(body, 200 if ready else 503)(scope, receive, send)
-
-    def _ask(self) -> list[str]:
-        try:
-            return self._inspector.system.ready()
-        except FairQueueError:
-            return ["Redis does not answer"]
+async def _readyz(request: Request) -> Response:
+    """Respond with 200, or with 503 and the reasons."""
+    reasons = await run_in_threadpool(readiness, app_state(request))
+    if not reasons:
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready", "reasons": reasons}, 503)
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -252,35 +230,35 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for these
-    detail = "there is nothing at this address" if error.status_code == 404 else error.detail
+    detail = "there is nothing at this URL" if error.status_code == 404 else error.detail
     response = answer(request, problem_of_status(error.status_code, detail))
     response.headers.update(error.headers or {})
     return response
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
-    """A mistake of ours: the log has the traceback, the reader only learns that it happened."""
-    detail = "something went wrong here; the log says what"
+    """Respond to an unexpected error; the log has the traceback."""
+    detail = "internal error; see the log of the server"
     response = answer(request, problem_of_status(500, detail))
-    _add_headers(response.headers, HEADERS)  # this answer is given outside of the frame
+    _add_headers(response.headers, HEADERS)  # this response bypasses EdgeMiddleware
     return response
 
 
-# --- around everything ----------------------------------------------------------------------------
+# --- outermost middleware -------------------------------------------------------------------------
 
 
 class EdgeMiddleware:
-    """Outermost: says where the app is mounted, adds security headers, and bounds bodies."""
+    """Record the mount point, add security headers, and limit the size of bodies."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with its frame."""
+        """Pass a request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Below us, paths and names are those of this app, not of the one that we are mounted in.
+        # Routes and names are those of this app, not of the app that it is mounted in.
         root = scope.get("root_path", "")
         scope[ROOT] = scope["app_root_path"] = root
         scope["router"] = scope["app"].router
@@ -292,7 +270,7 @@ class EdgeMiddleware:
             message = await receive()
             read += len(message.get("body", b""))
             if read > MAX_BODY_BYTES:
-                raise HTTPException(413, f"a request may have {MAX_BODY_BYTES} bytes at most")
+                raise HTTPException(413, f"a request may have at most {MAX_BODY_BYTES} bytes")
             return message
 
         async def framed(message: Message) -> None:
@@ -304,7 +282,7 @@ class EdgeMiddleware:
 
 
 def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """A header, with another host for one such as `[`: most Starlettes fail to read a URL of it."""
+    """A header; a malformed host, which Starlette cannot parse, becomes `invalid`."""
     if name == b"host":
         try:
             urlsplit(f"http://{value.decode('latin-1')}")
@@ -316,5 +294,5 @@ def _readable(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 def _add_headers(headers: MutableHeaders, more: Mapping[str, str]) -> None:
     for name, value in more.items():
         headers.setdefault(name, value)
-    # What a page shows is for the one who is logged in; files say themselves how long they keep.
+    # Pages are private. Files set their own Cache-Control.
     headers.setdefault("Cache-Control", "no-store")

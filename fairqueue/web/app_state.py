@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from fairqueue.access.credentials import AccessStore
+from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.web.cache import Cache
 from fairqueue.web.live_updates import POLL_S, LiveUpdates
@@ -19,18 +20,17 @@ from fairqueue.web.rate_limit import RateLimiter
 API_PREFIX = "/api"
 ROOT = "fairqueue.root"  # in a scope: the path under which the app is mounted
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Of one address. Nobody guesses 256 bits; it keeps those who try from keeping Redis busy.
+# Logins from one address. Secrets cannot be guessed, but attempts must not keep Redis busy.
 LOGIN_EVERY_S, LOGINS_AT_ONCE = 2.0, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
-    """One app.
+    """The state of one app.
 
-    public: paths that need no credential. error_page: makes the answer for people; without a
-    dashboard all get problems. cache: what many viewers read at the same time. paths: of routes by
-    name and parameters; to look one up goes through all routes. logins: how often one address may
-    try.
+    public: paths that need no credential. error_page: renders errors for people; None without a
+    dashboard. cache: what many viewers read at the same time. paths: of routes by name and
+    parameters, because a look-up searches all routes. logins: limits attempts per address.
     """
 
     inspector: Inspector
@@ -56,20 +56,20 @@ def app_state(request: Request) -> AppState:
 
 
 def root_of(scope: Scope) -> str:
-    """The path under which the app is mounted: empty, or such as `/ops/queue`."""
+    """The path that the app is mounted at: empty, or such as `/ops/queue`."""
     return cast(str, scope.get(ROOT, scope.get("root_path", "")))
 
 
 def path_of(scope: Scope) -> str:
-    """The path of a request as the app's own routes see it."""
+    """The path of a request below the mount point."""
     path, root = cast(str, scope["path"]), root_of(scope)
     return path[len(root) :] or "/" if root and path.startswith(root) else path
 
 
 def link(request: Request, name: str, **parameters: Any) -> str:
-    """The path of a route of ours by its name, wherever the app is mounted.
+    """The path of a route by its name, with the mount point.
 
-    Values may hold any character; one that may hold a slash needs `{name:path}` in its route.
+    Values may contain any character; a slash needs `{name:path}` in the route.
     """
     paths = app_state(request).paths
     key = (name, *parameters)
@@ -78,21 +78,33 @@ def link(request: Request, name: str, **parameters: Any) -> str:
         paths[key] = str(request.app.url_path_for(name, **marks))
     path = quote(root_of(request.scope) + paths[key], safe="/:@!$&'()*+,;=~\0")
     for parameter, value in parameters.items():
-        # Slashes too: browsers would resolve `a/../b`.
+        # Slashes are quoted too: browsers resolve `a/../b`.
         path = path.replace(f"\0{parameter}\0", quote(str(value), safe=":@!$'()*+,;=~"), 1)
     return path
 
 
 def is_for_programs(request: Request) -> bool:
-    """Whether errors go out as problem+json: for the API, and where there are no pages."""
+    """Whether errors are sent as problem+json: for the API, or without a dashboard."""
     path = path_of(request.scope)
     is_api = path == API_PREFIX or path.startswith(API_PREFIX + "/")
     return is_api or not app_state(request).has_dashboard
 
 
 def answer(request: Request, problem: ProblemDetails) -> Response:
-    """A problem as its reader wants it."""
+    """The response for a problem, as a page or as problem+json."""
     state = app_state(request)
     if state.error_page is None or is_for_programs(request):
         return problem.response(path_of(request.scope))
     return state.error_page(request, problem)
+
+
+def readiness(state: AppState) -> list[str]:
+    """Why the queue cannot be used; empty if it can. Redis is asked at most once per second."""
+
+    def ask() -> list[str]:
+        try:
+            return state.inspector.system.ready()
+        except FairQueueError:
+            return ["Redis does not respond"]
+
+    return state.cache.get("readiness", ask)

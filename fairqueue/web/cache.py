@@ -1,4 +1,4 @@
-"""Read once for all who ask at the same time: what is the same for them is kept for a moment."""
+"""A short-lived cache, so that many viewers cost one read."""
 
 import threading
 import time
@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 Kept = TypeVar("Kept")
 
-MAX_KEPT = 1000  # values; old ones go when there are more
+MAX_KEPT = 1000  # values; expired ones are removed beyond that
 
 
 class Cache:
-    """Values by key, each good for some seconds. May be used by many threads.
+    """Values by key that expire after some seconds. Thread-safe.
 
-    The key must name all that the value depends on, the reader's tenant above all.
+    The key must include all that the value depends on, above all the reader's tenant.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -23,9 +23,9 @@ class Cache:
         self._making: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """The value of a key, made now unless that was done just before. Raises what `make` does.
+        """The cached value, or the result of `make`, whose errors are raised.
 
-        Of several who ask at the same time, one makes it and the others wait for that.
+        If several threads ask at the same time, one calls `make` and the others wait.
         """
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
@@ -39,7 +39,7 @@ class Cache:
                 made = make()
             except BaseException:
                 with self._lock:
-                    self._making.pop(key, None)  # else those that fail would stay for ever
+                    self._making.pop(key, None)  # failed keys must not accumulate
                 raise
             with self._lock:
                 self._forget()

@@ -1,4 +1,4 @@
-"""Tell all open pages what changes: one poller per process, however many are looking."""
+"""Send live numbers to open pages, with one poller per process."""
 
 import asyncio
 import json
@@ -16,28 +16,28 @@ from fairqueue.logs import log_event
 
 logger = logging.getLogger("fairqueue.web")
 
-POLL_S = 1.0  # how old numbers on a page may be
-ANSWER_S = 1.0  # Redis may take so long to answer; after that pages say that it does not
-HEARTBEAT_S = 15.0  # proxies close connections on which nothing comes for a minute
-STREAM_S = 120.0  # a stream ends after about so long; the browser comes again, and is let in or not
-CHECK_S = 5.0  # so long a key that was revoked elsewhere has news at most
-LOOK_S = 0.5  # so often it is looked whether the server wants to end
+POLL_S = 1.0  # age of the numbers on a page, at most
+ANSWER_S = 1.0  # how long Redis may take before pages say that it does not respond
+HEARTBEAT_S = 15.0  # proxies close connections that are silent for a minute
+STREAM_S = 120.0  # lifetime of a stream; the browser reconnects and is authenticated again
+CHECK_S = 5.0  # how long a key that was revoked elsewhere still gets updates
+LOOK_S = 0.5  # how often to check whether the server is stopping
 MAX_VIEWERS = 500  # streams in one process
-MAX_OF_ONE = 10  # of them with one key or session: nobody can keep all others out
-RETRY_MS = 2000  # what a browser waits before it comes again
+MAX_OF_ONE = 10  # streams with one key or session, so that nobody can lock others out
+RETRY_MS = 2000  # how long a browser waits before it reconnects
 
 Numbers = Mapping[str, Any]
-# The numbers that the viewers of a tenant may see; None: those who see everything.
+# Reads the numbers for the viewers of a tenant; None for viewers of all tenants.
 Reader = Callable[[str | None], Numbers]
-# Which of these keys and sessions still hold.
+# Returns which of these keys and sessions are still valid.
 Holding = Callable[[Collection[str]], Collection[str]]
 
 
 def server_is_ending() -> bool:
-    """Whether uvicorn was told to end, where it is the one that serves us.
+    """Whether uvicorn is stopping, if it serves this app in the main thread.
 
-    It tells no app so before all connections are closed, and those of pages would stay open. While
-    it serves in the main thread, its server is the owner of the handlers of signals.
+    It waits for open connections before it tells the app, so the streams would never end. Its
+    server owns the signal handlers.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         server = getattr(signal.getsignal(number), "__self__", None)
@@ -47,7 +47,7 @@ def server_is_ending() -> bool:
 
 
 class Viewer:
-    """One open page. Only the newest numbers wait for it, so a slow one costs nothing."""
+    """One open page. Only the newest numbers wait for it, so a slow page costs nothing."""
 
     def __init__(self, tenant: str | None, key_id: str | None) -> None:
         self.tenant = tenant
@@ -58,18 +58,18 @@ class Viewer:
         self._awake = asyncio.Event()
 
     def show(self, text: bytes) -> None:
-        """Put the newest numbers before it, unless it has seen them; older ones are forgotten."""
+        """Send the newest numbers unless the page has them; older ones are dropped."""
         self._next = None if text == self._last else text
         if self._next is not None:
             self._awake.set()
 
     def end(self) -> None:
-        """Let the stream end."""
+        """End the stream."""
         self._ended = True
         self._awake.set()
 
     async def messages(self, seconds: float, heartbeat: float) -> AsyncGenerator[bytes, None]:
-        """What goes over the wire, until it is ended or the time is over."""
+        """The messages of the stream, until it is ended or its time is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         yield f"retry: {RETRY_MS}\n\n".encode()
@@ -85,7 +85,7 @@ class Viewer:
 
 
 class LiveUpdates:
-    """The streams of one process. Belongs to one event loop; polls only while somebody looks."""
+    """The streams of one process and event loop. It polls only while there are viewers."""
 
     def __init__(
         self,
@@ -116,11 +116,11 @@ class LiveUpdates:
 
     @property
     def viewers(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return len(self._viewers)
 
     def is_full(self, key_id: str | None = None) -> bool:
-        """Whether no more viewers are taken, or none with this key, for now or for good."""
+        """Whether a new viewer, or one with this key, must be refused."""
         if self._closed or self._is_ending() or len(self._viewers) >= MAX_VIEWERS:
             return True
         own = sum(viewer.key_id == key_id for viewer in self._viewers)
@@ -137,7 +137,7 @@ class LiveUpdates:
                 viewer.end()
             else:
                 self._begin()
-            # Not all at once: viewers that came together come back apart.
+            # Jitter, so that viewers that came together do not reconnect together.
             seconds = self._stream_s * random.uniform(0.75, 1.25)  # noqa: S311 - jitter
             async for message in viewer.messages(seconds, self._heartbeat_s):
                 yield message
@@ -151,13 +151,13 @@ class LiveUpdates:
             self._watcher = asyncio.create_task(self._watch())
 
     def end(self, key_id: str | None) -> None:
-        """End the streams of a session, which is over."""
+        """End the streams of a key or session."""
         for viewer in self._viewers:
             if viewer.key_id == key_id:
                 viewer.end()
 
     def close(self) -> None:
-        """End all streams, for good."""
+        """End all streams permanently."""
         self._closed = True
         for viewer in self._viewers:
             viewer.end()
@@ -167,7 +167,7 @@ class LiveUpdates:
         self._poller = self._watcher = None
 
     async def _watch(self) -> None:
-        """End all streams when the server wants to end, which waits for them."""
+        """End all streams when the server is stopping."""
         while self._viewers:
             if self._is_ending():
                 for viewer in self._viewers:
@@ -176,7 +176,7 @@ class LiveUpdates:
         self._watcher = None
 
     async def _poll(self) -> None:
-        """Read once for all viewers of a tenant, as long as there are any."""
+        """Read the numbers once per tenant, as long as there are viewers."""
         loop = asyncio.get_running_loop()
         checked = loop.time()
         while self._viewers:
@@ -190,19 +190,19 @@ class LiveUpdates:
                     if viewer.tenant == tenant:
                         viewer.show(text)
             await asyncio.sleep(self._poll_s)
-        self._news.clear()  # it would be old for the next who comes
+        self._news.clear()  # it would be stale for the next viewer
         self._poller = None
 
     async def _check(self) -> None:
-        """End the streams of those who would not be let in any more."""
+        """End the streams whose key or session is no longer valid."""
         key_ids = {viewer.key_id for viewer in self._viewers if viewer.key_id is not None}
         held: Collection[str] = ()
         try:
             held = await run_in_threadpool(self._holding, key_ids)
         except RedisUnavailable:
-            return  # there is no news either
+            return  # there are no updates either
         except Exception as error:
-            # Nobody knows who may still look: all come again, and are let in or not.
+            # End all streams: the browsers reconnect and are authenticated again.
             _warn("check_failed", error)
         for key_id in key_ids.difference(held):
             self.end(key_id)
@@ -212,7 +212,7 @@ class LiveUpdates:
             text = _encoded(await self._answer_of(tenant))
             self._failing = False
         except Exception as error:
-            # The pages say so, and the next round tries again; one line in the log is enough.
+            # Pages show it, and the next round tries again. It is logged once.
             if not self._failing:
                 _warn("poll_failed", error)
             self._failing = True
@@ -220,10 +220,9 @@ class LiveUpdates:
         return text
 
     async def _answer_of(self, tenant: str | None) -> Numbers:
-        """What is read. If that takes long, all viewers are told before it is there.
+        """Read the numbers. If that takes long, tell all viewers meanwhile.
 
-        A call is repeated for many seconds before it fails: nobody must take what they see for new
-        meanwhile.
+        A call is repeated for many seconds before it fails, and pages must not look current.
         """
         reading = asyncio.ensure_future(run_in_threadpool(self._read, tenant))
         try:

@@ -1,4 +1,4 @@
-"""Turn errors into answers: problem+json (RFC 9457) for programs, a page or a toast for people."""
+"""Turn errors into problems (RFC 9457) with a status."""
 
 import json
 import math
@@ -29,9 +29,9 @@ from fairqueue.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_S = 1  # after Redis did not answer, or a queue was full
+RETRY_AFTER_S = 1  # after Redis did not respond, or a queue was full
 
-# The first row that fits an error decides its status.
+# The first match determines the status.
 STATUS: tuple[tuple[type[FairQueueError], int], ...] = (
     (Forbidden, 403),
     (UnknownSchedule, 404),
@@ -41,7 +41,7 @@ STATUS: tuple[tuple[type[FairQueueError], int], ...] = (
     (StaleVersion, 412),
     (ScheduleConflict, 409),
     (LeaseLost, 409),
-    (ScheduleQuota, 409),  # the request is fine, what is stored says no
+    (ScheduleQuota, 409),  # the request is valid, but what is stored does not allow it
     (InvalidInput, 422),
     (QueueFull, 429),
     (RedisUnavailable, 503),
@@ -49,14 +49,14 @@ STATUS: tuple[tuple[type[FairQueueError], int], ...] = (
     (BrokenRecord, 500),
     (FairQueueError, 500),
 )
-LONGEST_DETAIL = 3000  # characters; errors are shorter, but for what others say in them
-LONGEST_PART = 500  # characters of a path or of the name of a field, as somebody has sent it
-LATER = (429, 503)  # statuses that say: ask again
+MAX_DETAIL = 3000  # characters
+MAX_PART = 500  # characters of a path or a field name from a request
+LATER = (429, 503)  # statuses with Retry-After
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemDetails:
-    """What went wrong with a request. `kind` is a stable word for programs, such as `forbidden`."""
+    """The problem of a request. `kind` is a stable word for programs, such as `forbidden`."""
 
     status: int
     kind: str
@@ -66,17 +66,17 @@ class ProblemDetails:
 
     @property
     def title(self) -> str:
-        """The kind, in words."""
+        """The kind in words."""
         return self.kind.replace("-", " ").capitalize()
 
     def response(self, instance: str | None = None) -> Response:
-        """The answer for a program."""
+        """The response as problem+json."""
         body = {
             "type": f"urn:fairqueue:problem:{self.kind}",
             "title": self.title,
             "status": self.status,
-            "detail": cut(self.detail, LONGEST_DETAIL),
-            **({"instance": cut(instance, LONGEST_PART)} if instance else {}),
+            "detail": cut(self.detail, MAX_DETAIL),
+            **({"instance": cut(instance, MAX_PART)} if instance else {}),
             **{name: _short(value) for name, value in self.extra.items()},
         }
         text = json.dumps(body, ensure_ascii=False)
@@ -84,11 +84,11 @@ class ProblemDetails:
 
 
 def _short(value: Any) -> Any:
-    return cut(value, LONGEST_PART) if isinstance(value, str) else value
+    return cut(value, MAX_PART) if isinstance(value, str) else value
 
 
 def problem_of(error: FairQueueError) -> ProblemDetails:
-    """The problem that an error of the library is."""
+    """The problem of an error of the library."""
     status = next(status for kind, status in STATUS if isinstance(error, kind))
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in LATER else {}
     return ProblemDetails(
@@ -97,14 +97,14 @@ def problem_of(error: FairQueueError) -> ProblemDetails:
 
 
 def problem_of_status(status: int, detail: str | None = None) -> ProblemDetails:
-    """The problem that a bare HTTP status is, such as 404 for a path that nothing answers."""
+    """The problem of an HTTP status, such as 404 for an unknown path."""
     phrase = HTTPStatus(status).phrase
     kind = phrase.lower().replace(" ", "-").replace("'", "")
     return ProblemDetails(status=status, kind=kind, detail=detail or phrase)
 
 
 def unauthorized(detail: str) -> ProblemDetails:
-    """Nobody we know sent this."""
+    """The problem of a request without a valid key or session."""
     return ProblemDetails(
         status=401,
         kind="unauthorized",
@@ -114,9 +114,9 @@ def unauthorized(detail: str) -> ProblemDetails:
 
 
 def too_many(wait: float, whose: str = "with this key") -> ProblemDetails:
-    """Somebody has asked too often; `wait` in seconds."""
+    """The problem of too many requests; `wait` in seconds."""
     seconds = max(1, math.ceil(wait))
-    detail = f"too many requests {whose}: ask again in {seconds} s"
+    detail = f"too many requests {whose}: retry in {seconds} s"
     headers = {"Retry-After": str(seconds)}
     return ProblemDetails(status=429, kind="too-many-requests", detail=detail, headers=headers)
 

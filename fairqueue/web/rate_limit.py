@@ -1,13 +1,13 @@
-"""Let everybody do something so often and not more: kept in this process, by who it is."""
+"""Limit how often each caller may do something, in this process."""
 
 import threading
 import time
 
-MAX_KNOWN = 10_000  # of those who came lately; the oldest are forgotten, and may come again
+MAX_KNOWN = 10_000  # callers that are remembered; the oldest are dropped
 
 
 class RateLimiter:
-    """One every `seconds`, and `burst` of them at once, for each who comes. For many threads."""
+    """Allow one action every `seconds` per caller, with bursts of `burst`. Thread-safe."""
 
     def __init__(self, seconds: float, burst: int) -> None:
         self._seconds = seconds
@@ -16,7 +16,7 @@ class RateLimiter:
         self._free: dict[str, float] = {}
 
     def wait(self, who: str) -> float:
-        """0 if they may now, which counts; else for how many seconds they have to wait."""
+        """Return 0 and count the action if it is allowed now, else the seconds to wait."""
         now = time.monotonic()
         with self._lock:
             free = max(now, self._free.pop(who, now)) + self._seconds

@@ -1,7 +1,7 @@
-"""Serve an app with uvicorn: in the foreground, or beside other things in a thread.
+"""Serve an app with uvicorn, in the foreground or in a thread.
 
-uvicorn waits for ever for the rest of a request that has begun, and for a client that does not read
-its answer. Here each step has its time, so that slow clients cannot take all connections.
+uvicorn waits forever for the rest of a request, and for a client that does not read the response.
+Here each step has a time limit, so that slow clients cannot use up all connections.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from fairqueue.web.app_state import AppState
 
 logger = logging.getLogger("fairqueue.web")
 
-GRACE_S = 5.0  # what requests get to end when the server stops
+GRACE_S = 5.0  # time that requests get to finish when the server stops
 START_S = 30.0
 
 
@@ -31,10 +31,9 @@ START_S = 30.0
 class ClientLimits:
     """How long clients may take, in seconds, and how many there may be.
 
-    `head`: from the start of a connection, or from the answer before, until all headers are there.
-    `body`: for the body, and a second more for each `least_rate` bytes of it that have come.
-    `idle`: without a request, between two of them. `write`: for reading what waits to be sent.
-    `connections`: open ones at most; more are closed at once.
+    `head`: until all headers have arrived. `body`: for the body, plus a second for each
+    `least_rate` bytes that have arrived. `idle`: between two requests. `write`: for reading data
+    that waits to be sent. `connections`: maximum number; more are closed at once.
     """
 
     head: float = 20.0
@@ -42,11 +41,11 @@ class ClientLimits:
     idle: float = 5.0
     write: float = 30.0
     least_rate: float = 10_000.0  # bytes a second
-    connections: int = 800  # below the 1,024 files that a process usually may have
+    connections: int = 800  # below the usual limit of 1,024 open files
 
 
 class _Config(uvicorn.Config):
-    """The settings of a server, with our own."""
+    """The configuration of uvicorn, with our limits."""
 
     def __init__(self, app: Starlette, limits: ClientLimits, **settings: Any) -> None:
         super().__init__(app, **settings)
@@ -54,12 +53,12 @@ class _Config(uvicorn.Config):
 
 
 class _TimedProtocol(H11Protocol):
-    """A connection whose client has to get on with it: see ClientLimits."""
+    """A connection with time limits for its client: see ClientLimits."""
 
     config: _Config
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, or close it where there are too many."""
+        """Wait for a request, or close the connection if there are too many."""
         super().connection_made(transport)
         self._limits = self.config.limits
         self._awaited: object = None  # which part of which request the timer is for
@@ -73,14 +72,14 @@ class _TimedProtocol(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
+        """Stop the timers."""
         super().connection_lost(exc)
         for timer in (self._timer, self._unread):
             if timer is not None:
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come."""
+        """Process data."""
         self._body_bytes += len(data)
         super().data_received(data)
         self._watch()
@@ -91,19 +90,19 @@ class _TimedProtocol(H11Protocol):
         self._watch()
 
     def pause_writing(self) -> None:
-        """More waits to be sent than it should."""
+        """Start the timer for a client that does not read."""
         super().pause_writing()
         self._unread = self.loop.call_later(self._limits.write, self._drop, "write")
 
     def resume_writing(self) -> None:
-        """The client reads."""
+        """Stop that timer."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
     def _watch(self) -> None:
-        """Let the time of what is awaited run, if that is something new."""
+        """Start the timer of the next step, if it has changed."""
         state = self.conn.their_state
         if (state, self.cycle) == self._awaited:
             return
@@ -119,13 +118,13 @@ class _TimedProtocol(H11Protocol):
         self._timer = self.loop.call_later(seconds, self._look)
 
     def _allowed(self) -> float:
-        """How many seconds in all the client has for what is awaited."""
+        """The seconds that the client has for the current step."""
         if self.conn.their_state is h11.IDLE:
             return self._limits.head
         return self._limits.body + self._body_bytes / self._limits.least_rate
 
     def _look(self) -> None:
-        """The time is over, unless more has come since, or we ourselves do not read."""
+        """Drop the client if its time is over, unless we ourselves do not read."""
         if self.flow.read_paused:
             self._since = self.loop.time()
         left = self._since + self._allowed() - self.loop.time()
@@ -141,7 +140,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class _WebUvicorn(uvicorn.Server):
-    """Says when it answers, and ends the event streams first: uvicorn would wait for them."""
+    """Signals when it is ready, and ends the event streams before it stops."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -160,10 +159,9 @@ class _WebUvicorn(uvicorn.Server):
 
 
 class WebServer:
-    """An app at a port of its own, in a thread. Use it as a context manager, or start and stop it.
+    """Serve an app in a thread. Use it as a context manager, or call `start` and `stop`.
 
-    Port 0 takes a free one; `url` says which. Raises ConfigurationError for an address that cannot
-    be had.
+    Port 0 uses a free port; see `url`. Raises ConfigurationError if the address cannot be used.
     """
 
     def __init__(
@@ -183,13 +181,13 @@ class WebServer:
 
     @property
     def url(self) -> str:
-        """Where it is, without a slash at the end."""
+        """The URL of the server, without a trailing slash."""
         return f"http://{_in_url(self.host)}:{self.port}"
 
     def start(self) -> Self:
-        """Return when it answers. Raises what kept it from starting."""
-        # Not made before: it may be a forked copy of this process that starts it, where Python 3.13
-        # takes each thread that the parent had made for one that has ended.
+        """Start, and return when it is ready. Raises an error that kept it from starting."""
+        # Not created earlier: `start` may run in a forked process, where Python 3.13 considers
+        # threads of the parent as ended.
         self._thread = threading.Thread(target=self._run, name="fairqueue-web", daemon=True)
         self._thread.start()
         self._server.ready.wait(START_S)
@@ -206,14 +204,14 @@ class WebServer:
             self._server.ready.set()
 
     def stop(self, timeout: float = 2 * GRACE_S) -> bool:
-        """End the streams, then the server; True if it is gone in time."""
+        """End the streams, then the server; True if it has stopped in time."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(timeout)
         return not self.is_alive()
 
     def is_alive(self) -> bool:
-        """Whether it runs: it was started, and has neither been stopped nor failed."""
+        """Whether the server is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -224,9 +222,9 @@ class WebServer:
 
 
 def serve(app: Starlette, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serve until SIGINT or SIGTERM, then end the streams and what is under way.
+    """Serve until SIGINT or SIGTERM, then end the streams and finish open requests.
 
-    Raises ConfigurationError for an address that cannot be had.
+    Raises ConfigurationError if the address cannot be used.
     """
     _WebUvicorn(_config(app)).run(sockets=[_bind(host, port)])
 
@@ -238,7 +236,7 @@ def _config(app: Starlette, limits: ClientLimits | None = None) -> uvicorn.Confi
         limits,
         http=_TimedProtocol,
         timeout_keep_alive=limits.idle,
-        # One-time links have their secret in the address: it must not reach a log.
+        # URLs of one-time links contain secrets, which must not be logged.
         access_log=False,
         log_config=None,
         log_level="warning",
@@ -263,7 +261,7 @@ def _bind(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen at {host}:{port} ({error}): choose another host or port"
+            f"cannot listen on {host}:{port} ({error}): choose another host or port"
         ) from error
     return sock
 

@@ -1,4 +1,4 @@
-"""The REST API over the Inspector, for programs: mounted at /api/v1."""
+"""The REST API over the Inspector, mounted at /api/v1."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ PUBLIC = frozenset(PREFIX + endpoint.path for endpoint in ENDPOINTS if endpoint.
 
 
 def api_routes() -> list[BaseRoute]:
-    """What answers under /api/v1: one route, as the paths of the API are matched undecoded."""
+    """The route under /api/v1. There is one, because Service matches undecoded paths."""
     return [Route("/{rest:path}", Service(ENDPOINTS), name="rest")]
 
 
 def routes() -> list[BaseRoute]:
-    """What answers under /api: version 1."""
+    """The routes under /api."""
     return [Mount("/v1", routes=api_routes())]
 
 
 def openapi_document(root_path: str = "") -> dict[str, Any]:
-    """The API as an OpenAPI 3.1 document; `root_path` is where the app is mounted."""
+    """The OpenAPI 3.1 document; `root_path` is where the app is mounted."""
     return describe(ENDPOINTS, root_path)
 
 

@@ -1,9 +1,9 @@
-"""Take the names that a table of cron jobs has for the fields of a job, on input.
+"""Accept alternative names for the fields of a job.
 
-Some systems that schedule jobs say `job_class`, `cron_expression` or `max_retries`. A body may use
-these names instead of ours; each stands for one field, and what both say must be the same. A job
-that is made in these terms has their defaults: three retries after 60, 120 and 240 seconds, an hour
-at most, and no run beside an unfinished one.
+Some job schedulers use names such as `job_class`, `cron_expression` and `max_retries`. A body may
+use them instead of ours; if it has both, they must agree. A job that is created with these names
+has their defaults: three retries after 60, 120 and 240 seconds, a time-out of an hour, and no
+overlapping runs.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from fairqueue.errors import shown
 from fairqueue.web.api.errors import Refused, refuse
 from fairqueue.web.api.models import JobChanges, JobCopy, JobReplacement, NewJob
 
-# Their names, and ours.
+# The alternative names, and ours.
 NAMES: dict[str, str] = {
     "job_class": "name",
     "parameters": "payload",
@@ -26,35 +26,38 @@ NAMES: dict[str, str] = {
 }
 _ID: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]}
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "job_class": {"type": "string", "description": "`name`; beside it, `name` is the title"},
-    "job_method": {"type": "string", "enum": ["handle"], "description": "has no meaning here"},
+    "job_class": {
+        "type": "string",
+        "description": "`name`; with both, `name` is the title",
+    },
+    "job_method": {"type": "string", "enum": ["handle"], "description": "ignored"},
     "parameters": {"type": "object", "description": "`payload`"},
     "cron_expression": {"type": "string", "description": "`cron_expr`"},
     "run_as_user_id": {**_ID, "description": "`user_id`"},
     "school_id": {**_ID, "description": "`tenant`"},
-    "max_retries": {"type": "integer", "minimum": 0, "description": "`retries`; usually 3"},
+    "max_retries": {"type": "integer", "minimum": 0, "description": "`retries`; default 3"},
     "retry_delay_seconds": {
         "type": "number",
         "minimum": 0,
-        "description": "`backoff`, which doubles with each retry; usually 60",
+        "description": "`backoff`, which doubles with each retry; default 60",
     },
-    "timeout_seconds": {"type": "number", "minimum": 0, "description": "`timeout`; usually 3600"},
+    "timeout_seconds": {"type": "number", "minimum": 0, "description": "`timeout`; default 3600"},
     "overlap_prevention": {
         "type": "boolean",
-        "description": '`overlap`: "skip" if true, "allow" if false; usually true',
+        "description": '`overlap`: "skip" if true, "allow" if false; default true',
     },
 }
-IDS = ("run_as_user_id", "school_id")  # numbers there, texts here; null: none
+IDS = ("run_as_user_id", "school_id")  # may be numbers; null means absent
 METHOD = "handle"
-# What a job has that is made in these terms and does not say otherwise.
-USUAL: dict[str, Any] = {"retries": 3, "backoff": 60, "timeout": 3600, "overlap": "skip"}
+# Defaults of a job that is created with these names.
+DEFAULTS: dict[str, Any] = {"retries": 3, "backoff": 60, "timeout": 3600, "overlap": "skip"}
 
-WHOLE: tuple[Any, ...] = (NewJob, JobReplacement)  # bodies that say all of a job
+WHOLE: tuple[Any, ...] = (NewJob, JobReplacement)  # bodies with a whole job
 TAKEN: tuple[Any, ...] = (*WHOLE, JobChanges, JobCopy)
 
 
 def resolve(body: Any, model: Any) -> tuple[Any, dict[str, str]]:
-    """A body in our terms, and which of their names it used, by ours. Raises Refused: 422."""
+    """The body with our names, and the names that it used, by ours. Raises Refused: 422."""
     if model not in TAKEN or not isinstance(body, dict):
         return body, {}
     known = [name for name in SCHEMAS if name in body]
@@ -74,7 +77,7 @@ def resolve(body: Any, model: Any) -> tuple[Any, dict[str, str]]:
         given[ours] = value
         used[ours] = theirs
     if model in WHOLE and ("job_class" in body or "cron_expression" in body):
-        given = USUAL | given
+        given = DEFAULTS | given
     return given, used
 
 
@@ -83,14 +86,14 @@ def _check_method(method: Any) -> None:
         raise refuse(
             422,
             "invalid-input",
-            f"body: job_method {shown(method)} cannot be used: a worker finds its handler by "
-            f"job_class alone; leave it out, or say {METHOD!r}",
+            f"body: job_method must be {METHOD!r}, not {shown(method)}: a worker finds its handler "
+            "by job_class alone",
             field="job_method",
         )
 
 
 def _use_title(given: dict[str, Any], job_class: Any) -> None:
-    """Beside `job_class`, `name` is what people call the job."""
+    """Use `name` as the title if there is a `job_class`."""
     name = given.get("name")
     if name is None or name == job_class:
         return
@@ -115,11 +118,11 @@ def _value(theirs: str, value: Any) -> Any:
 
 def _both(theirs: str, value: Any, ours: str, other: Any) -> Refused:
     said = f"{theirs} {shown(value):.100} and {ours} {shown(other):.100}"
-    if ours == "payload":  # which may hold secrets
+    if ours == "payload":  # may contain secrets
         said = f"{theirs} and {ours}"
     return refuse(
         422,
         "invalid-input",
-        f"body: {said} are two names of one field with different values: give one of them",
+        f"body: {said} are the same field with different values: give one of them",
         field=theirs,
     )

@@ -1,14 +1,15 @@
-"""Say what an endpoint of the API is: one row of the table that everything else is made from."""
+"""What an endpoint of the API is: a row of the table in endpoints.py."""
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from fairqueue.inspection import Inspector
-from fairqueue.web.api.models import Input
+from fairqueue.web.api.models import Input, given
+from fairqueue.web.app_state import AppState
 
 PREFIX = "/api/v1"
 
@@ -17,24 +18,25 @@ B = TypeVar("B", bound=Input)
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
-# What an endpoint is about, for a key that belongs to a tenant.
-OBJECT = "object"  # one object: that of another tenant is not found
-LISTING = "listing"  # many: those of its tenant only
-SHARED = "shared"  # what all tenants share: forbidden
-OPEN = "open"  # nothing that belongs to anybody
+# What a key of a tenant gets from an endpoint.
+OBJECT = "object"  # one object; an object of another tenant is not found
+LISTING = "listing"  # only the objects of its tenant
+SHARED = "shared"  # nothing, because all tenants share it
+OPEN = "open"  # everything
 
 
 class Nothing(Input):
-    """No fields: the request says all by its path."""
+    """No fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest(Generic[Q, B]):
-    """A request that has passed all checks of its form.
+    """A request whose form was checked.
 
-    root is the path under which the API is mounted; if_match are the etags that the client holds.
+    root: the path that the API is mounted at. if_match: the etag that the object must have.
     """
 
+    state: AppState
     inspector: Inspector
     path: Mapping[str, str]
     query: Q
@@ -42,12 +44,22 @@ class ApiRequest(Generic[Q, B]):
     root: str
     if_match: str | None = None
 
+    @property
+    def id(self) -> str:
+        """The id in the path."""
+        return next(iter(self.path.values()))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The fields of query and body that were given, as a new dict."""
+        return given(self.query) | given(self.body)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a handler answers; without a status, the one of its endpoint.
+    """A response with a status or headers of its own.
 
-    `kept` stands for the content where the answer is kept for repeated requests.
+    kept: the content to store for repeated requests, if it differs.
     """
 
     content: Any = None
@@ -56,21 +68,23 @@ class Reply:
     kept: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One row of the table.
 
-    role: what it takes, None where nobody has to say who they are. tenants: OBJECT, LISTING, SHARED
-    or OPEN. status: of an answer that is no problem. has_etag: its answer has one, so GET heeds
-    If-None-Match. heeds_match: it heeds If-Match.
+    handler: returns a Reply, or a value of which the service makes a JSON document. role: the role
+    that it needs; None if it needs no key. tenants: OBJECT, LISTING, SHARED or OPEN. answer: the
+    model of the response. status: on success. has_etag: the response has an ETag, and GET supports
+    If-None-Match. heeds_match: it supports If-Match.
     """
 
     method: str
     path: str
-    handler: Callable[[ApiRequest[Any, Any]], Reply]
+    handler: Callable[[ApiRequest[Any, Any]], Any]
     role: str | None
     tenants: str
     answer: Any
+    _: KW_ONLY
     query: type[Input] = Nothing
     body: type[Input] = Nothing
     status: int = 200
@@ -80,33 +94,33 @@ class Endpoint:
 
     @property
     def summary(self) -> str:
-        """What it does, in a line."""
+        """What it does, in one line."""
         return (self.handler.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @property
     def name(self) -> str:
-        """Its id in the OpenAPI document."""
+        """The operation id in the OpenAPI document."""
         return self.handler.__name__
 
     @property
     def group(self) -> str:
-        """What it is listed under."""
+        """The tag in the OpenAPI document."""
         parts = self.path.split("/")[1:]
         return parts[1] if parts[0] == "scheduler" else parts[0].removesuffix(".json")
 
     @property
     def parameters(self) -> list[str]:
-        """The names of what is variable in its path."""
+        """The names of the parameters in the path."""
         return re.findall(r"\{(\w+)\}", self.path)
 
     @property
     def is_write(self) -> bool:
-        """Whether it takes an Idempotency-Key."""
+        """Whether it accepts an Idempotency-Key."""
         return self.method in WRITES
 
     @property
     def has_body(self) -> bool:
-        """Whether a body is read."""
+        """Whether it reads a body."""
         return self.method in ("POST", "PUT", "PATCH")
 
     @property
@@ -117,14 +131,14 @@ class Endpoint:
 
     @property
     def statuses(self) -> list[int]:
-        """All that it may answer, 5xx of servers in front of it aside."""
+        """All statuses that it may return."""
         found = {self.status, *self.other_statuses}
         if self.role is not None:
             found |= {401, 403, 429, 500, 503}
         if self.parameters:
             found |= {404, 422}
         if self.query is not Nothing or self.role is not None:
-            found.add(422)  # a parameter that nobody knows is one, too
+            found.add(422)  # unknown parameters are refused
         if self.has_body:
             found |= {400, 413, 415, 422}
         if self.is_write:

@@ -1,9 +1,7 @@
-"""The endpoints of the API, all of them: routes, checks, documents and tests follow from this."""
+"""The table of all endpoints: routes, checks, the OpenAPI document and tests use it."""
 
 from functools import lru_cache
 from typing import Any
-
-import msgspec
 
 from fairqueue.access.audit import AuditEntry
 from fairqueue.access.credentials import KeyInfo, NewKey
@@ -45,7 +43,6 @@ from fairqueue.web.api.endpoint import (
     ApiRequest,
     Endpoint,
     Nothing,
-    Reply,
 )
 from fairqueue.web.api.openapi import describe
 from fairqueue.web.api.response_models import fields_of, page, record, shape, whole
@@ -53,54 +50,19 @@ from fairqueue.web.api.response_models import fields_of, page, record, shape, wh
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 
 
-class Answer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What an endpoint answers."""
-
-
-class Started(Answer):
-    """The id of a new run."""
-
-    task_id: str
-
-
-class Cancelled(Answer):
-    """That it will not run, or, if it runs, that its worker is told to end it."""
-
-    cancelled: bool
-
-
-class Counted(Answer):
-    """How many there were, or would be."""
-
-    dry_run: bool
-    count: int
-
-
-class JobExport(Answer):
-    """Jobs as an import takes them."""
-
-    documents: list[dict[str, Any]]
-
-
-class Draining(Answer):
-    """That a worker is told to take no more."""
-
-    worker_id: str
-    draining: bool
-
-
-class Health(Answer):
-    """That this process answers."""
-
-    status: str
-
-
-class Readiness(Answer):
-    """Whether the queue can be worked with, and why not."""
-
-    status: str
-    reasons: list[str]
-
+Started = record("Started", "The id of a new run.", {"task_id": str})
+Cancelled = record(
+    "Cancelled", "The run was cancelled; a running one is stopped.", {"cancelled": bool}
+)
+Counted = record("Counted", "The count, or what it would be.", {"dry_run": bool, "count": int})
+JobExport = record("JobExport", "Jobs for an import.", {"documents": list[dict[str, Any]]})
+Draining = record(
+    "Draining", "The worker takes no more tasks.", {"worker_id": str, "draining": bool}
+)
+HealthAnswer = record("Health", "The process responds.", {"status": str})
+ReadinessAnswer = record(
+    "Readiness", "Whether the queue can be used, or why not.", {"status": str, "reasons": list[str]}
+)
 
 JOB = shape(ScheduleView, "Job")
 RUN_PAGE = page(shape(Run), "RunPage")
@@ -109,12 +71,12 @@ BULK = shape(BulkResult)
 _HANDLER_LIMITS = shape(HandlerLimits)
 LIMITS = record(
     "Limits",
-    "Limits by the name of the tasks that they are for.",
+    "Limits by task name.",
     {"limits": dict[str, _HANDLER_LIMITS]},  # type: ignore[valid-type]
 )
 SETTINGS = record(
     "Settings",
-    "What is in force for the queue.",
+    "The settings of the queue.",
     {
         "queue": str,
         "settings": shape(QueueSettings),
@@ -123,7 +85,7 @@ SETTINGS = record(
 )
 MADE_KEY = record(
     "CreatedKey",
-    "A new key. `secret` is told once: a repeated request gets null.",
+    "A new key. `secret` is returned once; a repeated request gets null.",
     {**fields_of(NewKey), "secret": str | None},
 )
 
@@ -133,29 +95,17 @@ _TASK = "/tasks/{task_id}"
 _USER = "/users/{user_id}"
 
 
-def _row(
-    method: str, path: str, handler: Any, role: str | None, tenants: str, answer: Any, **more: Any
-) -> Endpoint:
-    return Endpoint(
-        method=method,
-        path=path,
-        handler=handler,
-        role=role,
-        tenants=tenants,
-        answer=answer,
-        **more,
-    )
-
-
-def openapi(call: ApiRequest[Nothing, Nothing]) -> Reply:
-    """Describe the API: the document that you read."""
-    return Reply(content=_described(call.root.removesuffix(PREFIX)))
+def openapi(call: ApiRequest[Nothing, Nothing]) -> Any:
+    """Get this description of the API."""
+    return _described(call.root.removesuffix(PREFIX))
 
 
 @lru_cache(maxsize=8)
 def _described(root: str) -> dict[str, Any]:
-    return describe(ENDPOINTS, root)  # anyone may ask
+    return describe(ENDPOINTS, root)  # cached: it needs no key
 
+
+_row = Endpoint  # keeps the rows short
 
 # fmt: off
 _JOBS = (
@@ -267,8 +217,8 @@ _SYSTEM = (
     _row("PUT", "/limits/{name}", system.set_limits, ADMIN, SHARED, LIMITS, body=m.LimitChanges),
 )
 _PUBLIC = (
-    _row("GET", "/health", system.health, None, OPEN, Health),
-    _row("GET", "/ready", system.ready, None, OPEN, Readiness, other_statuses=(503,)),
+    _row("GET", "/health", system.health, None, OPEN, HealthAnswer),
+    _row("GET", "/ready", system.ready, None, OPEN, ReadinessAnswer, other_statuses=(503,)),
     _row("GET", "/openapi.json", openapi, None, OPEN, dict[str, Any]),
 )
 # fmt: on

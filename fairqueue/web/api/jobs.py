@@ -10,185 +10,145 @@ from fairqueue.web.api import models as m
 from fairqueue.web.api.endpoint import ApiRequest, Nothing, Reply
 
 
-def list_jobs(call: ApiRequest[m.JobQuery, Nothing]) -> Reply:
-    """List jobs that match."""
-    return Reply(content=document(call.inspector.schedules.list(**m.given(call.query))))
+def list_jobs(call: ApiRequest[m.JobQuery, Nothing]) -> Any:
+    """List the jobs that match."""
+    return call.inspector.schedules.list(**call.arguments)
 
 
 def create_job(call: ApiRequest[Nothing, Any]) -> Reply:
-    """Make a job."""
-    schedule_id = call.inspector.schedules.add(**m.unusual(call.body))
-    return _made(call, schedule_id)
+    """Create a job."""
+    return _created(call, call.inspector.schedules.add(**m.unusual(call.body)))
 
 
-def _made(call: ApiRequest[Any, Any], schedule_id: str) -> Reply:
+def _created(call: ApiRequest[Any, Any], schedule_id: str) -> Reply:
     view = call.inspector.schedules.get(schedule_id)
     location = f"{call.root}/scheduler/jobs/{quote(schedule_id, safe='')}"
     return Reply(content=document(view), headers={"Location": location})
 
 
-def _job(view: ScheduleView) -> Reply:
-    return Reply(content=document(view))
+def get_job(call: ApiRequest[Any, Any]) -> ScheduleView:
+    """Get a job."""
+    return call.inspector.schedules.get(call.id)
 
 
-def get_job(call: ApiRequest[Nothing, Nothing]) -> Reply:
-    """Read a job."""
-    return _job(call.inspector.schedules.get(call.path["schedule_id"]))
+def replace_job(call: ApiRequest[Nothing, Any]) -> ScheduleView:
+    """Replace a job."""
+    return change_job(call)
 
 
-def replace_job(call: ApiRequest[Nothing, Any]) -> Reply:
-    """Replace the definition of a job."""
-    return _update(call, m.given(call.body))
-
-
-def change_job(call: ApiRequest[Nothing, Any]) -> Reply:
+def change_job(call: ApiRequest[Nothing, Any]) -> ScheduleView:
     """Change some fields of a job."""
-    return _update(call, m.given(call.body))
+    if not call.arguments:
+        raise InvalidSchedule("the body must have at least one field to change")
+    return call.inspector.schedules.update(call.id, call.arguments, if_match=call.if_match)
 
 
-def _update(call: ApiRequest[Any, Any], changes: dict[str, Any]) -> Reply:
-    if not changes:
-        raise InvalidSchedule("a change needs at least one field; the body has none")
-    schedules = call.inspector.schedules
-    return _job(schedules.update(call.path["schedule_id"], changes, if_match=call.if_match))
-
-
-def delete_job(call: ApiRequest[Nothing, Nothing]) -> Reply:
+def delete_job(call: ApiRequest[Nothing, Nothing]) -> None:
     """Delete a job."""
-    call.inspector.schedules.remove(call.path["schedule_id"], if_match=call.if_match)
-    return Reply()
+    call.inspector.schedules.remove(call.id, if_match=call.if_match)
 
 
-def toggle_job(call: ApiRequest[Nothing, Nothing]) -> Reply:
-    """Pause a job that is active, resume one that is not."""
-    schedule_id = call.path["schedule_id"]
-    call.inspector.schedules.toggle(schedule_id)
-    return _job(call.inspector.schedules.get(schedule_id))
+def toggle_job(call: ApiRequest[Nothing, Nothing]) -> ScheduleView:
+    """Pause an active job, or resume an inactive one."""
+    call.inspector.schedules.toggle(call.id)
+    return get_job(call)
 
 
-def pause_job(call: ApiRequest[Nothing, m.Pause]) -> Reply:
-    """Pause a job, until it is resumed or until a moment."""
-    schedule_id = call.path["schedule_id"]
-    call.inspector.schedules.pause(schedule_id, note=call.body.note, until=call.body.until)
-    return _job(call.inspector.schedules.get(schedule_id))
+def pause_job(call: ApiRequest[Nothing, m.Pause]) -> ScheduleView:
+    """Pause a job until it is resumed, or until a time."""
+    call.inspector.schedules.pause(call.id, **call.arguments)
+    return get_job(call)
 
 
-def resume_job(call: ApiRequest[Nothing, m.Resume]) -> Reply:
+def resume_job(call: ApiRequest[Nothing, m.Resume]) -> ScheduleView:
     """Resume a job from now on."""
-    schedule_id = call.path["schedule_id"]
-    call.inspector.schedules.resume(schedule_id, note=call.body.note)
-    return _job(call.inspector.schedules.get(schedule_id))
+    call.inspector.schedules.resume(call.id, **call.arguments)
+    return get_job(call)
 
 
 def run_job(call: ApiRequest[Nothing, m.Trigger]) -> Reply:
     """Run a job now."""
-    schedules = call.inspector.schedules
-    return started(call, schedules.trigger(call.path["schedule_id"], payload=call.body.payload))
+    return started(call, call.inspector.schedules.trigger(call.id, **call.arguments))
 
 
 def started(call: ApiRequest[Any, Any], task_id: str) -> Reply:
-    """The answer that names a new run."""
+    """The response with the id of a new run."""
     location = f"{call.root}/scheduler/runs/{quote(task_id, safe='')}"
     return Reply(content={"task_id": task_id}, headers={"Location": location})
 
 
 def copy_job(call: ApiRequest[Nothing, Any]) -> Reply:
-    """Make a job like another one."""
-    changes = m.given(call.body)
+    """Copy a job, with changes."""
+    changes = call.arguments
     new_id = changes.pop("schedule_id", None)
-    copied = call.inspector.schedules.copy(call.path["schedule_id"], new_id, **changes)
-    return _made(call, copied)
+    return _created(call, call.inspector.schedules.copy(call.id, new_id, **changes))
 
 
-def backfill_job(call: ApiRequest[Nothing, m.BackfillRange]) -> Reply:
-    """Make runs for past moments that had none."""
-    schedules = call.inspector.schedules
-    return Reply(
-        content=document(schedules.backfill(call.path["schedule_id"], **m.given(call.body)))
-    )
+def backfill_job(call: ApiRequest[Nothing, m.BackfillRange]) -> Any:
+    """Create runs for past fire times that did not run."""
+    return call.inspector.schedules.backfill(call.id, **call.arguments)
 
 
-def list_job_runs(call: ApiRequest[m.JobRunQuery, Nothing]) -> Reply:
+def list_job_runs(call: ApiRequest[m.JobRunQuery, Nothing]) -> Any:
     """List the runs of a job."""
-    # One that is not there has no runs to tell.
-    schedule_id = call.inspector.schedules.get(call.path["schedule_id"]).schedule.schedule_id
-    query = m.given(call.query)
+    query = call.arguments
     status = query.pop("status") or None
-    return Reply(
-        content=document(call.inspector.runs.list(status, schedule_id=schedule_id, **query))
-    )
+    schedule_id = get_job(call).schedule.schedule_id  # 404 for an unknown job
+    return call.inspector.runs.list(status, schedule_id=schedule_id, **query)
 
 
-def list_job_moments(call: ApiRequest[m.MomentQuery, Nothing]) -> Reply:
-    """List the moments of a job, and what became of each."""
-    schedules = call.inspector.schedules
-    page = schedules.moments(call.path["schedule_id"], **m.given(call.query))
-    return Reply(content=document(page))
+def list_job_moments(call: ApiRequest[m.MomentQuery, Nothing]) -> Any:
+    """List the fire times of a job, and the outcome of each."""
+    return call.inspector.schedules.moments(call.id, **call.arguments)
 
 
-def list_job_changes(call: ApiRequest[m.ChangeQuery, Nothing]) -> Reply:
-    """List who changed what of a job."""
-    schedules = call.inspector.schedules
-    return Reply(
-        content=document(schedules.changes(call.path["schedule_id"], **m.given(call.query)))
-    )
+def list_job_changes(call: ApiRequest[m.ChangeQuery, Nothing]) -> Any:
+    """List the changes of a job."""
+    return call.inspector.schedules.changes(call.id, **call.arguments)
 
 
-def list_job_logs(call: ApiRequest[m.LogQuery, Nothing]) -> Reply:
-    """List the last lines that the runs of a job have logged."""
-    lines = call.inspector.schedules.logs(call.path["schedule_id"], limit=call.query.limit)
-    return Reply(content={"items": document(lines)})
+def list_job_logs(call: ApiRequest[m.LogQuery, Nothing]) -> Any:
+    """List the last log lines of the runs of a job."""
+    return call.inspector.schedules.logs(call.id, **call.arguments)
 
 
-def get_job_chart(call: ApiRequest[m.ChartQuery, Nothing]) -> Reply:
-    """Count how the runs of a job ended, day by day."""
-    schedules = call.inspector.schedules
-    days = schedules.history_chart(call.path["schedule_id"], days=call.query.days)
-    return Reply(content={"items": document(days)})
+def get_job_chart(call: ApiRequest[m.ChartQuery, Nothing]) -> Any:
+    """Count the ended runs of a job by day and outcome."""
+    return call.inspector.schedules.history_chart(call.id, **call.arguments)
 
 
-def change_jobs(call: ApiRequest[Nothing, m.BulkChange]) -> Reply:
+def change_jobs(call: ApiRequest[Nothing, m.BulkChange]) -> Any:
     """Pause, resume, run, update or remove all jobs that match."""
-    body = m.given(call.body)
-    changes: dict[str, Any] = {} if call.body.changes is None else m.given(call.body.changes)
-    body |= {"changes": changes}
-    return Reply(content=document(call.inspector.schedules.bulk(body.pop("action"), **body)))
+    body = call.arguments
+    body["changes"] = {} if call.body.changes is None else m.given(call.body.changes)
+    return call.inspector.schedules.bulk(body.pop("action"), **body)
 
 
-def export_jobs(call: ApiRequest[m.JobFilter, Nothing]) -> Reply:
+def export_jobs(call: ApiRequest[m.JobFilter, Nothing]) -> Any:
     """Export jobs as documents, with their secrets."""
-    found = call.inspector.schedules.export(**m.given(call.query))
-    return Reply(content={"documents": document(found)})
+    return {"documents": call.inspector.schedules.export(**call.arguments)}
 
 
-def import_jobs(call: ApiRequest[Nothing, m.JobDocuments]) -> Reply:
-    """Make the jobs as documents say."""
-    diff = call.inspector.schedules.import_(
-        call.body.documents, prune=call.body.prune, dry_run=call.body.dry_run
-    )
-    return Reply(content=document(diff))
+def import_jobs(call: ApiRequest[Nothing, m.JobDocuments]) -> Any:
+    """Create and change jobs to match documents."""
+    return call.inspector.schedules.import_(**call.arguments)
 
 
-def list_upcoming(call: ApiRequest[m.UpcomingQuery, Nothing]) -> Reply:
+def list_upcoming(call: ApiRequest[m.UpcomingQuery, Nothing]) -> Any:
     """List the jobs that run next."""
-    found = call.inspector.schedules.upcoming(limit=call.query.limit)
-    return Reply(content={"items": document(found)})
+    return call.inspector.schedules.upcoming(**call.arguments)
 
 
-def list_problems(call: ApiRequest[Nothing, Nothing]) -> Reply:
-    """List the jobs that had to be set aside, and why."""
-    return Reply(content={"items": document(call.inspector.schedules.problems())})
+def list_problems(call: ApiRequest[Nothing, Nothing]) -> Any:
+    """List the jobs that cannot run, with the reasons."""
+    return call.inspector.schedules.problems()
 
 
-def preview(call: ApiRequest[m.Rule, Nothing]) -> Reply:
-    """Say what a rule means, and when it runs next."""
-    return _preview(call, call.query)
+def preview(call: ApiRequest[m.Rule, Nothing]) -> Any:
+    """Describe a rule and its next runs."""
+    return call.inspector.schedules.preview(**call.arguments)
 
 
-def preview_body(call: ApiRequest[Nothing, m.Rule]) -> Reply:
-    """Say what a rule means, and when it runs next."""
-    return _preview(call, call.body)
-
-
-def _preview(call: ApiRequest[Any, Any], rule: m.Rule) -> Reply:
-    return Reply(content=document(call.inspector.schedules.preview(**m.given(rule))))
+def preview_body(call: ApiRequest[Nothing, m.Rule]) -> Any:
+    """Describe a rule and its next runs."""
+    return call.inspector.schedules.preview(**call.arguments)

@@ -1,7 +1,7 @@
-"""What requests may say: the models of bodies and of query strings.
+"""The models of bodies and query strings.
 
-They check form, and say so in the OpenAPI document. What a value means is checked by the library,
-whose errors name it. Durations are seconds, moments are ISO 8601 with an offset.
+They check the form of values and are part of the OpenAPI document; the library checks the rest.
+Durations are seconds, times are ISO 8601 with an offset.
 """
 
 from collections.abc import Collection, Iterable
@@ -21,13 +21,13 @@ Moment = Annotated[datetime, Meta(tz=True)]
 Seconds = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=0)]
 Backoff = Annotated[float, Meta(ge=0)] | list[Annotated[float, Meta(ge=0)]]
-Multiplier = Annotated[float, Meta(ge=1, le=100, description="of each delay, for the next one")]
+Multiplier = Annotated[float, Meta(ge=1, le=100, description="factor from one delay to the next")]
 Limit = Annotated[int, Meta(ge=1, le=MAX_LISTED, description="items on one page")]
-Cursor = Annotated[str, Meta(max_length=2000, description="of the page before this one")]
+Cursor = Annotated[str, Meta(max_length=2000, description="from the previous page")]
 Level = Annotated[int, Meta(ge=1, le=6, description="1 (very low) to 6 (critical)")]
-Minutes = Annotated[int, Meta(ge=1, le=10_080, description="over which shares are counted")]
+Minutes = Annotated[int, Meta(ge=1, le=10_080, description="period over which shares are counted")]
 Json = dict[str, Any]
-DryRun = Annotated[bool, Meta(description="only say what would be done")]
+DryRun = Annotated[bool, Meta(description="only return what would be done")]
 Role = Literal["viewer", "operator", "admin"]
 RunStatus = Literal[
     "pending", "retrying", "running", "succeeded", "failed", "timed_out", "cancelled"
@@ -35,17 +35,17 @@ RunStatus = Literal[
 
 
 class Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Something that a request says. Fields that are not known are refused by name."""
+    """Base class of query strings and bodies. Unknown fields are refused."""
 
 
 def given(value: msgspec.Struct) -> dict[str, Any]:
-    """The fields that a request has named, with their values."""
+    """The fields that were given, with their values."""
     found = {name: getattr(value, name) for name in value.__struct_fields__}
     return {name: inner for name, inner in found.items() if inner is not UNSET}
 
 
 def unusual(value: msgspec.Struct) -> dict[str, Any]:
-    """The fields that differ from their defaults, which are those of the library."""
+    """The fields that differ from their defaults."""
     usual = {each.name: _default(each) for each in msgspec.structs.fields(type(value))}
     return {name: inner for name, inner in given(value).items() if inner != usual[name]}
 
@@ -62,7 +62,7 @@ def partial(
     without: Collection[str] = (),
     doc: str,
 ) -> Any:
-    """A model with the same fields, none of which has to be named."""
+    """A model with the same fields, all optional."""
     fields = msgspec.structs.fields(kind)
     old = [(each.name, each.type) for each in fields if each.name not in without]
     return _model(name, doc, [(field, inner | UnsetType, UNSET) for field, inner in (*old, *added)])
@@ -165,32 +165,32 @@ BulkFields = partial(
 
 
 class JobFilter(Input):
-    """Which jobs are meant; all that is given must match."""
+    """Filters of jobs; all of them must match."""
 
     user_id: Name | None = None
-    name: Annotated[str, Meta(description="of their tasks, exactly")] | None = None
-    name_prefix: Annotated[str, Meta(description="how that name begins")] | None = None
-    contains: Annotated[str, Meta(description="a part of name, id or title")] | None = None
+    name: Annotated[str, Meta(description="exact name of the tasks")] | None = None
+    name_prefix: Annotated[str, Meta(description="start of the name")] | None = None
+    contains: Annotated[str, Meta(description="part of name, id or title")] | None = None
     is_active: bool | None = None
     tenant: str | None = None
 
 
 class JobQuery(JobFilter):
-    """Which page of which jobs."""
+    """A page of the jobs that match."""
 
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 class Pause(Input):
-    """Why, and until when."""
+    """The reason, and when to resume."""
 
     note: Annotated[str, Meta(max_length=1000)] | None = None
     until: Moment | None = None
 
 
 class Resume(Input):
-    """Why."""
+    """The reason."""
 
     note: Annotated[str, Meta(max_length=1000)] | None = None
 
@@ -202,18 +202,20 @@ class Trigger(Input):
 
 
 class BackfillRange(Input):
-    """Which moments are filled, from `start` until before `end`."""
+    """The range to backfill, from `start` to `end`, not included."""
 
     start: Moment
     end: Moment
     dry_run: DryRun = True
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     priority: Level = 1
-    unknown_too: Annotated[bool, Meta(description="also where nobody knows if it ran")] = False
+    unknown_too: Annotated[bool, Meta(description="include times that may already have run")] = (
+        False
+    )
 
 
 class BulkChange(JobFilter, kw_only=True):
-    """What is done to all jobs that match, or to those with the ids."""
+    """An action on all jobs that match, or on those with the given ids."""
 
     action: Literal["pause", "resume", "remove", "update", "trigger"]
     ids: Annotated[list[Name], Meta(max_length=10_000)] | None = None
@@ -223,15 +225,15 @@ class BulkChange(JobFilter, kw_only=True):
 
 
 class JobDocuments(Input):
-    """Jobs as an export has them: what is stored becomes what they say."""
+    """Jobs as exported; the stored jobs are changed to match."""
 
     documents: list[Json]
-    prune: Annotated[bool, Meta(description="remove the jobs that no document names")] = False
+    prune: Annotated[bool, Meta(description="remove jobs that are not in the documents")] = False
     dry_run: DryRun = True
 
 
 class MomentQuery(Input):
-    """Which moments, from `start` until before `end`."""
+    """A page of fire times from `start` to `end`, not included."""
 
     start: Moment
     end: Moment
@@ -240,26 +242,26 @@ class MomentQuery(Input):
 
 
 class ChangeQuery(Input):
-    """Which page of changes."""
+    """A page of changes."""
 
     limit: Annotated[int, Meta(ge=1, le=50)] = 20
     cursor: Cursor | None = None
 
 
 class LogQuery(Input):
-    """How many lines."""
+    """The number of lines."""
 
     limit: Limit = 100
 
 
 class ChartQuery(Input):
-    """How far back."""
+    """The number of days."""
 
     days: Annotated[int, Meta(ge=1, le=366)] = 30
 
 
 class UpcomingQuery(Input):
-    """How many."""
+    """The number of jobs."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
 
@@ -271,14 +273,14 @@ class Rule(Input):
     every: Annotated[float, Meta(ge=1)] | None = None
     at: Moment | None = None
     timezone: str = "UTC"
-    count: Annotated[int, Meta(ge=1, le=100, description="how many runs are told")] = 5
+    count: Annotated[int, Meta(ge=1, le=100, description="number of runs")] = 5
 
 
 # --- runs and tasks -------------------------------------------------------------------------------
 
 
 class RunFilter(Input):
-    """Which runs are meant; all that is given must match."""
+    """Filters of runs; all of them must match."""
 
     user_id: Name | None = None
     schedule_id: Name | None = None
@@ -290,7 +292,7 @@ class RunFilter(Input):
 
 
 class RunQuery(RunFilter):
-    """Which page of which runs; without a status, all: that wait, that run, that have ended."""
+    """A page of the runs that match; without a status, of all statuses."""
 
     status: Annotated[list[RunStatus], Meta(max_length=7)] = []
     limit: Limit = 50
@@ -298,7 +300,7 @@ class RunQuery(RunFilter):
 
 
 class JobRunQuery(Input):
-    """Which page of the runs of a job."""
+    """A page of the runs of a job."""
 
     status: Annotated[list[RunStatus], Meta(max_length=7)] = []
     since: Moment | None = None
@@ -308,34 +310,34 @@ class JobRunQuery(Input):
 
 
 class FailedQuery(RunFilter):
-    """Which page of which failed runs."""
+    """A page of the failed runs that match."""
 
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 class PageQuery(Input):
-    """Which page."""
+    """A page."""
 
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 class FailedMany(RunFilter):
-    """Which failed runs are meant; all that is given must match."""
+    """Filters of failed runs; all of them must match."""
 
     dry_run: DryRun = True
 
 
 class Prune(Input):
-    """Which ended runs are forgotten."""
+    """The ended runs to delete."""
 
     older_than: Annotated[float, Meta(ge=0, description="seconds since they ended")]
     dry_run: DryRun = True
 
 
 class NewTask(Input):
-    """A task for a user. Giving `task_id` makes repeated pushes one task."""
+    """A task of a user. Pushing the same `task_id` again is one task."""
 
     user_id: Name
     payload: Json = {}
@@ -355,7 +357,7 @@ class NewTask(Input):
 
 
 class TaskQuery(Input):
-    """Which page of the tasks that wait."""
+    """A page of waiting tasks."""
 
     user_id: Name | None = None
     name: Name | None = None
@@ -365,7 +367,7 @@ class TaskQuery(Input):
 
 
 class NewTime(Input):
-    """When a task is to become ready; without either, now."""
+    """When a task becomes ready; by default now."""
 
     at: Moment | None = None
     delay: Seconds | None = None
@@ -375,10 +377,10 @@ class NewTime(Input):
 
 
 class UserQuery(Input):
-    """Which page of which users."""
+    """A page of the users that match."""
 
     order: Literal["backlog", "name"] = "backlog"
-    prefix: Annotated[str, Meta(description="how their ids begin")] | None = None
+    prefix: Annotated[str, Meta(description="start of the id")] | None = None
     tenant: str | None = None
     minutes: Minutes = 60
     limit: Annotated[int, Meta(ge=1, le=100, description="items on one page")] = 50
@@ -386,19 +388,19 @@ class UserQuery(Input):
 
 
 class WindowQuery(Input):
-    """Over how many minutes shares are counted."""
+    """The period over which shares are counted."""
 
     minutes: Minutes = 60
 
 
 class ShareQuery(WindowQuery):
-    """Over how many minutes, and of how many users by name."""
+    """The period, and the number of users that are named."""
 
     top: Annotated[int, Meta(ge=1, le=10)] = 8
 
 
 class UserChanges(Input):
-    """Some settings of a user; null takes a limit away."""
+    """Settings of a user to change; null removes a limit."""
 
     weight: Annotated[float, Meta(ge=0.01, le=1000)] | UnsetType = UNSET
     max_running: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
@@ -408,22 +410,24 @@ class UserChanges(Input):
 
 
 class DryRunOnly(Input):
-    """Whether it is only counted."""
+    """Whether to count only."""
 
     dry_run: DryRun = True
 
 
 class SeriesQuery(Input):
-    """Which window."""
+    """The time window."""
 
     window: Literal["15m", "1h", "24h"] = "1h"
 
 
 class AuditQuery(Input):
-    """Which page of which entries."""
+    """A page of the entries that match."""
 
     actor: str | None = None
-    action: Annotated[str, Meta(description='how it begins, such as "schedule."')] | None = None
+    action: Annotated[str, Meta(description='start of the action, such as "schedule."')] | None = (
+        None
+    )
     target: str | None = None
     tenant: str | None = None
     since: Moment | None = None
@@ -433,7 +437,7 @@ class AuditQuery(Input):
 
 
 class NewKeyRequest(Input):
-    """A key for somebody or something."""
+    """A new API key."""
 
     name: Name
     role: Role
@@ -442,7 +446,7 @@ class NewKeyRequest(Input):
 
 
 class SettingChanges(Input):
-    """Some settings of the queue; the others stay."""
+    """Settings of the queue to change."""
 
     max_attempts: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     max_waiting: Count | UnsetType = UNSET
@@ -458,7 +462,7 @@ class SettingChanges(Input):
 
 
 class LimitChanges(Input):
-    """What holds for all tasks of a name; what is not given is not limited."""
+    """The limits of a task name; a limit that is not given is removed."""
 
     slots: Annotated[int, Meta(ge=1, le=1000)] | None = None
     rate: Annotated[float, Meta(ge=0.001, le=1e6)] | None = None

@@ -16,32 +16,32 @@ JSON, PROBLEM = "application/json", "application/problem+json"
 DESCRIPTION = """\
 Schedules, runs, users and settings of one FairQueue queue.
 
-Answers of listings are pages: pass `cursor` to get the next one. Errors are problem documents
-(RFC 9457). Every write takes an `Idempotency-Key`: the same request with the same key is done once.
+Listings return pages: pass `cursor` to get the next one. Errors are problem documents (RFC 9457).
+Every write accepts an `Idempotency-Key`: the same request with the same key is done once.
 """
 
 _IDEMPOTENCY = {
     "name": "Idempotency-Key",
     "in": "header",
     "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
-    "description": "the same key and request is done once, and answered alike, for a day",
+    "description": "a repeated request with the same key gets the stored response, for a day",
 }
 _IF_MATCH = {
     "name": "If-Match",
     "in": "header",
     "schema": {"type": "string"},
-    "description": "the ETag that was read: 412 if the job was changed since",
+    "description": "the ETag of the job: 412 if the job has changed",
 }
 _IF_NONE_MATCH = {
     "name": "If-None-Match",
     "in": "header",
     "schema": {"type": "string"},
-    "description": "the ETag that was read: 304 if nothing has changed since",
+    "description": "the ETag of the job: 304 if the job has not changed",
 }
 
 
 class ProblemDocument(msgspec.Struct, kw_only=True, rename={"kind": "type"}):
-    """What is wrong with a request (RFC 9457). `type` is for programs, `detail` for people."""
+    """The problem of a request (RFC 9457). `type` is for programs, `detail` for people."""
 
     kind: str
     title: str
@@ -52,7 +52,7 @@ class ProblemDocument(msgspec.Struct, kw_only=True, rename={"kind": "type"}):
 
 
 def describe(endpoints: Sequence[Endpoint], root: str) -> dict[str, Any]:
-    """The document; `root` is the path under which the app is mounted, often empty."""
+    """The OpenAPI document; `root` is the path that the app is mounted at."""
     models: list[Any] = [ProblemDocument]
     for each in endpoints:
         models += [model for model in (each.query, each.body, each.answer) if _is_model(model)]
@@ -82,7 +82,7 @@ def describe(endpoints: Sequence[Endpoint], root: str) -> dict[str, Any]:
 
 
 def _add_aliases(schema: dict[str, Any] | None) -> None:
-    """Other names that a body may have for some of its fields."""
+    """Add the alternative names of fields."""
     if schema is None:
         return
     schema["properties"] = schema["properties"] | SCHEMAS
@@ -128,7 +128,7 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     if endpoint.role is None:
         described["security"] = []
     else:
-        described["description"] = f"Takes the role {endpoint.role}."
+        described["description"] = f"Needs the role {endpoint.role}."
         described["x-role"] = endpoint.role
         described["x-tenants"] = endpoint.tenants
     return described
@@ -148,7 +148,7 @@ def _query(endpoint: Endpoint, schemas: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter is left out, it is never null."""
+    """The schema without null: a parameter is left out instead."""
     kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(kinds) == 1:
         schema = {**{k: v for k, v in schema.items() if k != "anyOf"}, **kinds[0]}
@@ -180,7 +180,7 @@ def _response_headers(endpoint: Endpoint, status: int) -> list[str]:
 
 
 def _used(value: Any) -> set[str]:
-    """The names of the schemas that something refers to."""
+    """The names of the schemas that a value refers to."""
     if isinstance(value, dict):
         ref = value.get("$ref")
         own = {ref.rpartition("/")[2]} if isinstance(ref, str) else set()

@@ -1,4 +1,4 @@
-"""Derive the models of answers from the library's dataclasses, so that the two cannot differ."""
+"""Derive the models of responses from the dataclasses of the library."""
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -15,7 +15,7 @@ from fairqueue.queue.reports import LogLine
 
 
 class LogLineDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One line that a handler has logged."""
+    """A log line of a run."""
 
     at: datetime
     level: str
@@ -24,7 +24,7 @@ class LogLineDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def record(name: str, doc: str, fields: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """A model of an answer; all its fields are always there."""
+    """A model of a response; all its fields are required."""
     return msgspec.defstruct(
         name,
         list(fields.items()),
@@ -37,21 +37,21 @@ def record(name: str, doc: str, fields: Mapping[str, Any]) -> type[msgspec.Struc
 
 @lru_cache(maxsize=256)
 def shape(kind: Any, name: str | None = None) -> type[msgspec.Struct]:
-    """What `document` makes of a dataclass, as a model."""
+    """The model of the document of a dataclass."""
     return record(name or kind.__name__, cleandoc(kind.__doc__ or ""), fields_of(kind))
 
 
 @lru_cache(maxsize=256)
 def page(item: Any, name: str) -> type[msgspec.Struct]:
-    """A page of items of a model."""
-    doc = "A part of a listing; `cursor` gets the next part, null at the end."
+    """The model of a page of items."""
+    doc = "A page of a listing; `cursor` gets the next page, null at the end."
     return record(name, doc, {"items": list[item], "cursor": str | None})
 
 
 def whole(kind: Any, name: str) -> type[msgspec.Struct]:
-    """A listing that has no pages."""
+    """The model of a listing without pages."""
     item = shape(kind)
-    return record(name, "All of them.", {"items": list[item]})  # type: ignore[valid-type]
+    return record(name, "All items.", {"items": list[item]})  # type: ignore[valid-type]
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _type(hint: Any) -> Any:
-    """The type of a value after `document` has written it."""
+    """The type of a value in a document."""
     if hint is timedelta:
         return float
     if hint is LogLine:

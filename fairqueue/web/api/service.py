@@ -1,11 +1,12 @@
-"""Serve the endpoints: find the one that is meant, check the form of a request, answer it."""
+"""Serve the endpoints: find the endpoint, check the form of the request, send the response."""
 
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlencode
 
@@ -18,12 +19,13 @@ from starlette.types import Receive, Scope, Send
 from fairqueue.access.credentials import Actor
 from fairqueue.access.idempotency import ReplyStore
 from fairqueue.errors import FairQueueError, StaleVersion, cut, shown
+from fairqueue.inspection.documents import document
 from fairqueue.logs import log_event
 from fairqueue.models import new_id
 from fairqueue.validation import check_name
 from fairqueue.web.api.aliases import resolve
 from fairqueue.web.api.endpoint import ApiRequest, Endpoint, Nothing, Reply
-from fairqueue.web.api.errors import Refused, conflict, of_form, of_library, refuse
+from fairqueue.web.api.errors import Refused, of_form, of_library, refuse
 from fairqueue.web.api.models import Input
 from fairqueue.web.app_state import app_state
 from fairqueue.web.auth import inspector_of
@@ -33,12 +35,12 @@ logger = logging.getLogger("fairqueue.web")
 
 MAX_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
-RUNNING_RETRY_S = 1  # after which a request is sent again whose twin is still being done
+RUNNING_RETRY_S = 1  # when to repeat a request that is still being processed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What goes out. `kept` is the body for repeated requests, where that differs."""
+class HttpAnswer:
+    """A response. `kept` is the body for repeated requests, if it differs."""
 
     status: int
     headers: Mapping[str, str]
@@ -46,7 +48,7 @@ class Answer:
     kept: bytes | None = None
 
     def response(self, is_head: bool) -> Response:
-        """As Starlette sends it; the answer to HEAD says how long the body would be."""
+        """The response for Starlette; for HEAD, with the length of the body."""
         headers = dict(self.headers)
         if is_head:
             headers["Content-Length"] = str(len(self.body))
@@ -54,13 +56,13 @@ class Answer:
 
 
 class Service:
-    """The API as an ASGI app, for whatever comes after its prefix."""
+    """The API as an ASGI app, below its prefix."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
         self._routes = Routes(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, whatever happens."""
+        """Handle a request."""
         request = Request(scope, receive)
         try:
             endpoint, path = self._routes.find(request.method, segments(scope))
@@ -74,18 +76,18 @@ class Service:
 
 
 def rate_policy(request: Request) -> str:
-    """How often a key may ask: so many requests within so many seconds, at any rate."""
+    """The RateLimit-Policy header: the burst of a key, and the seconds to refill it."""
     state = app_state(request)
     return f'"key";q={state.burst};w={math.ceil(state.burst / state.rate)}'
 
 
-# --- which endpoint ------------------------------------------------------------------------------
+# --- routing --------------------------------------------------------------------------------------
 
 
 def segments(scope: Scope) -> list[str]:
-    """The parts of the path after the prefix of the API.
+    """The segments of the path below the prefix of the API.
 
-    Of the path as it was sent: in one that is decoded, a slash in an id is like those between.
+    They are split before they are decoded, because an id may contain an encoded slash.
     """
     prefix = str(scope["path"]).removesuffix(str(scope["path_params"]["rest"]))
     return [unquote(part) for part in _sent_path(scope).split("/")[prefix.count("/") :]]
@@ -95,14 +97,14 @@ class Routes:
     """The endpoints by their paths."""
 
     def __init__(self, endpoints: Iterable[Endpoint]) -> None:
-        # Fixed names win over ids: `jobs/export` is the export.
+        # Fixed names take precedence over ids: `jobs/export` is the export.
         self._rows = sorted(
             ((endpoint.path.split("/")[1:], endpoint) for endpoint in endpoints),
             key=lambda row: [part.startswith("{") for part in row[0]],
         )
 
     def find(self, method: str, parts: Sequence[str]) -> tuple[Endpoint, dict[str, str]]:
-        """The endpoint, and what its path says. Raises Refused: 404, or 405 with Allow."""
+        """The endpoint and its path parameters. Raises Refused: 404, or 405 with Allow."""
         allowed: list[str] = []
         for template, endpoint in self._rows:
             path = _match(template, parts)
@@ -114,7 +116,7 @@ class Routes:
         if not allowed:
             raise refuse(404, "not-found", f"there is nothing at {cut('/' + '/'.join(parts), 200)}")
         allow = ", ".join(dict.fromkeys(allowed))
-        detail = f"{method} is not possible here: {allow}"
+        detail = f"{method} is not allowed here; use {allow}"
         raise Refused(
             ProblemDetails(
                 status=405, kind="method-not-allowed", detail=detail, headers={"Allow": allow}
@@ -134,11 +136,11 @@ def _match(template: Sequence[str], parts: Sequence[str]) -> dict[str, str] | No
     return path
 
 
-# --- what a request says --------------------------------------------------------------------------
+# --- reading requests -----------------------------------------------------------------------------
 
 
 async def read_body(request: Request) -> bytes:
-    """The body. Raises Refused: 413, 415."""
+    """Read the body. Raises Refused: 413, 415."""
     body = b""
     length = request.headers.get("content-length", "")
     if not (length.isdigit() and int(length) > MAX_BODY_BYTES):
@@ -148,20 +150,23 @@ async def read_body(request: Request) -> bytes:
                 break
         else:
             return _check_type(request, body)
-    raise refuse(413, "too-large", f"a body may have {MAX_BODY_BYTES} bytes at most")
+    raise refuse(413, "too-large", f"a body may have at most {MAX_BODY_BYTES} bytes")
 
 
 def _check_type(request: Request, body: bytes) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if body and kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
         raise refuse(
-            415, "unsupported-media-type", f"Content-Type {kind!r:.80} is not {JSON}", accept=JSON
+            415,
+            "unsupported-media-type",
+            f"Content-Type must be {JSON}, not {kind!r:.80}",
+            accept=JSON,
         )
     return body
 
 
 def read_query(endpoint: Endpoint, request: Request) -> Input:
-    """The query string as its model. Raises Refused: 422."""
+    """Parse the query string. Raises Refused: 422."""
     model = endpoint.query
     fields = {each.encode_name: each.type for each in msgspec.structs.fields(model)}
     values: dict[str, Any] = {}
@@ -183,13 +188,13 @@ def _is_list(kind: Any) -> bool:
 
 
 def read_json(endpoint: Endpoint, body: bytes) -> Input:
-    """The body as its model; an empty one has no fields. Raises Refused: 400, 422."""
+    """Parse the body; an empty one has no fields. Raises Refused: 400, 422."""
     if not endpoint.has_body:
         return Nothing()
     try:
         value = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise refuse(400, "malformed-json", f"the body is no JSON: {error}") from None
+        raise refuse(400, "malformed-json", f"the body is not valid JSON: {error}") from None
     value, aliases = resolve(value, endpoint.body)
     try:
         return msgspec.convert(value, endpoint.body)
@@ -198,34 +203,47 @@ def read_json(endpoint: Endpoint, body: bytes) -> Input:
         raise of_form(error, "body", known, aliases) from None
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
-def answer_to(endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes) -> Answer:
-    """Do what a request asks for, and say how it went. Runs in a thread; raises nothing."""
+def answer_to(
+    endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes
+) -> HttpAnswer:
+    """Process a request. Runs in a thread; errors become problems."""
+    key = request.headers.get("idempotency-key") if endpoint.is_write else None
+    if key is None:
+        return _done(endpoint, path, request, body)
+    act = partial(_done_once, key, endpoint, path, request, body)
+    return _guarded(act, ["Idempotency-Key"], endpoint, request)
+
+
+def _guarded(
+    act: Callable[[], HttpAnswer], known: Sequence[str], endpoint: Endpoint, request: Request
+) -> HttpAnswer:
     try:
-        key = request.headers.get("idempotency-key") if endpoint.is_write else None
-        if key is None:
-            return _done(endpoint, path, request, body)
-        return _done_once(key, endpoint, path, request, body)
+        return act()
     except Refused as refused:
         return problem_answer(refused.problem, request)
     except FairQueueError as error:
-        return problem_answer(of_library(error, ["Idempotency-Key"]), request)
+        return problem_answer(of_library(error, known), request)
     except Exception:
         return _crashed(endpoint, request)
 
 
-def _done(endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes) -> Answer:
-    try:
-        call = _call(endpoint, path, request, body)
-        return _finished(endpoint, endpoint.handler(call), request)
-    except Refused as refused:
-        return problem_answer(refused.problem, request)
-    except FairQueueError as error:
-        return problem_answer(of_library(error, _names(endpoint)), request)
-    except Exception:
-        return _crashed(endpoint, request)
+def _done(endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes) -> HttpAnswer:
+    def act() -> HttpAnswer:
+        result = endpoint.handler(_call(endpoint, path, request, body))
+        return _finished(endpoint, _reply(result), request)
+
+    return _guarded(act, _names(endpoint), endpoint, request)
+
+
+def _reply(result: Any) -> Reply:
+    """The reply to a request; a handler may also return the value to be shown."""
+    if isinstance(result, Reply):
+        return result
+    content = document(result)
+    return Reply(content={"items": content} if isinstance(content, list) else content)
 
 
 def _names(endpoint: Endpoint) -> list[str]:
@@ -236,10 +254,10 @@ def _names(endpoint: Endpoint) -> list[str]:
 def _call(
     endpoint: Endpoint, path: Mapping[str, str], request: Request, body: bytes
 ) -> ApiRequest[Any, Any]:
-    is_public = endpoint.role is None
-    inspector = app_state(request).inspector if is_public else inspector_of(request)
+    state = app_state(request)
     call = ApiRequest(
-        inspector=inspector,
+        state=state,
+        inspector=state.inspector if endpoint.role is None else inspector_of(request),
         path=path,
         query=read_query(endpoint, request),
         body=read_json(endpoint, body),
@@ -251,7 +269,7 @@ def _call(
 
 
 def _if_match(call: ApiRequest[Any, Any], header: str) -> str | None:
-    """The etag that has to be the present one. Raises StaleVersion where none can be."""
+    """The etag that must be current; None for any. Raises StaleVersion if none can match."""
     tags = [tag.strip() for tag in header.split(",") if tag.strip()]
     if "*" in tags:
         return None
@@ -262,10 +280,10 @@ def _if_match(call: ApiRequest[Any, Any], header: str) -> str | None:
     for tag in strong:
         if tag.partition(".")[0] == now.partition(".")[0]:
             return tag
-    raise StaleVersion(f"none of the etags {header!r:.200} is that of the job now")
+    raise StaleVersion(f"the job has changed: none of the etags {header!r:.200} is current")
 
 
-def _finished(endpoint: Endpoint, reply: Reply, request: Request) -> Answer:
+def _finished(endpoint: Endpoint, reply: Reply, request: Request) -> HttpAnswer:
     status = reply.status or endpoint.status
     body = b"" if reply.content is None else _encoded(reply.content)
     headers = dict(reply.headers)
@@ -273,21 +291,21 @@ def _finished(endpoint: Endpoint, reply: Reply, request: Request) -> Answer:
         headers["Content-Type"] = JSON
     if endpoint.has_etag:
         headers["ETag"] = tag = f'"{reply.content["etag"]}"'
-        headers["Cache-Control"] = "private, no-cache"  # may be kept, if it is asked for each time
+        headers["Cache-Control"] = "private, no-cache"  # may be cached, but must be revalidated
         if endpoint.method == "GET" and _is_known(tag, request.headers.get("if-none-match", "")):
             headers.pop("Content-Type")
-            return Answer(status=304, headers=headers, body=b"")
+            return HttpAnswer(status=304, headers=headers, body=b"")
     if isinstance(reply.content, dict) and reply.content.get("cursor"):
         headers["Link"] = f'<{_next(request, reply.content["cursor"])}>; rel="next"'
     kept = None if reply.kept is None else _encoded(reply.kept)
-    return Answer(status=status, headers=headers, body=body, kept=kept)
+    return HttpAnswer(status=status, headers=headers, body=body, kept=kept)
 
 
 def _encoded(content: Any) -> bytes:
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
-        # Somebody has put text into a record that UTF-8 cannot hold.
+        # Stored text may contain characters that UTF-8 cannot hold.
         text = json.dumps(msgspec.to_builtins(content), ensure_ascii=False)
         return text.encode("utf-8", "replace")
 
@@ -298,26 +316,26 @@ def _is_known(tag: str, header: str) -> bool:
 
 
 def _next(request: Request, cursor: str) -> str:
-    """The next page, as seen from this one: whatever proxies do to paths, that stays right."""
+    """The relative URL of the next page, which proxies cannot break."""
     items = [item for item in request.query_params.multi_items() if item[0] != "cursor"]
     return "?" + urlencode([*items, ("cursor", cursor)])
 
 
-def problem_answer(problem: ProblemDetails, request: Request) -> Answer:
-    """A problem as it goes out."""
+def problem_answer(problem: ProblemDetails, request: Request) -> HttpAnswer:
+    """The response for a problem."""
     response = problem.response(_sent_path(request.scope))
     headers = {**problem.headers, "Content-Type": MEDIA_TYPE}
-    return Answer(status=problem.status, headers=headers, body=bytes(response.body))
+    return HttpAnswer(status=problem.status, headers=headers, body=bytes(response.body))
 
 
 def _sent_path(scope: Scope) -> str:
-    """The path as it was sent: what a client can compare with what it asked for."""
+    """The path as the client sent it."""
     raw = scope.get("raw_path")
     return str(scope["path"]) if raw is None else raw.decode("latin-1").partition("?")[0]
 
 
-def _crashed(endpoint: Endpoint, request: Request) -> Answer:
-    """A mistake of ours: the log has the traceback, the client an id to find it by."""
+def _crashed(endpoint: Endpoint, request: Request) -> HttpAnswer:
+    """The response to an unexpected error: the log has the traceback under the same id."""
     incident = new_id()
     log_event(
         logger,
@@ -327,13 +345,13 @@ def _crashed(endpoint: Endpoint, request: Request) -> Answer:
         operation=endpoint.name,
         incident=incident,
     )
-    detail = f"something went wrong here; the log says what, under incident {incident}"
+    detail = f"internal error; see the log of the server for incident {incident}"
     extra = {"incident": incident}
     problem = ProblemDetails(status=500, kind="internal-error", detail=detail, extra=extra)
     return problem_answer(problem, request)
 
 
-# --- once -----------------------------------------------------------------------------------------
+# --- idempotency ----------------------------------------------------------------------------------
 
 
 def _done_once(
@@ -342,10 +360,10 @@ def _done_once(
     path: Mapping[str, str],
     request: Request,
     body: bytes,
-) -> Answer:
-    """Do a request that carries a key of its own, or answer as it was answered before.
+) -> HttpAnswer:
+    """Process a request with an Idempotency-Key, or repeat the stored response.
 
-    What may go another way the next time (5xx, and 429) is not kept.
+    Responses with 5xx and 429 are not stored, because a repetition may succeed.
     """
     check_name(header, "Idempotency-Key")
     inspector = inspector_of(request)
@@ -353,14 +371,11 @@ def _done_once(
     key = f"{_sender(inspector.actor)} {header}"
     begun = store.begin(key, _digest(request, body))
     if begun.state == "done" and not begun.is_whole:
-        raise Refused(
-            conflict(
-                f"the request was done, with status {begun.status}; its answer was too long to keep"
-            )
-        )
+        detail = f"already done with status {begun.status}; the response was too long to store"
+        raise refuse(409, "conflict", detail)
     if begun.state == "done":
         headers = {**begun.headers, "Idempotency-Replayed": "true"}
-        return Answer(status=begun.status, headers=headers, body=begun.body.encode())
+        return HttpAnswer(status=begun.status, headers=headers, body=begun.body.encode())
     if begun.state != "new":
         raise Refused(_in_use(begun.state, header))
     try:
@@ -381,7 +396,7 @@ def _sender(actor: Actor) -> str:
 
 
 def _digest(request: Request, body: bytes) -> str:
-    """What two requests have in common that are one: all that the outcome depends on."""
+    """A digest of all that the outcome of a request depends on."""
     said = (request.method, request.url.path, request.url.query, request.headers.get("if-match"))
     return hashlib.sha256(repr(said).encode() + b"\n" + body).hexdigest()
 
@@ -391,12 +406,12 @@ def _in_use(state: str, header: str) -> ProblemDetails:
         return ProblemDetails(
             status=409,
             kind="request-running",
-            detail=f"a request with Idempotency-Key {header!r} is being done: ask again soon",
+            detail=f"a request with Idempotency-Key {header!r} is being processed: repeat it soon",
             headers={"Retry-After": str(RUNNING_RETRY_S)},
         )
     return ProblemDetails(
         status=422,
         kind="idempotency-key-reused",
-        detail=f"Idempotency-Key {header!r} was used for another request: choose a new one",
+        detail=f"Idempotency-Key {header!r} was used for another request: use a new one",
         extra={"field": "Idempotency-Key"},
     )

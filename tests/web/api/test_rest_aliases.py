@@ -121,7 +121,7 @@ def test_two_names_of_one_field_must_say_the_same(client: Client, method: str, t
         body = {theirs: THEIRS[theirs], ours: other[ours]}
         said = (f"{theirs} {THEIRS[theirs]!r}", f"{ours} {other[ours]!r}")
     if ours == "payload":  # which may hold secrets
-        said = ("body: parameters and payload are two names",)
+        said = ("body: parameters and payload are the same field",)
     if method == "PUT":
         body = {"user_id": "acme-ann", "cron_expr": "0 9 * * *"} | body
     problem = client.refused(422, method, path, json=body)

@@ -154,7 +154,7 @@ def test_an_answer_that_is_too_long_to_keep_is_not_done_again(api: Api, admin: C
     second = admin.send("PATCH", JOB, json={"payload": payload}, headers=ONCE)
     assert first.status_code == 200
     assert second.status_code == 409
-    assert "was done" in second.json()["detail"]
+    assert "already done" in second.json()["detail"]
     assert api.state() == after
 
 
