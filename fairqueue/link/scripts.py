@@ -9,7 +9,6 @@ and Python packs a row by keyword with `Script.row`.
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +37,9 @@ _ROW_FIELD = re.compile(r"\bR\.(\w+)\[(\w+)\]")
 _FUNCTION = re.compile(
     r"(?:^--[^\n]*\n)*^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.M | re.S
 )
+_COMMENT = re.compile(r"^[ \t]*--[^\n]*\n", re.M)
 _WORD = re.compile(r"\w+")
+_CAPITALS = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
 # A constant number, declared in the first column.
 _CONSTANT = re.compile(r"^local ([A-Z][A-Z0-9_]*) = (-?[0-9][0-9.]*)[ \t]*(?:--[^\n]*)?\n", re.M)
 
@@ -49,7 +50,7 @@ class ScriptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One Lua file: the declarations of its header, and its text."""
+    """One Lua file: the declarations of its header, and its code without lines of comments."""
 
     name: str
     keys: dict[str, str]
@@ -90,8 +91,13 @@ def script_files() -> dict[str, Path]:
 
     Raises ScriptError if two files have the same name.
     """
+    return _files_in(lua_folder())
+
+
+@cache
+def _files_in(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for path in sorted(lua_folder().glob("*/*.lua")):
+    for path in sorted(folder.glob("*/*.lua")):
         if path.stem in found:
             raise ScriptError(f"two files are named {path.name}: {found[path.stem]} and {path}")
         found[path.stem] = path
@@ -104,6 +110,7 @@ def script_names() -> list[str]:
     return sorted(script_files())
 
 
+@cache
 def read_part(path: Path) -> Part:
     """Read one Lua file. Raises ScriptError if its header is wrong."""
     text = path.read_text(encoding="utf-8")
@@ -131,7 +138,7 @@ def read_part(path: Path) -> Part:
         includes=tuple(include.group(1).split()) if include else (),
         flags=flags.group(1).strip() if flags else "",
         probes_itself=_PROBES_ITSELF.search(text) is not None,
-        text=text,
+        text=_COMMENT.sub("", text),
     )
 
 
@@ -157,17 +164,24 @@ def parts_of(name: str) -> list[Part]:
 
 
 def without_unused(text: str) -> str:
-    """Remove the functions that nothing calls.
+    """Remove the functions that the rest of the text does not need.
 
     Lua allows 200 local variables in a function, and each function of a part is one.
     """
-    while True:
-        counts = Counter(_WORD.findall(text))
-        unused = [found[0] for found in _FUNCTION.finditer(text) if not _is_used(found, counts)]
-        if not unused:
-            return text
-        for function in unused:
-            text = text.replace(function, "", 1)
+    functions: dict[str, frozenset[str]] = {}  # name -> words in it
+    for found in _FUNCTION.finditer(text):
+        functions[found["name"]] = functions.get(found["name"], frozenset()) | _words(found[0])
+    used: set[str] = set()
+    new = functions.keys() & _WORD.findall(_FUNCTION.sub("", text))
+    while new:
+        used |= new
+        new = functions.keys() & frozenset().union(*(functions[name] for name in new)) - used
+    return _FUNCTION.sub(lambda found: found[0] if found["name"] in used else "", text)
+
+
+@cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text))
 
 
 def with_numbers(text: str) -> str:
@@ -180,7 +194,7 @@ def with_numbers(text: str) -> str:
         if f"'{name}'" in text:
             raise ScriptError(f"constant {name} has the same name as a string")
     text = _CONSTANT.sub("", text)
-    return _WORD.sub(lambda word: numbers.get(word[0], word[0]), text)
+    return _CAPITALS.sub(lambda word: numbers.get(word[0], word[0]), text)
 
 
 def with_rows(text: str, row: tuple[str, ...]) -> str:
@@ -207,12 +221,6 @@ def _packer(fields: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
     names = ", ".join(fields)
     packer: Callable[..., tuple[Any, ...]] = eval(f"lambda *, {names}: ({names},)")  # noqa: S307
     return packer
-
-
-def _is_used(function: re.Match[str], counts: Counter[str]) -> bool:
-    """Return whether a function is named outside of itself."""
-    name = function["name"]
-    return counts[name] > _WORD.findall(function[0]).count(name)
 
 
 @cache

@@ -215,6 +215,16 @@ return five(1)
     assert left.endswith("return five(1)\n")
 
 
+def test_functions_that_only_call_each_other_are_removed() -> None:
+    text = "local function a() return b() end\nlocal function b() return a() end\nreturn 1\n"
+    assert without_unused(text) == "return 1\n"
+
+
+@every_script
+def test_no_comment_is_sent_or_keeps_a_function(name: str) -> None:
+    assert not re.search(r"^\s*--", load_script(name).text, re.M)
+
+
 @every_script
 def test_every_key_of_a_script_is_declared_once_and_has_a_type(name: str) -> None:
     script = load_script(name)
