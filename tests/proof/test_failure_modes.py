@@ -209,7 +209,7 @@ def test_a_scheduler_that_crashes_is_seen_to_be_gone_and_another_takes_over(
 
     eventually(lambda: standby.health().leader is None, "its term is over", within=30)
     status = cli.run("status")
-    words = "error: no scheduler leads: schedules do not fire. Start one: fairqueue scheduler"
+    words = "error: no scheduler is running: schedules do not fire. Start one: fairqueue scheduler"
     assert (status.code, words in status.lines) == (6, True)
     assert Inspector(live).system.ready() == ["leader: none"]
     assert finding(live, "leader").level == "problem"
@@ -776,7 +776,7 @@ def test_a_schedule_whose_record_is_broken_is_set_aside_and_the_others_fire(
     assert metric(world.queue, "set_aside") == len(BROKEN) + 1
     assert "schedule_set_aside" in events(caplog)
     assert any(
-        text.startswith("error: schedule cron was set aside:") for text in attention(world.queue)
+        text.startswith("error: schedule cron cannot run:") for text in attention(world.queue)
     )
     assert finding(world.queue, "schedules").level == "warning"
     eventually(lambda: len(told) == len(BROKEN) + 1, "people are told")
