@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -14,6 +15,7 @@ import redis
 from helpers.browser import chromium, open_page, site, web
 from helpers.fixtures import Logged, OwnServer
 from helpers.network import LossyProxy
+from helpers.processes import DEADLINE, PROGRAM, Start
 from helpers.rest import Api, make_api
 from helpers.state import check_consistency
 from helpers.workers import Gate, Person
@@ -290,6 +292,38 @@ def logged(caplog: pytest.LogCaptureFixture) -> Logged:
 
 
 @pytest.fixture
+def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
+    """Start a command, or a program that calls it, in `tmp_path`; killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, program: str | None = None) -> "subprocess.Popen[str]":
+        begin = PROGRAM if program is None else (sys.executable, "-c", program)
+        process = subprocess.Popen(
+            [*begin, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "FAIRQUEUE_URL": redis_url},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    kill_all(started)
+
+
+def kill_all(processes: list["subprocess.Popen[str]"]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait(DEADLINE)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
 def spawn() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Run Python programs in processes, which are killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
@@ -305,9 +339,4 @@ def spawn() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         return process
 
     yield spawn
-    for process in started:
-        process.kill()
-        process.wait(10)
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
+    kill_all(started)

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 import redis
 from helpers.commands import Cli
+from helpers.processes import Start, line_of
 from helpers.schedules import add, tamper
 from helpers.tasks import push
 from helpers.waiting import eventually
-from test_cli_processes import Start, line_of, start
 
 from fairqueue.alerts import Alerts
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
-
-__all__ = ["start"]  # a fixture
 
 NAMES = ("alert_jobs", "alert_app")
 

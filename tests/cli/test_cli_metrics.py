@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import Cli
+from helpers.processes import Start, line_of
 from helpers.schedules import add
 from helpers.tasks import push
 from helpers.waiting import eventually
 from prometheus_client.parser import text_string_to_metric_families
-from test_cli_processes import Start, line_of, start
 
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.worker.worker import Worker
-
-__all__ = ["start"]  # a fixture
 
 DEADLINE = 60
 

@@ -6,16 +6,15 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 import redis
+from helpers.processes import DEADLINE, PROGRAM, Start, line_of, result_of
 from helpers.state import places
 from helpers.tasks import fill, push
 from helpers.waiting import eventually
@@ -25,56 +24,6 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 
 pytestmark = pytest.mark.processes
-
-PROGRAM = (sys.executable, "-W", "error", "-m", "fairqueue")
-DEADLINE = 60  # seconds until a process must have done what it was asked for
-
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Start a command in a folder of its own; all are gone at the end."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [*PROGRAM, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "FAIRQUEUE_URL": redis_url},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(DEADLINE)
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
-
-
-def line_of(process: "subprocess.Popen[str]", part: str, *, err: bool = False) -> str:
-    """Read what a process prints up to a line with this in it."""
-    stream = process.stderr if err else process.stdout
-    assert stream is not None
-    seen = []
-    for line in stream:
-        if part in line:
-            return line
-        seen.append(line)
-    raise AssertionError(f"it ended with {process.wait(DEADLINE)} and without {part!r}: {seen}")
-
-
-def result_of(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    """How a process ended, and what it has printed that was not read yet."""
-    out, err = process.communicate(timeout=DEADLINE)
-    return process.returncode, out, err
 
 
 # --- ends -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import click
 import pytest
 import redis
 from helpers.commands import parse
+from helpers.processes import DEADLINE, PROGRAM, Start
 from helpers.schedules import add, get, tamper
 from helpers.tasks import Mute
 from helpers.waiting import eventually, in_thread, until_blocked
@@ -49,10 +50,8 @@ from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.scheduler import TaskScheduler
 
 DOCS = Path(__file__).parents[2] / "docs"
-DEADLINE = 60  # seconds until a process must have done what it was asked for
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-Start = Callable[..., "subprocess.Popen[str]"]
 
 
 # --- pacing ---------------------------------------------------------------------------------------
@@ -367,9 +366,6 @@ def test_a_daemon_may_end_at_an_outage(remote: tuple[EmbeddedServer, TaskSchedul
 # --- the program ----------------------------------------------------------------------------------
 
 
-PROGRAM = (sys.executable, "-W", "error", "-m", "fairqueue")
-
-
 @pytest.fixture
 def run(redis_url: str) -> Run:
     """Run a command to its end, on the shared server unless it names another one."""
@@ -386,33 +382,6 @@ def run(redis_url: str) -> Run:
         )
 
     return run
-
-
-@pytest.fixture
-def start(redis_url: str) -> Iterator[Start]:
-    """Start a command, or a program that calls it; all are gone at the end."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str, program: str | None = None) -> "subprocess.Popen[str]":
-        begin = PROGRAM if program is None else (sys.executable, "-c", program)
-        process = subprocess.Popen(
-            [*begin, *arguments],
-            env={**os.environ, "FAIRQUEUE_URL": redis_url},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(DEADLINE)
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
 
 
 def log_until(process: "subprocess.Popen[str]", event: str) -> str:
