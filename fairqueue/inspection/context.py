@@ -19,7 +19,7 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.fields import MAX_ID_LENGTH, check_id
 from fairqueue.schedules.service import Schedules
-from fairqueue.stats.overview import Overview
+from fairqueue.stats.overview import OverviewStore
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import UserStats
 from fairqueue.validation import MAX_NAME_LENGTH, check_name, own_id
@@ -36,7 +36,7 @@ class Stores:
         self.outgoing = Outgoing(queue.link)
         self.schedules = Schedules(queue, steps(self.outgoing.check))
         self.history = History(queue)
-        self.glance = Overview(queue.link)
+        self.glance = OverviewStore(queue.link)
         self.people = UserStats(queue.link)
         self.samples = SampleStore(queue.link)
         self.workers = WorkerStore(queue.link)

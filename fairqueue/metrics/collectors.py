@@ -1,8 +1,8 @@
-"""Show FairQueue to Prometheus: what a scheduler did in this process, and what a queue holds.
+"""Metrics for Prometheus: those of schedulers and workers in this process, and those of a queue.
 
-Counts that must add up over processes and restarts are kept in Redis by the scripts and read by one
-`QueueCollector`; timings and errors of a process are ordinary metrics of that process. No metric
-has a label for users: there may be a million of them.
+Counts that must add up over processes and restarts are stored in Redis by the scripts and read by
+one `QueueCollector`; timings and errors of a process are ordinary metrics of that process. No
+metric has a label for users: there may be a million of them.
 """
 
 import io
@@ -81,8 +81,8 @@ _COUNTERS = {
     "lost_leases": "Calls that were refused because the lease was lost.",
     "broken_tasks": "Task records that could not be read.",
     "fired": "Tasks that schedules have enqueued.",
-    "missed": "Moments of schedules that passed without a fire.",
-    "skipped": "Moments of schedules at which their overlap allowed no task.",
+    "missed": "Fire times of schedules that passed without a fire.",
+    "skipped": "Fire times of schedules at which their overlap policy allowed no task.",
     "stale_runs": "Runs that went on for a lease after they had to end.",
     "revived": "Dead letters that were run again.",
     "discarded": "Dead letters that were dropped by hand.",
@@ -108,7 +108,7 @@ _GAUGES = {
 
 
 class SchedulerMetrics:
-    """What schedulers tell Prometheus: one set of metrics in a registry, labelled by queue."""
+    """The metrics of schedulers: one set in a registry, labelled by queue."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -169,10 +169,9 @@ class SchedulerMetrics:
 
 
 class WorkerMetrics:
-    """What workers tell Prometheus: one set of metrics in a registry, labelled by queue and task.
+    """The metrics of workers: one set in a registry, labelled by queue and task.
 
-    A task is labelled by the name of its handler, so that names which somebody else has made up
-    do not become series.
+    A task is labelled by the name of its handler, so that unknown names do not become series.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -205,7 +204,7 @@ _made_lock = threading.Lock()
 def made_once(
     kind: Callable[[CollectorRegistry], Metrics], registry: CollectorRegistry | None
 ) -> Metrics:
-    """The metrics of a registry, Prometheus' own one if None; a second call gives the same."""
+    """Return the metrics of a registry (the default one if None); make them in the first call."""
     registry = REGISTRY if registry is None else registry
     if not isinstance(registry, CollectorRegistry):
         raise ConfigurationError(f"registry must be a CollectorRegistry, not {kind_of(registry)}")
@@ -218,26 +217,26 @@ def made_once(
 
 
 def scheduler_metrics(registry: CollectorRegistry | None = None) -> SchedulerMetrics:
-    """The metrics of the schedulers in a registry (Prometheus' own one if None), made once."""
+    """Return the metrics of schedulers in a registry (the default one if None), made once."""
     return made_once(SchedulerMetrics, registry)
 
 
 def worker_metrics(registry: CollectorRegistry | None = None) -> WorkerMetrics:
-    """The metrics of the workers in a registry (Prometheus' own one if None), made once."""
+    """Return the metrics of workers in a registry (the default one if None), made once."""
     return made_once(WorkerMetrics, registry)
 
 
 class QueueCollector(Collector):
-    """Reads a queue's counts from Redis at each scrape, in one bounded read.
+    """Reads the counts of a queue from Redis at each scrape, in one bounded read.
 
-    Register it in one exporter for a queue, not in every process: each would say the same.
+    Register it in one exporter for a queue, not in every process: all would export the same.
     """
 
     def __init__(self, queue: TaskQueue) -> None:
         self._queue = queue
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of the moment; only `fairqueue_redis_up` 0 when Redis does not answer."""
+        """Yield the current metrics; only `fairqueue_redis_up` 0 if Redis does not answer."""
         try:
             snapshot = self._queue.inspect(timeout=SCRAPE_TIMEOUT_S)
         except FairQueueError as error:
@@ -248,7 +247,7 @@ class QueueCollector(Collector):
         yield from self._metrics(snapshot)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not need Redis."""
+        """Return nothing: registering must not need Redis."""
         return []
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
@@ -283,8 +282,8 @@ def _leads(snapshot: QueueSnapshot) -> float:
     return float(until is not None and until > snapshot.at)
 
 
-REQUEST_S = 10.0  # so long a client gets to send its request, and to read the answer
-_HEED_CLOSE_S = 0.1  # how often the server looks whether it is to close, which takes so long
+REQUEST_S = 10.0  # time for a client to send its request, and to read the answer
+_CLOSE_CHECK_S = 0.1  # how often the server checks whether to close
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -292,7 +291,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _TimedReader(socket.SocketIO):
-    """What a client sends, until a moment: a byte now and then buys no more time."""
+    """Reads from a client up to a deadline, however often bytes arrive."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         super().__init__(connection, "r")
@@ -300,7 +299,7 @@ class _TimedReader(socket.SocketIO):
         self._deadline = deadline
 
     def readinto(self, buffer: Any) -> int | None:
-        """Raises TimeoutError after the moment."""
+        """Read into a buffer. Raises TimeoutError after the deadline."""
         self._connection.settimeout(max(0.001, self._deadline - time.monotonic()))
         try:
             return super().readinto(buffer)
@@ -310,28 +309,28 @@ class _TimedReader(socket.SocketIO):
 
 class _QuietHandler(WSGIRequestHandler):
     def setup(self) -> None:
-        """Each connection has a thread, which clients that send half a request must not keep."""
+        """Limit the time of a request: each connection has a thread, which must not be held."""
         super().setup()
         self.connection.settimeout(REQUEST_S)
         self.rfile = io.BufferedReader(_TimedReader(self.connection, time.monotonic() + REQUEST_S))
 
     def handle(self) -> None:
-        """Answer one request; a client that is too slow or leaves is no news."""
+        """Answer one request; ignore a client that is too slow or disconnects."""
         with suppress(TimeoutError, ConnectionError):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Do not log scrapes."""
 
 
 class MetricsServer:
-    """An HTTP server for scrapes: it takes its port when it is made, and answers from `start`.
+    """An HTTP server for scrapes. The constructor binds the port; `start` begins to answer.
 
-    Whoever forks between the two can do so without a thread, and knows that the port can be had.
+    A process may fork between the two: there is no thread yet, and the port is bound.
     """
 
     def __init__(self, port: int, host: str) -> None:
-        """Raises ConfigurationError naming what cannot be used."""
+        """Raise ConfigurationError for a bad argument, or if the port is taken."""
         check_count(port, "port", ConfigurationError, most=65_535)
         if not isinstance(host, str):
             raise ConfigurationError(f"host must be a string, not {kind_of(host)}")
@@ -349,7 +348,7 @@ class MetricsServer:
     def start(self, *registries: CollectorRegistry, queue: TaskQueue | None = None) -> None:
         """Answer from now on, in a thread, with the metrics of this process and its children.
 
-        Those of the queue are told only where it is given: one exporter is enough for a queue.
+        Pass `queue` to include its metrics: one exporter is enough for a queue.
         """
         everything = CollectorRegistry()
         if queue is not None:
@@ -358,7 +357,7 @@ class MetricsServer:
         self._server.set_app(make_wsgi_app(everything))
         self._thread = threading.Thread(
             target=self._server.serve_forever,
-            args=(_HEED_CLOSE_S,),
+            args=(_CLOSE_CHECK_S,),
             name="fairqueue-metrics",
             daemon=True,
         )
@@ -370,14 +369,14 @@ class MetricsServer:
 
     def close(self) -> None:
         """Stop answering and free the port."""
-        if self.is_alive():  # otherwise it would wait for a thread that is gone
+        if self.is_alive():  # or else it would wait for a thread that is gone
             self._server.shutdown()
         self._server.server_close()
         if self._thread is not None:
             self._thread.join()
 
     def leave(self) -> None:
-        """Let go of the port in a forked copy of the process that has it, where nobody answers."""
+        """Close the port in a forked child, where no thread answers."""
         self._server.socket.close()
 
     def __enter__(self) -> "MetricsServer":
@@ -393,11 +392,12 @@ def serve_metrics(
     host: str = "127.0.0.1",
     registry: CollectorRegistry | None = None,
 ) -> MetricsServer:
-    """Answer scrapes with the queue's metrics and those of this process.
+    """Serve the metrics of the queue and of this process.
 
-    `registry` is the one that was passed to the schedulers and workers (Prometheus' own one if
-    None); what the processes of a worker count is added up. Port 0 takes a free one; the answer's
-    `port` says which. Raises ConfigurationError naming the argument, also when the port is taken.
+    `registry` is the one that was passed to the schedulers and workers (the default one if None);
+    the metrics of the processes of a worker are added up. Port 0 chooses a free port, which the
+    `port` of the result shows. Raises ConfigurationError for a bad argument, or if the port is
+    taken.
     """
     if not isinstance(queue, TaskQueue):
         raise ConfigurationError(f"queue must be a TaskQueue, not {kind_of(queue)}")

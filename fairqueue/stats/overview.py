@@ -37,7 +37,7 @@ class Recent:
     seconds: list[float]
 
 
-class Overview:
+class OverviewStore:
     """Small bounded reads over the indexes of one queue."""
 
     def __init__(self, link: Link) -> None:

@@ -31,7 +31,7 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import LogLine, Report
 from fairqueue.queue.workers import GONE_AFTER_S
 from fairqueue.scheduler.scheduler import TaskScheduler
-from fairqueue.stats.overview import Overview
+from fairqueue.stats.overview import OverviewStore
 
 ADMIN = Actor(name="ann")
 OPERATOR = Actor(name="ole", role="operator")
@@ -369,7 +369,7 @@ def test_the_schedules_that_act_next_are_as_many_as_asked_for(inspector: Inspect
         add(inspector, f"at-{hour}", cron_expr=f"0 {hour} * * *")
     upcoming = inspector.schedules.upcoming(3)
     assert [each.schedule.schedule_id for each in upcoming] == ["at-9", "at-10", "at-11"]
-    glance = Overview(inspector.queue.link)
+    glance = OverviewStore(inspector.queue.link)
     assert [name for name, _ in glance.due_soon(2, skip=2)] == ["at-11", "at-12"]
     assert [name for name, _ in glance.due_soon(10, skip=4)] == ["at-13"]
     assert [name for name, _ in glance.due_soon(1)] == ["at-9"]
