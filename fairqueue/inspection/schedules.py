@@ -131,7 +131,7 @@ class ScheduleInspector:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[FireTime]:
-        """Return its fire times in a range, and what became of each; see TaskScheduler.moments."""
+        """Return its fire times in a range, with outcomes; see TaskScheduler.moments."""
         schedule_id = self._own(schedule_id).schedule_id
         return self._context.schedules.moments(schedule_id, start, end, limit, cursor)
 

@@ -8,7 +8,7 @@ from fairqueue.link.operation import Call, Operation, operation
 from fairqueue.models import new_id
 from fairqueue.schedules.plan import Plan
 
-# We stop trusting our term this much before it ends: a part of the term, at most so many seconds.
+# We stop trusting our term this much before it ends: a part of it, at most a second.
 DISTRUST_PART, DISTRUST_S = 0.2, 1.0
 
 

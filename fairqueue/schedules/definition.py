@@ -72,7 +72,7 @@ class Definition:
     """What a user wrote, read back: ready to be fired.
 
     options: the fields that are stored only if they differ from their defaults.
-    ruled_ms: since when the rule is the present one, and what became of each fire time is known.
+    ruled_ms: since when the present rule applies, and the outcome of each fire time is known.
     """
 
     schedule_id: str
@@ -166,7 +166,7 @@ def read_definition(schedule_id: str, text: bytes) -> Definition:
 
 
 def _stored_payload(stored: str, record: dict[str, Any]) -> str:
-    """Return the payload as it stands in the text, rather than encode it; see `definition_text`."""
+    """Return the payload as it is in the text, rather than encode it; see `definition_text`."""
     _, mark, rest = stored.partition(',"metadata":{},"payload":')
     if mark and rest.endswith("}") and next(reversed(record)) == "payload":
         return rest[:-1]

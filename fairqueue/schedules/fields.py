@@ -48,12 +48,12 @@ class ScheduleField:
         stored in seconds), backoff, windows, dates, object (JSON) or flag.
     default: as stored; None if the field is optional, REQUIRED if it must be given.
     help: what it means, in one sentence. hint: a second sentence, for the form only.
-    label, group, place: its name in the form, and where it stands; without a group it is not there.
+    label, group, place: its name and its place in the form; without a group it is not there.
     option: its names on the command line if not `--<name>`; None if it has none.
     choices: the values of a choice, with what the form calls them.
     least, most: bounds of a number, in seconds for durations. For a text, most is its length.
     policy: its name in the retry policy of tasks, if it is a part of that.
-    replans: a change of it plans the schedule anew, from now.
+    replans: changing it computes the next run again, from now.
     always: it is stored even if it has its default.
     adds, patches: it can be given for a new schedule, and in a change.
     bulk: it can be changed for many schedules at once. kept: replacing a job leaves it as it is.

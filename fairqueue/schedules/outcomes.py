@@ -1,7 +1,7 @@
-"""Tell what became of each fire time of a schedule.
+"""Find the outcome of each fire time of a schedule.
 
 Firing writes nothing for this. Redis has notes of the fire times that did not become a task, each
-for a stretch of them; the time since when the rule is the present one; and the last run. The rest
+for a stretch of them; the time since when the present rule applies; and the last run. The rest
 follows: a fire time since then, not after the last run and in no stretch, was fired.
 """
 
@@ -22,7 +22,7 @@ from fairqueue.schedules.store import ScheduleStore
 from fairqueue.validation import check_count
 
 MAX_MOMENTS = 1000  # on one page
-# As lua/lib/moments.lua has it: with this many notes, older ones may have been dropped.
+# The same number as in lua/lib/moments.lua. With this many notes, older ones may have been dropped.
 NOTES_KEPT = 200
 BACKFILLED = "backfilled"
 
@@ -31,7 +31,7 @@ _MS = re.compile(r"[0-9]{1,15}")  # a time between 1970 and 9999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FireTime:
-    """A fire time of a schedule, and what became of it.
+    """A fire time of a schedule, and its outcome.
 
     outcome: "fired"; "skipped", with the reason: missed, misfire, not caught up, overlap, paused,
         put off (a later next_run was set), or why the schedule was disabled; "backfilled";

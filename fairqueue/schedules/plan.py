@@ -14,7 +14,7 @@ _MS = re.compile(rb"[0-9]{1,15}")
 class Plan:
     """A plan as it is stored: `<revision> <next fire time in ms>`, empty if there is none.
 
-    Scripts compare the text: whoever acts on a plan proves with it that nothing has changed. The
+    Scripts compare the text: a caller that acts on a plan proves that nothing has changed. The
     revision is new with each change of the schedule or of its plan. It ends with a mark and a time
     if a user has set the next run.
     """
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def set_ms(self) -> int | None:
-        """The next fire time that a user has set, rather than the rule; None if nobody has."""
+        """The next fire time that a user has set, rather than the rule; None if not set."""
         return _read_ms(self._mark)
 
     @property

@@ -83,7 +83,7 @@ class Replanner:
         try:
             if definition.recurrence.next_ms(now_ms) == nominal_ms:
                 return
-            # To set the same zone again plans it anew, and changes nothing else.
+            # Setting the same zone computes the next run again, and changes nothing else.
             patch = {"timezone": definition.timezone}
             if (yield from steps(self._store.update)(definition.schedule_id, patch)):
                 self.report.changed += 1

@@ -121,8 +121,8 @@ class Schedules:
         """Change the given fields, and no others; return False if there is no such schedule.
 
         Fields: those of add_schedule, `is_active`, and `next_run` (a time in the future). A new
-        rule, zone or limit plans the schedule anew, from now. `changed_by` is kept in the history
-        of its changes. Raises as add_schedule, InvalidSchedule for an unknown field, and
+        rule, zone or limit computes the next run again. `changed_by` is kept in the history of
+        its changes. Raises as add_schedule, InvalidSchedule for an unknown field, and
         StaleVersion if the schedule has another revision than `if_revision`.
         """
         change = check_change(changed_by)
@@ -262,7 +262,7 @@ class Schedules:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Operation[Page[FireTime]]:
-        """Return each fire time from `start` until before `end`, and what became of it.
+        """Return each fire time from `start` until before `end`, and its outcome.
 
         At most 1,000 on a page; its `cursor` gets the next one. See FireTime. Raises
         UnknownSchedule, and InvalidSchedule for a bad value.
@@ -392,7 +392,7 @@ class Schedules:
                 raise InvalidSchedule(f"{name} {shown(changes[name])} cannot be given to a copy")
         spec = {name: FIELDS[name].to_user(each) for name, each in stored.definition.fields.items()}
         if any(changes.get(kind) is not None for kind in KINDS):
-            # A rule of another kind replaces the old one, and an interval begins anew.
+            # A rule of another kind replaces the old one, and an interval starts over.
             spec |= dict.fromkeys((*KINDS, "anchor"))
         spec |= {**changes, "schedule_id": new_id or None}
         (copied,) = yield from steps(self.store.add)([spec], "error")

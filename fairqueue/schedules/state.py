@@ -1,4 +1,4 @@
-"""The state of a schedule: what has become of it, as scripts write it."""
+"""The state of a schedule: its runs, counts and pauses, as scripts write it."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from fairqueue.clock import LATEST_MS
 from fairqueue.models import UNREADABLE
 
 _TITLE = re.compile(rb'(?<=[{,])"title":("(?:[^"\\]|\\.)*")')
-# The types of its fields; float stands for a count or a time in ms.
+# The types of its fields; float means a count or a time in ms.
 _TYPES: dict[str, type] = {
     "active": bool,
     **dict.fromkeys(("user", "tenant", "title", "reason", "note", "by"), str),

@@ -109,7 +109,7 @@ class ScheduleStore:
     ) -> Operation[bool]:
         """Change some fields of a schedule; return False if there is none.
 
-        Reads, changes and writes back only if nobody else has written in between, else starts
+        Reads, changes and writes back only if no other client has written in between, else starts
         over: concurrent updates of different fields all take effect. With a `revision`, raises
         StaleVersion instead if the schedule has another one.
         """

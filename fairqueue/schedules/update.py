@@ -128,7 +128,7 @@ class Update:
         return "", ""
 
     def _keeps_outcomes(self) -> bool:
-        """Whether it is still known afterwards what became of earlier fire times.
+        """Return whether the outcomes of earlier fire times are still known afterwards.
 
         It is if the rule stays, and the plan goes on, or stops and goes on by a pause.
         """

@@ -700,7 +700,7 @@ def test_a_stale_edit_shows_what_was_typed_and_stored(site: Site, world: World) 
 
     answer = post(site, "/do/schedules/edit", 412, **fields)
 
-    assert "Somebody has changed this schedule" in answer.text
+    assert "This schedule was changed since you opened the form" in answer.text
     kept = fields_of(answer.text)
     assert (kept["cron_expr"], kept["name"]) == ("0 10 * * *", "typed")
     assert "Stored now: <code>0 11 * * *</code>" in answer.text
@@ -723,7 +723,7 @@ def test_a_copy_has_the_secrets_of_its_original(site: Site, world: World) -> Non
     text = post(
         site, "/do/schedules/copy", 422, **{**fields, "payload": '{"password": "***"}'}
     ).text
-    assert "type the secrets" in error_of(text, "payload")
+    assert "enter the secrets" in error_of(text, "payload")
 
 
 # --- preview --------------------------------------------------------------------------------------

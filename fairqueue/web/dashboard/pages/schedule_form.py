@@ -1,4 +1,4 @@
-"""The form of a schedule: to make one, to change it, to copy it, with a preview while one types."""
+"""The form that adds, changes or copies a schedule, with a preview of the rule."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -160,21 +160,21 @@ def texts_of(it: ScheduledTask) -> Texts:
 
 
 def typed_in(form: Form) -> Texts:
-    """What was typed, field by field; line ends as Python has them."""
+    """Return the texts of the form by field, with line ends as in Python."""
     texts = {name: form.raw(name).replace("\r\n", "\n").strip() for name in NAMES}
     return texts if texts["kind"] in KINDS else texts | {"kind": "cron_expr"}
 
 
 @dataclass(slots=True)
 class Reading:
-    """What was typed, read: values, and what is wrong, by field."""
+    """The values of a form, and the errors, by field."""
 
     values: dict[str, Any] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
 
 def read(texts: Texts, names: Any) -> Reading:
-    """The values of some fields. None for one that is empty and has no usual value."""
+    """Read some fields; None for a field that is empty and has no default."""
     found = Reading()
     for name in names:
         text = texts.get(name) or USUAL.get(name, "")
@@ -190,7 +190,7 @@ def read(texts: Texts, names: Any) -> Reading:
 
 
 def changed(before: Texts, after: Texts) -> list[str]:
-    """The fields whose texts differ; of the rules only the chosen one counts.
+    """Return the fields whose texts differ; of the rules only the chosen one counts.
 
     In another zone, the same text of a time means another moment.
     """
@@ -210,7 +210,7 @@ def changed(before: Texts, after: Texts) -> list[str]:
 
 
 def field_of(error: FairQueueError) -> str:
-    """The field that an error of the library is about, by its kind or its first word."""
+    """Return the field that an error is about, by its class or its first word."""
     by_kind: tuple[tuple[type[FairQueueError], str], ...] = (
         (InvalidCron, "cron_expr"),
         (UnknownTimezone, "timezone"),
@@ -229,20 +229,20 @@ def field_of(error: FairQueueError) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a form is for: `new`, `edit` or `copy`; of an existing one, its view."""
+    """The purpose of a form: `new`, `edit` or `copy`, with the view of an existing schedule."""
 
     kind: str
     view: ScheduleView | None = None
 
     @property
     def title(self) -> str:
-        """The head of the page."""
+        """The title of the page."""
         name = "" if self.view is None else self.view.schedule.label
         return {"new": "New schedule", "edit": f"Edit {name}", "copy": f"Copy of {name}"}[self.kind]
 
     @property
     def command(self) -> str:
-        """The command line that does the like."""
+        """A command that does the same."""
         if self.view is None:
             return command("schedules", "add", "0 9 * * 1-5", "--user", "alice", "--name", "report")
         own = self.view.schedule.schedule_id
@@ -252,7 +252,7 @@ class Task:
 
 
 def new(request: Request) -> Response:
-    """An empty form; fields may be given in the query."""
+    """Show an empty form; the query may fill in fields."""
     _check_role(request)
     given = {name: request.query_params.get(name, "") for name in NAMES}
     texts = {**dict.fromkeys(NAMES, ""), **USUAL, "kind": "cron_expr"}
@@ -260,14 +260,14 @@ def new(request: Request) -> Response:
 
 
 def edit(request: Request) -> Response:
-    """The form of a schedule."""
+    """Show the form of a schedule."""
     _check_role(request)
     task, it = _existing(request, "edit", request.query_params.get("id"))
     return _form_page(request, task, texts_of(it))
 
 
 def copy(request: Request) -> Response:
-    """The form of a schedule like another."""
+    """Show the form of a copy."""
     _check_role(request)
     task, it = _existing(request, "copy", request.query_params.get("id"))
     return _form_page(request, task, texts_of(it) | {"schedule_id": ""})
@@ -281,7 +281,7 @@ def _existing(request: Request, kind: str, schedule_id: str | None) -> tuple[Tas
 
 
 def _check_role(request: Request) -> None:
-    """A form that cannot be saved is not shown. Raises Forbidden."""
+    """Raise Forbidden if the form could not be saved."""
     actor = actor_of(request)
     if not actor.may("admin") or app_state(request).read_only:
         raise Forbidden(f"{actor.name!r} cannot change schedules here: that takes the role admin")
@@ -296,7 +296,7 @@ def _form_page(
     errors: Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
 ) -> Response:
-    """The form with what was typed; `stored` has what others have made of it meanwhile."""
+    """Return the form with its texts; `stored` has values that others have changed meanwhile."""
     items = navigation(request, actor_of(request))
     return page(
         request,
@@ -329,7 +329,7 @@ def _path(request: Request, schedule_id: str) -> str:
 
 @posted
 def save_new(request: Request, form: Form) -> Response:
-    """Store what was typed as a new schedule."""
+    """Add a schedule."""
     texts = typed_in(form)
     empty = {**dict.fromkeys(NAMES, ""), **USUAL}
 
@@ -342,7 +342,7 @@ def save_new(request: Request, form: Form) -> Response:
 
 @posted
 def save_edit(request: Request, form: Form) -> Response:
-    """Change what was typed otherwise, if nobody else has changed the schedule meanwhile."""
+    """Change the edited fields, unless the schedule was changed meanwhile."""
     task, it = _existing(request, "edit", form.text("id"))
 
     def act(values: dict[str, Any]) -> str:
@@ -356,7 +356,7 @@ def save_edit(request: Request, form: Form) -> Response:
 
 @posted
 def save_copy(request: Request, form: Form) -> Response:
-    """Store a schedule like another, with what was typed otherwise."""
+    """Add a copy of a schedule, with the edited fields."""
     task, it = _existing(request, "copy", form.text("id"))
     texts = typed_in(form)
 
@@ -364,8 +364,8 @@ def save_copy(request: Request, form: Form) -> Response:
         for name in ("payload", "metadata"):
             if name in values and MASK in texts[name]:
                 raise InvalidInput(
-                    f"{name} has {MASK} for a secret that is not shown: type the secrets, or leave "
-                    "it as it was, and they are copied"
+                    f"{name} has {MASK} in place of a hidden secret: enter the secrets, or leave "
+                    "the field unchanged to copy them"
                 )
         new_id = texts["schedule_id"] or None
         return inspector_of(request).schedules.copy(it.schedule_id, new_id, **values)
@@ -381,14 +381,14 @@ def _save(
     act: Callable[[dict[str, Any]], str],
     done: str,
 ) -> Response:
-    """Do it, or show the form again with what was typed and what is wrong with it."""
+    """Save the form, or show it again with the errors."""
     _check_role(request)
     if actor_of(request).tenant is not None:
         texts = texts | {"tenant": before["tenant"]}  # its form has no such field
     reading = read(texts, changed(before, texts))
     for name in ("user_id", texts["kind"]):
         if not texts[name]:
-            reading.errors[name] = "this is missing: fill it in"
+            reading.errors[name] = "this field is missing"
     if reading.errors:
         return _form_page(request, task, texts, status=422, errors=reading.errors)
     try:
@@ -404,12 +404,12 @@ def _save(
 
 
 def _stale_page(request: Request, task: Task, texts: Texts, before: Texts) -> Response:
-    """What was typed, and beside it what is stored now. Saving again is an informed choice."""
+    """Return the form with the stored values beside the edited ones, to be saved again."""
     stored = {name: before[name] or "nothing" for name in changed(before, texts)}
     errors = {
-        "": "Somebody has changed this schedule since you opened the form: nothing was saved. What "
-        "you typed is kept; where it differs, the stored value stands below the field. Save again "
-        "to overwrite it."
+        "": "This schedule was changed since you opened the form, so nothing was saved. Your input "
+        "is kept. Where it differs, the stored value is shown below the field. Save again to "
+        "overwrite it."
     }
     return _form_page(request, task, texts, status=412, errors=errors, stored=stored)
 
@@ -418,7 +418,7 @@ def _stale_page(request: Request, task: Task, texts: Texts, before: Texts) -> Re
 
 
 def preview(request: Request) -> Response:
-    """What the typed rule means, or what is wrong with it, beside the field that it is about."""
+    """Return what the rule means, or what is wrong with it, beside the field in question."""
     texts = typed_in(Form(FormData(request.query_params)))
     found, errors = _preview(request, texts)
     zone = texts["timezone"] or "UTC"
