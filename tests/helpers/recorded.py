@@ -1,6 +1,7 @@
 """A queue with something in every one of its keys, as a version of FairQueue stores it.
 
-`tests/data/queue-0.1.0.json` is such a queue as commit 17df8d8 wrote it: key -> type -> content.
+`tests/data/queue-0.1.0.json` is such a queue as commit 17df8d8 wrote it: key -> type -> content;
+`tests/data/queue-0.1.0-layout.json` as bdbb29b did, the first with a layout number.
 The tests load it into a real server and go on from there with the present code, so that what a
 version stored that people run keeps working. It is never recorded anew, since the point of it is
 its age: a later version that stores other things gets a file of its own, with
@@ -11,6 +12,7 @@ in a checkout of that version, and its name goes into RECORDED.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +35,7 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.samples import SampleStore
 
 DATA = Path(__file__).parents[1] / "data"
-RECORDED = ("queue-0.1.0.json",)  # the oldest first
+RECORDED = ("queue-0.1.0.json", "queue-0.1.0-layout.json")  # the oldest first
 
 # --- reading and writing --------------------------------------------------------------------------
 
@@ -61,6 +63,39 @@ def record(client: Any, name: str = "default") -> dict[str, Any]:
             continue
         found[key] = {kind: content}
     return found
+
+
+def shape_of(keys: dict[str, Any]) -> dict[str, Any]:
+    """A recorded queue without ids, numbers and errors: fields, and the types of their values."""
+    found: dict[str, Any] = {}
+    for key, stored in keys.items():
+        ((kind, content),) = stored.items()
+        if kind == "hash":
+            items = content.items()
+        elif kind == "string":
+            items = [("", content)]
+        else:
+            items = [(each if kind == "list" else each[0], "") for each in content]
+        if key == "notices":  # the last part is an error
+            items = [(member.rpartition("\0")[0], value) for member, value in items]
+        found[key] = kind, sorted({(_masked(name), _types(value)) for name, value in items})
+    return found
+
+
+def _masked(text: str) -> str:
+    return re.sub(r"\d+", "0", re.sub(r"[0-9a-f]{16,}", "<id>", text))
+
+
+def _types(text: str) -> str:
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return _masked(text)
+    if not isinstance(record, dict):
+        return type(record).__name__
+    names = {int: "number", float: "number"}
+    kinds = {_masked(n): names.get(type(v), type(v).__name__) for n, v in record.items()}
+    return json.dumps(kinds, sort_keys=True)
 
 
 def load(client: redis.Redis, file: str, name: str = "default") -> dict[str, Any]:
