@@ -4,9 +4,9 @@
     child 1 ---+-->  a place in shared memory for each  -->  the parent, at a scrape
     child 2 --'
 
-A child writes down once a second, and when it ends, what its registry says. The one that replaces
-it goes on from there: counters never go back, and nothing grows with the number of replacements.
-What a child counted in the last second before it was killed is lost.
+A child stores the values of its registry once a second, and when it ends. Its replacement continues
+from there: counters never go back, and nothing grows with the number of replacements. The counts of
+the last second before a child was killed are lost.
 """
 
 import json
@@ -30,8 +30,8 @@ from fairqueue.runtime.processes import process_exists
 
 logger = logging.getLogger("fairqueue.metrics")
 
-REPORT_S = 1.0  # so often a child writes its metrics down
-PLACE_BYTES = 512 * 1024  # for the metrics of a child, compressed; what is not used costs nothing
+REPORT_S = 1.0  # how often a child stores its metrics
+PLACE_BYTES = 512 * 1024  # for the metrics of a child, compressed; unused memory costs nothing
 _HEAD = struct.Struct("=II")  # checksum and length of what follows
 
 # Metrics that mean one process each; of these the port shows the parent's own.
@@ -57,10 +57,10 @@ Families = dict[str, _Family]
 
 
 class Tally:
-    """The places of so many children, in memory that they share with the process that forks them.
+    """One place for each child, in memory shared with the process that forks them.
 
-    Make it before they are forked, and let each be `reporting` at a place of its own. What they
-    count is then part of what `Merged` tells of the registry, in the process that has made it.
+    Make it before the fork, and let each child be `reporting` at its own place. `Merged` then adds
+    their counts to those of the registry, in the process that made it.
     """
 
     def __init__(self, places: int, registry: CollectorRegistry | None = None) -> None:
@@ -71,12 +71,12 @@ class Tally:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has made it, and is no copy of the one that has."""
+        """Whether this process made it, and is not a forked copy."""
         return self._owner == os.getpid()
 
     @contextmanager
     def reporting(self, place: int) -> Iterator[None]:
-        """In a child: write its metrics down until the end, but for what it was forked with."""
+        """In a child: store its metrics until the end, without those it was forked with."""
         report = _Report(self._registry, self._places[place])
         report.write(os.getpid())
         ended = threading.Event()
@@ -95,16 +95,16 @@ class Tally:
             report.write(0)
 
     def read(self) -> Iterator[Families]:
-        """What the children have written down last."""
+        """Yield the values that each child stored last."""
         for place in self._places:
             pid, families = place.read()
-            if not process_exists(pid):  # nothing is under way there
+            if not process_exists(pid):  # gauges of a dead process mean nothing
                 families = {n: f for n, f in families.items() if f.kind in _CUMULATIVE}
             yield families
 
 
 class _Report:
-    """What a child tells of itself: what it has counted, and what those before it had."""
+    """The report of a child: its own counts, plus those of the children it replaces."""
 
     def __init__(self, registry: CollectorRegistry, place: "_Place") -> None:
         self._registry = registry
@@ -116,9 +116,9 @@ class _Report:
         self._failing = False
 
     def write(self, pid: int) -> None:
-        """Write it down. Whatever goes wrong is logged once: the tasks matter more.
+        """Store the report. An error is only logged, once: the tasks matter more.
 
-        What was counted before the registry could be read for the first time is lost.
+        Counts from before the first successful read of the registry are lost.
         """
         try:
             if self._inherited is None:
@@ -139,15 +139,15 @@ class _Report:
 class _Place:
     """A document that one process writes and another reads, without a lock.
 
-    It has two halves: one is written while the other is the one to read, and a byte says which. So
-    a writer that is killed leaves what was there before.
+    It has two halves: one is written while the other is read, and a byte says which. So a writer
+    that is killed leaves the previous document.
     """
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 1 + 2 * PLACE_BYTES)
 
     def write(self, pid: int, families: Families) -> None:
-        """Replace what is there. Raises ValueError if it is too large."""
+        """Replace the document. Raises ValueError if it is too large."""
         lines = [
             [name, each.kind, each.text, [[*key, value] for key, value in each.values.items()]]
             for name, each in families.items()
@@ -162,7 +162,7 @@ class _Place:
         self._memory[0] = half
 
     def read(self) -> tuple[int, Families]:
-        """Who has written last, and what; nothing if nobody has."""
+        """Return the process that wrote last, and its document; (0, {}) if there is none."""
         for _ in range(_TRIES):
             start = 1 + self._memory[0] * PLACE_BYTES
             checksum, length = _HEAD.unpack_from(self._memory, start)
@@ -182,9 +182,9 @@ def _family(kind: str, text: str, samples: Iterable[tuple[str, Any, float]]) -> 
 
 
 def _disinherit(family: _Family, inherited: Values) -> None:
-    """Leave out what a child was forked with: of a sum that part, of others what has not changed.
+    """Remove the values that a child was forked with, which its parent reports already.
 
-    Its parent tells that already.
+    They are subtracted from counters; other values are removed if they have not changed.
     """
     for key, value in inherited.items():
         if key not in family.values:
@@ -196,7 +196,7 @@ def _disinherit(family: _Family, inherited: Values) -> None:
 
 
 def _own(registry: CollectorRegistry) -> Families:
-    """What a registry says, but for what means one process."""
+    """Return the values of a registry, without those that describe one process."""
     return {
         metric.name: _Family(metric.type, metric.documentation, _values(metric))
         for metric in registry.collect()
@@ -205,10 +205,10 @@ def _own(registry: CollectorRegistry) -> Families:
 
 
 def _add_children(families: Families, registry: CollectorRegistry) -> Families:
-    """Add what the children of this process say."""
+    """Add the values of the children of this process."""
     for tally in _own_tallies(registry):
-        for told in tally.read():
-            _added(families, told)
+        for values in tally.read():
+            _added(families, values)
     return families
 
 
@@ -216,12 +216,12 @@ def _values(metric: Metric) -> Values:
     return {
         (sample.name, tuple(sample.labels.items())): sample.value
         for sample in metric.samples
-        if not sample.name.endswith("_created")  # when it was: nothing to add up
+        if not sample.name.endswith("_created")  # a time cannot be added up
     }
 
 
 def _added(families: Families, more: Mapping[str, _Family]) -> Families:
-    """Both in the first: the sum, or the larger of two words that mean yes or no."""
+    """Add `more` to `families`: sums, or the larger of two values that mean yes or no."""
     for name, other in more.items():
         family = families.setdefault(name, _Family(other.kind, other.text, {}))
         for key, value in other.values.items():
@@ -246,7 +246,7 @@ class Merged(Collector):
         self._registries = tuple(dict.fromkeys(registries))
 
     def collect(self) -> Iterable[Metric]:
-        """As the registry does, where it is one and has no children."""
+        """Yield the metrics of all registries and children, added up by name."""
         if len(self._registries) == 1 and not _own_tallies(self._registries[0]):
             yield from self._registries[0].collect()
             return
@@ -265,5 +265,5 @@ class Merged(Collector):
             yield metric
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering reads nothing."""
+        """Return nothing: registering must not read metrics."""
         return []
