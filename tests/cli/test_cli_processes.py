@@ -156,7 +156,7 @@ def test_up_replaces_supervisors(start: Start, live: TaskQueue, redis_client: re
     in_order = sorted(children(process.pid))  # of their start
     for part, supervisor in zip(parts, in_order, strict=True):
         os.kill(supervisor, signal.SIGKILL)
-        line_of(process, f"The processes of the {part} were gone and are started again")
+        line_of(process, f"The processes of the {part} were gone and were restarted")
     push(live, "a", name="double", payload={"n": 1})
     eventually(lambda: places(redis_client) == {"finished": ["a"]}, "it is run", within=DEADLINE)
     process.send_signal(signal.SIGTERM)
