@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import get_args, get_type_hints
 
 import pytest
+import redis
 
 import fairqueue
 from fairqueue.link.scripts import lua_folder
@@ -145,7 +146,9 @@ PROGRAM = """
 """
 
 
-def test_one_more_row_appears_in_all_interfaces_and_docs(tmp_path: Path, redis_url: str) -> None:
+def test_one_more_row_appears_in_all_interfaces_and_docs(
+    tmp_path: Path, redis_url: str, redis_client: redis.Redis
+) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "fairqueue", tmp_path / "fairqueue", ignore=ignored)
     shutil.copytree(lua_folder(), tmp_path / "lua", dirs_exist_ok=True)
