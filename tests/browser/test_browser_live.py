@@ -167,7 +167,7 @@ def test_a_page_says_soon_that_redis_is_away_and_goes_on_by_itself(
         expect(alarm).to_be_hidden()
         os.kill(server.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         expect(alarm).to_be_visible(timeout=LONGEST_S * 1000 / 2)  # while a call goes on trying
-        expect(alarm).to_contain_text("Redis does not answer.")
+        expect(alarm).to_contain_text("Redis does not respond.")
         expect(state).to_have_text("No data")
         check_page(page)
         if how == "killed":
@@ -187,7 +187,7 @@ def test_a_failed_page_loads_when_redis_is_back(own_server: OwnServer, open_page
         site = servers.enter_context(WebServer(create_app(queue, auth=False)))
         os.kill(server.pid, signal.SIGKILL)
         page = open_page(site.url, "/runs")
-        expect(page.locator(".told")).to_contain_text("loaded again by itself")
+        expect(page.locator(".told")).to_contain_text("reloads by itself")
         check_page(page, ignore=("503",))
         server.restart()
         expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
@@ -197,8 +197,8 @@ def test_a_page_says_that_the_dashboard_is_away(site: Site, open_page: Open) -> 
     page = open_page(site)
     settle(page)
     site.server.stop(PATIENCE_S)
-    expect(page.get_by_text("The dashboard does not answer.")).to_be_visible()
-    expect(page.get_by_text("Redis does not answer.")).to_be_hidden()
+    expect(page.get_by_text("The dashboard does not respond.")).to_be_visible()
+    expect(page.get_by_text("Redis does not respond.")).to_be_hidden()
     expect(page.locator("#live")).to_have_text("No data")
 
 
@@ -235,7 +235,7 @@ def test_the_page_of_a_schedule_follows_what_happens(
         "open", ""
     )  # as the reader left it
     page.get_by_role("button", name="Resume", exact=True).click()
-    page.get_by_role("button", name="Resume it").click()
+    page.get_by_role("button", name="Resume schedule").click()
     expect(page.locator(".toast")).to_contain_text("Resumed nine")
     check_page(page)
 
@@ -244,7 +244,7 @@ def test_the_page_of_a_run_follows_it_to_its_end(web: Web, world: World, open_pa
     task = world.queue.push(make_task("alice", name="report"))
     page = open_page(web(), f"/runs/{task}")
     settle(page)
-    expect(page.locator("#attempts")).to_contain_text("No worker has begun it yet")
+    expect(page.locator("#attempts")).to_contain_text("No worker has started it yet")
     claim = world.claim_one()
     pulse(page)
     expect(page.locator("#attempts .chip")).to_have_text("running")
@@ -253,7 +253,7 @@ def test_the_page_of_a_run_follows_it_to_its_end(web: Web, world: World, open_pa
     expect(page.locator("#run-state")).to_contain_text("disk full")
     expect(page.locator("#attempts .chip")).to_have_text("failed")
     page.get_by_role("button", name="Retry", exact=True).click()
-    page.get_by_role("button", name="Run it again").click()
+    page.get_by_role("button", name="Retry run").click()
     expect(page.locator(".toast")).to_contain_text("Retried as run")
     check_page(page)
 
@@ -284,7 +284,7 @@ def test_the_page_of_a_user_follows_what_happens(web: Web, world: World, open_pa
     expect(page.locator("#waiting-tasks tbody tr")).to_have_count(1)
     world.queue.finish(world.claim_one())
     pulse(page)
-    expect(page.locator("#waiting-tasks")).to_contain_text("Nothing waits")
+    expect(page.locator("#waiting-tasks")).to_contain_text("No waiting or delayed tasks")
     expect(page.locator("#last-runs .chip")).to_have_text("succeeded")
     check_page(page)
 
@@ -308,7 +308,7 @@ def test_runs_of_a_gone_worker_show_their_lease(site: Site, world: World, open_p
     expect(page.locator("td .lost")).to_contain_text("no heartbeats; lease ends in")
     page.goto(f"{site.url}/runs/{task}")
     notice = page.locator("#run-state .notice")
-    expect(notice).to_contain_text("Its worker w1 sends no heartbeats: it is gone, or")
+    expect(notice).to_contain_text("Its worker w1 sends no heartbeats: it has crashed, or")
     expect(notice).to_contain_text("another worker takes it")
     expect(notice.locator("time")).to_have_attribute("datetime", "2026-03-05T12:01:00.000Z")
     check_page(page)

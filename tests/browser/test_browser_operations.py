@@ -47,7 +47,7 @@ def test_a_worker_is_drained_by_keyboard(world: World, web: Web, open_page: Open
     page = open_page(web(), "/workers")
 
     page.get_by_role("button", name="Drain", exact=True).press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text("finishes the 0 runs that it has")
+    expect(page.get_by_role("dialog")).to_contain_text("finishes its 0 runs")
     check_page(page)
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -62,7 +62,7 @@ def test_limits_are_set_in_a_dialog(queue: TaskQueue, web: Web, open_page: Open)
 
     page.get_by_role("button", name="Limit a name").click()
     page.get_by_role("textbox", name="Task name").fill("mails.send")
-    page.get_by_label("Runs at a time").fill("2")
+    page.get_by_label("Runs at once").fill("2")
     check_page(page)
     page.keyboard.press("Enter")
 
@@ -78,13 +78,15 @@ def test_a_bad_setting_is_named_in_place(queue: TaskQueue, web: Web, open_page: 
     field = page.get_by_label("Value a whole number; default 0").and_(page.locator(":visible"))
     field.fill("many")
     page.keyboard.press("Enter")
-    expect(page.locator("#set-max_waiting-error")).to_contain_text("'many' is no whole number")
+    expect(page.locator("#set-max_waiting-error")).to_contain_text(
+        "must be a whole number, not 'many'"
+    )
     expect(field).to_have_value("many")
     check_page(page, ignore=("422",))
     field.fill("500")
     page.keyboard.press("Enter")
 
-    expect(page.locator(".toast").first).to_contain_text("max_waiting is 500 from now on")
+    expect(page.locator(".toast").first).to_contain_text("max_waiting is now 500")
     expect(page.get_by_role("row", name="max_waiting")).to_contain_text("changed")
     assert queue.settings().max_waiting == 500
 
@@ -93,16 +95,16 @@ def test_a_key_is_made_copied_and_revoked(queue: TaskQueue, site: Site, open_pag
     page = open_page(site, "/settings", permissions=["clipboard-read", "clipboard-write"])
 
     page.get_by_label("Name", exact=True).fill(XSS)
-    page.get_by_role("button", name="Make a key").press("Enter")
+    page.get_by_role("button", name="Create key").press("Enter")
     secret = page.locator("#secret").text_content()
     check_page(page)
-    page.get_by_role("button", name="Copy the secret").click()
+    page.get_by_role("button", name="Copy secret").click()
     expect(page.locator(".toast")).to_contain_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == secret
     page.get_by_role("button", name="I have copied it").click()
     expect(page.get_by_role("row", name=XSS)).to_be_visible()
     page.get_by_role("button", name="Revoke", exact=True).press("Enter")
-    page.get_by_role("button", name="Revoke it").press("Enter")
+    page.get_by_role("button", name="Revoke key").press("Enter")
 
     expect(page.locator(".toast").first).to_contain_text("The key was revoked")
     assert Inspector(queue).keys.list() == []

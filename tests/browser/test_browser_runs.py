@@ -90,13 +90,13 @@ def test_a_run_is_edited_and_run_again_by_keyboard(world: World, web: Web, open_
     expect(area).to_be_visible()
     check_page(page)
     area.fill('{"api_key": "***", ')
-    page.get_by_role("button", name="Run it with these").press("Enter")
-    expect(page.locator(".toast")).to_contain_text("payload is no JSON")
+    page.get_by_role("button", name="Retry with these").press("Enter")
+    expect(page.locator(".toast")).to_contain_text("payload is not valid JSON")
     expect(area).to_have_value('{"api_key": "***", ')
     area.fill('{"api_key": "***", "to": "eve"}')
-    page.get_by_role("button", name="Run it with these").press("Enter")
+    page.get_by_role("button", name="Retry with these").press("Enter")
 
-    expect(page.locator(".toast").first).to_contain_text("It runs again")
+    expect(page.locator(".toast").first).to_contain_text("Retried as run")
     expect(page.get_by_text("Retry of")).to_be_visible()
     expect(page.get_by_text("Why is it waiting?")).to_be_visible()
     assert world.claim_one().task.payload == {"api_key": "k-123", "to": "eve"}
@@ -109,7 +109,7 @@ def test_escape_leaves_a_dialog(queue: TaskQueue, web: Web, open_page: Open) -> 
 
     page.get_by_role("button", name="Cancel", exact=True).press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
-    expect(page.get_by_role("button", name="Keep the run")).to_be_focused()
+    expect(page.get_by_role("button", name="Keep run")).to_be_focused()
     page.keyboard.press("Escape")
 
     expect(page.get_by_role("dialog")).to_be_hidden()

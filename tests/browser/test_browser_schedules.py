@@ -50,7 +50,7 @@ def test_nothing_is_wrong_with_a_page(
 ) -> None:
     page = open_page(web(), path, theme=theme, width=width)
     settle(page)
-    expect(page.get_by_text("Looking…")).to_have_count(0)
+    expect(page.get_by_text("Loading…")).to_have_count(0)
     check_page(page)
 
 
@@ -77,7 +77,7 @@ def test_the_preview_follows_what_is_typed(web: Web, open_page: Open) -> None:
     expect(preview).to_contain_text("2026-03-06 08:00")
 
     page.get_by_label("Cron expression", exact=True).last.fill("61 9 * * *")
-    expect(page.locator("#error-cron_expr")).to_contain_text("minute 61")
+    expect(page.locator("#error-cron_expr")).to_contain_text("minute must be 0 to 59, not 61")
     page.get_by_label("Interval").check()
     expect(page.locator("#error-cron_expr")).to_be_hidden()
     page.get_by_label("Every", exact=True).fill("90m")
@@ -194,7 +194,7 @@ def test_the_keyboard_alone_pauses_a_schedule(web: Web, world: World, open_page:
 
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
-    press_until(page, "Pause it")
+    press_until(page, "Pause schedule")
     page.keyboard.press("Enter")
     expect(page.locator(".toast")).to_contain_text("Paused nine.")
     assert world.inspector.schedules.get("nine").state == "paused"
@@ -206,8 +206,8 @@ def test_a_refusal_keeps_the_dialog_and_its_text(web: Web, world: World, open_pa
     page.get_by_role("button", name="Trigger", exact=True).click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Payload").fill("{nonsense")
-    dialog.get_by_role("button", name="Trigger it").click()
-    expect(dialog.locator(".toast")).to_contain_text("payload is no JSON")
+    dialog.get_by_role("button", name="Trigger now").click()
+    expect(dialog.locator(".toast")).to_contain_text("payload is not valid JSON")
     expect(dialog.get_by_label("Payload")).to_have_value("{nonsense")
     check_page(page, ignore=("422",))
     page.keyboard.press("Escape")
@@ -215,8 +215,8 @@ def test_a_refusal_keeps_the_dialog_and_its_text(web: Web, world: World, open_pa
     dialog = page.get_by_role("dialog")
     page.get_by_role("button", name="Trigger", exact=True).click()
     dialog.get_by_label("Payload").fill('{"day": 2}')
-    dialog.get_by_role("button", name="Trigger it").click()
-    expect(page.locator(".toast")).to_contain_text("waits for a worker")
+    dialog.get_by_role("button", name="Trigger now").click()
+    expect(page.locator(".toast")).to_contain_text("is waiting for a worker")
     assert len(world.inspector.tasks.list()) == 1
 
 
@@ -227,7 +227,7 @@ def test_a_backfill_is_counted_and_then_done(web: Web, world: World, open_page: 
     page.get_by_label("Until, not included").fill("2026-03-05T07:00")
     page.get_by_role("button", name="Count").click()
     answer = page.locator("#backfill-answer")
-    expect(answer).to_contain_text("Would create 7 runs")
+    expect(answer).to_contain_text("would create 7 runs")
     check_page(page)
     page.get_by_label("Until, not included").fill("2026-03-05T06:00")
     expect(answer).to_be_empty()
@@ -272,7 +272,7 @@ def test_texts_of_users_run_nothing(site: Site, world: World, open_page: Open) -
     page.keyboard.press("Escape")
     page.locator("td.what a").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(attack)
-    expect(page.get_by_text("Looking…")).to_have_count(0)
+    expect(page.get_by_text("Loading…")).to_have_count(0)
     page.get_by_role("button", name="Edit").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(re.compile(r"^Edit "))
     expect(page.locator("#preview")).to_contain_text("At 09:00")

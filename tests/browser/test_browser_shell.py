@@ -240,12 +240,12 @@ def test_a_form_that_is_sent_after_the_session_expired_keeps_what_was_typed_and_
     end_session(site, found)
     found.get_by_role("button", name="Add schedule").click()
     dialog = found.get_by_role("dialog", name="Your session has expired")
-    expect(dialog).to_contain_text("What you have typed is kept")
+    expect(dialog).to_contain_text("What you typed is kept")
     check_page(found, ignore=("401",))
     expect(found.get_by_label("User", exact=True)).to_have_value("alice")
     assert Inspector(queue).schedules.find("nine") is None
     dialog.get_by_label("API key").fill(site.key())
-    dialog.get_by_role("button", name="Go on").click()
+    dialog.get_by_role("button", name="Continue").click()
     expect(found.locator(".toast")).to_contain_text("nine")
     assert Inspector(queue).schedules.get("nine").schedule.user_id == "alice"
     check_page(found, ignore=("401",))
@@ -260,14 +260,14 @@ def test_a_dialog_survives_an_expired_session(queue: TaskQueue, web: Web, open_p
     found.get_by_role("button", name="Pause", exact=True).click()
     found.get_by_label("Note").fill("too many mails")
     end_session(site, found)
-    found.get_by_role("button", name="Pause it").click()
+    found.get_by_role("button", name="Pause schedule").click()
     dialog = found.get_by_role("dialog", name="Your session has expired")
     expect(dialog).to_be_visible()
     # As somebody who has logged in in another tab, and has no key.
     other = found.context.new_page()
     other.goto(site.url + site.login())
     expect(other.get_by_role("heading", level=1)).to_have_text("Overview")
-    dialog.get_by_role("button", name="Go on").click()
+    dialog.get_by_role("button", name="Continue").click()
     expect(found.locator("#schedule-notice")).to_contain_text("too many mails")
 
 
@@ -434,7 +434,7 @@ def test_a_slash_goes_to_the_search(site: Site, open_page: Open) -> None:
 def test_the_first_tab_skips_to_the_content(web: Web, open_page: Open) -> None:
     found = open_page(web())
     found.keyboard.press("Tab")
-    expect(found.get_by_text("Skip to the content")).to_be_focused()
+    expect(found.get_by_text("Skip to content")).to_be_focused()
     found.keyboard.press("Enter")
     expect(found.locator("main")).to_be_focused()
 

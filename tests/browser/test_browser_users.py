@@ -80,16 +80,16 @@ def test_a_backlog_is_dropped_from_the_list(queue: TaskQueue, web: Web, open_pag
     page = open_page(web(), "/users")
     settle(page)
     push(queue, "late")  # after the page was made
-    page.get_by_role("button", name="Drop the backlog of alice").click()
+    page.get_by_role("button", name="Cancel the waiting tasks of alice").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_role("heading")).to_have_text("Drop 3 waiting tasks?")
+    expect(dialog.get_by_role("heading")).to_have_text("Cancel 3 waiting tasks?")
     check_page(page)
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert queue.size("alice") == 3
-    page.get_by_role("button", name="Drop the backlog of alice").click()
-    dialog.get_by_role("button", name="Drop 3 tasks").click()
-    expect(page.locator(".toast")).to_contain_text("Dropped 3 waiting tasks of alice.")
+    page.get_by_role("button", name="Cancel the waiting tasks of alice").click()
+    dialog.get_by_role("button", name="Cancel 3 tasks").click()
+    expect(page.locator(".toast")).to_contain_text("Cancelled 3 waiting tasks of alice.")
     assert queue.size("alice") == 0
 
 
@@ -109,7 +109,7 @@ def test_limits_are_changed_in_a_dialog_and_what_was_typed_stays_when_it_is_refu
     check_page(page, ignore=("422",))
     weight.fill("2.5")
     dialog.get_by_role("button", name="Change limits").click()
-    expect(page.locator(".toast")).to_contain_text("Changed for alice: weight 2.5.")
+    expect(page.locator(".toast")).to_contain_text("Changed alice: weight 2.5.")
     assert queue.get_user("alice").weight == 2.5
 
 
@@ -117,14 +117,14 @@ def test_limits_are_changed_on_the_page_of_a_user(world: World, web: Web, open_p
     world.fill("alice", 1)
     page = open_page(web(), "/users/alice")
     settle(page)
-    page.get_by_label("Running at most").fill("many")
+    page.get_by_label("Max. running").fill("many")
     page.get_by_role("button", name="Change limits").click()
-    expect(page.locator(".toast")).to_contain_text("max_running 'many' is no whole number")
-    expect(page.get_by_label("Running at most")).to_have_value("many")
-    page.get_by_label("Running at most").fill("3")
+    expect(page.locator(".toast")).to_contain_text("max_running must be a whole number, not 'many'")
+    expect(page.get_by_label("Max. running")).to_have_value("many")
+    page.get_by_label("Max. running").fill("3")
     page.get_by_role("button", name="Change limits").click()
     expect(page.locator(".toast")).to_contain_text("Changed for alice: max running 3.")
-    expect(page.get_by_label("Running at most")).to_have_value("3")
+    expect(page.get_by_label("Max. running")).to_have_value("3")
     check_page(page, ignore=("422",))
 
 

@@ -1,11 +1,11 @@
-// What pages do by themselves: times, live numbers, toasts, dialogs, copying, keys, preferences.
+// Scripts of all pages: times, live numbers, toasts, dialogs, copying, keyboard, preferences.
 // Text from the server goes into text nodes only.
 
 const root = document.documentElement;
-const PULSE_MS = 15_000; // parts that refresh themselves do so this often at most
-const RETRY_MS = 3_000; // after the stream was refused
-const AWAY_MS = 4_000; // so long a stream may be away before the page says so; it ends now and then
-const AGAIN_MS = 2_000; // so often a page that could not be made is asked for
+const PULSE_MS = 15_000; // shortest time between two refreshes of a part
+const RETRY_MS = 3_000; // before reconnecting, after the stream was refused
+const AWAY_MS = 4_000; // how long a stream may be gone before the page says so; streams end regularly
+const AGAIN_MS = 2_000; // how often a page that failed to load is tried again
 const TOAST_MS = 8_000;
 
 // --- preferences, kept in this browser ---------------------------------------------------------
@@ -22,7 +22,7 @@ const prefs = {
     try {
       localStorage.setItem(`fairqueue.${name}`, value);
     } catch {
-      // Then the choice lasts for one page.
+      // The choice lasts for one page.
     }
   },
 };
@@ -44,8 +44,7 @@ function parts(moment, timeZone) {
 
 const dayOf = (at) => `${at.day} ${at.month} ${at.year}`;
 
-// The day is left out where it is today. Of a range over several days both ends have theirs; of one
-// within a day, the first end has it for both.
+// Today is left out. Both ends of a range have their day, unless it is the same.
 function momentText(ms, element) {
   const timeZone = zone === "utc" ? "UTC" : undefined;
   const at = parts(ms, timeZone);
@@ -114,7 +113,7 @@ function setText(element, text) {
 function showTimes(within = document) {
   for (const element of within.querySelectorAll("time[data-time]")) {
     const ms = Date.parse(element.dateTime);
-    // On a page that is paused, a distance that goes on counting would look like news.
+    // On a paused page, a time that keeps counting would look live.
     setText(element, (live.wanted ? TIMES[element.dataset.time] : momentText)(ms, element));
     const full = fullText(ms);
     if (element.title !== full) element.title = full;
@@ -138,7 +137,7 @@ function numberText(value, format) {
 
 function toast(text, level = "success", act = null) {
   const region = document.getElementById("toasts");
-  // An open dialog covers all that is outside of it, also for screen readers.
+  // An open dialog covers everything outside of it, also for screen readers.
   (document.querySelector("dialog[open]") ?? document.body).append(region);
   const item = document.createElement("div");
   item.className = `toast toast-${["success", "warning", "error"].includes(level) ? level : "warning"}`;
@@ -160,7 +159,7 @@ document.addEventListener("close", (event) => {
   if (event.target.contains(region)) document.body.append(region);
 }, true);
 document.addEventListener("toast", (event) => toast(event.detail.text, event.detail.level));
-document.addEventListener("htmx:error", () => toast("The server did not answer. Try again.", "error"));
+document.addEventListener("htmx:error", () => toast("The server did not respond. Try again.", "error"));
 
 // --- the stream ----------------------------------------------------------------------------------
 
@@ -170,7 +169,7 @@ const live = {
   last: null,
   wanted: prefs.get("live", "on") === "on",
   pulsed: Date.now(),
-  known: now(), // when what the page shows was true
+  known: now(), // when the data of the page was current
   away: null,
 };
 
@@ -183,7 +182,7 @@ function showState(state) {
   setText(button.querySelector("span"), words[state]);
 }
 
-// What is shown is old: because of "redis" or "server". null: it is not.
+// The page is out of date because of "redis" or "server"; null: it is current.
 function showAlarm(cause) {
   const alarm = document.getElementById("unavailable");
   if (!alarm) return;
@@ -234,7 +233,7 @@ function onNumbers(event) {
 
 function pulse() {
   live.pulsed = Date.now();
-  // Someone who types, or has a dialog open, is not disturbed.
+  // Do not disturb a user who types or has a dialog open.
   const busy = document.querySelector("dialog[open]") || document.activeElement?.matches("main input, main select, main textarea");
   if (!busy) document.body.dispatchEvent(new CustomEvent("fq:pulse"));
 }
@@ -245,7 +244,7 @@ async function onTrouble() {
     showState("waiting");
     live.away ??= setTimeout(() => live.wanted && showAlarm("server"), AWAY_MS);
   }
-  if (live.source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+  if (live.source?.readyState !== EventSource.CLOSED) return; // the browser reconnects by itself
   live.source = null;
   const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
   if (answer?.status === 401) {
@@ -261,7 +260,7 @@ function connect() {
   if (!url) return;
   if (document.getElementById("unavailable")?.hidden !== false) showState("waiting");
   live.source = new EventSource(url);
-  // That it is open says that the dashboard answers. Whether Redis does, the first message says.
+  // An open stream means that the dashboard responds; the first message tells whether Redis does.
   live.source.addEventListener("open", () => {
     clearTimeout(live.away);
     live.away = null;
@@ -281,9 +280,9 @@ function setLive(wanted) {
   showTimes();
 }
 
-// --- a session that is over ----------------------------------------------------------------------
+// --- expired sessions ----------------------------------------------------------------------------
 
-// The page stays as it is, with what was typed into it; whoever logs in again here goes on.
+// The page keeps what was typed; after a new login the user continues.
 const session = { dialog: document.getElementById("session"), pending: null };
 let isTold = false;
 
@@ -295,7 +294,7 @@ function askLogin(form = null) {
   if (!session.dialog.open) session.dialog.showModal();
 }
 
-// Nobody is interrupted who only reads or types.
+// Do not interrupt a user who reads or types.
 function sayExpired() {
   showState("out");
   if (isTold || session.dialog?.open) return;
@@ -305,7 +304,7 @@ function sayExpired() {
   act.className = "secondary small";
   act.textContent = "Log in";
   act.dataset.login = "";
-  toast("Your session has expired. What you have typed is kept.", "error", act);
+  toast("Your session has expired. What you typed is kept.", "error", act);
 }
 
 const isLoggedIn = async () => (await fetch(location.href, { method: "HEAD" }).catch(() => null))?.status !== 401;
@@ -313,12 +312,12 @@ const isLoggedIn = async () => (await fetch(location.href, { method: "HEAD" }).c
 async function logIn(form) {
   const data = new URLSearchParams(new FormData(form));
   if (data.get("secret")) {
-    // A session that has begun leads to a page. Its cookie is what counts, the page is here already.
+    // A successful login redirects. Only its cookie is needed here.
     const answer = await fetch(form.action, { method: "POST", body: data, redirect: "manual" }).catch(() => null);
     if (answer?.type === "opaqueredirect") return "";
     return answer?.status === 401 ? "This key is unknown or was revoked." : "That did not work. Try again in a moment.";
   }
-  return (await isLoggedIn()) ? "" : "You are not logged in yet: paste a key.";
+  return (await isLoggedIn()) ? "" : "You are not logged in yet. Paste a key.";
 }
 
 async function goOn(form) {
@@ -336,12 +335,12 @@ async function goOn(form) {
 }
 
 document.addEventListener("fq:session", (event) => {
-  const isOwn = event.target.closest?.("[hx-trigger*='fq:pulse']"); // what the page asked by itself
+  const isOwn = event.target.closest?.("[hx-trigger*='fq:pulse']"); // a refresh by the page itself
   if (isOwn) sayExpired();
   else askLogin(event.target.closest?.("form[method=post]"));
 });
 
-// A form that leaves the page is sent when the server still knows the session. htmx sends the others.
+// Check the session before a form leaves the page. htmx sends the other forms.
 document.addEventListener("submit", async (event) => {
   const form = event.target;
   if (!session.dialog || form.method !== "post" || form.hasAttribute("hx-post")) return;
@@ -426,7 +425,7 @@ document.addEventListener("click", (event) => {
   const target = event.target.closest("button, [data-dialog]");
   if (!target) {
     if (!event.target.closest("#navigation") && document.body.classList.contains("menu-open")) setMenu(false);
-    if (event.target.matches("dialog[open]")) event.target.close(); // beside the box
+    if (event.target.matches("dialog[open]")) event.target.close(); // a click outside the box
     return;
   }
   CLICKS[target.id]?.();
@@ -449,7 +448,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Tick all rows of a table, and say how many are.
+// Tick all rows of a table, and count the ticked ones.
 document.addEventListener("change", (event) => {
   const all = event.target.closest("[data-all]");
   if (all) {
@@ -461,24 +460,24 @@ document.addEventListener("change", (event) => {
     const bar = place.closest("[data-bulk]");
     if (bar) bar.hidden = many === 0;
   }
-  // Filters take effect at once where that is wanted.
+  // Selects of filters apply at once.
   if (event.target.matches("form.filters select")) event.target.form.requestSubmit();
 });
 
-// A link to another window or view takes along what was typed into the filters before it.
+// Links to another window or view keep what was typed into the filters.
 document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-keeps]");
   const form = link && document.querySelector("form.filters");
   if (!form) return;
   const url = new URL(link.href);
-  const own = new Set(["last", "since", "until", "window", "cursor"]); // what such links are about
+  const own = new Set(["last", "since", "until", "window", "cursor"]); // set by these links
   const names = new Set([...form.elements].map((field) => field.name).filter((name) => name && !own.has(name)));
   for (const name of names) url.searchParams.delete(name);
   for (const [name, value] of new FormData(form)) if (names.has(name)) url.searchParams.append(name, value);
   link.href = url;
 }, true);
 
-// Empty filters stay out of the address.
+// Leave empty filters out of the URL.
 document.addEventListener("formdata", (event) => {
   if (!event.target.matches("form.filters")) return;
   for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
@@ -486,7 +485,7 @@ document.addEventListener("formdata", (event) => {
 
 // --- start ---------------------------------------------------------------------------------------
 
-document.addEventListener("fq:times", () => showTimes()); // a page has put new ones in
+document.addEventListener("fq:times", () => showTimes()); // a page has added times
 document.addEventListener("htmx:after:swap", () => {
   showTimes();
   if (live.last) showNumbers(live.last);
@@ -495,7 +494,7 @@ showTheme();
 showZone();
 showTimes();
 setInterval(() => document.visibilityState === "visible" && showTimes(), 1000);
-// Browsers open six connections to a server: tabs that nobody sees must not hold them.
+// Browsers open six connections per server: hidden tabs must not hold them.
 document.addEventListener("visibilitychange", () => {
   if (!live.wanted) return;
   live.source?.close();
@@ -506,7 +505,7 @@ addEventListener("pagehide", () => live.source?.close());
 addEventListener("pageshow", (event) => event.persisted && live.wanted && connect());
 if (live.wanted) connect();
 else showState("paused");
-// A page that could not be made is made as soon as that is possible.
+// Reload a page that failed as soon as the server is back.
 if (document.querySelector("[data-again]")) {
   setInterval(async () => {
     const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);

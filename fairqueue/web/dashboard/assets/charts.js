@@ -1,8 +1,8 @@
 // Charts: <figure data-chart="URL"> is drawn from JSON with uPlot; a table has the same numbers.
 
-const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // lines differ by more than their colour
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]]; // lines differ not only by colour
 const HEIGHT = 190;
-const HALF_LABEL = 24; // pixels: the last label of the time axis may stand at the very end
+const HALF_LABEL = 24; // pixels: room for the last label of the time axis
 const charts = new Map();
 
 function colour(name) {
@@ -36,7 +36,7 @@ function timeText(seconds, withDay = false) {
   return new Intl.DateTimeFormat("en-GB", options).format(seconds * 1000);
 }
 
-// Labels of the time axis. Where a day begins, the day is said: a window may have more than one.
+// Labels of the time axis: the day at midnight, else the time.
 function tickText(seconds) {
   const clock = timeText(seconds);
   return clock === "00:00" ? timeText(seconds, true).split(",")[0] : clock;
@@ -77,7 +77,7 @@ function options(figure, data) {
   };
 }
 
-// Bars that stand for stretches of time begin at their times; the last one is as wide as the others.
+// Bars begin at their times; the last one is as wide as the others.
 function stretches(data) {
   const last = data.times.length - 1;
   const step = last > 0 ? data.times[1] - data.times[0] : 1;
@@ -89,7 +89,7 @@ function stretchAt(data, seconds) {
   return Math.max(0, (after < 0 ? data.times.length : after) - 1);
 }
 
-// Each line on top of those before it. The tallest are drawn first, and the others over them.
+// Stack the lines. The tallest is drawn first.
 function stack(lines) {
   let below = null;
   const found = lines.map((line) => {
@@ -162,7 +162,7 @@ function draw(figure, data) {
   if (!empty) {
     const values = figure.dataset.kind === "stack" ? stack(data.lines) : data.lines.map((line) => line.values);
     entry.plot = new uPlot(options(figure, data), [data.times, ...values], place);
-    entry.plot.root.setAttribute("aria-hidden", "true"); // the table is for those who do not see it
+    entry.plot.root.setAttribute("aria-hidden", "true"); // screen readers use the table
   }
   if (figure.querySelector("details")?.open) fillTable(figure, data);
   figure.dataset.ready = "true";

@@ -1,5 +1,5 @@
-// What the pages about schedules do by themselves: dialogs that the server fills, rows that stay
-// where they are while their contents are kept up to date, and forms that check what is typed.
+// Scripts of lists and forms: dialogs that the server fills, rows that are updated in place, and
+// checks of what is typed.
 
 // --- dialogs that are filled by the server ---------------------------------------------------------
 
@@ -7,7 +7,7 @@ document.addEventListener("htmx:after:swap", () => {
   const asked = document.getElementById("asked");
   if (asked?.childElementCount && !asked.open) asked.showModal();
 });
-// Emptied when it is closed, so that it opens only with a new answer.
+// Emptied when it closes, so that it opens only with a new response.
 document.getElementById("asked")?.addEventListener("close", (event) => event.target.replaceChildren());
 
 // --- the list --------------------------------------------------------------------------------------
@@ -18,10 +18,10 @@ document.addEventListener("change", (event) => {
   if (all && !document.querySelector("input[name=id]:checked")) all.checked = false;
 });
 
-const REFRESH_MS = 30_000; // a list with filters may take the server a while
+const REFRESH_MS = 30_000; // a filtered list may be expensive
 let refreshed = -REFRESH_MS;
 
-// New contents for the rows that are shown; none comes, goes or moves under the reader's hand.
+// Update the rows that are shown. No row is added, removed or moved.
 async function refreshRows(body) {
   const url = addressOf(body);
   const answer = url && await fetch(url, { headers: { Accept: "text/html" } }).catch(() => null);
@@ -44,15 +44,15 @@ async function refreshRows(body) {
   document.dispatchEvent(new CustomEvent("fq:times"));
 }
 
-// Where the rows come from: the list itself; or, where rows move on to other pages while more come,
-// an address that gives those which can still change by their keys. null: none can.
+// The URL of the rows: the list itself, or a URL that returns rows that can still change by their
+// keys. null: no row can change.
 function addressOf(body) {
   if (!body.dataset.refresh) return location.href;
   const keys = [...body.querySelectorAll("tr[data-open]")].map((row) => ["id", row.dataset.key]);
   return keys.length ? `${body.dataset.refresh}?${new URLSearchParams(keys)}` : null;
 }
 
-// What a cell says, with moments by their date and not by their distance.
+// The content of a cell, with dates instead of relative times.
 function textOf(cell) {
   const copy = cell.cloneNode(true);
   for (const time of copy.querySelectorAll("time")) time.replaceWith(time.dateTime);
@@ -69,13 +69,13 @@ document.body.addEventListener("fq:pulse", () => {
 
 // --- forms -----------------------------------------------------------------------------------------
 
-// Of the three kinds of rules, only the fields of the chosen one are shown.
+// Show only the fields of the chosen kind of rule.
 function showKind(form) {
   const chosen = form.querySelector("input[name=kind]:checked")?.value;
   for (const part of form.querySelectorAll("[data-kind-of]")) part.hidden = part.dataset.kindOf !== chosen;
 }
 
-// JSON is checked here as well, so that a slip is seen while it is made.
+// JSON is also checked here, while it is typed.
 function checkJson(area) {
   const place = document.getElementById(`error-${area.name}`);
   if (!place) return;
@@ -89,7 +89,7 @@ function checkJson(area) {
   showMarks(area.form);
 }
 
-// A field is marked as long as a reason stands below it.
+// Mark each field that has an error message.
 function showMarks(form) {
   for (const place of form.querySelectorAll(".field-error")) {
     const field = document.getElementById(place.id.replace("error-", "field-"));
@@ -98,7 +98,7 @@ function showMarks(form) {
   }
 }
 
-// What was wrong with a field is not said of what is typed now.
+// Clear the error of a field when its value changes.
 function clearMark(form, field) {
   document.getElementById(`error-${field.name}`)?.replaceChildren();
   showMarks(form);
@@ -112,7 +112,7 @@ for (const form of document.querySelectorAll("form[data-schedule-form]")) {
   for (const area of form.querySelectorAll("textarea[data-json]")) area.addEventListener("change", () => checkJson(area));
 }
 
-// What was counted is not what a changed range would be.
+// A changed range invalidates the count.
 document.addEventListener("input", (event) => {
   if (event.target.closest("#backfill-range")) document.getElementById("backfill-answer")?.replaceChildren();
 });

@@ -1,10 +1,10 @@
-// Before the first paint: the theme that the reader chose, if any. Else the system's is used.
+// Apply the chosen theme before the first paint; by default the system's is used.
 (() => {
   let theme = null;
   try {
     theme = localStorage.getItem("fairqueue.theme");
   } catch {
-    // Storage may be forbidden; then the choice lasts for one page.
+    // Without storage, the choice lasts for one page.
   }
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 })();
