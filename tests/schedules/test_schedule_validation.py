@@ -107,11 +107,11 @@ def test_a_window_that_limits_nothing_is_refused(scheduler: TaskScheduler) -> No
     with pytest.raises(InvalidSchedule, match=r"windows\[1\] must have days, from or to"):
         add(scheduler, windows=[{"days": [1]}, {}])
     add(scheduler)
-    with pytest.raises(InvalidSchedule, match=r"windows\[0\] \{\} limits nothing"):
+    with pytest.raises(InvalidSchedule, match=r"windows\[0\] must have days, from or to"):
         scheduler.update_schedule("nine", windows=[{}])
-    with pytest.raises(InvalidSchedule, match=r"windows\[0\] \{\} limits nothing"):
+    with pytest.raises(InvalidSchedule, match=r"windows\[0\] must have days, from or to"):
         next_run({"cron": "0 9 * * *", "limits": {"windows": [{}]}}, None, THURSDAY)
-    with pytest.raises(InvalidSchedule, match=r"windows\[0\] \{\} limits nothing"):
+    with pytest.raises(InvalidSchedule, match=r"windows\[0\] must have days, from or to"):
         ScheduleInspector.preview("0 9 * * *", windows=[{}])
 
 
