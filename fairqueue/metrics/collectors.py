@@ -68,42 +68,42 @@ _CYCLE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 # counter in Redis -> (metric, what it counts)
 _COUNTERS = {
     "pushed": "Tasks stored, by pushes and by schedules.",
-    "duplicates": "Pushes of a task that was stored already.",
-    "refused": "Pushes and fires that a limit of the queue or of a user refused.",
+    "duplicates": "Pushes of a task that was already stored.",
+    "refused": "Pushes and fires refused by a limit of the queue or of a user.",
     "claimed": "Tasks handed to workers.",
-    "finished": "Tasks that were done.",
-    "retried": "Tasks that were offered again by their worker.",
-    "released": "Tasks that were given back untouched.",
-    "buried": "Tasks that went to the dead letters.",
-    "timed_out": "Tasks among them that ran for too long at their last attempt.",
+    "finished": "Tasks that finished.",
+    "retried": "Attempts that failed and will be retried.",
+    "released": "Tasks that workers gave back without running them.",
+    "buried": "Tasks moved to the dead letters.",
+    "timed_out": "Dead letters whose last attempt timed out.",
     "cancelled": "Tasks that were cancelled.",
-    "expired": "Leases that ended without a word from their worker.",
-    "lost_leases": "Calls that were refused because the lease was lost.",
-    "broken_tasks": "Task records that could not be read.",
-    "fired": "Tasks that schedules have enqueued.",
+    "expired": "Leases that expired because their worker did not extend them.",
+    "lost_leases": "Calls refused because the lease was lost.",
+    "broken_tasks": "Unreadable task records.",
+    "fired": "Tasks enqueued by schedules.",
     "missed": "Fire times of schedules that passed without a fire.",
-    "skipped": "Fire times of schedules at which their overlap policy allowed no task.",
-    "stale_runs": "Runs that went on for a lease after they had to end.",
-    "revived": "Dead letters that were run again.",
-    "discarded": "Dead letters that were dropped by hand.",
-    "auto_paused": "Schedules paused because they failed too often in a row.",
-    "backfilled": "Tasks enqueued for past moments of schedules.",
+    "skipped": "Fire times of schedules skipped by their overlap policy.",
+    "stale_runs": "Runs that went on for a lease after their time-out or cancellation.",
+    "revived": "Dead letters that were retried.",
+    "discarded": "Dead letters deleted by an operator.",
+    "auto_paused": "Schedules paused after too many failures in a row.",
+    "backfilled": "Tasks enqueued for past fire times of schedules.",
     "terms": "Terms of leadership.",
-    "set_aside_broken": "Schedules set aside because their record cannot be read.",
-    "set_aside_cron": "Schedules disabled because their cron has no next moment.",
+    "set_aside_broken": "Schedules disabled because their record is unreadable.",
+    "set_aside_cron": "Schedules disabled because their cron has no next fire time.",
 }
 
 _GAUGES = {
     "ready": "Tasks that wait for a worker.",
-    "delayed": "Tasks that wait for their time.",
+    "delayed": "Tasks that wait for their start time.",
     "running": "Tasks that a worker holds.",
-    "dead": "Tasks among the dead letters.",
+    "dead": "Dead letters.",
     "active_users": "Users with waiting tasks.",
     "parked_users": "Users with waiting tasks who are paused, capped or over their rate.",
-    "schedules": "Schedules stored.",
-    "active_schedules": "Schedules with a next moment.",
-    "set_aside": "Schedules that the scheduler has set aside.",
-    "epoch": "Number of the present term of leadership.",
+    "schedules": "Stored schedules.",
+    "active_schedules": "Schedules with a next fire time.",
+    "set_aside": "Schedules that cannot run.",
+    "epoch": "Number of the current term of leadership.",
 }
 
 
@@ -121,24 +121,24 @@ class SchedulerMetrics:
                 f"fairqueue_scheduler_{name}", text, ["queue", "scheduler"], registry=registry
             )
 
-        self.cycles = counter("cycles", "Passes of the loop that ended well.")
-        self.processed = counter("schedules_processed", "Due schedules that were looked at.")
+        self.cycles = counter("cycles", "Successful passes of the scheduler loop.")
+        self.processed = counter("schedules_processed", "Due schedules that were processed.")
         self.lock = counter("lock", "Attempts to lead, and terms lost.", "outcome")
         self.pushes = counter("pushes", "Fires, by outcome.", "outcome")
         self.missed = counter(
-            "missed_moments", "Moments that passed without a fire; up to 1,000 for each fire."
+            "missed_moments", "Fire times that were missed; at most 1,000 counted for each fire."
         )
         self.errors = counter("errors", "Errors, by type.", "type")
         self.cycle_seconds = Histogram(
             "fairqueue_scheduler_cycle_seconds",
-            "How long a pass of the loop took.",
+            "Duration of a pass of the scheduler loop.",
             ["queue"],
             buckets=_CYCLE_BUCKETS,
             registry=registry,
         )
         self.lateness_seconds = Histogram(
             "fairqueue_scheduler_fire_lateness_seconds",
-            "How long after its nominal moment a fire was enqueued.",
+            "How long after its nominal time a fire was enqueued.",
             ["queue"],
             buckets=_LATENESS_BUCKETS,
             registry=registry,
@@ -177,7 +177,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.runs = Counter(
             "fairqueue_worker_runs",
-            "Tasks that were run, by how that ended.",
+            "Tasks that were run, by outcome.",
             ["queue", "task", "outcome"],
             registry=registry,
         )
@@ -190,7 +190,7 @@ class WorkerMetrics:
         )
         self.stuck_runs = Gauge(
             "fairqueue_worker_stuck_runs",
-            "Runs that go on although their time-out has ended them more than a lease ago.",
+            "Runs that still go on more than a lease after their time-out.",
             ["queue", "task"],
             registry=registry,
         )
@@ -263,16 +263,18 @@ class QueueCollector(Collector):
         for name, text in _GAUGES.items():
             yield self._gauge(name, text, getattr(snapshot, name))
         yield self._gauge(
-            "oldest_wait_seconds", "How long the oldest waiting task waits.", snapshot.oldest_wait
+            "oldest_wait_seconds",
+            "How long the oldest waiting task has waited.",
+            snapshot.oldest_wait,
         )
         yield self._gauge(
             "overdue_seconds", "How late the most overdue schedule is.", snapshot.overdue
         )
-        yield self._gauge("leader_present", "1 while a scheduler leads.", _leads(snapshot))
+        yield self._gauge("leader_present", "1 if a scheduler is the leader.", _leads(snapshot))
         if snapshot.jain_index is not None:
             yield self._gauge(
                 "jain_index",
-                "How equal the service of backlogged users was, by weight, in the last window.",
+                "Jain's fairness index of backlogged users, by weight, in the last window.",
                 snapshot.jain_index,
             )
 
