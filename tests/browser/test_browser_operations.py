@@ -66,7 +66,7 @@ def test_limits_are_set_in_a_dialog(queue: TaskQueue, web: Web, open_page: Open)
     check_page(page)
     page.keyboard.press("Enter")
 
-    expect(page.locator(".toast")).to_contain_text("The limits of mails.send hold")
+    expect(page.locator(".toast")).to_contain_text("The limits of mails.send apply")
     expect(page.get_by_role("row", name="mails.send")).to_be_visible()
     assert queue.get_limits()["mails.send"].slots == 2
 

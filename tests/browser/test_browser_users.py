@@ -123,7 +123,7 @@ def test_limits_are_changed_on_the_page_of_a_user(world: World, web: Web, open_p
     expect(page.get_by_label("Max. running")).to_have_value("many")
     page.get_by_label("Max. running").fill("3")
     page.get_by_role("button", name="Change limits").click()
-    expect(page.locator(".toast")).to_contain_text("Changed for alice: max running 3.")
+    expect(page.locator(".toast")).to_contain_text("Changed alice: max running 3.")
     expect(page.get_by_label("Max. running")).to_have_value("3")
     check_page(page, ignore=("422",))
 

@@ -23,7 +23,7 @@ RUN_TYPES = {
     "queued": "a push to the queue",
     "scheduled": "its schedule",
     "manual": "a trigger of its schedule",
-    "retry": "a retry of a failed run",
+    "retry": "a retry",
 }
 EXAMPLE = '{"to": "alice"}'
 MAX_COMMAND = 500  # characters of a command line that is worth showing
