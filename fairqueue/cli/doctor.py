@@ -15,7 +15,7 @@ COLUMNS = columns("CHECK=check LEVEL=level WHAT=text")
 
 @click.command(cls=Command)
 @click.option("--fix", is_flag=True, help="Repair counts and indexes that are inconsistent.")
-@click.option("--quick", is_flag=True, help="Skip the comparison of all entries.")
+@click.option("--quick", is_flag=True, help="Skip the full consistency check.")
 @destructive
 @prints_data
 def doctor(session: Session, fix: bool, quick: bool, consent: Consent) -> int:

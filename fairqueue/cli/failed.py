@@ -52,7 +52,7 @@ def list_(listing: Listing, **filters: Any) -> None:
 @failed.command()
 @paged
 def groups(listing: Listing) -> None:
-    """List failed runs by cause, the latest first."""
+    """Group failed runs by cause, most recent first."""
     listing.show("groups", listing.inspector.failed.groups, GROUP_COLUMNS)
 
 
@@ -69,7 +69,10 @@ def show_(session: Session, task_id: str) -> None:
 @destructive
 @prints_data
 def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
-    """Run failed runs again: those named, or all that match. Prints the new ids of those named."""
+    """Run failed runs again: the given ids, or all that match the filters.
+
+    Prints the new ids of the given runs.
+    """
     wanted = choose("failed runs", "retry", ids, filters)
     part = session.inspector.failed
     if ids:
@@ -83,7 +86,7 @@ def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: A
 @destructive
 @prints_data
 def discard(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
-    """Delete failed runs: those named, or all that match."""
+    """Delete failed runs: the given ids, or all that match the filters."""
     wanted = choose("failed runs", "discard", ids, filters)
     part = session.inspector.failed
     if ids:

@@ -23,7 +23,9 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True)
+@click.option(
+    "--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="Role of the key."
+)
 @click.option("--tenant", help="Limit the key to this tenant.")
 @click.option("--expires-in", type=DURATION, help="Lifetime; default: until it is revoked.")
 @prints_data

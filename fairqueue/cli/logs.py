@@ -11,17 +11,17 @@ FORMATS = ("text", "json")
 
 
 class TextFormatter(logging.Formatter):
-    """A line with time, level, logger, message, and the fields that the message lacks."""
+    """A line with time, level, logger, message, and the fields not already in the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, without the traceback."""
         words = [time_of(record), record.levelname, record.name, printable(record.message)]
         template = str(record.msg)
         for name, value in fields_of(record).items():
-            is_said = (
+            in_message = (
                 value == template.split(" ")[0] if name == "event" else f" {name}=%s" in template
             )
-            if not is_said:
+            if not in_message:
                 words.append(f"{name}={value_text(value)}")
         return " ".join(words)
 

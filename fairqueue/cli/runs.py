@@ -58,9 +58,12 @@ run_filters = options(
     click.option("--fingerprint", help="Runs that failed with this cause."),
     click.option("--tenant", help="Runs of this tenant."),
     click.option(
-        "--since", type=PAST, help="Ended since then (else started, else pushed since then)."
+        "--since",
+        type=PAST,
+        help="Runs that ended at or after this time. Unfinished runs are compared by start or push "
+        "time.",
     ),
-    click.option("--until", type=PAST, help="And before then."),
+    click.option("--until", type=PAST, help="Runs before this time."),
 )
 payload_option = partial(click.option, "--payload", multiple=True, metavar="JSON|@FILE|K=V")
 
@@ -71,11 +74,16 @@ def runs() -> None:
 
 
 @runs.command("list")
-@click.option("--status", multiple=True, type=click.Choice(STATUSES), help="Repeatable.")
+@click.option(
+    "--status",
+    multiple=True,
+    type=click.Choice(STATUSES),
+    help="Runs with this status. Repeatable.",
+)
 @run_filters
 @paged
 def list_(listing: Listing, status: tuple[str, ...], **filters: Any) -> None:
-    """List runs, newest first: waiting, running, then ended."""
+    """List waiting, then running, then ended runs, each newest first."""
     fetch = partial(listing.inspector.runs.list, status or None, **given(filters))
     listing.show("runs", fetch, RUN_COLUMNS)
 

@@ -56,7 +56,7 @@ CHANGE_COLUMNS: Columns = {
     ],
 }
 schedule_argument = click.argument("schedule_id", metavar="ID")
-cron_option = click.option("--cron", "cron_expr", metavar="CRON", help="Another rule.")
+cron_option = click.option("--cron", "cron_expr", metavar="CRON", help="New cron expression.")
 note_option = click.option("--note", help="The reason, kept with the changes.")
 if_match_option = click.option(
     "--if-match", metavar="ETAG", help="Only if it is unchanged since `show` printed this etag."
@@ -141,7 +141,7 @@ def next_(
     after: datetime | None,
     timezone: str,
 ) -> None:
-    """Print the next runs of a rule or of a schedule. A rule needs no Redis."""
+    """Print the next runs of a rule or of a schedule. Redis is not needed for a rule."""
     if schedule_id is None and rule is not None and not _is_cron(rule):
         rule, schedule_id = None, rule
     if schedule_id is not None:
@@ -187,11 +187,11 @@ def history(listing: Listing, schedule_id: str) -> None:
 
 @schedules.command()
 @schedule_argument
-@click.option("--since", type=PAST, default="1d", show_default=True)
+@click.option("--since", type=PAST, default="1d", help="Start of the range; default: 1 day ago.")
 @click.option("--until", type=FUTURE, default="now", show_default=True)
 @paged
 def moments(listing: Listing, schedule_id: str, since: datetime, until: datetime) -> None:
-    """List the fire times in a range, and what became of each."""
+    """List the fire times in a range and their outcomes."""
     fetch = partial(listing.inspector.schedules.moments, schedule_id, since, until)
     listing.show("moments", fetch, {**MOMENT_COLUMNS, **columns("TASK=task_id")})
 
@@ -286,7 +286,7 @@ def pause(
     consent: Consent,
     **filters: Any,
 ) -> int:
-    """Pause schedules until resumed: those named, or all that match."""
+    """Pause schedules until resumed: the given ids, or all that match the filters."""
     if until is None:
         return act_on_many(session, "pause", ids, filters, consent, note=note)
     _check_one("--until", ids, filters)
@@ -306,7 +306,7 @@ def pause(
 def resume(
     session: Session, ids: tuple[str, ...], note: str | None, consent: Consent, **filters: Any
 ) -> int:
-    """Resume schedules from now on: those named, or all that match."""
+    """Resume schedules from now on: the given ids, or all that match the filters."""
     return act_on_many(session, "resume", ids, filters, consent, note=note)
 
 
@@ -348,7 +348,7 @@ def remove(
     consent: Consent,
     **filters: Any,
 ) -> int:
-    """Remove schedules: those named, or all that match. Tasks that they have fired stay."""
+    """Remove schedules: the given ids, or all that match the filters. Their tasks stay."""
     if if_match is None:
         return act_on_many(session, "remove", ids, filters, consent, ask_for_one=True)
     _check_one("--if-match", ids, filters)
@@ -360,12 +360,18 @@ def remove(
 
 @schedules.command()
 @schedule_argument
-@click.option("--since", type=PAST, required=True, help="Start.")
+@click.option("--since", type=PAST, required=True, help="Start of the range.")
 @click.option("--until", type=PAST, default="now", show_default=True, help="End, not included.")
 @click.option(
-    "--limit", type=int, default=1000, show_default=True, help="Refuse if more than this many."
+    "--limit",
+    type=int,
+    default=1000,
+    show_default=True,
+    help="Fail if there are more fire times than this.",
 )
-@click.option("--priority", type=PRIORITY, default="1", help="Of the tasks; default: VERY_LOW.")
+@click.option(
+    "--priority", type=PRIORITY, default="1", help="Priority of the tasks; default: VERY_LOW."
+)
 @click.option("--unknown-too", is_flag=True, help="Include times that may already have run.")
 @destructive
 @prints_data

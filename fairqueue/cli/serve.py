@@ -19,16 +19,20 @@ DEFAULT_PORT = 8844
 
 
 served = options(
-    click.option("--host", default="127.0.0.1", show_default=True),
-    click.option("--port", type=int, default=DEFAULT_PORT, show_default=True),
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
+    click.option(
+        "--port", type=int, default=DEFAULT_PORT, show_default=True, help="Port to listen on."
+    ),
 )
 run_options = options(
     served,
-    click.option("--workers", type=int, default=1, show_default=True),
+    click.option("--workers", type=int, default=1, show_default=True, help="Number of workers."),
     click.option(
         "--concurrency", type=int, help="Tasks at the same time; default: the app's, or 8."
     ),
-    click.option("--schedulers", type=int, default=1, show_default=True),
+    click.option(
+        "--schedulers", type=int, default=1, show_default=True, help="Number of schedulers."
+    ),
     click.option("--seconds", type=DURATION, help="Stop after this long."),
     click.option("--open", "open_browser", is_flag=True, help="Open it in a browser."),
 )
@@ -42,7 +46,7 @@ run_options = options(
     help="The handlers: a function that takes the queue and returns a Worker, or a module of "
     "handler classes.",
 )
-@click.option("--demo", "is_demo", is_flag=True, help="With sample users and tasks.")
+@click.option("--demo", "is_demo", is_flag=True, help="Add sample users and tasks.")
 @alert_options
 @metrics_options
 @run_options

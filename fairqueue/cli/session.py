@@ -275,8 +275,8 @@ class Consent:
 def destructive(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--dry-run` and `--yes`, passed to the command as `consent`."""
 
-    @click.option("--dry-run", is_flag=True, help="Print what would be done, change nothing.")
-    @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+    @click.option("--dry-run", is_flag=True, help="Print what would be done, but change nothing.")
+    @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
     @functools.wraps(command)
     def asking(*args: Any, dry_run: bool, yes: bool, **settings: Any) -> Any:
         return command(*args, consent=Consent(dry_run, yes), **settings)

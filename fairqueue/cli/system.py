@@ -78,7 +78,7 @@ def _status_rows(overview: Overview) -> dict[str, object]:
 @click.option("--count", type=int, help="With --watch: stop after this many lines.")
 @prints_data
 def stats(session: Session, watch: bool, interval: float, count: int | None) -> None:
-    """Print counts and counters of the queue. With --watch, one line at a time."""
+    """Print statistics of the queue. With --watch, one line at a time."""
     if watch:
         _watch(session, interval, count)
         return
@@ -166,7 +166,7 @@ def _setting(name: str, text: str) -> Any:
 
 @click.command(cls=Command)
 @click.option("--actor", help="Changes made by this actor.")
-@click.option("--action", help="Actions that start with this, for example schedule.")
+@click.option("--action", help="Actions with this prefix, for example schedule.")
 @click.option("--target", help="Changes of this object.")
 @click.option("--tenant", help="Changes in this tenant.")
 @click.option("--since", type=PAST, help="Since this time.")

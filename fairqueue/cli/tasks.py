@@ -33,16 +33,25 @@ def tasks() -> None:
 @click.option("--name", default="default", show_default=True, help="Name of its handler.")
 @payload_option(help="Arguments of the handler; repeatable.")
 @click.option("--priority", type=PRIORITY, default="3", help="1 to 6; default: NORMAL.")
-@click.option("--id", "task_id", metavar="ID", help="Pushing the same id again is one task.")
-@click.option("--delay", type=DURATION, help="Wait this long before it runs.")
-@click.option("--at", type=FUTURE, help="Run it not before this time.")
+@click.option(
+    "--id", "task_id", metavar="ID", help="Task id. Pushing the same task again has no effect."
+)
+@click.option("--delay", type=DURATION, help="Delay before it becomes ready.")
+@click.option("--at", type=FUTURE, help="Do not run it before this time.")
 @click.option("--tenant", help="Tenant that the task belongs to.")
 @click.option("--retries", type=int, help="Retries after a failure; default: the handler's.")
-@click.option("--max-attempts", type=int, help="One more than --retries; dead workers count too.")
+@click.option(
+    "--max-attempts",
+    type=int,
+    help="Maximum attempts, including the first and those lost to a dead worker. Use instead of "
+    "--retries.",
+)
 @click.option("--backoff", help=BACKOFF_HELP)
 @click.option("--backoff-cap", type=DURATION, help="Longest delay before a retry.")
 @click.option("--backoff-multiplier", type=float, help="Growth of each delay; default: 2.")
-@click.option("--jitter", help="full: random delays up to the backoff; default: none.")
+@click.option(
+    "--jitter", help="full: random delay between 0 and the backoff. none (default): exact delay."
+)
 @click.option("--timeout", type=DURATION, help="Maximum run time; default: the handler's.")
 @prints_data
 def push(session: Session, payload: tuple[str, ...], backoff: str | None, **fields: Any) -> None:

@@ -136,7 +136,13 @@ def _workers_line(workers: Sequence[WorkerInfo]) -> str:
 @click.command(cls=Command)
 @click.option("--interval", type=DURATION, default="2s", show_default=True, help="Between updates.")
 @click.option("--count", type=int, help="Stop after this many updates.")
-@click.option("--users", type=click.IntRange(1, MAX_USERS), default=20, show_default=True)
+@click.option(
+    "--users",
+    type=click.IntRange(1, MAX_USERS),
+    default=20,
+    show_default=True,
+    help="Maximum number of users to show.",
+)
 @prints_data
 def top(session: Session, interval: float, count: int | None, users: int) -> None:
     """Show users by backlog with their shares, live. Press q or Ctrl-C to quit."""

@@ -130,7 +130,7 @@ def weight(session: Session, user_id: str, weight: float) -> None:
 @click.option("--tenant", help="Tenant that the user belongs to.")
 @prints_data
 def limit(session: Session, user_id: str, **limits: Any) -> None:
-    """Set limits of a user; `none` removes a limit."""
+    """Set the limits of a user; `none` removes a limit."""
     changes = {name: None if value == NONE else value for name, value in given(limits).items()}
     if not changes:
         raise click.UsageError("give --max-running, --max-waiting, --rate or --tenant")
@@ -139,7 +139,7 @@ def limit(session: Session, user_id: str, **limits: Any) -> None:
 
 @users.command()
 @user_argument
-@click.option("--note", help="The reason, shown wherever the user is seen to wait.")
+@click.option("--note", help="Note, shown as the reason why the user waits.")
 @click.option("--until", type=FUTURE, help="Resume automatically at this time.")
 @prints_data
 def pause(session: Session, user_id: str, note: str | None, until: datetime | None) -> None:
@@ -155,7 +155,7 @@ def pause(session: Session, user_id: str, note: str | None, until: datetime | No
 @user_argument
 @prints_data
 def resume(session: Session, user_id: str) -> None:
-    """Hand out the tasks of a user again."""
+    """Resume a paused user."""
     settings = session.inspector.users.resume(user_id)
     answer(session, {"user_id": user_id, "paused": settings.paused})
 
