@@ -41,6 +41,9 @@ def schedule_options(command: F) -> F:
 def _option(each: ScheduleField) -> Callable[[F], F]:
     names = each.option or (f"--{each.name.replace('_', '-')}",)
     settings: dict[str, Any] = {"help": each.help, "type": _TYPES.get(each.kind)}
+    if each.kind == "flag":
+        names = tuple(f"{name}/--no-{name.removeprefix('--')}" for name in names)
+        settings["default"] = None
     if each.choices and each.kind == "choice":
         settings["help"] += f" One of {', '.join(filter(None, each.choices))}."
     if each.kind in _REPEATED:

@@ -45,7 +45,8 @@ class ScheduleField:
     kind: what its values are. It decides how they are checked and stored, and how each interface
         reads and shows them: text, lines (text of several lines), cron, zone, choice, priority,
         integer, number, time (stored in ms), duration (stored in ms), seconds (a duration that is
-        stored in seconds), backoff, windows, dates, object (JSON) or flag.
+        stored in seconds), backoff, windows, dates, object (JSON) or flag (whose default must be
+        True or False).
     default: as stored; None if the field is optional, REQUIRED if it must be given.
     help: what it means, in one sentence. hint: a second sentence, for the form only.
     label, group, place: its name and its place in the form; without a group it is not there.
@@ -99,7 +100,7 @@ class ScheduleField:
             check_count(value, self.name, InvalidSchedule, most=LATEST_MS)
         elif self.kind == "cron" and not isinstance(value, str):
             raise InvalidSchedule(f"{self.name} must be a string, not {shown(value):.60}")
-        elif self.kind in ("text", "lines", "choice", "integer"):
+        elif self.kind in ("text", "lines", "choice", "integer", "flag"):
             self.check(value)
 
     def to_user(self, value: Any) -> Any:
@@ -113,7 +114,7 @@ class ScheduleField:
         value = self.to_user(value)
         if isinstance(value, datetime):
             return value.isoformat()
-        if self.kind == "priority":
+        if self.kind == "priority" and value is not None:
             return int(value)
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -294,7 +295,10 @@ def _check_description(value: object) -> str:
 
 FIELDS: Mapping[str, ScheduleField] = {each.name: each for each in TABLE}
 # What users write and definitions store, and the part of it that is stored only if it is unusual.
-STORED = tuple(each.name for each in TABLE if each.adds and each.patches and each.kind != "flag")
+# is_active is a part of the state.
+STORED = tuple(
+    each.name for each in TABLE if each.adds and each.patches and each.name != "is_active"
+)
 OPTIONAL: Mapping[str, Any] = {
     name: FIELDS[name].default for name in STORED if not FIELDS[name].always
 }

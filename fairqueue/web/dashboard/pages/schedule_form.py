@@ -118,6 +118,7 @@ _READERS: dict[str, Callable[[str, str, str], Any]] = {
     "windows": bind(_json, kind=list),
     "dates": lambda text, zone, name: text.replace(",", " ").split(),
     "object": _json,
+    "flag": lambda text, zone, name: text == "true",
 }
 _WRITERS: dict[str, Callable[[Any, str], str]] = {
     "priority": lambda value, zone: str(int(value)),
@@ -134,6 +135,7 @@ _WRITERS: dict[str, Callable[[Any, str], str]] = {
     "windows": lambda value, zone: json_text(value),
     "dates": lambda value, zone: ", ".join(value),
     "object": lambda value, zone: json_text(value, 2),
+    "flag": lambda value, zone: "true" if value else "false",
 }
 
 
@@ -162,6 +164,8 @@ def texts_of(it: ScheduledTask) -> Texts:
 def typed_in(form: Form) -> Texts:
     """Return the texts of the form by field, with line ends as in Python."""
     texts = {name: form.raw(name).replace("\r\n", "\n").strip() for name in NAMES}
+    # A browser does not send a box that is not ticked.
+    texts |= {each.name: texts[each.name] or "false" for each in SHOWN if each.kind == "flag"}
     return texts if texts["kind"] in KINDS else texts | {"kind": "cron_expr"}
 
 
@@ -313,7 +317,10 @@ def _form_page(
         groups=GROUPS,
         kinds=KIND_LABELS,
         rule_names=RULE,
-        shows_limits=any(texts[f.name] or f.name in (errors or {}) for f in GROUPS[LIMITS]),
+        shows_limits=any(
+            texts[f.name] != USUAL.get(f.name, "") or f.name in (errors or {})
+            for f in GROUPS[LIMITS]
+        ),
         back=_path(request, task.view.schedule.schedule_id)
         if task.view
         else link(request, "schedules"),
