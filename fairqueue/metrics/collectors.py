@@ -144,13 +144,13 @@ class SchedulerMetrics:
             registry=registry,
         )
         self.last_cycle = gauge(
-            "last_successful_cycle_timestamp_seconds", "When a pass last ended well."
+            "last_successful_cycle_timestamp_seconds", "Time of the last successful pass."
         )
         self.started = gauge(
-            "start_timestamp_seconds", "Since when the thread is up; 0: it is not."
+            "start_timestamp_seconds", "Start time of the scheduler thread; 0 if it is not running."
         )
-        self.is_leader = gauge("is_leader", "1 while this scheduler leads.")
-        self.redis_up = gauge("redis_up", "1 while Redis answers this scheduler.")
+        self.is_leader = gauge("is_leader", "1 if this scheduler is the leader.")
+        self.redis_up = gauge("redis_up", "1 if Redis answers this scheduler.")
 
     def prepare(self, queue: str, scheduler: str) -> None:
         """Show all series of a scheduler from the start, so that a rate sees the first error."""
