@@ -61,7 +61,7 @@ _HANDSHAKE = ("AUTH", "CLIENT SETINFO", "SELECT")
 _OF_SENTINELS = frozenset({"ROLE", "SENTINEL GET-MASTER-ADDR-BY-NAME"})
 # Commands that are not written at the call that sends them: (module, function) -> commands.
 _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
-    ("aio", "read"): (),  # scripts, of `Each`
+    ("aio", "_stream"): (),  # scripts
     ("store", "_texts"): ("HMGET",),
     ("connection", "_stream"): (),  # scripts
     ("connection", "ask"): (),  # what its callers name

@@ -6,8 +6,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -45,15 +45,19 @@ Result = TypeVar("Result")
 
 
 class _Stopped(Exception):
-    """Whoever reads the answers of Each wants no more."""
+    """The reader of the answers of Each wants no more, or has failed."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
 
 
 class AsyncLink(Driver):
     """The asynchronous way to one queue in Redis.
 
-    Many tasks of one event loop may use it. In another loop, or after a fork, it opens connections
-    of its own. A task that is cancelled closes the connection that it uses: no answer is left on
-    its way. What it asked may have been done.
+    Many tasks of one event loop may use it, but not several threads. In another loop, or after a
+    fork, it opens connections of its own. A task that is cancelled closes the connection that it
+    uses: no answer is left on its way. What it asked may have been done.
     """
 
     def __init__(
@@ -117,36 +121,49 @@ class AsyncLink(Driver):
 
     async def _each(self, request: Each) -> None:
         """As in the blocking driver: the next call is made while the server works on the last."""
-        waiting: deque[tuple[Call, float]] = deque()
-        source = iter(request.calls)
 
         def read(answer: Any) -> None:
-            if request.read(answer) is False:
+            try:
+                goes_on = request.read(answer) is not False
+            except Exception as error:
+                raise _Stopped(error) from None
+            if not goes_on:
                 raise _Stopped
 
-        with suppress(_Stopped):
-            try:
-                async with self._connection() as connection:
-                    for call in source:
-                        waiting.append((call, time.monotonic()))
-                        async with self._patience():
-                            await connection.send_command(*self._command(call)[1])
-                        if len(waiting) > 1:
-                            answer = await self._read(connection)
-                            waiting.popleft()
-                            read(answer)
-                    while waiting:
-                        answer = await self._read(connection)
-                        waiting.popleft()
-                        read(answer)
-            except (redis.RedisError, OSError) as error:
-                if waiting and isinstance(error, redis.ResponseError):
-                    read(await self._call(waiting.popleft()[0]))  # it was answered: with a refusal
-                for call, sent_at in waiting:
-                    talk = partial(self._run_script, *self._command(call))
-                    read(await self._repeat(talk, None, sent_at=sent_at))
-                for call in source:
-                    read(await self._call(call))
+        try:
+            await self._stream(iter(request.calls), read)
+        except _Stopped as stopped:
+            if stopped.error is not None:
+                raise stopped.error from None
+
+    async def _stream(self, calls: Iterator[Call], read: Callable[[Any], None]) -> None:
+        waiting: deque[tuple[Call, float]] = deque()
+        try:
+            async with self._connection() as connection:
+                for call in calls:
+                    waiting.append((call, time.monotonic()))
+                    async with self._patience():
+                        await connection.send_command(*self._command(call)[1])
+                    if len(waiting) > 1:
+                        read(await self._next_answer(connection, waiting))
+                while waiting:
+                    read(await self._next_answer(connection, waiting))
+        except redis.RedisError as error:
+            if waiting and isinstance(error, redis.ResponseError):
+                read(await self._call(waiting.popleft()[0]))  # it was answered: with a refusal
+            for call, sent_at in waiting:
+                talk = partial(self._run_script, *self._command(call))
+                read(await self._repeat(talk, None, sent_at=sent_at))
+            for call in calls:
+                read(await self._call(call))
+
+    async def _next_answer(
+        self, connection: AbstractConnection, waiting: deque[tuple[Call, float]]
+    ) -> Any:
+        async with self._patience():
+            answer = await connection.read_response()
+        waiting.popleft()
+        return answer
 
     async def _ask(self, request: Ask) -> list[Any]:
         answers: list[Any] = await self._repeat(
@@ -172,18 +189,9 @@ class AsyncLink(Driver):
 
     # --- attempts ---------------------------------------------------------------------------------
 
-    async def _read(self, connection: AbstractConnection) -> Any:
-        return await connection.read_response(timeout=self._dialer.attempt)
-
-    async def _answer_or_error(self, connection: AbstractConnection) -> Any:
-        try:
-            return await self._read(connection)
-        except redis.ResponseError as error:
-            return error
-
-    def _patience(self, limit: float = math.inf) -> asyncio.Timeout:
+    def _patience(self, limit: float = math.inf) -> AbstractAsyncContextManager[None]:
         """At most as long as one attempt may take, or `limit` seconds if that is less."""
-        return asyncio.timeout(min(limit, self._dialer.attempt))
+        return _within(min(limit, self._dialer.attempt))
 
     async def _converse(self, connection: AbstractConnection, talk: Talk) -> Any:
         try:
@@ -191,7 +199,7 @@ class AsyncLink(Driver):
             while True:
                 packed = connection.pack_commands(commands)
                 await connection.send_packed_command(packed)
-                answers = [await self._answer_or_error(connection) for _ in commands]
+                answers = [await _answer_or_error(connection) for _ in commands]
                 commands = talk.send(answers)
         except StopIteration as end:
             return end.value
@@ -225,12 +233,15 @@ class AsyncLink(Driver):
     @asynccontextmanager
     async def _connection(self, within: float = math.inf) -> AsyncIterator[AbstractConnection]:
         connection = self._take_free() or await self.dial(within)
+        transport = connection._writer.transport if connection._writer is not None else None
         try:
             yield connection
         except BaseException as error:
             # An answer may still be on its way, and must not reach the next user of the connection.
             await _disconnect(connection)
-            if isinstance(error, BROKEN):
+            if transport is not None:  # redis-py may have closed it, and left its buffer to be sent
+                transport.abort()
+            if isinstance(error, BROKEN) and self._home == _here():
                 self._clock_sample = None  # the next answer may be another server's
                 while self._free:  # each would cost somebody a time-out
                     await _disconnect(self._free.pop())
@@ -238,8 +249,8 @@ class AsyncLink(Driver):
         await self.take_back(connection)
 
     async def take_back(self, connection: AbstractConnection) -> None:
-        """Keep a connection for the next caller."""
-        if self._closed:
+        """Keep a connection for the next caller; close it if the queue is used elsewhere now."""
+        if self._closed or self._home != _here():
             await _disconnect(connection)
         else:
             self._free.append(connection)
@@ -252,12 +263,20 @@ class AsyncLink(Driver):
 
     def _move_home(self) -> None:
         """Leave the connections of another process or event loop alone."""
-        home = (os.getpid(), asyncio.get_running_loop())
+        home = _here()
         if self._home != home:
             if self._home is not None and self._home[0] != home[0]:
                 # Closing them, as collecting them would, takes them from the parent's event loop.
                 self._abandoned.append(self._free)
             self._free, self._home = [], home
+
+    async def lend(self, within: float) -> AbstractConnection:
+        """A connection to wait on: a free one whose other end is still there, or a new one."""
+        while (connection := self._take_free()) is not None:
+            if connection._reader is not None and not connection._reader.at_eof():
+                return connection
+            await _disconnect(connection)
+        return await self.dial(within)
 
     async def dial(self, within: float = math.inf) -> AbstractConnection:
         """A new connection, ready for use. Raises redis errors."""
@@ -294,7 +313,7 @@ class _Dialer:
         """A connection, ready for use, made in at most `within` seconds. Raises redis errors."""
         connection = self._make(**self._options)
         try:
-            async with asyncio.timeout(min(within, self.attempt)):
+            async with _within(min(within, self.attempt)):
                 await connection.connect()
         except BaseException as error:
             await _disconnect(connection)
@@ -311,11 +330,17 @@ def _asynchronous(kind: type) -> type[AbstractConnection]:
     """The asynchronous class of connections for a class of either kind."""
     if issubclass(kind, AbstractConnection):
         return kind
-    if issubclass(kind, redis.connection.SSLConnection):
-        return SSLConnection
-    if issubclass(kind, redis.connection.UnixDomainSocketConnection):
-        return UnixDomainSocketConnection
-    return Connection
+    for blocking, awaiting in (
+        (redis.connection.SSLConnection, SSLConnection),
+        (redis.connection.UnixDomainSocketConnection, UnixDomainSocketConnection),
+        (redis.connection.Connection, Connection),
+    ):
+        if issubclass(kind, blocking) and kind._connect is blocking._connect:
+            return awaiting
+    raise ConfigurationError(
+        f"connections of the class {kind.__name__} cannot be used asynchronously: pass a "
+        "redis.asyncio.Redis"
+    )
 
 
 class _Waiter:
@@ -344,31 +369,58 @@ class _Waiter:
                 if answer.result() is not None:
                     return True
         except BaseException:
-            await self.close()
+            await self.close(is_broken=True)
             raise
         return False
 
     async def _ask(self, within: float) -> "asyncio.Task[Any]":
         if self._connection is None:
-            self._connection = await self._link.dial(within)
+            self._connection = await self._link.lend(within)
         await self._connection.send_command("BLPOP", self._key, driver.BLOCK_S)
-        # Without an answer for this long the connection is dead.
-        silence = driver.BLOCK_S + driver.SILENCE_S
-        return asyncio.ensure_future(self._connection.read_response(timeout=silence))
+        return asyncio.ensure_future(_read_token(self._connection))
 
-    async def close(self) -> None:
+    async def close(self, *, is_broken: bool = False) -> None:
         """Give up the pending BLPOP, so that a token goes to another client."""
         connection, self._connection = self._connection, None
         answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.cancel()
-            await asyncio.wait({answer})
-        if connection is None:
-            return
-        if answer is None and connection.is_connected:
-            await self._link.take_back(connection)
-        else:
-            await _disconnect(connection)
+        try:
+            if answer is not None:
+                answer.cancel()
+                await asyncio.wait({answer})
+        finally:
+            if connection is not None:
+                if answer is None and not is_broken and connection.is_connected:
+                    await self._link.take_back(connection)
+                else:
+                    await _disconnect(connection)
+
+
+def _here() -> tuple[int, asyncio.AbstractEventLoop]:
+    return os.getpid(), asyncio.get_running_loop()
+
+
+@asynccontextmanager
+async def _within(seconds: float) -> AsyncIterator[None]:
+    """Raises redis.TimeoutError after this long."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise redis.TimeoutError(f"no answer within {seconds:g} s") from None
+
+
+async def _read_token(connection: AbstractConnection) -> Any:
+    """The answer to BLPOP; without one for this long, the connection is dead."""
+    # Not by the argument `timeout` of redis-py: after it, the answer is still on its way.
+    async with _within(driver.BLOCK_S + driver.SILENCE_S):
+        return await connection.read_response()
+
+
+async def _answer_or_error(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response()
+    except redis.ResponseError as error:
+        return error
 
 
 async def _disconnect(connection: AbstractConnection) -> None:

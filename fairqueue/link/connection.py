@@ -201,14 +201,15 @@ class Link(Driver):
                 else:
                     with at_most(connection, attempts.limit):
                         answer = _converse(connection, talk())
-                self.take_back(connection)
-                return answer
             except BaseException as error:
                 if connection is not None:
                     self._give_up(connection, error)
                 if not isinstance(error, (redis.ResponseError, *BROKEN)):
                     raise
                 failure = error
+            else:
+                self.take_back(connection)
+                return answer
             outcome = attempts.failed(failure, begun)
             if isinstance(outcome, float):
                 time.sleep(outcome)

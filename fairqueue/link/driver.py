@@ -108,7 +108,7 @@ class Driver:
             if isinstance(answer, redis.exceptions.NoScriptError):
                 _check((yield (("SCRIPT", "LOAD", script.text),))[0])
                 (answer,) = yield (command,)
-            if "near '#'" not in str(answer) or not isinstance(answer, redis.ResponseError):
+            if not isinstance(answer, redis.ResponseError) or "near '#'" not in str(answer):
                 return _check(answer)
             self._plain_scripts = True
         return _check((yield (("EVAL", script.plain_text, *command[2:]),))[0])

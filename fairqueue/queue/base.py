@@ -57,6 +57,11 @@ class QueueBase:
             raise ConfigurationError(f"this is Redis {version}: FairQueue needs 7.0 or later")
         self._checked = True
 
+    def ready(self) -> Operation[None]:
+        """Check the server, unless that was done before."""
+        if not self._checked:
+            yield from self._check()
+
     def _call(self, call: Call) -> Operation[Any]:
         """Run a script that writes; the first time, check the server before."""
         if not self._checked:

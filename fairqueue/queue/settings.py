@@ -64,12 +64,14 @@ class SettingsOperations(QueueBase):
             "paused": paused,
             "tenant": tenant,
         }
-        change = {
+        change: dict[str, Any] = {
             field: _USER_CHECKS[field](value)
             for field, value in given.items()
             if value is not UNSET
         }
-        change |= check_pause(paused, note, by, until, (yield Now()))
+        change |= check_pause(paused, note, by, until)
+        if (until_ms := change.get("paused_until")) is not None and until_ms <= (yield Now()):
+            raise ConfigurationError(f"until {from_ms(until_ms).isoformat()} is in the past")
         text = yield from self._call(
             Call("set_user", op=new_id(), user=user_id, change=json.dumps(change))
         )
@@ -237,7 +239,7 @@ _USER_CHECKS: dict[str, Callable[[Any], object]] = {
 }
 
 
-def check_pause(paused: object, note: Any, by: Any, until: Any, now_ms: int) -> dict[str, object]:
+def check_pause(paused: object, note: Any, by: Any, until: Any) -> dict[str, object]:
     """The details of a pause, as they are stored. Raises ConfigurationError."""
     if paused is not True:
         if (note, by, until) != (None, None, None):
@@ -250,8 +252,6 @@ def check_pause(paused: object, note: Any, by: Any, until: Any, now_ms: int) -> 
             f"note must be a string of at most {MAX_NOTE_LENGTH} characters, not {shown(note)}"
         )
     until_ms = None if until is None else read_ms(until, "until", ConfigurationError)
-    if until_ms is not None and until_ms <= now_ms:
-        raise ConfigurationError(f"until {from_ms(until_ms).isoformat()} is in the past")
     return {"pause_note": note, "paused_by": by, "paused_until": until_ms}
 
 

@@ -43,6 +43,7 @@ from fairqueue.errors import (
     kind_of,
     shown,
 )
+from fairqueue.logs import log_event
 from fairqueue.runtime import watchdog
 from fairqueue.validation import check_count
 
@@ -217,8 +218,7 @@ class EmbeddedServer:
     # --- internals ------------------------------------------------------------------------------
 
     def _log(self, what: str, **fields: object) -> None:
-        extra = {"event": f"embedded_{what}", "server_pid": self._pid, **fields}
-        logger.info("embedded server %s", what, extra=extra)
+        log_event(logger, f"embedded_{what}", server_pid=self._pid, **fields)
 
     def _launch(self, binary: Path) -> None:
         self._channel = channel = _Channel(self._folder, self._owner)

@@ -94,6 +94,7 @@ def backfill(store: ScheduleStore, request: BackfillRequest, dry_run: bool) -> O
         )
         if dry_run:
             return report
+        yield from store.ready()
         done, finished = yield from _fill(outcomes, request, runs, filled)
         filled += done
         if finished:

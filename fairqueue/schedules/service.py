@@ -55,7 +55,7 @@ class Schedules:
         """`check_task` gets the name and the payload of future tasks, and may raise."""
         self.queue = queue
         self.link = queue.link
-        self.store = ScheduleStore(queue.link, check_task)
+        self.store = ScheduleStore(queue.link, check_task, queue.ready)
 
     @operation
     def add_schedule(

@@ -54,9 +54,18 @@ CheckTask = Callable[[str, Mapping[str, Any]], Operation[None]]
 class ScheduleStore:
     """The schedules of one queue."""
 
-    def __init__(self, link: Link, check_task: CheckTask | None = None) -> None:
-        """`check_task` gets the name and the payload of future tasks, and may raise."""
+    def __init__(
+        self,
+        link: Link,
+        check_task: CheckTask | None = None,
+        ready: Callable[[], Operation[None]] | None = None,
+    ) -> None:
+        """`check_task` gets the name and the payload of future tasks, and may raise.
+
+        `ready` is run before anything is written.
+        """
         self.link = link
+        self.ready = ready or _nothing
         self.check_task = check_task or _accept
         self._min_interval = (-SETTINGS_MS, 0)  # when it was read, and how many ms it is
 
@@ -72,6 +81,7 @@ class ScheduleStore:
         checked = _check_specs(given, on_conflict)
         if not checked:
             return []
+        yield from self.ready()
         for fields in checked.values():
             yield from self.check_task(fields["name"], fields["payload"])
         op = new_id()
@@ -116,6 +126,7 @@ class ScheduleStore:
         check_id(schedule_id)
         patch = check_patch(changes)
         _check_revision(schedule_id, revision)
+        yield from self.ready()
         if "payload" in patch or "name" in patch:
             # Before the deadline runs, as it may take a while.
             stored = (yield from steps(self.stored)([schedule_id]))[0]
@@ -164,6 +175,7 @@ class ScheduleStore:
         """
         check_id(schedule_id)
         _check_revision(schedule_id, revision)
+        yield from self.ready()
         word = yield Call("remove_schedule", op=new_id(), id=schedule_id, revision=revision or "")
         if word == b"stale":
             raise _stale(schedule_id)
@@ -292,6 +304,10 @@ class ScheduleStore:
 
 def _accept(name: str, payload: Mapping[str, Any]) -> Operation[None]:
     """Accept every task."""
+    yield from ()
+
+
+def _nothing() -> Operation[None]:
     yield from ()
 
 

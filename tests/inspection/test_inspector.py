@@ -14,6 +14,7 @@ from helpers.world import World
 from fairqueue.access.credentials import Actor
 from fairqueue.clock import ManualClock
 from fairqueue.errors import (
+    ConfigurationError,
     FairQueueError,
     Forbidden,
     InvalidInput,
@@ -30,6 +31,7 @@ from fairqueue.inspection.system import OLD_WAIT_S
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import LogLine, Report
 from fairqueue.queue.workers import GONE_AFTER_S
+from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.overview import OverviewStore
 
@@ -803,3 +805,16 @@ def test_the_server_is_described(inspector: Inspector) -> None:
 def test_bad_input_is_named(inspector: Inspector, act: Act, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         act(inspector)
+
+
+def test_nothing_is_stored_on_a_server_that_evicts_keys(
+    own_server: Callable[..., EmbeddedServer],
+) -> None:
+    server = own_server()
+    with redis.Redis.from_url(server.url) as client, TaskQueue.from_url(server.url) as queue:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        inspector = Inspector(queue, Actor(name="ann", role="admin", via="cli"))
+        fields = {"cron_expr": "0 9 * * *", "user_id": "alice"}
+        with pytest.raises(ConfigurationError, match="allkeys-lru"):
+            inspector.schedules.add(**fields)
+        assert not client.exists(queue.keys["schedules"])

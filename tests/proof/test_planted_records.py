@@ -86,9 +86,9 @@ def test_a_cursor_that_is_no_text_is_refused(queue: TaskQueue) -> None:
 
 
 @pytest.mark.parametrize("fields", [7, "text", [1], None])
-def test_fields_of_a_schedule_that_are_no_object_are_refused(queue: TaskQueue, fields: Any) -> None:
+def test_fields_of_a_schedule_must_be_an_object(queue: TaskQueue, fields: Any) -> None:
     inspector = Inspector(queue, Actor(name="eve", role="admin", via="rest"))
-    with pytest.raises(InvalidInput, match="no object"):
+    with pytest.raises(InvalidInput, match="expected the fields of a schedule"):
         inspector.schedules.import_([fields], dry_run=False)
 
 
