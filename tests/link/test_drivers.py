@@ -494,12 +494,14 @@ def test_an_asynchronous_queue_can_be_used_in_one_loop_after_the_other(redis_url
     asyncio.run(use("two"))
 
 
-@pytest.mark.usefixtures("redis_client")
-def test_two_event_loops_do_not_get_each_others_connections(redis_url: str) -> None:
+def test_two_event_loops_do_not_get_each_others_connections(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
     queue = AsyncTaskQueue.from_url(redis_url)
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     try:
         first.run_until_complete(queue.push(make_task(task_id="t1")))
+        redis_client.client_pause(200)
         pending = first.create_task(queue.size())
         first.run_until_complete(asyncio.sleep(0))  # it has a connection of the first loop
         second.run_until_complete(queue.size())
@@ -508,8 +510,9 @@ def test_two_event_loops_do_not_get_each_others_connections(redis_url: str) -> N
         second.run_until_complete(queue.destroy())
         second.run_until_complete(queue.close())
     finally:
-        first.close()
-        second.close()
+        for loop in (first, second):
+            loop.run_until_complete(asyncio.sleep(0))  # for the transports to close
+            loop.close()
 
 
 # --- cancellation ---------------------------------------------------------------------------------
