@@ -4,7 +4,7 @@ import reprlib
 from datetime import date, time, timedelta
 from decimal import Decimal
 
-# A few objects that contain each other can have a repr that never ends.
+# The repr of objects with shared references can be unbounded.
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 4
 _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = 20
@@ -25,14 +25,14 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
-def cut(text: str, most: int) -> str:
-    """Return the text, cut to at most `most` characters."""
+def truncate(text: str, most: int) -> str:
+    """Return the text, truncated to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def shortly(value: object) -> str:
-    """Return the repr of a value, cut to about 60 characters."""
-    return cut(shown(value), 63)
+def short_repr(value: object) -> str:
+    """Return the repr of a value, truncated to about 60 characters."""
+    return truncate(shown(value), 63)
 
 
 # Values of these types cannot contain a secret.
@@ -53,7 +53,7 @@ def kind_of(value: object) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """Return the repr of a value if it is plain, or else only its type, to keep secrets."""
+    """Return the repr of a plain value, or else only the type, so that secrets do not leak."""
     return shown(value) if is_plain(value) else kind_of(value)
 
 
@@ -137,7 +137,7 @@ class Forbidden(FairQueueError):
 
 
 class ScheduleQuota(FairQueueError):
-    """A user has as many schedules as the queue allows, or a schedule fires too often."""
+    """A user has reached the schedule quota, or a schedule fires too often."""
 
 
 class BrokenRecord(FairQueueError):
@@ -152,7 +152,7 @@ class TimedOut(Exception):
 
 
 class RedisUnavailable(FairQueueError):
-    """Redis did not answer in time. It may have acted; the same call may be repeated."""
+    """Redis did not answer in time. The command may have run; the call can be retried safely."""
 
 
 class RedisRefused(FairQueueError):

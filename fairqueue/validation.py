@@ -17,11 +17,11 @@ from fairqueue.errors import (
     InvalidInput,
     InvalidPayload,
     InvalidTask,
-    cut,
     is_plain,
     kind_of,
     safe_repr,
     shown,
+    truncate,
 )
 
 MAX_NAME_LENGTH = 200  # characters of an id, a user or a task name: they are parts of index members
@@ -87,7 +87,7 @@ def check_name(
 
 def _given(value: object) -> str:
     """Return an invalid name as a message shows it. A payload passed by mistake is not shown."""
-    return cut(shown(value), 80) if isinstance(value, str) else safe_repr(value)
+    return truncate(shown(value), 80) if isinstance(value, str) else safe_repr(value)
 
 
 def check_items(
@@ -102,7 +102,7 @@ def check_items(
 def check_text(
     value: object, what: str, error: type[InvalidInput] = InvalidInput, *, most: int
 ) -> str:
-    """Check a text for people: line breaks and tabs are allowed, other control characters not."""
+    """Check human-readable text; only line breaks and tabs are allowed as control characters."""
     if isinstance(value, str):
         text = value.replace("\r\n", "\n")
         if len(text) <= most and _TEXT.fullmatch(text):
@@ -125,10 +125,10 @@ def check_type(
 def check_one_of(
     value: object, what: str, choices: Collection[str], error: type[InvalidInput] = InvalidInput
 ) -> str:
-    """Check a string that must be one of a few."""
+    """Check that a value is one of `choices`."""
     if isinstance(value, str) and value in choices:
         return value
-    raise error(f"{what} must be one of {', '.join(choices)}, not {cut(shown(value), 80)}")
+    raise error(f"{what} must be one of {', '.join(choices)}, not {truncate(shown(value), 80)}")
 
 
 def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
@@ -138,10 +138,11 @@ def check_tenant(value: object, error: type[InvalidInput] = InvalidTask) -> str:
     raise error(f"tenant must be 1 to 64 letters, digits, '_', '.' or '-', not {_given(value)}")
 
 
-def own_id(tenant: str, given: str) -> str:
+def with_tenant_prefix(tenant: str, given: str) -> str:
     """Return `<tenant>~<id>`, an id that no other tenant can use; see docs/tenants.md.
 
-    The name of a tenant cannot contain `~`, and such an id never looks like that of a fire.
+    The name of a tenant cannot contain `~`, and such an id
+    never has the form of a scheduled task's id.
     """
     prefix = f"{tenant}~"
     return given if given.startswith(prefix) else prefix + given
@@ -177,7 +178,7 @@ def check_seconds(
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise error(f"{what} must be a number of seconds or a timedelta, not {shown(value)}")
-    # False for NaN too. Compared first: a huge int can be compared, but not made a float.
+    # False for NaN too. Compared first: a huge int can be compared, but not converted to float.
     if not least <= seconds <= most:
         raise error(f"{what} must be {least:.15g} to {most:.15g} seconds, not {shown(value)}")
     return float(seconds)
@@ -241,8 +242,8 @@ def check_payload(value: object, what: str = "payload") -> dict[str, Any]:
 def _walk(value: Any, path: str, depth: int, left: list[int]) -> None:
     """Check each value in a payload, because json.dumps would silently convert some of them.
 
-    `left` is the number of values that may follow: each takes at least one byte. A few lists that
-    contain each other several times can stand for more values than could ever be visited.
+    `left` is the number of values that may follow: each takes at least one byte. Shared
+    references can expand to exponentially many values.
     """
     if value is None or isinstance(value, str | bool | int):
         return
@@ -273,7 +274,7 @@ def _walk_inside(value: Any, path: str, depth: int, left: list[int]) -> None:
             _walk(inner, f"{path}[{index}]", depth, left)
 
 
-# Made once: making an encoder costs as much as encoding a small payload.
+# Created once: constructing an encoder costs as much as encoding a small payload.
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
 )
@@ -300,13 +301,13 @@ def encode_json(value: object, what: str, limit: int) -> str:
 def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str, str]:
     """Return the path to the value that JSON cannot represent, a description of it, and why.
 
-    Called only after a failure: to check each string beforehand would slow down every push.
+    Called only after a failure: checking every string first would slow down every push.
     """
     parts: list[tuple[str, object]] = []
     if isinstance(value, dict):
         for key in value:
             if isinstance(key, str) and (reason := _unwritable(key)):
-                return path, "a dict with a broken key", reason
+                return path, "a dict with a key that is not valid Unicode", reason
         parts = [(f"{path}.{key}", inner) for key, inner in value.items()]
     elif isinstance(value, list | tuple):
         parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
@@ -315,7 +316,7 @@ def _find_unwritable(value: object, path: str, depth: int = 1) -> tuple[str, str
             return _find_unwritable(inner, inner_path, depth + 1)
     return (
         path,
-        "a long number" if isinstance(value, int) else _safe_repr_at(path, value),
+        "an integer with too many digits" if isinstance(value, int) else _safe_repr_at(path, value),
         _unwritable(value) or "unknown",
     )
 
@@ -325,7 +326,7 @@ def _unwritable(value: object) -> str | None:
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        return "a lone surrogate is not text"
+        return "it contains a lone surrogate, which is not valid Unicode"
     except (TypeError, ValueError, RecursionError) as error:
         return str(error)
     return None

@@ -974,7 +974,7 @@ MUTATIONS = (
     Mutation(
         "tenants: an id that one gives is its own",
         "fairqueue/inspection/context.py",
-        "return given if sees(check(given)) else own_id(tenant, given)",
+        "return given if sees(check(given)) else with_tenant_prefix(tenant, given)",
         "return given",
         "test_an_id_that_a_tenant_gives_is_not_compared_with_those_of_others",
     ),

@@ -37,7 +37,7 @@ SESSION_S = 43_200.0  # 12 hours: a session ends with the working day
 LONGEST_SESSION_S = 2_592_000.0  # 30 days, for sessions and logins
 MAX_LISTED = 1000  # keys in one answer
 MAX_KEYS = 10_000  # per queue, as in lua/lib/credentials.lua
-CHUNK = 500  # credentials in one command: a millisecond or two of the server's time
+CHUNK = 500  # credentials in one command: a millisecond or two of server time
 
 _SECRET = re.compile(r"fq_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _KEY_ID = re.compile(r"[0-9a-f]{16}")

@@ -41,7 +41,7 @@ UNFINISHED = ("pending", "retrying", "running")
 ENDED = tuple(LETTERS)
 STATUSES = (*UNFINISHED, *ENDED)
 MAX_LISTED = 1000  # runs on one page
-READ_AT_ONCE = 500  # runs that one script reads: some 2 ms of the server's time
+READ_AT_ONCE = 500  # runs that one script reads: about 2 ms of server time
 MAX_WALKED = 10_000  # runs examined for one page if a filter matches few
 MAX_SKIMMED = 2000  # waiting runs examined by a listing of all statuses with a filter without index
 MAX_RUNNING = 10_000  # running tasks that are listed: they are read together, to be sorted
@@ -135,8 +135,8 @@ class History:
     ) -> Operation[Page[Run]]:
         """Return a page of runs: waiting ones, then running ones, then ended ones.
 
-        Each group is sorted by time, newest first. The waiting runs of one user are in the reverse
-        order of their turn, the unfinished runs of one schedule in the reverse order of their ids.
+        Each group is sorted by time, newest first. The waiting runs of one user are listed
+        last to be served first, the unfinished runs of one schedule in the reverse order of ids.
         A run that changes its group while pages are read may appear twice; none is missed.
 
         status: one or several; all by default, or the failed ones with a `fingerprint`. since,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from fairqueue.errors import LONGEST_SHOWN, ConfigurationError, InvalidPayload, cut, shown
+from fairqueue.errors import LONGEST_SHOWN, ConfigurationError, InvalidPayload, shown, truncate
 from fairqueue.http_tasks.extra import httpcore, httpx
 from fairqueue.http_tasks.requests import Target, check_host, request_of
 from fairqueue.validation import check_count, check_items
@@ -97,7 +97,7 @@ class AllowList:
             if "/" in entry:
                 raise ConfigurationError(
                     f"allow_private contains {shown(entry)}, which is not a network: "
-                    f"{cut(str(error), LONGEST_SHOWN)}"
+                    f"{truncate(str(error), LONGEST_SHOWN)}"
                 ) from None
         try:
             if any(mark in entry for mark in "?#@"):
@@ -106,7 +106,7 @@ class AllowList:
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigurationError(
                 "allow_private must contain networks such as 10.1.0.0/16, host names or "
-                f"host:port, not {shown(entry)} ({cut(str(error), LONGEST_SHOWN)})"
+                f"host:port, not {shown(entry)} ({truncate(str(error), LONGEST_SHOWN)})"
             ) from None
         host = check_host(parsed.raw_host.decode("ascii"), "allow_private", ConfigurationError)
         if parsed.port is not None:

@@ -36,17 +36,17 @@ class ApiKeys(InspectorPart):
         """Create a key. Only the returned object has its secret."""
         self._guard.require_global_admin("create API keys")
         details = {"role": role, "expires_in": expires_in}
-        with self._guard.change("key.create", name, tenant=tenant, details=details) as noted:
+        with self._guard.change("key.create", name, tenant=tenant, details=details) as entry:
             key = self._context.stores.access.create_key(
                 name, role, tenant, expires_in=expires_in, by=self._guard.actor.name
             )
-            noted.add(key_id=key.info.key_id)
+            entry.add(key_id=key.info.key_id)
         return key
 
     def revoke(self, key_id: str) -> bool:
         """Revoke a key and end its sessions; False if there is no such key."""
         self._guard.require_global_admin("revoke API keys")
-        with self._guard.change("key.revoke", key_id) as noted:
+        with self._guard.change("key.revoke", key_id) as entry:
             revoked = self._context.stores.access.revoke(key_id)
-            noted.add(revoked=revoked)
+            entry.add(revoked=revoked)
         return revoked

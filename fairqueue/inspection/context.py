@@ -22,7 +22,7 @@ from fairqueue.schedules.service import Schedules
 from fairqueue.stats.overview import OverviewStore
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import UserStats
-from fairqueue.validation import MAX_NAME_LENGTH, check_name, own_id
+from fairqueue.validation import MAX_NAME_LENGTH, check_name, with_tenant_prefix
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -97,7 +97,7 @@ class InspectionContext:
         tenant = self.guard.actor.tenant
         if tenant is None or not isinstance(ids, list | tuple):
             return ids
-        own = [own_id(tenant, each) for each in ids if isinstance(each, str)]
+        own = [with_tenant_prefix(tenant, each) for each in ids if isinstance(each, str)]
         return [*ids, *(each for each in own if len(each) <= MAX_ID_LENGTH)]
 
     def new_schedule_id(self, given: Any) -> Any:
@@ -116,14 +116,14 @@ class InspectionContext:
         tenant = self.guard.actor.tenant
         if tenant is None or not isinstance(given, str) or sees(given):
             return given
-        own = own_id(tenant, given)
+        own = with_tenant_prefix(tenant, given)
         return own if len(own) <= MAX_NAME_LENGTH and sees(own) else given
 
     def _new(self, given: Any, sees: Callable[[str], bool], check: Callable[[str], str]) -> Any:
         tenant = self.guard.actor.tenant
         if tenant is None or not isinstance(given, str):
             return given
-        return given if sees(check(given)) else own_id(tenant, given)
+        return given if sees(check(given)) else with_tenant_prefix(tenant, given)
 
     def _sees_schedule(self, schedule_id: str) -> bool:
         schedule = self.store.read([schedule_id])[0]

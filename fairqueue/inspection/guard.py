@@ -112,21 +112,21 @@ class Guard:
         fields = {"actor": self.actor.name, "key": self.actor.key_id, "via": self.actor.via}
         fields |= {"action": action, "target": target, "tenant": tenant, "entry": entry_id}
         log_event(logger, "change_begun", **fields)
-        noted = ChangeDetails()
+        entry = ChangeDetails()
         try:
-            yield noted
+            yield entry
         except FairQueueError as error:
-            self._end(entry_id, "failed", str(error), noted)
+            self._end(entry_id, "failed", str(error), entry)
             raise
         except BaseException as error:
-            self._end(entry_id, "failed", error_line(error)[:200], noted)
+            self._end(entry_id, "failed", error_line(error)[:200], entry)
             raise
-        self._end(entry_id, "done", None, noted)
+        self._end(entry_id, "done", None, entry)
 
-    def _end(self, entry_id: str, outcome: str, error: str | None, noted: ChangeDetails) -> None:
+    def _end(self, entry_id: str, outcome: str, error: str | None, entry: ChangeDetails) -> None:
         """Complete an entry. Without Redis it stays "started"; the change is not undone."""
         try:
-            self._log.end(entry_id, outcome, error, mask(noted.details))
+            self._log.end(entry_id, outcome, error, mask(entry.details))
         except FairQueueError as lost:
             log_event(
                 logger, "audit_not_completed", logging.WARNING, entry=entry_id, error=str(lost)

@@ -53,9 +53,9 @@ class _RunPart(InspectorPart):
         """Cancel a task; False if it has already ended. Raises UnknownTask."""
         self._guard.require("operator", "cancel runs")
         details = self._own(task_id)
-        with self._changing("run.cancel", details.run) as noted:
+        with self._changing("run.cancel", details.run) as entry:
             cancelled = self._context.queue.cancel(details.run.task_id)
-            noted.add(cancelled=cancelled)
+            entry.add(cancelled=cancelled)
         return cancelled
 
     def _own(self, task_id: str) -> RunDetails:
@@ -98,11 +98,11 @@ class _Retryable(_RunPart):
             payload = self._guard.unmask(payload, details.task.payload)
             self._context.stores.outgoing.check(details.task.name, check_payload(payload))
         edited = {} if payload is None else {"payload": payload}
-        with self._changing("run.retry", details.run, edited) as noted:
+        with self._changing("run.retry", details.run, edited) as entry:
             new_id = self._context.history.retry(
                 details.run.task_id, triggered_by=self._guard.actor.name, payload=payload
             )
-            noted.add(task_id=new_id)
+            entry.add(task_id=new_id)
         return new_id
 
 
@@ -189,9 +189,9 @@ class Failed(_Retryable):
         """Delete a failed run; False if it is not a failed run."""
         self._guard.require("operator", "discard failed runs")
         details = self._own(task_id)
-        with self._changing("run.discard", details.run) as noted:
+        with self._changing("run.discard", details.run) as entry:
             discarded = self._context.history.discard(details.run.task_id)
-            noted.add(discarded=discarded)
+            entry.add(discarded=discarded)
         return discarded
 
     def retry_many(
@@ -275,11 +275,11 @@ class Failed(_Retryable):
         given = {name: value for name, value in filters.items() if value is not None}
         with self._guard.change(
             f"runs.{action}", "(all that match)", details={"filters": given}
-        ) as noted:
+        ) as entry:
             ids = [run.task_id for run in runs]
             stop_on = (RedisUnavailable, QueueFull)
             self._context.link.perform(run_bulk(result, ids, act, progress, stop_on))
-            noted.add(matched=result.matched, done=result.done, failed=result.failed)
+            entry.add(matched=result.matched, done=result.done, failed=result.failed)
         return result
 
 
@@ -346,9 +346,9 @@ class Tasks(_RunPart):
         """Change when a waiting task is due; False if it is running or has ended."""
         self._guard.require("operator", "reschedule tasks")
         details = self._own(task_id)
-        with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as noted:
+        with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as entry:
             moved = self._context.queue.reschedule(details.run.task_id, at=at, delay=delay)
-            noted.add(moved=moved)
+            entry.add(moved=moved)
         return moved
 
 

@@ -235,20 +235,20 @@ class ScheduleInspector:
             self._check_not_anothers(given)
         with self._guard.change(
             "schedule.add", given or "(new)", tenant=spec.get("tenant"), details=spec
-        ) as noted:
+        ) as entry:
             schedule_id = self._context.schedules.add_schedule(on_conflict=on_conflict, **spec)
-            noted.add(schedule_id=schedule_id)
+            entry.add(schedule_id=schedule_id)
         return schedule_id
 
     def copy(self, schedule_id: str, new_id: str | None = None, **changes: Any) -> str:
         """Store a schedule like another, with some fields changed, and return its id."""
         task = self._own(schedule_id, "admin", "add schedules")
         changes = self._context.with_tenant(changes, known_user=task.user_id)
-        with self._changing("schedule.copy", task, changes) as noted:
+        with self._changing("schedule.copy", task, changes) as entry:
             new_id = self._context.new_schedule_id(new_id)
             changes["created_by"] = self._by
             copied = self._context.schedules.copy_schedule(task.schedule_id, new_id, **changes)
-            noted.add(schedule_id=copied)
+            entry.add(schedule_id=copied)
         return copied
 
     def update(
@@ -312,10 +312,10 @@ class ScheduleInspector:
         task = self._own(schedule_id, "operator", "trigger schedules")
         if payload is not None:
             payload = self._guard.unmask(payload, task.payload)
-        with self._changing("schedule.trigger", task) as noted:
+        with self._changing("schedule.trigger", task) as entry:
             trigger = self._context.schedules.trigger
             task_id = trigger(task.schedule_id, triggered_by=self._by, payload=payload)
-            noted.add(task_id=task_id)
+            entry.add(task_id=task_id)
         return task_id
 
     def backfill(
@@ -335,9 +335,9 @@ class ScheduleInspector:
         fill = partial(self._context.schedules.backfill, task.schedule_id, start, end, **options)
         if dry_run:
             return fill(dry_run=True)
-        with self._changing("schedule.backfill", task, {"start": start, "end": end}) as noted:
+        with self._changing("schedule.backfill", task, {"start": start, "end": end}) as entry:
             report = fill(by=self._by)
-            noted.add(filled=report.filled)
+            entry.add(filled=report.filled)
         return report
 
     # --- many -------------------------------------------------------------------------------------
@@ -376,9 +376,9 @@ class ScheduleInspector:
             "(all that match)",
             tenant=wanted["tenant"],
             details={**details, "note": note},
-        ) as noted:
+        ) as entry:
             result = act(dry_run=False, progress=progress, **patch)
-            noted.add(matched=result.matched, done=result.done, failed=result.failed)
+            entry.add(matched=result.matched, done=result.done, failed=result.failed)
         return result
 
     def export(self, **filters: Unpack[ScheduleFilters]) -> builtins.list[dict[str, Any]]:
@@ -390,9 +390,9 @@ class ScheduleInspector:
             "(all that match)",
             tenant=wanted["tenant"],
             details={"filters": _given(filters)},
-        ) as noted:
+        ) as entry:
             documents = self._context.schedules.export_schedules(**wanted)
-            noted.add(exported=len(documents))
+            entry.add(exported=len(documents))
         return documents
 
     def import_(
@@ -415,9 +415,9 @@ class ScheduleInspector:
         if dry_run:
             return run(dry_run=True)
         details = {"documents": len(listed), "prune": prune}
-        with self._guard.change("schedules.import", "(file)", details=details) as noted:
+        with self._guard.change("schedules.import", "(file)", details=details) as entry:
             diff = run(dry_run=False)
-            noted.add(added=len(diff.added), changed=len(diff.changed), removed=len(diff.removed))
+            entry.add(added=len(diff.added), changed=len(diff.changed), removed=len(diff.removed))
         return diff
 
     # --- inside -----------------------------------------------------------------------------------

@@ -255,9 +255,9 @@ class System(InspectorPart):
                 self._context.now() - timedelta(seconds=seconds)
             )
         details = {"older_than": seconds}
-        with self._guard.change("runs.prune", "(old ones)", details=details) as noted:
+        with self._guard.change("runs.prune", "(old ones)", details=details) as entry:
             dropped = self._context.history.prune(seconds)
-            noted.add(dropped=dropped)
+            entry.add(dropped=dropped)
         return dropped
 
 

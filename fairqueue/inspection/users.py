@@ -191,13 +191,13 @@ class Users(InspectorPart):
         if dry_run:
             return waiting
         done = 0
-        with self._changing("user.purge", user_id, {"waiting": waiting}) as noted:
+        with self._changing("user.purge", user_id, {"waiting": waiting}) as entry:
             # At most as many as were counted: tasks pushed meanwhile stay.
             while done < waiting and (
                 count := people.purge(user_id, min(PURGE_CHUNK, waiting - done))
             ):
                 done += count
-                noted.add(cancelled=done)
+                entry.add(cancelled=done)
                 if progress is not None:
                     progress(done, waiting)
         return done

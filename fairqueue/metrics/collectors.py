@@ -32,8 +32,8 @@ from fairqueue.errors import (
     ConfigurationError,
     FairQueueError,
     RedisUnavailable,
-    cut,
     kind_of,
+    truncate,
 )
 from fairqueue.metrics.processes import Merged
 from fairqueue.models import QueueSnapshot
@@ -336,7 +336,7 @@ class MetricsServer:
         check_count(port, "port", ConfigurationError, most=65_535)
         if not isinstance(host, str):
             raise ConfigurationError(f"host must be a string, not {kind_of(host)}")
-        where = f"{repr(cut(host, LONGEST_SHOWN))[1:-1]}:{port}"  # escaped
+        where = f"{repr(truncate(host, LONGEST_SHOWN))[1:-1]}:{port}"  # escaped
         try:
             self._server = _Server((host, port), _QuietHandler)
         except (OSError, ValueError, TypeError) as error:  # the last two: what no name can have

@@ -17,7 +17,7 @@ from fairqueue.queue.reports import failure_arguments
 from fairqueue.validation import check_count, check_items, check_name, check_seconds
 
 CLAIM_LIMIT = 1000  # tasks in one claim at most
-CLAIM_CHUNK = 250  # of them in one script: some 5 ms of the server's time
+CLAIM_CHUNK = 250  # of them in one script: about 5 ms of server time
 CLAIM_HEAD = 4  # values in the answer of the script `claim` before its tasks, four values each
 EXTEND_CHUNK = 250  # leases in one script: some 3 ms
 MAX_LEASE_S = 86_400.0

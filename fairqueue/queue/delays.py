@@ -7,7 +7,7 @@ from fairqueue.errors import RedisRefused
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation
 
-STEP = 250  # entries that one call looks at: about 2 ms of the server's time
+STEP = 250  # entries that one call looks at: about 2 ms of server time
 MAX_STEPS = 40  # in one call; the next call goes on from there
 # Entries that a complete pass could not repair are left alone for this long, by everybody:
 # otherwise one unreadable record would make each heartbeat of each worker start another pass.

@@ -11,7 +11,7 @@ from fairqueue.models import Task
 from fairqueue.queue.base import QueueBase
 from fairqueue.validation import check_items
 
-PUSH_CHUNK = 250  # tasks in one script: some 3 ms of the server's time
+PUSH_CHUNK = 250  # tasks in one script: about 3 ms of server time
 
 
 class PushOperations(QueueBase):
@@ -45,7 +45,7 @@ class PushOperations(QueueBase):
             yield from self._check()
         stored = "nothing was stored"
         if len(listed) > PUSH_CHUNK:
-            stored = "its batch was not stored, others of this call may be"
+            stored = "its batch was not stored, other batches of this call may have been stored"
         calls = (
             Call("push", rest=[field for task in batch for field in push_row(task)])
             for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
@@ -78,12 +78,12 @@ def _check_pushed(answer: list[Any], stored: str) -> None:
     """Raise what the script refused; `stored` says what became of the rest."""
     if answer[0] == b"other":
         raise InvalidTask(
-            f"task_id {answer[1].decode()!r} belongs to a task with other content: choose "
-            f"another id; {stored}"
+            f"task_id {answer[1].decode()!r} is already used by a task with different content: "
+            f"choose another id; {stored}"
         )
     if answer[0] == b"full":
         whose = "the queue" if answer[1] == b"queue" else "the user"
         raise QueueFull(
-            f"task {answer[2].decode()!r} does not fit: {whose} has as many waiting tasks as "
-            f"max_waiting allows; {stored}"
+            f"task {answer[2].decode()!r} was not stored: max_waiting is reached for {whose}; "
+            f"{stored}"
         )

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from croniter import CroniterError, croniter
 
-from fairqueue.errors import InvalidCron, plural, shortly
+from fairqueue.errors import InvalidCron, plural, short_repr
 
 DAY = 86_400
 
@@ -340,7 +340,7 @@ def parse_cron(cron_expr: str) -> Cron:
     """
     if not isinstance(cron_expr, str):
         raise InvalidCron(
-            f"a cron expression must be a string such as '0 9 * * 1-5', not {shortly(cron_expr)}"
+            f"a cron expression must be a string such as '0 9 * * 1-5', not {short_repr(cron_expr)}"
         )
     return _parse(cron_expr)
 
@@ -366,7 +366,7 @@ def _split(cron_expr: str) -> list[str]:
     if len(cron_expr) > MAX_LENGTH:
         raise InvalidCron(
             f"a cron expression must have at most {MAX_LENGTH} characters, not {len(cron_expr)}: "
-            f"{shortly(cron_expr)}"
+            f"{short_repr(cron_expr)}"
         )
     if not (cron_expr.isascii() and cron_expr.isprintable()):
         raise InvalidCron(
@@ -400,7 +400,7 @@ def resolve_hashed(cron_expr: str, seed: str) -> str:
         parse_cron(cron_expr)
         return cron_expr
     if not isinstance(seed, str):
-        raise InvalidCron(f"{cron_expr!r}: the seed must be a string, not {shortly(seed)}")
+        raise InvalidCron(f"{cron_expr!r}: the seed must be a string, not {short_repr(seed)}")
     return _resolve(cron_expr, seed)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from fairqueue.errors import InvalidCron, shortly
+from fairqueue.errors import InvalidCron, short_repr
 from fairqueue.recurrence.cron import DAY, MAX_LENGTH, parse_cron, resolve_hashed
 from fairqueue.validation import check_count
 
@@ -71,7 +71,7 @@ def symbolic(name: str) -> str:
     """Return the cron expression of a name such as `EVERY_DAY`. Raises InvalidCron for others."""
     if isinstance(name, str) and name in SYMBOLIC:
         return SYMBOLIC[name]
-    raise InvalidCron(f"{shortly(name)} is not one of {', '.join(SYMBOLIC)}")
+    raise InvalidCron(f"{short_repr(name)} is not one of {', '.join(SYMBOLIC)}")
 
 
 # --- dictionaries of fields -----------------------------------------------------------------------
@@ -89,18 +89,20 @@ def from_fields(fields: Mapping[str, FieldValue]) -> str:
     """
     if not isinstance(fields, Mapping) or not fields:
         raise InvalidCron(
-            f"fields must be a dict such as {{'minutes': 0, 'hours': 9}}, not {shortly(fields)}"
+            f"fields must be a dict such as {{'minutes': 0, 'hours': 9}}, not {short_repr(fields)}"
         )
     texts = ["0", "*", "*", "*", "*", "*"]
     for name, value in fields.items():
         if name in _IDLE_FIELDS:
             if value != "*":
-                raise InvalidCron(f"{name} must be '*', not {shortly(value)}: {_IDLE_FIELDS[name]}")
+                raise InvalidCron(
+                    f"{name} must be '*', not {short_repr(value)}: {_IDLE_FIELDS[name]}"
+                )
         elif name in _FIELDS:
             texts[_FIELDS[name]] = _field(name, value)
         else:
             known = ", ".join([*_FIELDS, *_IDLE_FIELDS])
-            raise InvalidCron(f"unknown field {shortly(name)}: known are {known}")
+            raise InvalidCron(f"unknown field {short_repr(name)}: known are {known}")
     return _join(texts)
 
 
@@ -115,7 +117,7 @@ def _field(name: str, value: object) -> str:
         return _write(place, _numbers(name, place, value))
     raise InvalidCron(
         f"{name} must be a number, a list of numbers, or a string such as '*', '*/2', '1-5' or "
-        f"'1,3,5', not {shortly(value)}"
+        f"'1,3,5', not {short_repr(value)}"
     )
 
 
@@ -123,7 +125,8 @@ def _field_text(name: str, value: str) -> str:
     """Return a field in cron syntax, checked."""
     if len(value) > MAX_LENGTH:
         raise InvalidCron(
-            f"{name} must have at most {MAX_LENGTH} characters, not {len(value)}: {shortly(value)}"
+            f"{name} must have at most {MAX_LENGTH} characters, not {len(value)}: "
+            f"{short_repr(value)}"
         )
     text = re.sub(r"\s*([,-])\s*", r"\1", value.strip()).lower()
     if len(text.split()) != 1:
@@ -498,7 +501,7 @@ def _read_time(time: object) -> tuple[int, int, int]:
         if hour <= 23 and minute <= 59 and second <= 59:
             return hour, minute, second
     raise InvalidCron(
-        f"a time of day must be '00:00' to '23:59', or with seconds, not {shortly(time)}"
+        f"a time of day must be '00:00' to '23:59', or with seconds, not {short_repr(time)}"
     )
 
 
@@ -518,7 +521,7 @@ def as_cron(value: object) -> str:
     if not isinstance(value, str):
         raise InvalidCron(
             "a cron expression must be a string such as '0 9 * * 1-5', every().day.at('09:00'), or "
-            f"a dict such as {{'minutes': 0, 'hours': 9}}, not {shortly(value)}"
+            f"a dict such as {{'minutes': 0, 'hours': 9}}, not {short_repr(value)}"
         )
     if value.upper().startswith("EVERY_"):
         return symbolic(value)

@@ -30,7 +30,7 @@ from itertools import islice
 from typing import Any
 
 from fairqueue.clock import LATEST_MS
-from fairqueue.errors import InvalidSchedule, shortly
+from fairqueue.errors import InvalidSchedule, short_repr
 from fairqueue.recurrence.cron import HORIZON_YEARS, Cron, parse_cron, resolve_hashed
 from fairqueue.recurrence.windows import NO_CALENDARS, Calendars, Limits, read_limits
 from fairqueue.recurrence.zones import Zone, find_zone
@@ -431,7 +431,7 @@ def compile_form(
 def _kind(form: Mapping[str, Any]) -> str:
     if not isinstance(form, Mapping):
         raise InvalidSchedule(
-            f"a rule must be a dict with one of {', '.join(_KINDS)}, not {shortly(form)}"
+            f"a rule must be a dict with one of {', '.join(_KINDS)}, not {short_repr(form)}"
         )
     given = [kind for kind in _KINDS if kind in form]
     if len(given) != 1:
@@ -442,7 +442,7 @@ def _kind(form: Mapping[str, Any]) -> str:
     for key in form:
         if key not in known:
             raise InvalidSchedule(
-                f"unknown {shortly(key)} in a rule with {given[0]!r}: known are "
+                f"unknown {short_repr(key)} in a rule with {given[0]!r}: known are "
                 f"{', '.join(sorted(known))}"
             )
     return given[0]
@@ -470,7 +470,7 @@ def _compile_limited(inner: Recurrence, form: object, calendars: Calendars) -> R
         text = json.dumps(form, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidSchedule(
-            f"limits {shortly(form)} cannot be written as JSON: {error}"
+            f"limits {short_repr(form)} cannot be written as JSON: {error}"
         ) from None
     return _limited(inner, text, calendars)
 

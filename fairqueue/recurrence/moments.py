@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from fairqueue.clock import LATEST_MS, from_ms, read_ms, to_ms
-from fairqueue.errors import InvalidCron, InvalidSchedule, shortly, shown
+from fairqueue.errors import InvalidCron, InvalidSchedule, short_repr, shown
 from fairqueue.recurrence.cron import HORIZON_YEARS
 from fairqueue.recurrence.frequency import FIELD_NAMES, Frequency, as_cron
 from fairqueue.recurrence.kinds import (
@@ -180,7 +180,7 @@ def _recurrence(spec: Spec, timezone: str | None) -> Recurrence:
         return compile_recurrence(_expression(spec), timezone)  # type: ignore[arg-type]  # it says what None lacks
     if timezone is not None:
         raise InvalidSchedule(
-            f"timezone must be None for a form, which has its own, not {shortly(timezone)}"
+            f"timezone must be None for a form, which has its own, not {short_repr(timezone)}"
         )
     return spec if isinstance(spec, Recurrence) else compile_form(_stored(spec))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from fairqueue.clock import LATEST_MS
-from fairqueue.errors import InvalidSchedule, shortly
+from fairqueue.errors import InvalidSchedule, short_repr
 from fairqueue.recurrence.zones import Zone
 from fairqueue.validation import check_count, check_name
 
@@ -169,7 +169,7 @@ def read_limits(
     """Read limits. Raises InvalidSchedule naming the value."""
     if not isinstance(form, Mapping):
         raise InvalidSchedule(
-            f"limits must be a dict with keys of {', '.join(_KEYS)}, not {shortly(form)}"
+            f"limits must be a dict with keys of {', '.join(_KEYS)}, not {short_repr(form)}"
         )
     _check_keys(form, _KEYS, "limits")
     start_ms = check_count(form.get("start", 0), "start", InvalidSchedule, most=LATEST_MS)
@@ -223,7 +223,9 @@ def _read_window(window: object, what: str) -> list[tuple[int, int]]:
     """Return the parts of the week that a window opens."""
     if not isinstance(window, Mapping):
         keys = ", ".join(_WINDOW_KEYS)
-        raise InvalidSchedule(f"{what} must be a dict with keys of {keys}, not {shortly(window)}")
+        raise InvalidSchedule(
+            f"{what} must be a dict with keys of {keys}, not {short_repr(window)}"
+        )
     _check_keys(window, _WINDOW_KEYS, what)
     days = _read_list(window.get("days", [1, 2, 3, 4, 5, 6, 7]), f"{what}.days", 7)
     start = _read_time(window.get("from", "00:00"), f"{what}.from")
@@ -259,7 +261,7 @@ def _merge(stretches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _read_time(value: object, what: str) -> int:
     if not isinstance(value, str) or not _TIME.fullmatch(value):
         raise InvalidSchedule(
-            f"{what} must be a time of day such as '09:00', up to '24:00', not {shortly(value)}"
+            f"{what} must be a time of day such as '09:00', up to '24:00', not {short_repr(value)}"
         )
     return int(value[:2]) * 3600 + int(value[3:]) * 60
 
@@ -274,12 +276,12 @@ def _read_date(value: object, what: str) -> int:
             return date.fromisoformat(value).toordinal() - _EPOCH_ORDINAL
         except ValueError:
             pass
-    raise InvalidSchedule(f"{what} must be dates such as '2026-12-25', not {shortly(value)}")
+    raise InvalidSchedule(f"{what} must be dates such as '2026-12-25', not {short_repr(value)}")
 
 
 def _read_list(values: object, what: str, most: int, *, least: int = 1) -> Collection[object]:
     if isinstance(values, str) or not isinstance(values, Collection) or isinstance(values, Mapping):
-        raise InvalidSchedule(f"{what} must be a list, not {shortly(values)}")
+        raise InvalidSchedule(f"{what} must be a list, not {short_repr(values)}")
     if not least <= len(values) <= most:
         raise InvalidSchedule(f"{what} must have {least} to {most} items, not {len(values)}")
     return values
@@ -288,4 +290,6 @@ def _read_list(values: object, what: str, most: int, *, least: int = 1) -> Colle
 def _check_keys(form: Mapping[str, object], known: tuple[str, ...], what: str) -> None:
     for key in form:
         if key not in known:
-            raise InvalidSchedule(f"{what}: unknown {shortly(key)}; known are {', '.join(known)}")
+            raise InvalidSchedule(
+                f"{what}: unknown {short_repr(key)}; known are {', '.join(known)}"
+            )

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytz
 from pytz.tzinfo import DstTzInfo
 
-from fairqueue.errors import UnknownTimezone, shortly
+from fairqueue.errors import UnknownTimezone, short_repr
 
 # More than the tz database has names, so that each zone is read once.
 _ZONES_KEPT = 1024
@@ -135,7 +135,7 @@ def _seconds(delta: timedelta) -> int:
 
 def _explain(name: object) -> str:
     if not isinstance(name, str):
-        return f"timezone must be a name such as 'Europe/London' or 'UTC', not {shortly(name)}"
+        return f"timezone must be a name such as 'Europe/London' or 'UTC', not {short_repr(name)}"
     for known in pytz.all_timezones:
         if known.lower() == name.lower():
             return f"timezone {name!r} is not in the tz database: write {known!r}"

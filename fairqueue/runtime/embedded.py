@@ -39,9 +39,9 @@ from fairqueue.errors import (
     LONGEST_SHOWN,
     ConfigurationError,
     EmbeddedServerError,
-    cut,
     kind_of,
     shown,
+    truncate,
 )
 from fairqueue.logs import log_event
 from fairqueue.runtime import watchdog
@@ -360,7 +360,7 @@ def _data_folder(path: str | os.PathLike[str]) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise EmbeddedServerError(
-            f"{cut(str(path), LONGEST_SHOWN)} is not a folder: pass a folder, or a new path"
+            f"{truncate(str(path), LONGEST_SHOWN)} is not a folder: pass a folder, or a new path"
         ) from error
     except TypeError:
         raise EmbeddedServerError(f"path must be a string or a Path, not {kind_of(path)}") from None

@@ -29,7 +29,7 @@ from fairqueue.schedules.store import ScheduleStore
 logger = logging.getLogger("fairqueue.scheduler")
 _log = event_logger("fairqueue.scheduler")
 
-FIRE_CHUNK = 80  # fires in one script: some 2 ms of the server's time, 7 with unfinished runs
+FIRE_CHUNK = 80  # fires in one script: about 2 ms of server time, 7 with unfinished runs
 CANCEL_CHUNK = 12  # the same for schedules that cancel their unfinished runs
 
 
@@ -243,7 +243,7 @@ def _plan_all(dues: Sequence[DueSchedule], now_ms: int, unusable: list[Unusable]
 
 
 def plan_fire(due: DueSchedule, now_ms: int) -> Fire:
-    """Return what to fire now for a schedule, and when it is due next. Pure but for caches."""
+    """Return what to fire now for a schedule, and when it is due next. Pure except for caches."""
     definition = _definition(due)
     rules = definition.rules
     nominal_ms = due.plan.nominal_ms

@@ -29,7 +29,7 @@ from fairqueue.validation import Priority, check_count, check_name, check_priori
 
 MAX_FILLED = 10_000  # tasks of one call
 MAX_RANGE = 100_000  # fire times that one call looks at: a second or two
-CHUNK = 200  # fire times in one script: some 5 ms of the server's time
+CHUNK = 200  # fire times in one script: about 5 ms of server time
 
 # Outcomes without a task, as far as is known.
 FILLABLE = ("skipped", "before")

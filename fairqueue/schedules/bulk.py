@@ -11,8 +11,8 @@ from fairqueue.errors import (
     RedisUnavailable,
     UnknownSchedule,
     UnknownTask,
-    cut,
     shown,
+    truncate,
 )
 from fairqueue.link.operation import Operation
 from fairqueue.schedules.fields import check_patch
@@ -49,7 +49,7 @@ def check_action(action: object, changes: Mapping[str, Any]) -> str:
     if action == "update" and not changes:
         raise InvalidSchedule("update needs at least one field to change")
     if action != "update" and changes:
-        names = cut(", ".join(sorted(changes)), LONGEST_SHOWN)
+        names = truncate(", ".join(sorted(changes)), LONGEST_SHOWN)
         raise InvalidSchedule(f"{action} takes no changes; {names} are given")
     if action == "update":
         check_patch(changes)

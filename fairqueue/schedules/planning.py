@@ -53,7 +53,7 @@ def plan(rules: Rules, nominal_ms: int, now_ms: int) -> Decision:
     """Return what to fire when the planned time has come, or has passed unnoticed."""
     next_ms = rules.recurrence.next_ms(nominal_ms)
     if rules.misfire == "fire_once" and (next_ms is None or next_ms > now_ms):
-        return _step(rules, nominal_ms, next_ms)  # as almost all are
+        return _step(rules, nominal_ms, next_ms)  # the common case
     last_ms = _last_come_ms(rules, nominal_ms, now_ms)
     if rules.misfire == "skip":
         on_time = now_ms - due_ms(rules, last_ms) <= MISFIRE_GRACE_MS

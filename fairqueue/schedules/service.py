@@ -101,8 +101,8 @@ class Schedules:
     ) -> Operation[list[str]]:
         """Store many schedules, given as dicts of add_schedule's arguments; all or none of them.
 
-        One call is one script: 10,000 schedules of 16 MiB at most, which hold the server for some
-        13 µs each. Returns their ids. Raises as add_schedule.
+        One call is one script: 10,000 schedules of 16 MiB at most; each blocks the server for
+        about 13 µs. Returns their ids. Raises as add_schedule.
         """
         ids = yield from steps(self.store.add)(schedules, on_conflict)
         _log("schedules_added", count=len(ids))

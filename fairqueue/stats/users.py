@@ -22,16 +22,16 @@ from fairqueue.validation import check_count, check_name, check_tenant
 
 MAX_LISTED = 1000  # users in one answer
 MAX_READ = 100  # users in one call of `read`
-READ_CHUNK = 10  # of them in one script: about 1 ms of the server's time
-COUNTED_CHUNK = 200  # users whose tasks one script counts: less than 1 ms of the server's time
+READ_CHUNK = 10  # of them in one script: about 1 ms of server time
+COUNTED_CHUNK = 200  # users whose tasks one script counts: less than 1 ms of server time
 MAX_SUMMED = 1000  # users whose weights are summed to compute fair shares
-SUMMED_CHUNK = 50  # users that one script examines for that: half a ms of the server's time
+SUMMED_CHUNK = 50  # users that one script examines for that: half a ms of server time
 DEMAND_MS = 10_000  # how long the demand of all users is cached; a user's own row is always new
 MAX_DEMANDS = 32  # cached windows
 MAX_BUCKETS, MAX_SHARED = 60, 10  # of `shares`: each bucket of each user is a look-up
 AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the previous run ends": lua/lib/delays.lua
 MAX_LOOKS = 100  # updates of the index of delayed tasks, each of some thousand entries
-PURGE_CHUNK = 100  # tasks that one script cancels: some 5 ms of the server's time
+PURGE_CHUNK = 100  # tasks that one script cancels: about 5 ms of server time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class UserInfo:
     cached for ten seconds.
 
     state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` explains it.
-    window_start: the begin of the window, later than requested if the retention of the queue has
+    window_start: the start of the window, later than requested if the retention of the queue has
     dropped runs. is_known: whether the queue has any data of this user.
     """
 
@@ -229,7 +229,7 @@ class UserStats:
         )
 
     def _rows(self, users: list[str], since_ms: int) -> Operation[tuple[int, int, int, list[Any]]]:
-        """Return the time, the begin of the window, its ended runs, and a row for each user."""
+        """Return the time, the start of the window, its ended runs, and a row for each user."""
         now_ms, window_ms, ended, *rows = yield Call("user_stats", since_ms=since_ms, rest=users)
         return int(now_ms), int(window_ms), int(ended), rows
 

@@ -25,7 +25,7 @@ from fairqueue.errors import (
     UnknownTask,
     UnknownUser,
     UnknownWorker,
-    cut,
+    truncate,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -75,8 +75,8 @@ class ProblemDetails:
             "type": f"urn:fairqueue:problem:{self.kind}",
             "title": self.title,
             "status": self.status,
-            "detail": cut(self.detail, MAX_DETAIL),
-            **({"instance": cut(instance, MAX_PART)} if instance else {}),
+            "detail": truncate(self.detail, MAX_DETAIL),
+            **({"instance": truncate(instance, MAX_PART)} if instance else {}),
             **{name: _short(value) for name, value in self.extra.items()},
         }
         text = json.dumps(body, ensure_ascii=False)
@@ -84,7 +84,7 @@ class ProblemDetails:
 
 
 def _short(value: Any) -> Any:
-    return cut(value, MAX_PART) if isinstance(value, str) else value
+    return truncate(value, MAX_PART) if isinstance(value, str) else value
 
 
 def problem_of(error: FairQueueError) -> ProblemDetails:

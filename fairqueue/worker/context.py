@@ -1,4 +1,4 @@
-"""The context of a run: what its handler can ask and log."""
+"""Context of a run: cancellation, heartbeat and log for the handler."""
 
 import logging
 import threading
@@ -142,12 +142,12 @@ class RunningTask(Task):
 
     @property
     def cancelled(self) -> bool:
-        """As `TaskContext.cancelled`."""
+        """See `TaskContext.cancelled`."""
         return self.context.cancelled
 
     @property
     def lease_lost(self) -> bool:
-        """As `TaskContext.lease_lost`."""
+        """See `TaskContext.lease_lost`."""
         return self.context.lease_lost
 
     def __eq__(self, other: object) -> bool:
@@ -164,8 +164,8 @@ _COMPARED = tuple(field.name for field in fields(Task) if field.compare)
 class LogCapture(logging.Handler):
     """Keeps records logged in the thread of a run, for the history of its task.
 
-    It is attached to the root logger and changes no level: records that a logger drops are not
-    kept.
+    It is attached to the root logger and does not change log levels: records that a logger drops
+    are not kept.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class LogCapture(logging.Handler):
 
 
 def _formatted(message: object, arguments: Any) -> str:
-    """Return a message with its arguments; without them if they do not fit."""
+    """Return a message with its arguments, or the bare message if formatting fails."""
     try:
         text = str(message)
         if len(arguments) == 1 and isinstance(arguments, tuple) and isinstance(arguments[0], dict):

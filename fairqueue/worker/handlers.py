@@ -25,7 +25,10 @@ LEAST_RATE, MOST_RATE = 0.001, 1e6  # runs of a handler per second
 
 
 class Retry(Exception):
-    """Raised by a handler to retry the task, after `in_` seconds or as its policy says."""
+    """Raised by a handler to retry the task.
+
+    It runs again after `in_` seconds, or after the delay of its retry policy.
+    """
 
     def __init__(self, reason: str = "", *, in_: float | None = None) -> None:
         super().__init__(reason)
@@ -189,7 +192,7 @@ class Handler:
 
 
 class Handlers:
-    """The handlers of a worker, by task name. Nothing else is ever run."""
+    """The handlers of a worker, by task name. A worker runs only these."""
 
     def __init__(self, default: Callable[[Task], Any] | None) -> None:
         self._by_name: dict[str, Handler] = {}
@@ -203,7 +206,7 @@ class Handlers:
         """Add a handler. Raises ConfigurationError if its name has one already."""
         check_name(handler.name, "name", ConfigurationError)
         if handler.name in self._by_name:
-            raise ConfigurationError(f"task {handler.name!r} has a handler already")
+            raise ConfigurationError(f"a handler for task {handler.name!r} is already registered")
         self._by_name[handler.name] = handler
 
     def label(self, name: str) -> str:
@@ -273,7 +276,7 @@ def _handles(value: type, module_name: str) -> bool:
 
 
 def _callable_of(target: Any) -> Callable[..., Any]:
-    """Return the callable that gets the payload, as far as known without an instance."""
+    """Return the callable that gets the payload, without creating an instance."""
     if inspect.isclass(target):
         return _handle_of(target)
     if not callable(target):
@@ -312,6 +315,6 @@ def _takes_context(call: Callable[..., Any], what: str, *, takes_task: bool) -> 
     except TypeError as error:
         right = "the task" if takes_task else "the payload, or the payload and a context"
         raise ConfigurationError(
-            f"{what} must take {right}; it takes {signature}: {error}"
+            f"{what} must take {right}; its signature is {signature}: {error}"
         ) from None
     return takes_context

@@ -173,5 +173,5 @@ def _count(call: Callable[..., Any], what: str, arguments: Sequence[str]) -> int
         reason = str(error)
     raise ConfigurationError(
         f"{what} must take ({', '.join(arguments)}) or the first of these; "
-        f"it takes {signature}: {reason}"
+        f"its signature is {signature}: {reason}"
     )

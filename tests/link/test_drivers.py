@@ -87,7 +87,7 @@ def test_a_task_goes_from_push_to_its_end(both: TaskQueue) -> None:
     assert (info.state, info.result) == ("finished", {"ok": True})
     with pytest.raises(LeaseLost):
         both.retry(claim)
-    with pytest.raises(InvalidTask, match="belongs to a task with other content"):
+    with pytest.raises(InvalidTask, match="is already used by a task with different content"):
         both.push(make_task(task_id="m1", payload={"other": 1}))
     assert both.get("nobody") is None
 

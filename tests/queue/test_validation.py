@@ -266,7 +266,7 @@ BAD_VALUES: dict[str, tuple[Any, str, str]] = {
     "too deep": ({"x": nested(32)}, "payload.x.d.d", "32 levels"),
     "a lone surrogate": ({"a": [{"b": "x\ud800y"}]}, "payload.a[0].b", "a str, which"),
     "a lone surrogate in a list": ({"a": ["ok", "\udfff"]}, "payload.a[1]", "a lone surrogate"),
-    "a lone surrogate as key": ({"a": {"\udc00": 1}}, "payload.a", "a dict with a broken key"),
+    "a lone surrogate as key": ({"a": {"\udc00": 1}}, "payload.a", "a dict with a key that is not"),
     "a long name": ({"x" * 1000: {1}}, "payload." + "x" * 192, ", not a set"),
     "a number of 5000 digits": ({"a": [0, 10**5000]}, "payload.a[1]", "digits"),
 }

@@ -404,7 +404,7 @@ def test_what_cannot_be_a_handler_is_refused(worker: Worker, target: Any, says: 
 
 def test_a_name_has_one_handler(worker: Worker) -> None:
     worker.task("job")(plain)
-    with pytest.raises(ConfigurationError, match="'job' has a handler already"):
+    with pytest.raises(ConfigurationError, match="a handler for task 'job' is already registered"):
         worker.task("job")(with_context)
 
 

@@ -72,10 +72,10 @@ class Reply:
 class Endpoint:
     """One row of the table.
 
-    handler: returns a Reply, or a value of which the service makes a JSON document. role: the role
+    handler: returns a Reply, or a value that the service encodes as JSON. role: the role
     that it needs; None if it needs no key. tenants: OBJECT, LISTING, SHARED or OPEN. answer: the
     model of the response. status: on success. has_etag: the response has an ETag, and GET supports
-    If-None-Match. heeds_match: it supports If-Match.
+    If-None-Match. supports_if_match: it supports If-Match.
     """
 
     method: str
@@ -90,7 +90,7 @@ class Endpoint:
     status: int = 200
     other_statuses: tuple[int, ...] = ()
     has_etag: bool = False
-    heeds_match: bool = False
+    supports_if_match: bool = False
 
     @property
     def summary(self) -> str:
@@ -143,7 +143,7 @@ class Endpoint:
             found |= {400, 413, 415, 422}
         if self.is_write:
             found.add(409)
-        if self.heeds_match:
+        if self.supports_if_match:
             found.add(412)
         if self.has_etag and self.method == "GET":
             found.add(304)

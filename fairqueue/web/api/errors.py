@@ -1,4 +1,4 @@
-"""Refuse requests of the API with problem+json (RFC 9457) that names the wrong field.
+"""Refuse requests of the API with problem+json (RFC 9457) that names the invalid field.
 
 `fairqueue.web.problems` turns errors of the library into problems.
 """
@@ -16,7 +16,7 @@ from fairqueue.errors import (
     InvalidInput,
     InvalidPayload,
     UnknownTimezone,
-    cut,
+    truncate,
 )
 from fairqueue.web.problems import MAX_PART, ProblemDetails, problem_of
 
@@ -43,26 +43,26 @@ def refuse(status: int, kind: str, detail: str, **extra: Any) -> Refused:
     return Refused(ProblemDetails(status=status, kind=kind, detail=detail, extra=extra))
 
 
-def of_form(
+def from_validation_error(
     error: msgspec.ValidationError,
     place: str,
     known: Sequence[str],
     aliases: Mapping[str, str] = {},
 ) -> Refused:
-    """The refusal of a value that does not fit its model. `place` is "body" or "query".
+    """The refusal of a value that does not match its model. `place` is "body" or "query".
 
     `aliases` are the names that the request used instead of ours.
     """
     # The message may repeat what was sent.
     match = _PLACE.match(str(error))
     what = match["what"] if match else str(error)
-    where = cut((match["where"] or "") if match else "", MAX_PART)
+    where = truncate((match["where"] or "") if match else "", MAX_PART)
     where = aliases.get(where, where)
-    shown = cut(what, MAX_PART)
+    shown = truncate(what, MAX_PART)
     field, detail = where, f"{place}: {where}: {shown}" if where else f"{place}: {shown}"
     named = _NAMED.match(what)
     if named:
-        name = cut(named["name"], MAX_PART)
+        name = truncate(named["name"], MAX_PART)
         field = f"{where}.{name}" if where else name
         if named["kind"] == "missing required":
             detail = f"{place}: field {field!r} is required"
@@ -72,7 +72,7 @@ def of_form(
     return refuse(422, "invalid-input", detail, **({"field": field} if field else {}))
 
 
-def of_library(error: FairQueueError, known: Sequence[str]) -> ProblemDetails:
+def from_library_error(error: FairQueueError, known: Sequence[str]) -> ProblemDetails:
     """The problem of an error of the library, with the field if it is known."""
     problem = problem_of(error)
     field = next((field for kind, field in FIELDS.items() if isinstance(error, kind)), None)

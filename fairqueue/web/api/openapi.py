@@ -116,7 +116,7 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     ]
     parameters += _query(endpoint, schemas)
     parameters += [_IDEMPOTENCY] if endpoint.is_write else []
-    parameters += [_IF_MATCH] if endpoint.heeds_match else []
+    parameters += [_IF_MATCH] if endpoint.supports_if_match else []
     parameters += [_IF_NONE_MATCH] if endpoint.has_etag and endpoint.method == "GET" else []
     if parameters:
         described["parameters"] = parameters

@@ -18,14 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from fairqueue.access.credentials import Actor
 from fairqueue.access.idempotency import ReplyStore
-from fairqueue.errors import FairQueueError, StaleVersion, cut, shown
+from fairqueue.errors import FairQueueError, StaleVersion, shown, truncate
 from fairqueue.inspection.documents import document
 from fairqueue.logs import log_event
 from fairqueue.models import new_id
 from fairqueue.validation import check_name
 from fairqueue.web.api.aliases import resolve
 from fairqueue.web.api.endpoint import ApiRequest, Endpoint, Nothing, Reply
-from fairqueue.web.api.errors import Refused, of_form, of_library, refuse
+from fairqueue.web.api.errors import Refused, from_library_error, from_validation_error, refuse
 from fairqueue.web.api.models import Input
 from fairqueue.web.app_state import app_state
 from fairqueue.web.auth import inspector_of
@@ -114,7 +114,9 @@ class Routes:
                 return endpoint, path
             allowed += ["GET", "HEAD"] if endpoint.method == "GET" else [endpoint.method]
         if not allowed:
-            raise refuse(404, "not-found", f"there is nothing at {cut('/' + '/'.join(parts), 200)}")
+            raise refuse(
+                404, "not-found", f"there is nothing at {truncate('/' + '/'.join(parts), 200)}"
+            )
         allow = ", ".join(dict.fromkeys(allowed))
         detail = f"{method} is not allowed here; use {allow}"
         raise Refused(
@@ -180,7 +182,7 @@ def read_query(endpoint: Endpoint, request: Request) -> Input:
     try:
         return msgspec.convert(values, model, strict=False)
     except msgspec.ValidationError as error:
-        raise of_form(error, "query", list(fields)) from None
+        raise from_validation_error(error, "query", list(fields)) from None
 
 
 def _is_list(kind: Any) -> bool:
@@ -200,7 +202,7 @@ def read_json(endpoint: Endpoint, body: bytes) -> Input:
         return msgspec.convert(value, endpoint.body)
     except msgspec.ValidationError as error:
         known = [each.encode_name for each in msgspec.structs.fields(endpoint.body)]
-        raise of_form(error, "body", known, aliases) from None
+        raise from_validation_error(error, "body", known, aliases) from None
 
 
 # --- responses ------------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ def _guarded(
     except Refused as refused:
         return problem_answer(refused.problem, request)
     except FairQueueError as error:
-        return problem_answer(of_library(error, known), request)
+        return problem_answer(from_library_error(error, known), request)
     except Exception:
         return _crashed(endpoint, request)
 
@@ -263,7 +265,7 @@ def _call(
         body=read_json(endpoint, body),
         root=str(request.scope.get("root_path", "")),
     )
-    if endpoint.heeds_match and "if-match" in request.headers:
+    if endpoint.supports_if_match and "if-match" in request.headers:
         return replace(call, if_match=_if_match(call, request.headers["if-match"]))
     return call
 

@@ -33,7 +33,7 @@ from fairqueue.web.dashboard.shell import is_htmx, page, partial
 from fairqueue.web.problems import problem_of
 
 PAGE = 50  # groups or runs on one page
-PART = 200  # runs that one request acts on, in well below a second
+PART = 200  # runs that one request acts on, in well under a second
 ERRORS_SHOWN = 5
 EXPORT_CHUNK = 20  # lines that are sent together
 

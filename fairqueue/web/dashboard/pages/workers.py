@@ -85,7 +85,9 @@ def _check(name: str, value: str, level: str, advice: str, part: float | None = 
 
 def _memory(info: RedisInfo) -> RedisCheck:
     if not info.max_memory:
-        advice = "With maxmemory set, a full server refuses new tasks before the machine runs out."
+        advice = (
+            "Set maxmemory so that Redis rejects new tasks before the machine runs out of memory."
+        )
         text = f"{size(info.used_memory)} used, no maxmemory"
         return RedisCheck(name="Memory", value=text, advice=advice)
     part = info.used_memory / info.max_memory
@@ -139,7 +141,7 @@ def drain(request: Request, form: Form) -> Done:
 
 @action
 def set_limits(request: Request, form: Form) -> Done:
-    """Set the limits of a task name; empty fields are not limited."""
+    """Set the limits of a task name; an empty field removes the limit."""
     name = form.raw("name").strip()
     try:
         limits = {
