@@ -26,7 +26,7 @@ DONE = {
     "discard": "discarded",
 }
 
-filtered = options(
+schedule_filters = options(
     click.option("--user", "user_id", metavar="USER", help="Schedules of this user."),
     click.option("--name", help="Schedules with this task name."),
     click.option("--name-prefix", metavar="TEXT", help="Schedules whose task name starts with it."),
@@ -45,7 +45,7 @@ def selected(command: F) -> F:
     """Add the arguments that select schedules: ids, filters or `--all`."""
     ids = click.argument("ids", metavar="[ID]...", nargs=-1)
     all_ = click.option("--all", "all_", is_flag=True, help="All schedules.")
-    return options(ids, filtered, all_)(command)
+    return options(ids, schedule_filters, all_)(command)
 
 
 def act_on_many(

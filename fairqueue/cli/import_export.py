@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.bulk import filtered
+from fairqueue.cli.bulk import schedule_filters
 from fairqueue.cli.listing import given, show_one
 from fairqueue.cli.output import Progress, note, on_terminal, say
 from fairqueue.cli.session import Command, Consent, Session, destructive, pass_session, prints_data
@@ -24,7 +24,7 @@ format_option = click.option(
 @click.command(cls=Command)
 @click.argument("file", required=False)
 @format_option
-@filtered
+@schedule_filters
 @pass_session
 def export(session: Session, file: str | None, format_: str | None, **filters: Any) -> None:
     """Write schedules to a file or standard output. Secrets are included."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fairqueue.cli.bulk import act_on_many, filtered, is_one, selected
+from fairqueue.cli.bulk import act_on_many, is_one, schedule_filters, selected
 from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Columns, Listing, answer, columns, given, paged, show, show_one
 from fairqueue.cli.output import note, say
@@ -78,7 +78,7 @@ def listed_document(view: ScheduleView) -> dict[str, Any]:
 
 
 @schedules.command("list")
-@filtered
+@schedule_filters
 @paged
 def list_(listing: Listing, **filters: Any) -> None:
     """List schedules, by user and id. With --name, --name-prefix or --contains, by name."""
