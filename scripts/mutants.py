@@ -198,15 +198,15 @@ MUTATIONS = (
         DUPLICATE,
     ),
     Mutation(
-        "graves: of tasks that are trimmed",
+        "tombstones: of tasks that are trimmed",
         "lua/lib/ending.lua",
-        "redis.call('HSET', K.ops, unpack(graves))",
+        "redis.call('HSET', K.ops, unpack(tombstones))",
         "",
         "test_a_task_that_is_gone_is_still_known",
         DUPLICATE,
     ),
     Mutation(
-        "graves: that a push looks for them",
+        "tombstones: that a push looks for them",
         "lua/lib/enqueue.lua",
         "elseif ended[i] or ended_before[i] then",
         "elseif false then",

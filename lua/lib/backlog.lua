@@ -1,7 +1,7 @@
 -- Put waiting tasks where workers find them, and remove them again.
 --
 -- @include fair
--- KEYS waiting  zset  task id -> since when it waits for a worker, ms
+-- KEYS waiting  zset  task id -> when it started waiting, ms
 -- KEYS held     zset  user NUL name NUL rank NUL task id, all scores 0: tasks that wait for a slot
 -- KEYS slot_line  zset  whose held task is next, for each name; see lib/limits
 --

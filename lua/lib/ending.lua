@@ -6,13 +6,13 @@
 -- KEYS dead     zset  task id -> when it was buried, ms
 -- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
 
-local DROP_GROUP = 10      -- records read at a time: this many may be read for nothing
-local DROP_COST = 16777216 -- of one call, in freed bytes: 3 ms
-local DECODE_COST = 15     -- decoding a byte costs this many times as much as freeing it,
-local HASH_COST = 25       -- and reading and hashing it this many times
+local DROP_GROUP = 10      -- records read at a time; this many may be read unnecessarily
+local DROP_COST = 16777216 -- budget of one call, in freed bytes: about 3 ms
+local DECODE_COST = 15     -- cost of decoding a byte, in freed bytes
+local HASH_COST = 25       -- cost of reading and hashing a byte, in freed bytes
 
--- Choose the first of some ended tasks, as many as one call may drop. Returns their ids, their records by id,
--- and their graves.
+-- Choose how many of the ended tasks this call may drop, from the first on. Returns their ids, their records
+-- by id, and their tombstones.
 local function bury_first(ids)
   -- The documents of tasks whose records have no digest, by id.
   local function undigested(group, records)
@@ -26,7 +26,7 @@ local function bury_first(ids)
     end
     return documents
   end
-  local dropped, kept, graves, budget = {}, {}, {}, DROP_COST
+  local dropped, kept, tombstones, budget = {}, {}, {}, DROP_COST
   for from = 1, #ids, DROP_GROUP do
     local group = { unpack(ids, from, math.min(from + DROP_GROUP - 1, #ids)) }
     local records = read_statuses(group)
@@ -35,21 +35,21 @@ local function bury_first(ids)
       local record, document = records[id], documents[id]
       budget = budget - DECODE_COST * #(status_texts[id] or '')
         - (document and HASH_COST * #document or tonumber(record.bytes) or 0)
-      if budget < 0 and #dropped > 0 then return dropped, kept, graves end
+      if budget < 0 and #dropped > 0 then return dropped, kept, tombstones end
       dropped[#dropped + 1], kept[id] = id, record
-      graves[#graves + 1] = 't:' .. id
-      graves[#graves + 1] = grave_of(record, document)
+      tombstones[#tombstones + 1] = 't:' .. id
+      tombstones[#tombstones + 1] = tombstone_of(record, document)
     end
   end
-  return dropped, kept, graves
+  return dropped, kept, tombstones
 end
 
--- Drop ended tasks, at least the first of them. Returns how many. Each leaves a grave for a while, however
--- old it is, because the push or finish that was just answered may be repeated.
+-- Drop ended tasks, at least the first of them. Returns how many. Each leaves a tombstone for a while,
+-- however old it is, because the push or finish that was just answered may be repeated.
 local function drop_tasks(key, ids)
-  local dropped, records, graves = bury_first(ids)
+  local dropped, records, tombstones = bury_first(ids)
   turn_generation()
-  redis.call('HSET', K.ops, unpack(graves))
+  redis.call('HSET', K.ops, unpack(tombstones))
   redis.call('ZREM', key, unpack(dropped))
   redis.call('HDEL', K.tasks, unpack(dropped))
   redis.call('HDEL', K.status, unpack(dropped))
@@ -95,8 +95,8 @@ local function held_record(id, token)
   return is_held(record, token) and record or nil
 end
 
--- Begin to end a lease. Returns the answer if the operation was done before or the lease is lost; otherwise
--- nil and the record.
+-- Check the lease before ending it. Returns the answer if the operation was done before or the lease is
+-- lost; otherwise nil and the record.
 local function begin_ending(op, id, token)
   local before = first_answer(op)
   if before then return before end
@@ -127,8 +127,8 @@ local function open_members(schedule, after, most)
     '(' .. schedule .. '\1', 'LIMIT', 0, most)
 end
 
--- The tasks of such members: ids, and records by id. Drops the entries of tasks that are gone or cannot be
--- read.
+-- Return the tasks of the given `open` members: ids, and records by id. Drops the entries of tasks that are
+-- gone or cannot be read.
 local function open_runs(schedule, members)
   local all, ids = {}, {}
   for i, member in ipairs(members) do all[i] = string.sub(member, #schedule + 2) end
@@ -147,7 +147,7 @@ end
 local unbuffered = {}  -- schedule -> one of its unfinished tasks that is not buffered
 
 -- Let the buffered task of a schedule begin if the previous run has ended. Returns true if any task of the
--- schedule is unfinished. Mostly the first task is enough; more are read only if it is buffered or gone.
+-- schedule is unfinished. Usually the first task is enough; more are read only if it is buffered or gone.
 local function let_buffered_begin(schedule)
   local first, begins, after, looked, most = nil, nil, nil, 0, 1
   while looked < OPEN_READ do

@@ -40,7 +40,7 @@ local function known_tasks(ids, documents)
     if before then
       answer[i] = before == documents[i] and 'same' or 'other'
     elseif ended[i] or ended_before[i] then
-      local _, _, seen = read_grave(ended[i] or ended_before[i])
+      local _, _, seen = read_tombstone(ended[i] or ended_before[i])
       answer[i] = seen == digest(documents[i]) and 'same' or 'other'
     else
       answer[i] = 'new'

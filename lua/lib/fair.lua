@@ -196,7 +196,7 @@ local function settle()
   end
 end
 
--- Put a user with waiting tasks, who is in neither, into ready or parked. Returns true for ready.
+-- Add a user with waiting tasks to ready or parked. The user must be in neither. Returns true for ready.
 local function place(user, newcomer)
   local wait = blocked_until(user)
   if wait then

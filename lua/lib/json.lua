@@ -1,6 +1,6 @@
 -- Decode JSON without raising: an error in the middle of a script would leave half a transition.
 
--- The table in a text, or nil.
+-- Decode a JSON text to a table, or return nil.
 local function decode(text)
   if not text then return nil end
   local ok, record = pcall(cjson.decode, text)

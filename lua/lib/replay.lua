@@ -1,7 +1,7 @@
 -- Recognise a command that is sent again because its reply was lost, and give the first answer.
 --
 -- @include time
--- KEYS ops         hash  operation id -> its answer; 't:' .. task id -> its grave; '' -> since when, ms
+-- KEYS ops         hash  operation id -> its answer; 't:' .. task id -> its tombstone; '' -> since when, ms
 -- KEYS ops_before  hash  the same, of the time before
 --
 -- Two generations that change places after REPLAY_MS: an answer is kept for at least that long,
@@ -46,11 +46,11 @@ local function digest(document)
 end
 
 -- `document` is of use where the record has no digest.
-local function grave_of(record, document)
+local function tombstone_of(record, document)
   return (record and record.state or '') .. ' ' .. (record and record.token or '') .. ' '
     .. (record and record.digest or digest(document or ''))
 end
 
-local function read_grave(text)
+local function read_tombstone(text)
   return string.match(text, '^(%S*) (%S*) (%S*)$')
 end

@@ -1,4 +1,4 @@
--- Determine since when the history of runs is complete.
+-- Compute the time from which the run history is complete.
 --
 -- @include time settings
 -- KEYS ended  zset  task id -> when it finished or was cancelled, ms
@@ -13,7 +13,7 @@ local function whole_since(key, most, keep_ms)
 end
 
 -- The start of a window, moved to a later time if runs that ended in it have been dropped. If dead letters
--- are not kept at all, they are counted nowhere and do not shorten the window.
+-- are not kept at all, they are not counted and do not shorten the window.
 local function cut_window(since)
   since = math.max(since, whole_since(K.ended, SETTINGS.keep_finished, SETTINGS.keep_finished_ms))
   if SETTINGS.keep_dead == 0 then return since end

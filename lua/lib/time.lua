@@ -11,7 +11,7 @@ end
 
 local now, now_us = read_clock()
 
--- A number as text. Commands accept numbers, but format a whole number three times as slowly.
+-- A number as text. Commands accept numbers, but passing a number is three times slower than passing text.
 local function text_of(number)
   if number == math.floor(number) and math.abs(number) < 1e15 then
     return string.format('%d', number)

@@ -13,8 +13,8 @@
 -- ARGV ...    entries, a few hundred at most
 -- ROW entry  text  id, user id, or member of the structure
 --
--- The definition and the state of a schedule decide where else it has to be. As in repair_tasks, each entry
--- is checked as it is now. The scheduler sets aside records that cannot be read.
+-- The definition and the state of a schedule determine which other keys must list it. As in repair_tasks,
+-- each entry is checked as it is now. The scheduler sets aside records that cannot be read.
 --
 -- Returns for each wrong entry: the entry, the problem, '1' if it can be repaired or ''.
 
@@ -39,7 +39,7 @@ local function check_entry(id, key, member, text)
   if not has(key, member) then wrong(id, text, function() redis.call('ZADD', key, 0, member) end) end
 end
 
--- Make an active schedule due that is not: at its fire time, or now.
+-- Add a missing `due` entry for an active schedule: at its fire time, or now.
 local function plan_again(id)
   redis.call('ZADD', K.due, planned_ms(id) or now, id)
   wake_scheduler()

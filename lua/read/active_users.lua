@@ -1,12 +1,12 @@
--- List users who have waiting or running tasks, and perhaps some who had. One bounded read.
+-- List users who have waiting or running tasks; may include users whose tasks have just ended.
+-- One bounded read.
 --
 -- @include users
 -- FLAGS no-writes
 -- KEYS tenants       hash  user -> tenant
 -- KEYS tenant_users  zset  tenant NUL user
 -- ARGV tenant  text  only its users; empty: all users
--- ARGV limit   int   look at most at this many users who are ready, as many who are parked, who have running
---                    tasks and who have held tasks; and at as many of the tenant
+-- ARGV limit   int   maximum number of users read from each of ready, parked, running, held and the tenant
 --
 -- Returns user ids. With a tenant these are all users it ever had, up to the limit.
 
@@ -14,7 +14,7 @@ local most = tonumber(A.limit)
 local found = new_user_set()
 add_active_users(found, most)
 if A.tenant ~= '' then
-  -- The tenant's own list has users whom the limit left out.
+  -- The tenant's own list includes users beyond the limit.
   local lead, everybody = A.tenant .. '\0', found.list
   found = new_user_set()
   for _, member in ipairs(redis.call('ZRANGEBYLEX', K.tenant_users, '[' .. lead, '(' .. A.tenant .. '\1',

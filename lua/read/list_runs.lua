@@ -6,7 +6,7 @@
 -- KEYS open      zset  schedule NUL task id: unfinished tasks of schedules
 -- KEYS backlog   zset  user NUL rank NUL task id NUL name: waiting tasks
 -- KEYS held      zset  user NUL name NUL rank NUL task id: tasks that wait for a slot
--- KEYS waiting   zset  task id -> since when it waits for a worker, ms
+-- KEYS waiting   zset  task id -> when it started waiting, ms
 -- KEYS delayed   zset  task id -> when it becomes ready, ms
 -- KEYS delayed_index  zset  user NUL when NUL task id: delayed tasks, by user
 -- ARGV source  text  the key to read

@@ -23,8 +23,8 @@
 --
 -- Fence: a caller that does not lead changes nothing. Compare: a schedule whose plan is not the one that
 -- was read (it was fired, saved or removed) does not change. The task id is made of the schedule and the
--- fire time, so firing a time twice pushes one task. No fire time is fired that is not later than the last
--- one, even if the clock was set back and the plan was made again.
+-- fire time, so firing a time twice pushes one task. A fire time not later than the last one is
+-- never fired, even if the clock was set back and the plan was made again.
 -- A fire that a limit refuses keeps its plan and is tried again a little later.
 -- Overlap: while a task of the schedule is unfinished, 'skip' pushes none; 'buffer_one' pushes one that
 -- begins when the previous run has ended, and no second one; 'cancel_previous' cancels unfinished tasks.
@@ -49,8 +49,8 @@ if not leader then return { remember(A.op, 'stale') } end
 -- How many unfinished tasks this call may still look at, and cancel.
 local reads_left, cancels_left = OPEN_READS, CANCELS
 
--- The texts of the records of a schedule's tasks. Mostly a text is enough, and decoding takes ten times as
--- long.
+-- The texts of the records of a schedule's tasks. Usually the raw text is enough: decoding takes ten
+-- times as long.
 local function open_texts(schedule, members)
   local ids = {}
   for i, member in ipairs(members) do ids[i] = string.sub(member, #schedule + 2) end
@@ -64,8 +64,8 @@ end
 
 -- Which unfinished tasks of a schedule are running: 'all', 'some', or 'none' if there are no unfinished
 -- tasks; nil if this call has looked at too many.
-local function open_that_run(schedule)
-  local found, after, looked, most = 'none', nil, 0, 2  -- mostly there is a run and a buffered task
+local function running_state(schedule)
+  local found, after, looked, most = 'none', nil, 0, 2  -- usually there is a run and a buffered task
   while looked < OPEN_READ do
     if reads_left <= 0 then return nil end
     local members = open_members(schedule, after, most)
@@ -90,7 +90,7 @@ end
 local function overlap_of(fire)
   if fire.overlap == 'allow' or fire.overlap == 'cancel_previous' then return 'fire' end
   if fire.overlap ~= 'skip' then
-    local running = open_that_run(fire.id)
+    local running = running_state(fire.id)
     if not running then return 'later' end
     if running == 'none' then return 'fire' end
     if running == 'all' then return 'buffer' end

@@ -6,7 +6,7 @@
 -- ARGV id        text  schedule id
 -- ARGV revision  text  the revision that it must have; empty: any
 --
--- What is left of a schedule whose definition is gone is deleted too.
+-- Leftover records of a schedule without a definition are also deleted.
 --
 -- Returns 'removed', 'absent', or 'stale' if it has another revision (nothing changed).
 

@@ -24,7 +24,7 @@
 local function has_ended(id, record, token)
   if record and record.ended and record.token == token then return true end
   if not record then
-    local _, by = read_grave(first_answer('t:' .. id) or '')
+    local _, by = read_tombstone(first_answer('t:' .. id) or '')
     if by == token then return true end
   end
   for _, operation in ipairs({ 'retry:', 'release:' }) do

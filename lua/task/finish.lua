@@ -24,7 +24,7 @@ local function ended_before(id, token)
     return (record.state == 'finished' or record.state == 'cancelled') and record.token == token
       and record.state
   end
-  local state, by = read_grave(first_answer('t:' .. id) or '')
+  local state, by = read_tombstone(first_answer('t:' .. id) or '')
   return (state == 'finished' or state == 'cancelled') and by == token and state
 end
 
