@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis
 from redis.connection import AbstractConnection
@@ -77,7 +77,8 @@ class Link(Driver):
                 else:
                     request = steps.send(answer)
         except StopIteration as end:
-            return cast(Result, end.value)
+            result: Result = end.value
+            return result
         finally:
             if listener is not None:
                 listener.close()

@@ -6,7 +6,6 @@ the asynchronous one (aio.py) run the same operations, so deadlines, repeats and
 once for each driver and never in an operation.
 """
 
-import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, get_args, overload
@@ -140,12 +139,14 @@ def operation(
     The object's `link` is the driver that runs it. The operation itself stays reachable: `steps`
     makes it part of another one, and the asynchronous API awaits it.
     """
+    if result := get_args(method.__annotations__.get("return")):
+        method.__annotations__["return"] = result[2]  # `help` and signatures show the result
 
     @wraps(method)
     def perform(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        return cast(R_co, self.link.perform(method(self, *args, **kwargs)))
+        result: R_co = self.link.perform(method(self, *args, **kwargs))
+        return result
 
-    _return_result(perform)
     return cast(Performed[S_contra, P, R_co], perform)
 
 
@@ -162,16 +163,7 @@ def awaited(
     async def perform(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return cast(T, await self.link.perform(steps(self.operations, *args, **kwargs)))
 
-    _return_result(perform)
     return perform
-
-
-def _return_result(function: Any) -> None:
-    """Let the signature of a function name its result instead of Operation[...]."""
-    signature = inspect.signature(function)
-    if inner := get_args(signature.return_annotation):
-        function.__annotations__ = {**function.__annotations__, "return": inner[2]}
-        function.__signature__ = signature.replace(return_annotation=inner[2])
 
 
 def steps(method: Callable[P, T]) -> Callable[P, Operation[T]]:
