@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.web import WebServer, create_app
+from fairqueue.web.dashboard.shell import STATIC
 
 ROOT = Path(__file__).resolve().parents[2]
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
@@ -87,6 +88,8 @@ def web(queue: TaskQueue) -> Iterator[Web]:
             prefix: str = "",
             **options: Any,
         ) -> Site:
+            if options.get("dashboard", True) and not (STATIC / "versions.json").exists():
+                pytest.fail("the files of the dashboard are missing: run make static", False)
             app = create_app(queue, **{"auth": False, **options})
             server = servers.enter_context(WebServer(mounted(app) if mounted else app))
             client = httpx.Client(base_url=server.url + prefix, timeout=30)
