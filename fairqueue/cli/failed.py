@@ -69,7 +69,7 @@ def show_(session: Session, task_id: str) -> None:
 @destructive
 @prints_data
 def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
-    """Run failed runs again: the given ids, or all that match the filters.
+    """Run failed runs again. Applies to the given ids, or all that match the filters.
 
     Prints the new ids of the given runs.
     """
@@ -86,7 +86,7 @@ def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: A
 @destructive
 @prints_data
 def discard(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
-    """Delete failed runs: the given ids, or all that match the filters."""
+    """Delete failed runs. Applies to the given ids, or all that match the filters."""
     wanted = choose("failed runs", "discard", ids, filters)
     part = session.inspector.failed
     if ids:

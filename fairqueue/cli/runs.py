@@ -83,7 +83,7 @@ def runs() -> None:
 @run_filters
 @paged
 def list_(listing: Listing, status: tuple[str, ...], **filters: Any) -> None:
-    """List waiting, then running, then ended runs, each newest first."""
+    """List waiting, then running, then ended runs, newest first."""
     fetch = partial(listing.inspector.runs.list, status or None, **given(filters))
     listing.show("runs", fetch, RUN_COLUMNS)
 

@@ -286,7 +286,7 @@ def pause(
     consent: Consent,
     **filters: Any,
 ) -> int:
-    """Pause schedules until resumed: the given ids, or all that match the filters."""
+    """Pause schedules until resumed. Applies to the given ids, or all that match the filters."""
     if until is None:
         return act_on_many(session, "pause", ids, filters, consent, note=note)
     _check_one("--until", ids, filters)
@@ -306,7 +306,7 @@ def pause(
 def resume(
     session: Session, ids: tuple[str, ...], note: str | None, consent: Consent, **filters: Any
 ) -> int:
-    """Resume schedules from now on: the given ids, or all that match the filters."""
+    """Resume schedules from now on. Applies to the given ids, or all that match the filters."""
     return act_on_many(session, "resume", ids, filters, consent, note=note)
 
 
@@ -348,7 +348,10 @@ def remove(
     consent: Consent,
     **filters: Any,
 ) -> int:
-    """Remove schedules: the given ids, or all that match the filters. Their tasks stay."""
+    """Remove schedules. Applies to the given ids, or all that match the filters.
+
+    Tasks that they have fired stay.
+    """
     if if_match is None:
         return act_on_many(session, "remove", ids, filters, consent, ask_for_one=True)
     _check_one("--if-match", ids, filters)

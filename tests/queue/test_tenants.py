@@ -193,7 +193,7 @@ def test_the_same_id_for_another_tenant_is_another_task(queue: TaskQueue) -> Non
     push(queue, "t", tenant="acme")
     push(queue, "t", tenant="acme")
     for other in (None, "blue"):
-        with pytest.raises(InvalidTask, match="'t' belongs to"):
+        with pytest.raises(InvalidTask, match="'t' is already used by"):
             push(queue, "t", tenant=other)
     assert queue.size() == 1
 

@@ -158,7 +158,7 @@ def test_a_server_that_is_well_is_called_so() -> None:
     [
         ({"used_memory": 85}, "Memory", "warning", "raise maxmemory"),
         ({"used_memory": 97}, "Memory", "error", "raise maxmemory"),
-        ({"max_memory": 0}, "Memory", "ok", "With maxmemory"),
+        ({"max_memory": 0}, "Memory", "ok", "Set maxmemory"),
         ({"policy": "allkeys-lru"}, "Eviction", "error", "noeviction"),
         ({"policy": "volatile-ttl"}, "Eviction", "ok", ""),
         ({"appendonly": False}, "Persistence", "warning", "appendonly yes"),
