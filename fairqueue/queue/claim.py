@@ -19,7 +19,7 @@ from fairqueue.validation import check_count, check_items, check_name, check_sec
 CLAIM_LIMIT = 1000  # tasks in one claim at most
 CLAIM_CHUNK = 250  # of them in one script: about 5 ms of server time
 CLAIM_HEAD = 4  # values in the answer of the script `claim` before its tasks, four values each
-EXTEND_CHUNK = 250  # leases in one script: some 3 ms
+EXTEND_CHUNK = 250  # leases in one script: about 3 ms
 MAX_LEASE_S = 86_400.0
 # A token that a dying worker took is lost: others look for themselves after this long.
 LONGEST_WAIT_S = 5.0

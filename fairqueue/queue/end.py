@@ -30,7 +30,7 @@ from fairqueue.validation import (
 )
 
 FINISH_CHUNK = 250  # results that one call of finish_and_claim takes
-FINISHED_AT_ONCE = 100  # of them in one script, and fewer with long results: some 4 ms
+FINISHED_AT_ONCE = 100  # of them in one script, and fewer with long results: about 4 ms
 FINISHED_BYTES = 256 * 1024
 
 # A claim, the result, and what the attempt reports.

@@ -478,7 +478,7 @@ def _day_rule(day_of_month: str, month: str, day_of_week: str) -> DayRule:
     )
 
 
-# croniter takes some 100 µs for an expression. Most fields are in the cache already.
+# croniter takes about 100 µs for an expression. Most fields are in the cache already.
 @lru_cache(maxsize=_FIELDS_KEPT)
 def _expand(column: _Column, text: str) -> Field:
     """Check one field by our rules, then expand it with croniter."""

@@ -36,11 +36,11 @@ from fairqueue.schedules.plan import Plan
 from fairqueue.schedules.state import are_active, number_in, read_state, title_in
 from fairqueue.schedules.update import Update, anchored, first_fire, paused_note
 
-# Schedules in one call. All or none means one script, which holds the server for some 13 µs each:
+# Schedules in one call. All or none means one script, which blocks the server for about 13 µs each:
 # 0.13 s for the most. Callers that do not need all or none add ADDED_AT_ONCE in a call.
 MAX_ADDED = 10_000
 MAX_ADDED_BYTES = 16 * 1024 * 1024  # of their definitions
-ADDED_AT_ONCE = 500  # some 5 ms
+ADDED_AT_ONCE = 500  # about 5 ms
 CLOCK_TRIES = 5  # to plan new schedules by the clock of Redis, if that jumps meanwhile
 MAX_PROBLEMS = 1000
 GAPS_CHECKED = 20  # the queue's min_interval is compared with this many gaps between fire times
