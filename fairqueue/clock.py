@@ -5,8 +5,10 @@ clock of the Redis server, so the clocks of clients are never compared. Tests pa
 """
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+from weakref import WeakSet
 
 from fairqueue.errors import InvalidInput, shown
 
@@ -28,6 +30,7 @@ class ManualClock:
     def __init__(self, start: datetime | float = 1_700_000_000.0) -> None:
         self._now_ms = to_ms(start, "start")
         self._lock = threading.Lock()
+        _manual_clocks.add(self)
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970, UTC."""
@@ -48,6 +51,18 @@ class ManualClock:
         """Set the time."""
         with self._lock:
             self._now_ms = to_ms(moment, "moment")
+
+
+_manual_clocks: WeakSet[ManualClock] = WeakSet()
+
+
+def is_past(moment_ms: int) -> bool:
+    """Return whether a time is past on the clock of this machine, and on every manual clock.
+
+    For checks of input only: the clock of the queue decides when something happens.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    return all(moment_ms <= now for now in (now_ms, *(c.now_ms() for c in list(_manual_clocks))))
 
 
 def to_ms(moment: object, what: str, error: type[InvalidInput] = InvalidInput) -> int:

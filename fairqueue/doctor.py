@@ -24,6 +24,7 @@ from fairqueue.link.connection import Link
 from fairqueue.link.info import parse_info
 from fairqueue.link.keys import KEY_TYPES, command_line
 from fairqueue.link.operation import Argument, Ask, Call, Operation, operation, steps
+from fairqueue.link.owners import Owner
 from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import QueueSnapshot, new_id
 from fairqueue.queue.delays import DelayIndex
@@ -356,10 +357,11 @@ class _Permissions:
 _OF_TASKS = (
     *("tasks", "attempts", "waiting", "delayed", "delayed_index", "leases", "ended", "dead"),
     *("backlog", "held", "slot_line", "slots", "deadlines", "open", "runs", "failures"),
+    *("pool_tasks", "gate_order", "gate_passes", "uniques", "expiring", "rings", "tags", "clocks"),
 )
 _OF_RECORDS = (
     *("due", "plan", "schedule_state", "schedule_index", "schedule_names", "tenant_schedules"),
-    *("moments", "changes", "schedules", "users", "user_names", "tenants", "tenant_users"),
+    *("moments", "changes", "schedules", "users", "user_names", "user_tenants", "tenant_users"),
     *("workers", "worker_ends"),
 )
 _BY_SCHEDULE = ("moments", "changes")  # examined by the schedule id before the NUL of each entry
@@ -456,9 +458,7 @@ class Records:
             cursor, entries = yield from self._page("leases", max(0, cursor))
             for ids in _batches(entries, BATCH):
                 for text in (yield Ask(("HMGET", self.link.keys["status"], *ids)))[0]:
-                    user = _user_in(text or b"")
-                    if user is not None:
-                        counts[user] += 1
+                    counts.update(_sharers_in(text or b""))
         return counts
 
     # --- scanning ---------------------------------------------------------------------------------
@@ -519,14 +519,21 @@ class _WrongEntries:
 
 
 _USER = re.compile(rb'"user":("(?:[^"\\]|\\.)*")')
+_GROUP = re.compile(rb'"group":"([A-Za-z0-9_.-]+)"')
 
 
-def _user_in(record: bytes) -> bytes | None:
-    """Return the user of a status record; None if absent or malformed."""
-    match = _USER.search(record)
+def _sharers_in(record: bytes) -> list[bytes]:
+    """Return the owner and the tenant of a status record, by their names in Redis.
+
+    Empty if absent or malformed.
+    """
+    match, group = _USER.search(record), _GROUP.search(record)
     with suppress(ValueError):
-        return str(json.loads(match[1])).encode() if match else None
-    return None
+        if match is not None:
+            user, tenant = str(json.loads(match[1])), group[1].decode() if group else None
+            found = [Owner(user, tenant).key] + ([Owner.whole(tenant).key] if tenant else [])
+            return [each.encode() for each in found]
+    return []
 
 
 def _number(text: bytes) -> int:

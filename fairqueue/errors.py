@@ -93,6 +93,10 @@ class UnknownUser(InvalidTask):
     """There is no user with this id."""
 
 
+class UnknownTenant(InvalidInput):
+    """There is no tenant with this name."""
+
+
 class UnknownWorker(InvalidInput):
     """No live worker has this id."""
 
@@ -122,6 +126,14 @@ class LeaseLost(FairQueueError):
 
 class QueueFull(FairQueueError):
     """The queue, or this user's share of it, is at its limit. Nothing was stored."""
+
+
+class DuplicateTask(FairQueueError):
+    """Another task has this unique key. Nothing was stored. `task_id` is the id of that task."""
+
+    def __init__(self, message: str, task_id: str = "") -> None:
+        super().__init__(message)
+        self.task_id = task_id
 
 
 class ScheduleConflict(FairQueueError):

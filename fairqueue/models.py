@@ -12,6 +12,15 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import BrokenRecord, InvalidTask, shown
+from fairqueue.flow_options import (
+    DEFAULT_POOL,
+    NO_FLOW,
+    Flow,
+    FlowOptions,
+    check_flow,
+    check_times,
+    read_flow,
+)
 from fairqueue.reasons import Reason
 from fairqueue.retry_policy import TaskPolicy, check_policy, encode_policy, status_fields
 from fairqueue.validation import (
@@ -65,6 +74,13 @@ def status_head(user_id: str, name: str, priority: int) -> str:
     return f'{{"user":{user},"name":{named},"level":{int(priority)},"attempts":0'
 
 
+class TaskOptions(TaskPolicy, FlowOptions, total=False):
+    """The options of one task: its policy and its flow."""
+
+
+_OF_FLOW = FlowOptions.__annotations__.keys()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A piece of work for a user. Make one with `Task.create`.
@@ -72,8 +88,8 @@ class Task:
     delay_ms, at_ms: when it becomes ready. schedule_id, scheduled_for: set if a schedule has fired
     it. run_type: "queued", "scheduled", "manual" (a schedule was triggered) or "retry" (of the dead
     letter `retry_of`). policy: retries and time-out set for this task or its schedule; they
-    override the handler's. tenant: the group of users that it belongs to, if any. document: the
-    task as it is stored.
+    override the handler's. tenant: the group of users that it belongs to, if any. flow: its pool,
+    keys, cost and expiry. document: the task as it is stored.
     """
 
     task_id: str
@@ -90,6 +106,7 @@ class Task:
     retry_of: str | None = None
     policy: dict[str, Any] | None = None
     tenant: str | None = None
+    flow: Flow = NO_FLOW
     document: str = field(repr=False, compare=False)
 
     @classmethod
@@ -105,7 +122,7 @@ class Task:
         at: datetime | float | None = None,
         triggered_by: str | None = None,
         tenant: str | None = None,
-        **options: Unpack[TaskPolicy],
+        **options: Unpack[TaskOptions],
     ) -> "Task":
         """Return a checked task.
 
@@ -115,7 +132,8 @@ class Task:
         triggered_by: who or what requested it, for the history.
         tenant: the group of users that it belongs to. A user without a tenant joins it.
 
-        These override the options of the handler:
+        `FlowOptions` explains pool, limit_keys, unique, on_duplicate, unique_for, debounce,
+        max_wait, expires and cost. These override the options of the handler:
         retries, max_attempts: attempts after a failure; or attempts in total, including those
             whose worker died. Pass one of them.
         backoff: seconds before the first retry, doubled for each further one, up to a day, without
@@ -127,15 +145,11 @@ class Task:
         delay_ms, at_ms = check_when(delay, at)
         priority = check_priority(priority)
         checked = check_payload({} if payload is None else payload)
-        check_name(user_id, "user_id")
-        check_name(name, "name")
-        if triggered_by is not None:
-            check_name(triggered_by, "triggered_by")
-        if tenant is not None:
-            check_tenant(tenant)
-        policy = _check_options(options)
+        _check_names(user_id, name, triggered_by, tenant)
+        policy, flow = _check_options(options)
+        check_times(flow, delay_ms, at_ms)
         origin = {"by": triggered_by, "tenant": tenant}
-        stored: dict[str, Any] = {"origin": origin, "policy": encode_policy(policy)}
+        stored: dict[str, Any] = {"origin": origin, "policy": encode_policy(policy), "flow": flow}
         return cls(
             task_id=new_id() if task_id is None else check_task_id(task_id),
             user_id=user_id,
@@ -147,6 +161,7 @@ class Task:
             triggered_by=triggered_by,
             policy=policy,
             tenant=tenant,
+            flow=flow,
             document=task_document(user_id, name, priority, encode_payload(checked), **stored),
         )
 
@@ -169,6 +184,7 @@ class Task:
                 retry_of=text_or_none(record.get("retry_of")),
                 policy=None if record.get("policy") is None else _as_object(record["policy"]),
                 tenant=text_or_none(record.get("tenant")),
+                flow=read_flow(record),
                 document=document if isinstance(document, str) else document.decode(),
             )
         except UNREADABLE as error:
@@ -186,8 +202,8 @@ class Task:
             head += f',"schedule":{encode_basestring(self.schedule_id)}'
         if self.run_type != "queued":
             head += f',"type":"{self.run_type}"'
-        origin = {"by": self.triggered_by, "retry_of": self.retry_of, "tenant": self.tenant}
-        head += origin_fields(origin) + status_fields(self.policy)
+        origin = {"by": self.triggered_by, "retry_of": self.retry_of} | group_of(self.tenant)
+        head += origin_fields(origin) + status_fields(self.policy) + self.flow.fields()
         document = self.document.encode()
         if len(document) > DIGESTED_BYTES:
             digest = hashlib.sha1(document, usedforsecurity=False).hexdigest()
@@ -199,12 +215,62 @@ class Task:
         """The time at which it becomes ready, as scripts take it."""
         return moment_text(self.delay_ms, self.at_ms)
 
+    @property
+    def pool(self) -> str:
+        """The kind of workers that run it."""
+        return self.flow.pool
+
+    @property
+    def limit_keys(self) -> tuple[str, ...]:
+        """The keys whose limits it counts for."""
+        return self.flow.limit_keys
+
+    @property
+    def unique(self) -> str | None:
+        """The key that no other task may have."""
+        return self.flow.unique
+
+    @property
+    def on_duplicate(self) -> str:
+        """What a push does when another task has the key: "ignore", "replace" or "error"."""
+        return self.flow.on_duplicate
+
+    @property
+    def unique_for(self) -> str | float:
+        """How long it has the key: "unfinished", "waiting", or seconds from the first push."""
+        scope = self.flow.unique_for
+        return scope if isinstance(scope, str) else scope / 1000
+
+    @property
+    def debounce(self) -> float | None:
+        """The seconds by which each push with the key puts it off."""
+        return _seconds(self.flow.debounce_ms)
+
+    @property
+    def max_wait(self) -> float | None:
+        """The seconds after the first push by which a debounced task is ready."""
+        return _seconds(self.flow.max_wait_ms)
+
+    @property
+    def expires(self) -> float | datetime | None:
+        """When it expires if it has not started: seconds from the push, or a time."""
+        return self.flow.expires_at or _seconds(self.flow.expires_in_ms)
+
+    @property
+    def cost(self) -> float | None:
+        """How much it counts for, in units; None if it was not given."""
+        return self.flow.cost
+
 
 def moment_text(delay_ms: int | None, at_ms: int | None) -> str:
     """Return a time as scripts take it: "" for now, `+<ms>` from now, or `<ms>` since 1970."""
     if delay_ms is not None:
         return f"+{delay_ms}"
     return "" if at_ms is None else str(at_ms)
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
 
 
 def check_when(delay: object, at: object) -> tuple[int | None, int | None]:
@@ -234,6 +300,11 @@ def origin_fields(origin: Mapping[str, str | None]) -> str:
     )
 
 
+def group_of(tenant: str | None) -> dict[str, str | None]:
+    """Return the tenant as a status has it. Records without `group` are of earlier versions."""
+    return {"tenant": tenant, "group": tenant}
+
+
 def encode_payload(payload: dict[str, Any]) -> str:
     """Return a checked payload as canonical JSON. Raises InvalidPayload if it is too large."""
     return encode_json(payload, "payload", MAX_PAYLOAD_BYTES)
@@ -254,6 +325,7 @@ def task_document(
     scheduled_ms: int | None = None,
     origin: Mapping[str, str | None] = {},
     policy: str | None = None,
+    flow: Flow = NO_FLOW,
 ) -> str:
     """Return the stored form of a task: everything but its id, so equal tasks are equal text."""
     text = _document_head(user_id, name, priority)
@@ -264,14 +336,27 @@ def task_document(
     text += origin_fields(origin)
     if policy is not None:
         text += f',"policy":{policy}'
-    return f'{text},"payload":{payload_json}}}'
+    return f'{text}{flow.fields()},"payload":{payload_json}}}'
 
 
-def _check_options(options: TaskPolicy) -> dict[str, Any] | None:
-    unknown = options.keys() - TaskPolicy.__annotations__.keys()
+def _check_names(user_id: str, name: str, triggered_by: str | None, tenant: str | None) -> None:
+    check_name(user_id, "user_id")
+    check_name(name, "name")
+    if triggered_by is not None:
+        check_name(triggered_by, "triggered_by")
+    if tenant is not None:
+        check_tenant(tenant)
+
+
+def _check_options(options: TaskOptions) -> tuple[dict[str, Any] | None, Flow]:
+    if not options:
+        return None, NO_FLOW
+    unknown = options.keys() - TaskOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"Task.create() got an unexpected keyword argument {min(unknown)!r}")
-    return check_policy(options)
+    policy = {name: value for name, value in options.items() if name not in _OF_FLOW}
+    flow = {name: value for name, value in options.items() if name in _OF_FLOW}
+    return check_policy(policy), check_flow(flow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +381,7 @@ class TaskInfo:
     """The state of a task.
 
     `state` is one of ready, delayed, running, finished, buried, cancelled. `task` is None if its
-    document is damaged.
+    document is damaged. `cost` is None if it was not given, `expires_at` if it does not expire.
     """
 
     task_id: str
@@ -315,6 +400,11 @@ class TaskInfo:
     result: Any
     cancel_requested: bool
     task: Task | None
+    tenant: str | None = None
+    pool: str = DEFAULT_POOL
+    limit_keys: tuple[str, ...] = ()
+    cost: float | None = None
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,10 +422,31 @@ class HandlerLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """Limits on all tasks with a key, over all workers. None means no limit.
+
+    slots: how many run at a time. rate: how much cost starts in a second; a task that declares none
+    counts as 1. ordered: the tasks start in the order of their pushes, whoever pushed them, and
+    priorities do not matter; otherwise users take turns. through_retries: an ordered task that is
+    to be retried lets no later one start before. scope: "queue", or "tenant" if each tenant, and
+    each user without one, has slots and a rate of its own.
+    """
+
+    slots: int | None = None
+    rate: float | None = None
+    ordered: bool = False
+    through_retries: bool = False
+    scope: str = "queue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why a task waits: the reasons, the decisive one first. `summary` joins their sentences.
 
-    The other fields repeat values of the reasons.
+    The other fields repeat values of the reasons. starts_about: when it starts, probably between
+    starts_earliest and starts_latest; None if it has started, or if that cannot be said: see
+    TaskQueue.quote. users_ahead counts the users of the same tenant,
+    tenants_ahead the tenants, and the users without one, that are served before its tenant.
     """
 
     task_id: str
@@ -345,6 +456,10 @@ class Explanation:
     delayed_until: datetime | None = None
     own_tasks_ahead: int | None = None
     users_ahead: int | None = None
+    tenants_ahead: int | None = None
+    starts_about: datetime | None = None
+    starts_earliest: datetime | None = None
+    starts_latest: datetime | None = None
     user_paused: bool = False
     user_capped: bool = False
     user_rate_limited_until: datetime | None = None
@@ -353,7 +468,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSettings:
-    """The limits, the weight, the tenant and the pause of one user.
+    """The limits, the weight and the pause of a user, or of a tenant.
+
+    tenant: the tenant, or the tenant of the user; None for a user without one.
 
     The pause_* and paused_* fields are None unless the user is paused and they were given. A pause
     that has ended is not shown.
@@ -494,8 +611,21 @@ class Page(list[T], Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSnapshot:
+    """The waiting tasks of a pool. oldest_wait: in seconds; None for the default pool."""
+
+    pool: str
+    waiting: int
+    oldest_wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSnapshot:
-    """Counts of a queue at one time, for metrics and health."""
+    """Counts of a queue at one time, for metrics and health.
+
+    jain_index compares tenants and users without one. pools: the default pool, and all that tasks
+    or workers have named.
+    """
 
     at: datetime
     counters: dict[str, int]
@@ -514,3 +644,4 @@ class QueueSnapshot:
     leader_until: datetime | None
     epoch: int
     jain_index: float | None
+    pools: tuple[PoolSnapshot, ...] = ()

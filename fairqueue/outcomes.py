@@ -23,11 +23,18 @@ OUTCOMES = (
     Outcome("failed", "buried", "buried", "f"),
     Outcome("timed_out", "buried", "timed_out", "t"),
     Outcome("cancelled", "cancelled", "cancelled", "c"),
+    Outcome("expired", "expired", "expired_tasks", "e"),
 )
-STATUS_OF_STATE = {"finished": "succeeded", "buried": "failed", "cancelled": "cancelled"}
+STATUS_OF_STATE = {
+    "finished": "succeeded",
+    "buried": "failed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+}
 LETTERS = {outcome.status: outcome.letter for outcome in OUTCOMES}
 STATUS_OF_LETTER = {outcome.letter: outcome.status for outcome in OUTCOMES}
-NEVER_RAN = "d"  # the letter of tasks that were cancelled before they ran
+# The letter of tasks that were cancelled before they ran, and the kind of those that did not run.
+NEVER_RAN = "d"
 
 
 def ended_status(state: str, *, timed_out: bool) -> str:

@@ -13,10 +13,12 @@ FillTemplate = Callable[..., str]
 class Reason:
     """One reason why a task waits, or its state if it does not wait.
 
-    code: no_worker, no_handler, delayed, retry, due, buffered, user_paused, user_capped, user_rate,
-    name_slots, name_rate, set_aside, critical, turn, own_tasks; or running, cancelling, succeeded,
-    cancelled, failed. text: a sentence, with times in the time zone of the process. values: the
-    values in the sentence, by name; times are aware datetimes.
+    code: no_worker, no_pool_worker, no_handler, delayed, retry, due, buffered, behind, user_paused,
+    user_capped, user_rate, tenant_paused, tenant_capped, tenant_rate, name_slots, name_rate,
+    set_aside, key_slots, key_rate, key_order, key_turn, reserved, critical, turn, tenant_turn,
+    own_tasks, expires; or running, cancelling, succeeded, cancelled, failed, expired. text: a
+    sentence, with times in the time zone of the process. values: the values in the sentence, by
+    name; times are aware datetimes.
     """
 
     code: str
@@ -101,22 +103,60 @@ def _retry(values: Mapping[str, Any]) -> str:
     return failed + (" The next attempt starts at {until}." if values.get("until") else "")
 
 
-def _user_paused(values: Mapping[str, Any]) -> str:
-    text = "User '{user}' is paused"
+def _no_pool_worker(values: Mapping[str, Any]) -> str:
+    if values["workers"] == 1:
+        return "The only worker that takes tasks does not serve pool '{pool}'."
+    return "None of the {workers} workers that take tasks serves pool '{pool}'."
+
+
+def _sharer(values: Mapping[str, Any]) -> str:
+    """The beginning of a sentence about a user or a tenant."""
+    return "User '{user}'" if "user" in values else "Tenant '{tenant}'"
+
+
+def _paused(values: Mapping[str, Any]) -> str:
+    text = f"{_sharer(values)} is paused"
     for name in ("by", "since", "until"):
         text += f" {name} {{{name}}}" if values.get(name) else ""
     return text + (": {note}." if values.get("note") else ".")
 
 
-def _user_rate(values: Mapping[str, Any]) -> str:
+def _rate(values: Mapping[str, Any]) -> str:
     then = " The next one may start at {until}." if values.get("until") else ""
-    return "User '{user}' has reached the rate limit of {rate} tasks per second." + then
+    return f"{_sharer(values)} has reached the rate limit of {{rate}} tasks per second.{then}"
 
 
-def _name_slots(values: Mapping[str, Any]) -> str:
+def _limited(values: Mapping[str, Any]) -> str:
+    """The tasks of a limit, as a part of a sentence."""
+    return "tasks named '{name}'" if "name" in values else "tasks with the key '{key}'"
+
+
+def _slots(values: Mapping[str, Any]) -> str:
     if values["slots"] == 1:
-        return "The only slot for tasks named '{name}' is taken."
-    return "All {slots} slots for tasks named '{name}' are taken."
+        return f"The only slot for {_limited(values)} is taken."
+    return f"All {{slots}} slots for {_limited(values)} are taken."
+
+
+def _limit_rate(values: Mapping[str, Any]) -> str:
+    tasks = _limited(values)
+    return (
+        f"{tasks[0].upper()}{tasks[1:]} have reached their rate limit of {{rate}} per second. "
+        "The next one may start at {until}."
+    )
+
+
+def _key_order(values: Mapping[str, Any]) -> str:
+    if values["tasks"] == 1:
+        return "1 earlier task with the key '{key}' has to start first."
+    return "{tasks} earlier tasks with the key '{key}' have to start first."
+
+
+def _set_aside(values: Mapping[str, Any]) -> str:
+    return f"It waits for its turn among the {_limited(values)}."
+
+
+def _reserved(values: Mapping[str, Any]) -> str:
+    return f"An older task is next for a slot of the {_limited(values)}."
 
 
 def _users(count: int, field: str) -> str:
@@ -141,6 +181,22 @@ def _turn(values: Mapping[str, Any]) -> str:
     return f"It waits for its turn, after {' and '.join(ahead)}."
 
 
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def _tenant_turn(values: Mapping[str, Any]) -> str:
+    others = "1 other" if values["tenants"] == 1 else "{tenants} others"
+    first = f"Tenant '{{tenant}}' is served after {others}"
+    if not values["tenants"]:
+        first = "Tenant '{tenant}' is served next"
+    if values["of"] > 1:
+        first += f"; among its {{of}} waiting users, '{{user}}' is {_ordinal(values['place'])}"
+    return f"{first}, after {_own(values)}." if values["tasks"] else f"{first}."
+
+
 def _own_tasks(values: Mapping[str, Any]) -> str:
     return f"{_own(values)} {'runs' if values['tasks'] == 1 else 'run'} first."
 
@@ -156,30 +212,42 @@ def _failed(values: Mapping[str, Any]) -> str:
 
 def _capped(values: Mapping[str, Any]) -> str:
     runs = "1 task running" if values["running"] == 1 else "{running} tasks running"
-    return f"User '{{user}}' has {runs}, as many as max_running allows."
+    return f"{_sharer(values)} has {runs}, as many as max_running allows."
 
 
 # By code: the template, or a function that chooses it by the values.
 _TEMPLATES: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
     "no_worker": _no_worker,
+    "no_pool_worker": _no_pool_worker,
     "no_handler": _no_handler,
     "delayed": "Starts at {until}.",
     "retry": _retry,
     "due": "It was due at {since}. The next worker that asks for tasks takes it.",
     "buffered": "Starts when the previous run of schedule '{schedule}' ends.",
-    "user_paused": _user_paused,
+    "behind": "Starts when the running task with the same unique key ends.",
+    "user_paused": _paused,
     "user_capped": _capped,
-    "user_rate": _user_rate,
-    "name_slots": _name_slots,
-    "name_rate": "Tasks named '{name}' have reached their rate limit of {rate} per second. "
-    "The next one may start at {until}.",
-    "set_aside": "It waits for its turn among the tasks named '{name}'.",
+    "user_rate": _rate,
+    "tenant_paused": _paused,
+    "tenant_capped": _capped,
+    "tenant_rate": _rate,
+    "name_slots": _slots,
+    "name_rate": _limit_rate,
+    "set_aside": _set_aside,
+    "key_slots": _slots,
+    "key_rate": _limit_rate,
+    "key_order": _key_order,
+    "key_turn": _set_aside,
+    "reserved": _reserved,
     "critical": _critical,
     "turn": _turn,
+    "tenant_turn": _tenant_turn,
+    "expires": "It expires at {until} if it has not started.",
     "own_tasks": _own_tasks,
     "running": _running,
     "cancelling": "Its cancellation was requested.",
     "succeeded": "It succeeded at {at}.",
     "cancelled": "It was cancelled at {at}.",
     "failed": _failed,
+    "expired": "It expired at {at}: no worker had started it by then.",
 }

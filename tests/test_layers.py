@@ -17,7 +17,7 @@ PACKAGE = Path(fairqueue.__file__).parent
 LAYERS = [
     {"errors", "logs", "reasons", "outcomes", "aliases"},
     {"clock", "cursors", "validation"},
-    {"retry_policy", "recurrence", "link", "runtime"},
+    {"retry_policy", "flow_options", "recurrence", "link", "runtime"},
     {"models", "testing"},
     {"queue", "access"},
     {"schedules"},

@@ -10,6 +10,7 @@ from fairqueue.errors import (
     StaleVersion,
     UnknownSchedule,
     UnknownTask,
+    UnknownTenant,
     UnknownUser,
     UnknownWorker,
 )
@@ -19,7 +20,7 @@ INTERRUPTED = 130
 
 # The first match counts: the Unknown errors are also InvalidInput.
 _BY_ERROR: tuple[tuple[tuple[type[FairQueueError], ...], int], ...] = (
-    ((UnknownSchedule, UnknownTask, UnknownUser, UnknownWorker), NOT_FOUND),
+    ((UnknownSchedule, UnknownTask, UnknownUser, UnknownTenant, UnknownWorker), NOT_FOUND),
     ((ScheduleConflict, StaleVersion, LeaseLost), CONFLICT),
     ((InvalidInput,), USAGE),
     ((RedisUnavailable, EmbeddedServerError), NO_REDIS),

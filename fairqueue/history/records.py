@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import from_ms
+from fairqueue.flow_options import DEFAULT_POOL, read_flow
 from fairqueue.link.operation import Call
 from fairqueue.models import UNREADABLE, Task, as_text, text_or_none
 from fairqueue.outcomes import ended_status
@@ -20,10 +21,11 @@ from fairqueue.validation import (
 class Run:
     """A task in the history.
 
-    status: pending, running, retrying, succeeded, failed, timed_out or cancelled. run_type:
-    "queued", "scheduled", "manual" or "retry". seconds: the duration of the last attempt.
+    status: pending, running, retrying, succeeded, failed, timed_out, cancelled or expired.
+    run_type: "queued", "scheduled", "manual" or "retry". seconds: the duration of the last attempt.
     stale_since: when it was found running after its time-out. retry_of, retried_as: the previous
-    and the next run, if a failed run was retried by hand.
+    and the next run, if a failed run was retried by hand. cost: what it has cost, if it or its
+    handler said so. expires_at: when it expires, if it waits and expires.
     """
 
     task_id: str
@@ -51,6 +53,11 @@ class Run:
     cancel_requested: bool
     stale_since: datetime | None
     tenant: str | None = None
+    pool: str = DEFAULT_POOL
+    limit_keys: tuple[str, ...] = ()
+    unique: str | None = None
+    cost: float | None = None
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,7 @@ def read_run(task_id: str, text: bytes) -> Run | None:
     """Read a run from its status record; None if that is absent or damaged."""
     try:
         record = json.loads(text)
-        status = _status(record)
+        status, flow = _status(record), read_flow(record)
         host, pid = _place(record.get("place", ""))
         return Run(
             task_id=task_id,
@@ -127,6 +134,11 @@ def read_run(task_id: str, text: bytes) -> Run | None:
             cancel_requested=bool(record.get("cancel")),
             stale_since=_moment(record.get("stale")),
             tenant=text_or_none(record.get("tenant")),
+            pool=flow.pool,
+            limit_keys=flow.limit_keys,
+            unique=flow.unique,
+            cost=flow.cost if record.get("spent") is None else float(record["spent"]),
+            expires_at=_moment(record.get("expires")),
         )
     except UNREADABLE:
         return None

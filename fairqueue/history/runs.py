@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 from fairqueue.clock import LATEST_MS, from_ms, to_ms
 from fairqueue.cursors import bad_cursor, decode_cursor, encode_cursor
 from fairqueue.errors import BrokenRecord, InvalidInput, QueueFull, UnknownTask, shown
+from fairqueue.flow_options import check_pool
 from fairqueue.history.records import (
     FailureGroup,
     Run,
@@ -19,6 +20,7 @@ from fairqueue.history.records import (
     read_run,
 )
 from fairqueue.link.operation import Ask, Call, Now, Operation, Together, operation, steps
+from fairqueue.link.owners import Owner
 from fairqueue.logs import log_event
 from fairqueue.models import Page, Task, encode_payload, new_id, task_document
 from fairqueue.outcomes import LETTERS, NEVER_RAN
@@ -44,6 +46,7 @@ MAX_LISTED = 1000  # runs on one page
 READ_AT_ONCE = 500  # runs that one script reads: about 2 ms of server time
 MAX_WALKED = 10_000  # runs examined for one page if a filter matches few
 MAX_SKIMMED = 2000  # waiting runs examined by a listing of all statuses with a filter without index
+MAX_TENANTS = 50  # tenants of one user id whose waiting tasks are listed
 MAX_RUNNING = 10_000  # running tasks that are listed: they are read together, to be sorted
 SAMPLES = 5  # runs of a failure group that are read to find one that is not damaged
 PRUNE_CHUNK = 100  # records that one script drops, and fewer large ones: about 2 ms
@@ -66,20 +69,27 @@ class Filters(TypedDict, total=False):
     name: str | None
     fingerprint: str | None
     tenant: str | None
+    pool: str | None
     since: datetime | float | None
     until: datetime | float | None
 
 
 class _RunFilter(NamedTuple):
-    """The runs that a listing contains."""
+    """The runs that a listing contains.
+
+    skims: only some of the waiting runs are examined. seats: where tasks of the user wait; see
+    lua/lib/owners.lua.
+    """
 
     statuses: frozenset[str]
-    skims: bool = False  # only some of the waiting runs are examined
+    skims: bool = False
+    seats: tuple[str, ...] = ()
     user_id: str | None = None
     schedule_id: str | None = None
     name: str | None = None
     fingerprint: str | None = None
     tenant: str | None = None
+    pool: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
 
@@ -92,6 +102,7 @@ class _RunFilter(NamedTuple):
             and self.name in (None, run.name)
             and self.fingerprint in (None, run.fingerprint)
             and self.tenant in (None, run.tenant)
+            and self.pool in (None, run.pool)
             and self._has_time(run)
         )
 
@@ -114,6 +125,7 @@ class History:
     """
 
     def __init__(self, queue: TaskQueue) -> None:
+        self._queue = queue
         self.link = queue.link
 
     # --- reading ----------------------------------------------------------------------------------
@@ -128,6 +140,7 @@ class History:
         name: str | None = None,
         fingerprint: str | None = None,
         tenant: str | None = None,
+        pool: str | None = None,
         since: datetime | float | None = None,
         until: datetime | float | None = None,
         limit: int = 100,
@@ -143,19 +156,33 @@ class History:
         until: bounds of the end of a run, or else of its last start, or of its push; `until` is not
         included. A page with a cursor may be short, because the search for a filter that matches
         few runs is bounded. At most 10,000 running tasks are listed. Without `status` and with a
-        filter by name, tenant or time, at most 2,000 waiting and 2,000 delayed tasks are examined,
-        because no index of waiting tasks has these fields: pass a status to examine all of them.
+        filter by name, tenant, pool or time, at most 2,000 waiting and 2,000 delayed tasks are
+        examined, because no index of waiting tasks has these fields: pass a status to examine all
+        of them.
         Raises InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         wanted = _check_filter(
-            status, user_id, schedule_id, name, fingerprint, tenant, since=since, until=until
+            status, user_id, schedule_id, name, fingerprint, tenant, pool, since=since, until=until
         )
         sources = _sources(wanted)
+        if user_id is not None and {"backlog", "delayed_index"}.intersection(sources):
+            wanted = wanted._replace(seats=(yield from self._seats(user_id, tenant)))
         if "delayed_index" in sources:
             yield from steps(DelayIndex(self.link).update)()
         number, position = _decode_cursor(cursor, sources)
         return (yield from self._page(wanted, sources[number:], position, limit))
+
+    def _seats(self, user_id: str, tenant: str | None) -> Operation[tuple[str, ...]]:
+        """The seats in which tasks of a user id, of any tenant or of one, can wait."""
+        tenants = [tenant]
+        if tenant is None:
+            tenants += yield from steps(self._queue.tenants_of)(user_id)
+        pools = ((yield Ask(("HGET", self.link.keys["fair"], "pools")))[0] or b"").decode()
+        # Tasks of versions with layout 1 wait as those of the user alone, whatever their tenant.
+        owners = dict.fromkeys(Owner(user_id, each) for each in (None, *tenants[:MAX_TENANTS]))
+        names = [None, *pools.splitlines()]
+        return tuple(owner.seat(pool) for owner in owners for pool in names)
 
     def _page(
         self, wanted: _RunFilter, sources: Sequence[str], position: str, limit: int
@@ -473,6 +500,7 @@ def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None)
     """Return a retry of a task, with another payload if one is given."""
     payload = task.payload if payload is None else payload
     # The policy of the task or its schedule applies to this run too.
+    flow = task.flow.of_retry()
     scheduled_ms = None if task.scheduled_for is None else to_ms(task.scheduled_for, "moment")
     return Task(
         task_id=new_id(),
@@ -487,6 +515,7 @@ def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None)
         retry_of=task.task_id,
         policy=task.policy,
         tenant=task.tenant,
+        flow=flow,
         document=task_document(
             task.user_id,
             task.name,
@@ -496,6 +525,7 @@ def _again(task: Task, triggered_by: str | None, payload: dict[str, Any] | None)
             scheduled_ms,
             origin={"by": triggered_by, "retry_of": task.task_id, "tenant": task.tenant},
             policy=encode_policy(task.policy),
+            flow=flow,
         ),
     )
 
@@ -510,6 +540,7 @@ def _check_filter(
     name: str | None,
     fingerprint: str | None,
     tenant: str | None,
+    pool: str | None,
     *,
     since: datetime | float | None,
     until: datetime | float | None,
@@ -520,14 +551,18 @@ def _check_filter(
             check_name(value, field)
     if tenant is not None:
         check_tenant(tenant, InvalidInput)
+    if pool is not None:
+        check_pool(pool, InvalidInput)
     return _RunFilter(
         statuses=_check_statuses(status, fingerprint),
-        skims=status is None and (name, tenant, since, until) != (None, None, None, None),
+        skims=status is None
+        and any(each is not None for each in (name, tenant, pool, since, until)),
         user_id=user_id,
         schedule_id=schedule_id,
         name=name,
         fingerprint=fingerprint,
         tenant=tenant,
+        pool=pool,
         since_ms=_check_moment(since, "since"),
         until_ms=_check_moment(until, "until"),
     )
@@ -567,21 +602,35 @@ def _values(source: str, wanted: _RunFilter) -> list[str]:
     """Return the prefixes of the members of a source that may match."""
     if source == "open":
         return [wanted.schedule_id or ""]
-    if source in ("delayed_index", "backlog", "held"):
-        return [wanted.user_id or ""]
+    if source == "delayed_index":  # by owner, not by seat
+        return [seat for seat in wanted.seats if "\x03" not in seat]
+    if source in ("backlog", "held"):
+        return list(wanted.seats)
+    if wanted.fingerprint is not None:
+        return ["f" + wanted.fingerprint]
+    if wanted.schedule_id is not None:
+        return ["c" + wanted.schedule_id]
+    if wanted.user_id is not None:
+        return _values_of_user(wanted.user_id, wanted)
+    for kind, value in (("t", wanted.tenant), ("n", wanted.name)):
+        if value is not None:
+            return [kind + value]
+    letters = [LETTERS[status] for status in ENDED if status in wanted.statuses]
     # Those that were cancelled before they ran are listed by themselves.
     dropped = NEVER_RAN if "cancelled" in wanted.statuses else ""
-    for kinds, value in (
-        ("f", wanted.fingerprint),
-        ("c", wanted.schedule_id),
-        ("u" + dropped, wanted.user_id),
-        ("t", wanted.tenant),
-        ("n", wanted.name),
-    ):
-        if value is not None:
-            return [kind + value for kind in kinds]
-    letters = [LETTERS[status] for status in ENDED if status in wanted.statuses]
     return ["o" + letter for letter in (*letters, *dropped)]
+
+
+def _values_of_user(user_id: str, wanted: _RunFilter) -> list[str]:
+    """Return the prefixes in the index of ended runs for a user id, of any tenant or of one.
+
+    Runs of versions with layout 1 are under the user alone, whatever their tenant.
+    """
+    kinds = ["u"] + [NEVER_RAN] * bool({"cancelled", "expired"} & wanted.statuses)
+    if wanted.tenant is None:
+        return [*(kind + user_id for kind in kinds), "p" + user_id]
+    owners = (user_id, Owner(user_id, wanted.tenant).key)
+    return [kind + owner for kind in kinds for owner in owners]
 
 
 def _bounds(value: str, source: str, position: str, wanted: _RunFilter) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from fairqueue.inspection.context import InspectionContext, Stores
 from fairqueue.inspection.runs import Failed, Runs, Tasks
 from fairqueue.inspection.schedules import ScheduleInspector
 from fairqueue.inspection.system import System, Workers
-from fairqueue.inspection.users import Users
+from fairqueue.inspection.users import Tenants, Users
 from fairqueue.queue.queue import TaskQueue
 
 PYTHON = Actor(name="python")
@@ -38,6 +38,7 @@ class Inspector:
         self.failed = Failed(context)
         self.tasks = Tasks(context)
         self.users = Users(context)
+        self.tenants = Tenants(context)
         self.workers = Workers(context)
         self.system = System(context)
         self.audit = Audit(context)

@@ -15,6 +15,7 @@ from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import steps
+from fairqueue.link.owners import Owner
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.fields import MAX_ID_LENGTH, check_id
@@ -59,12 +60,10 @@ class InspectionContext:
         """The current time of the queue."""
         return from_ms(self.link.now_ms())
 
-    def with_tenant(
-        self, fields: Mapping[str, Any], *, known_user: str | None = None, is_new: bool = True
-    ) -> dict[str, Any]:
+    def with_tenant(self, fields: Mapping[str, Any], *, is_new: bool = True) -> dict[str, Any]:
         """The fields of a task or schedule, with the actor's own tenant if it has one.
 
-        Raises Forbidden for another tenant, and UnknownUser for a user of another tenant.
+        Raises Forbidden for another tenant.
         """
         if not isinstance(fields, Mapping):
             raise InvalidInput(f"expected the fields of a schedule, not {safe_repr(fields)}")
@@ -79,9 +78,6 @@ class InspectionContext:
             )
         if is_new or "tenant" in given or "schedule_id" in given:
             given["tenant"] = own
-        user_id = given.get("user_id")
-        if user_id is not None and user_id != known_user:
-            self.check_user(user_id, may_be_new=True)
         return given
 
     def schedule_id_of(self, given: str) -> str:
@@ -133,24 +129,17 @@ class InspectionContext:
         details = self.history.get(task_id)
         return details is not None and self.guard.actor.sees(details.run.tenant)
 
-    def check_user(self, user_id: Any, *, may_be_new: bool = False) -> None:
-        """Raises UnknownUser if the actor may not see this user.
+    def owner(self, user_id: Any, tenant: str | None = None) -> Owner:
+        """The user that is meant: of the tenant, or of the actor's own tenant.
 
-        With `may_be_new`, an actor of one tenant may also name a user that does not exist yet, but
-        not an existing user without a tenant.
+        Raises Forbidden for another tenant, and UnknownUser if an actor of one tenant names a user
+        that its tenant does not have.
         """
-        own = self.guard.actor.tenant
-        check_name(user_id, "user_id")
-        if own is None:
-            return
-        tenant = self.queue.tenant_of(user_id)
-        if tenant == own or (may_be_new and tenant is None and not self.is_known(user_id)):
-            return
-        raise UnknownUser(f"there is no user {user_id!r}")
-
-    def is_known(self, user_id: str) -> bool:
-        """Whether anything is stored about a user."""
-        return self.people.knows(user_id)
+        check_name(user_id, "user_id", InvalidInput)
+        owner = Owner(user_id, self.guard.scope(tenant))
+        if self.guard.actor.tenant is not None and not self.people.knows(owner):
+            raise UnknownUser(f"there is no user {user_id!r}")
+        return owner
 
     def log_entries(self, task_ids: Sequence[str], limit: int) -> list[LogEntry]:
         """The log lines of runs, newest first."""

@@ -243,7 +243,7 @@ class ScheduleInspector:
     def copy(self, schedule_id: str, new_id: str | None = None, **changes: Any) -> str:
         """Store a schedule like another, with some fields changed, and return its id."""
         task = self._own(schedule_id, "admin", "add schedules")
-        changes = self._context.with_tenant(changes, known_user=task.user_id)
+        changes = self._context.with_tenant(changes)
         with self._changing("schedule.copy", task, changes) as entry:
             new_id = self._context.new_schedule_id(new_id)
             changes["created_by"] = self._by
@@ -260,7 +260,7 @@ class ScheduleInspector:
         TaskScheduler.update_schedule.
         """
         task = self._own(schedule_id, "admin", "change schedules")
-        patch = self._context.with_tenant(changes, known_user=task.user_id, is_new=False)
+        patch = self._context.with_tenant(changes, is_new=False)
         for field in ("payload", "metadata"):
             if isinstance(patch.get(field), Mapping):
                 patch[field] = unmask(patch[field], getattr(task, field))

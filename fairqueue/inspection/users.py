@@ -1,18 +1,18 @@
-"""The users: shares, waits and limits, for one actor."""
+"""Users and tenants: shares, waits and limits, for one actor."""
 
-import builtins
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from fairqueue.cursors import bad_cursor
-from fairqueue.errors import InvalidInput, UnknownUser, shown
+from fairqueue.errors import InvalidInput, UnknownTenant, UnknownUser, shown
 from fairqueue.inspection.context import LONG_AGO, InspectorPart
+from fairqueue.link.owners import Owner
 from fairqueue.models import Explanation, Page, UserSettings
 from fairqueue.queue.base import UNSET
-from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, UserInfo
-from fairqueue.validation import check_count
+from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, TenantInfo, UserInfo
+from fairqueue.validation import check_count, check_tenant
 
 MAX_ACTIVE = 1000  # users with tasks that are sorted by backlog
 MAX_LISTED = 100
@@ -21,9 +21,76 @@ MAX_TOP = 10
 MAX_MINUTES = 7 * 24 * 60
 ORDERS = ("backlog", "name")
 
+Progress = Callable[[int, int], object]
 
-class Users(InspectorPart):
-    """The users that an actor may see."""
+
+class Sharers(InspectorPart):
+    """What users and tenants have in common."""
+
+    def _series(
+        self, minutes: int, sharers: Sequence[Owner], tenant: str | None = None
+    ) -> ShareSeries:
+        """Count in intervals that begin at round times, so a run stays in its interval."""
+        self._since(minutes)
+        step = timedelta(seconds=minutes * 60 // BUCKETS)
+        now = self._context.now()
+        until = now + step - (now - LONG_AGO) % step
+        people = self._context.people
+        return people.shares(until - BUCKETS * step, until, BUCKETS, sharers, tenant)
+
+    def _set(self, action: str, owner: Owner, change: Mapping[str, Any]) -> UserSettings:
+        """Change settings, and record it."""
+        queue, name = self._context.queue, owner.user_id
+        with self._changing(action, owner, change):
+            if owner.tenant is not None and owner.is_tenant:
+                return queue.set_tenant(owner.tenant, **change)
+            return queue.set_user(name, tenant=owner.tenant, **change)
+
+    def _pause(
+        self, action: str, owner: Owner, note: str | None, until: datetime | float | None
+    ) -> UserSettings:
+        told = {"paused": True, "note": note, "until": until}
+        details = {name: value for name, value in told.items() if value is not None}
+        pause = {**told, "by": self._guard.actor.name}
+        queue = self._context.queue
+        with self._changing(action, owner, details):
+            if owner.tenant is not None and owner.is_tenant:
+                return queue.set_tenant(owner.tenant, **pause)  # type: ignore[arg-type]
+            return queue.set_user(owner.user_id, tenant=owner.tenant, **pause)  # type: ignore[arg-type]
+
+    def _purge(self, action: str, owner: Owner, *, dry_run: bool, progress: Progress | None) -> int:
+        """Cancel what waits, and return how many tasks that were; a dry run only counts."""
+        people = self._context.people
+        waiting = people.waiting(owner)
+        if dry_run:
+            return waiting
+        done = 0
+        with self._changing(action, owner, {"waiting": waiting}) as entry:
+            # At most as many as were counted: tasks pushed meanwhile stay.
+            while done < waiting and (
+                count := people.purge(owner, min(PURGE_CHUNK, waiting - done))
+            ):
+                done += count
+                entry.add(cancelled=done)
+                if progress is not None:
+                    progress(done, waiting)
+        return done
+
+    def _changing(self, action: str, owner: Owner, details: Mapping[str, Any]) -> Any:
+        target = owner.tenant if owner.is_tenant else owner.user_id
+        return self._guard.change(action, target, tenant=owner.tenant, details=details)
+
+    def _since(self, minutes: int) -> datetime:
+        check_count(minutes, "minutes", least=1, most=MAX_MINUTES)
+        return self._context.now() - timedelta(minutes=minutes)
+
+
+class Users(Sharers):
+    """The users that an actor may see.
+
+    A user id that several tenants use is a user of each: `tenant` says which one is meant, None the
+    user without a tenant. An actor of one tenant always means a user of its own tenant.
+    """
 
     def list(
         self,
@@ -47,74 +114,62 @@ class Users(InspectorPart):
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         since = self._since(minutes)
         scope = self._guard.scope(tenant)
+        people = self._context.people
         if order == "name":
-            names = self._context.people.names(limit, cursor, scope, prefix)
-            return Page(self._context.people.read(names, since), names.cursor)
-        return self._busiest(prefix, scope, since, limit, cursor)
-
-    def _busiest(
-        self,
-        prefix: str | None,
-        tenant: str | None,
-        since: datetime,
-        limit: int,
-        cursor: str | None,
-    ) -> Page[UserInfo]:
-        active = self._context.people.active(MAX_ACTIVE, tenant)
-        wanted = [user for user in active if prefix is None or user.startswith(prefix)]
+            owners = people.names(limit, cursor, scope, prefix)
+            return Page(people.read(owners, since), owners.cursor)
+        active = people.active(MAX_ACTIVE, scope)
+        wanted = [user for user in active if prefix is None or user.user_id.startswith(prefix)]
         start = _offset(cursor)
         more = start + limit < len(wanted)
-        found = self._context.people.read(wanted[start : start + limit], since)
+        found = people.read(wanted[start : start + limit], since)
         return Page(found, str(start + limit) if more else None)
 
-    def get(self, user_id: str, minutes: int = 60) -> UserInfo:
+    def get(self, user_id: str, minutes: int = 60, *, tenant: str | None = None) -> UserInfo:
         """The state and share of a user. Raises UnknownUser."""
         self._guard.read()
         since = self._since(minutes)
-        self._context.check_user(user_id)
-        (info,) = self._context.people.read([user_id], since)
+        (info,) = self._context.people.read([self._context.owner(user_id, tenant)], since)
         if not info.is_known:
             raise UnknownUser(f"there is no user {user_id!r}")
         return info
 
     def overview(self, minutes: int = 60) -> FairnessView:
-        """How evenly all users are served. Raises Forbidden for an actor of one tenant."""
-        self._guard.read_global("compare all users")
-        return self._context.people.overview(self._context.queue.inspect(), self._since(minutes))
+        """How evenly tenants and users without one are served.
+
+        For an actor of one tenant: how evenly the users of the tenant are.
+        """
+        self._guard.read()
+        snapshot, since = self._context.queue.inspect(), self._since(minutes)
+        return self._context.people.overview(snapshot, since, self._guard.actor.tenant)
 
     def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
-        """Ended runs over time: of the `top` users with most, and of all others together."""
+        """Ended runs over time: of the `top` tenants and users with most, and of all others.
+
+        For an actor of one tenant: of the users of the tenant.
+        """
         self._guard.read()
         check_count(top, "top", least=1, most=MAX_TOP)
         tenant = self._guard.actor.tenant
         users = self._context.people.top(self._since(minutes), top, tenant)
         return self._series(minutes, users, tenant)
 
-    def service(self, user_id: str, minutes: int = 60) -> ShareSeries:
-        """Ended runs of a user over time, and of all others that the actor may see.
+    def service(self, user_id: str, minutes: int = 60, *, tenant: str | None = None) -> ShareSeries:
+        """Ended runs of a user over time, and of all others of the tenant, or of the queue.
 
         Raises UnknownUser.
         """
         self._guard.read()
-        self._context.check_user(user_id)
-        return self._series(minutes, [user_id], self._guard.actor.tenant)
+        owner = self._context.owner(user_id, tenant)
+        return self._series(minutes, [owner], owner.tenant)
 
-    def _series(self, minutes: int, users: builtins.list[str], tenant: str | None) -> ShareSeries:
-        """Count in intervals that begin at round times, so a run stays in its interval."""
-        self._since(minutes)
-        step = timedelta(seconds=minutes * 60 // BUCKETS)
-        now = self._context.now()
-        until = now + step - (now - LONG_AGO) % step
-        return self._context.people.shares(until - BUCKETS * step, until, BUCKETS, users, tenant)
-
-    def next_wait(self, user_id: str) -> Explanation | None:
+    def next_wait(self, user_id: str, *, tenant: str | None = None) -> Explanation | None:
         """Why the next task of a user waits or is delayed; None if nothing waits.
 
         Raises UnknownUser.
         """
         self._guard.read()
-        self._context.check_user(user_id)
-        task_id = self._context.people.next_task(user_id)
+        task_id = self._context.people.next_task(self._context.owner(user_id, tenant))
         return None if task_id is None else self._context.queue.explain(task_id)
 
     # --- changing ---------------------------------------------------------------------------------
@@ -123,11 +178,11 @@ class Users(InspectorPart):
         self,
         user_id: str,
         *,
+        tenant: str | None = None,
         weight: float = UNSET,
         max_running: int | None = UNSET,
         max_waiting: int | None = UNSET,
         rate: float | None = UNSET,
-        tenant: str | None = UNSET,
     ) -> UserSettings:
         """Change the given settings of a user; see TaskQueue.set_user.
 
@@ -136,22 +191,14 @@ class Users(InspectorPart):
         """
         self._guard.require("admin", "change users")
         self._guard.require_all_tenants("change weights and limits")
-        given = {
-            "weight": weight,
-            "max_running": max_running,
-            "max_waiting": max_waiting,
-            "rate": rate,
-            "tenant": tenant,
-        }
-        change = {name: value for name, value in given.items() if value is not UNSET}
-        if not change:
-            raise InvalidInput(f"nothing to change: pass at least one of {', '.join(given)}")
-        return self._set("user.set", user_id, change)
+        change = _change(weight, max_running, max_waiting, rate)
+        return self._set("user.set", self._context.owner(user_id, tenant), change)
 
     def pause(
         self,
         user_id: str,
         *,
+        tenant: str | None = None,
         note: str | None = None,
         until: datetime | float | None = None,
     ) -> UserSettings:
@@ -160,59 +207,151 @@ class Users(InspectorPart):
         Raises ConfigurationError for an invalid note or time.
         """
         self._guard.require("operator", "pause users")
-        self._context.check_user(user_id)
-        told = {"paused": True, "note": note, "until": until}
-        details = {name: value for name, value in told.items() if value is not None}
-        with self._changing("user.pause", user_id, details):
-            by = self._guard.actor.name
-            return self._context.queue.pause_user(user_id, note=note, by=by, until=until)
+        return self._pause("user.pause", self._context.owner(user_id, tenant), note, until)
 
-    def resume(self, user_id: str) -> UserSettings:
+    def resume(self, user_id: str, *, tenant: str | None = None) -> UserSettings:
         """Hand out the tasks of a user again."""
         self._guard.require("operator", "resume users")
-        self._context.check_user(user_id)
-        return self._set("user.resume", user_id, {"paused": False})
+        owner = self._context.owner(user_id, tenant)
+        return self._set("user.resume", owner, {"paused": False})
 
     def purge(
         self,
         user_id: str,
         *,
+        tenant: str | None = None,
         dry_run: bool = True,
-        progress: Callable[[int, int], object] | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Cancel all waiting and delayed tasks of a user, and return how many.
 
         A dry run, the default, only counts. Running tasks are not affected.
         """
         self._guard.require("viewer" if dry_run else "admin", "drop the backlog of users")
-        self._context.check_user(user_id)
+        owner = self._context.owner(user_id, tenant)
+        return self._purge("user.purge", owner, dry_run=dry_run, progress=progress)
+
+
+class Tenants(Sharers):
+    """The tenants that an actor may see: all of them, or its own."""
+
+    def list(
+        self,
+        *,
+        prefix: str | None = None,
+        minutes: int = 60,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[TenantInfo]:
+        """A page of tenants, A to Z. Shares are counted over the last `minutes`."""
+        self._guard.read()
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        since, own = self._since(minutes), self._guard.actor.tenant
         people = self._context.people
-        waiting = people.waiting(user_id)
-        if dry_run:
-            return waiting
-        done = 0
-        with self._changing("user.purge", user_id, {"waiting": waiting}) as entry:
-            # At most as many as were counted: tasks pushed meanwhile stay.
-            while done < waiting and (
-                count := people.purge(user_id, min(PURGE_CHUNK, waiting - done))
-            ):
-                done += count
-                entry.add(cancelled=done)
-                if progress is not None:
-                    progress(done, waiting)
-        return done
+        if own is not None:
+            return Page(people.read_tenants([own], since), None)
+        names = people.tenants(limit, cursor, prefix)
+        return Page(people.read_tenants(names, since), names.cursor)
 
-    def _set(self, action: str, user_id: str, change: Mapping[str, Any]) -> UserSettings:
-        with self._changing(action, user_id, change):
-            return self._context.queue.set_user(user_id, **change)
+    def get(self, tenant: str, minutes: int = 60) -> TenantInfo:
+        """The state and share of a tenant. Raises UnknownTenant."""
+        self._guard.read()
+        since = self._since(minutes)
+        (info,) = self._context.people.read_tenants([self._seen(tenant)], since)
+        if not info.is_known:
+            raise UnknownTenant(f"there is no tenant {tenant!r}")
+        return info
 
-    def _changing(self, action: str, user_id: str, details: Mapping[str, Any]) -> Any:
-        tenant = self._context.queue.tenant_of(user_id)
-        return self._guard.change(action, user_id, tenant=tenant, details=details)
+    def overview(self, tenant: str, minutes: int = 60) -> FairnessView:
+        """How evenly the users of a tenant are served. Raises UnknownTenant."""
+        self._guard.read()
+        snapshot, since = self._context.queue.inspect(), self._since(minutes)
+        return self._context.people.overview(snapshot, since, self._seen(tenant))
 
-    def _since(self, minutes: int) -> datetime:
-        check_count(minutes, "minutes", least=1, most=MAX_MINUTES)
-        return self._context.now() - timedelta(minutes=minutes)
+    def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
+        """Ended runs over time: of the `top` tenants with most, and of all others together.
+
+        For an actor of one tenant: of its tenant alone.
+        """
+        self._guard.read()
+        check_count(top, "top", least=1, most=MAX_TOP)
+        own = self._guard.actor.tenant
+        if own is not None:
+            return self._series(minutes, [Owner.whole(own)], own)
+        found = self._context.people.top(self._since(minutes), MAX_LISTED)
+        return self._series(minutes, [owner for owner in found if owner.is_tenant][:top])
+
+    def service(self, tenant: str, minutes: int = 60, top: int = 8) -> ShareSeries:
+        """Ended runs over time of the `top` users of a tenant, and of its others together."""
+        self._guard.read()
+        check_count(top, "top", least=1, most=MAX_TOP)
+        seen = self._seen(tenant)
+        users = self._context.people.top(self._since(minutes), top, seen)
+        return self._series(minutes, users, seen)
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def set(
+        self,
+        tenant: str,
+        *,
+        weight: float = UNSET,
+        max_running: int | None = UNSET,
+        max_waiting: int | None = UNSET,
+        rate: float | None = UNSET,
+    ) -> UserSettings:
+        """Change the given settings of a tenant; see TaskQueue.set_tenant.
+
+        Raises ConfigurationError, and Forbidden for an actor of one tenant.
+        """
+        self._guard.require("admin", "change tenants")
+        self._guard.require_all_tenants("change weights and limits")
+        change = _change(weight, max_running, max_waiting, rate)
+        return self._set("tenant.set", Owner.whole(self._seen(tenant)), change)
+
+    def pause(
+        self, tenant: str, *, note: str | None = None, until: datetime | float | None = None
+    ) -> UserSettings:
+        """Stop handing out the tasks of a tenant until resumed, or until a time; `note` says why.
+
+        Raises ConfigurationError for an invalid note or time, and Forbidden for an actor of one
+        tenant.
+        """
+        self._guard.require("operator", "pause tenants")
+        self._guard.require_all_tenants("pause tenants")
+        return self._pause("tenant.pause", Owner.whole(self._seen(tenant)), note, until)
+
+    def resume(self, tenant: str) -> UserSettings:
+        """Hand out the tasks of a tenant again."""
+        self._guard.require("operator", "resume tenants")
+        self._guard.require_all_tenants("resume tenants")
+        return self._set("tenant.resume", Owner.whole(self._seen(tenant)), {"paused": False})
+
+    def purge(self, tenant: str, *, dry_run: bool = True, progress: Progress | None = None) -> int:
+        """Cancel all waiting and delayed tasks of a tenant, and return how many.
+
+        A dry run, the default, only counts. Running tasks are not affected.
+        """
+        self._guard.require("viewer" if dry_run else "admin", "drop the backlog of tenants")
+        owner = Owner.whole(self._seen(tenant))
+        return self._purge("tenant.purge", owner, dry_run=dry_run, progress=progress)
+
+    def _seen(self, tenant: str) -> str:
+        """Raises UnknownTenant if the actor may not see a tenant."""
+        check_tenant(tenant, InvalidInput)
+        if self._guard.actor.tenant not in (None, tenant):
+            raise UnknownTenant(f"there is no tenant {tenant!r}")
+        return tenant
+
+
+def _change(*values: Any) -> dict[str, Any]:
+    """The settings that were given. Raises InvalidInput if there are none."""
+    names = ("weight", "max_running", "max_waiting", "rate")
+    given = dict(zip(names, values, strict=True))
+    change = {name: value for name, value in given.items() if value is not UNSET}
+    if not change:
+        raise InvalidInput(f"nothing to change: pass at least one of {', '.join(names)}")
+    return change
 
 
 def _offset(cursor: str | None) -> int:

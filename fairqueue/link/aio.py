@@ -180,7 +180,8 @@ class AsyncLink(Driver):
 
     async def _wait(self, waiter: "_Waiter", request: Wait) -> bool:
         try:
-            return await waiter.wait(self.keys[request.key], request.seconds)
+            keys = tuple(self.keys[key] for key in request.keys)
+            return await waiter.wait(keys, request.seconds)
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             await asyncio.sleep(min(request.seconds, WAIT_PAUSE_S))
             return False
@@ -348,15 +349,15 @@ class _Waiter:
 
     def __init__(self, link: AsyncLink) -> None:
         self._link = link
-        self._key = b""
+        self._keys: tuple[bytes, ...] = ()
         self._connection: AbstractConnection | None = None
         self._answer: asyncio.Task[Any] | None = None
 
-    async def wait(self, key: bytes, seconds: float) -> bool:
+    async def wait(self, keys: tuple[bytes, ...], seconds: float) -> bool:
         """Wait at most `seconds`; True if a token came. Raises redis errors."""
-        if key != self._key:
+        if keys != self._keys:
             await self.close()
-            self._key = key
+            self._keys = keys
         end = time.monotonic() + seconds
         try:
             while (left := end - time.monotonic()) > 0:
@@ -376,7 +377,7 @@ class _Waiter:
     async def _ask(self, within: float) -> "asyncio.Task[Any]":
         if self._connection is None:
             self._connection = await self._link.lend(within)
-        await self._connection.send_command("BLPOP", self._key, driver.BLOCK_S)
+        await self._connection.send_command("BLPOP", *self._keys, driver.BLOCK_S)
         return asyncio.ensure_future(_read_token(self._connection))
 
     async def close(self, *, is_broken: bool = False) -> None:

@@ -68,7 +68,7 @@ class Link(Driver):
             while True:
                 try:
                     if type(request) is Wait:
-                        listener = listener or self.listener(request.key)
+                        listener = listener or self.listener(*request.keys)
                         answer = self._wait(listener, request)
                     else:
                         answer = getattr(self, request.method)(request)
@@ -107,9 +107,9 @@ class Link(Driver):
         known = self._known_time()
         return self._read_time(self.ask(("TIME",))[0]) if known is None else known
 
-    def listener(self, key: str) -> Listener:
-        """Make a listener for tokens in a list; while it waits, it has its own connection."""
-        return Listener(self, self._dialer, self.keys[key])
+    def listener(self, *keys: str) -> Listener:
+        """Make a listener for tokens in lists; while it waits, it has its own connection."""
+        return Listener(self, self._dialer, *(self.keys[key] for key in keys))
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Link(Driver):
         return request.function(*request.arguments)
 
     def _wait(self, listener: Listener, request: Wait) -> bool:
-        listener.listen_to(self.keys[request.key])
+        listener.listen_to(*(self.keys[key] for key in request.keys))
         try:
             return listener.wait(request.seconds)
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):

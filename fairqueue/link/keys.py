@@ -31,6 +31,9 @@ KEY_TYPES = {
     "held": "zset",
     "slot_line": "zset",
     "paced": "hash",
+    "gate_times": "zset",
+    "gate_order": "zset",
+    "gate_passes": "hash",
     "deadlines": "zset",
     "workers": "hash",
     "worker_ends": "zset",
@@ -39,7 +42,10 @@ KEY_TYPES = {
     "runs": "zset",
     "failures": "zset",
     "notices": "zset",
-    # fairness between users
+    # unique keys and expiry
+    "uniques": "hash",
+    "expiring": "zset",
+    # fairness between users and tenants
     "fair": "hash",
     "ready": "zset",
     "critical": "zset",
@@ -50,6 +56,11 @@ KEY_TYPES = {
     "user_names": "zset",
     "tenants": "hash",
     "tenant_users": "zset",
+    "user_tenants": "zset",
+    "rings": "zset",
+    "tags": "hash",
+    "clocks": "hash",
+    "pool_tasks": "zset",
     "throttle": "hash",
     "usage": "hash",
     "served": "hash",

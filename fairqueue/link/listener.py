@@ -1,4 +1,4 @@
-"""Wait for a token in a Redis list on a blocking connection, without polling."""
+"""Wait for a token in Redis lists on a blocking connection, without polling."""
 
 import os
 import select
@@ -31,17 +31,17 @@ class Lender(Protocol):
 
 
 class Listener:
-    """Waits for a token in a list, for another thread, or for a time, without polling.
+    """Waits for a token in lists, for another thread, or for a time, without polling.
 
     The server checks its own time-outs only ten times a second. So the timer is here, and the
     server is asked to wait for longer; its time-out shows that it is still alive.
     """
 
-    def __init__(self, lender: Lender, dialer: Dialer, key: bytes) -> None:
+    def __init__(self, lender: Lender, dialer: Dialer, *keys: bytes) -> None:
         self._lender = lender
         self._dialer = dialer
         self._pid = os.getpid()
-        self._key = key
+        self._keys = keys
         self._connection: AbstractConnection | None = None
         self._awake, self._waker = socket.socketpair()
         self._awake.setblocking(False)
@@ -50,11 +50,11 @@ class Listener:
         self._pending = False
         self._answers_by = 0.0  # when a living server has answered the pending BLPOP
 
-    def listen_to(self, key: bytes) -> None:
-        """Wait for tokens in this list from now on."""
-        if key != self._key:
+    def listen_to(self, *keys: bytes) -> None:
+        """Wait for tokens in these lists from now on; the first of them goes first."""
+        if keys != self._keys:
             self.forget()
-            self._key = key
+            self._keys = keys
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds`; True if a token came or another thread ended the wait.
@@ -126,7 +126,7 @@ class Listener:
             return None
         if not self._pending:
             try:
-                self._connection.send_command("BLPOP", self._key, BLOCK_S)
+                self._connection.send_command("BLPOP", *self._keys, BLOCK_S)
             except BaseException:
                 self.forget()
                 raise

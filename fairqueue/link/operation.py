@@ -100,17 +100,17 @@ class Blocking:
 
 
 class Wait:
-    """Wait up to `seconds` for a token in the list `key`; True if one came.
+    """Wait up to `seconds` for a token in a list, or in one of several; True if one came.
 
     A lost connection only ends the wait: the call that follows finds out whether Redis is gone.
     Between two waits of one operation the server keeps the request, so that no token is missed.
     """
 
-    __slots__ = ("key", "seconds")
+    __slots__ = ("keys", "seconds")
     method = "_wait"
 
-    def __init__(self, key: str, seconds: float) -> None:
-        self.key = key
+    def __init__(self, keys: str | Sequence[str], seconds: float) -> None:
+        self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self.seconds = seconds
 
 

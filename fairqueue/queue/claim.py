@@ -5,10 +5,12 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fairqueue.clock import from_ms
 from fairqueue.errors import BrokenRecord, FairQueueError, InvalidInput, InvalidTask, kind_of
+from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.link.operation import Argument, Call, Operation, Wait, operation
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Claim, Task, new_id
@@ -21,10 +23,19 @@ CLAIM_CHUNK = 250  # of them in one script: about 5 ms of server time
 CLAIM_HEAD = 4  # values in the answer of the script `claim` before its tasks, four values each
 EXTEND_CHUNK = 250  # leases in one script: about 3 ms
 MAX_LEASE_S = 86_400.0
+DEFAULT_POOLS = (DEFAULT_POOL,)
+MOST_POOLS = 20  # of one claim: each costs it some commands
 # A token that a dying worker took is lost: others look for themselves after this long.
 LONGEST_WAIT_S = 5.0
 
 _HOST = socket.gethostname()
+
+
+class Wanted(NamedTuple):
+    """What a claim takes, as the script gets it: names of tasks, and pools."""
+
+    names: str = ""
+    pools: str = ""
 
 
 class Answer(NamedTuple):
@@ -32,7 +43,7 @@ class Answer(NamedTuple):
 
     claims: list[Claim]
     hint: float
-    wake: str  # the key of the list that gets a token when there is work for this worker
+    wake: tuple[str, ...]  # the keys of lists that get a token when there is work for this worker
 
 
 class ClaimOperations(QueueBase):
@@ -48,19 +59,21 @@ class ClaimOperations(QueueBase):
         *,
         names: Iterable[str] | None = None,
         avoid: Iterable[str] = (),
+        pools: Iterable[str] = DEFAULT_POOLS,
     ) -> Operation[list[Claim]]:
-        """Take up to `limit` tasks, fairly between users, each for `lease` seconds.
+        """Take up to `limit` tasks, fairly between tenants and users, each for `lease` seconds.
 
         Returns [] when nothing is ready; with `wait`, blocks up to that many seconds for the first
         task. A claim ends early when its documents reach 1 MiB or its names 64 KiB: the next claim
-        gets the rest. With `names`, only tasks with these names are taken; with `avoid`, none with
-        those. The other tasks stay where they are. Of each user, the first hundred tasks are
-        examined.
+        gets the rest. Only tasks of `pools` are taken; from several pools, the next one is that of
+        the pool whose users have been served least. With `names`, only tasks with these names are
+        taken; with `avoid`, none with those. The other tasks stay where they are. Of each user, the
+        first hundred tasks are examined, and of each tenant some twenty users.
         """
         check_name(worker_id, "worker_id")
         check_count(limit, "limit", least=1, most=CLAIM_LIMIT)
         lease_ms = check_lease(lease)
-        wanted = wanted_names(names, avoid)
+        wanted = Wanted(wanted_names(names, avoid), wanted_pools(pools))
         deadline = time.monotonic() + check_seconds(wait, "wait")
         claims, hint, wake = yield from self._claim_once(worker_id, limit, lease_ms, wanted)
         while not claims and (remaining := deadline - time.monotonic()) > 0:
@@ -78,7 +91,7 @@ class ClaimOperations(QueueBase):
         return claims
 
     def _claim_once(
-        self, worker_id: str, limit: int, lease_ms: int, wanted: str
+        self, worker_id: str, limit: int, lease_ms: int, wanted: "Wanted"
     ) -> Operation[Answer]:
         """Claim in one round trip."""
         call, token = claim_call(worker_id, limit, lease_ms, wanted)
@@ -98,7 +111,7 @@ class ClaimOperations(QueueBase):
                 task = _claimed(answer[i], answer[i + 1])
             except BrokenRecord as error:
                 failure = failure_arguments(str(error), None, "unreadable")
-                yield from self._call(end_call("bury", answer[i], token, **failure))
+                yield from self._call(end_call("bury", answer[i], token, cost="", **failure))
                 continue
             claims.append(
                 Claim(
@@ -111,8 +124,7 @@ class ClaimOperations(QueueBase):
                 )
             )
         hint = int(answer[0])
-        wake = f"wake_{answer[3]}" if answer[3] else "wake"
-        return Answer(claims, math.inf if hint < 0 else hint / 1000, wake)
+        return Answer(claims, math.inf if hint < 0 else hint / 1000, _wake_keys(answer[3]))
 
     @operation
     def extend(
@@ -153,7 +165,7 @@ class ClaimOperations(QueueBase):
         return words
 
 
-def claim_call(worker_id: str, limit: int, lease_ms: int, wanted: str) -> tuple[Call, str]:
+def claim_call(worker_id: str, limit: int, lease_ms: int, wanted: Wanted) -> tuple[Call, str]:
     """The call of one claim, and the token of the tasks that it takes."""
     token = new_id()
     call = Call(
@@ -163,7 +175,8 @@ def claim_call(worker_id: str, limit: int, lease_ms: int, wanted: str) -> tuple[
         limit=min(limit, CLAIM_CHUNK),
         lease_ms=lease_ms,
         place=this_place(),
-        names=wanted,
+        names=wanted.names,
+        pools=wanted.pools,
     )
     return call, token
 
@@ -205,9 +218,30 @@ def wanted_names(names: Iterable[str] | None, avoid: Iterable[str]) -> str:
     return "+" + "\n".join(listed)
 
 
+def wanted_pools(pools: Iterable[str]) -> str:
+    """The pools of a claim as the script takes them; "" for the default pool alone.
+
+    Raises InvalidTask naming the value.
+    """
+    given = check_items(pools, "pools", "names of pools", InvalidTask)
+    listed = sorted({check_pool(pool) for pool in given})
+    if not listed:
+        raise InvalidTask("pools must name at least one pool, such as 'default'")
+    if len(listed) > MOST_POOLS:
+        raise InvalidTask(f"pools must name at most {MOST_POOLS} pools, not {len(listed)}")
+    return "" if listed == [DEFAULT_POOL] else "\n".join(listed)
+
+
 def this_place() -> str:
     """Host and process id, for records of who does something."""
     return f"{_HOST} {os.getpid()}"
+
+
+@lru_cache(maxsize=1024)
+def _wake_keys(numbers: int | bytes) -> tuple[str, ...]:
+    """The keys of wake lists, given as a number or as several with commas; 0 is `wake`."""
+    listed = numbers.decode().split(",") if isinstance(numbers, bytes) else [str(numbers)]
+    return tuple("wake" if number == "0" else f"wake_{number}" for number in listed)
 
 
 def _timeout_ms(timeout: float | None) -> int:

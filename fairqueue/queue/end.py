@@ -5,19 +5,23 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.errors import InvalidInput, LeaseLost, UnknownTask, kind_of
+from fairqueue.flow_options import check_cost
 from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Call, Each, Operation, Together, operation, steps
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Claim, check_when, moment_text, new_id
 from fairqueue.queue.claim import (
     CLAIM_LIMIT,
+    DEFAULT_POOLS,
     Answer,
     ClaimOperations,
+    Wanted,
     check_claim,
     check_lease,
     claim_call,
     end_call,
     wanted_names,
+    wanted_pools,
 )
 from fairqueue.queue.reports import Report, failure_arguments
 from fairqueue.validation import (
@@ -41,12 +45,16 @@ class EndOperations(ClaimOperations):
     """The part of a queue that records how claims ended."""
 
     @operation
-    def finish(self, claim: Claim, result: Any = None) -> Operation[None]:
+    def finish(
+        self, claim: Claim, result: Any = None, *, cost: float | None = None
+    ) -> Operation[None]:
         """Record that the task is done, with a small JSON result if there is one.
 
-        Raises LeaseLost if another worker may own it now, InvalidPayload for a bad result.
+        cost: what it has cost, if that is not what was charged when it was claimed. Raises
+        LeaseLost if another worker may own it now, InvalidPayload for a bad result, InvalidTask for
+        a bad cost.
         """
-        row = _finish_row(check_claim(claim), result)
+        row = _finish_row(check_claim(claim), result, cost=_cost_text(cost))
         if (yield Call("finish", rest=row)) == [b"lost_lease"]:
             raise _lost(claim.task.task_id)
 
@@ -74,6 +82,7 @@ class EndOperations(ClaimOperations):
         *,
         names: Iterable[str] | None = None,
         avoid: Iterable[str] = (),
+        pools: Iterable[str] = DEFAULT_POOLS,
     ) -> Operation[tuple[list[str], list[Claim], float]]:
         """Record what is done and take the next tasks, in one round trip.
 
@@ -82,7 +91,7 @@ class EndOperations(ClaimOperations):
         (infinite if nothing is known to come).
         """
         words, answer = yield from steps(self.exchange)(
-            results, worker_id, limit, lease, names=names, avoid=avoid
+            results, worker_id, limit, lease, names=names, avoid=avoid, pools=pools
         )
         return words, answer.claims, answer.hint
 
@@ -96,8 +105,9 @@ class EndOperations(ClaimOperations):
         *,
         names: Iterable[str] | None = None,
         avoid: Iterable[str] = (),
+        pools: Iterable[str] = DEFAULT_POOLS,
     ) -> Operation[tuple[list[str], Answer]]:
-        """As `finish_and_claim`, with the list at which to wait when nothing is found."""
+        """As `finish_and_claim`, with the lists at which to wait when nothing is found."""
         check_name(worker_id, "worker_id")
         rows = _finish_rows(results)
         check_count(len(rows), "results", most=FINISH_CHUNK)
@@ -108,20 +118,30 @@ class EndOperations(ClaimOperations):
         finishes = list(_finish_calls(rows))
         if not limit:
             answers = yield Together(*finishes)
-            return _words(answers), Answer([], 0.0, "wake")
-        claim, token = claim_call(worker_id, limit, lease_ms, wanted_names(names, avoid))
+            return _words(answers), Answer([], 0.0, ("wake",))
+        wanted = Wanted(wanted_names(names, avoid), wanted_pools(pools))
+        claim, token = claim_call(worker_id, limit, lease_ms, wanted)
         *answers, last = yield Together(*finishes, claim)
         return _words(answers), (yield from self._read_claims(last, token, worker_id, lease_ms))
 
     @operation
     def retry(
-        self, claim: Claim, error: str = "", delay: float = 0.0, *, report: Report | None = None
+        self,
+        claim: Claim,
+        error: str = "",
+        delay: float = 0.0,
+        *,
+        report: Report | None = None,
+        cost: float | None = None,
     ) -> Operation[None]:
-        """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost."""
+        """Offer the task again after `delay` seconds, keeping the error. Raises LeaseLost.
+
+        cost: what this attempt has cost; see `finish`.
+        """
         delay_ms = round(check_seconds(delay, "delay") * 1000)
         failure = failure_arguments(error, report, check_claim(claim).task.name)
         del failure["fingerprint"]
-        yield from self._end("retry", claim, delay_ms=delay_ms, **failure)
+        yield from self._end("retry", claim, delay_ms=delay_ms, cost=_cost_text(cost), **failure)
 
     @operation
     def release(self, claim: Claim) -> Operation[None]:
@@ -130,11 +150,19 @@ class EndOperations(ClaimOperations):
 
     @operation
     def bury(
-        self, claim: Claim, error: str = "", *, report: Report | None = None
+        self,
+        claim: Claim,
+        error: str = "",
+        *,
+        report: Report | None = None,
+        cost: float | None = None,
     ) -> Operation[None]:
-        """Move the task to the dead letters. Raises LeaseLost."""
+        """Move the task to the dead letters. Raises LeaseLost.
+
+        cost: what this attempt has cost; see `finish`.
+        """
         failure = failure_arguments(error, report, check_claim(claim).task.name)
-        yield from self._end("bury", claim, **failure)
+        yield from self._end("bury", claim, cost=_cost_text(cost), **failure)
 
     def _end(self, script: str, claim: Claim, **arguments: Any) -> Operation[None]:
         task_id = check_claim(claim).task.task_id
@@ -190,7 +218,14 @@ def _finish_rows(results: object) -> list[tuple[str, ...]]:
     return rows
 
 
-def _finish_row(claim: Claim, result: Any, report: Report | None = None) -> tuple[str, ...]:
+def _cost_text(cost: float | None) -> str:
+    """The cost of an attempt as scripts take it; "" if it was not given. Raises InvalidTask."""
+    return "" if cost is None else repr(check_cost(cost))
+
+
+def _finish_row(
+    claim: Claim, result: Any, report: Report | None = None, cost: str = ""
+) -> tuple[str, ...]:
     text = "" if result is None else encode_json(result, "result", MAX_RESULT_BYTES)
     return load_script("finish").row(
         id=claim.task.task_id,
@@ -198,6 +233,7 @@ def _finish_row(claim: Claim, result: Any, report: Report | None = None) -> tupl
         result=text,
         took="" if report is None else f"{report.seconds * 1000:.3f}",
         report="" if report is None else report.document,
+        cost=cost or ("" if report is None else _cost_text(report.cost)),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from fairqueue.errors import InvalidTask, QueueFull, shown
+from fairqueue.errors import DuplicateTask, InvalidTask, QueueFull, shown
 from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation
 from fairqueue.link.scripts import load_script
@@ -21,16 +21,16 @@ class PushOperations(QueueBase):
     def push(self, task: Task) -> Operation[str]:
         """Store a task and return its id. Pushing the same task again has no effect.
 
-        Raises InvalidTask when the id belongs to another task, QueueFull when a limit is reached;
-        then nothing was stored.
+        If another task has its unique key, the id of that task is returned. Raises InvalidTask when
+        the id belongs to another task, QueueFull when a limit is reached, DuplicateTask when
+        another task has its unique key and `on_duplicate` is "error"; then nothing was stored.
         """
         answer = yield from self._call(Call("push", rest=push_row(task)))
-        _check_pushed(answer, "nothing was stored")
-        return task.task_id
+        return _check_pushed(answer, "nothing was stored").get(task.task_id, task.task_id)
 
     @operation
     def push_many(self, tasks: Iterable[Task]) -> Operation[list[str]]:
-        """Store many tasks in few round trips; returns their ids in order.
+        """Store many tasks in few round trips; returns their ids in order, as `push` does.
 
         Each batch of a few hundred is stored completely or not at all. Raises as `push`; with more
         than one batch, other batches may have been stored then. The call can be repeated with the
@@ -50,8 +50,9 @@ class PushOperations(QueueBase):
             Call("push", rest=[field for task in batch for field in push_row(task)])
             for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
         )
-        yield Each(calls, lambda answer: _check_pushed(answer, stored))
-        return [task.task_id for task in listed]
+        others: dict[str, str] = {}
+        yield Each(calls, lambda answer: others.update(_check_pushed(answer, stored)))
+        return [others.get(task.task_id, task.task_id) for task in listed]
 
 
 def push_row(task: Task) -> tuple[Argument, ...]:
@@ -74,16 +75,32 @@ def _check_task(task: object) -> None:
         raise InvalidTask(f"task must be a Task, not {shown(task)}: make one with Task.create(...)")
 
 
-def _check_pushed(answer: list[Any], stored: str) -> None:
-    """Raise what the script refused; `stored` says what became of the rest."""
+def _check_pushed(answer: list[Any], stored: str) -> dict[str, str]:
+    """Return the tasks that have the keys of pushed ones: id -> id of that task.
+
+    Raises what the script refused; `stored` says what became of the rest.
+    """
     if answer[0] == b"other":
         raise InvalidTask(
             f"task_id {answer[1].decode()!r} is already used by a task with different content: "
             f"choose another id; {stored}"
         )
     if answer[0] == b"full":
-        whose = "the queue" if answer[1] == b"queue" else "the user"
+        whose = f"the {answer[1].decode()}"
         raise QueueFull(
             f"task {answer[2].decode()!r} was not stored: max_waiting is reached for {whose}; "
             f"{stored}"
         )
+    if answer[0] == b"duplicate":
+        raise DuplicateTask(
+            f"task {answer[1].decode()!r} was not stored: task {answer[2].decode()!r} has the same "
+            f"unique key; {stored}",
+            task_id=answer[2].decode(),
+        )
+    if answer[0] == b"pools":
+        raise InvalidTask(
+            f"task {answer[1].decode()!r} was not stored: its pool is new, and a queue can have at "
+            f"most 100 pools; {stored}"
+        )
+    ids = [task_id.decode() for task_id in answer[2:]]
+    return dict(zip(ids[::2], ids[1::2], strict=True))

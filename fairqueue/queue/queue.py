@@ -15,12 +15,11 @@ from fairqueue.link.urls import open_client
 from fairqueue.queue.end import EndOperations
 from fairqueue.queue.push import PushOperations
 from fairqueue.queue.read import ReadOperations
-from fairqueue.queue.settings import SettingsOperations
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.validation import check_seconds
 
 
-class QueueOperations(PushOperations, EndOperations, ReadOperations, SettingsOperations):
+class QueueOperations(PushOperations, EndOperations, ReadOperations):
     """All that can be asked of a queue, by either driver."""
 
     @operation

@@ -1,29 +1,45 @@
 """Read a queue: its size, one task, why a task waits, a snapshot."""
 
+from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.link.operation import Ask, Call, Operation, operation, steps
-from fairqueue.models import UNREADABLE, Explanation, QueueSnapshot, TaskInfo
-from fairqueue.queue.base import QueueBase, check_timeout
-from fairqueue.queue.explanation import Waiting
+from fairqueue.link.owners import Owner
+from fairqueue.models import DEFAULT_NAME, UNREADABLE, Explanation, QueueSnapshot, TaskInfo
+from fairqueue.queue.base import check_timeout
+from fairqueue.queue.estimate import Quote, free_slots, quote
+from fairqueue.queue.explanation import Waiting, named
 from fairqueue.queue.records import broken_status, task_info
+from fairqueue.queue.settings import SettingsOperations
 from fairqueue.queue.snapshot import snapshot
 from fairqueue.queue.workers import WorkerStore
-from fairqueue.validation import check_name
+from fairqueue.validation import check_name, check_tenant
 
 JAIN_SAMPLE = 1000  # backlogged users whose service is compared
 
 
-class ReadOperations(QueueBase):
+class ReadOperations(SettingsOperations):
     """The part of a queue that only reads."""
 
     @operation
-    def size(self, user_id: str | None = None) -> Operation[int]:
-        """How many tasks wait for a worker, also of paused or capped users; not delayed ones."""
+    def size(self, user_id: str | None = None, *, tenant: str | None = None) -> Operation[int]:
+        """How many tasks wait for a worker, also of paused or capped users; not delayed ones.
+
+        Of the queue, of a user id (of all tenants and of none), of a tenant, or of a tenant's user.
+        """
         keys = self.keys["backlog"], self.keys["held"]
-        if user_id is None:
+        if tenant is not None:
+            check_tenant(tenant)
+        if user_id is None and tenant is None:
             return sum((yield Ask(*(("ZCARD", key) for key in keys))))
-        check_name(user_id, "user_id")
-        user = f"[{user_id}\0", f"({user_id}\1"
-        return sum((yield Ask(*(("ZLEXCOUNT", key, *user) for key in keys))))
+        if user_id is None:
+            owners = [Owner.whole(tenant or "")]
+        else:
+            check_name(user_id, "user_id")
+            tenants: list[str | None] = [tenant]
+            if tenant is None:
+                tenants += yield from steps(self.tenants_of)(user_id)
+            owners = [Owner(user_id, each) for each in tenants]
+        ranges = [owner.range for owner in owners]
+        return sum((yield Ask(*(("ZLEXCOUNT", key, *each) for key in keys for each in ranges))))
 
     @operation
     def get(self, task_id: str) -> Operation[TaskInfo | None]:
@@ -49,9 +65,38 @@ class ReadOperations(QueueBase):
             return None
         workers = yield from steps(WorkerStore(self.link).alive)()
         try:
-            return Waiting(task_id, answer, workers).explanation()
+            return Waiting(task_id, named(answer), workers).explanation()
         except UNREADABLE as error:
             raise broken_status(task_id, error) from None
+
+    @operation
+    def quote(
+        self,
+        user_id: str,
+        *,
+        tenant: str | None = None,
+        name: str = DEFAULT_NAME,
+        pool: str = DEFAULT_POOL,
+    ) -> Operation[Quote]:
+        """When a task would start if the user pushed it now; see Quote.
+
+        It would come after the tasks that wait already. A claim in the last minutes counts as a
+        living worker. Raises InvalidTask naming the value.
+        """
+        check_name(user_id, "user_id")
+        check_name(name, "name")
+        if tenant is not None:
+            check_tenant(tenant)
+        answer = yield from self._call(
+            Call(
+                "quote",
+                owner=Owner(user_id, tenant).key,
+                pool="" if check_pool(pool) == DEFAULT_POOL else pool,
+                name=name,
+            )
+        )
+        workers = yield from steps(WorkerStore(self.link).alive)()
+        return quote(named(answer), free_slots(workers, pool, name))
 
     @operation
     def inspect(self, timeout: float | None = None) -> Operation[QueueSnapshot]:

@@ -9,9 +9,11 @@ from fairqueue.clock import from_ms
 from fairqueue.errors import (
     BrokenRecord,
 )
+from fairqueue.flow_options import read_flow
 from fairqueue.models import (
     UNREADABLE,
     HandlerLimits,
+    KeyLimits,
     Task,
     TaskInfo,
     UserSettings,
@@ -34,6 +36,22 @@ def handler_limits(text: bytes) -> HandlerLimits:
         )
     except UNREADABLE:
         return HandlerLimits()
+
+
+def key_limits(text: bytes) -> KeyLimits:
+    """Parse the limits of a key; no limits if they are unreadable."""
+    try:
+        stored = json.loads(text)
+        slots, rate = stored.get("slots"), stored.get("rate")
+        return KeyLimits(
+            slots=None if slots is None else int(slots),
+            rate=None if rate is None else float(rate),
+            ordered=bool(stored.get("ordered")),
+            through_retries=bool(stored.get("through_retries")),
+            scope="tenant" if stored.get("scope") == "tenant" else "queue",
+        )
+    except UNREADABLE:
+        return KeyLimits()
 
 
 def moment_of(value: Any) -> datetime | None:
@@ -68,6 +86,7 @@ def task_info(
         except BrokenRecord:
             task = None
     try:
+        flow = read_flow(status)
         return TaskInfo(
             task_id=task_id,
             state=status["state"],
@@ -85,6 +104,11 @@ def task_info(
             result=json.loads(status["result"]) if "result" in status else None,
             cancel_requested=bool(status.get("cancel")),
             task=task,
+            tenant=status.get("tenant"),
+            pool=flow.pool,
+            limit_keys=flow.limit_keys,
+            cost=flow.cost,
+            expires_at=moment_of(status.get("expires")),
         )
     except UNREADABLE as error:
         raise broken_status(task_id, error) from None

@@ -108,7 +108,8 @@ class Report:
 
     seconds: how long the handler ran. log, log_dropped: its last lines, and how many were dropped.
     error_type, message, traceback, timed_out: how it failed. fingerprint: the same for failures of
-    the same kind, whatever ids and numbers they contain; '' if it did not fail.
+    the same kind, whatever ids and numbers they contain; '' if it did not fail. cost: what it has
+    cost, if the handler says so.
     """
 
     seconds: float
@@ -119,6 +120,7 @@ class Report:
     traceback: str = ""
     timed_out: bool = False
     fingerprint: str = ""
+    cost: float | None = None
 
     @classmethod
     def of_failure(

@@ -1,4 +1,4 @@
-"""Change and read settings: of users, of task names and of the queue."""
+"""Change and read settings: of users, tenants, task names, keys and of the queue."""
 
 import json
 import math
@@ -11,19 +11,30 @@ from typing import Any
 from fairqueue.clock import from_ms, read_ms
 from fairqueue.errors import ConfigurationError, shown
 from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operation, steps
-from fairqueue.models import UNREADABLE, HandlerLimits, QueueSettings, UserSettings, new_id
+from fairqueue.link.owners import Owner
+from fairqueue.models import (
+    UNREADABLE,
+    HandlerLimits,
+    KeyLimits,
+    QueueSettings,
+    UserSettings,
+    new_id,
+)
 from fairqueue.queue.base import UNSET, QueueBase
-from fairqueue.queue.records import handler_limits, user_settings
+from fairqueue.queue.records import handler_limits, key_limits, user_settings
 from fairqueue.validation import (
     MAX_NOTE_LENGTH,
     check_count,
     check_name,
     check_number,
+    check_one_of,
     check_seconds,
     check_tenant,
 )
 
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 1000.0
+MOVED_AT_ONCE = 100  # tasks of a user that one script moves to another tenant: a few ms
+_KEY, _PREFIXES = "\x03", b"\x04"  # fields of limits: of a key; the prefixes of patterns
 MOST_SLOTS = 1000  # at most this many leases are examined when all slots of a name seem taken
 
 
@@ -35,86 +46,157 @@ class SettingsOperations(QueueBase):
         self,
         user_id: str,
         *,
+        tenant: str | None = None,
         weight: float = UNSET,
         max_running: int | None = UNSET,
         max_waiting: int | None = UNSET,
         rate: float | None = UNSET,
         paused: bool = UNSET,
-        tenant: str | None = UNSET,
         note: str | None = None,
         by: str | None = None,
         until: datetime | float | None = None,
     ) -> Operation[UserSettings]:
         """Change the given settings of a user, at once and also for tasks that already wait.
 
-        weight: share of service, 0.01 to 1000. max_running: tasks at a time. max_waiting: tasks
-        that may wait for a worker, not counting delayed ones. rate: tasks per second. None removes
-        a limit. paused: no task is handed out; with True, `note` says why, `by` who wants it, and
-        `until` (an aware datetime or seconds since 1970) when the pause ends by itself. tenant: the
-        group that the user belongs to from now on, None for no group; stored tasks and schedules
-        of the user do not change. Raises InvalidTask for a bad user id and ConfigurationError for a
-        bad value.
+        tenant: whose user; None for the user without a tenant. A user id that several tenants use
+        is a user of each. weight: share of service, 0.01 to 1000. max_running: tasks at a time.
+        max_waiting: tasks that may wait for a worker, not counting delayed ones. rate: tasks per
+        second, or units of cost. None removes a limit. paused: no task is handed out; with True,
+        `note` says why, `by` who wants it, and `until` (an aware datetime or seconds since 1970)
+        when the pause ends by itself. Raises InvalidTask for a bad user id and ConfigurationError
+        for a bad value.
         """
         check_name(user_id, "user_id")
-        given = {
-            "weight": weight,
-            "max_running": max_running,
-            "max_waiting": max_waiting,
-            "rate": rate,
-            "paused": paused,
-            "tenant": tenant,
-        }
-        change: dict[str, Any] = {
-            field: _USER_CHECKS[field](value)
-            for field, value in given.items()
-            if value is not UNSET
-        }
-        change |= check_pause(paused, note, by, until)
+        given = _given(weight, max_running, max_waiting, rate, paused)
+        change = given | check_pause(paused, note, by, until)
+        return (yield from self._set(_owner(user_id, tenant), change))
+
+    @operation
+    def set_tenant(
+        self,
+        tenant: str,
+        *,
+        weight: float = UNSET,
+        max_running: int | None = UNSET,
+        max_waiting: int | None = UNSET,
+        rate: float | None = UNSET,
+        paused: bool = UNSET,
+        note: str | None = None,
+        by: str | None = None,
+        until: datetime | float | None = None,
+    ) -> Operation[UserSettings]:
+        """Change the given settings of a tenant; see `set_user`.
+
+        The weight is its share among the tenants and the users without one; the limits hold for all
+        its users together. Raises ConfigurationError naming the value.
+        """
+        check_tenant(tenant, ConfigurationError)
+        given = _given(weight, max_running, max_waiting, rate, paused)
+        change = given | check_pause(paused, note, by, until)
+        return (yield from self._set(Owner.whole(tenant), change))
+
+    def _set(self, owner: Owner, change: dict[str, Any]) -> Operation[UserSettings]:
+        """Change the settings of a user or a tenant."""
         if (until_ms := change.get("paused_until")) is not None and until_ms <= (yield Now()):
             raise ConfigurationError(f"until {from_ms(until_ms).isoformat()} is in the past")
         text = yield from self._call(
-            Call("set_user", op=new_id(), user=user_id, change=json.dumps(change))
+            Call(
+                "set_user",
+                op=new_id(),
+                owner=owner.key,
+                user=owner.user_id,
+                tenant=owner.tenant or "",
+                change=json.dumps(change),
+            )
         )
-        return user_settings(text, (yield Now()))
+        return replace(user_settings(text, (yield Now())), tenant=owner.tenant)
 
     @operation
     def pause_user(
         self,
         user_id: str,
         *,
+        tenant: str | None = None,
         note: str | None = None,
         by: str | None = None,
         until: datetime | float | None = None,
     ) -> Operation[UserSettings]:
         """Hand out no task of a user until resumed, or until a given time; see `set_user`."""
-        return (
-            yield from steps(self.set_user)(user_id, paused=True, note=note, by=by, until=until)
-        )
+        pause: dict[str, Any] = {"paused": True, "note": note, "by": by, "until": until}
+        return (yield from steps(self.set_user)(user_id, tenant=tenant, **pause))
 
     @operation
-    def resume_user(self, user_id: str) -> Operation[UserSettings]:
+    def resume_user(self, user_id: str, *, tenant: str | None = None) -> Operation[UserSettings]:
         """Hand out the tasks of a user again; see `set_user`."""
-        return (yield from steps(self.set_user)(user_id, paused=False))
+        return (yield from steps(self.set_user)(user_id, tenant=tenant, paused=False))
 
     @operation
-    def get_user(self, user_id: str) -> Operation[UserSettings]:
-        """The settings of a user; the defaults if none were set."""
+    def get_user(self, user_id: str, *, tenant: str | None = None) -> Operation[UserSettings]:
+        """The settings of a user, or of a user of a tenant; the defaults if none were set."""
         check_name(user_id, "user_id")
-        text, tenant = yield Ask(
-            ("HGET", self.keys["users"], user_id), ("HGET", self.keys["tenants"], user_id)
-        )
-        settings = user_settings(text or b"{}", (yield Now()))
-        return replace(settings, tenant=_tenant(tenant))
+        return (yield from self._get(_owner(user_id, tenant)))
 
     @operation
-    def tenant_of(self, user_id: str) -> Operation[str | None]:
-        """The tenant that a user belongs to, or None.
+    def get_tenant(self, tenant: str) -> Operation[UserSettings]:
+        """The settings of a tenant; the defaults if none were set."""
+        check_tenant(tenant, ConfigurationError)
+        return (yield from self._get(Owner.whole(tenant)))
 
-        It is the one that `set_user` has set, or else the first one that a task or schedule of the
-        user named.
+    def _get(self, owner: Owner) -> Operation[UserSettings]:
+        users = self.keys["users"]
+        own, plain, known = yield Ask(
+            ("HGET", users, owner.key),
+            ("HGET", users, owner.user_id),
+            ("HGET", self.keys["tenants"], owner.user_id),
+        )
+        text = own
+        # As `inherited` in lua/lib/rings.lua.
+        if text is None and owner.tenant is not None and known == owner.tenant.encode():
+            text = plain
+        return replace(user_settings(text or b"{}", (yield Now())), tenant=owner.tenant)
+
+    @operation
+    def move_user(
+        self, user_id: str, to: str | None, *, tenant: str | None = None
+    ) -> Operation[int]:
+        """Move a user to another tenant, or to none; return how many waiting tasks were moved.
+
+        to: the other tenant; tenant: the one that the user is of now. Waiting and delayed tasks
+        keep their ids, places and times and belong to the other tenant from then on; running ones
+        stay until they end. The settings move, unless the user has some there. Schedules do not:
+        change them with `update_schedule(tenant=)`. Each task is moved in one step, a few hundred
+        at a time: if the call fails, repeat it. Raises InvalidTask or ConfigurationError.
         """
         check_name(user_id, "user_id")
-        return _tenant((yield Ask(("HGET", self.keys["tenants"], user_id)))[0])
+        before, after = _owner(user_id, tenant), _owner(user_id, to)
+        if before == after:
+            raise ConfigurationError(f"user {user_id!r} must move to another tenant, not {to!r}")
+        moved = 0
+        while True:
+            count = yield from self._call(
+                Call(
+                    "move_user",
+                    op=new_id(),
+                    user=user_id,
+                    tenant=tenant or "",
+                    to=to or "",
+                    limit=MOVED_AT_ONCE,
+                )
+            )
+            moved += int(count)
+            if not count:
+                return moved
+
+    @operation
+    def tenants_of(self, user_id: str) -> Operation[list[str]]:
+        """The tenants that have a user of this id, in order: those that named it so far."""
+        check_name(user_id, "user_id")
+        members, known = yield Ask(
+            ("ZRANGEBYLEX", self.keys["user_tenants"], f"[{user_id}\0", f"({user_id}\1"),
+            ("HGET", self.keys["tenants"], user_id),  # of versions with layout 1
+        )
+        found = {member.partition(b"\0")[2] for member in members} | ({known} if known else set())
+        return sorted(tenant.decode("utf-8", "replace") for tenant in found)
 
     @operation
     def set_limits(
@@ -133,8 +215,7 @@ class SettingsOperations(QueueBase):
         """
         check_name(name, "name", ConfigurationError)
         limits = check_limits(slots, rate, timeout)
-        text = json.dumps({**limits, "by": "operator"}) if limits else ""
-        yield from self._call(Call("set_limits", op=new_id(), task_name=name, limits=text))
+        yield from self._limit(name, {**limits, "by": "operator"} if limits else {})
 
     @operation
     def get_limits(self) -> Operation[dict[str, HandlerLimits]]:
@@ -143,7 +224,55 @@ class SettingsOperations(QueueBase):
         return {
             name.decode("utf-8", "replace"): handler_limits(text)
             for name, text in zip(stored[::2], stored[1::2], strict=True)
+            if name[:1] not in (_KEY.encode(), _PREFIXES)
         }
+
+    @operation
+    def set_limit(
+        self,
+        key: str,
+        *,
+        slots: int | None = None,
+        rate: float | None = None,
+        ordered: bool = False,
+        through_retries: bool = False,
+        scope: str = "queue",
+    ) -> Operation[None]:
+        """Limit tasks with a key in `limit_keys`, over all workers, from now on; see KeyLimits.
+
+        key: one key; or its beginning and `*`, as in "account:*", for all keys that begin so, each
+        with slots of its own. The limits of a key itself win over those of patterns, longer
+        patterns over shorter ones. Without slots and rate, the limit is removed. Raises
+        ConfigurationError naming the value, and nothing is stored.
+        """
+        check_limited_key(key)
+        limits = check_key_limits(slots, rate, ordered, through_retries, scope)
+        yield from self._limit(_KEY + key, limits)
+
+    @operation
+    def get_key_limits(self) -> Operation[dict[str, KeyLimits]]:
+        """The limits that `set_limit` has set, by key or pattern."""
+        stored = (yield Ask(("HGETALL", self.keys["limits"])))[0]
+        return {
+            name[1:].decode("utf-8", "replace"): key_limits(text)
+            for name, text in zip(stored[::2], stored[1::2], strict=True)
+            if name[:1] == _KEY.encode()
+        }
+
+    def _limit(self, field: str, limits: dict[str, Any]) -> Operation[None]:
+        """Store limits, and let all held tasks that may start now come back."""
+        text, after = json.dumps(limits) if limits else "", ""
+        while True:
+            after = yield from self._call(
+                Call("set_limits", op=new_id(), field=field, limits=text, after=after)
+            )
+            if after == b"patterns":
+                raise ConfigurationError(
+                    f"the pattern {field[1:]!r} was not stored: a queue can have at most 100 "
+                    "patterns of keys"
+                )
+            if not after:
+                return
 
     @operation
     def configure(
@@ -228,15 +357,30 @@ def _check_paused(value: object) -> bool:
     return value
 
 
-# How each setting of a user is checked; the result is stored.
-_USER_CHECKS: dict[str, Callable[[Any], object]] = {
+# How each setting of a user or a tenant is checked; the result is stored.
+_CHECKS: dict[str, Callable[[Any], object]] = {
     "weight": _check_weight,
     "max_running": _check_most("max_running"),
     "max_waiting": _check_most("max_waiting"),
     "rate": _optional(_check_rate),
     "paused": _check_paused,
-    "tenant": _optional(lambda value: check_tenant(value, ConfigurationError)),
 }
+
+
+def _given(*values: Any) -> dict[str, Any]:
+    """The settings that were given, checked. `values` are in the order of `_CHECKS`."""
+    return {
+        name: check(value)
+        for (name, check), value in zip(_CHECKS.items(), values, strict=True)
+        if value is not UNSET
+    }
+
+
+def _owner(user_id: str, tenant: str | None) -> Owner:
+    """Raises ConfigurationError for a bad tenant."""
+    if tenant is not None:
+        check_tenant(tenant, ConfigurationError)
+    return Owner(user_id, tenant)
 
 
 def check_pause(paused: object, note: Any, by: Any, until: Any) -> dict[str, object]:
@@ -301,5 +445,32 @@ def check_limits(slots: object, rate: object, timeout: object) -> dict[str, floa
     return limits
 
 
-def _tenant(name: bytes | None) -> str | None:
-    return None if name is None else name.decode("utf-8", "replace")
+def check_limited_key(key: object) -> str:
+    """Check a key, or the beginning of keys and `*`. Raises ConfigurationError."""
+    check_name(key, "key", ConfigurationError)
+    text = str(key)
+    if "*" in text[:-1]:
+        raise ConfigurationError(f"key must have '*' only at its end, not {shown(key)}")
+    return text
+
+
+def check_key_limits(
+    slots: object, rate: object, ordered: object, through_retries: object, scope: object
+) -> dict[str, Any]:
+    """Limits of a key as they are stored; {} for none. Raises ConfigurationError."""
+    check_one_of(scope, "scope", ("queue", "tenant"), ConfigurationError)
+    for name, value in (("ordered", ordered), ("through_retries", through_retries)):
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name} must be True or False, not {shown(value)}")
+    limits: dict[str, Any] = dict(check_limits(slots, rate, None))
+    if ordered and "slots" not in limits:
+        raise ConfigurationError(
+            "ordered=True needs slots, such as slots=1: so many tasks of the key run at a time"
+        )
+    if through_retries and not ordered:
+        raise ConfigurationError("through_retries=True needs ordered=True")
+    if not limits:
+        return {}
+    options = {"ordered": ordered, "through_retries": through_retries}
+    limits |= {name: True for name, value in options.items() if value}
+    return limits if scope == "queue" else limits | {"scope": "tenant"}

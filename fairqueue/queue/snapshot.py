@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import from_ms
+from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.models import (
     UNREADABLE,
+    PoolSnapshot,
     QueueSnapshot,
     text_or_none,
 )
@@ -46,7 +48,21 @@ def snapshot(answer: list[Any]) -> QueueSnapshot:
         leader_until=leader_until,
         epoch=int(_number(answer[14])),
         jain_index=jain_index([_number(value) for value in answer[15]]),
+        pools=tuple(_pools(answer[16], numbers[0])),
     )
+
+
+def _pools(flat: list[Any], waiting: int) -> Iterator[PoolSnapshot]:
+    """The pools of a queue, with the default one if others have tasks."""
+    found = [
+        PoolSnapshot(
+            pool=name.decode("utf-8", "replace"), waiting=int(count), oldest_wait=int(ms) / 1000
+        )
+        for name, count, ms in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    ]
+    rest = max(0, waiting - sum(pool.waiting for pool in found))
+    yield PoolSnapshot(pool=DEFAULT_POOL, waiting=rest)
+    yield from found
 
 
 def _leader(text: bytes) -> tuple[str | None, datetime | None]:

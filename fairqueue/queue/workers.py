@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from fairqueue.clock import from_ms
+from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operation, steps
 from fairqueue.models import UNREADABLE, new_id
@@ -25,7 +26,7 @@ class WorkerInfo:
 
     `names` are the tasks that it has handlers for, with "*" if it takes any name. `current` are the
     ids of the first 25 tasks that it holds, the longest held first; `running` counts all of them.
-    `draining`: it was asked to take no more tasks and to stop.
+    `draining`: it was asked to take no more tasks and to stop. `pools`: those that it serves.
     """
 
     worker_id: str
@@ -40,6 +41,7 @@ class WorkerInfo:
     seen_at: datetime
     gone_at: datetime
     draining: bool = False
+    pools: tuple[str, ...] = (DEFAULT_POOL,)
     # Where its HTTP tasks may go, by task name: see HttpTasks.
     http: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -319,6 +321,7 @@ def _info(text: bytes | None, end: bytes) -> WorkerInfo | None:
             seen_at=from_ms(int(record["seen"])),
             gone_at=from_ms(int(float(end))),
             draining=isinstance(record.get("drain"), str),
+            pools=tuple(map(str, record.get("pools") or (DEFAULT_POOL,))),
             http=_policies(record.get("http")),
         )
     except UNREADABLE:

@@ -197,9 +197,9 @@ class Schedules:
         return found
 
     @operation
-    def tenant_of(self, user_id: str) -> Operation[str | None]:
-        """Return the tenant that a user belongs to, or None; see TaskQueue.tenant_of."""
-        return (yield from steps(self.queue.tenant_of)(user_id))
+    def tenants_of(self, user_id: str) -> Operation[list[str]]:
+        """Return the tenants that have a user of this id; see TaskQueue.tenants_of."""
+        return (yield from steps(self.queue.tenants_of)(user_id))
 
     @operation
     def problems(self) -> Operation[list[Problem]]:

@@ -1,9 +1,9 @@
-"""Statistics of the users of a queue: waiting and running tasks, and their shares of service."""
+"""Statistics of users and tenants: waiting and running tasks, and their shares of service."""
 
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from fairqueue.cursors import decode_cursor, encode_cursor
 from fairqueue.errors import InvalidInput
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation, steps
+from fairqueue.link.owners import Owner
 from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id, text_or_none
 from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.records import without_past_pause
@@ -36,20 +37,22 @@ PURGE_CHUNK = 100  # tasks that one script cancels: about 5 ms of server time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserInfo:
-    """The state of a user and their share of service in a window of time.
+    """The state of a user, of a tenant or without one, and their share of service in a window.
 
     backlog: tasks that wait for a worker, without delayed ones. held: those of the backlog that
     wait because of the limits of their names. delayed: delayed tasks and retries, the first of
-    which becomes ready at `delayed_until`. users_ahead: users that are served before this one;
-    None if the user cannot be served now. oldest_wait: the longest wait among the next tasks.
-    wait_p50, wait_p95: waits of the last 20 runs that ended in the window. All waits are in
-    seconds.
+    which becomes ready at `delayed_until`. users_ahead: users of the same tenant that are served
+    before this one, or, without a tenant, tenants and users without one; None if the user cannot be
+    served now or waits only in other pools than "default". oldest_wait: the longest wait among the
+    next tasks. wait_p50, wait_p95: waits of the last 20 runs that ended in the window. All waits
+    are in seconds.
 
-    ended: runs that ended in the window, without those cancelled before they ran. received: their
-    share of all runs that ended. entitled: the fair share: all runs that ended are divided by
-    weight among the users with waiting, running or ended tasks, and no user gets more than they
-    wanted. At most 1,000 users are counted; with more, `entitled` is too large. The other users are
-    cached for ten seconds.
+    ended: runs that ended in the window, without those that did not run. received: their share of
+    all runs that ended, or of those of the user's tenant. entitled: the fair share: these runs are
+    divided by weight among the users of the tenant (without one: among the tenants and the users
+    without one) with waiting, running or ended tasks, and nobody gets more than they wanted. At
+    most 1,000 are counted; with more, `entitled` is too large. The others are cached for ten
+    seconds.
 
     state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` explains it.
     window_start: the start of the window, later than requested if the retention of the queue has
@@ -76,17 +79,56 @@ class UserInfo:
     is_known: bool
     delayed: int = 0
     delayed_until: datetime | None = None
+    tenant: str | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """The user and the tenant."""
+        return Owner(self.user_id, self.tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantInfo:
+    """The state of a tenant and its share of service in a window of time.
+
+    The fields are those of UserInfo, for all users of the tenant together. users: how many it has
+    had, at most 10,000. tenants_ahead: tenants, and users without one, that are served before it.
+    jain: Jain's index of its users; see FairnessView.
+    """
+
+    tenant: str
+    settings: UserSettings
+    users: int
+    backlog: int
+    held: int
+    tenants_ahead: int | None
+    running: int
+    schedules: int
+    oldest_wait: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+    ended: int
+    received: float
+    entitled: float
+    state: str
+    why: str
+    parked_until: datetime | None
+    window_start: datetime
+    is_known: bool
+    delayed: int = 0
+    delayed_until: datetime | None = None
+    jain: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessView:
-    """How evenly users are served.
+    """How evenly tenants, and users without one, are served; or the users of one tenant.
 
-    jain: Jain's index of received against entitled service: 1 if every user got their fair share,
-    1/n if one user got everything, None if no run ended. Users that are paused or have max_running
-    or a rate are left out: their own limits decide their share. users: users with demand in the
-    window, or more if `has_more`. backlogged: users with waiting tasks. ended: runs that ended in
-    the window. window_start: as in UserInfo.
+    jain: Jain's index of received against entitled service: 1 if all got their fair share, 1/n if
+    one got everything, None if no run ended. Those that are paused or have max_running or a rate
+    are left out: their own limits decide their share. users: how many had demand in the window, or
+    more if `has_more`. backlogged: how many have waiting tasks. ended: runs that ended in the
+    window. window_start: as in UserInfo.
     """
 
     jain: float | None
@@ -101,18 +143,20 @@ class FairnessView:
 class ShareSeries:
     """Counts of ended runs in buckets that begin at `times`, for some users and for all others.
 
+    A tenant is an Owner whose user id is "".
+
     Before `window_start` the retention of the queue has dropped runs.
     """
 
     times: list[datetime]
-    users: list[str]
-    counts: dict[str, list[int]]
+    users: list[Owner]
+    counts: dict[Owner, list[int]]
     others: list[int]
     window_start: datetime
 
 
 class UserStats:
-    """The users of one queue."""
+    """The users and the tenants of one queue."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -120,27 +164,27 @@ class UserStats:
         self._demands: dict[tuple[int, str], _Demand] = {}
 
     @operation
-    def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> Operation[list[str]]:
+    def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> Operation[list[Owner]]:
         """Return users with waiting or running tasks, those with the most waiting ones first.
 
-        At most 1,000 each are compared of the users who are served next, who cannot be served, who
-        have running tasks, and who wait for slots; or 1,000 users of the tenant. Raises
-        InvalidInput for a bad limit or tenant.
+        At most 1,000 each are compared of those who are served next, who cannot be served, who have
+        running tasks, and who wait for slots; or 1,000 users of the tenant. Raises InvalidInput for
+        a bad limit or tenant.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         names = yield Call("active_users", limit=MAX_LISTED, tenant=_tenant(tenant))
-        users = [user for name in names if (user := _user(name)) is not None]
+        keys = [key for name in names if (key := _key(name)) is not None]
         found = sorted(
-            (-waiting, -running, user)
-            for user, waiting, running in (yield from self._counts(users))
+            (-waiting, -running, key)
+            for key, waiting, running in (yield from self._counts(keys))
             if waiting or running
         )
-        return [user for _, _, user in found[:limit]]
+        return [Owner.of_key(key) for _, _, key in found[:limit]]
 
-    def _counts(self, users: list[str]) -> Operation[list[tuple[str, int, int]]]:
-        """Return each user with the numbers of their waiting and their running tasks."""
+    def _counts(self, keys: list[str]) -> Operation[list[tuple[str, int, int]]]:
+        """Return each owner or tenant with the numbers of its waiting and its running tasks."""
         found: list[tuple[str, int, int]] = []
-        for part in in_parts(users, COUNTED_CHUNK):
+        for part in in_parts(keys, COUNTED_CHUNK):
             flat = [int(count) for count in (yield Call("backlogs", rest=part))]
             found += zip(part, flat[::2], flat[1::2], strict=True)
         return found
@@ -152,50 +196,102 @@ class UserStats:
         cursor: str | None = None,
         tenant: str | None = None,
         prefix: str | None = None,
-    ) -> Operation[Page[str]]:
-        """Return a page of all users of the queue, sorted by the bytes of their names.
+    ) -> Operation[Page[Owner]]:
+        """Return a page of all users of the queue, sorted by the bytes of their ids, then tenants.
 
         These are the users with waiting, delayed or running tasks, schedules, stored runs, or
-        settings; for a tenant, all users it ever had. While more than 1,000 users have running
+        settings, and all users that a tenant ever had. While more than 1,000 users have running
         tasks, a user with nothing else may be missing. A page with a cursor may be short. Raises
         InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         yield from steps(self._delays.update)()
-        more, found = yield Call(
+        more, *found = yield Call(
             "list_users",
             after=b"" if cursor is None else decode_cursor(cursor),
             prefix="" if prefix is None else check_name(prefix, "prefix"),
             tenant=_tenant(tenant),
             limit=limit,
         )
-        users = [user for name in found if (user := _user(name)) is not None]
-        return Page(users, encode_cursor(found[-1]) if more and found else None)
+        owners = [owner for place in found if (owner := _owner_at(place)) is not None]
+        return Page(owners, encode_cursor(found[-1]) if more and found else None)
 
     @operation
-    def read(self, user_ids: Sequence[str], since: datetime | float) -> Operation[list[UserInfo]]:
+    def tenants(
+        self, limit: int = 100, cursor: str | None = None, prefix: str | None = None
+    ) -> Operation[Page[str]]:
+        """Return a page of all tenants: those with users, schedules or settings, in order.
+
+        Raises InvalidInput naming the value.
+        """
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        more, *found = yield Call(
+            "list_tenants",
+            after=b"" if cursor is None else decode_cursor(cursor),
+            prefix="" if prefix is None else check_tenant(prefix, InvalidInput),
+            limit=limit,
+        )
+        names = [name.decode("utf-8", "replace") for name in found]
+        return Page(names, encode_cursor(found[-1]) if more and found else None)
+
+    @operation
+    def read(self, owners: Sequence[Owner], since: datetime | float) -> Operation[list[UserInfo]]:
         """Return the state of at most 100 users, in their order, with their shares since a time.
 
         Unknown users have `is_known` False. Raises InvalidInput naming the value.
         """
-        check_count(len(user_ids), "number of users", most=MAX_READ)
-        users = [check_name(user, "user_id") for user in user_ids]
+        check_count(len(owners), "number of users", most=MAX_READ)
+        listed = [check_owner(owner) for owner in owners]
+        since_ms = to_ms(since, "since")
+        found: dict[Owner, UserInfo] = {}
+        yield from steps(self._delays.update)()
+        for tenant in dict.fromkeys(owner.tenant or "" for owner in listed):
+            own = [owner for owner in dict.fromkeys(listed) if (owner.tenant or "") == tenant]
+            facts, window_ms, ended = yield from self._facts([o.key for o in own], since_ms, tenant)
+            # Before any run has ended: each user's share of the first one.
+            demand = yield from self._demand(since_ms, tenant)
+            level = demand.level_with(facts, ended or 1)
+            for owner, each in zip(own, facts, strict=True):
+                found[owner] = each.of_user(owner, window_ms, ended, level)
+        return [found[owner] for owner in listed]
+
+    @operation
+    def read_tenants(
+        self, tenants: Sequence[str], since: datetime | float
+    ) -> Operation[list[TenantInfo]]:
+        """Return the state of at most 100 tenants, in their order, with their shares since a time.
+
+        Unknown tenants have `is_known` False. Raises InvalidInput naming the value.
+        """
+        check_count(len(tenants), "number of tenants", most=MAX_READ)
+        names = [check_tenant(tenant, InvalidInput) for tenant in tenants]
         since_ms = to_ms(since, "since")
         yield from steps(self._delays.update)()
+        keys = [Owner.whole(name).key for name in names]
+        facts, window_ms, ended = yield from self._facts(keys, since_ms, "")
+        level = (yield from self._demand(since_ms)).level_with(facts, ended or 1)
+        found = []
+        for name, each in zip(names, facts, strict=True):
+            jain = None
+            if each.ended:
+                jain = (yield from self._demand(since_ms, name)).jain(each.ended)
+            found.append(each.of_tenant(name, window_ms, ended, level, jain))
+        return found
+
+    def _facts(
+        self, keys: list[str], since_ms: int, tenant: str
+    ) -> Operation[tuple[list["_Facts"], int, int]]:
+        """The facts of owners or tenants, the start of the window, and its ended runs."""
         takers = yield from self._has_takers()
         facts: list[_Facts] = []
-        window_ms = ended = 0
-        for part in in_parts(users, READ_CHUNK):
-            now_ms, window_ms, ended, rows = yield from self._rows(part, since_ms)
+        window_ms, ended = since_ms, 0
+        for part in in_parts(keys, READ_CHUNK):
+            now_ms, window_ms, ended, rows = yield from self._rows(part, since_ms, tenant)
             facts += [
-                _Facts.read(user, row, now_ms, takers=takers)
-                for user, row in zip(part, rows, strict=True)
+                _Facts.read(key, row, now_ms, takers=takers)
+                for key, row in zip(part, rows, strict=True)
             ]
-        if not facts:
-            return []
-        # Before any run has ended: each user's share of the first one.
-        level = (yield from self._demand(since_ms)).level_with(facts, ended or 1)
-        return [each.info(window_ms, ended, level) for each in facts]
+        return facts, window_ms, ended
 
     def _has_takers(self) -> Operation[bool]:
         """Return whether a worker takes tasks; without heartbeats, whether one holds a lease."""
@@ -206,37 +302,50 @@ class UserStats:
         return bool((yield Ask(("ZCOUNT", self.link.keys["leases"], after, "+inf")))[0])
 
     @operation
-    def knows(self, user_id: str) -> Operation[bool]:
+    def knows(self, owner: Owner) -> Operation[bool]:
         """Return whether the queue has any data of a user. Raises InvalidInput for a bad name."""
-        check_name(user_id, "user_id")
+        check_owner(owner)
         yield from steps(self._delays.update)()
-        *_, (row,) = yield from self._rows([user_id], 0)
-        return int(row[-1]) > 0
+        *_, (row,) = yield from self._rows([owner.key], 0)
+        return int(row[-2]) > 0
 
     @operation
-    def overview(self, snapshot: QueueSnapshot, since: datetime | float) -> Operation[FairnessView]:
-        """Return how evenly users are served, from `TaskQueue.inspect()` and the ended runs."""
+    def overview(
+        self, snapshot: QueueSnapshot, since: datetime | float, tenant: str | None = None
+    ) -> Operation[FairnessView]:
+        """Return how evenly tenants are served, or the users of one of them.
+
+        From `TaskQueue.inspect()` and the ended runs.
+        """
         since_ms = to_ms(since, "since")
-        _, window_ms, ended, _ = yield from self._rows([], since_ms)
-        demand = yield from self._demand(since_ms)
+        _, window_ms, ended, _ = yield from self._rows([], since_ms, _tenant(tenant))
+        demand = yield from self._demand(since_ms, _tenant(tenant))
+        backlogged = snapshot.active_users
+        if tenant is not None:
+            backlogged = sum(1 for waiting in demand.waiting.values() if waiting)
         return FairnessView(
             jain=demand.jain(ended),
             users=len(demand.weights),
             has_more=demand.is_cut,
-            backlogged=snapshot.active_users,
+            backlogged=backlogged,
             ended=ended,
             window_start=from_ms(window_ms),
         )
 
-    def _rows(self, users: list[str], since_ms: int) -> Operation[tuple[int, int, int, list[Any]]]:
-        """Return the time, the start of the window, its ended runs, and a row for each user."""
-        now_ms, window_ms, ended, *rows = yield Call("user_stats", since_ms=since_ms, rest=users)
+    def _rows(
+        self, keys: list[str], since_ms: int, tenant: str = ""
+    ) -> Operation[tuple[int, int, int, list[Any]]]:
+        """Return the time, the start of the window, its ended runs, and a row for each owner."""
+        now_ms, window_ms, ended, *rows = yield Call(
+            "user_stats", since_ms=since_ms, tenant=tenant, rest=keys
+        )
         return int(now_ms), int(window_ms), int(ended), rows
 
     def _demand(self, since_ms: int, tenant: str = "") -> Operation["_Demand"]:
-        """Return the users with demand in a window, cached for ten seconds.
+        """Return those with demand in a window, cached for ten seconds.
 
-        Finding them examines each user, in several scripts.
+        Without a tenant these are tenants and users without one. Finding them examines each, in
+        several scripts.
         """
         now_ms = yield Now()
         key = (round((now_ms - since_ms) / 1000), tenant)
@@ -258,8 +367,12 @@ class UserStats:
             if not after or found.is_cut:
                 break
         found.is_cut = found.is_cut or bool(after)
+        if tenant:  # the list has all users that ended runs, and no others
+            active = yield Call("active_users", limit=MAX_LISTED, tenant=tenant)
+            found.add_active([each for name in active if (each := _key(name)) is not None])
         counts = yield from self._counts(list(found.weights))
-        found.open = {user: waiting + running for user, waiting, running in counts}
+        found.open = {key: waiting + running for key, waiting, running in counts}
+        found.waiting = {key: waiting for key, waiting, _ in counts}
         if len(self._demands) >= MAX_DEMANDS:
             self._demands.clear()
         self._demands[key] = found
@@ -268,23 +381,25 @@ class UserStats:
     @operation
     def top(
         self, since: datetime | float, limit: int, tenant: str | None = None
-    ) -> Operation[list[str]]:
-        """Return the users with the most ended runs since a time, cached for ten seconds.
+    ) -> Operation[list[Owner]]:
+        """Return those with the most ended runs since a time, cached for ten seconds.
 
-        At most 1,000 users are compared. Raises InvalidInput naming the value.
+        These are users of the tenant; without one, tenants and users without a tenant. At most
+        1,000 are compared. Raises InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         ended = (yield from self._demand(to_ms(since, "since"), _tenant(tenant))).ended
-        return sorted(ended, key=lambda user: (-ended[user], user))[:limit]
+        found = sorted(ended, key=lambda key: (-ended[key], key))[:limit]
+        return [Owner.of_key(key) for key in found]
 
     @operation
-    def next_task(self, user_id: str) -> Operation[str | None]:
+    def next_task(self, owner: Owner) -> Operation[str | None]:
         """Return the id of the user's task that is claimed next, or else becomes ready next.
 
-        None if no task waits or is delayed.
+        None if no task waits or is delayed. Tasks of the default pool come first.
         """
-        check_name(user_id, "user_id")
-        part = f"[{user_id}\0", f"({user_id}\1", "LIMIT", 0, 1
+        check_owner(owner)
+        part = (*owner.range, "LIMIT", 0, 1)
         keys = self.link.keys
         yield from steps(self._delays.update)()
         waiting, held, delayed = yield Ask(
@@ -303,7 +418,7 @@ class UserStats:
         since: datetime | float,
         until: datetime | float,
         buckets: int,
-        users: Sequence[str],
+        users: Sequence[Owner],
         tenant: str | None = None,
     ) -> Operation[ShareSeries]:
         """Count the ended runs of at most 10 users, and of all others, in at most 60 buckets.
@@ -315,20 +430,20 @@ class UserStats:
         if since_ms >= until_ms:
             raise InvalidInput(f"since must be before until ({until!r}), not {since!r}")
         check_count(len(users), "number of users", most=MAX_SHARED)
-        names = list(dict.fromkeys(check_name(user, "user_id") for user in users))
+        listed = list(dict.fromkeys(users))
         window, everybody, *rows = yield Call(
             "run_counts",
             since_ms=since_ms,
             until_ms=until_ms,
             buckets=buckets,
             tenant=_tenant(tenant),
-            rest=names,
+            rest=[check_sharer(user).key for user in listed],
         )
         width = (until_ms - since_ms) / buckets
         return ShareSeries(
             times=[from_ms(int(since_ms + number * width)) for number in range(buckets)],
-            users=names,
-            counts={user: [int(n) for n in row] for user, row in zip(names, rows, strict=True)},
+            users=listed,
+            counts={user: [int(n) for n in row] for user, row in zip(listed, rows, strict=True)},
             others=[
                 max(0, int(total) - sum(map(int, own)))
                 for total, *own in zip(everybody, *rows, strict=True)
@@ -337,35 +452,34 @@ class UserStats:
         )
 
     @operation
-    def waiting(self, user_id: str) -> Operation[int]:
-        """Count the waiting and delayed tasks of a user: those that `purge` would cancel.
+    def waiting(self, owner: Owner) -> Operation[int]:
+        """Count the waiting and delayed tasks of a user or a tenant: what `purge` would cancel.
 
         It examines all delayed tasks of the queue, in short steps, because an older version may
         have delayed some that the index of users does not contain.
         """
-        check_name(user_id, "user_id")
+        check_sharer(owner)
         yield from steps(self._delays.rebuild)()
         yield from steps(self._delays.update)()  # drops surplus entries
-        range_ = f"[{user_id}\0", f"({user_id}\1"
         keys = self.link.keys
         places = ("backlog", "held", "delayed_index")
-        counts = yield Ask(*(("ZLEXCOUNT", keys[key], *range_) for key in places))
+        counts = yield Ask(*(("ZLEXCOUNT", keys[place], *owner.range) for place in places))
         return sum(map(int, counts))
 
     @operation
-    def purge(self, user_id: str, limit: int = PURGE_CHUNK) -> Operation[int]:
-        """Cancel at most `limit` (100) waiting tasks of a user, and return how many.
+    def purge(self, owner: Owner, limit: int = PURGE_CHUNK) -> Operation[int]:
+        """Cancel at most `limit` (100) waiting tasks of a user or a tenant, and return how many.
 
-        Delayed tasks, retries and tasks held by the limits of their names are included; running
-        tasks are not. The history shows them as cancelled. Call it until it returns 0. Raises
-        InvalidInput naming the value.
+        Delayed tasks, retries and tasks held by limits are included; running tasks are not. The
+        history shows them as cancelled. Call it until it returns 0. Raises InvalidInput naming the
+        value.
         """
-        check_name(user_id, "user_id")
+        check_sharer(owner)
         check_count(limit, "limit", least=1, most=PURGE_CHUNK)
         for _ in range(MAX_LOOKS):  # tasks that an older version delayed must not be left to run
             if (yield from steps(self._delays.update)()):
                 break
-        return int((yield Call("purge", op=new_id(), user=user_id, limit=limit)))
+        return int((yield Call("purge", op=new_id(), owner=owner.key, limit=limit)))
 
 
 def in_parts(users: list[str], size: int) -> Iterator[list[str]]:
@@ -373,26 +487,52 @@ def in_parts(users: list[str], size: int) -> Iterator[list[str]]:
     return (users[i : i + size] for i in range(0, len(users), size))
 
 
+def check_owner(owner: Owner) -> Owner:
+    """Raises InvalidInput for a bad user id or tenant."""
+    check_name(owner.user_id, "user_id")
+    if owner.tenant is not None:
+        check_tenant(owner.tenant, InvalidInput)
+    return owner
+
+
+def check_sharer(owner: Owner) -> Owner:
+    """Raises InvalidInput for a bad user or tenant; a tenant as a whole is fine."""
+    if owner.is_tenant:
+        check_tenant(owner.tenant, InvalidInput)
+        return owner
+    return check_owner(owner)
+
+
 def _tenant(tenant: str | None) -> str:
     return "" if tenant is None else check_tenant(tenant)
 
 
-def _user(name: bytes) -> str | None:
-    """Return the id of a user; None if it is not a valid one."""
+def _key(name: bytes) -> str | None:
+    """Return the name in Redis of an owner or a tenant; None if it is not a valid one."""
     try:
-        return check_name(name.decode(), "user_id")
-    except ValueError:  # not UTF-8, or InvalidTask
+        return check_sharer(Owner.of_key(name.decode())).key
+    except ValueError:  # not UTF-8, or InvalidInput
+        return None
+
+
+def _owner_at(place: bytes) -> Owner | None:
+    """Return the user at a place of the list of users; None if it is not a valid one."""
+    user, _, tenant = place.partition(b"\0")
+    try:
+        return check_owner(Owner(user.decode(), tenant.decode() or None))
+    except ValueError:
         return None
 
 
 @dataclass(slots=True, kw_only=True)
 class _Demand:
-    """The users with demand in a window: their weights, ended runs and open tasks."""
+    """Those with demand in a window, by their names in Redis: weights, ended runs, open tasks."""
 
     at_ms: int
     weights: dict[str, float] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
     limited: set[str] = field(default_factory=set)  # users that their own settings limit
     is_cut: bool = False  # there are more users than these
 
@@ -410,18 +550,23 @@ class _Demand:
     def add(self, flat: list[Any]) -> None:
         """Add the rows of a script, up to MAX_SUMMED users."""
         for name, ended, settings in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-            user = _user(name)
+            user = _key(name)
             if user is None:
                 continue
             if len(self.weights) >= MAX_SUMMED and user not in self.weights:
                 self.is_cut = True
                 continue
-            read = _settings(settings, b"", self.at_ms)
+            read = _settings(settings, self.at_ms)
             self.weights[user] = read.weight
             if read.paused or read.max_running is not None or read.rate is not None:
                 self.limited.add(user)
             if int(ended):
                 self.ended[user] = int(ended)
+
+    def add_active(self, users: list[str]) -> None:
+        """Add users that ended no run in the window, with the weight that most have."""
+        for user in users[: MAX_SUMMED - len(self.weights)]:
+            self.weights.setdefault(user, 1.0)
 
     def level_with(self, facts: Sequence["_Facts"], ended: int) -> float:
         """Return the fair number of runs for a weight of 1, with `facts` as newer values.
@@ -433,7 +578,7 @@ class _Demand:
             user: (self.ended.get(user, 0) + self.open.get(user, 0), weight)
             for user, weight in self.weights.items()
         }
-        found |= {each.user: (each.wanted, each.settings.weight) for each in facts}
+        found |= {each.key: (each.wanted, each.settings.weight) for each in facts}
         left, weights = float(ended), math.fsum(weight for _, weight in found.values())
         for wanted, weight in sorted(found.values(), key=lambda each: each[0] / each[1]):
             if weights <= 0 or wanted / weight >= left / weights:
@@ -444,9 +589,9 @@ class _Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """The data of a user from which the state is derived."""
+    """The data of a user or a tenant from which the state is derived. `key`: its name in Redis."""
 
-    user: str
+    key: str
     settings: UserSettings
     backlog: int
     held: int
@@ -460,20 +605,21 @@ class _Facts:
     p50_ms: int
     p95_ms: int
     is_known: bool
+    users: int
     limited_until: datetime | None
     now: datetime
     takers: bool
 
     @classmethod
-    def read(cls, user: str, row: list[Any], now_ms: int, *, takers: bool) -> "_Facts":
+    def read(cls, key: str, row: list[Any], now_ms: int, *, takers: bool) -> "_Facts":
         """Read a row of the script; `takers` says whether any worker takes tasks."""
-        backlog, held, running, before = (int(value) for value in row[2:6])
-        schedules, oldest_ms, ended, p50_ms, p95_ms, delayed, next_due, known = (
-            int(value) for value in row[7:]
+        backlog, held, running, before = (int(value) for value in row[1:5])
+        schedules, oldest_ms, ended, p50_ms, p95_ms, delayed, next_due, known, users = (
+            int(value) for value in row[6:]
         )
         return cls(
-            user=user,
-            settings=_settings(row[0], row[1], now_ms),
+            key=key,
+            settings=_settings(row[0], now_ms),
             backlog=backlog,
             held=held,
             running=running,
@@ -486,7 +632,8 @@ class _Facts:
             p50_ms=p50_ms,
             p95_ms=p95_ms,
             is_known=bool(known),
-            limited_until=_parked_until(row[6], now_ms),
+            users=users,
+            limited_until=_parked_until(row[5], now_ms),
             now=from_ms(now_ms),
             takers=takers,
         )
@@ -496,31 +643,45 @@ class _Facts:
         """The runs that the user wanted in the window: the ended ones and the open ones."""
         return self.backlog + self.running + self.ended
 
-    def info(self, window_ms: int, ended: int, level: float) -> UserInfo:
-        """Return the state of the user, with their shares among all."""
+    def of_user(self, owner: Owner, window_ms: int, ended: int, level: float) -> UserInfo:
+        """Return the state of a user, with their shares of `ended` runs."""
+        ahead = None if self.before < 0 else self.before
+        fields = self._fields(window_ms, ended, level, owner.tenant)
+        return UserInfo(user_id=owner.user_id, tenant=owner.tenant, users_ahead=ahead, **fields)
+
+    def of_tenant(
+        self, tenant: str, window_ms: int, ended: int, level: float, jain: float | None
+    ) -> TenantInfo:
+        """Return the state of a tenant, with its shares of `ended` runs."""
+        ahead = None if self.before < 0 else self.before
+        fields = self._fields(window_ms, ended, level, tenant)
+        return TenantInfo(tenant=tenant, users=self.users, tenants_ahead=ahead, jain=jain, **fields)
+
+    def _fields(
+        self, window_ms: int, ended: int, level: float, tenant: str | None
+    ) -> dict[str, Any]:
+        """The fields that users and tenants have in common."""
         state, why = self.explain()
-        return UserInfo(
-            user_id=self.user,
-            settings=self.settings,
-            backlog=self.backlog,
-            held=self.held,
-            users_ahead=None if self.before < 0 else self.before,
-            running=self.running,
-            delayed=self.delayed,
-            delayed_until=self.delayed_until,
-            schedules=self.schedules,
-            oldest_wait=_seconds(self.oldest_ms),
-            wait_p50=_seconds(self.p50_ms),
-            wait_p95=_seconds(self.p95_ms),
-            ended=self.ended,
-            received=min(1.0, self.ended / ended) if ended else 0.0,
-            entitled=min(self.wanted, level * self.settings.weight) / (ended or 1),
-            state=state,
-            why=why,
-            parked_until=self.limited_until,
-            window_start=from_ms(window_ms),
-            is_known=self.is_known,
-        )
+        return {
+            "settings": replace(self.settings, tenant=tenant),
+            "backlog": self.backlog,
+            "held": self.held,
+            "running": self.running,
+            "delayed": self.delayed,
+            "delayed_until": self.delayed_until,
+            "schedules": self.schedules,
+            "oldest_wait": _seconds(self.oldest_ms),
+            "wait_p50": _seconds(self.p50_ms),
+            "wait_p95": _seconds(self.p95_ms),
+            "ended": self.ended,
+            "received": min(1.0, self.ended / ended) if ended else 0.0,
+            "entitled": min(self.wanted, level * self.settings.weight) / (ended or 1),
+            "state": state,
+            "why": why,
+            "parked_until": self.limited_until,
+            "window_start": from_ms(window_ms),
+            "is_known": self.is_known,
+        }
 
     def explain(self) -> tuple[str, str]:
         """Return the state and its explanation."""
@@ -562,12 +723,14 @@ class _Facts:
         if not self.takers:
             return "; no worker is alive"
         if self.held == self.backlog:
-            return " because of the limits on their names"
+            return " because of limits on their names or keys"
         if self.before < 0:
             return ""  # parked, until the next claim looks at the user again
+        owner = Owner.of_key(self.key)
+        what = "tenant" if owner.is_tenant else "user"
         if self.before == 0:
-            return "; this user is next"
-        return f"; {self.before} {'user is' if self.before == 1 else 'users are'} ahead"
+            return f"; this {what} is next"
+        return f"; {self.before} {f'{what} is' if self.before == 1 else f'{what}s are'} ahead"
 
 
 def _seconds(ms: int) -> float | None:
@@ -583,21 +746,20 @@ def _parked_until(score: bytes, now_ms: int) -> datetime | None:
         return None
 
 
-def _settings(text: bytes, tenant: bytes, now_ms: int) -> UserSettings:
+def _settings(text: bytes, now_ms: int) -> UserSettings:
     """Read the settings of a user. A damaged record means the defaults, as it does for claims."""
     try:
         stored = json.loads(text or b"{}")
-        fields = {name: _positive(stored.get(name)) for name in ("max_running", "max_waiting")}
         settings = UserSettings(
             weight=_positive(stored.get("weight")) or 1.0,
             rate=_positive(stored.get("rate")),
             paused=stored.get("paused") is True,
-            tenant=tenant.decode("utf-8", "replace") or None,
             paused_at=_moment(stored.get("paused_at")),
             paused_by=text_or_none(stored.get("paused_by")),
             pause_note=text_or_none(stored.get("pause_note")),
             paused_until=_moment(stored.get("paused_until")),
-            **{name: None if value is None else int(value) for name, value in fields.items()},
+            max_running=_whole(stored.get("max_running")),
+            max_waiting=_whole(stored.get("max_waiting")),
         )
         return without_past_pause(settings, now_ms)
     except UNREADABLE:
@@ -607,6 +769,11 @@ def _settings(text: bytes, tenant: bytes, now_ms: int) -> UserSettings:
 def _moment(value: object) -> datetime | None:
     ms = _positive(value)
     return None if ms is None or ms > LATEST_MS else from_ms(int(ms))
+
+
+def _whole(value: object) -> int | None:
+    number = _positive(value)
+    return None if number is None else int(number)
 
 
 def _positive(value: object) -> float | None:

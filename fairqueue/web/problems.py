@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from fairqueue.errors import (
     BrokenRecord,
+    DuplicateTask,
     FairQueueError,
     Forbidden,
     InvalidInput,
@@ -23,6 +24,7 @@ from fairqueue.errors import (
     StaleVersion,
     UnknownSchedule,
     UnknownTask,
+    UnknownTenant,
     UnknownUser,
     UnknownWorker,
     truncate,
@@ -37,11 +39,13 @@ STATUS: tuple[tuple[type[FairQueueError], int], ...] = (
     (UnknownSchedule, 404),
     (UnknownTask, 404),
     (UnknownUser, 404),
+    (UnknownTenant, 404),
     (UnknownWorker, 404),
     (StaleVersion, 412),
     (ScheduleConflict, 409),
     (LeaseLost, 409),
     (ScheduleQuota, 409),  # the request is valid, but what is stored does not allow it
+    (DuplicateTask, 409),
     (InvalidInput, 422),
     (QueueFull, 429),
     (RedisUnavailable, 503),

@@ -218,7 +218,7 @@ class ThreadPool:
         if not done and not room:
             self._listener.wait_for_nudge(self._release_unbegun())
         elif not done and not claims:
-            self._listener.listen_to(self._core.queue.keys[wake])
+            self._listener.listen_to(*(self._core.queue.keys[key] for key in wake))
             self._listener.wait(min(hint, self._release_unbegun()))
 
     def _exchange(self, done: list[tuple[ActiveRun, Done]], room: int) -> Answer:

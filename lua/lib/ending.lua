@@ -1,10 +1,13 @@
 -- End tasks, release what they hold, and drop old records.
 --
--- @include limits history replay stats failure_streaks delays
--- KEYS tasks    hash  task id -> its document, JSON
--- KEYS ended    zset  task id -> when it finished or was cancelled, ms
--- KEYS dead     zset  task id -> when it was buried, ms
--- KEYS open     zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
+-- @include backlog history replay stats
+-- @lazy rings delays gates uniques failure_streaks
+-- KEYS tasks      hash  task id -> its document, JSON
+-- KEYS ended      zset  task id -> when it finished, was cancelled or expired, ms
+-- KEYS dead       zset  task id -> when it was buried, ms
+-- KEYS open       zset  schedule NUL task id, all scores 0: unfinished tasks of schedules
+-- KEYS deadlines  zset  leased task id -> when its run is ended if the worker has not answered, ms
+-- KEYS expiring   zset  task id -> when it ends as expired if it has not started, ms
 
 local DROP_GROUP = 10      -- records read at a time; this many may be read unnecessarily
 local DROP_COST = 16777216 -- budget of one call, in freed bytes: about 3 ms
@@ -84,6 +87,15 @@ local function trim_all(added)
   end
 end
 
+-- Release the slots and the deadline of a lease that has ended.
+local function end_limits(id, record)
+  if record.slot or record.slots then gates().free(id, record) end
+  if record.deadline then
+    redis.call('ZREM', K.deadlines, id)
+    record.deadline, record.ruled = nil, nil
+  end
+end
+
 -- True if this token holds the lease of the task. An expired lease that was not taken back yet still
 -- counts, because nobody else has the task.
 local function is_held(record, token)
@@ -95,28 +107,45 @@ local function held_record(id, token)
   return is_held(record, token) and record or nil
 end
 
+-- Make the parts that the end of a task needs: they check their keys before anything is written.
+local function prepare_end(record)
+  if record.group or record.pool then rings() end
+  if record.slot or record.slots or (record.flow and record.flow.keys) then gates() end
+  if record.flow and record.flow.unique then uniques() end
+  if record.fail_limit then failure_streaks() end
+  if record.state == 'delayed' then delays() end
+end
+
 -- Check the lease before ending it. Returns the answer if the operation was done before or the lease is
 -- lost; otherwise nil and the record.
 local function begin_ending(op, id, token)
   local before = first_answer(op)
   if before then return before end
   local record = held_record(id, token)
-  if record then return nil, record end
+  if record then
+    prepare_end(record)
+    return nil, record
+  end
   count('lost_leases', 1)
   return remember(op, 'lost_lease')
 end
 
--- Release what a lease holds, except its entry in leases: running count, time used, cap, slot.
-local function free_lease(id, record)
-  change_running(record.user, -1)
-  end_limited(id, record)
-  pay_for_time(record.user, record.charge or 1, now - (record.claimed or now))
-  if settings_of(record.user).max_running and review(record.user) then wake_worker() end
+-- Release what a lease holds, except its entry in leases: running count, cost, caps, slots, deadline. `cost`: what
+-- the attempt has cost, if the worker says so.
+local function free_lease(id, record, cost)
+  local owner = owner_of(record)
+  change_running(owner, -1)
+  end_limits(id, record)
+  settle_cost(record, cost)
+  while owner do
+    if settings_of(owner).max_running and review(owner) then wake_worker() end
+    owner = group_of(owner)
+  end
 end
 
-local function end_lease(id, record)
+local function end_lease(id, record, cost)
   redis.call('ZREM', K.leases, id)
-  free_lease(id, record)
+  free_lease(id, record, cost)
 end
 
 local OPEN_READ = 100  -- unfinished tasks of one schedule that are read at a time
@@ -164,9 +193,8 @@ local function let_buffered_begin(schedule)
     after, looked, most = members[#members], looked + #members, OPEN_READ
   end
   if not first then return false end
-  delays.move(first, begins.user, now)
-  wake_worker()
-  kinds.wake(begins.name)
+  delays().move(first, owner_of(begins), now)
+  wake_for(begins)
   return true
 end
 
@@ -194,24 +222,32 @@ local function end_open_runs(ids, records)
   for schedule in pairs(schedules) do let_buffered_begin(schedule) end
 end
 
--- End a task with its last state: finished, cancelled or buried.
+-- Count a task that has ended as a failure or a success of its schedule in a row, if that has a limit of failures.
+local function end_streak(record, state)
+  if record.schedule and type(record.fail_limit) == 'number' then failure_streaks().count(record, state) end
+end
+
+-- End a task with its last state: finished, cancelled, expired or buried.
 local function end_task(id, record, state)
-  record.state, record.ended, record.buffered = state, now, nil
+  record.state, record.ended, record.buffered, record.behind = state, now, nil, nil
   write_status(id, record)
   redis.call('ZADD', state == 'buried' and K.dead or K.ended, now, id)
   list_runs({ id }, { [id] = record })
   end_open(id, record)
   end_streak(record, state)
-  count(state, 1)
+  if record.flow and record.flow.unique then uniques().ended(id, record) end
+  count(COUNTER_OF_STATE[state] or state, 1)
   if state == 'buried' and record.timed_out then count('timed_out', 1) end
 end
 
--- Cancel a task that is ready or delayed.
-local function cancel_waiting(id, record)
+-- End a task that is ready or delayed: as cancelled, or as expired.
+local function end_waiting(id, record, state)
+  prepare_end(record)
   if record.state == 'delayed' then
-    delays.remove(id, record.user)
+    delays().remove(id, owner_of(record))
   else
     remove_waiting(id, record)
   end
-  end_task(id, record, 'cancelled')
+  if record.expires then redis.call('ZREM', K.expiring, id) end
+  end_task(id, record, state)
 end

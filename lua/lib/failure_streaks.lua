@@ -1,12 +1,13 @@
 -- Count how often a schedule fails in a row, and pause it when it fails too often.
 --
+-- LAZY
 -- @include schedule_state plan stats
---
--- Only tasks whose record has a `fail_limit` count, so others cost nothing.
 
-local function end_streak(record, state)
+local failure_streaks = {}
+
+-- A task of a schedule with a `fail_limit` has ended.
+function failure_streaks.count(record, state)
   local limit = record.fail_limit
-  if not record.schedule or type(limit) ~= 'number' then return end
   local schedule = state_of(record.schedule)
   if not schedule.user then return end  -- it is gone
   if state == 'finished' then
@@ -27,3 +28,5 @@ local function end_streak(record, state)
   end
   write_state(record.schedule, schedule)
 end
+
+return failure_streaks

@@ -1,29 +1,39 @@
--- Decide who is served next: start-time fair queueing between users.
+-- Decide who is served next: start-time fair queueing between users, and between tenants.
 --
--- @include time settings status kinds
+-- @include time settings status owners
+-- @lazy rings kinds
 -- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes,
---                      seen (when a claim last changed something, ms), recheck, ...
--- KEYS ready     zset  user -> virtual start tag; all who may be served now
--- KEYS critical  zset  user -> start tag in the CRITICAL lane; users in ready whose next task is CRITICAL
--- KEYS parked    zset  user -> when to look again, ms, or +inf: has waiting tasks but may not be served
--- KEYS idle      zset  user -> finish tag of a user who is not in ready
--- KEYS running   hash  user -> number of leased tasks
--- KEYS users     hash  user -> settings, JSON
--- KEYS throttle  hash  user -> when the rate limit is free of debt, ms
--- KEYS usage     hash  user -> average seconds that a task takes (only with cost = 'time')
--- KEYS backlog   zset  user NUL rank NUL task id NUL name, all scores 0
+--                      seen (when a claim last changed something, ms), recheck, pools (their names), pace
+--                      (see lib/serving), ...
+-- KEYS ready     zset  seat -> virtual start tag; all in the ring of the default pool who may be served now
+-- KEYS critical  zset  seat -> start tag in the CRITICAL lane; seats in ready whose next task is CRITICAL
+-- KEYS parked    zset  seat -> when to look again, ms, or +inf: has waiting tasks but may not be served
+-- KEYS idle      zset  seat -> finish tag of a seat that is not in ready
+-- KEYS running   hash  owner or tenant -> number of leased tasks
+-- KEYS users     hash  owner or tenant -> settings, JSON
+-- KEYS throttle  hash  owner or tenant -> when the rate limit is free of debt, ms; then the last cost if
+--                      it was declared
+-- KEYS usage     hash  owner -> average seconds that a task takes (only with cost = 'time')
+-- KEYS backlog   zset  seat NUL rank NUL task id NUL label, all scores 0
 -- KEYS leases    zset  task id -> end of lease, ms
--- KEYS served    hash  user -> service / weight in this window, or 'late' without a backlog during all of it
+-- KEYS served    hash  seat -> service / weight in this window, or 'late' without a backlog during all of it
 --
--- A user with tasks in the backlog is in exactly one of ready and parked. Other users are in neither.
+-- A ring is a fair order with clocks of its own. The ring of a pool serves seats: of users without a tenant,
+-- and of tenants. The ring of a tenant in a pool serves the seats of its users. The ring of the default pool
+-- is in the keys above; lib/rings has all others. `layout` > 1 tells whether there can be others.
+--
+-- A seat with tasks in the backlog is in exactly one of ready and parked. Other seats are in neither. A
+-- tenant's seat counts as one with tasks while a seat is ready in its ring.
 
 local BURST_S = 0.1  -- a rate limit allows this many seconds' worth of tasks at once, and at least one task
 
 local fair = {}
 local fair_dirty = false
+-- Functions that save_fair calls before it writes; see lib/rings and lib/gates.
+fair.unsaved = {}
 local function load_fair()
   local v = redis.call('HMGET', K.fair, 'clock', 'critical_clock', 'credit', 'seq', 'average',
-    'seen', 'recheck', 'mixed', 'behind', 'layout')
+    'seen', 'recheck', 'mixed', 'behind', 'layout', 'pools', 'pace')
   check_layout(v[10])
   fair.clock = tonumber(v[1] or nil) or 0
   fair.critical_clock = tonumber(v[2] or nil) or 0
@@ -32,8 +42,10 @@ local function load_fair()
   fair.average = tonumber(v[5] or nil)
   fair.seen = tonumber(v[6] or nil)
   fair.recheck = tonumber(v[7] or nil)
-  kinds.mixed = tonumber(v[8] or nil)
+  fair.mixed = tonumber(v[8] or nil)
   fair.behind = v[9] ~= false  -- there are old records to drop
+  fair.pools = v[11] or nil
+  fair.pace = v[12] or nil
 end
 load_fair()
 
@@ -41,10 +53,11 @@ local running_cache, running_dirty = {}, {}
 
 -- Write what has changed. Every script that changes something calls it at its end.
 local function save_fair()
+  for _, save in ipairs(fair.unsaved) do save() end
   if fair_dirty then
-    local values = { 'layout', LAYOUT, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
+    local values = { 'layout', layout, 'clock', fair.clock, 'critical_clock', fair.critical_clock,
       'seq', fair.seq }
-    for _, name in ipairs({ 'credit', 'average', 'seen' }) do
+    for _, name in ipairs({ 'credit', 'average', 'seen', 'pace' }) do
       if fair[name] then
         values[#values + 1] = name
         values[#values + 1] = fair[name]
@@ -53,19 +66,19 @@ local function save_fair()
     redis.call('HSET', K.fair, unpack(values))
   end
   local counts, none = {}, {}
-  for user in pairs(running_dirty) do
-    if running_cache[user] > 0 then
-      counts[#counts + 1] = user
-      counts[#counts + 1] = text_of(running_cache[user])
+  for owner in pairs(running_dirty) do
+    if running_cache[owner] > 0 then
+      counts[#counts + 1] = owner
+      counts[#counts + 1] = text_of(running_cache[owner])
     else
-      none[#none + 1] = user
+      none[#none + 1] = owner
     end
   end
   if #counts > 0 then redis.call('HSET', K.running, unpack(counts)) end
   if #none > 0 then redis.call('HDEL', K.running, unpack(none)) end
 end
 
--- Parse the settings of a user. Fields of a wrong type are left out: damage must not stop a transition.
+-- Parse settings. Fields of a wrong type are left out: damage must not stop a transition.
 local USER_NUMBERS = { 'weight', 'max_running', 'max_waiting', 'rate' }
 local PAUSE_TYPES = { paused_at = 'number', paused_until = 'number', paused_by = 'string',
   pause_note = 'string' }
@@ -89,35 +102,40 @@ end
 
 local DEFAULT_USER = { weight = 1 }
 local user_cache = {}
-local function keep_settings(user, text)
+local function keep_settings(owner, text)
   local found = DEFAULT_USER
+  text = text or string.byte(owner) == 2 and rings().inherited(owner)
   if text then
     found = parse_settings(text)
     found.weight = found.weight or 1
   end
-  user_cache[user] = found
+  user_cache[owner] = found
   return found
 end
 
-local function settings_of(user)
-  return user_cache[user] or keep_settings(user, redis.call('HGET', K.users, user))
+-- The settings of an owner or a tenant.
+local function settings_of(owner)
+  return user_cache[owner] or keep_settings(owner, redis.call('HGET', K.users, owner))
 end
 
-local function running_of(user)
-  local found = running_cache[user]
+local function running_of(owner)
+  local found = running_cache[owner]
   if not found then
-    found = tonumber(redis.call('HGET', K.running, user) or nil) or 0
-    running_cache[user] = found
+    found = tonumber(redis.call('HGET', K.running, owner) or nil) or 0
+    running_cache[owner] = found
   end
   return found
 end
 
-local function change_running(user, by)
-  running_cache[user] = math.max(0, running_of(user) + by)
-  running_dirty[user] = true
+-- Change the number of leased tasks of an owner and of its tenant.
+local function change_running(owner, by)
+  running_cache[owner] = math.max(0, running_of(owner) + by)
+  running_dirty[owner] = true
+  local tenant = group_of(owner)
+  if tenant then change_running(tenant, by) end
 end
 
--- Read settings and running counts of many users in two calls.
+-- Read settings and running counts of many owners in two calls.
 local function prefetch_users(names)
   local missing = {}
   for _, name in ipairs(names) do
@@ -133,159 +151,259 @@ local function prefetch_users(names)
   end
 end
 
-local function cost_of(user)
+-- The cost of a task that declares none.
+local function cost_of(owner)
   if SETTINGS.cost ~= 'time' then return 1 end
-  return tonumber(redis.call('HGET', K.usage, user) or nil) or fair.average or 1
+  return tonumber(redis.call('HGET', K.usage, owner) or nil) or fair.average or 1
 end
 
--- When a rate allows the next task, ms, and how many tasks it allows at once. A debt that is larger than
--- the rate can have caused is reduced: the clock was set back, or the rate was lower.
-local function free_at(key, field, rate)
+-- When a rate allows the next task of a cost, ms, and how much it allows at once. A debt that is larger than
+-- the rate can have caused is reduced: the clock was set back, or the rate was lower. A task that costs more
+-- than the rate allows at once starts when there is no debt.
+local function free_at(key, field, rate, cost)
   local interval, burst = 1000 / rate, math.max(1, math.floor(rate * BURST_S))
-  local debt_until, most = tonumber(redis.call('HGET', key, field) or nil) or 0, now + burst * interval
+  local debt, last = string.match(redis.call('HGET', key, field) or '0', '^(%S+) ?(%S*)')
+  local debt_until = tonumber(debt) or 0
+  local most = now + math.max(burst, tonumber(last) or 1) * interval
   -- Ignore rounding errors: the same sum may have been computed in another order.
   if debt_until > most + 0.001 then
     debt_until = most
     redis.call('HSET', key, field, debt_until)
   end
-  return debt_until - (burst - 1) * interval, burst
+  return debt_until - math.max(0, burst - (cost or 1)) * interval, burst
 end
 
--- Until when the user may not be served: ms, '+inf' until a change, or nil if the user may be served now.
-local function blocked_until(user)
-  local s = settings_of(user)
+-- Add a cost to the debt of a rate; `declared`: the cost of the task, if it is not 1. Returns when the rate is
+-- free of debt.
+local function add_debt(key, field, rate, cost, declared)
+  local debt = tonumber(string.match(redis.call('HGET', key, field) or '0', '^%S+')) or 0
+  debt = math.max(now, debt) + cost * 1000 / rate
+  redis.call('HSET', key, field, declared and text_of(debt) .. ' ' .. text_of(declared) or debt)
+  return debt
+end
+
+-- Until when an owner or a tenant may not be served: ms, '+inf' until a change, or nil for now. `cost`: what
+-- the next task declares.
+local function blocked_until(owner, cost)
+  local s = settings_of(owner)
   if s.paused then return s.paused_until or '+inf' end
-  if s.max_running and running_of(user) >= s.max_running then return '+inf' end
+  if s.max_running and running_of(owner) >= s.max_running then return '+inf' end
   if s.rate then
-    local free = free_at(K.throttle, user, s.rate)
+    local free = free_at(K.throttle, owner, s.rate, cost)
     if free > now then return math.ceil(free) end
   end
   return nil
 end
 
-local function spend_rate(user)
-  local s = settings_of(user)
-  if not s.rate then return end
-  local debt = math.max(now, tonumber(redis.call('HGET', K.throttle, user) or nil) or 0)
-  redis.call('HSET', K.throttle, user, debt + 1000 / s.rate)
+local function spend_rate(owner, cost)
+  local rate = settings_of(owner).rate
+  if rate then add_debt(K.throttle, owner, rate, cost or 1, cost) end
 end
 
-local function first_waiting(user, how_many)
-  return redis.call('ZRANGEBYLEX', K.backlog, '[' .. user .. '\0', '(' .. user .. '\1',
+local function first_waiting(seat, how_many)
+  return redis.call('ZRANGEBYLEX', K.backlog, '[' .. seat .. '\0', '(' .. seat .. '\1',
     'LIMIT', 0, how_many)
 end
 
 -- True if the level digit of a backlog member is '0'.
-local function is_critical(user, member)
-  return string.byte(member, #user + 2) == 48
+local function is_critical(seat, member)
+  return string.byte(member, #seat + 2) == 48
 end
 
-local function enter_critical(user)
-  redis.call('ZADD', K.critical, 'NX',
-    fair.critical_clock + cost_of(user) / settings_of(user).weight, user)
+-- --- tags ---
+
+-- Whether a seat is in the ring of the default pool.
+local function in_root(seat)
+  return layout == 1 or not string.find(seat, '[\2\3]', 2)
 end
 
--- When nothing is ready and nothing is leased, past service no longer counts.
+-- The clocks of the ring of a seat.
+local function ring_of(seat)
+  return in_root(seat) and fair or rings().of(seat)
+end
+
+-- The tag of a seat in ready, critical or idle, whose key is given; nil if it is not there.
+local function tag_in(key, seat)
+  if in_root(seat) then return tonumber(redis.call('ZSCORE', key, seat) or nil) end
+  return rings().tag_in(key, seat)
+end
+
+local function put_tag(key, seat, tag)
+  if in_root(seat) then redis.call('ZADD', key, tag, seat) else rings().put(key, seat, tag) end
+end
+
+local function drop_tag(key, seat)
+  if in_root(seat) then redis.call('ZREM', key, seat) else rings().drop(key, seat) end
+end
+
+-- Add a seat, and its tenant, to the CRITICAL lane.
+local function enter_critical(seat, cost)
+  local owner = owner_in(seat)
+  if not tag_in(K.critical, seat) then
+    local stride = (cost or cost_of(owner)) / settings_of(owner).weight
+    put_tag(K.critical, seat, ring_of(seat).critical_clock + stride)
+  end
+  local group = group_of(seat)
+  if group and tag_in(K.ready, group) then enter_critical(group, cost) end
+end
+
+-- When nothing is ready in the default pool and nothing is leased, past service no longer counts.
 local function settle()
   if redis.call('ZCARD', K.ready) > 0 or redis.call('ZCARD', K.leases) > 0 then return end
   local top = redis.call('ZRANGE', K.idle, -1, -1, 'WITHSCORES')
   if top[2] then
     fair.clock = math.max(fair.clock, tonumber(top[2]))
     fair_dirty = true
-    redis.call('UNLINK', K.idle, K.usage)
+    -- With other rings, claims drop these entries in steps, and what tenants leave in their rings.
+    if layout == 1 then redis.call('UNLINK', K.idle, K.usage) end
   end
 end
 
--- Add a user with waiting tasks to ready or parked. The user must be in neither. Returns true for ready.
-local function place(user, newcomer)
-  local wait = blocked_until(user)
+-- The finish tag of a seat that still counts: the clock has not passed it.
+local function debt_of(seat)
+  local tag = tag_in(K.idle, seat)
+  return tag and (layout == 1 or tag > ring_of(seat).clock) and tag or nil
+end
+
+-- Add a seat to ready or parked. It must be in neither. Returns true if it may be served.
+-- `newcomer`: it is new to the ring. `cost`, `critical`: of its next task; nil: read from its backlog.
+local function place(seat, newcomer, cost, critical)
+  local owner = owner_in(seat)
+  local wait = blocked_until(owner)
   if wait then
-    redis.call('ZADD', K.parked, wait, user)
+    redis.call('ZADD', K.parked, wait, seat)
     return false
   end
-  local tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil)
-  local start = fair.clock
-  if tag then
-    start = math.max(start, tag)
-    redis.call('ZREM', K.idle, user)
+  if critical == nil then
+    local head = first_waiting(seat, 1)[1]
+    critical = head and is_critical(seat, head)
+    cost = head and cost_in(head)
+  end
+  local start, debt = ring_of(seat).clock, debt_of(seat)
+  if debt then
+    start = math.max(start, debt)
   elseif newcomer then
     -- A newcomer enters one stride after the clock. At the clock, a steady stream of new users would starve
     -- those who have waited.
-    start = start + cost_of(user) / settings_of(user).weight
+    start = start + (cost or cost_of(owner)) / settings_of(owner).weight
   end
-  redis.call('ZADD', K.ready, start, user)
-  redis.call('HSET', K.served, user, 'late')
-  local head = first_waiting(user, 1)[1]
-  if head and is_critical(user, head) then enter_critical(user) end
-  return true
+  if debt or layout > 1 then drop_tag(K.idle, seat) end
+  if fair.pools then rings().note_start(seat) end
+  put_tag(K.ready, seat, start)
+  redis.call('HSET', K.served, seat, 'late')
+  local is_ready = layout == 1 or rings().place_tenant(seat, newcomer, cost, critical)
+  if critical then enter_critical(seat, cost) end
+  return is_ready
 end
 
-local TOLD = 20  -- tasks of a user whose names are read when the user may be served again
+local TOLD = 20  -- tasks of a seat whose names are read when it may be served again
 
--- Tell workers that take only some names that a user may be served again.
-local function tell_of(user)
-  if #kinds.all() == 0 then return end
+-- Tell workers that take only some names that a seat may be served again.
+local function tell_of(seat)
+  if not fair.mixed or #kinds().all() == 0 then return end
   local list = {}
-  for i, found in ipairs(first_waiting(user, TOLD)) do
-    list[i] = { user = user, name = string.match(found, '%z(%Z*)$') }
+  for i, found in ipairs(first_waiting(seat, TOLD)) do
+    list[i] = { seat = seat, label = label_in(found) }
   end
-  kinds.tell(list, #list == TOLD and user)
+  -- A tenant has no tasks of its own: the workers look for themselves.
+  kinds().tell(list, (#list == TOLD or #list == 0) and seat)
 end
 
--- Park or unpark a user whose limits or running count may have changed. Returns true if the user is in ready.
-local function review(user)
-  local wait = blocked_until(user)
-  if redis.call('ZSCORE', K.parked, user) then
+-- Park or unpark a seat whose owner may be served from `wait` on. Returns true if it may be served.
+local function review_seat(seat, wait)
+  if redis.call('ZSCORE', K.parked, seat) then
     if wait then
-      redis.call('ZADD', K.parked, wait, user)
+      redis.call('ZADD', K.parked, wait, seat)
       return false
     end
-    redis.call('ZREM', K.parked, user)
-    place(user, false)
-    tell_of(user)
-    return true
+    redis.call('ZREM', K.parked, seat)
+    local is_ready
+    if layout > 1 and rings().is_tenant(seat) then
+      is_ready = rings().return_tenant(seat)
+    else
+      is_ready = place(seat, false)
+    end
+    tell_of(seat)
+    return is_ready
   end
-  local tag = redis.call('ZSCORE', K.ready, user)
+  local tag = tag_in(K.ready, seat)
   if not tag then return false end
   if not wait then return true end
-  redis.call('ZREM', K.ready, user)
-  redis.call('ZREM', K.critical, user)
-  redis.call('ZADD', K.idle, tag, user)
-  redis.call('ZADD', K.parked, wait, user)
+  drop_tag(K.ready, seat)
+  drop_tag(K.critical, seat)
+  put_tag(K.idle, seat, tag)
+  redis.call('ZADD', K.parked, wait, seat)
+  if layout > 1 then rings().left(seat) end
   return false
 end
 
--- Remove a user who has no more waiting tasks.
-local function leave(user)
-  local tag = redis.call('ZSCORE', K.ready, user)
-  if tag then
-    redis.call('ZREM', K.ready, user)
-    redis.call('ZADD', K.idle, tag, user)
-    redis.call('HSET', K.served, user, 'late')
+-- Park or unpark all seats of an owner or a tenant whose limits or running count may have changed. Returns
+-- true if the one in the default pool may be served; workers of other pools are woken.
+local function review(owner)
+  local wait = blocked_until(owner)
+  local is_ready = review_seat(owner, wait)
+  for pool in string.gmatch(fair.pools or '', '[^\n]+') do
+    if review_seat(owner .. '\3' .. pool, wait) then kinds().wake_pool(pool) end
   end
-  redis.call('ZREM', K.parked, user)
-  redis.call('ZREM', K.critical, user)
+  return is_ready
 end
 
--- Move the user's tag by an amount of virtual time, but not below the clock.
-local function adjust(user, by)
-  local tag = tonumber(redis.call('ZSCORE', K.ready, user) or nil)
+-- Remove a seat that has no more waiting tasks.
+local function leave(seat)
+  local tag = tag_in(K.ready, seat)
   if tag then
-    redis.call('ZADD', K.ready, 'XX', math.max(fair.clock, tag + by), user)
+    drop_tag(K.ready, seat)
+    put_tag(K.idle, seat, tag)
+    redis.call('HSET', K.served, seat, 'late')
+  end
+  redis.call('ZREM', K.parked, seat)
+  drop_tag(K.critical, seat)
+  if layout > 1 then rings().left(seat) end
+end
+
+-- Move the tag of a seat by an amount of virtual time, but not below the clock.
+local function adjust(seat, by)
+  local clock = ring_of(seat).clock
+  local tag = tag_in(K.ready, seat)
+  if tag then
+    put_tag(K.ready, seat, math.max(clock, tag + by))
     return
   end
   -- Also if it is not ahead of the clock: the records of a user are dropped together with the tag.
-  tag = tonumber(redis.call('ZSCORE', K.idle, user) or nil) or fair.clock
-  redis.call('ZADD', K.idle, math.max(fair.clock, tag + by), user)
+  tag = tag_in(K.idle, seat) or clock
+  put_tag(K.idle, seat, math.max(clock, tag + by))
 end
 
--- Charge the user for the time of a lease that has ended, instead of the estimate charged before.
-local function pay_for_time(user, charge, held_ms)
-  if SETTINGS.cost ~= 'time' then return end
-  local seconds = math.max(held_ms, 1) / 1000
-  adjust(user, (seconds - charge) / settings_of(user).weight)
-  local own = tonumber(redis.call('HGET', K.usage, user) or nil) or seconds
-  redis.call('HSET', K.usage, user, own + (seconds - own) / 4)
+-- Charge more, or less, for a task: the tags of its user and of its tenant.
+local function charge_more(record, cost)
+  local seat = seat_of(record)
+  while seat do
+    adjust(seat, cost / settings_of(owner_in(seat)).weight)
+    seat = group_of(seat)
+  end
+end
+
+-- Charge an attempt that has ended what it has cost, instead of what was charged before: `cost` if the worker
+-- says so, or else the time of the lease, if the queue counts time and the task declares no cost.
+local function settle_cost(record, cost)
+  local charge = record.charge or 1
+  if cost then
+    charge_more(record, cost - charge)
+    local owner = owner_of(record)
+    while owner do
+      local rate = settings_of(owner).rate
+      local spent = record.flow and record.flow.cost or 1
+      if rate then add_debt(K.throttle, owner, rate, cost - spent, cost) end
+      owner = group_of(owner)
+    end
+    return
+  end
+  if SETTINGS.cost ~= 'time' or (record.flow and record.flow.cost) then return end
+  local seconds = math.max(now - (record.claimed or now), 1) / 1000
+  charge_more(record, seconds - charge)
+  local owner = owner_of(record)
+  local own = tonumber(redis.call('HGET', K.usage, owner) or nil) or seconds
+  redis.call('HSET', K.usage, owner, own + (seconds - own) / 4)
   fair.average = (fair.average or seconds) + (seconds - (fair.average or seconds)) / 16
   fair_dirty = true
 end

@@ -1,14 +1,15 @@
 -- Record runs that have ended: their attempts, and their entries in the index.
 --
--- @include time status outcomes
+-- @include time status owners outcomes
 -- KEYS attempts  hash  task id -> a JSON line for each attempt that failed or has a report
 -- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>, all scores 0: ended runs
 -- KEYS failures  zset  fingerprint -> when a task was last buried with it, ms
 --
 -- A run is in the index from its end until its record is dropped, so waiting tasks cost nothing here. Kinds:
--- o outcome, u user, n name, c schedule, f fingerprint, t tenant. The outcomes are letters; see lib/outcomes.
--- A task that was cancelled before it ran has the kind d instead of u, and od instead of oc. A range of one
--- kind and value, read backwards, is a list of runs, newest first.
+-- o outcome, u owner, n name, c schedule, f fingerprint, t tenant; of an owner with a tenant also p its user and
+-- g its tenant. The outcomes are letters; see lib/outcomes. A task that did not run has the kind d instead of u,
+-- and no g; if it was cancelled, it has od instead of oc. A range of one kind and value, read backwards, is a
+-- list of runs, newest first.
 
 local ATTEMPT_BYTES = 65536  -- of all attempts of one task; the oldest go first
 
@@ -18,10 +19,14 @@ local function add_places(list, id, record)
   local ended = record.ended == now and now_text or text_of(record.ended or 0)
   local letter = LETTERS[outcome]
   local tail = '\0' .. string.rep('0', 13 - #ended) .. ended .. letter .. id
-  -- A task that was cancelled before it ran does not count as service of its user.
-  local never_ran = outcome == 'cancelled' and not record.claimed
-  list[#list + 1] = 'o' .. (never_ran and NEVER_RAN or letter) .. tail
-  list[#list + 1] = (never_ran and NEVER_RAN or 'u') .. record.user .. tail
+  -- A task that did not run does not count as service of its owner.
+  local never_ran = outcome == 'expired' or (outcome == 'cancelled' and not record.claimed)
+  list[#list + 1] = 'o' .. (never_ran and letter == 'c' and NEVER_RAN or letter) .. tail
+  list[#list + 1] = (never_ran and NEVER_RAN or 'u') .. owner_of(record) .. tail
+  if record.group then
+    list[#list + 1] = 'p' .. record.user .. tail
+    if not never_ran then list[#list + 1] = 'g' .. record.group .. tail end
+  end
   list[#list + 1] = 'n' .. (record.name or '') .. tail
   if record.schedule then list[#list + 1] = 'c' .. record.schedule .. tail end
   if record.fingerprint then list[#list + 1] = 'f' .. record.fingerprint .. tail end

@@ -1,5 +1,6 @@
 -- Keep notices for people until a caller has passed them on.
 --
+-- LAZY
 -- @include time
 -- KEYS notices  zset  task id, user, name, schedule, worker, attempt, outcome, ms since its claim, end in
 --                     ms, error, separated by NUL -> when to return it (again), ms; 0: never returned yet
@@ -7,7 +8,6 @@
 -- A notice is about a task that has ended, or still runs, without an answer from its worker. It is returned
 -- at least once: again after a while, until a caller confirms that it was passed on.
 
--- A table, because a script has room for only 200 local variables.
 local notices = {}
 
 function notices.leave(id, record, outcome)
@@ -48,3 +48,5 @@ end
 function notices.forget(heard)
   if #heard > 0 then redis.call('ZREM', K.notices, unpack(heard)) end
 end
+
+return notices

@@ -14,9 +14,10 @@ local STATE_TYPES = { user = 'string', active = 'boolean', reason = 'string', la
 -- nor stop the other schedules of a batch.
 local function read_state(text)
   local state = decode(text) or {}
-  for field, kind in pairs(STATE_TYPES) do
-    local value = state[field]
-    if type(value) ~= kind or (kind == 'number' and math.abs(value) > 2 ^ 53) then
+  -- Setting an absent field to nil would make room for it in the table.
+  for field, value in pairs(state) do
+    local kind = STATE_TYPES[field]
+    if kind and (type(value) ~= kind or (kind == 'number' and math.abs(value) > 2 ^ 53)) then
       state[field] = nil
     end
   end

@@ -1,6 +1,7 @@
 -- End runs that do not answer even if no worker claims, and return notices about them.
 --
--- @include upkeep notices
+-- @include upkeep
+-- @lazy notices
 -- ARGV can_alert  text  '1' if the caller can alert people, or empty
 -- ARGV ...    notices of an earlier call that the caller has passed on: they are not returned again
 -- ROW notice  text  the notice as it was returned
@@ -8,13 +9,16 @@
 local function forget_notices()
   local heard = {}
   for i = FIRST, #ARGV do heard[#heard + 1] = R.notice[i] end
-  notices.forget(heard)
+  notices().forget(heard)
 end
 
 local function find_stale()
+  local leases, expired = due_in(K.leases), layout > 1 and due_in(K.expiring) or {}
+  prepare_ends(leases, expired)
   lost.end_overdue()
-  lost.take_back()
+  lost.take_back(due_in(K.leases))
+  if #expired > 0 then lost.expire(expired) end
   if lost.found then wake_worker() end
   save_fair()
-  return notices.tell(A.can_alert ~= '')
+  return notices().tell(A.can_alert ~= '')
 end

@@ -7,19 +7,49 @@
 -- delayed, running, finished, buried, cancelled. A record that cannot be read is nil here.
 
 -- Fields that transitions use. Values of another type count as absent.
-local NUMBERS = { 'claimed', 'charge', 'ended', 'deadline', 'timeout_ms', 'max_attempts' }
-local TEXTS = { 'token', 'worker', 'place', 'name', 'schedule', 'fingerprint', 'tenant', 'digest' }
+local TYPES = { claimed = 'number', charge = 'number', ended = 'number', deadline = 'number',
+  timeout_ms = 'number', max_attempts = 'number', expires = 'number', token = 'string', worker = 'string',
+  place = 'string', name = 'string', schedule = 'string', fingerprint = 'string', tenant = 'string',
+  digest = 'string', group = 'string', pool = 'string' }
+
+-- The fields of `flow`, the options of a task; durations in ms. `keys` is a list of texts, `expires` '+ms' or
+-- ms, `unique_for` 'waiting' or ms.
+local FLOW = { cost = 'number', unique = 'string', on_duplicate = 'string', debounce = 'number',
+  max_wait = 'number' }
+
+local function is_list_of_texts(list)
+  if type(list) ~= 'table' or #list < 1 or #list > 4 then return false end
+  for _, item in pairs(list) do
+    if type(item) ~= 'string' then return false end
+  end
+  return true
+end
+
+-- The options without values of another type; nil if nothing is left to be read.
+local function check_flow(flow)
+  if type(flow) ~= 'table' then return nil end
+  for field, kind in pairs(FLOW) do
+    if type(flow[field]) ~= kind then flow[field] = nil end
+  end
+  if flow.cost and not (flow.cost > 0 and flow.cost <= 1e6) then flow.cost = nil end
+  if not is_list_of_texts(flow.keys) then flow.keys = nil end
+  for _, field in ipairs({ 'expires', 'unique_for' }) do
+    local kind = type(flow[field])
+    if kind ~= 'number' and kind ~= 'string' then flow[field] = nil end
+  end
+  return next(flow) and flow
+end
 
 local function parse_status(text)
   local record = decode(text)
   if not record or type(record.user) ~= 'string' or type(record.rank) ~= 'string'
     or type(record.state) ~= 'string' or type(record.attempts) ~= 'number' then return nil end
-  for _, field in ipairs(NUMBERS) do
-    if type(record[field]) ~= 'number' then record[field] = nil end
+  -- Setting an absent field to nil would make room for it in the table.
+  for field, value in pairs(record) do
+    local kind = TYPES[field]
+    if kind and type(value) ~= kind then record[field] = nil end
   end
-  for _, field in ipairs(TEXTS) do
-    if type(record[field]) ~= 'string' then record[field] = nil end
-  end
+  if record.flow then record.flow = check_flow(record.flow) end
   return record
 end
 

@@ -1,12 +1,16 @@
--- Keep the tenants of users.
+-- Keep a list of the users of each tenant.
 --
--- KEYS tenants       hash  user -> tenant
+-- @include layout
 -- KEYS tenant_users  zset  tenant NUL user, all scores 0: the users of a tenant in order
+-- KEYS user_tenants  zset  user NUL tenant, all scores 0: the tenants of a user
+--
+-- A user of a tenant is listed from the first task, schedule or setting that names both.
 
--- Assign a user without a tenant to one. HEXISTS and ZADD raise before anything is written if a key has a
--- wrong type: the push of a single task has not probed them.
+-- List a user of a tenant. ZSCORE and ZADD raise before anything is written if a key has a wrong type: the push
+-- of a single task has not probed them.
 local function join_tenant(user, tenant)
-  if redis.call('HEXISTS', K.tenants, user) == 1 then return end
+  need_layout_2()
+  if redis.call('ZSCORE', K.user_tenants, user .. '\0' .. tenant) then return end
   redis.call('ZADD', K.tenant_users, 0, tenant .. '\0' .. user)
-  redis.call('HSET', K.tenants, user, tenant)
+  redis.call('ZADD', K.user_tenants, 0, user .. '\0' .. tenant)
 end

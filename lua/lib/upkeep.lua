@@ -1,6 +1,10 @@
--- Do what has become due: promote delayed tasks, take back expired leases, look at parked users.
+-- Do what has become due: delayed tasks, expired leases and tasks, limits and parked seats.
 --
--- @include ending notices
+-- @include ending
+-- @lazy delays notices gates uniques rings
+-- KEYS expiring  zset  task id -> when it ends as expired if it has not started, ms; see also lib/uniques
+-- KEYS gate_times  zset  when to look at a gate; see lib/gates
+-- KEYS delayed   zset  task id -> when it becomes ready, ms
 --
 -- Part of every claim, so that no other process has to be alive for a retry to happen. Each step is bounded.
 -- The next claim does what is left, and is told not to wait.
@@ -17,7 +21,7 @@ local IN_ORDER = 20  -- at least this many due tasks are promoted by time alone
 -- Ids of due delayed tasks, and their times by id. First some of each user, so that nobody waits for ten
 -- thousand tasks of another; then the oldest, which versions without the index may have stored.
 local function due_tasks()
-  local ids, times, members = delays.due_in_turns(UPKEEP - IN_ORDER)
+  local ids, times, members = delays().due_in_turns(UPKEEP - IN_ORDER)
   local good, due = {}, {}
   local stored = #ids > 0 and redis.call('ZMSCORE', K.delayed, unpack(ids)) or {}
   for i, id in ipairs(ids) do
@@ -50,9 +54,9 @@ local function promote()
   local list, good, indexed, records = {}, {}, {}, read_statuses(ids)
   for _, id in ipairs(ids) do
     local record = records[id]
-    if record then indexed[#indexed + 1] = delays.member(record.user, times[id], id) end
+    if record then indexed[#indexed + 1] = delays().member(owner_of(record), times[id], id) end
     if record and record.state == 'delayed' then
-      record.state, record.buffered = 'ready', nil
+      record.state, record.buffered, record.behind = 'ready', nil, nil
       good[#good + 1] = id
       list[#list + 1] = waiting_task(id, record)
     else
@@ -65,13 +69,18 @@ local function promote()
   lost.found = add_waiting(list) or lost.found
 end
 
--- Correct the running count after a lease whose record cannot be read. The document names the user.
+-- Correct the running count after a lease whose record cannot be read. The document names the owner.
 function lost.forget_run(id)
   local document = decode(redis.call('HGET', K.tasks, id))
-  local user = document and document.user
-  if type(user) ~= 'string' or running_of(user) == 0 then return end
-  change_running(user, -1)
-  review(user)
+  if type(document) ~= 'table' or type(document.user) ~= 'string' then return end
+  for _, tenant in ipairs({ document.tenant or '', '' }) do
+    local owner = owner_of({ user = document.user, group = tenant ~= '' and tenant or nil })
+    if running_of(owner) > 0 then
+      change_running(owner, -1)
+      review(owner)
+      return
+    end
+  end
 end
 
 -- How a run ends whose worker does not answer. If its lease was extended up to its deadline, the run goes on
@@ -109,7 +118,7 @@ function lost.end_one(id, record)
     write_status(id, record)
     return false
   end
-  if record.state == 'buried' or fate.is_stale then notices.leave(id, record, fate.outcome) end
+  if record.state == 'buried' or fate.is_stale then notices().leave(id, record, fate.outcome) end
   return true
 end
 
@@ -131,11 +140,13 @@ function lost.end_all(ids, pass_over)
   if closed > 0 then trim_all(closed) end
 end
 
-function lost.take_back()
-  lost.end_all(due_in(K.leases), function(id)
+function lost.take_back(ids)
+  lost.end_all(ids, function(id)
     redis.call('ZREM', K.leases, id)
     count('broken_tasks', 1)
     lost.forget_run(id)
+    -- It may have held slots.
+    if redis.call('ZCARD', K.held) > 0 then gates().look_at('\2', '\255', UPKEEP) end
   end)
 end
 
@@ -144,32 +155,91 @@ function lost.end_overdue()
   lost.end_all(due_in(K.deadlines), function(id) redis.call('ZREM', K.deadlines, id) end)
 end
 
--- After the clock was set back, the times at which parked users are looked at may be too late by as much.
--- Look at all of them, from the latest on, some in each claim.
+-- End tasks that have not started in time. Entries of tasks that have started, or have ended, go.
+function lost.expire(ids)
+  local tasks = {}
+  for _, id in ipairs(ids) do
+    if string.byte(id) == 1 then
+      uniques().window_over(string.sub(id, 2))
+    else
+      tasks[#tasks + 1] = id
+    end
+  end
+  if #tasks == 0 then return end
+  local records, ended = read_statuses(tasks), 0
+  for _, id in ipairs(tasks) do
+    local record = records[id]
+    redis.call('ZREM', K.expiring, id)
+    if record and (record.state == 'ready' or record.state == 'delayed') then
+      end_waiting(id, record, 'expired')
+      ended = ended + 1
+    end
+  end
+  if ended > 0 then trim_all(ended) end
+end
+
+-- Review a parked seat, or what the clock has changed for it. Returns true if a worker of the default pool can
+-- claim a task of it; workers of its pool are woken.
+local function review_parked(seat)
+  local is_ready = review_seat(seat, blocked_until(owner_in(seat)))
+  local pool = layout > 1 and string.match(seat, '\3(.*)$')
+  if is_ready and pool then kinds().wake_pool(pool) end
+  return is_ready and not pool
+end
+
+-- After the clock was set back, the times at which parked seats and limits are looked at may be too late by as
+-- much. Look at all of these seats, from the latest on, some in each claim.
 local function look_at_parked()
   local skip = fair.recheck
-  if fair.seen and now < fair.seen then skip = 0 end
+  if fair.seen and now < fair.seen then
+    skip = 0
+    if redis.call('ZCARD', K.held) > 0 then gates().look_at('\2', '\255', UPKEEP) end
+  end
   fair.seen = now
   if not skip then return end
   fair_dirty = true
-  local users = redis.call('ZRANGE', K.parked, '(inf', '-inf', 'BYSCORE', 'REV', 'LIMIT', skip, UPKEEP)
-  for _, user in ipairs(users) do
-    local before = redis.call('ZSCORE', K.parked, user)
-    lost.found = review(user) or lost.found
-    -- Users whose time does not change stay before the others.
-    if redis.call('ZSCORE', K.parked, user) == before then skip = skip + 1 end
+  local seats = redis.call('ZRANGE', K.parked, '(inf', '-inf', 'BYSCORE', 'REV', 'LIMIT', skip, UPKEEP)
+  for _, seat in ipairs(seats) do
+    local before = redis.call('ZSCORE', K.parked, seat)
+    lost.found = review_parked(seat) or lost.found
+    -- Seats whose time does not change stay before the others.
+    if redis.call('ZSCORE', K.parked, seat) == before then skip = skip + 1 end
   end
-  if #users < UPKEEP then
+  if #seats < UPKEEP then
     redis.call('HDEL', K.fair, 'recheck')
   else
     redis.call('HSET', K.fair, 'recheck', skip)
   end
 end
 
-local function upkeep()
-  promote()
-  lost.take_back()
-  if fair.behind then trim_all(CATCH_UP) end
+local function is_due(key)
+  return #redis.call('ZRANGE', key, '-inf', now, 'BYSCORE', 'LIMIT', 0, 1) > 0
+end
+
+-- Make the parts that the end of these leases and tasks needs, before anything is written.
+local function prepare_ends(leases, expired)
+  if #leases > 0 then notices() end
+  for _, ids in ipairs({ leases, expired }) do
+    if #ids > 0 then
+      for _, record in pairs(read_statuses(ids)) do prepare_end(record) end
+    end
+  end
+  if #expired > 0 then uniques() end
+end
+
+-- `most`: how many held tasks of each limit may come back.
+local function upkeep(most)
+  local leases, expired = due_in(K.leases), layout > 1 and due_in(K.expiring) or {}
+  -- Without a due task there may be a time to look at a user that has none any more.
+  local has_delayed = is_due(K.delayed) or (layout > 1 and is_due(K.delayed_users))
+  if has_delayed then delays() end
+  prepare_ends(leases, expired)
+  if has_delayed then promote() end
+  lost.take_back(leases)
+  if #expired > 0 then lost.expire(expired) end
   look_at_parked()
-  for _, user in ipairs(due_in(K.parked)) do lost.found = review(user) or lost.found end
+  if fair.flush_gates then fair.flush_gates(true) end
+  if is_due(K.gate_times) then lost.found = gates().due(most) or lost.found end
+  if fair.behind then trim_all(CATCH_UP) end
+  for _, seat in ipairs(due_in(K.parked)) do lost.found = review_parked(seat) or lost.found end
 end

@@ -1,6 +1,7 @@
 -- Add delayed tasks to the index by user, or drop entries of the index that are not valid.
 --
--- @include status delays
+-- @include status backlog
+-- @lazy delays
 -- KEYS fair  hash  index_from: where the next step continues; index_off: by how many entries index and
 --                 `delayed` differed after the last walk, and when that was, ms
 -- ARGV source  text  'delayed': entries are task ids to add; 'delayed_index': entries are members to check
@@ -20,10 +21,10 @@ local function look_for(ids)
   for i, due in ipairs(redis.call('ZMSCORE', K.delayed, unpack(ids))) do
     local record = records[ids[i]]
     if due and record then
-      for _, value in ipairs({ tonumber(due), ids[i], record.user }) do wrong[#wrong + 1] = value end
+      for _, value in ipairs({ tonumber(due), ids[i], owner_of(record) }) do wrong[#wrong + 1] = value end
     end
   end
-  return delays.enter(wrong)
+  return delays().enter(wrong)
 end
 
 local function look_at(members)

@@ -3,8 +3,8 @@
 -- @include schedules tenant_schedules
 -- KEYS moments      zset  schedule NUL last NUL first NUL how many NUL reason, all scores 0
 -- KEYS changes      zset  schedule NUL when NUL operation NUL JSON, all scores 0
--- KEYS users        hash  user -> settings, JSON
--- KEYS user_names   zset  users with settings, all scores 0
+-- KEYS users        hash  owner or tenant -> settings, JSON
+-- KEYS user_names   zset  owners and tenants with settings, all scores 0
 -- KEYS workers      hash  worker id -> JSON
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- ARGV op    text  random id of this operation
@@ -135,19 +135,20 @@ local function check_listed(user)
   wrong(user, 'is in user_names without settings', function() redis.call('ZREM', K.user_names, user) end)
 end
 
-local function check_member(user)
-  local tenant = redis.call('HGET', K.tenants, user)
-  if tenant then
-    check_entry(user, K.tenant_users, tenant .. '\0' .. user, 'is not in tenant_users')
+-- The two lists of tenants and their users agree. Versions with layout 1 wrote only tenant_users.
+local function check_user_tenant(member)
+  local user, tenant = string.match(member, '^(%Z*)%z(%Z*)$')
+  if not has(K.user_tenants, member) then return end
+  if user then
+    check_entry(member, K.tenant_users, tenant .. '\0' .. user, 'is in user_tenants but not in tenant_users')
+  else
+    wrong(member, 'is no user of a tenant', function() redis.call('ZREM', K.user_tenants, member) end)
   end
 end
 
 local function check_tenant_user(member)
-  local tenant, user = string.match(member, '^(%Z*)%z(%Z*)$')
-  if not has(K.tenant_users, member) then return end
-  if user and redis.call('HGET', K.tenants, user) == tenant then return end
-  wrong(member, 'is in tenant_users but does not belong to the tenant',
-    function() redis.call('ZREM', K.tenant_users, member) end)
+  if not has(K.tenant_users, member) or string.match(member, '^%Z+%z%Z+$') then return end
+  wrong(member, 'is no user of a tenant', function() redis.call('ZREM', K.tenant_users, member) end)
 end
 
 local function check_worker(id)
@@ -166,7 +167,7 @@ local CHECKS = { schedules = check_schedule, due = check_due, plan = check_plan,
   schedule_state = check_state, schedule_index = check_index, schedule_names = check_name,
   tenant_schedules = check_tenant_schedule, moments = check_notes(K.moments, 'moments'),
   changes = check_notes(K.changes, 'changes'), users = check_settings, user_names = check_listed,
-  tenants = check_member, tenant_users = check_tenant_user, workers = check_worker,
+  user_tenants = check_user_tenant, tenant_users = check_tenant_user, workers = check_worker,
   worker_ends = check_worker_end }
 
 local before = FIX and first_answer(A.op)

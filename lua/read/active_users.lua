@@ -3,26 +3,32 @@
 --
 -- @include users
 -- FLAGS no-writes
--- KEYS tenants       hash  user -> tenant
 -- KEYS tenant_users  zset  tenant NUL user
 -- ARGV tenant  text  only its users; empty: all users
--- ARGV limit   int   maximum number of users read from each of ready, parked, running, held and the tenant
+-- ARGV limit   int   maximum number of users read from each of ready, parked, running, held, the rings and the
+--                    tenant
 --
--- Returns user ids. With a tenant these are all users it ever had, up to the limit.
+-- Returns owners; see lib/owners. With a tenant these are all users it ever had, up to the limit.
 
 local most = tonumber(A.limit)
 local found = new_user_set()
-add_active_users(found, most)
 if A.tenant ~= '' then
-  -- The tenant's own list includes users beyond the limit.
-  local lead, everybody = A.tenant .. '\0', found.list
-  found = new_user_set()
+  local lead = A.tenant .. '\0'
   for _, member in ipairs(redis.call('ZRANGEBYLEX', K.tenant_users, '[' .. lead, '(' .. A.tenant .. '\1',
     'LIMIT', 0, most)) do
-    add_users(found, { string.sub(member, #lead + 1) })
+    add_users(found, { '\2' .. A.tenant .. '\2' .. string.sub(member, #lead + 1) })
   end
-  for i, tenant in ipairs(fields_of(K.tenants, everybody)) do
-    if tenant == A.tenant then add_users(found, { everybody[i] }) end
+  -- The list begins with the first names: those with tasks may come later.
+  local ring = '\2' .. A.tenant
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', K.rings, '[r' .. ring .. '\0', '(r' .. ring .. '\4',
+    'LIMIT', 0, most)) do
+    add_users(found, { string.match(member, '([^%z]*)$') })
   end
+  return found.list
 end
-return found.list
+add_active_users(found, most)
+local owners = {}
+for _, owner in ipairs(found.list) do
+  if not is_tenant(owner) then owners[#owners + 1] = owner end
+end
+return owners

@@ -1,11 +1,11 @@
--- Count the waiting and running tasks of users. One bounded read.
+-- Count the waiting and running tasks of users and tenants. One bounded read.
 --
 -- @include users
 -- FLAGS no-writes
--- ARGV ...  users
--- ROW user  text  user id
+-- ARGV ...  owners and tenants; see lib/owners
+-- ROW user  text  an owner or a tenant
 --
--- Returns for each user: number of waiting tasks, number of running tasks.
+-- Returns for each: number of waiting tasks, number of running tasks.
 
 local users = {}
 for i = FIRST, #ARGV do users[#users + 1] = R.user[i] end

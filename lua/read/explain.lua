@@ -1,47 +1,94 @@
 -- Read where a task is and what it waits for.
 --
--- @include limits
+-- @include ahead
+-- @lazy gates rings
 -- FLAGS no-writes
 -- KEYS leases   zset  task id -> end of lease, ms
 -- KEYS delayed  zset  task id -> when it becomes ready, ms
 -- KEYS tasks    hash  task id -> its document, JSON
 -- ARGV id  text  task id
 --
--- Returns { } for an unknown task, or { status, time in ms, end of lease or '', due or '', tasks of the
--- user before it, users before its user or -1, parked until or '', settings of the user or '', running
--- tasks of the user, 1 if it is held or 0, limits of the name or '', document or '', other users in the
--- CRITICAL lane, slots of the name in use, when the rate of the name allows a task or '', leases that have
--- not ended }.
+-- Returns { } for an unknown task, or a flat list of names and values: status, now, document; lease_end and due;
+-- leases (that have not ended); settings, running and parked of the user, and of its tenant with `tenant_` before
+-- the name. Of a waiting task also: own (tasks of the user before it), users (before its user in their ring),
+-- ring (users in that ring), tenants (before its tenant), critical (others in the CRITICAL lane), held (the
+-- limit for which it waits), and before (tasks that are served before it). pace: tasks of its pool, the ms in
+-- which they were claimed, when the last was, and 1 if tasks waited after it. Last, for each limit that it has to pass: 'gate', the limit, slots, how many are in use, rate, when
+-- it allows a task, how many tasks come first in its order, and how many reserve it; '' for none.
 
 local record = read_status(A.id)
 if not record then return {} end
-local user = record.user
-local answer = { redis.call('HGET', K.status, A.id), now,
-  redis.call('ZSCORE', K.leases, A.id) or '', redis.call('ZSCORE', K.delayed, A.id) or '',
-  0, -1, '', redis.call('HGET', K.users, user) or '', running_of(user),
-  redis.call('ZSCORE', K.held, held_member_of(A.id, record)) and 1 or 0,
-  redis.call('HGET', K.limits, record.name or '') or '',
-  redis.call('HGET', K.tasks, A.id) or '', 0, 0, '',
-  redis.call('ZCOUNT', K.leases, string.format('(%.0f', now), '+inf') }
+local owner, seat = owner_of(record), seat_of(record)
+local group = group_of(seat)
+local answer = {}
+local function say(name, value)
+  answer[#answer + 1] = name
+  answer[#answer + 1] = value or ''
+end
+
+say('status', redis.call('HGET', K.status, A.id))
+say('now', now)
+say('document', redis.call('HGET', K.tasks, A.id))
+say('lease_end', redis.call('ZSCORE', K.leases, A.id))
+say('due', redis.call('ZSCORE', K.delayed, A.id))
+say('pace', pace_of(record.pool))
+say('leases', redis.call('ZCOUNT', K.leases, string.format('(%.0f', now), '+inf'))
+local function say_of(prefix, whose, place)
+  local text = redis.call('HGET', K.users, whose)
+  say(prefix .. 'settings', text or string.byte(whose) == 2 and rings().inherited(whose))
+  say(prefix .. 'running', running_of(whose))
+  say(prefix .. 'parked', redis.call('ZSCORE', K.parked, place))
+end
+say_of('', owner, seat)
+if group then say_of('tenant_', owner_in(group), group) end
+
+local task = waiting_task(A.id, record)
+local function rank_in_ring(place)
+  if in_root(place) then return redis.call('ZRANK', K.ready, place) end
+  return rings().rank(place)
+end
+
+-- The limits that the task may wait for, without changing anything.
+local function say_gates()
+  for _, pair in ipairs(gates().of_task(task)) do
+    local gate, limits = pair[1], pair[2]
+    local used = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
+    local free = ''
+    if limits.rate then
+      -- The same as free_at in lib/fair, which writes.
+      local interval, burst = 1000 / limits.rate, math.max(1, math.floor(limits.rate * BURST_S))
+      local debt = redis.call('HGET', K.paced, gate) or '0'
+      local debt_until, last = string.match(debt, '^(%S+) ?(%S*)')
+      local most = now + math.max(burst, tonumber(last) or 1) * interval
+      free = string.format('%.0f', math.min(tonumber(debt_until) or 0, most)
+        - math.max(0, burst - (task.cost or 1)) * interval)
+    end
+    local first, reserved = gates().before(gate, limits, task)
+    for _, value in ipairs({ 'gate', gate, limits.slots or '', used, limits.rate and text_of(limits.rate) or '',
+      free, first, reserved }) do answer[#answer + 1] = value end
+  end
+end
+
 if record.state == 'ready' then
-  answer[5] = redis.call('ZLEXCOUNT', K.backlog, '[' .. user .. '\0', '(' .. member_of(A.id, record))
-  answer[6] = redis.call('ZRANK', K.ready, user) or -1
-  answer[7] = redis.call('ZSCORE', K.parked, user) or ''
-  local lane = redis.call('ZRANK', K.critical, user)
-  if lane and SETTINGS.critical_share > 0 and string.byte(record.rank, 1) == 48 then
-    answer[6] = math.min(answer[6], lane)
+  local own = redis.call('ZLEXCOUNT', K.backlog, '[' .. seat .. '\0', '(' .. member_of(A.id, record))
+  local users = rank_in_ring(seat)
+  local lane = in_root(seat) and redis.call('ZRANK', K.critical, seat)
+  local in_lane = SETTINGS.critical_share > 0 and string.byte(record.rank, 1) == 48
+  if users and lane and in_lane then users = math.min(users, lane) end
+  say('own', own)
+  say('users', users)
+  local _, size = ring_around(seat)
+  say('ring', size)
+  if group then say('tenants', rank_in_ring(group)) end
+  if SETTINGS.critical_share > 0 and not record.pool then
+    local me = group or seat
+    say('critical', redis.call('ZCARD', K.critical) - (redis.call('ZSCORE', K.critical, me) and 1 or 0))
   end
-  if SETTINGS.critical_share > 0 then
-    answer[13] = redis.call('ZCARD', K.critical) - (lane and 1 or 0)
-  end
-  local name = record.name or ''
-  local limits = decode(redis.call('HGET', K.limits, name)) or {}
-  answer[14] = redis.call('ZLEXCOUNT', K.slots, '[' .. name .. '\0', '(' .. name .. '\1')
-  if type(limits.rate) == 'number' and limits.rate > 0 then
-    -- The same as free_at in lib/fair, which writes.
-    local interval, burst = 1000 / limits.rate, math.max(1, math.floor(limits.rate * BURST_S))
-    local debt = tonumber(redis.call('HGET', K.paced, name) or nil) or 0
-    answer[15] = string.format('%.0f', math.min(debt, now + burst * interval) - (burst - 1) * interval)
-  end
+  say('held', gates().held_at(task))
+  if users and (not group or rank_in_ring(group)) then say('before', (served_before(seat, own))) end
+  say_gates()
+end
+if record.state == 'delayed' and not record.buffered and not record.behind then
+  say('before', (served_before(seat, count_waiting(seat))))
 end
 return answer

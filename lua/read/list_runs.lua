@@ -4,11 +4,11 @@
 -- FLAGS no-writes
 -- KEYS runs      zset  <kind> <value> NUL <end, ms> <outcome> <task id>: ended runs
 -- KEYS open      zset  schedule NUL task id: unfinished tasks of schedules
--- KEYS backlog   zset  user NUL rank NUL task id NUL name: waiting tasks
--- KEYS held      zset  user NUL name NUL rank NUL task id: tasks that wait for a slot
+-- KEYS backlog   zset  seat NUL rank NUL task id NUL label: waiting tasks
+-- KEYS held      zset  seat NUL gate NUL rank NUL task id NUL label: tasks that wait for room at a limit
 -- KEYS waiting   zset  task id -> when it started waiting, ms
 -- KEYS delayed   zset  task id -> when it becomes ready, ms
--- KEYS delayed_index  zset  user NUL when NUL task id: delayed tasks, by user
+-- KEYS delayed_index  zset  owner NUL when NUL task id: delayed tasks, by owner
 -- ARGV source  text  the key to read
 -- ARGV from    text  for waiting and delayed: the position to continue after, or empty; for others the last
 --                    member, in the syntax of ZREVRANGEBYLEX
@@ -28,7 +28,7 @@ local BY_NAME = { runs = K.runs, open = K.open, backlog = K.backlog, held = K.he
   delayed_index = K.delayed_index }
 local BY_TIME = { waiting = K.waiting, delayed = K.delayed }
 local ID_IN_POSITION = { runs = '^%d+%a(.*)$', open = '^(.*)$', backlog = '^%Z*%z(%Z*)',
-  held = '%z(%Z*)$', delayed_index = '%z(%Z*)$' }
+  held = '^%Z*%z%Z*%z(%Z*)', delayed_index = '%z(%Z*)$' }
 
 -- The number of entries up to a position, latest first.
 local function rank_after(key, position)

@@ -3,9 +3,11 @@
 -- @include time
 -- FLAGS no-writes
 -- KEYS stats          hash  counter -> value
--- KEYS fair           hash  seq: number of tasks ever stored
--- KEYS ready          zset  users who may be served
--- KEYS parked         zset  users with waiting tasks who may not
+-- KEYS fair           hash  seq: number of tasks ever stored; pools: their names
+-- KEYS ready          zset  seats in the ring of the default pool that may be served
+-- KEYS parked         zset  seats with waiting tasks that may not
+-- KEYS rings          zset  kind ring NUL tag NUL seat: fair orders of tenants and of pools; see lib/rings
+-- KEYS pool_tasks     zset  pool NUL since NUL task id: waiting tasks of pools but the default one
 -- KEYS backlog        zset  waiting tasks
 -- KEYS held           zset  tasks that wait for a slot of their name
 -- KEYS waiting        zset  task id -> since when it waits, ms
@@ -23,12 +25,15 @@
 --
 -- Returns { time in ms, counters (flat), ready, delayed, running, dead, oldest wait in ms, active users,
 -- parked users, schedules, active schedules, overdue in ms, set aside, leader, epoch, service of users with
--- a backlog (flat list of numbers) }.
+-- a backlog (flat list of numbers), pools (flat list of name, waiting tasks, oldest wait in ms) }. Users of
+-- tenants count each, their tenants do not, except as those whose service is compared.
 
 local function age(key)
   local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
   return head and math.max(0, math.ceil(now - tonumber(head))) or 0
 end
+
+local TENANTS = 1000  -- seats that are looked at to count tenants among them
 
 -- The service of each user who had a backlog during all of the previous window.
 local function service()
@@ -45,14 +50,43 @@ local function service()
   return amounts
 end
 
-local active = redis.call('ZCARD', K.ready) + redis.call('ZCARD', K.parked)
+-- The pools but the default one.
+local function pools()
+  local found = {}
+  for pool in string.gmatch(redis.call('HGET', K.fair, 'pools') or '', '[^\n]+') do
+    local from, to = '[' .. pool .. '\0', '(' .. pool .. '\1'
+    local first = redis.call('ZRANGEBYLEX', K.pool_tasks, from, to, 'LIMIT', 0, 1)[1]
+    local since = first and tonumber(string.match(first, '^%Z*%z(%d+)'))
+    for _, value in ipairs({ pool, redis.call('ZLEXCOUNT', K.pool_tasks, from, to),
+      since and math.max(0, math.ceil(now - since)) or 0 }) do found[#found + 1] = value end
+  end
+  return found
+end
+
+-- Users of tenants, and of other pools, who may be served.
+local function in_rings()
+  return redis.call('ZLEXCOUNT', K.rings, '[r', '(s')
+end
+
+-- Tenants in the ring of the default pool, which do not wait themselves.
+local function tenants_in(key)
+  local count = 0
+  if layout == 1 then return 0 end
+  for _, seat in ipairs(redis.call('ZRANGE', key, 0, TENANTS - 1)) do
+    if string.match(seat, '^\2[^\2]*$') then count = count + 1 end
+  end
+  return count
+end
+
+local parked = redis.call('ZCARD', K.parked) - tenants_in(K.parked)
+local active = redis.call('ZCARD', K.ready) - tenants_in(K.ready) + in_rings() + parked
 local counters = redis.call('HGETALL', K.stats)
 counters[#counters + 1] = 'pushed'
 counters[#counters + 1] = redis.call('HGET', K.fair, 'seq') or '0'
 return { now, counters,
   redis.call('ZCARD', K.backlog) + redis.call('ZCARD', K.held),
   redis.call('ZCARD', K.delayed), redis.call('ZCARD', K.leases),
-  redis.call('ZCARD', K.dead), age(K.waiting), active, redis.call('ZCARD', K.parked),
+  redis.call('ZCARD', K.dead), age(K.waiting), active, parked,
   redis.call('HLEN', K.schedules), redis.call('ZCARD', K.due), age(K.due),
   redis.call('HLEN', K.broken), redis.call('GET', K.leader) or '',
-  redis.call('GET', K.epoch) or '0', service() }
+  redis.call('GET', K.epoch) or '0', service(), pools() }

@@ -1,15 +1,15 @@
 -- Count the runs of users that ended in each of several equal intervals. One bounded read.
 --
--- @include retention ended_runs
+-- @include users retention ended_runs
 -- FLAGS no-writes
 -- ARGV since_ms  int   start of the first interval
 -- ARGV until_ms  int   end of the last interval
 -- ARGV buckets   int   number of intervals
 -- ARGV tenant    text  count all runs of this tenant; empty: all runs of the queue
--- ARGV ...  users
--- ROW user  text  user id
+-- ARGV ...  owners and tenants; see lib/owners
+-- ROW user  text  an owner or a tenant
 --
--- Returns { since when the history is complete, ms; number of all runs in each interval; then for each user
+-- Returns { since when the history is complete, ms; number of all runs in each interval; then for each owner
 -- the number of its runs in each interval }.
 
 local PLACES = {}
@@ -46,5 +46,5 @@ local function counts_of(places)
 end
 
 local answer = { cut_window(first), counts_of(PLACES) }
-for i = FIRST, #ARGV do answer[#answer + 1] = counts_of({ 'u' .. R.user[i] }) end
+for i = FIRST, #ARGV do answer[#answer + 1] = counts_of({ service_of(R.user[i]) }) end
 return answer

@@ -58,10 +58,17 @@ end
 
 local soonest = soonest_due()
 local wake = false
-for _, name in ipairs({ 'plan', 'schedule_index', 'schedule_names', 'broken', 'scheduler_wake', 'stats',
-  'moments', 'tenants', 'tenant_users', 'tenant_schedules', 'changes' }) do
-  probe(name)
-end
+probe('plan')
+probe('schedule_index')
+probe('schedule_names')
+probe('broken')
+probe('scheduler_wake')
+probe('stats')
+probe('moments')
+probe('user_tenants')
+probe('tenant_users')
+probe('tenant_schedules')
+probe('changes')
 for from = 1, #ids, GROUP do
   local definitions, plans, due, states, index, named, made = {}, {}, {}, {}, {}, {}, {}
   for n = from, math.min(from + GROUP - 1, #ids) do

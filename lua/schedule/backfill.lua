@@ -16,8 +16,8 @@
 --
 -- A fire time has one task: if its task exists, or did a minute ago, no other is pushed.
 --
--- Returns { 'filled', number of new tasks }; or, with nothing changed, { 'changed' } or { 'full', 'queue' or
--- 'user' }.
+-- Returns { 'filled', number of new tasks }; or, with nothing changed, { 'changed' } or { 'full', 'queue',
+-- 'user' or 'tenant' }.
 
 local before = first_answer(A.op)
 if before then return { 'filled', tonumber(before) } end
@@ -33,10 +33,11 @@ for i, word in ipairs(known_tasks(ids, documents)) do
   if word == 'new' then
     new[#new + 1] = { id = ids[i], user = A.user, name = A.task_name, document = documents[i],
       head = A.head, level = tonumber(A.level), when = '', schedule = A.id }
+    read_head(new[#new])
   end
 end
-local full = is_full(A.user, #new, #new)
-if #new > 0 and full then return { 'full', full } end
+local full = #new > 0 and is_full(new[1], owner_of(new[1]), #new, #new, #new)
+if full then return { 'full', full } end
 store(new)
 write_plan(A.id, A.revision, next_moment)
 for note in string.gmatch(A.notes, '[^\n]+') do note_moments(A.id, note) end

@@ -1,6 +1,7 @@
 -- Fire due schedules: push the task of the fire time and advance the plan, in one step.
 --
 -- @include fence schedules enqueue ending moments
+-- @lazy unique_pushes rings
 -- ARGV op       text  random id of this operation
 -- ARGV term_ms  int   the leader's term is renewed for this long
 -- ARGV ...  due schedules, at most a few hundred
@@ -25,7 +26,8 @@
 -- was read (it was fired, saved or removed) does not change. The task id is made of the schedule and the
 -- fire time, so firing a time twice pushes one task. A fire time not later than the last one is
 -- never fired, even if the clock was set back and the plan was made again.
--- A fire that a limit refuses keeps its plan and is tried again a little later.
+-- A fire that a limit refuses keeps its plan and is tried again a little later. A fire whose task has a unique
+-- key that another task has pushes none, or gives that task its document.
 -- Overlap: while a task of the schedule is unfinished, 'skip' pushes none; 'buffer_one' pushes one that
 -- begins when the previous run has ended, and no second one; 'cancel_previous' cancels unfinished tasks.
 -- If one call cannot do all of that, the schedules left over stay due for the next call.
@@ -111,7 +113,7 @@ local function cancel_open(schedule, members)
   for _, id in ipairs(ids) do
     local record = records[id]
     if record.state ~= 'running' then
-      cancel_waiting(id, record)
+      end_waiting(id, record, 'cancelled')
     else
       record.cancel = true
       write_status(id, record)
@@ -160,7 +162,16 @@ local plans = redis.call('HMGET', K.plan, unpack(ids))
 local states = redis.call('HMGET', K.schedule_state, unpack(ids))
 local tasks = known_tasks(task_ids, documents)
 
-local words, new, of_user = {}, {}, {}
+-- Whether another task has the unique key of a new one. If it is to be replaced, that is noted.
+local replacing = {}
+local function is_duplicate(task)
+  if not task.flow or not task.flow.unique then return false end
+  local word, holder = unique_pushes().decide(task)
+  if word == 'replaces' then replacing[#replacing + 1] = { holder, task } end
+  return word ~= 'new'
+end
+
+local words, new, of_owner, of_tenant = {}, {}, {}, {}
 local new_plans, new_states, new_due, done = {}, {}, {}, {}
 local noted, alone = {}, {}
 local fired, missed, refused, stopped, skipped = 0, 0, 0, 0, 0
@@ -178,8 +189,18 @@ for i, fire in ipairs(fires) do
     complete(fire)
   end
   local is_new = fire.moment and tasks[i] == 'new'
-  local own = (of_user[fire.user] or 0) + 1
-  local overlap = 'fire'
+  local task = is_new and { id = fire.task_id, user = fire.user, name = fire.name, document = fire.document,
+    head = fire.head, level = fire.level, when = '', schedule = fire.id }
+  local owner, of_group, has_room = fire.user, 0, true
+  if task then
+    read_head(task)
+    if task.is_special then
+      owner, of_group = owner_of(task), (of_tenant[task.group or ''] or 0) + 1
+      has_room = not task.pool or rings().has_room_for(task.pool)
+    end
+  end
+  local own = (of_owner[owner] or 0) + 1
+  local overlap, reason = 'fire', 'overlap'
   if plans[i] ~= fire.plan or done[fire.id] then
     overlap = 'moved'
   elseif is_new then
@@ -189,7 +210,7 @@ for i, fire in ipairs(fires) do
   end
   if overlap == 'moved' or overlap == 'later' then
     words[i] = overlap
-  elseif is_new and overlap ~= 'skip' and is_full(fire.user, #new + 1, own) then
+  elseif is_new and overlap ~= 'skip' and (not has_room or is_full(task, owner, #new + 1, own, of_group)) then
     words[i] = 'refused'
     refused = refused + 1
     state.refused = (state.refused or 0) + 1
@@ -198,22 +219,22 @@ for i, fire in ipairs(fires) do
   elseif is_new and fire.overlap == 'cancel_previous' and not cancel_previous(fire, state) then
     words[i] = 'later'
   else
+    if is_new and overlap ~= 'skip' and is_duplicate(task) then overlap, reason = 'skip', 'duplicate' end
     words[i] = overlap == 'skip' and 'skipped' or 'fired'
     done[fire.id] = true
     if not fire.moment then
       words[i] = fire.is_past and 'past' or 'passed'
       if fire.spent then alone[#alone + 1] = { fire.id, fire.spent, 'completed' } end
     elseif overlap == 'skip' then
-      alone[#alone + 1] = { fire.id, fire.moment, 'overlap' }
+      alone[#alone + 1] = { fire.id, fire.moment, reason }
       skipped = skipped + 1
       state.skipped = (state.skipped or 0) + 1
     else
       if is_new then
         fired = fired + 1
-        of_user[fire.user] = own
-        new[#new + 1] = { id = fire.task_id, user = fire.user, name = fire.name,
-          document = fire.document, head = fire.head, level = fire.level, when = '',
-          schedule = fire.id, buffered = overlap == 'buffer' }
+        of_owner[owner], of_tenant[task.group or ''] = own, of_group
+        task.buffered = overlap == 'buffer'
+        new[#new + 1] = task
       end
       state.last_run = fire.moment
       state.runs = (state.runs or 0) + 1
@@ -238,6 +259,7 @@ for i, fire in ipairs(fires) do
 end
 
 write_leader(leader, tonumber(A.term_ms))
+for _, pair in ipairs(replacing) do unique_pushes().replace(unpack(pair)) end
 store(new)
 if #new_plans > 0 then redis.call('HSET', K.plan, unpack(new_plans)) end
 if #new_due > 0 then redis.call('ZADD', K.due, unpack(new_due)) end

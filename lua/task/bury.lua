@@ -9,6 +9,7 @@
 -- ARGV timed_out    text  '1' if it ran for too long, or empty
 -- ARGV fingerprint  text  the same for failures with the same cause
 -- ARGV report       text  the worker's report of the attempt, JSON, or empty
+-- ARGV cost         num   what the attempt has cost, in the units of the queue; empty: as charged
 --
 -- A task whose cancellation was requested ends as cancelled instead.
 --
@@ -17,7 +18,7 @@
 local answer, record = begin_ending(A.op, A.id, A.token)
 if answer then return answer end
 local word = record.cancel and 'cancelled' or 'buried'
-end_lease(A.id, record)
+end_lease(A.id, record, tonumber(A.cost))
 record.error = A.error
 record.timed_out = A.timed_out ~= '' or nil
 if word == 'buried' then record.fingerprint = A.fingerprint end

@@ -11,7 +11,7 @@
 local before = first_answer(A.op)
 if before then return before end
 local record = read_status(A.id)
-if not record or record.state == 'finished' or record.state == 'buried' then
+if not record or record.state == 'finished' or record.state == 'buried' or record.state == 'expired' then
   return remember(A.op, 'over')
 end
 if record.state == 'cancelled' then return remember(A.op, 'cancelled') end
@@ -20,7 +20,7 @@ if record.state == 'running' then
   write_status(A.id, record)
   return remember(A.op, 'asked')
 end
-cancel_waiting(A.id, record)
+end_waiting(A.id, record, 'cancelled')
 trim_all(1)
 save_fair()
 return remember(A.op, 'cancelled')

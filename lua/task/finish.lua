@@ -1,6 +1,7 @@
 -- Record that tasks are done, each by the token of its lease.
 --
 -- @include ending
+-- @lazy uniques
 -- FLAGS allow-oom
 -- ARGV ...     tasks, at most a few hundred
 -- ROW id      text  task id
@@ -8,6 +9,7 @@
 -- ROW result  text  JSON, or empty
 -- ROW took    int   ms that the handler took, or empty
 -- ROW report  text  the worker's report of the attempt, JSON, or empty
+-- ROW cost    num   what the attempt has cost, in the units of the queue; empty: as charged
 --
 -- Replay: a task that this token has finished stays finished, even if its record is gone.
 -- A task whose cancellation was requested ends as cancelled.
@@ -30,15 +32,18 @@ end
 
 local names = {}
 for _, id in ipairs(ids) do
-  if records[id] then names[#names + 1] = records[id].user end
+  if records[id] then prepare_end(records[id]) end
+  local owner = records[id] and owner_of(records[id])
+  names[#names + 1] = owner
+  names[#names + 1] = owner and group_of(owner)
 end
 prefetch_users(names)
 
 -- Edit the text of a record that finishes at its first attempt, as almost all do: faster than encoding it.
 -- Returns nil for other records.
 local function finished_text(id, record, result, took)
-  if record.attempts ~= 1 or record.error or record.cancel or record.slot or record.deadline
-    or record.took or record.result then return nil end
+  if record.attempts ~= 1 or record.error or record.cancel or record.slot or record.slots or record.deadline
+    or record.took or record.result or record.spent then return nil end
   local text = replace_text(status_texts[id], '"state":"running"', '"state":"finished"')
   if not text then return nil end
   local more = ',"ended":' .. now_text
@@ -55,8 +60,10 @@ for i = FIRST, #ARGV, ROW do
   local word
   if is_held(record, token) then
     word = record.cancel and 'cancelled' or 'finished'
-    texts[id] = finished_text(id, record, result, R.took[i])
-    free_lease(id, record)
+    local cost = tonumber(R.cost[i])
+    texts[id] = not cost and finished_text(id, record, result, R.took[i]) or nil
+    free_lease(id, record, cost)
+    record.spent = cost
     record.state, record.ended, record.error, record.timed_out = word, now, nil, nil
     if result ~= '' then record.result = result end
     record.took = tonumber(R.took[i])
@@ -79,7 +86,11 @@ if #closed > 0 then
   redis.call('ZADD', K.ended, unpack(ended))
   list_runs(closed, records)
   end_open_runs(closed, records)
-  for _, id in ipairs(closed) do end_streak(records[id], records[id].state) end
+  for _, id in ipairs(closed) do
+    local record = records[id]
+    end_streak(record, record.state)
+    if record.flow and record.flow.unique then uniques().ended(id, record) end
+  end
   trim_all(#closed)
   save_fair()
 end

@@ -1,19 +1,24 @@
--- Cancel waiting, delayed and held tasks of a user; history shows them as cancelled.
+-- Cancel waiting, delayed and held tasks of a user or a tenant; history shows them as cancelled.
 --
 -- @include ending
+-- @lazy delays rings
 -- FLAGS allow-oom
 -- ARGV op     text  random id of this operation
--- ARGV user   text  user id
+-- ARGV owner  text  a user, a user of a tenant, or a tenant; see lib/owners
 -- ARGV limit  int   at most this many, a few hundred
 --
 -- The caller repeats the call until it returns 0.
 --
 -- Returns the number of tasks that no longer wait.
 
+local from, to = '[' .. A.owner .. '\0', '(' .. A.owner .. '\4'  -- seats in all pools
+if rings().is_tenant(A.owner) then from, to = '[' .. A.owner .. '\2', '(' .. A.owner .. '\3' end
+
+local seats = {}  -- of the entries that were dropped
+
 local function ids_in(key, pattern, most)
   local ids, places = {}, {}
-  for _, member in ipairs(redis.call('ZRANGEBYLEX', key, '[' .. A.user .. '\0', '(' .. A.user .. '\1',
-    'LIMIT', 0, most)) do
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', key, from, to, 'LIMIT', 0, most)) do
     ids[#ids + 1] = string.match(member, pattern) or ''
     places[#ids] = member
   end
@@ -25,17 +30,19 @@ local function drop_entry(key, id, member)
   redis.call('ZREM', key, member)
   local record = read_status(id)
   if not record or record.state ~= 'ready' then redis.call('ZREM', K.waiting, id) end
+  if key == K.backlog then seats[string.match(member, '^%Z*')] = true end
   count('broken_tasks', 1)
 end
 
-local function purge(key, pattern, most, state, place_of)
+local function purge(key, pattern, most, state, is_place)
   local ids, places = ids_in(key, pattern, most)
   if #ids == 0 then return 0 end
   local records = read_statuses(ids)
+  for _, record in pairs(records) do prepare_end(record) end
   for i, id in ipairs(ids) do
     local record = records[id]
-    if record and record.state == state and place_of(id, record) == places[i] then
-      cancel_waiting(id, record)
+    if record and record.state == state and is_place(id, record, places[i]) then
+      end_waiting(id, record, 'cancelled')
     else
       drop_entry(key, id, places[i])
     end
@@ -43,22 +50,33 @@ local function purge(key, pattern, most, state, place_of)
   return #ids
 end
 
--- The member of delayed_index for a delayed task; nil for other tasks.
-local function delayed_place(id, record)
+local function is_waiting_place(id, record, place)
+  return member_of(id, record) == place
+end
+
+-- Whether a member of `held` is of this task; it may be held at any of its limits.
+local function is_held_place(id, record, place)
+  local task = waiting_task(id, record)
+  return gates().held_member(string.match(place, '^%Z*%z(%Z*)') or '', task) == place
+end
+
+local function is_delayed_place(id, record, place)
   local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
-  return due and delays.member(record.user, due, id)
+  return due and delays().member(owner_of(record), due, id) == place
 end
 
 local before = first_answer(A.op)
 if before then return tonumber(before) end
 local limit = tonumber(A.limit)
-local purged = purge(K.backlog, '^%Z*%z%Z*%z(%Z*)', limit, 'ready', member_of)
-if not first_waiting(A.user, 1)[1] then leave(A.user) end  -- the last entry may have been invalid
-if purged < limit then
-  purged = purged + purge(K.held, '%z(%Z*)$', limit - purged, 'ready', held_member_of)
+local purged = purge(K.backlog, '^%Z*%z%Z*%z(%Z*)', limit, 'ready', is_waiting_place)
+for seat in pairs(seats) do
+  if not first_waiting(seat, 1)[1] then leave(seat) end
 end
 if purged < limit then
-  purged = purged + purge(K.delayed_index, '%z(%Z*)$', limit - purged, 'delayed', delayed_place)
+  purged = purged + purge(K.held, '^%Z*%z%Z*%z%Z*%z(%Z*)', limit - purged, 'ready', is_held_place)
+end
+if purged < limit then
+  purged = purged + purge(K.delayed_index, '%z(%Z*)$', limit - purged, 'delayed', is_delayed_place)
 end
 if purged > 0 then trim_all(purged) end
 save_fair()

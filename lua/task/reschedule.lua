@@ -1,6 +1,7 @@
 -- Change the time at which a task that nobody has claimed becomes ready.
 --
 -- @include ending enqueue
+-- @lazy delays
 -- ARGV op    text  random id of this operation
 -- ARGV id    text  task id
 -- ARGV when  text  empty: now; '+ms': after a delay; 'ms': at that time
@@ -16,20 +17,23 @@ if not record then return remember(A.op, 'absent') end
 if record.state == 'running' then return remember(A.op, 'running') end
 if record.state ~= 'ready' and record.state ~= 'delayed' then return remember(A.op, 'over') end
 
+prepare_end(record)
+delays()
 if record.state == 'delayed' then
-  delays.remove(A.id, record.user)
+  delays().remove(A.id, owner_of(record))
 else
   remove_waiting(A.id, record)
 end
-record.due, record.buffered = math.max(due_at(A.when), now), nil
+record.due, record.buffered, record.behind = math.max(due_at(A.when), now), nil, nil
 record.state = record.due > now and 'delayed' or 'ready'
 write_status(A.id, record)
+prepare_end(record)
+delays()
 if record.state == 'delayed' then
-  delays.add({ record.due, A.id, record.user })
+  delays().add({ record.due, A.id, owner_of(record) })
 else
   add_waiting({ waiting_task(A.id, record) })
 end
-wake_worker()
-kinds.wake(record.name)
+wake_for(record)
 save_fair()
 return remember(A.op, 'moved')

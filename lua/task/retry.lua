@@ -1,6 +1,7 @@
 -- Offer a claimed task again after a delay, and keep the error of this attempt.
 --
 -- @include ending
+-- @lazy delays gates
 -- FLAGS allow-oom
 -- ARGV op        text  random id of this operation
 -- ARGV id        text  task id
@@ -9,6 +10,7 @@
 -- ARGV delay_ms  int   0: ready at once
 -- ARGV timed_out text  '1' if it ran for too long, or empty
 -- ARGV report    text  the worker's report of the attempt, JSON, or empty
+-- ARGV cost      num   what the attempt has cost, in the units of the queue; empty: as charged
 --
 -- A task whose cancellation was requested ends as cancelled instead.
 --
@@ -16,7 +18,8 @@
 
 local answer, record = begin_ending(A.op, A.id, A.token)
 if answer then return answer end
-end_lease(A.id, record)
+if tonumber(A.delay_ms) > 0 then delays() end
+end_lease(A.id, record, tonumber(A.cost))
 record.error = A.error
 record.timed_out = A.timed_out ~= '' or nil
 keep_attempt(A.id, record, failure_of(record), A.report)
@@ -33,9 +36,11 @@ record.state = delay > 0 and 'delayed' or 'ready'
 write_status(A.id, record)
 count('retried', 1)
 if delay > 0 then
-  delays.add({ record.due, A.id, record.user })
-  wake_worker()
-  kinds.wake(record.name)
+  delays().add({ record.due, A.id, owner_of(record) })
+  wake_for(record)
+  if record.flow and record.flow.keys and gates().keeps_place(record) then
+    gates().arrive(waiting_task(A.id, record))
+  end
 elseif add_waiting({ waiting_task(A.id, record) }, true) then
   wake_worker()
 end

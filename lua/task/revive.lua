@@ -13,7 +13,7 @@
 --
 -- A dead letter is run again only once. Further calls return the task that the first call made.
 --
--- Returns { 'retried', id of the new task }; or { 'not_dead' } or { 'full', 'queue' or 'user' }, with
+-- Returns { 'retried', id of the new task }; or { 'not_dead' } or { 'full', 'queue', 'user' or 'tenant' }, with
 -- nothing changed.
 
 local before = first_answer(A.op)
@@ -21,10 +21,12 @@ if before then return { 'retried', before } end
 local record = read_status(A.id)
 if not record or record.state ~= 'buried' then return { 'not_dead' } end
 if type(record.retried_as) == 'string' then return { 'retried', remember(A.op, record.retried_as) } end
-local full = is_full(A.user, 1, 1)
+local task = { id = A.new_id, user = A.user, name = A.task_name, document = A.document, head = A.head,
+  level = tonumber(A.level), when = '', schedule = A.schedule ~= '' and A.schedule or nil }
+read_head(task)
+local full = is_full(task, owner_of(task), 1, 1, 1)
 if full then return { 'full', full } end
-store({ { id = A.new_id, user = A.user, name = A.task_name, document = A.document, head = A.head,
-  level = tonumber(A.level), when = '', schedule = A.schedule ~= '' and A.schedule or nil } })
+store({ task })
 record.retried_as = A.new_id
 write_status(A.id, record)
 count('revived', 1)

@@ -10,6 +10,8 @@ import redis
 from redis.client import Pipeline
 
 from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.owners import Owner
+from fairqueue.link.scripts import made_with, parts_of
 from fairqueue.queue.queue import TaskQueue
 
 State = dict[str, Any]
@@ -109,6 +111,33 @@ def stats(client: redis.Redis, name: str = "default") -> dict[str, int]:
     return {"pushed": int(state.get("fair", {}).get("seq", 0)), **counted}
 
 
+def owner_of(record: dict[str, Any]) -> str:
+    """The user of a status record, or the user of its tenant."""
+    return Owner(record["user"], record.get("group")).key
+
+
+def seat_of(record: dict[str, Any]) -> str:
+    """The owner of a status record in its pool."""
+    return owner_of(record) + (f"\x03{record['pool']}" if "pool" in record else "")
+
+
+def tenant_of(seat: str) -> str | None:
+    """The seat of the tenant that a seat belongs to; the tenant of an owner."""
+    if not seat.startswith("\x02") or "\x02" not in seat[1:]:
+        return None
+    tenant, _, rest = seat[1:].partition("\x02")
+    _, mark, pool = rest.partition("\x03")
+    return Owner.whole(tenant).key + mark + pool
+
+
+def label_of(record: dict[str, Any]) -> str:
+    """What a claim has to know of a task: its name, keys, cost and expiry."""
+    flow = record.get("flow", {})
+    label = "".join([record["name"], *(f"\x03{key}" for key in flow.get("keys", []))])
+    label += f"\x04{flow['cost']:.17g}" if "cost" in flow else ""
+    return label + (f"\x05{record['expires']:.0f}" if "expires" in record else "")
+
+
 def check_consistency(client: redis.Redis, name: str = "default", *, is_old: bool = False) -> None:
     """Compare every count and index of a queue with what can be computed from the others.
 
@@ -124,33 +153,41 @@ def check_consistency(client: redis.Redis, name: str = "default", *, is_old: boo
     backlog = [member.split("\0") for member in state.get("backlog", {})]
     held = [member.split("\0") for member in state.get("held", {})]
     in_backlog, in_held = {task_id for _, _, task_id, _ in backlog}, {each[3] for each in held}
+    assert len(backlog) == len(in_backlog)
+    assert len(held) == len(in_held)
     assert in_backlog | in_held == by_state["ready"]
     assert not in_backlog & in_held
     assert state.get("waiting", {}).keys() == by_state["ready"]
     assert state.get("delayed", {}).keys() == by_state["delayed"]
     by_user = {
-        f"{status[task_id]['user']}\0{due:015.0f}\0{task_id}"
+        f"{owner_of(status[task_id])}\0{due:015.0f}\0{task_id}"
         for task_id, due in state.get("delayed", {}).items()
     }
     indexed = state.get("delayed_index", {}).keys()
     assert indexed <= by_user if is_old else indexed == by_user
-    moments = state.get("delayed_users", {}).keys()
-    assert is_old or {member.split("\0")[0] for member in indexed} <= moments
+    moments = state.get("delayed_users", {}).keys() | _tags(state, "d").keys()
+    owners = {member.split("\0")[0] for member in indexed}
+    assert is_old or owners | {tenant for o in owners if (tenant := tenant_of(o))} <= moments
     assert state.get("leases", {}).keys() == by_state["running"]
-    assert state.get("ended", {}).keys() == by_state["finished"] | by_state["cancelled"]
+    ended = by_state["finished"] | by_state["cancelled"] | by_state["expired"]
+    assert state.get("ended", {}).keys() == ended
     assert state.get("dead", {}).keys() == by_state["buried"]
-    for user, rank, task_id, name in backlog:
+    for seat, rank, task_id, label in backlog:
         record = status[task_id]
-        assert (record["user"], record["rank"], record["name"]) == (user, rank, name)
-    for user, name, rank, task_id in held:
+        assert (seat_of(record), record["rank"], label_of(record)) == (seat, rank, label)
+    for seat, gate, rank, task_id, *label in held:
         record = status[task_id]
-        assert (record["user"], record["rank"], record["name"]) == (user, rank, name)
-    running = Counter(status[task_id]["user"] for task_id in by_state["running"])
+        assert (seat_of(record), record["rank"]) == (seat, rank)
+        assert label_of(record) == (label[0] if label else gate)
+    owners_of_runs = [owner_of(status[task_id]) for task_id in by_state["running"]]
+    running = Counter([*owners_of_runs, *filter(None, map(tenant_of, owners_of_runs))])
     assert {u: int(n) for u, n in state.get("running", {}).items()} == dict(running)
-    _check_users(state, backlog)
+    _check_seats(state, backlog)
+    _check_rings(state)
     _check_tenants(state)
     _check_limits(state, by_state["running"], held)
-    _check_history(state, by_state["finished"] | by_state["cancelled"] | by_state["buried"])
+    _check_flow(state, by_state["ready"], by_state["delayed"])
+    _check_history(state, ended | by_state["buried"])
     _check_schedules(state)
 
 
@@ -194,21 +231,84 @@ def _check_schedules(state: State) -> None:
 
 
 def _check_limits(state: State, running: set[str], held: list[list[str]]) -> None:
-    """Slots and deadlines belong to leases, and each user with held tasks has a turn."""
+    """Slots and deadlines belong to leases, and each seat with held tasks has a turn."""
     status = state.get("status", {})
     slots = {f"{status[i]['name']}\0{i}" for i in running if status[i].get("slot")}
+    slots |= {f"{gate}\0{i}" for i in running for gate in status[i].get("slots", [])}
     assert state.get("slots", {}).keys() == slots
     late = {i for i in running if status[i].get("deadline") and not status[i].get("stale")}
     assert state.get("deadlines", {}).keys() == late
     line = state.get("slot_line", {})
     turns = [tuple(member.split("\0")) for member in line if not member.startswith("\1")]
     marks = {tuple(member[1:].split("\0")) for member in line if member.startswith("\1")}
-    assert sorted((name, user) for name, _, user in turns) == sorted(marks)
-    assert {(name, user) for user, name, _, _ in held} <= marks
+    assert sorted((gate, seat) for gate, _, seat in turns) == sorted(marks)
+    for seat, gate, *_ in held:
+        tenant = tenant_of(seat)
+        assert (gate if tenant is None else f"{gate}\x06{tenant}", seat) in marks
+        assert tenant is None or (gate, tenant) in marks
     assert held or not line
+    waiting = {i for i, record in status.items() if record["state"] in ("ready", "delayed")}
+    for member in state.get("gate_order", {}):
+        assert member.split("\0")[2] in waiting, member
+    assert state.get("gate_passes", {}).keys() <= waiting
 
 
-OUTCOMES = {"finished": "s", "cancelled": "c", "buried": "f"}
+def _check_flow(state: State, ready: set[str], delayed: set[str]) -> None:
+    """Pools, unique keys and expiries have the tasks that the records name, and no others."""
+    status = state.get("status", {})
+    since = state.get("waiting", {})
+    in_pools = {
+        f"{status[i]['pool']}\0{since[i]:015.0f}\0{i}" for i in ready if "pool" in status[i]
+    }
+    assert state.get("pool_tasks", {}).keys() == in_pools
+    pools = set(state.get("fair", {}).get("pools", "").split("\n"))
+    assert {status[i]["pool"] for i in ready if "pool" in status[i]} <= pools
+    expiring = {member: at for member, at in state.get("expiring", {}).items() if member[0] != "\1"}
+    assert expiring == {i: status[i]["expires"] for i in ready | delayed if "expires" in status[i]}
+    holders = {field: content.split("\0") for field, content in state.get("uniques", {}).items()}
+    for task_id, record in status.items():
+        flow = record.get("flow", {})
+        scope = flow.get("unique_for", "unfinished")
+        has_key = record["state"] in ("ready", "delayed", "running")
+        if "unique" not in flow or not has_key:
+            continue
+        if scope == "unfinished":
+            whose = tenant_of(owner_of(record)) or owner_of(record)
+            holder = holders[f"{whose}\0{flow['unique']}"]
+            assert task_id in (holder[0], holder[4])
+    windows = {member[1:] for member in state.get("expiring", {}) if member[0] == "\1"}
+    with_end = {field for field, holder in holders.items() if holder[2]}
+    assert windows == with_end
+
+
+def _tags(state: State, kind: str) -> dict[str, str]:
+    """The tags of seats in rings, of one kind."""
+    return {f[1:]: tag for f, tag in state.get("tags", {}).items() if f.startswith(kind)}
+
+
+def _check_rings(state: State) -> None:
+    """Each seat of a ring has one tag, and a tenant waits while one of its users does."""
+    members = {tuple(member.split("\0")) for member in state.get("rings", {})}
+    tags = {(field[0], field[1:], tag) for field, tag in state.get("tags", {}).items()}
+    assert {(ring[0], seat, tag) for ring, tag, seat in members} == tags
+    for ring, _, seat in members:
+        pool = "\x03" + seat.partition("\x03")[2] if "\x03" in seat else ""
+        assert ring[1:] == (tenant_of(seat) or pool)
+    ready = state.get("ready", {}).keys() | _tags(state, "r").keys()
+    parked = state.get("parked", {}).keys()
+    tenants = {tenant for seat in _tags(state, "r") if (tenant := tenant_of(seat))}
+    is_tenant = [s for s in ready | parked if s[0] == "\x02" and tenant_of(s) is None]
+    assert set(is_tenant) == tenants
+    critical = state.get("critical", {}).keys() | _tags(state, "c").keys()
+    first = {tenant for seat in _tags(state, "c") if (tenant := tenant_of(seat))}
+    assert {t for t in critical if t in tenants} == {t for t in first if t in ready}
+    # The clocks of a tenant go when its seats have gone.
+    idle = state.get("idle", {}).keys() | _tags(state, "i").keys()
+    for ring in state.get("clocks", {}):
+        assert not ring.startswith("\x02") or ring in ready | parked | idle, ring
+
+
+OUTCOMES = {"finished": "s", "cancelled": "c", "expired": "e", "buried": "f"}
 
 
 def _check_history(state: State, ended: set[str]) -> None:
@@ -220,10 +320,11 @@ def _check_history(state: State, ended: set[str]) -> None:
         timed_out = record["state"] == "buried" and record.get("timed_out")
         outcome = "t" if timed_out else OUTCOMES[record["state"]]
         tail = f"\0{record['ended']:013d}{outcome}{task_id}"
-        never_ran = outcome == "c" and "claimed" not in record
-        values = (
-            ["od", "d" + record["user"]] if never_ran else ["o" + outcome, "u" + record["user"]]
-        )
+        never_ran = outcome == "e" or (outcome == "c" and "claimed" not in record)
+        values = ["od" if never_ran and outcome == "c" else "o" + outcome]
+        values += [("d" if never_ran else "u") + owner_of(record)]
+        if "group" in record:
+            values += ["p" + record["user"], *([] if never_ran else ["g" + record["group"]])]
         values += ["n" + record["name"]]
         values += ["c" + record["schedule"]] if "schedule" in record else []
         values += ["f" + record["fingerprint"]] if "fingerprint" in record else []
@@ -241,23 +342,27 @@ def _check_history(state: State, ended: set[str]) -> None:
     assert state.get("open", {}).keys() == unfinished
 
 
-def _check_users(state: State, backlog: list[list[str]]) -> None:
-    """Each user with waiting tasks is in exactly one of ready and parked, others in neither."""
-    ready, parked = state.get("ready", {}).keys(), state.get("parked", {}).keys()
+def _check_seats(state: State, backlog: list[list[str]]) -> None:
+    """Each seat with waiting tasks is in exactly one of ready and parked, others in neither."""
+    ready = state.get("ready", {}).keys() | _tags(state, "r").keys()
+    parked = state.get("parked", {}).keys()
     assert not ready & parked
-    assert ready | parked == {user for user, *_ in backlog}
-    assert not ready & state.get("idle", {}).keys()
+    tenants = {s for s in ready | parked if s[0] == "\x02" and tenant_of(s) is None}
+    assert (ready | parked) - tenants == {seat for seat, *_ in backlog}
+    assert not ready & (state.get("idle", {}).keys() | _tags(state, "i").keys())
     heads: dict[str, str] = {}
-    for user, rank, *_ in backlog:  # in the order of the index
-        heads.setdefault(user, rank)
-    critical = {user for user in ready if heads[user].startswith("0")}
-    assert state.get("critical", {}).keys() == critical
+    for seat, rank, *_ in backlog:  # in the order of the index
+        heads.setdefault(seat, rank)
+    critical = {seat for seat in ready - tenants if heads[seat].startswith("0")}
+    in_lane = state.get("critical", {}).keys() | _tags(state, "c").keys()
+    assert in_lane - tenants == critical
 
 
 def _check_tenants(state: State) -> None:
-    """Tenants have the users that belong to them, and users with settings are listed."""
-    tenants = {f"{tenant}\0{user}" for user, tenant in state.get("tenants", {}).items()}
-    assert state.get("tenant_users", {}).keys() == tenants
+    """The two lists of tenants and users agree, and those with settings are listed."""
+    turned = {"\0".join(reversed(m.split("\0"))) for m in state.get("user_tenants", {})}
+    of_old = {f"{tenant}\0{user}" for user, tenant in state.get("tenants", {}).items()}
+    assert turned <= state.get("tenant_users", {}).keys() <= turned | of_old
     assert state.get("user_names", {}).keys() == state.get("users", {}).keys()
 
 
@@ -268,6 +373,14 @@ def spoil(client: redis.Redis, queue: TaskQueue, key: str) -> None:
         client.rpush(queue.keys[key], "item")
     else:
         client.set(queue.keys[key], "text")
+
+
+def only_lazy_keys(script: str) -> set[str]:
+    """The keys of a script that only its lazy parts use: most calls do not touch them."""
+    parts = parts_of(script)
+    own = {part.name for parts in made_with(parts).values() for part in parts}
+    always = {key for p in parts if not p.is_lazy and p.name not in own for key in p.keys}
+    return {key for part in parts for key in part.keys} - always
 
 
 def count_commands(client: redis.Redis) -> Counter[str]:

@@ -156,10 +156,10 @@ def test_a_forgotten_script_is_sent_again(both: TaskQueue, redis_client: redis.R
 
 @pytest.mark.untidy
 def test_a_key_of_a_wrong_type_is_named(both: TaskQueue, redis_client: redis.Redis) -> None:
-    redis_client.set(both.keys["delayed"], "text")
-    with pytest.raises(RedisRefused, match=r"\}:delayed is a string and should be a zset"):
+    redis_client.set(both.keys["leases"], "text")
+    with pytest.raises(RedisRefused, match=r"\}:leases is a string and should be a zset"):
         both.push(make_task())
-    redis_client.delete(both.keys["delayed"])
+    redis_client.delete(both.keys["leases"])
 
 
 def test_partly_refused_commands_are_in_doubt(both: TaskQueue, redis_client: redis.Redis) -> None:
@@ -396,6 +396,20 @@ def test_another_list_can_be_waited_for(both: TaskQueue, redis_client: redis.Red
         return first, second
 
     assert both.link.perform(other()) == (False, True)
+
+
+@pytest.mark.parametrize("pushed", ["wake", "wake_3"])
+def test_several_lists_can_be_waited_for_at_once(
+    both: TaskQueue, redis_client: redis.Redis, pushed: str
+) -> None:
+    def either() -> Operation[tuple[bool, bool, bool]]:
+        first = yield Wait(["wake_3", "wake"], 0.01)
+        redis_client.lpush(both.keys[pushed], "1")
+        second = yield Wait(["wake_3", "wake"], 60)
+        third = yield Wait(["wake_3", "wake"], 0.01)
+        return first, second, third
+
+    assert both.link.perform(either()) == (False, True, False)
 
 
 def test_the_server_is_asked_again_when_its_own_time_out_ends_a_wait(

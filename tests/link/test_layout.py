@@ -15,7 +15,7 @@ from fairqueue.link.scripts import load_script, script_names
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-REFUSED = "queue 'default' has layout 2, which this version of FairQueue does not know"
+REFUSED = "queue 'default' has layout 3, which this version of FairQueue does not know"
 
 
 def layout_of(queue: TaskQueue, client: redis.Redis) -> object:
@@ -25,7 +25,7 @@ def layout_of(queue: TaskQueue, client: redis.Redis) -> object:
 @pytest.mark.parametrize("name", script_names())
 def test_every_script_refuses_a_layout_that_it_does_not_know(world: World, name: str) -> None:
     world.push("a")
-    world.redis.hset(world.keys["fair"], "layout", 2)
+    world.redis.hset(world.keys["fair"], "layout", 3)
     before = world.state(replay=True)
     names = load_script(name).arguments
     arguments: dict[str, Any] = {argument: "" for argument in names if argument != "now_ms"}
@@ -44,7 +44,7 @@ def test_a_layout_that_is_no_number_is_not_known_either(world: World) -> None:
 
 def test_the_queue_of_a_later_version_is_not_deleted(world: World) -> None:
     world.push("a")
-    world.redis.hset(world.keys["fair"], "layout", 2)
+    world.redis.hset(world.keys["fair"], "layout", 3)
     with pytest.raises(UnknownLayout):
         world.queue.destroy()
     world.redis.hset(world.keys["fair"], "layout", 1)

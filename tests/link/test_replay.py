@@ -46,12 +46,12 @@ def held(world: World) -> Claim:
     return claim
 
 
-FAILURE = {"error": "no", "timed_out": "", "report": '{"n":1}'}
+FAILURE = {"error": "no", "timed_out": "", "report": '{"n":1}', "cost": "2.5"}
 
 
 def claim_arguments(op: str, limit: int) -> dict[str, Any]:
     """The arguments of a claim of tasks of any name."""
-    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": ""}
+    fixed = {"worker": "w", "lease_ms": 30_000, "place": "here", "names": "", "pools": ""}
     return {"op": op, "limit": limit, **fixed}
 
 
@@ -63,7 +63,7 @@ def command_of(name: str, world: World) -> Command:
     arguments: dict[str, dict[str, Any]] = {
         "push": {"rest": [argument for task in new for argument in push_row(task)]},
         "claim": claim_arguments("op-claim", limit=3),
-        "finish": {"rest": [claim.task.task_id, claim.token, '{"ok":1}', "1.5", '{"n":1}']},
+        "finish": {"rest": [claim.task.task_id, claim.token, '{"ok":1}', "1.5", '{"n":1}', "3"]},
         "retry": {**mine, **FAILURE, "delay_ms": 0},
         "retry later": {**mine, **FAILURE, "delay_ms": 5000},
         "release": mine,
@@ -78,10 +78,17 @@ def command_of(name: str, world: World) -> Command:
         },
         "set_user": {
             "op": "op-set_user",
+            "owner": "alice",
             "user": "alice",
+            "tenant": "",
             "change": '{"weight":0.25,"max_running":1,"rate":5}',
         },
-        "set_limits": {"op": "op-set_limits", "task_name": "default", "limits": '{"slots":1}'},
+        "set_limits": {
+            "op": "op-set_limits",
+            "field": "default",
+            "limits": '{"slots":1}',
+            "after": "",
+        },
         "reschedule": {"op": "op-reschedule", "id": "bob-1", "when": "+5000"},
         "reschedule running": {"op": "op-reschedule", "id": claim.task.task_id, "when": ""},
         "configure": {"op": "op-configure", "rest": ["max_attempts", 3, "cost", "time"]},

@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from fairqueue.link.scripts import (
     read_part,
     script_files,
     with_numbers,
+    with_places,
     with_rows,
     without_unused,
 )
@@ -62,15 +64,18 @@ def with_includes(path: Path) -> list[Part]:
     """A file's part and all that it includes, itself last."""
     if path.parent.name != "lib":
         return parts_of(path.stem)
+    own = read_part(path)
     found: dict[str, Part] = {}
 
     def visit(part: Part) -> None:
-        for include in part.includes:
-            visit(read_part(FOLDER / "lib" / f"{include}.lua"))
         found[part.name] = part
+        for include in (*part.includes, *part.uses):
+            if include not in found:
+                visit(read_part(FOLDER / "lib" / f"{include}.lua"))
 
-    visit(read_part(path))
-    return list(found.values())
+    visit(own)
+    del found[own.name]
+    return [*found.values(), own]
 
 
 @every_file
@@ -165,8 +170,9 @@ def test_every_function_is_defined_before_it_is_called(name: str) -> None:
     code = re.sub(r"--.*|'[^'\n]*'", "", load_script(name).text)
     calls = {word for word in re.findall(r"(?<![\w.:])(\w+)\(", code) if not word[0].isdigit()}
     for called in calls - LUA_CALLS - LUA_WORDS:
+        names = rf"(\w+, )*{called}(, \w+)*"
         defined = re.search(
-            rf"local function {called}\(|local {called} =|\((\w+, )*{called}[,)]", code
+            rf"local function {called}\(|local {names}( =|$)|\({names}\)|for {names} in", code, re.M
         )
         assert defined is not None, called
         first = re.search(rf"(?<![\w.:])(?<!function ){called}\(", code)
@@ -175,11 +181,15 @@ def test_every_function_is_defined_before_it_is_called(name: str) -> None:
 
 @every_script
 def test_a_script_has_room_for_its_local_variables(name: str) -> None:
-    """Lua allows 200 local variables in a function, and a script is a function."""
-    outside = re.findall(
-        r"^local (?:function )?([\w, ]+?)(?: =|\(|$)", load_script(name).text, re.M
-    )
-    assert sum(len(names.split(",")) for names in outside) <= 195
+    """Lua allows 200 local variables in a function, and a script is a function.
+
+    So is each of its lazy parts.
+    """
+    lazy = re.compile(r"^do\nlocal made\n.*?^return made\nend\nend\n", re.M | re.S)
+    text = load_script(name).text
+    for each in (lazy.sub("", text), *lazy.findall(text)):
+        outside = re.findall(r"^local (?:function )?([\w, ]+?)(?: =|\(|$)", each, re.M)
+        assert sum(len(names.split(",")) for names in outside) <= 196
 
 
 def test_functions_that_nothing_calls_are_removed() -> None:
@@ -242,17 +252,59 @@ def test_every_script_checks_the_layout_of_the_queue_once(name: str) -> None:
 @every_script
 def test_a_script_that_writes_probes_its_keys_before_anything_else(name: str) -> None:
     script, part = load_script(name), read_part(script_files()[name])
-    lines = script.plain_text.splitlines()
-    probes = [number for number, line in enumerate(lines) if line == "probe_all()"]
+    before, probes, _ = script.plain_text.partition("\nprobe_all()\n")
     if name in READS:
-        assert "PROBES" not in script.plain_text
+        assert "probe_all" not in script.plain_text
     elif part.probes_itself:
         assert re.search(r"\bprobe(_all)?\(", code_of(script_files()[name]))
     else:
         assert probes
-        assert "redis.call" not in "\n".join(lines[: probes[0]]).replace(
-            "redis.call(PROBES[name], K[name])", ""
-        )
+        _, _, probed = before.partition("local function probe_all()\n")
+        assert re.fullmatch(r"(redis\.call\('(\w+)', KEYS\[\d+\]\)\n)+end", probed)
+        assert probed.count("redis.call") == before.count("redis.call")
+
+
+def test_a_part_can_leave_keys_to_the_code_that_uses_them(copied: Path) -> None:
+    keys = "-- KEYS tasks  hash  x\n-- KEYS ended  zset  x\n"
+    (copied / "lib" / "a.lua").write_text(f"-- PROBES when used: ended\n{keys}")
+    (copied / "task" / "mine.lua").write_text("-- @include a\nreturn K.ended\n")
+    load_script.cache_clear()
+    script = load_script("mine")
+    assert script.keys == ("fair", "tasks", "ended")
+    assert "local function probe_all()\nredis.call('HLEN', KEYS[2])\nend\n" in script.text
+
+
+def test_a_lazy_part_is_made_when_it_is_called_and_probes_its_own_keys_then(
+    copied: Path, redis_client: redis.Redis
+) -> None:
+    (copied / "lib" / "a.lua").write_text(
+        "-- LAZY\n-- @include time\n-- KEYS tasks  hash  x\n-- KEYS ended  zset  x\n"
+        "local a = {}\nfunction a.age() return now - 1 end\nreturn a\n"
+    )
+    (copied / "task" / "mine.lua").write_text(
+        "-- @lazy a\n-- KEYS tasks  hash  x\n-- ARGV id  text  x\n"
+        "if A.id ~= '' then return a().age() + a().age() end\nreturn redis.call('HLEN', K.tasks)\n"
+    )
+    load_script.cache_clear()
+    script = load_script("mine")
+    assert [part.name for part in parts_of("mine")] == ["layout", "time", "a", "mine"]
+    keys = [f"k:{key}" for key in script.keys]
+    redis_client.set("k:ended", "text")
+    call = partial(redis_client.eval, script.text, len(keys), *keys)
+    values = {"now_ms": "10", "id": ""}
+    assert call(*(values[name] for name in script.arguments)) == 0
+    values["id"] = "1"
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        call(*(values[name] for name in script.arguments))
+    redis_client.delete("k:ended")
+    assert call(*(values[name] for name in script.arguments)) == 18
+
+
+def test_keys_and_arguments_become_places() -> None:
+    text = with_places("K.b, K.a, R.b, OK.b", "K", ["a", "b"], "KEYS")
+    assert text == "KEYS[2], KEYS[1], R.b, OK.b"
+    with pytest.raises(ScriptError, match=r"K\.c: no header declares c"):
+        with_places("K.c", "K", ["a", "b"], "KEYS")
 
 
 def test_every_key_is_used_by_some_script() -> None:
@@ -423,7 +475,7 @@ def constant(file: str, name: str) -> float:
         ("lib/credentials.lua", "KEY_LIMIT", MAX_KEYS),
         ("lib/delays.lua", "AFTER_THE_LAST", AFTER_THE_LAST_MS),
         ("lib/enqueue.lua", "DIGESTED", DIGESTED_BYTES),
-        ("lib/limits.lua", "SLOTS_CHECKED", MOST_SLOTS),
+        ("lib/gates.lua", "SLOTS_CHECKED", MOST_SLOTS),
         ("lib/moments.lua", "MOMENTS_KEPT", NOTES_KEPT),
         ("maintenance/repair_tasks.lua", "MOST_LEASES", MOST_LEASES),
         ("maintenance/sample.lua", "FINE_MS", FINE_MS),
@@ -439,13 +491,18 @@ def test_the_words_for_ends_are_the_same_in_lua_and_python() -> None:
     text = (FOLDER / "lib" / "outcomes.lua").read_text(encoding="utf-8")
     tables = {
         name: dict(re.findall(r"(\w+) = '(\w+)'", entries))
-        for name, entries in re.findall(r"^local (\w+) = \{ (.*) \}$", text, re.M)
+        for name, entries in re.findall(r"^local (\w+) = \{ ([^{}]*) \}$", text, re.M)
     }
     assert tables["LETTERS"] == LETTERS
     assert tables["OUTCOME_OF_STATE"] == STATUS_OF_STATE
+    assert tables["COUNTER_OF_STATE"] == {
+        each.state: each.counter
+        for each in OUTCOMES
+        if each.counter not in (each.state, "timed_out")
+    }
     assert f"local NEVER_RAN = '{NEVER_RAN}'" in text
     ended_runs = (FOLDER / "lib" / "ended_runs.lua").read_text(encoding="utf-8")
-    listed = ", ".join(f"'{outcome.status}'" for outcome in OUTCOMES)
+    listed = ", ".join(f"'{outcome.status}'" for outcome in OUTCOMES if outcome.status != "expired")
     assert f"local OUTCOMES = {{ {listed} }}" in ended_runs
     for outcome in OUTCOMES:
         timed_out = outcome.status == "timed_out"

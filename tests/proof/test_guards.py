@@ -306,7 +306,7 @@ def test_a_repeated_operation_gets_its_first_answer(queue: TaskQueue) -> None:
     push(queue, "a")
     claim = claim_one(queue)
     call: dict[str, Any] = {"op": "op", "id": "a", "token": claim.token, "delay_ms": 0}
-    call |= {"error": "", "timed_out": "", "report": ""}
+    call |= {"error": "", "timed_out": "", "report": "", "cost": ""}
     assert queue.link.run("retry", **call) == b"retried"
     assert queue.link.run("retry", **call) == b"retried"
 

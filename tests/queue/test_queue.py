@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.fixtures import OwnServer
-from helpers.state import changes, check_consistency, dump, places, stats
+from helpers.state import changes, check_consistency, dump, only_lazy_keys, places, stats
 from helpers.tasks import claim_one, fill, ids_of, info_of, make_task, push
 from helpers.waiting import in_thread, until_blocked
 from helpers.world import World
@@ -38,7 +38,7 @@ from fairqueue.link.connection import Link
 from fairqueue.link.keys import KEY_TYPES
 from fairqueue.link.scripts import load_script, parts_of
 from fairqueue.models import Claim, QueueSettings, UserSettings
-from fairqueue.queue.claim import this_place
+from fairqueue.queue.claim import Wanted, this_place
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.reasons import when
 from fairqueue.validation import Priority
@@ -347,7 +347,9 @@ def test_a_claim_takes_no_more_than_a_megabyte_of_documents(world: World, kiloby
         world.push(f"t{n}", user_id=f"u{n % 3}", payload=payload)
     taken = []
     while True:
-        claims, hint, _ = world.queue.link.perform(world.queue._claim_once("w", 250, 30_000, ""))
+        claims, hint, _ = world.queue.link.perform(
+            world.queue._claim_once("w", 250, 30_000, Wanted())
+        )
         size = sum(len(claim.task.document) for claim in claims)
         assert claims
         assert size < 2**20 + len(claims[0].task.document)
@@ -388,6 +390,7 @@ def test_a_claimed_task_is_leased_to_its_worker(world: World) -> None:
         "fair.clock": ("0", "1"),
         "fair.window": (None, str(now)),
         "fair.seen": (None, str(now)),
+        "fair.pace": (None, f"0 0 {now} 0"),
         "served_before.alice": (None, "late"),
         "ops.": (None, str(now)),
         f"ops.{claim.token}": (None, "t1"),
@@ -643,7 +646,8 @@ def test_a_released_task_is_as_if_it_had_not_been_claimed(world: World) -> None:
         world.queue.release(world.claim_one())
     after = changes(before, world.dump())
     # The operations are remembered and counted; the users' turn, tasks and tags are as before.
-    assert not {key for key in after if not key.startswith(("ops.", "stats.", "served"))}
+    passing = ("ops.", "stats.", "served", "fair.pace")
+    assert not {key for key in after if not key.startswith(passing)}
     assert after["stats.released"] == (None, "5")
     assert world.claim_one().attempt == 1
 
@@ -912,7 +916,7 @@ def test_a_snapshot_counts_everything(world: World) -> None:
 
 def hint_of(world: World) -> float:
     """How long the claim says until there may be more, in seconds."""
-    return world.queue.link.perform(world.queue._claim_once("w", 1, 30_000, ""))[1]
+    return world.queue.link.perform(world.queue._claim_once("w", 1, 30_000, Wanted()))[1]
 
 
 def test_how_long_an_idle_worker_may_wait(world: World) -> None:
@@ -1257,11 +1261,13 @@ def mutating_calls(world: World, claims: list[Claim]) -> dict[str, Callable[[], 
     """Each mutating call; the first word is its script."""
     return {
         "push": lambda: world.push("new"),
-        "push of another user": lambda: world.push("new", user_id="bob"),
-        "push later": lambda: world.push("new", delay=5),
-        "push critical": lambda: world.push("new", priority=Priority.CRITICAL),
-        "push many": lambda: world.push("new", "newer"),
-        "push for a tenant": lambda: world.push("new", tenant="acme"),
+        "push of another user": lambda: world.push("new 2", user_id="bob"),
+        "push later": lambda: world.push("new 3", delay=5),
+        "push critical": lambda: world.push("new 4", priority=Priority.CRITICAL),
+        "push many": lambda: world.push("new 5", "newer"),
+        "push for a tenant": lambda: world.push("new 6", tenant="acme"),
+        "push to a pool": lambda: world.push("new 7", pool="gpu", limit_keys=["k"]),
+        "push of a unique one": lambda: world.push("new 8", unique="u", expires=60, delay=5),
         "push again": lambda: world.push("alice-9"),
         "claim": lambda: world.queue.claim("w"),
         "finish": lambda: world.queue.finish(claims[0]),
@@ -1284,39 +1290,51 @@ def mutating_calls(world: World, claims: list[Claim]) -> dict[str, Callable[[], 
 NOT_TOUCHED_BY_A_LONE_PUSH = {
     *("critical", "parked", "idle", "running", "throttle", "usage", "served", "leases", "delayed"),
     *("delayed_index", "delayed_users", "held", "slot_line", "open", "tenants", "tenant_users"),
+    *("user_tenants", "rings", "tags", "clocks", "pool_tasks", "uniques", "expiring"),
+    *("gate_times", "gate_order", "gate_passes"),
     *("kinds", *(key for key in KEY_TYPES if key.startswith("wake_"))),
 }
-
-
-TENANT_KEYS = {"tenants", "tenant_users"}
 
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("key", KEY_TYPES)
 def test_a_key_of_a_wrong_type_is_named_and_nothing_else_changes(world: World, key: str) -> None:
+    """A call that does not touch the key goes through, and leaves it as it is."""
     world.fill("alice", 10)
     claims = world.queue.claim("w", limit=4)
     world.spoil(key)
     before = world.dump()
     refused = []
     for name, call in mutating_calls(world, claims).items():
-        if key not in load_script(name.split()[0]).keys:
+        script = name.split()[0]
+        if key not in load_script(script).keys:
             continue
         if name == "push" and key in NOT_TOUCHED_BY_A_LONE_PUSH:
             continue
-        if name == "push for a tenant" and key in NOT_TOUCHED_BY_A_LONE_PUSH - TENANT_KEYS:
-            continue
-        with pytest.raises(RedisRefused) as caught:
+        try:
             call()
-        assert world.keys[key].decode() in str(caught.value)
-        assert world.dump() == before, name
-        refused.append(name)
+        except RedisRefused as error:
+            refused.append((name, str(error)))
+            changed = changes(before, world.dump())
+        else:
+            may_be_left = only_lazy_keys(script)
+            may_be_left |= NOT_TOUCHED_BY_A_LONE_PUSH if name.startswith("push") else set()
+            assert key in may_be_left, name
+            changed = {}
+            after = world.dump()
+            assert after[key] == before[key]
+            before = after
+        assert changed == {}, name
+    assert all(world.keys[key].decode() in text for _, text in refused)
     # The end of a task may pause its schedule; the rest is no business of the queue.
-    schedules = {key for key in KEY_TYPES if key.startswith("schedule")} - {"schedule_state"}
+    schedules = {key for key in KEY_TYPES if key.startswith("schedule")}
     schedules |= {"broken", "leader", "epoch", "moments", "changes", "tenant_schedules"}
     stores = {"credentials", "credential_ends", "api_keys", "sessions", "api_pace"}
     stores |= {"replies", "replies_before", "audit", "samples"}
-    assert bool(refused) is (key not in schedules | stores)
+    needed = not any(
+        key in only_lazy_keys(name.split()[0]) for name in mutating_calls(world, claims)
+    )
+    assert bool(refused) or not needed or key in schedules | stores
 
 
 @pytest.mark.untidy

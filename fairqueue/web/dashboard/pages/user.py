@@ -44,7 +44,7 @@ def service(request: Request) -> Response:
     """The ended runs of a user over time, for a chart."""
     user_id = request.query_params.get("id", "")
     series = inspector_of(request).users.service(user_id, WINDOWS[window_of(request)][0])
-    counts = series.counts[user_id]
+    (counts,) = series.counts.values()
     return chart_document(series.times, [("runs", "run", counts)] if any(counts) else [])
 
 

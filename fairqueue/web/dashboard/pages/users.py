@@ -98,8 +98,9 @@ def _flags(request: Request, minutes: int) -> list[str]:
 def shares(request: Request) -> Response:
     """The ended runs over time of the users with most runs and of all others, for a chart."""
     series = inspector_of(request).users.shares(WINDOWS[window_of(request)][0], TOP)
-    names = [*series.users, *(["others"] if any(series.others) else [])]
-    tones = [*tones_of(series.users), "idle"]
+    shown = [str(user) for user in series.users]
+    names = [*shown, *(["others"] if any(series.others) else [])]
+    tones = [*tones_of(shown), "idle"]
     values = [*(series.counts[user] for user in series.users), series.others]
     lines = list(zip(names, tones, values, strict=False))
     if _kind(request) == "runs":

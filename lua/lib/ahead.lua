@@ -1,0 +1,73 @@
+-- Estimate how many tasks are served before one.
+--
+-- @include backlog
+-- @lazy rings
+
+local AHEAD = 200  -- units of a ring that are looked at; the others count as the average of these
+
+-- The first seats of the ring of a seat, with their tags, and how many seats it has.
+local function ring_around(seat)
+  if in_root(seat) then
+    return redis.call('ZRANGE', K.ready, 0, AHEAD - 1, 'WITHSCORES'), redis.call('ZCARD', K.ready)
+  end
+  local name = rings().name_of(seat)
+  return rings().range(K.ready, name, 0, AHEAD), rings().count(K.ready, name)
+end
+
+local function count_waiting(seat)
+  if layout > 1 and rings().is_tenant(seat) then
+    return redis.call('ZLEXCOUNT', K.backlog, '[' .. seat .. '\2', '(' .. seat .. '\3')
+  end
+  return redis.call('ZLEXCOUNT', K.backlog, '[' .. seat .. '\0', '(' .. seat .. '\1')
+end
+
+-- How far a serve moves a seat.
+local function stride_of(seat)
+  local owner, head = owner_in(seat), first_waiting(seat, 1)[1]
+  return (head and cost_in(label_in(head)) or cost_of(owner)) / settings_of(owner).weight
+end
+
+-- The tag of a seat for its next task, or that it would get if a task came now.
+local function next_tag(seat)
+  local tag = tag_in(K.ready, seat)
+  if tag then return tag end
+  local clock = ring_of(seat).clock
+  local debt = debt_of(seat)
+  if debt then return math.max(clock, debt) end
+  return running_of(owner_in(seat)) > 0 and clock or clock + stride_of(seat)
+end
+
+-- How often other seats of its ring are served before a seat is served at a tag.
+local function serves_before(seat, tag)
+  local flat, size = ring_around(seat)
+  local sum, looked = 0, 0
+  for i = 1, #flat, 2 do
+    local other, at = flat[i], tonumber(flat[i + 1])
+    if at > tag or looked == AHEAD then break end
+    looked = looked + 1
+    if other ~= seat then
+      local times = math.floor((tag - at) / stride_of(other)) + 1
+      sum = sum + math.min(times, count_waiting(other))
+    end
+  end
+  if looked == AHEAD and size > AHEAD then sum = math.floor(sum * size / AHEAD) end
+  return sum
+end
+
+-- How many tasks are served before the one that has `own` tasks of its seat before it; and how many tasks of its
+-- tenant are among them.
+local function served_before(seat, own)
+  local in_tenant = own
+  local group = group_of(seat)
+  local total = own + serves_before(seat, next_tag(seat) + own * stride_of(seat))
+  if group then
+    in_tenant = total
+    total = total + serves_before(group, next_tag(group) + in_tenant * stride_of(group))
+  end
+  return total, in_tenant
+end
+
+-- How fast the tasks of a pool are served, as note_pace in lib/serving writes it; nil if none was.
+local function pace_of(pool)
+  return (pool and rings().named('\3' .. pool) or fair).pace
+end

@@ -1,0 +1,605 @@
+-- Limit how many tasks run at once, and start in a second, over all workers: by name and by key.
+--
+-- LAZY
+-- @include status owners backlog
+-- KEYS limits       hash  name -> JSON: slots, rate, timeout_ms, by; \3 key -> slots, rate, ordered,
+--                         through_retries, scope; \3 prefix * -> the same for all keys that begin so; \4 -> the
+--                         prefixes, one per line
+-- KEYS slots        zset  gate NUL task id, all scores 0: leased tasks that hold a slot
+-- KEYS slot_line    zset  line NUL turn NUL seat, all scores 0: whose held task is next; and \1 line NUL seat: a
+--                         mark that the seat has a turn in the line. A line is a gate, with a turn for each
+--                         tenant and each user without one, or gate \6 and a tenant's seat, with its users
+-- KEYS paced        hash  gate -> when its rate is free of debt, ms; then the last cost if it was declared
+-- KEYS gate_times   zset  gate -> when to look at it, ms: held tasks may start, or its debt is over
+-- KEYS gate_order   zset  o gate NUL arrival NUL task id, all scores 0: waiting tasks of ordered gates; h gate NUL
+--                         arrival NUL task id: held tasks of several gates; r gate NUL arrival NUL task id NUL
+--                         seat NUL since: tasks that reserve the gate
+-- KEYS gate_passes  hash  task id -> how often the task was passed on from one gate to another
+--
+-- A gate is a limit that tasks pass: a name, \3 key, or \3 key \2 and a tenant (or a user without one) where each
+-- tenant has slots of its own. A task whose gate is closed is moved to `held`, so that it does not block the
+-- other tasks of its user; it holds nothing meanwhile. A slot is an entry of the task that holds it, and is
+-- removed with the lease: there is no count to get wrong.
+--
+-- A gate with held tasks has no room, or is in gate_times. Whoever frees a slot brings the next held task back
+-- to the backlog; when a rate allows it, a claim does. At an ordered gate, only the oldest waiting task may
+-- start. A task of several gates that was passed on PASSED_ON times reserves them: younger tasks leave it
+-- room. Older ones win, so tasks cannot wait for each other in a circle; and while a gate is reserved, the
+-- oldest task of several gates that is held at it comes back first.
+
+local gates = {}
+
+local LIMIT_NUMBERS = { 'slots', 'rate', 'timeout_ms' }
+local SLOTS_CHECKED = 1000   -- leases that are checked when all slots of a gate seem to be in use
+local TURNS = 100            -- turns of seats whose tasks were cancelled that are skipped at once
+local RETURNED = 1000        -- held tasks that one call returns: unpack() is limited to a few thousand values
+local GATES_LOOKED_AT = 100  -- gates in gate_times that one claim looks at
+local PASSED_ON = 3          -- times after which a task of several gates reserves them
+local RESERVED_MS = 600000   -- a reservation lapses after this, should its task not be able to run
+local RESERVING = 100        -- reservations of one gate that are looked at
+local LOOK_AGAIN = 1000      -- ms until a gate with room and held tasks is looked at again
+local TURN = 1000            -- distance between two turns of a seat with weight 1
+
+-- --- limits ---
+
+local names, keys, prefixes = {}, {}, nil
+
+-- Parse the text of limits; false if there are none.
+function gates.parse(text)
+  if not text then return false end
+  local stored, found = decode(text) or {}, {}
+  for _, field in ipairs(LIMIT_NUMBERS) do
+    local value = stored[field]
+    if type(value) == 'number' and value > 0 then found[field] = value end
+  end
+  found.is_declared = stored.by == 'worker'
+  found.ordered, found.through_retries = stored.ordered == true, stored.through_retries == true
+  found.by_tenant = stored.scope == 'tenant'
+  return found
+end
+
+-- The limits of a name, or nil. Reads only those of names that are needed: there may be many thousands.
+function gates.of_name(name)
+  if names[name] == nil then names[name] = gates.parse(redis.call('HGET', K.limits, name)) end
+  return names[name] or nil
+end
+
+-- The longest prefix of patterns that a key begins with, or nil.
+local function prefix_of(key)
+  if not prefixes then
+    prefixes = {}
+    for prefix in string.gmatch(redis.call('HGET', K.limits, '\4') or '', '[^\n]*\n') do
+      prefixes[#prefixes + 1] = string.sub(prefix, 1, -2)
+    end
+  end
+  local best
+  for _, prefix in ipairs(prefixes) do
+    if string.sub(key, 1, #prefix) == prefix and (not best or #prefix > #best) then best = prefix end
+  end
+  return best
+end
+
+-- The limits of a key, or nil: its own, or those of the longest pattern that fits.
+function gates.of_key(key)
+  if keys[key] == nil then
+    local text = redis.call('HGET', K.limits, '\3' .. key)
+    local prefix = not text and prefix_of(key)
+    if prefix then text = redis.call('HGET', K.limits, '\3' .. prefix .. '*') end
+    keys[key] = gates.parse(text)
+  end
+  return keys[key] or nil
+end
+
+-- The two gates that a key can have for a seat: of the queue, and of its tenant or its user.
+local function key_gates(key, seat)
+  local owner = owner_in(seat)
+  return '\3' .. key, '\3' .. key .. '\2' .. (group_of(owner) or owner)
+end
+
+local function keys_in(label)
+  local found = {}
+  for key in string.gmatch(label, '\3([^\3-\5]*)') do found[#found + 1] = key end
+  return found
+end
+
+-- The gates of a task (see waiting_task) that have limits: pairs of a gate and its limits.
+local function gates_of(task)
+  if task.gates then return task.gates end
+  local found, name = {}, name_in_label(task.label)
+  local limits = gates.of_name(name)
+  if limits and (limits.slots or limits.rate) then found[1] = { name, limits } end
+  for _, key in ipairs(layout > 1 and keys_in(task.label) or {}) do
+    limits = gates.of_key(key)
+    if limits then
+      local of_queue, of_tenant = key_gates(key, task.seat)
+      found[#found + 1] = { limits.by_tenant and of_tenant or of_queue, limits }
+    end
+  end
+  task.gates, task.cost = found, cost_in(task.label)
+  return found
+end
+
+gates.of_task = gates_of
+
+-- The limits of a gate, or nil if they were removed.
+local function limits_of(gate)
+  if string.byte(gate) ~= 3 then return gates.of_name(gate) end
+  local key, tenant = string.match(gate, '^\3([^\2]*)(.*)$')
+  local limits = gates.of_key(key)
+  return limits and limits.by_tenant == (tenant ~= '') and limits or nil
+end
+
+-- --- room ---
+
+local used_cache = {}
+
+-- The number of slots of a gate in use. An entry whose lease is gone (its record was damaged) is dropped when
+-- all slots seem to be in use.
+local function used_slots(gate, slots)
+  if used_cache[gate] then return used_cache[gate] end
+  local from, to = '[' .. gate .. '\0', '(' .. gate .. '\1'
+  local used = redis.call('ZLEXCOUNT', K.slots, from, to)
+  if used >= slots then
+    for _, member in ipairs(redis.call('ZRANGEBYLEX', K.slots, from, to, 'LIMIT', 0, SLOTS_CHECKED)) do
+      if not redis.call('ZSCORE', K.leases, string.sub(member, #gate + 2)) then
+        redis.call('ZREM', K.slots, member)
+        used = used - 1
+      end
+    end
+  end
+  used_cache[gate] = used
+  return used
+end
+
+local function seq_of(task)
+  return string.sub(task.rank, -14)
+end
+
+local function order_member(kind, gate, task)
+  return kind .. gate .. '\0' .. seq_of(task) .. '\0' .. task.id
+end
+
+-- The id of the oldest waiting task of an ordered gate.
+local function oldest_of(gate)
+  local member = redis.call('ZRANGEBYLEX', K.gate_order, '[o' .. gate .. '\0', '(o' .. gate .. '\1',
+    'LIMIT', 0, 1)[1]
+  return member and string.match(member, '%z(%Z*)$')
+end
+
+-- The number of tasks that reserve a gate and are older than a task: those that could run but for the gate.
+local any_reserved
+local function reserved_before(gate, task)
+  if any_reserved == nil then
+    any_reserved = #redis.call('ZRANGEBYLEX', K.gate_order, '[r', '(s', 'LIMIT', 0, 1) > 0
+  end
+  if not any_reserved then return 0 end
+  local count = 0
+  for _, member in ipairs(redis.call('ZRANGEBYLEX', K.gate_order, '[r' .. gate .. '\0',
+    '(r' .. gate .. '\0' .. (task and seq_of(task) or '\1'), 'LIMIT', 0, RESERVING)) do
+    local seat, since = string.match(member, '%z(%Z*)%z(%d+)$')
+    local owner = seat and owner_in(seat)
+    local tenant = owner and group_of(owner)
+    if not owner or math.abs(now - tonumber(since)) > RESERVED_MS then
+      redis.call('ZREM', K.gate_order, member)
+    elseif not blocked_until(owner) and not (tenant and blocked_until(tenant)) then
+      count = count + 1
+    end
+  end
+  return count
+end
+
+-- The first gate that a task cannot pass now, and why: 'slots', 'rate', 'order' or 'reserved'; nil if it can
+-- start. For a rate, also when it can pass.
+function gates.closed_for(task)
+  for _, pair in ipairs(gates_of(task)) do
+    local gate, limits = pair[1], pair[2]
+    local slots = limits.slots
+    if slots and used_slots(gate, slots) >= slots then return gate, 'slots' end
+    if limits.rate then
+      local free = free_at(K.paced, gate, limits.rate, task.cost)
+      if free > now then return gate, 'rate', free end
+    end
+    if limits.ordered then
+      -- A task that was pushed before the limit was set takes its place now.
+      redis.call('ZADD', K.gate_order, 0, order_member('o', gate, task))
+      if oldest_of(gate) ~= task.id then return gate, 'order' end
+    end
+    if slots and used_slots(gate, slots) + reserved_before(gate, task) >= slots then
+      return gate, 'reserved'
+    end
+  end
+  return nil
+end
+
+-- How many more tasks of a gate may start now, at most `most`.
+local function room_at(gate, most)
+  local limits = limits_of(gate)
+  if not limits then return most end  -- its limits were removed since the tasks were held
+  if limits.slots then most = math.min(most, limits.slots - used_slots(gate, limits.slots)) end
+  if limits.rate then
+    local free, burst = free_at(K.paced, gate, limits.rate)
+    local ahead = now - free
+    most = math.min(most, burst, ahead < 0 and 0 or math.floor(ahead * limits.rate / 1000) + 1)
+  end
+  return limits.ordered and math.min(most, 1) or most
+end
+
+-- --- whose turn it is ---
+
+-- The first turn at a gate: its member, or nil.
+local function first_turn(gate)
+  return redis.call('ZRANGEBYLEX', K.slot_line, '[' .. gate .. '\0', '(' .. gate .. '\1',
+    'LIMIT', 0, 1)[1]
+end
+
+-- The tag of a turn, by which the turns at a gate are ordered.
+function gates.tag_of_turn(turn)
+  return tonumber(string.match(turn, '%z(%d+)%z%Z*$'))
+end
+
+-- Give the seat a turn in a line, one stride after a tag or after the first turn. As in ready, a user with
+-- twice the weight has turns twice as often. `turn` in fair is the last turn of all lines: a line without turns
+-- begins there, and so do clients that do not know weights.
+function gates.take_turn(line, seat, tag)
+  local last = tonumber(redis.call('HGET', K.fair, 'turn') or nil) or 0
+  if not tag then
+    local first = first_turn(line)
+    tag = first and gates.tag_of_turn(first) or last
+  end
+  local owner = owner_in(seat)
+  local turn = tag + math.max(1, math.floor(TURN * cost_of(owner) / settings_of(owner).weight))
+  if turn > last then redis.call('HSET', K.fair, 'turn', string.format('%.0f', turn)) end
+  redis.call('ZADD', K.slot_line, 0, string.format('%s\0%014.0f\0%s', line, turn, seat))
+end
+
+function gates.turn_mark(line, seat)
+  return '\1' .. line .. '\0' .. seat
+end
+
+-- The line in which a seat waits at a gate.
+function gates.line_of(gate, seat)
+  local group = layout > 1 and group_of(seat)
+  return group and gate .. '\6' .. group or gate
+end
+
+-- Give the seat, and its tenant, a turn at a gate unless it has one. A seat whose held tasks were cancelled keeps
+-- the turn and gets no second one.
+function gates.join_line(gate, seat)
+  local line = gates.line_of(gate, seat)
+  if redis.call('ZADD', K.slot_line, 0, gates.turn_mark(line, seat)) == 1 then gates.take_turn(line, seat) end
+  if line ~= gate then gates.join_line(gate, group_of(seat)) end
+end
+
+-- The member of a task in `held`. Its label is left out if it is the gate, as it is without keys.
+function gates.held_member(gate, task)
+  return task.seat .. '\0' .. gate .. '\0' .. task.rank .. '\0' .. task.id
+    .. (task.label == gate and '' or '\0' .. task.label)
+end
+
+local function read_held(member)
+  local seat, gate, rank, id, label = string.match(member, '^(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)(.*)$')
+  return { id = id, seat = seat, rank = rank, label = label == '' and gate or string.sub(label, 2),
+    was_held = true }
+end
+
+-- Use up the first turn in a line of a gate. Returns the member of that seat's first held task, or nil.
+local function next_in_line(gate, line)
+  for _ = 1, TURNS do
+    local turn = first_turn(line)
+    if not turn then return nil end
+    redis.call('ZREM', K.slot_line, turn)
+    local seat = string.match(turn, '%z(%Z*)$')
+    local member, has_more
+    if string.byte(seat) == 2 and not group_of(seat) then
+      member = next_in_line(gate, line .. '\6' .. seat)
+      has_more = first_turn(line .. '\6' .. seat)
+    else
+      local range = seat .. '\0' .. gate
+      member, has_more = unpack(redis.call('ZRANGEBYLEX', K.held, '[' .. range .. '\0',
+        '(' .. range .. '\1', 'LIMIT', 0, 2))
+    end
+    if has_more then
+      gates.take_turn(line, seat, gates.tag_of_turn(turn))
+    else
+      redis.call('ZREM', K.slot_line, gates.turn_mark(line, seat))
+    end
+    if member then return member end
+  end
+  return nil
+end
+
+-- The member of the oldest task of an ordered gate if it is held at this gate, or nil.
+local function next_in_order(gate)
+  local id = oldest_of(gate)
+  local record = id and read_status(id)
+  if not record then return nil end
+  local member = gates.held_member(gate, waiting_task(id, record))
+  return redis.call('ZSCORE', K.held, member) and member or nil
+end
+
+-- --- held tasks ---
+
+-- Note why a task is held, so that it comes back.
+function gates.hold(task, gate, why, free)
+  gates.join_line(gate, task.seat)
+  if why == 'rate' then
+    redis.call('ZADD', K.gate_times, 'LT', math.ceil(free), gate)
+  elseif why == 'reserved' then
+    redis.call('ZADD', K.gate_times, 'NX', now + LOOK_AGAIN, gate)
+  end
+  if #gates_of(task) < 2 then return end
+  redis.call('ZADD', K.gate_order, 0, order_member('h', gate, task))
+  if redis.call('HINCRBY', K.gate_passes, task.id, 1) ~= PASSED_ON then return end
+  for _, pair in ipairs(gates_of(task)) do
+    if pair[2].slots then
+      redis.call('ZADD', K.gate_order, 0, 'r' .. pair[1] .. '\0' .. seq_of(task) .. '\0' .. task.id .. '\0'
+        .. task.seat .. '\0' .. now_text)
+      any_reserved = true
+    end
+  end
+end
+
+local freed = {}  -- gates whose held tasks may start
+
+-- A task that waits at ordered gates takes its place there.
+function gates.arrive(task)
+  for _, pair in ipairs(gates_of(task)) do
+    if pair[2].ordered then redis.call('ZADD', K.gate_order, 0, order_member('o', pair[1], task)) end
+  end
+end
+
+-- A task does not wait any more, or starts: it gives up its places and reservations.
+function gates.forget(task)
+  local all = { name_in_label(task.label) }
+  for _, key in ipairs(keys_in(task.label)) do all[#all + 1], all[#all + 2] = key_gates(key, task.seat) end
+  local places = {}
+  for _, gate in ipairs(all) do
+    places[#places + 1], places[#places + 2] = order_member('o', gate, task), order_member('h', gate, task)
+  end
+  local gone = redis.call('ZREM', K.gate_order, unpack(places))
+  if redis.call('HDEL', K.gate_passes, task.id) == 1 then
+    for _, gate in ipairs(all) do
+      local mine = 'r' .. gate .. '\0' .. seq_of(task) .. '\0' .. task.id .. '\0'
+      local member = redis.call('ZRANGEBYLEX', K.gate_order, '[' .. mine, '(' .. mine .. '\255',
+        'LIMIT', 0, 1)[1]
+      if member then gone = gone + redis.call('ZREM', K.gate_order, member) end
+    end
+  end
+  if gone == 0 then return end
+  for _, gate in ipairs(all) do freed[gate] = true end
+end
+
+-- Remove a waiting task that is not in the backlog from `held`.
+function gates.remove_held(task)
+  local members = { gates.held_member(name_in_label(task.label), task) }
+  for _, key in ipairs(layout > 1 and keys_in(task.label) or {}) do
+    local of_queue, of_tenant = key_gates(key, task.seat)
+    members[#members + 1] = gates.held_member(of_queue, task)
+    members[#members + 1] = gates.held_member(of_tenant, task)
+  end
+  redis.call('ZREM', K.held, unpack(members))
+  -- Turns of seats without held tasks are skipped later. Without any held task, all turns go.
+  if redis.call('ZCARD', K.held) == 0 then redis.call('UNLINK', K.slot_line) end
+end
+
+-- The member of the oldest task of several gates that is held at a gate, if it is not younger than the oldest one
+-- that reserves the gate; nil if there is none, and whether the gate is reserved.
+local function next_reserved(gate)
+  local function first(kind)
+    local member = redis.call('ZRANGEBYLEX', K.gate_order, '[' .. kind .. gate .. '\0',
+      '(' .. kind .. gate .. '\1', 'LIMIT', 0, 1)[1]
+    local seq, id = string.match(member or '', '^%Z*%z(%Z*)%z(%Z*)')
+    return seq, id
+  end
+  local reserved = first('r')
+  if not reserved then return nil end
+  local seq, id = first('h')
+  local record = seq and seq <= reserved and read_status(id)
+  local held = record and gates.held_member(gate, waiting_task(id, record))
+  return held and redis.call('ZSCORE', K.held, held) and held or nil
+end
+
+-- Return held tasks of a gate to the backlog, as many as its limits allow and at most `most`.
+local function return_held(gate, most)
+  local list, room = {}, room_at(gate, most)
+  local limits = limits_of(gate)
+  while room > 0 and #list < RETURNED do
+    local member
+    if limits and limits.ordered then
+      member = next_in_order(gate)
+    else
+      member = next_reserved(gate) or next_in_line(gate, gate)
+    end
+    if not member then break end
+    redis.call('ZREM', K.held, member)
+    local task = read_held(member)
+    if task.label ~= gate then redis.call('ZREM', K.gate_order, order_member('h', gate, task)) end
+    list[#list + 1] = task
+    -- A task whose user or tenant may not be served waits with it, and takes no slot.
+    local owner = owner_in(task.seat)
+    local tenant = group_of(owner)
+    if not blocked_until(owner) and not (tenant and blocked_until(tenant)) then room = room - 1 end
+  end
+  if redis.call('ZCARD', K.held) == 0 then redis.call('UNLINK', K.slot_line) end
+  return list
+end
+
+-- Set when to look at a gate again, after some tasks have come back: at once if there is room for more, when its
+-- rate allows a task, or soon, because those that came back may not start. Nothing is set for a gate without
+-- held tasks or without a slot: whoever frees a slot looks at it. The debt of a key goes when it is over.
+local function look_later(gate, returned)
+  local limits = limits_of(gate)
+  local debt = limits and limits.rate and redis.call('HGET', K.paced, gate)
+  if first_turn(gate) then
+    if limits and limits.slots and used_slots(gate, limits.slots) >= limits.slots then
+      redis.call('ZREM', K.gate_times, gate)
+    else
+      local free = debt and free_at(K.paced, gate, limits.rate) or 0
+      local soon = room_at(gate, returned + 1) > returned and now or now + LOOK_AGAIN
+      redis.call('ZADD', K.gate_times, free > now and math.ceil(free) or soon, gate)
+    end
+    return
+  end
+  local debt_until = debt and tonumber(string.match(debt, '^%S+')) or 0
+  if string.byte(gate) == 3 and debt_until > now then
+    redis.call('ZADD', K.gate_times, math.ceil(debt_until), gate)
+  else
+    if string.byte(gate) == 3 then redis.call('HDEL', K.paced, gate) end
+    redis.call('ZREM', K.gate_times, gate)
+  end
+end
+
+-- Return the held tasks of some gates. Returns true if a worker of the default pool can claim one.
+local function return_all(list, most)
+  local back, returned = {}, {}
+  for _, gate in ipairs(list) do
+    local held = return_held(gate, most)
+    returned[gate] = #held
+    for i = 1, #held do back[#back + 1] = held[i] end
+  end
+  local is_found = add_waiting(back, true)
+  for _, gate in ipairs(list) do look_later(gate, returned[gate]) end
+  return is_found
+end
+
+-- Return the held tasks of gates that were freed. Part of save_fair; a claim does it before it serves, too.
+function gates.flush(is_claiming)
+  local list = {}
+  for gate in pairs(freed) do list[#list + 1] = gate end
+  freed = {}
+  if #list == 0 or redis.call('ZCARD', K.held) == 0 then return end
+  if return_all(list, RETURNED) and not is_claiming then wake_worker() end
+end
+table.insert(fair.unsaved, 1, gates.flush)
+fair.flush_gates = gates.flush
+
+-- Return the held tasks of gates whose time has come. Returns true if a worker of the default pool can claim one.
+function gates.due(most)
+  local list = redis.call('ZRANGE', K.gate_times, '-inf', now, 'BYSCORE', 'LIMIT', 0, GATES_LOOKED_AT)
+  return #list > 0 and return_all(list, most)
+end
+
+-- Whether nobody will look at a gate with held tasks: it has room, and no time is set.
+function gates.is_forgotten(gate)
+  return not redis.call('ZSCORE', K.gate_times, gate) and room_at(gate, 1) > 0
+end
+
+-- Let the next claims look at gates with held tasks: one gate, or all that begin with a text, at most `most`.
+-- Returns the last gate that was found if there may be more.
+function gates.look_at(first, last, most)
+  local from, gate = '[' .. first, nil
+  for _ = 1, most do
+    local turn = redis.call('ZRANGEBYLEX', K.slot_line, from, '(' .. last, 'LIMIT', 0, 1)[1]
+    if not turn then return nil end
+    gate = string.match(turn, '^[^%z\6]*')
+    redis.call('ZADD', K.gate_times, now, gate)
+    from = '[' .. gate .. '\7'
+  end
+  return gate
+end
+
+-- --- leases ---
+
+-- Count a task that starts at its gates.
+function gates.begin(task)
+  for _, pair in ipairs(gates_of(task)) do
+    local gate, limits = pair[1], pair[2]
+    local is_full = false
+    if limits.slots then
+      used_cache[gate] = used_slots(gate, limits.slots) + 1
+      is_full = used_cache[gate] >= limits.slots
+      if is_full then redis.call('ZREM', K.gate_times, gate) end
+    end
+    if limits.rate then
+      local debt = add_debt(K.paced, gate, limits.rate, task.cost or 1, task.cost)
+      if not is_full and first_turn(gate) then
+        redis.call('ZADD', K.gate_times, math.ceil(math.max(now, (free_at(K.paced, gate, limits.rate)))), gate)
+      elseif string.byte(gate) == 3 then
+        redis.call('ZADD', K.gate_times, math.ceil(debt), gate)
+      end
+    end
+    if limits.ordered then freed[gate] = true end
+  end
+  if string.find(task.label, '\3', 1, true) then gates.forget(task) end
+end
+
+-- Undo the count of slots for a task that cannot be leased because its record is damaged.
+function gates.undo(task)
+  for _, pair in ipairs(gates_of(task)) do
+    if used_cache[pair[1]] then used_cache[pair[1]] = used_cache[pair[1]] - 1 end
+    freed[pair[1]] = true
+  end
+end
+
+-- The members of `slots` for a task that starts. Notes in its record that it holds them.
+function gates.enter(id, record, members)
+  for _, pair in ipairs(gates_of(waiting_task(id, record))) do
+    local gate, limits = pair[1], pair[2]
+    if limits.slots then
+      members[#members + 1] = '0'
+      members[#members + 1] = gate .. '\0' .. id
+      if string.byte(gate) == 3 then
+        record.slots = record.slots or {}
+        record.slots[#record.slots + 1] = gate
+      else
+        record.slot = true
+      end
+    end
+  end
+end
+
+-- Release the slots of a lease that has ended.
+function gates.free(id, record)
+  local list = {}
+  if record.slot then list[1] = record.name or '' end
+  for _, gate in ipairs(type(record.slots) == 'table' and record.slots or {}) do
+    if type(gate) == 'string' then list[#list + 1] = gate end
+  end
+  for _, gate in ipairs(list) do
+    redis.call('ZREM', K.slots, gate .. '\0' .. id)
+    used_cache[gate], freed[gate] = nil, true
+  end
+  record.slot, record.slots = nil, nil
+end
+
+-- The gate at which a task is held, or nil.
+function gates.held_at(task)
+  local all = { name_in_label(task.label) }
+  for _, key in ipairs(layout > 1 and keys_in(task.label) or {}) do
+    all[#all + 1], all[#all + 2] = key_gates(key, task.seat)
+  end
+  for _, gate in ipairs(all) do
+    if redis.call('ZSCORE', K.held, gates.held_member(gate, task)) then return gate end
+  end
+  return nil
+end
+
+-- Whether a task could not start now because of its limits. Changes nothing.
+function gates.is_full(task)
+  for _, pair in ipairs(gates_of(task)) do
+    local gate, limits = pair[1], pair[2]
+    local used = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
+    if (limits.slots and used >= limits.slots) or redis.call('ZSCORE', K.gate_times, gate) then return true end
+  end
+  return false
+end
+
+-- How many tasks come before one in the order of a gate, and how many older ones reserve it. Changes nothing.
+function gates.before(gate, limits, task)
+  local function count(kind)
+    return redis.call('ZLEXCOUNT', K.gate_order, '[' .. kind .. gate .. '\0',
+      '(' .. kind .. gate .. '\0' .. seq_of(task))
+  end
+  return limits.ordered and count('o') or 0, count('r')
+end
+
+-- Whether a task keeps its place at an ordered gate while it is delayed for its next attempt.
+function gates.keeps_place(record)
+  for _, key in ipairs(record.flow and record.flow.keys or {}) do
+    local limits = gates.of_key(key)
+    if limits and limits.ordered and limits.through_retries then return true end
+  end
+  return false
+end
+
+return gates

@@ -1,0 +1,39 @@
+-- Read what decides when a task would start if it were pushed now.
+--
+-- @include ahead
+-- @lazy gates rings
+-- FLAGS no-writes
+-- ARGV owner  text  a user, or a user of a tenant; see lib/owners
+-- ARGV pool   text  its pool; empty: the default one
+-- ARGV name   text  its name
+--
+-- Returns a flat list of names and values: now; settings, running and parked of the user, and of its tenant with
+-- `tenant_` before the name; own (waiting tasks of the user in the pool); before (tasks that would be served
+-- before it); pace (tasks, ms, when the last was claimed, and 1 if tasks waited after it); full (1 if its name
+-- has no slot free or waits for its rate).
+
+local pool = A.pool ~= '' and A.pool or nil
+local seat = pool and A.owner .. '\3' .. pool or A.owner
+local group = group_of(seat)
+local answer = {}
+local function say(name, value)
+  answer[#answer + 1] = name
+  answer[#answer + 1] = value or ''
+end
+
+local function say_of(prefix, whose, place)
+  local text = redis.call('HGET', K.users, whose)
+  say(prefix .. 'settings', text or string.byte(whose) == 2 and rings().inherited(whose))
+  say(prefix .. 'running', running_of(whose))
+  say(prefix .. 'parked', redis.call('ZSCORE', K.parked, place))
+end
+
+say('now', now)
+say_of('', A.owner, seat)
+if group then say_of('tenant_', owner_in(group), group) end
+local own = count_waiting(seat)
+say('own', own)
+say('before', (served_before(seat, own)))
+say('pace', pace_of(pool))
+say('full', gates().is_full({ id = '', seat = seat, rank = '', label = A.name }) and 1 or 0)
+return answer
