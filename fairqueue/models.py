@@ -612,11 +612,16 @@ class Page(list[T], Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSnapshot:
-    """The waiting tasks of a pool. oldest_wait: in seconds; None for the default pool."""
+    """The waiting tasks of a pool.
+
+    oldest_wait: in seconds; None for the default pool. last_claim: when a worker last took one of
+    its tasks, None if that is not known.
+    """
 
     pool: str
     waiting: int
     oldest_wait: float | None = None
+    last_claim: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,9 @@ from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import LogEntry
 from fairqueue.link.operation import Operation, steps
-from fairqueue.models import Explanation, Page, Task
+from fairqueue.models import Explanation, Page, Task, TaskOptions
 from fairqueue.queue.reports import LogLine
 from fairqueue.queue.workers import LostRun
-from fairqueue.retry_policy import TaskPolicy
 from fairqueue.schedules.bulk import BulkResult, run_bulk
 from fairqueue.validation import Priority, check_count, check_items, check_payload
 
@@ -31,6 +30,7 @@ class RunFilters(TypedDict, total=False):
     name: str | None
     fingerprint: str | None
     tenant: str | None
+    pool: str | None
     since: datetime | float | None
     until: datetime | float | None
 
@@ -310,18 +310,18 @@ class Tasks(_RunPart):
         delay: float | None = None,
         at: datetime | float | None = None,
         tenant: str | None = None,
-        **policy: Unpack[TaskPolicy],
+        **options: Unpack[TaskOptions],
     ) -> str:
         """Push a task, and return its id. Raises InvalidTask, InvalidPayload, QueueFull.
 
-        `policy` sets the retries and time-out of the task; see `Task.create`.
+        `options` sets its retries, time-out and flow; see `Task.create`.
         """
         self._guard.require("operator", "push tasks")
         given: dict[str, Any] = {"user_id": user_id}
         if tenant is not None:
             given["tenant"] = tenant
         task = Task.create(
-            **policy,
+            **options,
             payload=payload,
             priority=priority,
             name=name,

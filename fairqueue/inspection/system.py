@@ -17,7 +17,8 @@ from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
 from fairqueue.link.keys import command_line
-from fairqueue.models import HandlerLimits, QueueSettings, QueueSnapshot
+from fairqueue.models import HandlerLimits, KeyLimits, QueueSettings, QueueSnapshot
+from fairqueue.queue.pools import PoolInfo, pool_infos
 from fairqueue.queue.workers import WorkerInfo
 from fairqueue.stats.samples import Series
 from fairqueue.validation import check_seconds
@@ -139,6 +140,11 @@ class System(InspectorPart):
             clock_skew=skew,
         )
 
+    def pools(self) -> list[PoolInfo]:
+        """The pools of the queue and of its live workers, the default one first."""
+        self._guard.read_global("see pools")
+        return pool_infos(self._context.queue.inspect(), self._context.workers.alive())
+
     # --- what needs attention ---------------------------------------------------------------------
 
     def attention(self) -> list[Attention]:
@@ -176,11 +182,22 @@ class System(InspectorPart):
             return [Attention(level="error", kind="workers", target="", text=text)]
         if not snapshot.ready:
             return []
+        unserved = [
+            pool for pool in pool_infos(snapshot, self._context.workers.alive()) if pool.is_unserved
+        ]
+        if unserved:
+            return [self._of_pool(pool) for pool in unserved[:MAX_ATTENTION]]
         if snapshot.oldest_wait > OLD_WAIT_S:
             minutes = snapshot.oldest_wait / 60
             text = f"the oldest task has waited {minutes:.0f} minutes"
             return [Attention(level="warning", kind="users", target="", text=text)]
         return []
+
+    def _of_pool(self, pool: PoolInfo) -> Attention:
+        start = command_line(f"{START_WORKER} --pool {pool.pool}", self._context.queue.name)
+        tasks = "a task waits" if pool.waiting == 1 else f"{pool.waiting} tasks wait"
+        text = f"no live worker serves the pool {pool.pool!r}: {tasks}. Start one: {start}"
+        return Attention(level="warning", kind="pool", target=pool.pool, text=text)
 
     def _failures(self) -> list[Attention]:
         since = self._context.now() - timedelta(hours=1)
@@ -217,11 +234,18 @@ class System(InspectorPart):
     # --- settings ---------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the queue, and the limits by task name."""
+        """The settings of the queue, and the limits by task name, key and pattern."""
         self._guard.read_global("see settings")
-        limits = {name: asdict(each) for name, each in self._context.queue.get_limits().items()}
-        settings: dict[str, Any] = mask(asdict(self._context.queue.settings()))
-        return {"queue": self._context.queue.name, "settings": settings, "limits": limits}
+        queue = self._context.queue
+        limits = {name: asdict(each) for name, each in queue.get_limits().items()}
+        keys = {key: asdict(each) for key, each in queue.get_key_limits().items()}
+        settings: dict[str, Any] = mask(asdict(queue.settings()))
+        return {
+            "queue": queue.name,
+            "settings": settings,
+            "limits": limits,
+            "key_limits": keys,
+        }
 
     def configure(self, **changes: Any) -> QueueSettings:
         """Change settings; see TaskQueue.configure. Raises ConfigurationError."""
@@ -245,6 +269,17 @@ class System(InspectorPart):
         self._guard.require_global_admin("change limits")
         with self._guard.change("limits.change", name, details=limits):
             self._context.queue.set_limits(name, **limits)
+
+    def key_limits(self) -> dict[str, KeyLimits]:
+        """The limits of tasks with a key, by key or pattern."""
+        self._guard.read_global("see limits")
+        return self._context.queue.get_key_limits()
+
+    def set_limit(self, key: str, **limits: Any) -> None:
+        """Set the limits of a key, or of all keys of a pattern; see TaskQueue.set_limit."""
+        self._guard.require_global_admin("change limits")
+        with self._guard.change("key_limits.change", key, details=limits):
+            self._context.queue.set_limit(key, **limits)
 
     def prune(self, older_than: float | timedelta, *, dry_run: bool = True) -> int:
         """Delete runs that ended longer ago, and return how many; by default only count."""

@@ -7,10 +7,12 @@ from typing import Any
 
 from fairqueue.cursors import bad_cursor
 from fairqueue.errors import InvalidInput, UnknownTenant, UnknownUser, shown
+from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.inspection.context import LONG_AGO, InspectorPart
 from fairqueue.link.owners import Owner
-from fairqueue.models import Explanation, Page, UserSettings
+from fairqueue.models import DEFAULT_NAME, Explanation, Page, UserSettings
 from fairqueue.queue.base import UNSET
+from fairqueue.queue.estimate import Quote
 from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, TenantInfo, UserInfo
 from fairqueue.validation import check_count, check_tenant
 
@@ -172,6 +174,22 @@ class Users(Sharers):
         task_id = self._context.people.next_task(self._context.owner(user_id, tenant))
         return None if task_id is None else self._context.queue.explain(task_id)
 
+    def quote(
+        self,
+        user_id: str,
+        *,
+        tenant: str | None = None,
+        name: str = DEFAULT_NAME,
+        pool: str = DEFAULT_POOL,
+    ) -> Quote:
+        """When a task of a user would start if it was pushed now; see TaskQueue.quote.
+
+        Raises InvalidInput naming the value, and UnknownUser.
+        """
+        self._guard.read()
+        owner = self._context.owner(user_id, tenant)
+        return self._context.queue.quote(user_id, tenant=owner.tenant, name=name, pool=pool)
+
     # --- changing ---------------------------------------------------------------------------------
 
     def set(
@@ -214,6 +232,19 @@ class Users(Sharers):
         self._guard.require("operator", "resume users")
         owner = self._context.owner(user_id, tenant)
         return self._set("user.resume", owner, {"paused": False})
+
+    def move(self, user_id: str, to: str | None, *, tenant: str | None = None) -> int:
+        """Move a user to another tenant, or to none, and return how many waiting tasks were moved.
+
+        See TaskQueue.move_user. Raises InvalidInput, and Forbidden for an actor of one tenant.
+        """
+        self._guard.require("admin", "move users")
+        self._guard.require_all_tenants("move users")
+        owner = self._context.owner(user_id, tenant)
+        with self._changing("user.move", owner, {"to": to}) as entry:
+            moved = self._context.queue.move_user(user_id, to, tenant=owner.tenant)
+            entry.add(moved=moved)
+        return moved
 
     def purge(
         self,

@@ -53,16 +53,17 @@ def snapshot(answer: list[Any]) -> QueueSnapshot:
 
 
 def _pools(flat: list[Any], waiting: int) -> Iterator[PoolSnapshot]:
-    """The pools of a queue, with the default one if others have tasks."""
-    found = [
-        PoolSnapshot(
-            pool=name.decode("utf-8", "replace"), waiting=int(count), oldest_wait=int(ms) / 1000
+    """The pools of a queue, the default one first."""
+    rows = list(zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True))
+    in_others = sum(int(count) for _, count, _, _ in rows)
+    for name, count, ms, last in rows:
+        pool = name.decode("utf-8", "replace")
+        yield PoolSnapshot(
+            pool=pool or DEFAULT_POOL,
+            waiting=int(count) if pool else max(0, waiting - in_others),
+            oldest_wait=int(ms) / 1000 if pool else None,
+            last_claim=from_ms(int(last)) if int(last) else None,
         )
-        for name, count, ms in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-    ]
-    rest = max(0, waiting - sum(pool.waiting for pool in found))
-    yield PoolSnapshot(pool=DEFAULT_POOL, waiting=rest)
-    yield from found
 
 
 def _leader(text: bytes) -> tuple[str | None, datetime | None]:

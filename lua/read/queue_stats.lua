@@ -3,10 +3,11 @@
 -- @include time
 -- FLAGS no-writes
 -- KEYS stats          hash  counter -> value
--- KEYS fair           hash  seq: number of tasks ever stored; pools: their names
+-- KEYS fair           hash  seq: number of tasks ever stored; pools: their names; pace: of the default pool
 -- KEYS ready          zset  seats in the ring of the default pool that may be served
 -- KEYS parked         zset  seats with waiting tasks that may not
 -- KEYS rings          zset  kind ring NUL tag NUL seat: fair orders of tenants and of pools; see lib/rings
+-- KEYS clocks         hash  the clocks of rings, and the pace of a pool; see lib/rings
 -- KEYS pool_tasks     zset  pool NUL since NUL task id: waiting tasks of pools but the default one
 -- KEYS backlog        zset  waiting tasks
 -- KEYS held           zset  tasks that wait for a slot of their name
@@ -25,8 +26,9 @@
 --
 -- Returns { time in ms, counters (flat), ready, delayed, running, dead, oldest wait in ms, active users,
 -- parked users, schedules, active schedules, overdue in ms, set aside, leader, epoch, service of users with
--- a backlog (flat list of numbers), pools (flat list of name, waiting tasks, oldest wait in ms) }. Users of
--- tenants count each, their tenants do not, except as those whose service is compared.
+-- a backlog (flat list of numbers), pools (flat list of name, waiting tasks, oldest wait in ms, time of the last
+-- claim; the default pool comes first, without the two in the middle) }. Users of tenants count each, their
+-- tenants do not, except as those whose service is compared.
 
 local function age(key)
   local head = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
@@ -50,15 +52,20 @@ local function service()
   return amounts
 end
 
--- The pools but the default one.
+-- When a task of a pool was last claimed, from its pace; 0 if not known.
+local function last_claim(pace)
+  return string.match(pace or '', '(%d+) [01]$') or '0'
+end
+
 local function pools()
-  local found = {}
+  local found = { '', 0, 0, last_claim(redis.call('HGET', K.fair, 'pace')) }
   for pool in string.gmatch(redis.call('HGET', K.fair, 'pools') or '', '[^\n]+') do
     local from, to = '[' .. pool .. '\0', '(' .. pool .. '\1'
     local first = redis.call('ZRANGEBYLEX', K.pool_tasks, from, to, 'LIMIT', 0, 1)[1]
     local since = first and tonumber(string.match(first, '^%Z*%z(%d+)'))
     for _, value in ipairs({ pool, redis.call('ZLEXCOUNT', K.pool_tasks, from, to),
-      since and math.max(0, math.ceil(now - since)) or 0 }) do found[#found + 1] = value end
+      since and math.max(0, math.ceil(now - since)) or 0,
+      last_claim(redis.call('HGET', K.clocks, '\3' .. pool)) }) do found[#found + 1] = value end
   end
   return found
 end

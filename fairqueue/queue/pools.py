@@ -1,0 +1,57 @@
+"""The pools of a queue, with the workers that serve them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from fairqueue.models import QueueSnapshot
+from fairqueue.queue.workers import WorkerInfo
+
+RECENT = timedelta(minutes=10)  # a claim counts as a living worker for so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolInfo:
+    """A pool, its waiting tasks and who takes them.
+
+    oldest_wait: in seconds; None for the default pool. workers, slots, running: of the live workers
+    that serve it; those that serve several pools count in each. last_claim: see PoolSnapshot.
+    is_unserved: tasks wait, no live worker takes them, and nobody did in the last ten minutes.
+    """
+
+    pool: str
+    waiting: int
+    oldest_wait: float | None
+    workers: int
+    slots: int
+    running: int
+    last_claim: datetime | None
+    is_unserved: bool
+
+
+def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[PoolInfo]:
+    """The pools of a queue: those with waiting tasks or live workers, the default one first."""
+    workers = [worker for worker in alive if not worker.draining]
+    waiting = {pool.pool: pool for pool in snapshot.pools}
+    served = {pool for worker in workers for pool in worker.pools}
+    names = [*waiting, *sorted(served - {*waiting})]
+    found = []
+    for name in names:
+        pool = waiting.get(name)
+        takers = [worker for worker in workers if name in worker.pools]
+        count = 0 if pool is None else pool.waiting
+        last = None if pool is None else pool.last_claim
+        is_idle = last is None or snapshot.at - last > RECENT
+        found.append(
+            PoolInfo(
+                pool=name,
+                waiting=count,
+                oldest_wait=None if pool is None else pool.oldest_wait,
+                workers=len(takers),
+                slots=sum(worker.slots for worker in takers),
+                running=sum(worker.running for worker in takers),
+                last_claim=last,
+                is_unserved=count > 0 and not takers and is_idle,
+            )
+        )
+    return found
