@@ -13,6 +13,7 @@ from fairqueue.errors import BrokenRecord, InvalidSchedule
 from fairqueue.models import (
     ScheduledTask,
     encode_payload,
+    group_of,
     origin_fields,
     status_head,
     task_document,
@@ -185,7 +186,7 @@ def task_texts(
     counts_failures: bool = True,
 ) -> TaskTexts:
     """Return what is stored of each task. `by`: who asked for it; `payload` is JSON."""
-    origin, policy = {"by": by, "tenant": options["tenant"]}, policy_of(options)
+    origin, policy = {"by": by} | group_of(options["tenant"]), policy_of(options)
     head, mark, tail = task_document(
         user_id,
         name,

@@ -675,8 +675,9 @@ OF_TENANT = STORED | {
     "plan": {"s": f"rev {NOW + 5}"},
     "due": {"s": NOW + 5},
     "schedule_state": {"s": json.dumps(STATE | {"tenant": "acme"})},
+    "fair": {"layout": 2},
     "tenant_schedules": {"acme\0alice\0s": 0},
-    "tenants": {"alice": "acme"},
+    "user_tenants": {"alice\0acme": 0},
     "tenant_users": {"acme\0alice": 0},
 }
 TASK = f"s:{NOW - 500}"
@@ -854,7 +855,7 @@ TRANSITIONS: dict[str, list[Row]] = {
                 "schedule_index.bob\0s": (None, 0),
                 "tenant_schedules.acme\0alice\0s": (0, None),
                 "tenant_schedules.blue\0bob\0s": (None, 0),
-                "tenants.bob": (None, "blue"),
+                "user_tenants.bob\0blue": (None, 0),
                 "tenant_users.blue\0bob": (None, 0),
             },
         ),
@@ -920,7 +921,7 @@ TRANSITIONS: dict[str, list[Row]] = {
             },
         ),
         (
-            "to another tenant; the user stays where it is",
+            "to another tenant, of which the user is one more",
             OF_TENANT,
             {
                 "expected": DEFINITION,
@@ -936,6 +937,8 @@ TRANSITIONS: dict[str, list[Row]] = {
                 "schedule_state.s": (STATE | {"tenant": "acme"}, STATE | {"tenant": "blue"}),
                 "tenant_schedules.acme\0alice\0s": (0, None),
                 "tenant_schedules.blue\0alice\0s": (None, 0),
+                "user_tenants.alice\0blue": (None, 0),
+                "tenant_users.blue\0alice": (None, 0),
             },
         ),
         (
@@ -961,7 +964,7 @@ TRANSITIONS: dict[str, list[Row]] = {
                 "schedule_index.bob\0s": (None, 0),
                 "tenant_schedules.acme\0alice\0s": (0, None),
                 "tenant_schedules.acme\0bob\0s": (None, 0),
-                "tenants.bob": (None, "acme"),
+                "user_tenants.bob\0acme": (None, 0),
                 "tenant_users.acme\0bob": (None, 0),
             },
         ),
@@ -1521,7 +1524,7 @@ def test_a_repeated_script_changes_nothing_more(world: World, script: str, row: 
     _, state, arguments, rest, answer, expected = row
     arguments = USUAL.get(script, {}) | arguments
     arrange(world, state)
-    world.redis.hset(world.keys["fair"], "layout", 1)
+    world.redis.hsetnx(world.keys["fair"], "layout", 1)
     before = world.state()
 
     assert world.queue.link.run(script, rest=rest, **arguments) == answer
