@@ -43,7 +43,9 @@ BROKEN = re.compile(r"compiling script|user_script:\d+|SyntaxError|NameError|Imp
 
 @dataclass(frozen=True)
 class Mutation:
-    """One removed guard: in `file`, `old` becomes `new`, and `test` (of test_guards.py) must fail.
+    """One removed guard: in `file`, `old` becomes `new`, and `test` must fail.
+
+    The test is one of tests/proof/test_guards.py, or of the file before its `::`.
 
     The guarantees under faults depend on guards with a `family`: for these `scripts/proof.py` also
     checks that the storms or the model fail.
@@ -161,8 +163,8 @@ MUTATIONS = (
     Mutation(
         "fire: limits of the queue",
         "lua/schedule/fire.lua",
-        "elseif is_new and overlap ~= 'skip' and is_full(",
-        "elseif false and is_full(",
+        " or is_full(task, owner, #new + 1, own, of_group)) then",
+        ") then",
         "test_a_refused_fire_keeps_its_plan",
     ),
     Mutation(
@@ -240,8 +242,8 @@ MUTATIONS = (
     Mutation(
         "claim: what a repeated one holds",
         "lua/task/claim.lua",
-        "taken.ids, taken.records = still_held()",
-        "taken.ids, taken.records = {}, {}",
+        "this.taken.ids, this.taken.records = still_held()",
+        "this.taken.ids, this.taken.records = {}, {}",
         "test_a_repeated_claim_gets_the_tasks_that_it_holds",
         REPLAY,
     ),
@@ -311,7 +313,7 @@ MUTATIONS = (
     # --- runs that do not answer
     Mutation(
         "overdue: a time-out of the task's own",
-        "lua/task/claim.lua",
+        "lua/lib/serving.lua",
         "local timeout_ms = record.timeout_ms or limits.timeout_ms",
         "local timeout_ms = limits.timeout_ms",
         "test_a_run_that_does_not_answer_is_ended_and_not_offered_again",
@@ -326,7 +328,7 @@ MUTATIONS = (
     Mutation(
         "overdue: whoever does not claim ends it too",
         "lua/lib/stale_runs.lua",
-        "  lost.end_overdue()\n  lost.take_back()\n",
+        "  lost.end_overdue()\n  lost.take_back(due_in(K.leases))\n",
         "",
         "test_a_run_that_does_not_answer_is_ended_and_not_offered_again",
     ),
@@ -361,8 +363,8 @@ MUTATIONS = (
     Mutation(
         "notices: of what ended without a word",
         "lua/lib/upkeep.lua",
-        "if record.state == 'buried' or fate.is_stale then notices.leave",
-        "if false then notices.leave",
+        "if record.state == 'buried' or fate.is_stale then notices().leave",
+        "if false then notices().leave",
         "test_what_ended_without_a_word_is_told_until_somebody_has_heard",
     ),
     Mutation(
@@ -390,15 +392,15 @@ MUTATIONS = (
     Mutation(
         "fairness: debit of newcomers",
         "lua/lib/fair.lua",
-        "start = start + cost_of(user) / settings_of(user).weight",
+        "start = start + (cost or cost_of(owner)) / settings_of(owner).weight",
         "start = start + 0",
         "test_a_stream_of_newcomers_does_not_starve_a_user",
     ),
     Mutation(
         "fairness: weight in the stride",
-        "lua/task/claim.lua",
-        "local stride = cost / settings_of(user.name).weight",
-        "local stride = cost",
+        "lua/lib/serving.lua",
+        "local stride, clocks = cost / settings_of(unit.owner).weight, ring.clocks",
+        "local stride, clocks = cost, ring.clocks",
         "test_service_goes_by_weight",
     ),
     Mutation(
@@ -418,42 +420,42 @@ MUTATIONS = (
     Mutation(
         "fairness: charge of a release",
         "lua/task/release.lua",
-        "adjust(user, -(record.charge or 1) / settings_of(user).weight)",
+        "charge_more(record, -(record.charge or 1))\n",
         "",
         "test_a_release_gives_the_charge_back",
     ),
     Mutation(
         "CRITICAL: bound on the lane",
-        "lua/task/claim.lua",
-        "return share >= 1 or (fair.credit or CRITICAL_CREDIT) >= 1",
+        "lua/lib/serving.lua",
+        "return this.share >= 1 or (ring.clocks.credit or CRITICAL_CREDIT) >= 1",
         "return true",
         "test_critical_tasks_do_not_take_more_than_their_share",
     ),
     Mutation(
         "CRITICAL: leaving the lane",
-        "lua/task/claim.lua",
-        "if jumps and not is_critical(user.name, first) then",
+        "lua/lib/serving.lua",
+        "if jumps and not is_critical(user.seat, first) then",
         "if false then",
         "test_a_critical_task_for_others_lets_no_other_task_go_first",
     ),
     Mutation(
         "CRITICAL: gone from the lane",
-        "lua/task/claim.lua",
-        "and top.user.is_critical ~= false and",
-        "and",
+        "lua/lib/serving.lua",
+        " and unit.is_critical ~= false\n",
+        "\n",
         "test_a_user_whose_critical_tasks_are_gone_is_not_looked_at_in_the_lane",
     ),
     Mutation(
         "parking: cap",
         "lua/lib/fair.lua",
-        "if s.max_running and running_of(user) >= s.max_running then return '+inf' end",
+        "if s.max_running and running_of(owner) >= s.max_running then return '+inf' end",
         "",
         "test_a_capped_user_gets_no_more_until_one_has_ended",
     ),
     Mutation(
         "parking: cap that is free again",
         "lua/lib/ending.lua",
-        "if settings_of(record.user).max_running and review(record.user) then wake_worker() end",
+        "if settings_of(owner).max_running and review(owner) then wake_worker() end",
         "",
         "test_a_capped_user_gets_no_more_until_one_has_ended",
     ),
@@ -474,7 +476,7 @@ MUTATIONS = (
     Mutation(
         "delays: that what is taken out leaves the index",
         "lua/lib/delays.lua",
-        "  redis.call('ZREM', K.delayed_index, delays.member(user, due, id))\n",
+        "  redis.call('ZREM', K.delayed_index, delays.member(owner, due, id))\n",
         "",
         "test_a_purge_takes_delayed_tasks_and_leaves_nothing_of_them",
     ),
@@ -509,22 +511,22 @@ MUTATIONS = (
     Mutation(
         "parking: a clock that was set back",
         "lua/lib/upkeep.lua",
-        "if fair.seen and now < fair.seen then skip = 0 end",
-        "",
+        "if fair.seen and now < fair.seen then",
+        "if false then",
         "test_a_clock_that_is_set_back_lets_a_rate_go_on",
     ),
     Mutation(
         "claim: bytes of an answer",
-        "lua/task/claim.lua",
-        "while #members < want and bytes < CLAIM_BYTES and vain < work do",
-        "while #members < want and vain < work do",
+        "lua/lib/serving.lua",
+        "while #members < this.limit and this.bytes < CLAIM_BYTES and this.vain < this.work do",
+        "while #members < this.limit and this.vain < this.work do",
         "test_an_answer_has_no_more_than_a_megabyte",
     ),
     Mutation(
         "parking: looking again",
         "lua/lib/upkeep.lua",
-        "for _, user in ipairs(due_in(K.parked)) do lost.found = review(user) or lost.found end",
-        "",
+        "for _, seat in ipairs(due_in(K.parked)) do",
+        "for _, seat in ipairs({}) do",
         "test_a_rate_limit_limits_and_passes",
     ),
     Mutation(
@@ -537,114 +539,113 @@ MUTATIONS = (
     # --- names and their limits
     Mutation(
         "slots: the limit",
-        "lua/lib/limits.lua",
-        "if limits.slots and used_slots(name, limits.slots) >= limits.slots then return true end",
-        "",
+        "lua/lib/gates.lua",
+        "    local slots = limits.slots\n",
+        "    local slots\n",
         "test_no_more_than_its_slots_run_at_a_time",
     ),
     Mutation(
         "slots: freed with the lease",
         "lua/lib/ending.lua",
-        "  end_limited(id, record)\n",
+        "  end_limits(id, record)\n",
         "",
         "test_the_end_of_a_lease_frees_its_slot",
     ),
     Mutation(
         "slots: freed by a release",
         "lua/task/release.lua",
-        "end_limited(A.id, record)\n",
+        "end_limits(A.id, record)\n",
         "",
         "test_a_release_frees_its_slot",
     ),
     Mutation(
         "slots: of leases that are gone",
-        "lua/lib/limits.lua",
-        "if not redis.call('ZSCORE', K.leases, string.sub(member, #name + 2)) then",
+        "lua/lib/gates.lua",
+        "if not redis.call('ZSCORE', K.leases, string.sub(member, #gate + 2)) then",
         "if false then",
         "test_a_slot_without_a_lease_is_free",
     ),
     Mutation(
         "slots: that held tasks come back",
-        "lua/task/claim.lua",
-        "if redis.call('ZCARD', K.held) > 0 then for_others = return_held(limit, is_wanted) end",
+        "lua/lib/gates.lua",
+        "if return_all(list, RETURNED) and not is_claiming then wake_worker() end",
         "",
         "test_tasks_that_wait_for_a_slot_get_it",
     ),
     Mutation(
         "slots: another turn for more tasks",
-        "lua/lib/limits.lua",
-        "    if held[2] then\n",
+        "lua/lib/gates.lua",
+        "    if has_more then\n",
         "    if false then\n",
         "test_tasks_that_wait_for_a_slot_get_it",
     ),
     Mutation(
         "slots: weights of users",
-        "lua/lib/limits.lua",
-        "math.floor(TURN * cost_of(user) / settings_of(user).weight)",
+        "lua/lib/gates.lua",
+        "math.floor(TURN * cost_of(owner) / settings_of(owner).weight)",
         "TURN",
         "test_weights_act_on_turns_for_a_slot",
     ),
     Mutation(
         "slots: one turn for a user",
-        "lua/lib/limits.lua",
-        "if redis.call('ZADD', K.slot_line, 0, turn_mark(name, user)) == 1 then "
-        "take_turn(name, user) end",
-        "redis.call('ZADD', K.slot_line, 0, turn_mark(name, user)) take_turn(name, user)",
+        "lua/lib/gates.lua",
+        "gates.turn_mark(line, seat)) == 1 then gates.take_turn",
+        "gates.turn_mark(line, seat)) then gates.take_turn",
         "test_users_who_wait_for_slots_take_turns",
     ),
     Mutation(
         "rates of names",
-        "lua/lib/limits.lua",
-        "return limits.rate and (free_at(K.paced, name, limits.rate)) > now",
-        "return false",
+        "lua/lib/gates.lua",
+        "if free > now then return gate, 'rate', free end",
+        "",
         "test_a_rate_of_a_name_limits_and_passes",
     ),
     Mutation(
         "names: what a claim avoids",
-        "lua/task/claim.lua",
-        "return (listed[name] or false) == only_listed",
+        "lua/lib/serving.lua",
+        "return (this.listed[name] or false) == this.only_listed",
         "return true",
         "test_a_claim_takes_nothing_that_it_avoids",
     ),
     Mutation(
         "names: users behind those who are passed over",
-        "lua/task/claim.lua",
-        "  if user.in_ready then passed = passed + 1 end\n",
+        "lua/lib/serving.lua",
+        "  if unit.in_ready then ring.passed = ring.passed + 1 end\n",
         "",
         "test_a_claim_looks_behind_users_who_have_nothing_for_it",
     ),
     Mutation(
         "names: users far behind the head",
-        "lua/task/claim.lua",
-        "passed, in_lane = math.max(passed, kind.from), false",
-        "in_lane = false",
+        "lua/lib/kind_claims.lua",
+        "skip_to(ring, kind.from)",
+        "skip_to(ring, 0)",
         "test_repeated_claims_come_to_users_far_behind",
     ),
     Mutation(
         "names: users of whom a kind was told",
-        "lua/task/claim.lua",
-        "if told ~= '' and has_room() then serve_told(kind) end",
+        "lua/lib/kind_claims.lua",
+        "if told ~= '' and has_room() then serve_told(kind, open) end",
         "",
         "test_a_claim_looks_at_users_of_whom_its_kind_was_told",
     ),
     Mutation(
         "names: a kind hears of a user again",
         "lua/lib/fair.lua",
-        "  tell_of(user)\n    return true",
-        "  return true",
+        "    tell_of(seat)\n",
+        "",
         "test_a_kind_hears_of_a_user_who_may_be_served_again",
     ),
     Mutation(
         "names: work in vain",
-        "lua/task/claim.lua",
-        "  vain = vain + WORK_OF_USER\n",
-        "",
+        "lua/lib/serving.lua",
+        "    this.vain = this.vain + WORK_OF_USER\n    if look_ahead(user) then pass_over",
+        "    if look_ahead(user) then pass_over",
         "test_a_claim_in_vain_does_not_look_at_everybody",
     ),
     Mutation(
         "names: a token for another is passed on",
         "lua/task/claim.lua",
-        "    pass_on(kind)\n",
+        "    pass_on(kind, lists)\n",
         "",
         "test_a_token_is_passed_on_some_times_and_no_more",
     ),
@@ -658,7 +659,7 @@ MUTATIONS = (
     Mutation(
         "names: a token for another kind at the same list is passed on",
         "lua/task/claim.lua",
-        "  if kind then kinds.pass_on(kind) end\n",
+        "if number > 0 then kinds().pass_on(number, kind, this.pools) end",
         "",
         "test_kinds_that_share_a_list_pass_on_what_is_for_the_other",
     ),
@@ -672,7 +673,7 @@ MUTATIONS = (
     Mutation(
         "names: what a filtered claim makes ready is for others too",
         "lua/task/claim.lua",
-        "    if kind and lost.found then wake_worker() end\n",
+        "    if (kind or not this.pools.default) and lost.found then wake_worker() end\n",
         "",
         "test_what_a_claim_of_some_names_promotes_wakes_those_that_take_all",
     ),
@@ -742,11 +743,11 @@ MUTATIONS = (
     ),
     # --- tenants
     Mutation(
-        "tenants: that the first one holds",
-        "lua/lib/tenants.lua",
-        "if redis.call('HEXISTS', K.tenants, user) == 1 then return end",
-        "",
-        "test_a_user_stays_with_its_first_tenant",
+        "tenants: that a user is one of a tenant",
+        "lua/lib/owners.lua",
+        "if record.group then return",
+        "if false then return",
+        "test_a_user_id_of_two_tenants_is_two_users",
     ),
     Mutation(
         "tenants: that a schedule leaves its old one",
@@ -1076,7 +1077,11 @@ def run_tests(
 
 def select(mutation: Mutation, with_model: bool) -> str:
     """Return the arguments of pytest for a mutation."""
-    return MODEL if with_model else f"tests/proof/test_guards.py::{mutation.test}"
+    if with_model:
+        return MODEL
+    return (
+        mutation.test if "::" in mutation.test else f"tests/proof/test_guards.py::{mutation.test}"
+    )
 
 
 def check_copy(folder: Path, selection: set[str]) -> None:

@@ -329,7 +329,7 @@ def test_an_answer_outlives_the_turn_of_the_generations(world: World) -> None:
 def test_a_repeated_claim_gets_the_tasks_that_it_holds(queue: TaskQueue) -> None:
     fill(queue, "alice", 4)
     call: dict[str, Any] = {"op": "op", "worker": "w", "limit": 2, "lease_ms": 1000}
-    call |= {"place": "here", "names": ""}
+    call |= {"place": "here", "names": "", "pools": ""}
     first = queue.link.run("claim", **call)
     assert queue.link.run("claim", **call) == first
     assert queue.size() == 2
@@ -1112,10 +1112,11 @@ def test_a_push_looks_at_its_keys_before_its_first_write(world: World) -> None:
 # --- tenants --------------------------------------------------------------------------------------
 
 
-def test_a_user_stays_with_its_first_tenant(queue: TaskQueue) -> None:
+def test_a_user_id_of_two_tenants_is_two_users(queue: TaskQueue) -> None:
+    queue.set_user("alice", tenant="acme", paused=True)
     push(queue, "t1", tenant="acme")
     push(queue, "t2", tenant="blue")
-    assert queue.tenant_of("alice") == "acme"
+    assert ids_of(queue.claim("w", limit=2)) == ["t2"]
 
 
 def test_a_schedule_is_listed_under_one_tenant(world: World, old: TaskScheduler) -> None:
