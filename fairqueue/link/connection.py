@@ -86,6 +86,7 @@ class Link(Driver):
     def run(
         self,
         name: str,
+        /,
         *,
         rest: Sequence[Argument] = (),
         timeout: float | None = None,

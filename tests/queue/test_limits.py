@@ -406,13 +406,10 @@ def test_held_tasks_count_as_waiting(world: World, whose: str) -> None:
 
 
 def test_ageing_is_not_changed_while_tasks_are_held(world: World) -> None:
-    world.queue.set_limits(SLOW, slots=1)
+    world.queue.set_limits(SLOW, slots=1, rate=0.001)
     world.fill("alice", 2, name=SLOW)
     (running,) = claim_slow(world, 2)
-    world.queue.set_limits(SLOW, slots=1, rate=0.001)
     world.queue.finish(running)
-    claim_slow(world)
-    world.queue.set_limits(SLOW, rate=0.001)
     assert (held(world), world.dump().get("leases")) == (["alice-1"], None)
     with pytest.raises(ConfigurationError, match="ageing"):
         world.queue.configure(ageing=5)

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from helpers.world import World
 
 from fairqueue.errors import InvalidTask
 from fairqueue.models import Claim, Task
+from fairqueue.queue.pools import pool_infos
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.validation import Priority
 
@@ -184,7 +186,8 @@ def test_a_pause_holds_in_all_pools(world: World) -> None:
 
 @pytest.mark.parametrize("what", ["delay", "retry", "lapse", "release", "dead letter"])
 def test_a_task_comes_back_to_its_pool(world: World, what: str) -> None:
-    world.push("g", pool="gpu", delay=5.0 if what == "delay" else None)
+    task_id = "g"
+    world.push(task_id, pool="gpu", delay=5.0 if what == "delay" else None)
     if what != "delay":
         (claim,) = world.queue.claim("w", pools=["gpu"], lease=3.0)
         if what == "retry":
@@ -193,10 +196,10 @@ def test_a_task_comes_back_to_its_pool(world: World, what: str) -> None:
             world.queue.release(claim)
         elif what == "dead letter":
             world.queue.bury(claim, "no")
-            world.queue.retry_dead("g")
+            task_id = world.history.retry("g")
     world.advance(6)
     assert world.queue.claim("w") == []
-    assert ids_of(world.queue.claim("w", pools=["gpu"])) == ["g"]
+    assert ids_of(world.queue.claim("w", pools=["gpu"])) == [task_id]
     world.check()
 
 
@@ -313,5 +316,27 @@ def test_the_snapshot_counts_the_tasks_of_each_pool(world: World) -> None:
     world.push("c", pool="mail")
     world.push("d")
     world.advance(3)
-    found = {pool.name: (pool.ready, pool.oldest_ready) for pool in world.queue.inspect().pools}
-    assert found == {"gpu": (2, 3.0), "mail": (1, 3.0)}
+    found = {pool.pool: (pool.waiting, pool.oldest_wait) for pool in world.queue.inspect().pools}
+    assert found == {"default": (1, None), "gpu": (2, 3.0), "mail": (1, 3.0)}
+
+
+def test_the_snapshot_tells_when_a_pool_was_last_claimed_from(world: World) -> None:
+    world.push("a", "b", pool="gpu")
+    world.push("c")
+    world.queue.claim("w", pools=["gpu"])
+    world.advance(5)
+    found = {pool.pool: pool.last_claim for pool in world.queue.inspect().pools}
+    assert found == {"default": None, "gpu": world.now() - timedelta(seconds=5)}
+
+
+def test_a_pool_is_unserved_once_nobody_has_taken_its_tasks_for_a_while(world: World) -> None:
+    def unserved() -> list[str]:
+        return [pool.pool for pool in pool_infos(world.queue.inspect(), []) if pool.is_unserved]
+
+    assert unserved() == []
+    world.push("a", "b", pool="gpu")
+    assert unserved() == ["gpu"]
+    world.queue.claim("w", pools=["gpu"])
+    assert unserved() == []
+    world.advance(601)
+    assert unserved() == ["gpu"]
