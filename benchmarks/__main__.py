@@ -4,6 +4,7 @@ import argparse
 import statistics
 
 from benchmarks import (
+    adversarial,
     fairness,
     lateness,
     million,
@@ -23,6 +24,7 @@ SECTIONS = {
     "workers": worker_speed.run,
     "mixed": mixed_fleet.run,
     "fairness": fairness.run,
+    "adversarial": adversarial.run,
     "lateness": lateness.run,
     "scaling": scaling.run,
     "million": million.run,

@@ -22,6 +22,7 @@ from fairqueue.clock import ManualClock
 from fairqueue.doctor import Records
 from fairqueue.history.runs import History
 from fairqueue.link.operation import Ask, Call
+from fairqueue.link.owners import Owner
 from fairqueue.models import Claim
 from fairqueue.queue.claim import CLAIM_LIMIT, EXTEND_CHUNK
 from fairqueue.queue.reports import Failure, LogLines, Report
@@ -394,7 +395,7 @@ def discard_large(world: World) -> Callable[[], object]:
 @case("purge of a user")
 def purge(world: World) -> Callable[[], object]:
     world.push(1000, 1)
-    return lambda: world.people.purge(f"{LONG}-0", PURGE_CHUNK)
+    return lambda: world.people.purge(Owner(f"{LONG}-0"), PURGE_CHUNK)
 
 
 @case("purge of a user's runs of schedules")
@@ -403,7 +404,7 @@ def purge_schedules(world: World) -> Callable[[], object]:
     for _ in range(OPEN):
         world.clock.advance(60)
         world.scheduler.tick()
-    return lambda: world.people.purge("one", PURGE_CHUNK)
+    return lambda: world.people.purge(Owner("one"), PURGE_CHUNK)
 
 
 @case("purge while the largest runs are trimmed")
@@ -411,7 +412,7 @@ def purge_trims(world: World) -> Callable[[], object]:
     world.ended(510, payload=LARGE, result=RESULT)
     world.queue.configure(keep_finished=0)
     world.queue.push_many(Task.create(user_id="u") for _ in range(MANY))
-    return lambda: world.people.purge("u", PURGE_CHUNK)
+    return lambda: world.people.purge(Owner("u"), PURGE_CHUNK)
 
 
 @case("set_user, set_limits, configure")
