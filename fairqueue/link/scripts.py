@@ -204,6 +204,8 @@ def parts_of(name: str) -> list[Part]:
 _SHARED = "SHARED"  # the table of what the lazy parts of a script use of it
 _REST = "REST"  # the functions that only lazy parts use
 _DECLARED = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.M)
+# Variables that get a value; fields of tables, which follow a dot, do not count.
+_ASSIGNED = re.compile(r"(?<![\w.])(\w+(?:, \w+)*) = ")
 
 
 def as_lazy(name: str, text: str, taken: str, probes: str = "") -> str:
@@ -234,6 +236,12 @@ def _declared(text: str) -> set[str]:
         for function, names in _DECLARED.findall(text)
         for name in (function or names).split(",")
     }
+
+
+def _assigned(text: str) -> set[str]:
+    """The variables to which a text assigns values after their declaration, and maybe others."""
+    lines = "\n".join(line for line in text.split("\n") if not line.startswith("local "))
+    return {name for listed in _ASSIGNED.findall(lines) for name in listed.split(", ")}
 
 
 def _functions(text: str) -> list[str]:
@@ -268,11 +276,7 @@ def _assembled(first: str, lazy: Sequence[tuple[str, str, str]], last: str) -> s
     first = _FUNCTION.sub(lambda f: f[0] if _name(f) in always else "", whole_first)
     numbers = {name for name, _ in _CONSTANT.findall(whole_first)}
     # A variable that changes cannot be copied.
-    outside = {
-        name
-        for name in _declared(first) - set(names) - numbers
-        if not re.search(rf"^(?!local ).*(?<![\w.]){name}(?:, \w+)* = ", whole_first, re.M)
-    }
+    outside = _declared(first) - set(names) - numbers - _assigned(whole_first)
     shared = outside & _words("".join([rest, *texts]))
     made = [f"local {_SHARED} = {_as_table(shared)}\n"]
     if rest:
