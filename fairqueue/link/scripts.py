@@ -42,8 +42,6 @@ _USES_LAZY = re.compile(r"^-- @lazy (.+)$", re.MULTILINE)
 _IS_LAZY = re.compile(r"^-- LAZY(?: UNLESS (.+))?$", re.MULTILINE)
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _PROBES_ITSELF = re.compile(r"^-- PROBES itself", re.MULTILINE)
-# Keys of an option that few tasks have. The code that uses them does not fail in the middle.
-_PROBES_WHEN_USED = re.compile(r"^-- PROBES when used: (.+)$", re.MULTILINE)
 _ROW_FIELD = re.compile(r"\bR\.(\w+)\[(\w+)\]")
 _PROBE = re.compile(r"\bprobe\('(\w+)'\)")
 
@@ -84,7 +82,6 @@ class Part:
     made_if: str
     flags: str
     probes_itself: bool
-    probes_when_used: tuple[str, ...]
     text: str
 
 
@@ -157,7 +154,6 @@ def read_part(path: Path) -> Part:
     include, uses = _INCLUDE.search(text), _USES_LAZY.search(text)
     lazy = _IS_LAZY.search(text)
     flags = _FLAGS.search(text)
-    when_used = _PROBES_WHEN_USED.search(text)
     return Part(
         name=path.stem,
         keys=keys,
@@ -169,7 +165,6 @@ def read_part(path: Path) -> Part:
         made_if=(lazy and lazy[1]) or "",
         flags=flags.group(1).strip() if flags else "",
         probes_itself=_PROBES_ITSELF.search(text) is not None,
-        probes_when_used=tuple(when_used.group(1).split()) if when_used else (),
         text=_COMMENT.sub("", text),
     )
 
@@ -452,6 +447,4 @@ def _probed(parts: Sequence[Part]) -> list[str]:
 
     Every script reads the key `fair`.
     """
-    left_out = {"fair"}.union(*(part.probes_when_used for part in parts))
-    keys = dict.fromkeys(key for part in parts for key in part.keys)
-    return [key for key in keys if key not in left_out]
+    return list(dict.fromkeys(key for part in parts for key in part.keys if key != "fair"))

@@ -264,16 +264,6 @@ def test_a_script_that_writes_probes_its_keys_before_anything_else(name: str) ->
         assert probed.count("redis.call") == before.count("redis.call")
 
 
-def test_a_part_can_leave_keys_to_the_code_that_uses_them(copied: Path) -> None:
-    keys = "-- KEYS tasks  hash  x\n-- KEYS ended  zset  x\n"
-    (copied / "lib" / "a.lua").write_text(f"-- PROBES when used: ended\n{keys}")
-    (copied / "task" / "mine.lua").write_text("-- @include a\nreturn K.ended\n")
-    load_script.cache_clear()
-    script = load_script("mine")
-    assert script.keys == ("fair", "tasks", "ended")
-    assert "local function probe_all()\nredis.call('HLEN', KEYS[2])\nend\n" in script.text
-
-
 def test_a_lazy_part_is_made_when_it_is_called_and_probes_its_own_keys_then(
     copied: Path, redis_client: redis.Redis
 ) -> None:

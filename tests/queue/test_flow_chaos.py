@@ -17,7 +17,7 @@ from helpers.state import dump, tenant_of
 from helpers.world import World
 
 from fairqueue.errors import DuplicateTask, InvalidTask, LeaseLost, QueueFull, UnknownTask
-from fairqueue.models import Claim, Task
+from fairqueue.models import Claim, Task, UserSettings
 from fairqueue.queue.claim import Wanted
 
 USERS = ("ann", "bob", "cy")

@@ -364,7 +364,9 @@ def test_a_tenant_may_have_so_many_waiting_tasks(world: World) -> None:
     world.queue.set_tenant("acme", max_waiting=3)
     world.push("a", "b", user_id="ann", tenant="acme")
     world.push("c", user_id="bob", tenant="acme")
-    with pytest.raises(QueueFull, match="'d' was not stored: max_waiting is reached for the tenant"):
+    with pytest.raises(
+        QueueFull, match="'d' was not stored: max_waiting is reached for the tenant"
+    ):
         world.push("d", "e", user_id="cy", tenant="acme")
     world.push("f", user_id="cy", tenant="globex")
     assert world.queue.size() == 4
