@@ -278,8 +278,11 @@ DAMAGES: list[tuple[Damage, str]] = [
     (with_extra("changes", "nobody\x001\x001\x00{}"), "changes"),
     (without_first("user_names"), "users"),
     (with_extra("user_names", "nobody"), "user_names"),
-    (without_first("tenant_users"), "tenants"),
+    (without_first("tenant_users"), "user_tenants"),
+    (without_first("user_tenants"), "tenant_users"),
     (with_extra("tenant_users", "west\x00bob"), "tenant_users"),
+    (with_extra("tenant_users", "west"), "tenant_users"),
+    (with_extra("user_tenants", "bob"), "user_tenants"),
     (with_field("workers", "ghost", "{}"), "workers"),
     (with_extra("worker_ends", "ghost", 1e13), "worker_ends"),
 ]

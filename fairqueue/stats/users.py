@@ -1,24 +1,21 @@
 """Statistics of users and tenants: waiting and running tasks, and their shares of service."""
 
-import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fairqueue.clock import LATEST_MS, from_ms, to_ms
+from fairqueue.clock import from_ms, to_ms
 from fairqueue.cursors import decode_cursor, encode_cursor
 from fairqueue.errors import InvalidInput
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation, steps
 from fairqueue.link.owners import Owner
-from fairqueue.models import UNREADABLE, Page, QueueSnapshot, UserSettings, new_id, text_or_none
+from fairqueue.models import Page, QueueSnapshot, UserSettings, new_id
 from fairqueue.queue.delays import DelayIndex
-from fairqueue.queue.records import without_past_pause
-from fairqueue.queue.snapshot import jain_index
 from fairqueue.queue.workers import WorkerStore
-from fairqueue.reasons import when
+from fairqueue.stats.demand import Demand
+from fairqueue.stats.facts import Facts, check_owner, check_sharer, valid_key
 from fairqueue.validation import check_count, check_name, check_tenant
 
 MAX_LISTED = 1000  # users in one answer
@@ -30,7 +27,6 @@ SUMMED_CHUNK = 50  # users that one script examines for that: half a ms of serve
 DEMAND_MS = 10_000  # how long the demand of all users is cached; a user's own row is always new
 MAX_DEMANDS = 32  # cached windows
 MAX_BUCKETS, MAX_SHARED = 60, 10  # of `shares`: each bucket of each user is a look-up
-AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the previous run ends": lua/lib/delays.lua
 MAX_LOOKS = 100  # updates of the index of delayed tasks, each of some thousand entries
 PURGE_CHUNK = 100  # tasks that one script cancels: about 5 ms of server time
 
@@ -161,7 +157,7 @@ class UserStats:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._delays = DelayIndex(link)
-        self._demands: dict[tuple[int, str], _Demand] = {}
+        self._demands: dict[tuple[int, str], Demand] = {}
 
     @operation
     def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> Operation[list[Owner]]:
@@ -173,7 +169,7 @@ class UserStats:
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         names = yield Call("active_users", limit=MAX_LISTED, tenant=_tenant(tenant))
-        keys = [key for name in names if (key := _key(name)) is not None]
+        keys = [key for name in names if (key := valid_key(name)) is not None]
         found = sorted(
             (-waiting, -running, key)
             for key, waiting, running in (yield from self._counts(keys))
@@ -252,7 +248,7 @@ class UserStats:
             demand = yield from self._demand(since_ms, tenant)
             level = demand.level_with(facts, ended or 1)
             for owner, each in zip(own, facts, strict=True):
-                found[owner] = each.of_user(owner, window_ms, ended, level)
+                found[owner] = _user_info(owner, each, window_ms, ended, level)
         return [found[owner] for owner in listed]
 
     @operation
@@ -275,20 +271,28 @@ class UserStats:
             jain = None
             if each.ended:
                 jain = (yield from self._demand(since_ms, name)).jain(each.ended)
-            found.append(each.of_tenant(name, window_ms, ended, level, jain))
+            found.append(
+                TenantInfo(
+                    tenant=name,
+                    users=each.users,
+                    tenants_ahead=each.ahead,
+                    jain=jain,
+                    **each.fields(window_ms, ended, level, name),
+                )
+            )
         return found
 
     def _facts(
         self, keys: list[str], since_ms: int, tenant: str
-    ) -> Operation[tuple[list["_Facts"], int, int]]:
+    ) -> Operation[tuple[list[Facts], int, int]]:
         """The facts of owners or tenants, the start of the window, and its ended runs."""
         takers = yield from self._has_takers()
-        facts: list[_Facts] = []
+        facts: list[Facts] = []
         window_ms, ended = since_ms, 0
         for part in in_parts(keys, READ_CHUNK):
             now_ms, window_ms, ended, rows = yield from self._rows(part, since_ms, tenant)
             facts += [
-                _Facts.read(key, row, now_ms, takers=takers)
+                Facts.read(key, row, now_ms, takers=takers)
                 for key, row in zip(part, rows, strict=True)
             ]
         return facts, window_ms, ended
@@ -341,7 +345,7 @@ class UserStats:
         )
         return int(now_ms), int(window_ms), int(ended), rows
 
-    def _demand(self, since_ms: int, tenant: str = "") -> Operation["_Demand"]:
+    def _demand(self, since_ms: int, tenant: str = "") -> Operation[Demand]:
         """Return those with demand in a window, cached for ten seconds.
 
         Without a tenant these are tenants and users without one. Finding them examines each, in
@@ -352,7 +356,7 @@ class UserStats:
         known = self._demands.get(key)
         if known is not None and 0 <= now_ms - known.at_ms < DEMAND_MS:
             return known
-        found = _Demand(at_ms=now_ms)
+        found = Demand(at_ms=now_ms, most=MAX_SUMMED)
         after = b""
         for _ in range(0, MAX_SUMMED, SUMMED_CHUNK):
             after, *flat = yield Call(
@@ -369,7 +373,7 @@ class UserStats:
         found.is_cut = found.is_cut or bool(after)
         if tenant:  # the list has all users that ended runs, and no others
             active = yield Call("active_users", limit=MAX_LISTED, tenant=tenant)
-            found.add_active([each for name in active if (each := _key(name)) is not None])
+            found.add_active([each for name in active if (each := valid_key(name)) is not None])
         counts = yield from self._counts(list(found.weights))
         found.open = {key: waiting + running for key, waiting, running in counts}
         found.waiting = {key: waiting for key, waiting, _ in counts}
@@ -487,32 +491,8 @@ def in_parts(users: list[str], size: int) -> Iterator[list[str]]:
     return (users[i : i + size] for i in range(0, len(users), size))
 
 
-def check_owner(owner: Owner) -> Owner:
-    """Raises InvalidInput for a bad user id or tenant."""
-    check_name(owner.user_id, "user_id")
-    if owner.tenant is not None:
-        check_tenant(owner.tenant, InvalidInput)
-    return owner
-
-
-def check_sharer(owner: Owner) -> Owner:
-    """Raises InvalidInput for a bad user or tenant; a tenant as a whole is fine."""
-    if owner.is_tenant:
-        check_tenant(owner.tenant, InvalidInput)
-        return owner
-    return check_owner(owner)
-
-
 def _tenant(tenant: str | None) -> str:
     return "" if tenant is None else check_tenant(tenant)
-
-
-def _key(name: bytes) -> str | None:
-    """Return the name in Redis of an owner or a tenant; None if it is not a valid one."""
-    try:
-        return check_sharer(Owner.of_key(name.decode())).key
-    except ValueError:  # not UTF-8, or InvalidInput
-        return None
 
 
 def _owner_at(place: bytes) -> Owner | None:
@@ -524,259 +504,11 @@ def _owner_at(place: bytes) -> Owner | None:
         return None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Demand:
-    """Those with demand in a window, by their names in Redis: weights, ended runs, open tasks."""
-
-    at_ms: int
-    weights: dict[str, float] = field(default_factory=dict)
-    ended: dict[str, int] = field(default_factory=dict)
-    open: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, int] = field(default_factory=dict)
-    limited: set[str] = field(default_factory=set)  # users that their own settings limit
-    is_cut: bool = False  # there are more users than these
-
-    def jain(self, ended: int) -> float | None:
-        """Return Jain's index of received against entitled service, of `ended` runs."""
-        level = self.level_with((), ended) if ended else 0.0
-        parts = []
-        for user, weight in self.weights.items():
-            got = self.ended.get(user, 0)
-            wanted = got + self.open.get(user, 0)
-            if user not in self.limited and wanted:
-                parts.append(got / min(wanted, level * weight) if level else 0.0)
-        return jain_index(parts)
-
-    def add(self, flat: list[Any]) -> None:
-        """Add the rows of a script, up to MAX_SUMMED users."""
-        for name, ended, settings in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
-            user = _key(name)
-            if user is None:
-                continue
-            if len(self.weights) >= MAX_SUMMED and user not in self.weights:
-                self.is_cut = True
-                continue
-            read = _settings(settings, self.at_ms)
-            self.weights[user] = read.weight
-            if read.paused or read.max_running is not None or read.rate is not None:
-                self.limited.add(user)
-            if int(ended):
-                self.ended[user] = int(ended)
-
-    def add_active(self, users: list[str]) -> None:
-        """Add users that ended no run in the window, with the weight that most have."""
-        for user in users[: MAX_SUMMED - len(self.weights)]:
-            self.weights.setdefault(user, 1.0)
-
-    def level_with(self, facts: Sequence["_Facts"], ended: int) -> float:
-        """Return the fair number of runs for a weight of 1, with `facts` as newer values.
-
-        The ended runs are divided by weight. No user gets more than they wanted; the rest is
-        divided among the others, again by weight.
-        """
-        found = {
-            user: (self.ended.get(user, 0) + self.open.get(user, 0), weight)
-            for user, weight in self.weights.items()
-        }
-        found |= {each.key: (each.wanted, each.settings.weight) for each in facts}
-        left, weights = float(ended), math.fsum(weight for _, weight in found.values())
-        for wanted, weight in sorted(found.values(), key=lambda each: each[0] / each[1]):
-            if weights <= 0 or wanted / weight >= left / weights:
-                return left / weights if weights > 0 else math.inf
-            left, weights = left - wanted, weights - weight
-        return math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """The data of a user or a tenant from which the state is derived. `key`: its name in Redis."""
-
-    key: str
-    settings: UserSettings
-    backlog: int
-    held: int
-    running: int
-    delayed: int
-    delayed_until: datetime | None
-    before: int
-    schedules: int
-    oldest_ms: int
-    ended: int
-    p50_ms: int
-    p95_ms: int
-    is_known: bool
-    users: int
-    limited_until: datetime | None
-    now: datetime
-    takers: bool
-
-    @classmethod
-    def read(cls, key: str, row: list[Any], now_ms: int, *, takers: bool) -> "_Facts":
-        """Read a row of the script; `takers` says whether any worker takes tasks."""
-        backlog, held, running, before = (int(value) for value in row[1:5])
-        schedules, oldest_ms, ended, p50_ms, p95_ms, delayed, next_due, known, users = (
-            int(value) for value in row[6:]
-        )
-        return cls(
-            key=key,
-            settings=_settings(row[0], now_ms),
-            backlog=backlog,
-            held=held,
-            running=running,
-            delayed=delayed,
-            delayed_until=from_ms(next_due) if 0 <= next_due < AFTER_THE_LAST_MS else None,
-            before=before,
-            schedules=schedules,
-            oldest_ms=oldest_ms,
-            ended=ended,
-            p50_ms=p50_ms,
-            p95_ms=p95_ms,
-            is_known=bool(known),
-            users=users,
-            limited_until=_parked_until(row[5], now_ms),
-            now=from_ms(now_ms),
-            takers=takers,
-        )
-
-    @property
-    def wanted(self) -> int:
-        """The runs that the user wanted in the window: the ended ones and the open ones."""
-        return self.backlog + self.running + self.ended
-
-    def of_user(self, owner: Owner, window_ms: int, ended: int, level: float) -> UserInfo:
-        """Return the state of a user, with their shares of `ended` runs."""
-        ahead = None if self.before < 0 else self.before
-        fields = self._fields(window_ms, ended, level, owner.tenant)
-        return UserInfo(user_id=owner.user_id, tenant=owner.tenant, users_ahead=ahead, **fields)
-
-    def of_tenant(
-        self, tenant: str, window_ms: int, ended: int, level: float, jain: float | None
-    ) -> TenantInfo:
-        """Return the state of a tenant, with its shares of `ended` runs."""
-        ahead = None if self.before < 0 else self.before
-        fields = self._fields(window_ms, ended, level, tenant)
-        return TenantInfo(tenant=tenant, users=self.users, tenants_ahead=ahead, jain=jain, **fields)
-
-    def _fields(
-        self, window_ms: int, ended: int, level: float, tenant: str | None
-    ) -> dict[str, Any]:
-        """The fields that users and tenants have in common."""
-        state, why = self.explain()
-        return {
-            "settings": replace(self.settings, tenant=tenant),
-            "backlog": self.backlog,
-            "held": self.held,
-            "running": self.running,
-            "delayed": self.delayed,
-            "delayed_until": self.delayed_until,
-            "schedules": self.schedules,
-            "oldest_wait": _seconds(self.oldest_ms),
-            "wait_p50": _seconds(self.p50_ms),
-            "wait_p95": _seconds(self.p95_ms),
-            "ended": self.ended,
-            "received": min(1.0, self.ended / ended) if ended else 0.0,
-            "entitled": min(self.wanted, level * self.settings.weight) / (ended or 1),
-            "state": state,
-            "why": why,
-            "parked_until": self.limited_until,
-            "window_start": from_ms(window_ms),
-            "is_known": self.is_known,
-        }
-
-    def explain(self) -> tuple[str, str]:
-        """Return the state and its explanation."""
-        most, rate = self.settings.max_running, self.settings.rate
-        waits = f"{self.backlog} {'task waits' if self.backlog == 1 else 'tasks wait'}"
-        if self.settings.paused:
-            return "paused", self._pause() + (f"; {waits}" if self.backlog else "")
-        if not self.backlog:
-            if not self.running:
-                return "idle", self._later() or "no task waits"
-            return "served", f"has {self.running} running; {self._later() or 'no task waits'}"
-        if most is not None and self.running >= most:
-            return "capped", f"has {self.running} of {most} running (max_running); {waits}"
-        if rate is not None and self.limited_until is not None:
-            at = when(self.limited_until, self.now)
-            return "rate limited", f"rate of {rate:g}/s reached, next at {at}; {waits}"
-        if self.running:
-            return "served", f"has {self.running} running; {waits}"
-        return "waiting", f"{waits}{self._for_what()}"
-
-    def _pause(self) -> str:
-        """Describe the pause: by whom, since when, until when and why."""
-        settings, text = self.settings, f"paused by {self.settings.paused_by or 'an operator'}"
-        if settings.paused_at is not None:
-            text += f" since {when(settings.paused_at, self.now)}"
-        if settings.paused_until is not None:
-            text += f" until {when(settings.paused_until, self.now)}"
-        return text + (f": {settings.pause_note}" if settings.pause_note else "")
-
-    def _later(self) -> str:
-        """Describe the delayed tasks; "" if there are none."""
-        if not self.delayed:
-            return ""
-        are = "1 task is" if self.delayed == 1 else f"{self.delayed} tasks are"
-        first = self.delayed_until
-        return f"{are} delayed" + (f", the first until {when(first, self.now)}" if first else "")
-
-    def _for_what(self) -> str:
-        if not self.takers:
-            return "; no worker is alive"
-        if self.held == self.backlog:
-            return " because of limits on their names or keys"
-        if self.before < 0:
-            return ""  # parked, until the next claim looks at the user again
-        owner = Owner.of_key(self.key)
-        what = "tenant" if owner.is_tenant else "user"
-        if self.before == 0:
-            return f"; this {what} is next"
-        return f"; {self.before} {f'{what} is' if self.before == 1 else f'{what}s are'} ahead"
-
-
-def _seconds(ms: int) -> float | None:
-    return None if ms < 0 else ms / 1000
-
-
-def _parked_until(score: bytes, now_ms: int) -> datetime | None:
-    """Return the future time at which a parked user is examined again, or None."""
-    try:
-        until_ms = int(float(score))
-        return from_ms(until_ms) if until_ms > now_ms else None
-    except (ValueError, OverflowError):  # empty, +inf, or beyond the year 9999
-        return None
-
-
-def _settings(text: bytes, now_ms: int) -> UserSettings:
-    """Read the settings of a user. A damaged record means the defaults, as it does for claims."""
-    try:
-        stored = json.loads(text or b"{}")
-        settings = UserSettings(
-            weight=_positive(stored.get("weight")) or 1.0,
-            rate=_positive(stored.get("rate")),
-            paused=stored.get("paused") is True,
-            paused_at=_moment(stored.get("paused_at")),
-            paused_by=text_or_none(stored.get("paused_by")),
-            pause_note=text_or_none(stored.get("pause_note")),
-            paused_until=_moment(stored.get("paused_until")),
-            max_running=_whole(stored.get("max_running")),
-            max_waiting=_whole(stored.get("max_waiting")),
-        )
-        return without_past_pause(settings, now_ms)
-    except UNREADABLE:
-        return UserSettings()
-
-
-def _moment(value: object) -> datetime | None:
-    ms = _positive(value)
-    return None if ms is None or ms > LATEST_MS else from_ms(int(ms))
-
-
-def _whole(value: object) -> int | None:
-    number = _positive(value)
-    return None if number is None else int(number)
-
-
-def _positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 < value < math.inf else None
+def _user_info(owner: Owner, facts: Facts, window_ms: int, ended: int, level: float) -> UserInfo:
+    """Return the state of a user, with their shares of `ended` runs."""
+    return UserInfo(
+        user_id=owner.user_id,
+        users_ahead=facts.ahead,
+        tenant=owner.tenant,
+        **facts.fields(window_ms, ended, level, owner.tenant),
+    )

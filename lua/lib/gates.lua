@@ -479,9 +479,14 @@ function gates.due(most)
   return #list > 0 and return_all(list, most)
 end
 
--- Whether nobody will look at a gate with held tasks: it has room, and no time is set.
+-- Whether nobody will look at a gate with held tasks: it has room, and no time is set. Changes nothing: slots
+-- whose leases are gone count.
 function gates.is_forgotten(gate)
-  return not redis.call('ZSCORE', K.gate_times, gate) and room_at(gate, 1) > 0
+  if redis.call('ZSCORE', K.gate_times, gate) then return false end
+  used_cache[gate] = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
+  local room = room_at(gate, 1)
+  used_cache[gate] = nil
+  return room > 0
 end
 
 -- Let the next claims look at gates with held tasks: one gate, or all that begin with a text, at most `most`.

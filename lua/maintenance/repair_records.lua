@@ -5,6 +5,7 @@
 -- KEYS changes      zset  schedule NUL when NUL operation NUL JSON, all scores 0
 -- KEYS users        hash  owner or tenant -> settings, JSON
 -- KEYS user_names   zset  owners and tenants with settings, all scores 0
+-- KEYS tenants      hash  user -> tenant, of versions with layout 1
 -- KEYS workers      hash  worker id -> JSON
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- ARGV op    text  random id of this operation
@@ -135,7 +136,7 @@ local function check_listed(user)
   wrong(user, 'is in user_names without settings', function() redis.call('ZREM', K.user_names, user) end)
 end
 
--- The two lists of tenants and their users agree. Versions with layout 1 wrote only tenant_users.
+-- The two lists of tenants and their users agree. Versions with layout 1 wrote tenant_users and tenants.
 local function check_user_tenant(member)
   local user, tenant = string.match(member, '^(%Z*)%z(%Z*)$')
   if not has(K.user_tenants, member) then return end
@@ -147,8 +148,13 @@ local function check_user_tenant(member)
 end
 
 local function check_tenant_user(member)
-  if not has(K.tenant_users, member) or string.match(member, '^%Z+%z%Z+$') then return end
-  wrong(member, 'is no user of a tenant', function() redis.call('ZREM', K.tenant_users, member) end)
+  if not has(K.tenant_users, member) then return end
+  local tenant, user = string.match(member, '^(%Z+)%z(%Z+)$')
+  if not user then
+    wrong(member, 'is no user of a tenant', function() redis.call('ZREM', K.tenant_users, member) end)
+  elseif redis.call('HGET', K.tenants, user) ~= tenant then
+    check_entry(member, K.user_tenants, user .. '\0' .. tenant, 'is in tenant_users but not in user_tenants')
+  end
 end
 
 local function check_worker(id)

@@ -147,10 +147,16 @@ def _bytes(text: str) -> bytes:
 
 
 class Life:
-    """Fills a queue with a little of everything before it is recorded."""
+    """Fills a queue with a little of everything before it is recorded.
 
-    def __init__(self, client: redis.Redis, clock: ManualClock) -> None:
-        self.clock, self.client = clock, client
+    With a tenant, some tasks, schedules and users belong to it, and versions with two levels give
+    the queue layout 2.
+    """
+
+    def __init__(
+        self, client: redis.Redis, clock: ManualClock, tenant: str | None = "acme"
+    ) -> None:
+        self.clock, self.client, self.tenant = clock, client, tenant
         self.queue = TaskQueue(client, clock=clock)
         self.link, self.keys = self.queue.link, self.queue.keys
         self.history = History(self.queue)
@@ -171,13 +177,13 @@ class Life:
     def settings(self) -> None:
         """Settings of the queue, of users and of names."""
         self.queue.configure(max_attempts=3, keep_dead=500, cost="time", max_schedules=1000)
-        self.queue.set_user("heavy", weight=4.0, tenant="acme")
+        self.queue.set_user("heavy", weight=4.0, tenant=self.tenant)
         self.queue.set_limits("slotted", slots=1, timeout=30)
         self.queue.set_limits("paced", rate=0.01)
 
     def past(self) -> None:
         """Runs that have ended, each in its way."""
-        self.push("alice", "finished-1", "finished-2", name="report", tenant="acme")
+        self.push("alice", "finished-1", "finished-2", name="report", tenant=self.tenant)
         self.push("bob", "finished-3", payload={"n": 3}, triggered_by="carol")
         self.push("dora", "pruned-1", "pruned-2", name="soon gone")
         claims = self.claim(limit=5)
@@ -188,7 +194,7 @@ class Life:
         self.queue.finish_many([(c, {"rows": 7}, report) for c in claims])
         self.clock.advance(1)
         self.history.prune(0.5)
-        self.push("alice", "finished-4", "finished-5", name="report", tenant="acme")
+        self.push("alice", "finished-4", "finished-5", name="report", tenant=self.tenant)
         self.push("bob", "finished-6", name="report", payload={"text": "ä" * 100})
         for claim in self.claim(limit=3):
             self.queue.finish(claim, result=[1, None, "x"])
@@ -197,7 +203,7 @@ class Life:
 
     def failures(self) -> None:
         """Dead letters of several causes, some retried or dropped since, and what was cancelled."""
-        self.push("bob", *(f"dead-{n}" for n in range(1, 6)), name="fails", tenant="acme")
+        self.push("bob", *(f"dead-{n}" for n in range(1, 6)), name="fails", tenant=self.tenant)
         for n, claim in enumerate(self.claim("fails", limit=5), 1):
             self.clock.advance(0.1)
             cause = ValueError(f"row {n} is bad") if n < 4 else OSError("no route to host")
@@ -220,7 +226,13 @@ class Life:
         """Schedules of all kinds, fired for an hour or so, and what is open of them."""
         add, now = self.scheduler.add_schedule, self.clock.now()
         minutely: dict[str, Any] = {"cron_expr": "* * * * *", "user_id": "alice"}
-        add(**minutely, schedule_id="plain", name="report", metadata={"team": "a"}, tenant="acme")
+        add(
+            **minutely,
+            schedule_id="plain",
+            name="report",
+            metadata={"team": "a"},
+            tenant=self.tenant,
+        )
         add("0 9 * * 1-5", "bob", timezone="Europe/London", schedule_id="daily", priority=5)
         add("*/20 * * * * *", "bob", schedule_id="seconds", jitter=3, misfire="fire_all")
         add("H H * * *", "dora", schedule_id="hashed", exclude=["2023-12-25"])
@@ -270,7 +282,7 @@ class Life:
         push("alice", "low", priority=2)
         push("alice", "high", priority=4)
         push("alice", "critical", priority=6)
-        push("heavy", *(f"heavy-{n}" for n in range(20)), name="bulk", tenant="acme")
+        push("heavy", *(f"heavy-{n}" for n in range(20)), name="bulk", tenant=self.tenant)
         push("light", "light-1", name="bulk", payload={"weiß": "ü", "deep": {"list": [1.5, None]}})
         push("later", "delayed-1", "delayed-2", delay=3600, name="bulk")
         push("alice", "slot-1", "slot-2", name="slotted")
@@ -356,15 +368,19 @@ class Life:
         self.history.discard("gone-1")
 
 
-def main() -> None:
-    """Record a queue of this version into the file that is named."""
+def record_life(tenant: str | None = "acme") -> dict[str, Any]:
+    """Record the queue of a life in a server of its own."""
     clock = ManualClock()
     with EmbeddedServer.start() as server, redis.Redis.from_url(server.url) as client:
-        life = Life(client, clock)
+        life = Life(client, clock, tenant)
         life.live()
-        keys = record(client)
-        recorded = {"at_ms": clock.now_ms(), "secret": life.secret, "keys": keys}
-    missing = sorted(KEY_TYPES.keys() - keys.keys())
+        return {"at_ms": clock.now_ms(), "secret": life.secret, "keys": record(client)}
+
+
+def main() -> None:
+    """Record a queue of this version into the file that is named."""
+    recorded = record_life()
+    missing = sorted(KEY_TYPES.keys() - recorded["keys"].keys())
     if missing:
         sys.exit(f"nothing is in {', '.join(missing)}: let something happen that fills them")
     text = json.dumps(recorded, indent=1, sort_keys=True)

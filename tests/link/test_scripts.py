@@ -35,8 +35,8 @@ from fairqueue.queue.claim import LONGEST_WAIT_S
 from fairqueue.queue.settings import MOST_SLOTS
 from fairqueue.schedules.changes import CHANGES_LISTED
 from fairqueue.schedules.outcomes import NOTES_KEPT
+from fairqueue.stats.facts import AFTER_THE_LAST_MS
 from fairqueue.stats.samples import COARSE_MS, FINE_MS
-from fairqueue.stats.users import AFTER_THE_LAST_MS
 from fairqueue.validation import Priority
 
 FOLDER = lua_folder()

@@ -15,6 +15,7 @@ from fairqueue.access.credentials import Actor
 from fairqueue.errors import BrokenRecord, InvalidInput, InvalidSchedule
 from fairqueue.history.records import read_run
 from fairqueue.inspection import Inspector
+from fairqueue.link.owners import Owner
 from fairqueue.stats.users import UserStats
 
 pytestmark = pytest.mark.untidy
@@ -68,8 +69,8 @@ def test_a_record_of_the_leader_that_is_none_is_of_nobody(world: World, record: 
 def test_a_tenant_that_is_no_text_hides_no_user(world: World) -> None:
     world.push("a", user_id="alice")
     world.redis.hset(world.keys["tenants"], "alice", b"\xff")
-    (info,) = UserStats(world.queue.link).read(["alice"], 0)
-    assert (info.user_id, info.settings.tenant) == ("alice", "\ufffd")
+    (info,) = UserStats(world.queue.link).read([Owner("alice")], 0)
+    assert (info.user_id, info.backlog, info.settings.tenant) == ("alice", 1, None)
 
 
 def test_an_explanation_of_a_delay_that_is_no_time_says_so(world: World) -> None:

@@ -17,6 +17,7 @@ from fairqueue.errors import InvalidInput, RedisRefused
 from fairqueue.history.records import Run
 from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
+from fairqueue.link.owners import Owner
 from fairqueue.models import Page, UserSettings
 from fairqueue.queue.delays import DelayIndex
 from fairqueue.reasons import when
@@ -24,6 +25,7 @@ from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.stats.users import UserInfo, UserStats
 
 HOUR = timedelta(hours=1)
+ALICE = Owner("alice")
 
 
 @pytest.fixture
@@ -43,9 +45,9 @@ def run(queue: TaskQueue, user: str, count: int = 1) -> None:
     queue.finish_many((claim, None) for claim in claims)
 
 
-def every_page(read: Callable[[str | None], Any]) -> list[str]:
+def every_page(read: Callable[[str | None], Any]) -> list[Any]:
     """All items of a listing, page by page."""
-    found: list[str] = []
+    found: list[Any] = []
     cursor = None
     while True:
         page = read(cursor)
@@ -56,8 +58,12 @@ def every_page(read: Callable[[str | None], Any]) -> list[str]:
         cursor = page.cursor
 
 
-def one(people: UserStats, world: World, user: str) -> UserInfo:
-    (info,) = people.read([user], world.now() - HOUR)
+def owners(*user_ids: str, tenant: str | None = None) -> list[Owner]:
+    return [Owner(user_id, tenant) for user_id in user_ids]
+
+
+def one(people: UserStats, world: World, user: str, tenant: str | None = None) -> UserInfo:
+    (info,) = people.read([Owner(user, tenant)], world.now() - HOUR)
     return info
 
 
@@ -73,8 +79,8 @@ def test_active_users_are_listed_by_backlog(queue: TaskQueue, people: UserStats)
     queue.set_user("paused", paused=True)
     queue.set_user("has settings only", weight=2)
     push(queue, "later", user_id="delayed", delay=60)
-    assert people.active() == ["many", "paused", "few", "runs"]
-    assert people.active(2) == ["many", "paused"]
+    assert people.active() == owners("many", "paused", "few", "runs")
+    assert people.active(2) == owners("many", "paused")
 
 
 def test_a_user_whose_tasks_wait_for_a_slot_is_active(world: World, people: UserStats) -> None:
@@ -83,7 +89,7 @@ def test_a_user_whose_tasks_wait_for_a_slot_is_active(world: World, people: User
     world.fill("bob", 2)
     world.queue.claim("w", limit=3)
     assert world.queue.link.ask(("ZCARD", world.keys["held"])) == [2]
-    assert people.active() == ["bob", "alice"]
+    assert people.active() == owners("bob", "alice")
 
 
 def test_active_users_of_a_tenant_are_found_among_many(queue: TaskQueue, people: UserStats) -> None:
@@ -93,8 +99,8 @@ def test_active_users_of_a_tenant_are_found_among_many(queue: TaskQueue, people:
     push(queue, "c", user_id="bob", tenant="acme")
     push(queue, "d", user_id="carol", tenant="acme.north")
     queue.set_user("dave", tenant="acme")
-    assert people.active(tenant="acme") == ["alice", "bob"]
-    assert people.active(1, tenant="acme") == ["alice"]
+    assert people.active(tenant="acme") == owners("alice", "bob", tenant="acme")
+    assert people.active(1, tenant="acme") == owners("alice", tenant="acme")
     assert people.active(tenant="nobody") == []
 
 
@@ -147,7 +153,7 @@ def know_some(world: World) -> list[str]:
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_each_user_is_listed_once_in_order(world: World, people: UserStats, limit: int) -> None:
     known = know_some(world)
-    assert every_page(lambda cursor: people.names(limit, cursor)) == known
+    assert every_page(lambda cursor: people.names(limit, cursor)) == owners(*known)
 
 
 def test_a_page_that_ends_with_the_last_user_says_so(queue: TaskQueue, people: UserStats) -> None:
@@ -160,8 +166,8 @@ def test_a_page_that_ends_with_the_last_user_says_so(queue: TaskQueue, people: U
 def test_names_may_be_those_that_begin_alike(world: World, people: UserStats) -> None:
     know_some(world)
     found = every_page(lambda cursor: people.names(1, cursor, prefix="wait"))
-    assert found == ["wait", "waits"]
-    assert people.names(prefix="se") == ["set"]
+    assert found == owners("wait", "waits")
+    assert people.names(prefix="se") == owners("set")
     assert people.names(prefix="x") == []
 
 
@@ -169,10 +175,10 @@ def test_the_users_of_a_tenant_are_listed(queue: TaskQueue, people: UserStats) -
     for n in range(5):
         push(queue, f"a{n}", user_id=f"user-{n}", tenant="acme")
         push(queue, f"b{n}", user_id=f"other-{n}", tenant="acmf")
-    assert every_page(lambda cursor: people.names(2, cursor, "acme")) == [
-        f"user-{n}" for n in range(5)
-    ]
-    assert people.names(tenant="acme", prefix="user-3") == ["user-3"]
+    assert every_page(lambda cursor: people.names(2, cursor, "acme")) == owners(
+        *(f"user-{n}" for n in range(5)), tenant="acme"
+    )
+    assert people.names(tenant="acme", prefix="user-3") == owners("user-3", tenant="acme")
     assert people.names(tenant="acm") == []
 
 
@@ -190,7 +196,7 @@ def test_the_work_for_a_page_does_not_depend_on_how_many_tasks_users_have(
         for user in ("alice", "bob", "carol"):
             fill(queue, user, 500)
         before = count_commands(client)
-        assert UserStats(queue.link).names(10) == ["alice", "bob", "carol"]
+        assert UserStats(queue.link).names(10) == owners("alice", "bob", "carol")
         assert (count_commands(client) - before)["zrangebylex"] <= 10
 
 
@@ -202,9 +208,7 @@ def test_a_user_has_its_numbers(world: World, people: UserStats) -> None:
     scheduler.add_schedule("0 9 * * *", "alice", schedule_id="one")
     scheduler.add_schedule("0 9 * * *", "alice", schedule_id="two")
     scheduler.add_schedule("0 9 * * *", "alice2", schedule_id="three")
-    world.queue.set_user(
-        "alice", weight=3, max_running=5, max_waiting=100, rate=1000, tenant="acme"
-    )
+    world.queue.set_user("alice", weight=3, max_running=5, max_waiting=100, rate=1000)
     world.fill("alice", 4)
     world.fill("alice2", 1)
     world.advance(7)
@@ -214,7 +218,7 @@ def test_a_user_has_its_numbers(world: World, people: UserStats) -> None:
     info = one(people, world, "alice")
     assert info == UserInfo(
         user_id="alice",
-        settings=UserSettings(weight=3, max_running=5, max_waiting=100, rate=1000, tenant="acme"),
+        settings=UserSettings(weight=3, max_running=5, max_waiting=100, rate=1000),
         backlog=4,
         held=0,
         users_ahead=0,
@@ -237,7 +241,7 @@ def test_a_user_has_its_numbers(world: World, people: UserStats) -> None:
 def test_users_are_read_together_in_their_order(world: World, people: UserStats) -> None:
     world.fill("alice", 1)
     world.fill("bob", 2)
-    found = people.read(["bob", "nobody", "alice"], world.now() - HOUR)
+    found = people.read(owners("bob", "nobody", "alice"), world.now() - HOUR)
     assert [(info.user_id, info.backlog, info.is_known) for info in found] == [
         ("bob", 2, True),
         ("nobody", 0, False),
@@ -253,7 +257,7 @@ def test_a_page_of_users_is_read_in_few_round_trips_and_who_wants_service_once_i
     for user in users:
         world.fill(user, 1)
     sent = world.before_script("user_stats", lambda: None)
-    found = people.read(users, world.now() - HOUR)
+    found = people.read(owners(*users), world.now() - HOUR)
     assert [info.user_id for info in found] == users
     assert [info.entitled for info in found] == [pytest.approx(0.01)] * 100
     assert set(sent) == {"user_stats", "users_in_window", "backlogs"}
@@ -261,24 +265,25 @@ def test_a_page_of_users_is_read_in_few_round_trips_and_who_wants_service_once_i
     looked_up = sent.count("users_in_window")
     world.fill("new", 1)
     world.advance(9)
-    (info,) = people.read(["new"], world.now() - HOUR)
+    (info,) = people.read(owners("new"), world.now() - HOUR)
     assert info.entitled == pytest.approx(1 / 101)  # with the user itself as it is now
     assert sent.count("users_in_window") == looked_up
     world.advance(1)
-    people.read(["new"], world.now() - HOUR)
+    people.read(owners("new"), world.now() - HOUR)
     assert sent.count("users_in_window") > looked_up
 
 
 def test_bad_users_and_times_are_refused(people: UserStats, clock: ManualClock) -> None:
     for users in ([""], ["a\0"], [3], ["x" * 201], ["user"] * 101):
         with pytest.raises(InvalidInput, match="user"):
-            people.read(users, clock.now())  # type: ignore[arg-type]
+            people.read([Owner(user) for user in users], clock.now())  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="since"):
-        people.read(["alice"], clock.now().replace(tzinfo=None))
+        people.read(owners("alice"), clock.now().replace(tzinfo=None))
 
 
 @pytest.mark.parametrize("known_by", ["settings", "tenant", "schedule", "run", "waiting"])
 def test_a_user_is_known_by_any_record(world: World, people: UserStats, known_by: str) -> None:
+    tenant = "acme" if known_by == "tenant" else None
     if known_by == "settings":
         world.queue.set_user("alice", paused=True)
     elif known_by == "tenant":
@@ -290,21 +295,22 @@ def test_a_user_is_known_by_any_record(world: World, people: UserStats, known_by
         world.advance(2 * HOUR)  # before the window
     else:
         world.fill("alice", 1)
-    assert one(people, world, "alice").is_known
-    assert people.knows("alice")
-    assert not one(people, world, "alic").is_known
-    assert not people.knows("alic")
+    assert one(people, world, "alice", tenant).is_known
+    assert people.knows(Owner("alice", tenant))
+    for unknown in (Owner("alic", tenant), Owner("alice", "globex")):
+        assert not one(people, world, unknown.user_id, unknown.tenant).is_known
+        assert not people.knows(unknown)
 
 
 def test_the_task_that_is_handed_out_next_is_told(queue: TaskQueue, people: UserStats) -> None:
-    assert people.next_task("alice") is None
+    assert people.next_task(ALICE) is None
     queue.set_limits("slow", slots=1)
     push(queue, "s1", "s2", name="slow")
     queue.claim("w", limit=2)
-    assert people.next_task("alice") == "s2"  # it waits for a slot
+    assert people.next_task(ALICE) == "s2"  # it waits for a slot
     push(queue, "a", "b")
     push(queue, "urgent", priority=6)
-    assert people.next_task("alice") == "urgent"
+    assert people.next_task(ALICE) == "urgent"
 
 
 # --- why it is so ---------------------------------------------------------------------------------
@@ -368,7 +374,10 @@ def test_a_user_whose_tasks_wait_for_slots_says_so(world: World, people: UserSta
     world.claim_one()
     world.fill("alice", 2)
     assert world.queue.claim("w", limit=3) == []
-    assert state(people, world) == ("waiting", "2 tasks wait because of the limits on their names")
+    assert state(people, world) == (
+        "waiting",
+        "2 tasks wait because of limits on their names or keys",
+    )
 
 
 def test_a_user_without_tasks_is_idle_or_served(world: World, people: UserStats) -> None:
@@ -391,14 +400,14 @@ def test_received_is_the_share_of_runs_in_the_window(world: World, people: UserS
     world.queue.bury(world.claim_one(), "no")
     world.queue.cancel("cancelled")
     world.advance(1)
-    found = people.read(["alice", "alice2", "bob", "carol"], world.now() - HOUR)
+    found = people.read(owners("alice", "alice2", "bob", "carol"), world.now() - HOUR)
     assert [(info.ended, info.received) for info in found] == [
         (3, 3 / 8),
         (1, 1 / 8),
         (4, 4 / 8),  # what was cancelled before it ran has taken nothing of the others
         (0, 0.0),
     ]
-    (all_day,) = people.read(["alice"], world.now() - 3 * HOUR)
+    (all_day,) = people.read(owners("alice"), world.now() - 3 * HOUR)
     assert (all_day.ended, all_day.received) == (8, 8 / 13)
 
 
@@ -413,7 +422,7 @@ def test_entitled_is_the_weight_among_active_users(world: World, people: UserSta
     world.fill("waits", 1)
     world.queue.set_user("paused", paused=True)
     world.fill("paused", 1)
-    found = people.read(["waits", "ended", "paused", "runs", "idle"], world.now() - HOUR)
+    found = people.read(owners("waits", "ended", "paused", "runs", "idle"), world.now() - HOUR)
     assert [info.entitled for info in found] == pytest.approx([0.2, 0.3, 0.4, 0.1, 0.0])
 
 
@@ -422,7 +431,7 @@ def test_nobody_is_entitled_to_more_than_it_wanted(world: World, people: UserSta
         world.fill(user, pushed)
     world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=42))
 
-    found = people.read(["noisy", "quiet", "other"], world.now() - HOUR)
+    found = people.read(owners("noisy", "quiet", "other"), world.now() - HOUR)
 
     assert [info.received for info in found] == pytest.approx([20 / 42, 2 / 42, 20 / 42])
     assert [info.entitled for info in found] == pytest.approx([20 / 42, 2 / 42, 20 / 42])
@@ -449,7 +458,7 @@ def test_the_window_begins_where_history_is_whole(world: World, people: UserStat
     assert (info.window_start, info.ended, info.received) == (whole_since, 5, 0.5)
     view = people.overview(world.queue.inspect(), world.now() - HOUR)
     assert (view.window_start, view.ended, view.users) == (whole_since, 10, 2)
-    (recent,) = people.read(["bob"], world.now() - timedelta(seconds=45))
+    (recent,) = people.read(owners("bob"), world.now() - timedelta(seconds=45))
     assert (recent.window_start, recent.ended) == (world.now() - timedelta(seconds=45), 2)
 
 
@@ -530,7 +539,7 @@ def test_of_too_many_users_so_many_are_summed(world: World, people: UserStats) -
     world.patch("fairqueue.stats.users.MAX_SUMMED", 4)
     for n in range(10):
         world.fill(f"user-{n}", 1)
-    found = people.read(["user-9", "user-8"], world.now() - HOUR)
+    found = people.read(owners("user-9", "user-8"), world.now() - HOUR)
     assert [info.entitled for info in found] == [1 / 6, 1 / 6]  # of four, and themselves
     assert people.overview(world.queue.inspect(), world.now() - HOUR).users == 4
 
@@ -538,14 +547,17 @@ def test_of_too_many_users_so_many_are_summed(world: World, people: UserStats) -
 def test_the_users_who_got_most_are_found(world: World, people: UserStats) -> None:
     run(world.queue, "old", 9)
     world.advance(2 * HOUR)
-    for user, count in (("alice", 3), ("bob", 5), ("carol", 1), ("dave", 3)):
+    for user, count in (("alice", 3), ("bob", 5), ("dave", 4)):
         run(world.queue, user, count)
+    for user in ("carol", "erin"):
+        world.queue.finish(world.push_and_claim(f"{user}:1", user_id=user, tenant="acme"))
+    world.queue.finish(world.push_and_claim("erin:2", user_id="erin", tenant="acme"))
     world.fill("waits", 20)
-    world.queue.set_user("carol", tenant="acme")
     since = world.now() - HOUR
-    assert people.top(since, 3) == ["bob", "alice", "dave"]
-    assert people.top(since, 10) == ["bob", "alice", "dave", "carol"]
-    assert people.top(since, 10, "acme") == ["carol"]
+    acme = Owner.whole("acme")
+    assert people.top(since, 3) == [*owners("bob", "dave"), acme]
+    assert people.top(since, 10) == [*owners("bob", "dave"), acme, ALICE]
+    assert people.top(since, 2, "acme") == owners("erin", "carol", tenant="acme")
 
 
 def test_the_users_who_got_most_are_found_in_several_parts(world: World, people: UserStats) -> None:
@@ -554,7 +566,7 @@ def test_the_users_who_got_most_are_found_in_several_parts(world: World, people:
         run(world.queue, f"user-{n}", n + 1)
     world.advance(1)
     top = people.top(world.now() - HOUR, 10)
-    assert top == [f"user-{n}" for n in range(9, -1, -1)]
+    assert top == owners(*(f"user-{n}" for n in range(9, -1, -1)))
     assert people.overview(world.queue.inspect(), world.now() - HOUR).users == 10
 
 
@@ -568,10 +580,10 @@ def test_shares_over_time_are_counted_by_user(world: World, people: UserStats) -
     run(world.queue, "alice", 3)
     world.advance(120)
     run(world.queue, "bob", 5)
-    series = people.shares(start, start + timedelta(minutes=4), 4, ["alice", "bob", "alice"])
+    series = people.shares(start, start + timedelta(minutes=4), 4, owners("alice", "bob", "alice"))
     assert series.times == [start + timedelta(minutes=n) for n in range(4)]
-    assert series.users == ["alice", "bob"]
-    assert series.counts == {"alice": [2, 3, 0, 0], "bob": [1, 0, 0, 5]}
+    assert series.users == owners("alice", "bob")
+    assert series.counts == {ALICE: [2, 3, 0, 0], Owner("bob"): [1, 0, 0, 5]}
     assert series.others == [4, 0, 0, 0]
     assert series.window_start == start
 
@@ -582,8 +594,11 @@ def test_the_others_of_a_tenant_are_its_own(world: World, people: UserStats) -> 
     world.push("d", user_id="carol")
     world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=4))
     until = world.now() + timedelta(seconds=1)
-    series = people.shares(world.now(), until, 1, ["alice"], "acme")
-    assert (series.counts, series.others) == ({"alice": [2]}, [1])
+    alice = Owner("alice", "acme")
+    series = people.shares(world.now(), until, 1, [alice], "acme")
+    assert (series.counts, series.others) == ({alice: [2]}, [1])
+    series = people.shares(world.now(), until, 1, [Owner.whole("acme")])
+    assert (series.counts, series.others) == ({Owner.whole("acme"): [3]}, [1])
 
 
 def test_shares_that_cannot_be_are_refused(people: UserStats, clock: ManualClock) -> None:
@@ -594,23 +609,23 @@ def test_shares_that_cannot_be_are_refused(people: UserStats, clock: ManualClock
     with pytest.raises(InvalidInput, match="since must be before until"):
         people.shares(later, now, 5, [])
     with pytest.raises(InvalidInput, match=r"number of users must be .* not 11"):
-        people.shares(now, later, 5, [f"user-{n}" for n in range(11)])
+        people.shares(now, later, 5, owners(*(f"user-{n}" for n in range(11))))
     with pytest.raises(InvalidInput, match="user_id"):
-        people.shares(now, later, 5, [""])
+        people.shares(now, later, 5, owners(""))
 
 
 # --- users with nothing but delayed tasks ---------------------------------------------------------
 
 
 def test_a_user_with_only_delayed_tasks_is_known(world: World, people: UserStats) -> None:
-    assert not people.knows("alice")
+    assert not people.knows(ALICE)
     world.push("a", "b", user_id="alice", delay=60)
     world.push("soon", user_id="alice", delay=30)
-    assert people.knows("alice")
+    assert people.knows(ALICE)
     info = one(people, world, "alice")
     assert (info.is_known, info.delayed, info.backlog, info.state) == (True, 3, 0, "idle")
     assert info.delayed_until == world.now() + timedelta(seconds=30)
-    assert people.names() == ["alice"]
+    assert people.names() == owners("alice")
     listed = History(world.queue).runs(("pending", "retrying"), user_id="alice")
     assert [run.task_id for run in listed] == ["b", "a", "soon"]
 
@@ -618,7 +633,7 @@ def test_a_user_with_only_delayed_tasks_is_known(world: World, people: UserStats
 def test_a_user_with_only_a_retrying_task_is_known(world: World, people: UserStats) -> None:
     world.push("a", user_id="alice")
     world.queue.retry(world.claim_one(), "broken", delay=60)
-    assert people.knows("alice")
+    assert people.knows(ALICE)
     assert one(people, world, "alice").delayed == 1
     assert [run.task_id for run in History(world.queue).runs("retrying", user_id="alice")] == ["a"]
     world.advance(61)
@@ -645,7 +660,7 @@ def test_delayed_tasks_of_an_older_version_are_found(world: World, people: UserS
     world.push(*(f"old-{n}" for n in range(600)), user_id="alice", delay=60)
     world.redis.delete(world.keys["delayed_index"])
     world.push("new", user_id="alice", delay=60)
-    assert people.knows("alice")
+    assert people.knows(ALICE)
     assert one(people, world, "alice").delayed == 601
     world.check()
     # An older worker takes them up and leaves the index as it is.
@@ -714,8 +729,8 @@ def test_a_purge_finds_delayed_tasks_of_old_versions(world: World, people: UserS
     world.push(*(f"alice-{n}" for n in range(3)), user_id="alice", delay=60)
     world.redis.delete(world.keys["delayed_index"])
     with mock.patch("fairqueue.queue.delays.MAX_STEPS", 1):
-        assert people.purge("alice") == 3
-        assert people.purge("alice") == 0
+        assert people.purge(ALICE) == 3
+        assert people.purge(ALICE) == 0
     assert world.redis.zcard(world.keys["delayed"]) == 2000
 
 
@@ -723,9 +738,9 @@ def test_a_purge_cancels_and_history_has_it(world: World, people: UserStats) -> 
     world.fill("alice", 5)
     world.fill("alice2", 2)
     claim = world.push_and_claim("later", user_id="alice", delay=60)
-    assert people.waiting("alice") == 5
-    assert people.purge("alice") == 5
-    assert people.purge("alice") == people.waiting("alice") == 0
+    assert people.waiting(ALICE) == 5
+    assert people.purge(ALICE) == 5
+    assert people.purge(ALICE) == people.waiting(ALICE) == 0
     dropped = ["alice-1", "alice-2", "alice-3", "alice-4", "later"]
     assert world.places() == {
         "running": ["alice-0"],
@@ -743,17 +758,15 @@ def test_a_purge_takes_delayed_tasks_in_small_steps(world: World, people: UserSt
     world.queue.retry(world.claim_one(), "broken", delay=30)
     world.push(*(f"later-{n}" for n in range(150)), user_id="alice", delay=60)
     world.push("other", user_id="alice2", delay=60)
-    assert people.waiting("alice") == 151
-    assert [people.purge("alice", 40), people.purge("alice"), people.purge("alice")] == [
-        *(40, 100, 11)
-    ]
+    assert people.waiting(ALICE) == 151
+    assert [people.purge(ALICE, 40), people.purge(ALICE), people.purge(ALICE)] == [*(40, 100, 11)]
     assert world.places()["delayed"] == ["other"]
     assert world.dump()["delayed"].keys() == {"other"}
 
 
 def test_a_purge_takes_at_most_so_many(queue: TaskQueue, people: UserStats) -> None:
     fill(queue, "alice", 110)
-    assert [people.purge("alice", 4), people.purge("alice"), people.purge("alice")] == [4, 100, 6]
+    assert [people.purge(ALICE, 4), people.purge(ALICE), people.purge(ALICE)] == [4, 100, 6]
 
 
 def test_a_purge_takes_what_waits_for_slots(world: World, people: UserStats) -> None:
@@ -761,8 +774,8 @@ def test_a_purge_takes_what_waits_for_slots(world: World, people: UserStats) -> 
     world.push("one", "two", "three", name="slow")
     world.queue.claim("w", limit=3)
     world.fill("alice", 2)
-    assert people.waiting("alice") == 4
-    assert [people.purge("alice", 3), people.purge("alice", 3)] == [3, 1]
+    assert people.waiting(ALICE) == 4
+    assert [people.purge(ALICE, 3), people.purge(ALICE, 3)] == [3, 1]
     assert "held" not in world.dump()
     assert "slot_line" not in world.dump()
 
@@ -771,7 +784,7 @@ def test_a_purge_takes_what_waits_for_slots(world: World, people: UserStats) -> 
 def test_a_purged_user_is_served_later(queue: TaskQueue, people: UserStats, paused: bool) -> None:
     queue.set_user("alice", paused=paused)
     fill(queue, "alice", 3, priority=6)
-    people.purge("alice")
+    people.purge(ALICE)
     assert people.active() == []
     queue.set_user("alice", paused=False)
     push(queue, "new")
@@ -780,7 +793,7 @@ def test_a_purged_user_is_served_later(queue: TaskQueue, people: UserStats, paus
 
 def test_a_purge_that_arrives_twice_is_one(world: World, people: UserStats) -> None:
     world.fill("alice", 5)
-    arguments: dict[str, Any] = {"op": "op", "user": "alice", "limit": 2}
+    arguments: dict[str, Any] = {"op": "op", "owner": "alice", "limit": 2}
     assert world.queue.link.run("purge", **arguments) == 2
     before = world.dump()
     assert world.queue.link.run("purge", **arguments) == 2
@@ -790,7 +803,7 @@ def test_a_purge_that_arrives_twice_is_one(world: World, people: UserStats) -> N
 def test_a_purge_keeps_the_retention(world: World, people: UserStats) -> None:
     world.queue.configure(keep_finished=10)
     world.fill("alice", 100)
-    assert people.purge("alice") == 100
+    assert people.purge(ALICE) == 100
     assert len(world.places()["cancelled"]) == 10
 
 
@@ -798,13 +811,13 @@ def test_bad_purges_are_refused(queue: TaskQueue, people: UserStats) -> None:
     fill(queue, "alice", 1)
     for limit in (0, 251, None, "all"):
         with pytest.raises(InvalidInput, match="limit"):
-            people.purge("alice", limit)  # type: ignore[arg-type]
+            people.purge(ALICE, limit)  # type: ignore[arg-type]
     for user in ("", None, "a\0"):
         with pytest.raises(InvalidInput, match="user_id"):
-            people.purge(user)  # type: ignore[arg-type]
+            people.purge(Owner(user))  # type: ignore[arg-type]
         with pytest.raises(InvalidInput, match="user_id"):
-            people.waiting(user)  # type: ignore[arg-type]
-    assert people.waiting("alice") == 1
+            people.waiting(Owner(user))  # type: ignore[arg-type]
+    assert people.waiting(ALICE) == 1
 
 
 # --- rubbish --------------------------------------------------------------------------------------
@@ -846,21 +859,21 @@ def test_planted_rubbish_crashes_no_reader(world: World, people: UserStats) -> N
     world.fill("erin", 3)
     plant(world)
     users = ["alice", "bob", "carol", "dave", "erin"]
-    found = people.read(users, world.now() - HOUR)
+    found = people.read(owners(*users), world.now() - HOUR)
     assert [info.user_id for info in found] == users
     assert [info.settings for info in found] == [UserSettings()] * 5
     assert found[-1].backlog == 3
     assert all(0 <= info.entitled <= 1 and 0 <= info.received <= 1 for info in found)
-    assert "erin" in people.active()
+    assert Owner("erin") in people.active()
     assert people.active(tenant="rubbish") == []
     listed = every_page(lambda cursor: people.names(1, cursor))
-    assert {"alice", "erin"} <= set(listed)
+    assert set(owners("alice", "erin")) <= set(listed)
     assert len(set(listed)) == len(listed)
-    series = people.shares(world.now() - HOUR, world.now(), 6, users)
+    series = people.shares(world.now() - HOUR, world.now(), 6, owners(*users))
     assert len(series.others) == 6
     assert people.overview(world.queue.inspect(), world.now() - HOUR).users > 0
-    assert "erin" not in people.top(world.now() - HOUR, 10)
-    assert [people.next_task(user) for user in ("alice", "bob")] == [None, None]
+    assert Owner("erin") not in people.top(world.now() - HOUR, 10)
+    assert [people.next_task(user) for user in owners("alice", "bob")] == [None, None]
 
 
 @pytest.mark.untidy
@@ -872,9 +885,9 @@ def test_a_purge_drops_entries_that_are_none_and_ends(world: World, people: User
     for member in ("alice\0", "alice\0x", "alice\x003\0bobs\0default", "alice\x003\0gone\0n"):
         world.redis.zadd(backlog, {member: 0})
     world.redis.zadd(world.keys["held"], {"alice\0x": 0})
-    assert people.purge("alice") == 8
-    assert people.purge("alice") == 0
-    assert people.active() == ["bob"]
+    assert people.purge(ALICE) == 8
+    assert people.purge(ALICE) == 0
+    assert people.active() == owners("bob")
     assert world.claim_one().task.task_id == "bobs"
     infos = [world.queue.get(task_id) for task_id in ("alice-0", "alice-2")]
     assert [info and info.state for info in infos] == ["cancelled"] * 2
@@ -886,7 +899,7 @@ def test_a_key_of_another_type_is_named(world: World, people: UserStats, key: st
     world.fill("alice", 1)
     world.spoil(key)
     with pytest.raises(RedisRefused, match=f"{key} is a string"):
-        people.read(["alice"], world.now() - HOUR)
+        people.read(owners("alice"), world.now() - HOUR)
 
 
 def test_a_buffered_run_is_delayed_without_a_known_end(world: World, people: UserStats) -> None:
