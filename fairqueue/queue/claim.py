@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fairqueue.clock import from_ms
-from fairqueue.errors import BrokenRecord, FairQueueError, InvalidInput, InvalidTask, kind_of
+from fairqueue.errors import BrokenRecord, FairQueueError, InvalidInput, InvalidTask, kind_of, shown
 from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.link.operation import Argument, Call, Operation, Wait, operation
 from fairqueue.link.scripts import load_script
@@ -223,7 +223,9 @@ def wanted_pools(pools: Iterable[str]) -> str:
 
     Raises InvalidTask naming the value.
     """
-    given = check_items(pools, "pools", "names of pools", InvalidTask)
+    if isinstance(pools, str):
+        raise InvalidTask(f"pools must be a list of names, such as ['gpu'], not {shown(pools)}")
+    given = check_items(pools, "pools", "names", InvalidTask)
     listed = sorted({check_pool(pool) for pool in given})
     if not listed:
         raise InvalidTask("pools must name at least one pool, such as 'default'")

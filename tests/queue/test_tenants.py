@@ -1,7 +1,6 @@
-"""Tenants: which one a user belongs to, what carries one, and what is found by one."""
+"""Tenants: whose users are whose, what carries a tenant, and what is found by one."""
 
 import itertools
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -38,7 +37,7 @@ def run_of(world: World, task_id: str) -> Run:
 
 def tenant_keys(world: World) -> dict[str, Any]:
     """What is stored of tenants."""
-    keys = ("tenants", "tenant_users", "tenant_schedules")
+    keys = ("tenants", "tenant_users", "user_tenants", "tenant_schedules")
     return {key: content for key, content in world.dump().items() if key in keys}
 
 
@@ -53,7 +52,15 @@ def test_a_name_that_is_none_is_refused_and_nothing_is_stored(world: World, name
     before = world.dump()
     calls: dict[type[Exception], list[Callable[[], object]]] = {
         InvalidTask: [lambda: Task.create(user_id="alice", tenant=name)],
-        ConfigurationError: [lambda: world.queue.set_user("alice", tenant=name)],
+        ConfigurationError: [
+            lambda: world.queue.set_user("alice", tenant=name),
+            lambda: world.queue.get_user("alice", tenant=name),
+            lambda: world.queue.pause_user("alice", tenant=name),
+            lambda: world.queue.set_tenant(name, weight=2.0),
+            lambda: world.queue.get_tenant(name),
+            lambda: world.queue.move_user("alice", name),
+            lambda: world.queue.move_user("alice", "acme", tenant=name),
+        ],
         InvalidSchedule: [
             lambda: world.add("new", tenant=name),
             lambda: world.scheduler.update_schedule("nine", tenant=name),
@@ -74,54 +81,87 @@ def test_a_name_that_is_none_is_refused_and_nothing_is_stored(world: World, name
 @pytest.mark.parametrize("name", ["a", "Acme-2.x_", "x" * 64, "-", "..."])
 def test_a_name_that_is_one_is_kept_as_it_is(world: World, name: str) -> None:
     world.push("t", tenant=name)
-    assert world.queue.tenant_of("alice") == name
+    assert world.queue.tenants_of("alice") == [name]
     assert run_of(world, "t").tenant == name
 
 
 # --- users ----------------------------------------------------------------------------------------
 
 
-def test_a_user_belongs_to_the_first_tenant_that_a_task_names(world: World) -> None:
+def test_a_user_id_is_a_user_of_each_tenant_that_a_task_names(world: World) -> None:
     world.push("t1")
-    assert world.queue.tenant_of("alice") is None
-    world.push("t2", tenant="acme")
-    world.push("t3", "t4", tenant="blue")
+    assert world.queue.tenants_of("alice") == []
+    world.push("t2", tenant="blue")
+    world.push("t3", "t4", tenant="acme")
     world.push("t5", user_id="bob", tenant="blue")
-    assert (world.queue.tenant_of("alice"), world.scheduler.tenant_of("bob")) == ("acme", "blue")
+    assert world.queue.tenants_of("alice") == ["acme", "blue"]
+    assert world.queue.tenants_of("bob") == ["blue"]
     assert tenant_keys(world) == {
-        "tenants": {"alice": "acme", "bob": "blue"},
-        "tenant_users": {"acme\0alice": 0, "blue\0bob": 0},
+        "tenant_users": {"acme\0alice": 0, "blue\0alice": 0, "blue\0bob": 0},
+        "user_tenants": {"alice\0acme": 0, "alice\0blue": 0, "bob\0blue": 0},
     }
+    sizes = {tenant: world.queue.size("alice", tenant=tenant) for tenant in ("acme", "blue")}
+    assert (world.queue.size("alice"), sizes) == (4, {"acme": 2, "blue": 1})
 
 
-def test_of_tasks_that_are_pushed_together_the_first_one_counts(queue: TaskQueue) -> None:
+def test_tasks_that_are_pushed_together_each_name_their_own_tenant(queue: TaskQueue) -> None:
     tasks = [make_task(tenant=tenant) for tenant in (None, "acme", "blue")]
     queue.push_many([*tasks, make_task("bob", tenant="blue")])
-    assert (queue.tenant_of("alice"), queue.tenant_of("bob")) == ("acme", "blue")
+    assert (queue.tenants_of("alice"), queue.tenants_of("bob")) == (["acme", "blue"], ["blue"])
+    assert [queue.size("alice", tenant=tenant) for tenant in (None, "acme", "blue")] == [3, 1, 1]
 
 
-def test_a_user_belongs_to_the_first_tenant_that_a_schedule_names(world: World) -> None:
+def test_a_user_is_listed_with_each_tenant_that_a_schedule_names(world: World) -> None:
     world.add("a", tenant="acme")
     world.add("b", user_id="bob")
-    assert (world.queue.tenant_of("alice"), world.queue.tenant_of("bob")) == ("acme", None)
+    assert (world.queue.tenants_of("alice"), world.queue.tenants_of("bob")) == (["acme"], [])
     world.scheduler.update_schedule("b", tenant="blue")
     world.scheduler.update_schedule("a", user_id="carol")
-    assert (world.queue.tenant_of("bob"), world.queue.tenant_of("carol")) == ("blue", "acme")
-    assert world.queue.tenant_of("alice") == "acme"
+    assert world.queue.tenants_of("bob") == ["blue"]
+    assert world.queue.tenants_of("carol") == ["acme"]
+    assert world.queue.tenants_of("alice") == ["acme"]
+
+
+def test_settings_are_of_the_pair_that_is_named(world: World) -> None:
+    queue = world.queue
+    assert queue.set_user("alice", tenant="blue", weight=2.0) == UserSettings(
+        weight=2.0, tenant="blue"
+    )
+    queue.set_user("alice", max_running=3)
+    assert queue.get_user("alice") == UserSettings(max_running=3)
+    assert queue.get_user("alice", tenant="blue") == UserSettings(weight=2.0, tenant="blue")
+    assert queue.get_user("alice", tenant="acme") == UserSettings(tenant="acme")
+    queue.pause_user("alice", tenant="blue")
+    world.push("plain")
+    world.push("of blue", tenant="blue")
+    assert [claim.task.task_id for claim in queue.claim("w", limit=9)] == ["plain"]
+    assert queue.resume_user("alice", tenant="blue") == UserSettings(weight=2.0, tenant="blue")
+    assert [claim.task.task_id for claim in queue.claim("w", limit=9)] == ["of blue"]
 
 
 def test_a_user_is_moved_to_another_tenant_and_taken_away(world: World) -> None:
+    queue = world.queue
     world.push("t", tenant="acme")
-    assert world.queue.set_user("alice", tenant="blue") == UserSettings(tenant="blue")
-    assert tenant_keys(world) == {"tenants": {"alice": "blue"}, "tenant_users": {"blue\0alice": 0}}
-    assert world.queue.set_user("alice", tenant="blue").tenant == "blue"
-    assert world.queue.set_user("alice", weight=2.0) == UserSettings(weight=2.0, tenant="blue")
-    assert world.queue.get_user("alice") == UserSettings(weight=2.0, tenant="blue")
-    assert world.queue.set_user("alice", tenant=None) == UserSettings(weight=2.0)
-    assert world.queue.get_user("alice") == UserSettings(weight=2.0)
-    assert tenant_keys(world) == {}
-    world.push("u", tenant="red")
-    assert world.queue.tenant_of("alice") == "red"
+    queue.set_user("alice", tenant="acme", weight=2.0)
+    assert queue.move_user("alice", "blue", tenant="acme") == 1
+    assert world.info("t").tenant == "blue"
+    assert queue.get_user("alice", tenant="blue") == UserSettings(weight=2.0, tenant="blue")
+    assert queue.get_user("alice", tenant="acme") == UserSettings(tenant="acme")
+    assert queue.move_user("alice", None, tenant="blue") == 1
+    assert world.info("t").tenant is None
+    assert queue.get_user("alice") == UserSettings(weight=2.0)
+    assert [queue.size("alice", tenant=tenant) for tenant in ("acme", "blue")] == [0, 0]
+    assert queue.size("alice") == 1
+    world.check()
+
+
+def test_a_move_to_where_the_user_is_already_is_refused(world: World) -> None:
+    world.push("t", tenant="acme")
+    before = world.dump()
+    for tenant in ("acme", None):
+        with pytest.raises(ConfigurationError, match=f"another tenant, not {tenant!r}"):
+            world.queue.move_user("alice", tenant, tenant=tenant)
+    assert world.dump() == before
 
 
 def test_a_tenant_is_no_setting_of_the_user(world: World) -> None:
@@ -136,24 +176,29 @@ def test_a_tenant_is_no_setting_of_the_user(world: World) -> None:
     assert world.dump()["user_names"] == {"bob": 0}
 
 
-def test_a_move_that_arrives_twice_undoes_no_other(queue: TaskQueue) -> None:
-    move: dict[str, Any] = {"op": "o", "user": "alice", "change": json.dumps({"tenant": "acme"})}
-    answer = queue.link.run("set_user", **move)
-    queue.set_user("alice", tenant="blue")
-    assert queue.link.run("set_user", **move) == answer
-    assert queue.tenant_of("alice") == "blue"
+def test_a_move_that_arrives_twice_undoes_no_other(world: World) -> None:
+    queue = world.queue
+    world.push("t")
+    move: dict[str, Any] = {"user": "alice", "tenant": "", "to": "acme", "limit": 100}
+    assert queue.link.run("move_user", op="o", **move) == 1
+    assert queue.move_user("alice", None, tenant="acme") == 1
+    assert queue.link.run("move_user", op="o", **move) == 1
+    assert world.info("t").tenant is None
 
 
-def test_a_task_without_a_tenant_asks_for_none(world: World) -> None:
-    def asked(task_id: str, **fields: Any) -> int:
+def test_a_task_without_a_tenant_does_not_touch_the_lists_of_tenants(world: World) -> None:
+    def asked(task_id: str, **fields: Any) -> list[int]:
         before = world.count_commands()
         world.push(task_id, **fields)
         after = world.count_commands()
-        return sum(after[name] - before[name] for name in ("hexists", "hsetnx"))
+        return [after[name] - before[name] for name in ("zscore", "hget")]
 
     world.push("first")
-    assert asked("plain") == 0
-    assert asked("of a tenant", tenant="acme") == 1
+    plain = asked("plain")
+    assert not tenant_keys(world)
+    assert plain < asked("of a tenant", tenant="acme")
+    # Once the queue has a tenant, a task without one still does not look for its user's tenants.
+    assert asked("plain too")[0] == plain[0]
 
 
 # --- tasks and runs -------------------------------------------------------------------------------
