@@ -243,12 +243,10 @@ def test_a_repeated_claim_tells_the_lease_as_it_is(world: World) -> None:
         world.advance(10)
         return run(name, **arguments)
 
-    world.queue.link.run = lost_reply  # type: ignore[method-assign]
-    try:
+    with world.monkeypatch.context() as patched:
+        patched.setattr(world.queue.link, "run", lost_reply)
         world.queue.check()
         (claim,) = world.queue.claim("w", lease=30)
-    finally:
-        world.queue.link.run = run  # type: ignore[method-assign]
     assert claim.lease_until == world.info("t1").lease_until
 
 

@@ -427,9 +427,12 @@ def test_explain_answers_on_both_levels(world: World) -> None:
     for n in range(14):
         world.push(f"l{n}", user_id=f"u{n}", tenant="lakeside")
     found = world.queue.explain("l1")
+    assert found is not None
     assert (found.tenants_ahead, found.users_ahead) == (3, 1)
     assert found.summary == (
         "Tenant 'lakeside' is served after 3 others; among its 14 waiting users, 'u1' is 2nd."
     )
     world.queue.set_tenant("lakeside", paused=True)
-    assert "Tenant 'lakeside' is paused" in world.queue.explain("l1").summary
+    found = world.queue.explain("l1")
+    assert found is not None
+    assert "Tenant 'lakeside' is paused" in found.summary
