@@ -21,6 +21,7 @@ from typing import Any
 
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Call, Together
+from fairqueue.link.scripts import load_script
 from fairqueue.queue.claim import CLAIM_HEAD
 from faults.journal import Journal, read_journals
 
@@ -122,7 +123,7 @@ class Witness(Link):
 
     def _saw_end(self, name: str, arguments: Mapping[str, Any], answer: Any, sent_ms: int) -> None:
         if name in ("finish", "extend"):
-            rest, width = arguments["rest"], 5 if name == "finish" else 2
+            rest, width = arguments["rest"], len(load_script(name).fields)
             leases = [(rest[i + 1], rest[i]) for i in range(0, len(rest), width)]
             words = list(answer)
         else:

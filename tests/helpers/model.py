@@ -18,6 +18,8 @@ UPKEEP = 100  # delays and leases that one claim looks after
 WINDOW_MS = 10_000  # so often, a claim forgets old records too
 TRIMMED = 200
 CATCH_UP = 10
+RETURNED = 1000  # held tasks that one call brings back
+LOOK_AGAIN_MS = 1000
 MISSED_CAP = 1000
 NEVER = math.inf
 
@@ -34,7 +36,6 @@ class ModelTask:
     level: int
     document: Document
     name: str = "default"
-    tenant: str | None = None
     timeout_ms: int | None = None
     due_ms: int = 0
     arrival: int = 0
@@ -98,7 +99,6 @@ class ModelQueue:
     def __init__(self) -> None:
         self.settings = ModelSettings()
         self.users: dict[str, ModelUser] = {}
-        self.tenants: dict[str, str] = {}
         self.tasks: dict[str, ModelTask] = {}
         self.graves: dict[str, Grave] = {}
         self.claims: dict[str, list[str]] = {}
@@ -123,6 +123,10 @@ class ModelQueue:
         self.slots: dict[str, int] = {}
         self.line: dict[str, dict[str, int]] = {}
         self.last_turn = 0
+        self.look_at: dict[str, int] = {}  # when held tasks of a name may come back
+        self.freed: set[str] = set()  # names of which a slot was freed just now
+        self.seen_ms: int | None = None  # the last claim that changed a clock
+        self.moved = False  # this claim changes one
         # Users of whom the claim that is made now can take nothing, at all or by the lane.
         self.passed: set[str] = set()
         self.lane_left: set[str] = set()
@@ -208,9 +212,8 @@ class ModelQueue:
             others = {u for u in others if any(t.name != avoid for t in self.backlog(u))}
         if others:
             return 0
-        if any(name != avoid and self.room(name) > 0 for name in self.line):
-            return 0
         moments: list[float] = [task.due_ms for task in self.in_state("delayed")]
+        moments += [at_ms for name, at_ms in self.look_at.items() if name != avoid]
         moments += [task.lease_end_ms for task in self.in_state("running")]
         moments += [moment for moment in self.parked.values() if moment < NEVER]
         return max(0, math.ceil(min(moments) - now)) if moments else -1
@@ -258,6 +261,7 @@ class ModelQueue:
         """Nothing is ready and nothing runs: the clock moves to the largest tag, the tags go."""
         if self.idle and not self.ready and not self.in_state("running"):
             self.clock = max([self.clock, *self.idle.values()])
+            self.moved = True
             self.idle.clear()
             self.usage.clear()
 
@@ -297,16 +301,10 @@ class ModelQueue:
         self.store(new.values(), now)
         return "pushed"
 
-    def join(self, user: str, tenant: str | None) -> None:
-        """A user without a tenant belongs to the first that is named."""
-        if tenant is not None:
-            self.tenants.setdefault(user, tenant)
-
     def store(self, new: Iterable[ModelTask], now: int) -> None:
         """Store tasks that are new: they wait, or are delayed."""
         waiting = []
         for task in new:
-            self.join(task.user, task.tenant)
             self.arrivals += 1
             task.arrival = self.arrivals
             self.tasks[task.task_id] = task
@@ -328,18 +326,21 @@ class ModelQueue:
         held = [task_id for task_id in self.claims.get(token, []) if self.holds(task_id, token)]
         if held:
             return held
-        self._upkeep(now)
+        self.moved = False
         self._turn_window(now)
-        self._return_held(limit, avoid, now)
+        self._upkeep(limit, now)
         served: list[str] = []
         while len(served) < limit and (task := self._serve(now, avoid)) is not None:
             task.has_slot = task.name in self.slots
+            self.moved = True
             task.state, task.token, task.attempts = "running", token, task.attempts + 1
             task.claimed_ms, task.lease_end_ms = now, now + lease_ms
             if task.timeout_ms is not None:
                 task.deadline_ms = now + task.timeout_ms + lease_ms
             self._move_on(task.user, now)
             served.append(task.task_id)
+            if self.room(task.name) <= 0:
+                self.look_at.pop(task.name, None)
         if served:
             self.claims[token] = served
             self.counts["claimed"] += len(served)
@@ -349,6 +350,8 @@ class ModelQueue:
             del self.idle[user]
             if self.settings.cost == "time":
                 self.usage.pop(user, None)
+        if self.moved:
+            self.seen_ms = now
         return served
 
     def _turn_window(self, now: int) -> None:
@@ -356,6 +359,7 @@ class ModelQueue:
         if self.window_ms is None or abs(now - self.window_ms) >= WINDOW_MS:
             self.window_ms = now
             self._trim(TRIMMED, now)
+            self._look_at_held(now)
 
     def _serve(self, now: int, avoid: str | None) -> ModelTask | None:
         """The next task of the next user of whom one can be taken, who is charged for it."""
@@ -410,18 +414,39 @@ class ModelQueue:
         task.charge = float(f"{self.cost(user):.14g}")  # as JSON keeps it
         return task
 
-    def _return_held(self, limit: int, avoid: str | None, now: int) -> None:
+    def _look_at_held(self, now: int) -> None:
+        """The next claim looks at all names with held tasks."""
+        if any(task.is_held for task in self.in_state("ready")):
+            self.look_at |= dict.fromkeys(self.line, now)
+
+    def _flush(self, now: int) -> None:
+        """Whoever frees a slot brings the next held task of that name back."""
+        if self.freed and any(task.is_held for task in self.in_state("ready")):
+            self._return_held(sorted(self.freed), RETURNED, now)
+        self.freed.clear()
+
+    def _return_held(self, names: list[str], most: int, now: int) -> None:
         """Tasks that were set aside come back as far as there is room, users taking turns."""
         back: list[ModelTask] = []
-        if not any(task.is_held for task in self.in_state("ready")):
-            return
-        for name in sorted(self.line.keys() - {avoid}):
-            room = min(limit, self.room(name))
+        returned = Counter[str]()
+        for name in names:
+            room = min(most, self.room(name))
             while room > 0 and (task := self._next_held(name, back)) is not None:
                 back.append(task)
+                returned[name] += 1
                 if self.blocked_until(task.user, now) is None:
                     room -= 1
+        is_last = all(task in back for task in self.in_state("ready") if task.is_held)
         self._wait(back, now, returning=True)
+        if is_last:
+            self.line.clear()
+        for name in names:
+            # Whoever frees a slot looks; with free ones left, those that came back may not start.
+            if name not in self.line or self.room(name) <= 0:
+                self.look_at.pop(name, None)
+            else:
+                is_more = self.room(name) > returned[name]
+                self.look_at[name] = now if is_more else now + LOOK_AGAIN_MS
 
     def _take_turn(self, name: str, user: str, tag: int | None) -> None:
         """A user's turn for a name comes one stride after a tag, or after the first in the line."""
@@ -461,12 +486,18 @@ class ModelQueue:
         self.parked.pop(user, None)
         self._keep_lane(user)
 
-    def _upkeep(self, now: int) -> None:
+    def _upkeep(self, most: int, now: int) -> None:
         """What time has made due: delays that are over, leases that have ended, parked users."""
         due = [task for task in self.in_state("delayed") if task.due_ms <= now]
         due.sort(key=lambda task: (task.due_ms, task.task_id))
         self._wait(due[:UPKEEP], now)
         self._take_back(now)
+        if self.seen_ms is not None and now < self.seen_ms:
+            self.moved = True
+            self._look_at_held(now)
+        self._flush(now)
+        if due_names := [name for name, at_ms in self.look_at.items() if at_ms <= now]:
+            self._return_held(due_names, most, now)
         if self.behind:
             self._trim(CATCH_UP, now)
         # Those who wait for a moment: it has come, or is too far since the clock was set back.
@@ -484,6 +515,7 @@ class ModelQueue:
         late.sort(key=lambda task: (task.deadline_ms, task.task_id))
         self._end_unanswered(late[:UPKEEP], now)
         self._take_back(now)
+        self._flush(now)
 
     def _end_unanswered(self, tasks: list[ModelTask], now: int) -> None:
         """End leases without a word of their workers.
@@ -513,8 +545,9 @@ class ModelQueue:
 
     def _end_lease(self, task: ModelTask, now: int) -> None:
         """The lease is over: its user has one running task less, and pays for the time."""
-        task.state, task.has_slot, task.deadline_ms = "between", False, None
+        self._free(task)
         if self.settings.cost == "time":
+            self.moved = True
             seconds = max(now - task.claimed_ms, 1) / 1000
             self._adjust(task.user, (seconds - task.charge) / self.user(task.user).weight)
             own = self.usage.get(task.user, seconds)
@@ -523,6 +556,11 @@ class ModelQueue:
             self.average = average + (seconds - average) / 16
         if self.user(task.user).max_running is not None:
             self._review(task.user, now)
+
+    def _free(self, task: ModelTask) -> None:
+        if task.has_slot:
+            self.freed.add(task.name)
+        task.state, task.has_slot, task.deadline_ms = "between", False, None
 
     def _adjust(self, user: str, by: float) -> None:
         """Correct a tag, never below the clock."""
@@ -569,6 +607,7 @@ class ModelQueue:
             words.append(self._finished_by(task_id, token) or "lost_lease")
         if closed:
             self._trim(closed, now)
+        self._flush(now)
         return words
 
     def _finished_by(self, task_id: str, token: str) -> str | None:
@@ -602,6 +641,7 @@ class ModelQueue:
             word = "lost_lease"
             if self.holds(task_id, token):
                 word = act(self.tasks[task_id], now)
+                self._flush(now)
             self.answers[name, task_id, token] = now, word
         return self.answers[name, task_id, token][1]
 
@@ -632,7 +672,7 @@ class ModelQueue:
         return "retried"
 
     def _release(self, task: ModelTask, now: int) -> str:
-        task.state, task.has_slot, task.deadline_ms = "between", False, None
+        self._free(task)
         self._adjust(task.user, -task.charge / self.user(task.user).weight)
         if self._cancelled(task, now):
             word = "cancelled"
@@ -707,22 +747,16 @@ class ModelQueue:
 
     # --- settings ---------------------------------------------------------------------------------
 
-    def set_slots(self, name: str, slots: int | None) -> None:
+    def set_slots(self, name: str, slots: int | None, now: int) -> None:
         """Limit how many tasks of a name run at a time, from the next claim on."""
+        if name in self.line:
+            self.look_at[name] = now
         self.slots.pop(name, None)
         if slots is not None:
             self.slots[name] = slots
 
-    def set_tenant(self, user: str, tenant: str | None, now: int) -> None:
-        """A user belongs to a tenant from now on, or to none; as with each setting, its limits are
-        looked at.
-        """
-        self.tenants.pop(user, None)
-        self.join(user, tenant)
-        self._review(user, now)
-
     def set_user(self, user: str, now: int, **change: float | bool | None) -> None:
-        """Change settings; a new weight rescales what the user is ahead of the clock."""
+        """Change settings; a new weight rescales what the user is ahead of clocks and lines."""
         old = self.user(user)
         self.users[user] = new = replace(old, **change)  # type: ignore[arg-type]
         if new.rate is None:
@@ -735,6 +769,10 @@ class ModelQueue:
         for tags, clock in clocks:
             if old.weight != new.weight and tags.get(user, clock) > clock:
                 tags[user] = clock + (tags[user] - clock) * old.weight / new.weight
+        for name, line in self.line.items() if old.weight != new.weight else ():
+            if user in line and self.held(user, name):
+                first = min(line.values())
+                line[user] = first + math.floor((line[user] - first) * old.weight / new.weight)
         self._review(user, now)
 
 
@@ -769,7 +807,6 @@ class ModelSchedule:
     user: str
     level: int
     payload: int
-    tenant: str | None = None
     active: bool = True
     until_ms: int | None = None
     nominal_ms: int | None = None
@@ -879,7 +916,6 @@ class ModelSchedulers:
 
     def _saved(self, schedule: ModelSchedule) -> None:
         self.change_revision(schedule)
-        self.queue.join(schedule.user, schedule.tenant)
 
     def change_revision(self, schedule: ModelSchedule) -> None:
         """Make plans that others have read out of date."""
@@ -1005,7 +1041,6 @@ class ModelSchedulers:
                     user=schedule.user,
                     level=schedule.level,
                     document=document,
-                    tenant=schedule.tenant,
                 )
             )
         missed = min(MISSED_CAP, (moment - nominal) // schedule.cron.period_ms)

@@ -52,7 +52,6 @@ SAME = os.environ.get("FAIRQUEUE_MODEL_SAME", "0" if EXAMPLES else "1") != "0"
 SHRINK = os.environ.get("FAIRQUEUE_MODEL_SHRINK", "1" if EXAMPLES else "0") != "0"
 
 USERS = ("ann", "bob", "cy", "dee")
-TENANTS = (None, None, "red", "blue")
 SCHEDULES = ("s1", "s2", "s3")
 SCHEDULERS = ("one", "two")
 SLOW = "slow"  # the name whose slots are limited, and which some workers avoid
@@ -83,7 +82,6 @@ CRONS = {
 
 # Weights are powers of two and intervals of rates are whole, so that tags are exact numbers.
 users = st.sampled_from(USERS)
-tenants = st.sampled_from(TENANTS)
 levels = st.sampled_from((1, 3, 3, 3, 5, 6, 6))
 delays = st.sampled_from((None, None, None, None, 0, 500, 4_000, 70_000))
 picks = st.integers(0, 999)
@@ -110,18 +108,12 @@ schedule_changes = st.one_of(
     st.fixed_dictionaries({"active": st.booleans()}),
     st.fixed_dictionaries({"active": st.booleans(), "cron": st.sampled_from(sorted(CRONS))}),
     st.fixed_dictionaries({"user": users, "level": levels}),
-    st.fixed_dictionaries({"tenant": tenants}),
 )
 
 
 def name_of(task_id: str) -> str:
     """Every third task is slow; an id that is pushed again has the same name."""
     return SLOW if int(task_id[1:]) % 3 == 0 else "default"
-
-
-def tenant_of(task_id: str) -> str | None:
-    """As `name_of`: the same for the same id."""
-    return TENANTS[int(task_id[1:]) % len(TENANTS)]
 
 
 def timeout_of(task_id: str) -> float | None:
@@ -421,7 +413,6 @@ class Machine(RuleBasedStateMachine):
             priority=level,
             task_id=task_id,
             name=name_of(task_id),
-            tenant=tenant_of(task_id),
             timeout=timeout_of(task_id),
             delay=None if delay_ms is None else delay_ms / 1000,
         )
@@ -432,7 +423,6 @@ class Machine(RuleBasedStateMachine):
             level=level,
             document=(user, level),
             name=name_of(task_id),
-            tenant=tenant_of(task_id),
             timeout_ms=None if (seconds := timeout_of(task_id)) is None else round(seconds * 1000),
             due_ms=due_ms,
         )
@@ -702,19 +692,12 @@ class Machine(RuleBasedStateMachine):
             expected.paused,
         )
 
-    @rule(user=users, tenant=tenants, lost=lost_reply)
-    def set_tenant(self, user: str, tenant: str | None, lost: bool) -> None:
-        self.link.echo = lost
-        assert self.queue.set_user(user, tenant=tenant).tenant == tenant
-        self.link.echo = False
-        self.model.set_tenant(user, tenant, self.now)
-
     @rule(slots=st.sampled_from((None, 1, 1, 2)), lost=lost_reply)
     def set_slots(self, slots: int | None, lost: bool) -> None:
         self.link.echo = lost
         self.queue.set_limits(SLOW, slots=slots)
         self.link.echo = False
-        self.model.set_slots(SLOW, slots)
+        self.model.set_slots(SLOW, slots, self.now)
 
     @rule(change=queue_changes, lost=lost_reply)
     def configure(self, change: dict[str, Any], lost: bool) -> None:
@@ -733,7 +716,6 @@ class Machine(RuleBasedStateMachine):
         cron=st.sampled_from(sorted(CRONS)),
         user=users,
         level=levels,
-        tenant=tenants,
         replacing=st.booleans(),
         lost=lost_reply,
     )
@@ -743,7 +725,6 @@ class Machine(RuleBasedStateMachine):
         cron: str,
         user: str,
         level: int,
-        tenant: str | None,
         replacing: bool,
         lost: bool,
     ) -> None:
@@ -753,7 +734,6 @@ class Machine(RuleBasedStateMachine):
             user=user,
             level=level,
             payload=0,
-            tenant=tenant,
         )
         added = self.planned.add(planned, self.now, replacing=replacing)
         self.link.echo = lost
@@ -764,7 +744,6 @@ class Machine(RuleBasedStateMachine):
                 priority=level,
                 payload={"n": 0},
                 schedule_id=schedule_id,
-                tenant=tenant,
                 on_conflict="replace" if replacing else "error",
             )
             assert answer == schedule_id
@@ -809,7 +788,7 @@ class Machine(RuleBasedStateMachine):
         """Answers are kept in two generations, of a minute each."""
         self.set_user(user, {"weight": 1.0}, lost=False)
         self.jump(31_000)
-        self.add_schedule("s1", cron, user, 3, None, replacing=True, lost=False)
+        self.add_schedule("s1", cron, user, 3, replacing=True, lost=False)
         self.remove_schedule("s1", lost=False)
         removal = self.link.sent[-1]
         self.jump(31_000)
@@ -837,7 +816,6 @@ class Machine(RuleBasedStateMachine):
             user=schedule.user,
             level=schedule.level,
             document=(),
-            tenant=schedule.tenant,
         )
         assert self.model.push([task], self.now) == ("pushed" if task_id else "full")
 
@@ -884,8 +862,9 @@ class Machine(RuleBasedStateMachine):
         self.jump(schedule.last_run_ms - self.now - 1)
         self.remove_schedule(schedule_id, lost=False)
         cron = next(text for text, every in CRONS.items() if every == schedule.cron)
-        who = (schedule.user, schedule.level, schedule.tenant)
-        self.add_schedule(schedule_id, cron, *who, replacing=False, lost=False)
+        self.add_schedule(
+            schedule_id, cron, schedule.user, schedule.level, replacing=False, lost=False
+        )
         self.tick_later("one", 1)
         self.tick("two", lost=False)
 
@@ -1023,7 +1002,7 @@ class Machine(RuleBasedStateMachine):
             base=base,
             definition=text,
             user=schedule.user,
-            tenant=schedule.tenant or "",
+            tenant="",
             title="",
             revision="1",
             old_name="default",
@@ -1147,13 +1126,18 @@ class Machine(RuleBasedStateMachine):
             },
             "ended": {t.task_id: t.ended_ms for t in model.in_state("finished", "cancelled")},
             "dead": {task.task_id: task.ended_ms for task in model.in_state("buried")},
+            "gate_times": model.look_at,
         }
         for name, expected in moments.items():
             assert raw.zset(name) == expected, name
 
     def compare_users(self, raw: Raw) -> None:
         model = self.model
-        fair = {name: float(v) for name, v in raw.hash("fair").items() if name != "passes"}
+        fair = {
+            name: float(text)
+            for name, text in raw.hash("fair").items()
+            if name in ("clock", "critical_clock", "credit")
+        }
         same = self.same_numbers
         assert same(raw.zset("ready"), model.ready)
         assert same(raw.zset("parked"), model.parked)
@@ -1162,7 +1146,6 @@ class Machine(RuleBasedStateMachine):
         assert same(raw.numbers("throttle"), model.throttle)
         assert same(raw.numbers("usage"), model.usage)
         assert raw.numbers("running") == model.running()
-        assert raw.hash("tenants") == model.tenants
         real = {name: fair.get(name, 0.0) for name in ("clock", "critical_clock")}
         real["credit"] = min(fair.get("credit", 10.0), model.most_credit())
         clocks = {"clock": model.clock, "critical_clock": model.critical_clock}
@@ -1197,7 +1180,6 @@ class Machine(RuleBasedStateMachine):
             assert state.get("missed", 0) == schedule.missed
             assert state.get("last_run") == schedule.last_run_ms
             assert CRONS[definition["cron_expr"]] == schedule.cron
-            assert state.get("tenant") == definition.get("tenant") == schedule.tenant
             assert (definition["user_id"], definition["priority"], definition["payload"]) == (
                 schedule.user,
                 schedule.level,
