@@ -643,7 +643,7 @@ def settings(stage: Stage) -> None:
 
     def look() -> None:
         queue.get_user("u0")
-        queue.tenant_of("u0")
+        queue.tenants_of("u0")
         queue.get_limits()
         queue.settings()
         queue.inspect()

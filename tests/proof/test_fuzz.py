@@ -360,7 +360,7 @@ LOOK_UPS: dict[str, Callable[[FuzzedWorld, Any], object]] = {
     "explain": lambda w, value: w.queue.explain(value),
     "size": lambda w, value: w.queue.size(value),
     "get_user": lambda w, value: w.queue.get_user(value),
-    "tenant_of": lambda w, value: w.queue.tenant_of(value),
+    "tenants_of": lambda w, value: w.queue.tenants_of(value),
     "cancel": lambda w, value: w.queue.cancel(value),
     "claim": lambda w, value: w.queue.claim(value, names=["nothing"]),
     "claim names": lambda w, value: w.queue.claim("w", names=[value, "nothing"]),
