@@ -591,11 +591,11 @@ end
 
 -- How many tasks come before one in the order of a gate, and how many older ones reserve it. Changes nothing.
 function gates.before(gate, limits, task)
-  local function count(kind)
+  local function older(kind)
     return redis.call('ZLEXCOUNT', K.gate_order, '[' .. kind .. gate .. '\0',
       '(' .. kind .. gate .. '\0' .. seq_of(task))
   end
-  return limits.ordered and count('o') or 0, count('r')
+  return limits.ordered and older('o') or 0, older('r')
 end
 
 -- Whether a task keeps its place at an ordered gate while it is delayed for its next attempt.

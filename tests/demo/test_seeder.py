@@ -50,6 +50,13 @@ def outcomes(queue: TaskQueue) -> dict[str, int]:
     return dict(Counter(run.status for run in all_runs(queue)))
 
 
+def tenant_of(queue: TaskQueue, user: str) -> str | None:
+    """The tenant of a user; None if the user has none. No seeded user is of two."""
+    tenants = queue.tenants_of(user)
+    assert len(tenants) <= 1
+    return tenants[0] if tenants else None
+
+
 # --- schedules and people -------------------------------------------------------------------------
 
 
@@ -93,7 +100,7 @@ def test_what_became_of_each_schedule_is_what_its_runs_say(world: World) -> None
 
 def test_users_belong_to_schools_and_differ_in_weights_and_limits(queue: TaskQueue) -> None:
     seeded = seed(queue)
-    settings = {user: queue.get_user(user) for user in seeded.users}
+    settings = {user: queue.get_user(user, tenant=tenant_of(queue, user)) for user in seeded.users}
     assert {each.tenant for each in settings.values()} == {*TENANTS, None}
     assert len({each.weight for each in settings.values()}) > 2
     assert any(each.max_running for each in settings.values())
@@ -103,7 +110,7 @@ def test_users_belong_to_schools_and_differ_in_weights_and_limits(queue: TaskQue
 
 def test_runs_have_the_tenant_of_their_user(queue: TaskQueue) -> None:
     seeded = seed(queue)
-    tenants = {user: queue.get_user(user).tenant for user in seeded.users}
+    tenants = {user: tenant_of(queue, user) for user in seeded.users}
     runs = all_runs(queue)
     assert {run.tenant for run in runs} == {*TENANTS, None}
     assert all(run.tenant == tenants[run.user_id] for run in runs)

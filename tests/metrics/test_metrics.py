@@ -449,8 +449,13 @@ def test_a_bad_port_is_named(queue: TaskQueue, port: Any) -> None:
 
 def test_everything_that_the_scripts_count_is_a_metric() -> None:
     texts = [path.read_text(encoding="utf-8") for path in lua_folder().rglob("*.lua")]
-    counted = {name for text in texts for name in re.findall(r"count\('(\w+)'", text)}
+    patterns = (
+        r"\bcount\('(\w+)'",
+        r"\bcounter = '(\w+)'",
+        r"COUNTER_OF_STATE = \{ \w+ = '(\w+)' \}",
+    )
+    counted = {name for text in texts for each in patterns for name in re.findall(each, text)}
 
     # Of those that are put together, `set_aside_` has a kind behind it.
-    assert "claimed" in counted
+    assert {"claimed", "expired", "expired_tasks", "not_unique", "replaced"} <= counted
     assert counted - {"set_aside_"} - _COUNTERS.keys() == set()
