@@ -88,6 +88,7 @@ class DayCount:
     failed: int = 0
     timed_out: int = 0
     cancelled: int = 0
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

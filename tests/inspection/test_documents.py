@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import MISSING
+from dataclasses import fields as fields_of
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -46,7 +48,9 @@ def make_schedule(**fields: Any) -> ScheduledTask:
 
 
 def make_run(**fields: Any) -> Run:
-    usual = dict.fromkeys(Run.__dataclass_fields__)
+    usual = {
+        each.name: None if each.default is MISSING else each.default for each in fields_of(Run)
+    }
     said = {"task_id": "t1", "status": "failed", "user_id": "ann", "name": "mail"}
     times = {"pushed_at": NOON, "due_at": NOON}
     rest = {

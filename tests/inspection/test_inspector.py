@@ -25,9 +25,11 @@ from fairqueue.errors import (
     UnknownUser,
     UnknownWorker,
 )
+from fairqueue.history.runs import ENDED
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import MASK
 from fairqueue.inspection.system import OLD_WAIT_S
+from fairqueue.link.owners import Owner
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import LogLine, Report
 from fairqueue.queue.workers import GONE_AFTER_S
@@ -408,7 +410,7 @@ def test_shares_are_those_of_the_runs_that_ended(inspector: Inspector, queue: Ta
     assert (alice.received, bob.received) == (0.75, 0.25)
     assert (alice.entitled, bob.entitled) == (0.75, 0.25)
     series = inspector.users.shares()
-    assert sum(series.counts["alice"]) == 6
+    assert sum(series.counts[Owner("alice")]) == 6
 
 
 def test_past_shares_do_not_move_as_time_passes(inspector: Inspector, world: World) -> None:
@@ -421,7 +423,7 @@ def test_past_shares_do_not_move_as_time_passes(inspector: Inspector, world: Wor
     after = inspector.users.service("alice")
 
     ended = [
-        {at: n for at, n in zip(series.times, series.counts["alice"], strict=True) if n}
+        {at: n for at, n in zip(series.times, series.counts[Owner("alice")], strict=True) if n}
         for series in (before, after)
     ]
     assert ended[0] == ended[1]
@@ -482,7 +484,7 @@ def test_what_an_actor_of_a_tenant_makes_belongs_to_it(north: Inspector, world: 
     (run,) = north.runs.list()
 
     assert (north.schedules.get("nine").tenant, run.tenant) == ("north", "north")
-    assert world.queue.tenant_of("nils") == "north"
+    assert world.queue.tenants_of("nils") == ["north"]
 
 
 def test_another_tenants_things_are_not_there(
@@ -530,10 +532,10 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
     queue.push(make_task("root"))  # of no tenant, but known
 
     attempts: list[tuple[Callable[[], object], type[FairQueueError]]] = [
-        (lambda: add(south, "warm", user_id="nils"), UnknownUser),
-        (lambda: add(south, "warm", user_id="root"), UnknownUser),
         (lambda: add(south, "warm", user_id="sue", tenant="north"), Forbidden),
-        (lambda: south.tasks.push(user_id="nils"), UnknownUser),
+        (lambda: south.tasks.push(user_id="sue", tenant="north"), Forbidden),
+        (lambda: south.users.get("nils", tenant="north"), Forbidden),
+        (lambda: south.users.pause("root"), UnknownUser),
         (lambda: south.schedules.list(tenant="north"), Forbidden),
         (lambda: south.users.set("nils", weight=9.0), Forbidden),
     ]
@@ -545,11 +547,28 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
     assert south.schedules.import_([rule], dry_run=False).unchanged == ["south~cold"]
     south.schedules.remove("cold")
     add(south, "warm", user_id="sue")
-    with pytest.raises(UnknownUser):
-        south.schedules.update("warm", {"user_id": "nils"})
     with pytest.raises(Forbidden):
         south.schedules.update("warm", {"tenant": "north"})
     assert [view.tenant for view in inspector.schedules.list()] == ["north", "south"]
+
+
+def test_a_user_of_two_tenants_is_a_user_of_each(
+    north: Inspector, south: Inspector, inspector: Inspector, queue: TaskQueue
+) -> None:
+    north.tasks.push(user_id="nils")
+    south.tasks.push(user_id="nils")
+    queue.push(make_task("nils"))
+
+    south.users.pause("nils", note="theirs alone")
+    assert south.users.purge("nils", dry_run=False) == 1
+
+    seen = [inspector.users.get("nils", tenant=each) for each in ("north", "south", None)]
+    assert [(info.backlog, info.settings.paused) for info in seen] == [
+        (1, False),
+        (0, True),
+        (1, False),
+    ]
+    assert north.users.get("nils").settings.pause_note is None
 
 
 @pytest.mark.parametrize(
@@ -564,7 +583,12 @@ def test_a_tenant_cannot_take_users_or_ids_of_others(
         lambda i: i.system.prune(10),
         lambda i: i.workers.list(),
         lambda i: i.workers.drain("w"),
-        lambda i: i.users.overview(),
+        lambda i: i.system.pools(),
+        lambda i: i.system.key_limits(),
+        lambda i: i.system.set_limit("account:*", slots=1),
+        lambda i: i.users.move("nils", "south"),
+        lambda i: i.tenants.set("north", weight=1000.0),
+        lambda i: i.tenants.resume("north"),
         lambda i: i.users.set("nils", weight=1000.0),
         lambda i: i.keys.list(),
         lambda i: i.keys.create("k", "viewer"),
@@ -712,7 +736,7 @@ def test_the_overview_has_the_numbers_of_the_queue(furnished: Inspector) -> None
 
     assert (overview.ready, overview.dead, overview.running) == (1, 1, 0)
     assert (overview.schedules, overview.active_schedules) == (1, 1)
-    assert overview.runs_today == {"succeeded": 0, "failed": 1, "timed_out": 0, "cancelled": 0}
+    assert overview.runs_today == {**dict.fromkeys(ENDED, 0), "failed": 1}
     assert overview.due_within_hour == 1
 
 

@@ -113,7 +113,7 @@ def test_a_schedule_that_becomes_anothers_before_the_change_is_left_alone(
 
     def moved_meanwhile(*arguments: str) -> Any:
         seen = look(*arguments)
-        inspector.users.set("nick", tenant="south")
+        inspector.users.move("nick", "south", tenant="north")
         inspector.schedules.update("report", {"tenant": "south", "payload": {"of": "south"}})
         return seen
 

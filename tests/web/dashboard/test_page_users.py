@@ -63,7 +63,7 @@ def test_an_empty_queue_says_what_users_are(site: Site) -> None:
 
 
 def test_users_are_listed_with_their_numbers_the_busiest_first(world: World, site: Site) -> None:
-    world.queue.set_user("alice", weight=3, max_running=1, tenant="acme")
+    world.queue.set_user("alice", weight=3, max_running=1)
     world.fill("alice", 4)
     world.fill("bob", 9)
     serve(world, 2)
@@ -72,7 +72,6 @@ def test_users_are_listed_with_their_numbers_the_busiest_first(world: World, sit
     text = get(site, "/users")
     assert text.index(">bob</a>") < text.index(">alice</a>")
     assert "1 min 30 s" in text
-    assert "acme" in text
     assert "75.0 %" in text  # what alice is entitled to
     assert "fairqueue users list --minutes 60" in text
 
@@ -462,13 +461,12 @@ def test_limits_are_changed_and_taken_away(world: World, site: Site) -> None:
         "max_running": "4",
         "rate": "0.5",
         "max_waiting": "",
-        "tenant": "acme",
     }
     answer = post(site, "/do/users/set", **form)
     assert answer.status_code == 204, answer.text
     settings = world.queue.get_user("alice")
     assert (settings.weight, settings.max_running, settings.rate) == (2.5, 4, 0.5)
-    assert (settings.max_waiting, settings.tenant) == (None, "acme")
+    assert settings.max_waiting is None
 
 
 def test_only_what_was_changed_is_sent_on(world: World, site: Site) -> None:
@@ -494,7 +492,6 @@ def test_only_what_was_changed_is_sent_on(world: World, site: Site) -> None:
         ("max_running", "1.5", "max_running must be a whole number, not '1.5'"),
         ("max_waiting", "-3", "max_waiting must be a whole number from 1"),
         ("rate", "fast", "rate must be a number, not 'fast'"),
-        ("tenant", "a b", "tenant must be 1 to 64 letters"),
     ],
 )
 def test_bad_input_is_refused_with_the_message_of_the_library(

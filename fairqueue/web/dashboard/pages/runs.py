@@ -11,6 +11,7 @@ from fairqueue.errors import InvalidInput
 from fairqueue.history.records import Run
 from fairqueue.history.runs import STATUSES, UNFINISHED
 from fairqueue.models import Page
+from fairqueue.outcomes import OUTCOMES
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.formatting import command, segment
@@ -32,10 +33,7 @@ COUNTERS = {
     "pending": "pushed",
     "retrying": "retried",
     "running": "claimed",
-    "succeeded": "finished",
-    "failed": "buried",
-    "timed_out": "timed_out",
-    "cancelled": "cancelled",
+    **{outcome.status: outcome.counter for outcome in OUTCOMES},
 }
 LABELS_OF = {"user_id": "user", "schedule_id": "schedule", "name": "task", "last": "the last"}
 

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fairqueue.errors import InvalidTask, UnknownUser
+from fairqueue.errors import InvalidInput
 from fairqueue.web.auth import inspector_of
 from fairqueue.web.dashboard.charts import chart_document
 from fairqueue.web.dashboard.pages.user_helpers import WINDOWS, hint, scale_of, window_of, windows
@@ -22,7 +22,7 @@ def user(request: Request) -> Response:
     inspector = inspector_of(request)
     try:
         info = inspector.users.get(user_id, minutes)
-    except (UnknownUser, InvalidTask):
+    except InvalidInput:
         return page(request, "user_unknown.html", status=404, user_id=user_id[:200])
     return page(
         request,

@@ -41,7 +41,6 @@ PAUSES = {
     "10080": "1 week",
 }
 MAX_PAUSE = 366 * 24 * 60  # minutes
-LIMITS = ("weight", "max_running", "max_waiting", "rate", "tenant")
 
 
 def users(request: Request) -> Response:
@@ -192,7 +191,6 @@ def _limits(form: Form) -> dict[str, Any]:
         "max_running": form.integer("max_running"),
         "max_waiting": form.integer("max_waiting"),
         "rate": form.decimal("rate"),
-        "tenant": form.text("tenant"),
     }
     if form.has("weight") and found["weight"] is None:
         raise InvalidInput("weight is required: a number from 0.01 to 1000, by default 1")
