@@ -1,6 +1,5 @@
 """`fairqueue users`: the users with their shares, limits and pauses."""
 
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from fairqueue.cli.text import duration_text
 from fairqueue.cli.values import FUTURE, Kind
 from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
+from fairqueue.link.owners import Owner
 from fairqueue.models import Explanation, UserSettings
 from fairqueue.stats.users import UserInfo
 
@@ -28,9 +28,10 @@ COLUMNS: Columns = {
     "RECEIVED": lambda info: f"{info.received:.1%}",
     "OLDEST WAIT": lambda info: duration_text(info.oldest_wait),
     "P95 WAIT": lambda info: duration_text(info.wait_p95),
-    **columns("SCHEDULES=schedules TENANT=settings.tenant"),
+    **columns("SCHEDULES=schedules TENANT=tenant"),
 }
 user_argument = click.argument("user_id", metavar="USER")
+tenant_option = click.option("--tenant", help="Whose user; default: the user without a tenant.")
 minutes_option = click.option(
     "--minutes",
     type=int,
@@ -85,12 +86,13 @@ def list_(listing: Listing, order: str | None, **wanted: Any) -> None:
 
 @users.command("show")
 @user_argument
+@tenant_option
 @minutes_option
 @prints_data
-def show_(session: Session, user_id: str, minutes: int) -> None:
+def show_(session: Session, user_id: str, tenant: str | None, minutes: int) -> None:
     """Show a user, and why the user waits."""
-    info = session.inspector.users.get(user_id, minutes)
-    wait = session.inspector.users.next_wait(user_id)
+    info = session.inspector.users.get(user_id, minutes, tenant=tenant)
+    wait = session.inspector.users.next_wait(user_id, tenant=tenant)
     show_one(session, {**document(info), "next_wait": document(wait)}, _rows(info, wait))
 
 
@@ -108,18 +110,19 @@ def _settings(settings: UserSettings) -> dict[str, object]:
     return {name.replace("_", " "): value for name, value in document(settings).items()}
 
 
-def _set(session: Session, user_id: str, **changes: Any) -> None:
-    settings = session.inspector.users.set(user_id, **changes)
+def _set(session: Session, user_id: str, tenant: str | None, **changes: Any) -> None:
+    settings = session.inspector.users.set(user_id, tenant=tenant, **changes)
     show_one(session, document(settings), _settings(settings))
 
 
 @users.command()
 @user_argument
 @click.argument("weight", type=float)
+@tenant_option
 @prints_data
-def weight(session: Session, user_id: str, weight: float) -> None:
+def weight(session: Session, user_id: str, tenant: str | None, weight: float) -> None:
     """Set the weight of a user, 0.01 to 1000. The default is 1."""
-    _set(session, user_id, weight=weight)
+    _set(session, user_id, tenant, weight=weight)
 
 
 @users.command()
@@ -127,24 +130,25 @@ def weight(session: Session, user_id: str, weight: float) -> None:
 @click.option("--max-running", type=Limit(int), help="Tasks that may run at the same time.")
 @click.option("--max-waiting", type=Limit(int), help="Tasks that may wait.")
 @click.option("--rate", type=Limit(float), help="Tasks that may start per second.")
-@click.option("--tenant", help="Tenant that the user belongs to.")
+@tenant_option
 @prints_data
-def limit(session: Session, user_id: str, **limits: Any) -> None:
+def limit(session: Session, user_id: str, tenant: str | None, **limits: Any) -> None:
     """Set the limits of a user; `none` removes a limit."""
     changes = {name: None if value == NONE else value for name, value in given(limits).items()}
     if not changes:
-        raise click.UsageError("give --max-running, --max-waiting, --rate or --tenant")
-    _set(session, user_id, **changes)
+        raise click.UsageError("give --max-running, --max-waiting or --rate")
+    _set(session, user_id, tenant, **changes)
 
 
 @users.command()
 @user_argument
 @click.option("--note", help="Note, shown as the reason why the user waits.")
 @click.option("--until", type=FUTURE, help="Resume automatically at this time.")
+@tenant_option
 @prints_data
-def pause(session: Session, user_id: str, note: str | None, until: datetime | None) -> None:
+def pause(session: Session, user_id: str, tenant: str | None, **pause: Any) -> None:
     """Pause a user, until resumed or until a time."""
-    settings = session.inspector.users.pause(user_id, note=note, until=until)
+    settings = session.inspector.users.pause(user_id, tenant=tenant, **pause)
     shown = document(settings)
     found = {name: shown[name] for name in ("paused_by", "pause_note", "paused_until")}
     reasons = {name: value for name, value in found.items() if value}
@@ -153,25 +157,27 @@ def pause(session: Session, user_id: str, note: str | None, until: datetime | No
 
 @users.command()
 @user_argument
+@tenant_option
 @prints_data
-def resume(session: Session, user_id: str) -> None:
+def resume(session: Session, user_id: str, tenant: str | None) -> None:
     """Resume a paused user."""
-    settings = session.inspector.users.resume(user_id)
+    settings = session.inspector.users.resume(user_id, tenant=tenant)
     answer(session, {"user_id": user_id, "paused": settings.paused})
 
 
 @users.command()
 @user_argument
+@tenant_option
 @destructive
 @prints_data
-def purge(session: Session, user_id: str, consent: Consent) -> None:
+def purge(session: Session, user_id: str, tenant: str | None, consent: Consent) -> None:
     """Cancel all waiting and delayed tasks of a user. Prints how many."""
     users = session.inspector.users
-    count = users.purge(user_id)
+    count = users.purge(user_id, tenant=tenant)
     if not count:
-        users.get(user_id)  # raises if the user is unknown
-    elif consent.to(f"cancel {plural(count, 'waiting task')} of user {user_id!r}"):
+        users.get(user_id, tenant=tenant)  # raises if the user is unknown
+    elif consent.to(f"cancel {plural(count, 'waiting task')} of user {Owner(user_id, tenant)}"):
         with Progress("purge") as progress:
-            count = users.purge(user_id, dry_run=False, progress=progress)
+            count = users.purge(user_id, tenant=tenant, dry_run=False, progress=progress)
     found = {"user_id": user_id, "cancelled": count, "dry_run": consent.dry_run}
     answer(session, found, str(count))

@@ -314,11 +314,15 @@ def test_a_user_is_shown(cli: Cli, live: TaskQueue) -> None:
 def test_weight_and_limits_are_set_and_taken_away(cli: Cli, live: TaskQueue) -> None:
     assert cli.json("users", "weight", "alice", "2.5")["weight"] == 2.5
     cli.ok("users", "limit", "alice", "--max-running", "3", "--rate", "0.5", "--tenant", "north")
-    settings = live.get_user("alice")
-    assert (settings.weight, settings.max_running, settings.rate) == (2.5, 3, 0.5)
-    assert "max running" in cli.ok("users", "limit", "alice", "--rate", "none").out
-    assert (live.get_user("alice").rate, live.get_user("alice").max_running) == (None, 3)
-    assert live.tenant_of("alice") == "north"
+    cli.ok("users", "weight", "alice", "4", "--tenant", "north")
+    settings = live.get_user("alice", tenant="north")
+    assert (settings.weight, settings.max_running, settings.rate) == (4.0, 3, 0.5)
+    one = ("users", "limit", "alice", "--tenant", "north")
+    assert "max running" in cli.ok(*one, "--rate", "none").out
+    settings = live.get_user("alice", tenant="north")
+    assert (settings.rate, settings.max_running) == (None, 3)
+    own = live.get_user("alice")
+    assert (own.weight, own.max_running) == (2.5, None)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +336,8 @@ def test_weight_and_limits_are_set_and_taken_away(cli: Cli, live: TaskQueue) -> 
         ("limit", "alice"),
         ("limit", "alice", "--rate", "fast"),
         ("limit", "alice", "--max-running", "0"),
-        ("limit", "alice", "--tenant", "no way"),
+        ("limit", "alice", "--tenant", "north"),
+        ("limit", "alice", "--rate", "1", "--tenant", "no way"),
     ],
 )
 def test_a_bad_limit_is_refused(cli: Cli, live: TaskQueue, arguments: tuple[str, ...]) -> None:

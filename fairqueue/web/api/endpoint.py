@@ -21,6 +21,7 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # What a key of a tenant gets from an endpoint.
 OBJECT = "object"  # one object; an object of another tenant is not found
 LISTING = "listing"  # only the objects of its tenant
+NEW = "new"  # what it creates belongs to its tenant
 SHARED = "shared"  # nothing, because all tenants share it
 OPEN = "open"  # everything
 
@@ -73,7 +74,7 @@ class Endpoint:
     """One row of the table.
 
     handler: returns a Reply, or a value that the service encodes as JSON. role: the role
-    that it needs; None if it needs no key. tenants: OBJECT, LISTING, SHARED or OPEN. answer: the
+    that it needs; None if it needs no key. tenants: OBJECT, LISTING, NEW, SHARED or OPEN. answer: the
     model of the response. status: on success. has_etag: the response has an ETag, and GET supports
     If-None-Match. supports_if_match: it supports If-Match.
     """

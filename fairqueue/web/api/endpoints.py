@@ -19,6 +19,7 @@ from fairqueue.inspection.views import (
 from fairqueue.models import (
     Explanation,
     HandlerLimits,
+    KeyLimits,
     Problem,
     QueueSettings,
     QueueSnapshot,
@@ -36,6 +37,7 @@ from fairqueue.web.api import jobs, runs, system
 from fairqueue.web.api import models as m
 from fairqueue.web.api.endpoint import (
     LISTING,
+    NEW,
     OBJECT,
     OPEN,
     PREFIX,
@@ -68,7 +70,7 @@ JOB = shape(ScheduleView, "Job")
 RUN_PAGE = page(shape(Run), "RunPage")
 RUN = shape(RunDetails)
 BULK = shape(BulkResult)
-_HANDLER_LIMITS = shape(HandlerLimits)
+_HANDLER_LIMITS, _KEY_LIMITS = shape(HandlerLimits), shape(KeyLimits)
 LIMITS = record(
     "Limits",
     "Limits by task name.",
@@ -81,6 +83,7 @@ SETTINGS = record(
         "queue": str,
         "settings": shape(QueueSettings),
         "limits": dict[str, _HANDLER_LIMITS],  # type: ignore[valid-type]
+        "key_limits": dict[str, _KEY_LIMITS],  # type: ignore[valid-type]
     },
 )
 MADE_KEY = record(
@@ -111,13 +114,13 @@ _row = Endpoint  # keeps the rows short
 _JOBS = (
     _row("GET", "/scheduler/jobs", jobs.list_jobs, VIEWER, LISTING, page(JOB, "JobPage"),
          query=m.JobQuery),
-    _row("POST", "/scheduler/jobs", jobs.create_job, ADMIN, OBJECT, JOB,
+    _row("POST", "/scheduler/jobs", jobs.create_job, ADMIN, NEW, JOB,
          body=m.NewJob, status=201, has_etag=True),
     _row("POST", "/scheduler/jobs/bulk", jobs.change_jobs, OPERATOR, LISTING, BULK,
          body=m.BulkChange),
     _row("GET", "/scheduler/jobs/export", jobs.export_jobs, ADMIN, LISTING, JobExport,
          query=m.JobFilter),
-    _row("POST", "/scheduler/jobs/import", jobs.import_jobs, ADMIN, OBJECT, shape(Diff),
+    _row("POST", "/scheduler/jobs/import", jobs.import_jobs, ADMIN, NEW, shape(Diff),
          body=m.JobDocuments),
     _row("GET", _JOB, jobs.get_job, VIEWER, OBJECT, JOB, has_etag=True),
     _row("PUT", _JOB, jobs.replace_job, ADMIN, OBJECT, JOB,
@@ -173,7 +176,7 @@ _RUNS = (
     _row("DELETE", "/scheduler/failed/{task_id}", runs.discard_failed, OPERATOR, OBJECT, None,
          status=204),
     _row("GET", "/tasks", runs.list_tasks, VIEWER, LISTING, RUN_PAGE, query=m.TaskQuery),
-    _row("POST", "/tasks", runs.push_task, OPERATOR, OBJECT, Started,
+    _row("POST", "/tasks", runs.push_task, OPERATOR, NEW, Started,
          body=m.NewTask, status=201),
     _row("GET", _TASK, runs.get_task, VIEWER, OBJECT, RUN),
     _row("GET", f"{_TASK}/explain", runs.explain_task, VIEWER, OBJECT, shape(Explanation)),
@@ -184,13 +187,16 @@ _RUNS = (
 _SYSTEM = (
     _row("GET", "/users", system.list_users, VIEWER, LISTING, page(shape(UserInfo), "UserPage"),
          query=m.UserQuery),
-    _row("GET", _USER, system.get_user, VIEWER, OBJECT, shape(UserInfo), query=m.WindowQuery),
+    _row("GET", _USER, system.get_user, VIEWER, OBJECT, shape(UserInfo),
+         query=m.OwnerWindowQuery),
     _row("PATCH", _USER, system.change_user, ADMIN, SHARED, shape(UserSettings),
-         body=m.UserChanges),
+         query=m.OwnerQuery, body=m.UserChanges),
     _row("POST", f"{_USER}/pause", system.pause_user, OPERATOR, OBJECT, shape(UserSettings),
-         body=m.Pause),
-    _row("POST", f"{_USER}/resume", system.resume_user, OPERATOR, OBJECT, shape(UserSettings)),
-    _row("POST", f"{_USER}/purge", system.purge_user, ADMIN, OBJECT, Counted, body=m.DryRunOnly),
+         query=m.OwnerQuery, body=m.Pause),
+    _row("POST", f"{_USER}/resume", system.resume_user, OPERATOR, OBJECT, shape(UserSettings),
+         query=m.OwnerQuery),
+    _row("POST", f"{_USER}/purge", system.purge_user, ADMIN, OBJECT, Counted,
+         query=m.OwnerQuery, body=m.DryRunOnly),
     _row("GET", "/workers", system.list_workers, VIEWER, SHARED, whole(WorkerInfo, "Workers")),
     _row("POST", "/workers/{worker_id}/drain", system.drain_worker, OPERATOR, SHARED, Draining),
     _row("GET", "/stats/snapshot", system.get_snapshot, VIEWER, SHARED, shape(QueueSnapshot)),
@@ -199,7 +205,7 @@ _SYSTEM = (
     _row("GET", "/stats/overview", system.get_overview, VIEWER, LISTING, shape(Overview)),
     _row("GET", "/stats/attention", system.list_attention, VIEWER, LISTING,
          whole(Attention, "AttentionList")),
-    _row("GET", "/stats/fairness", system.get_fairness, VIEWER, SHARED, shape(FairnessView),
+    _row("GET", "/stats/fairness", system.get_fairness, VIEWER, LISTING, shape(FairnessView),
          query=m.WindowQuery),
     _row("GET", "/stats/shares", system.get_shares, VIEWER, LISTING, shape(ShareSeries),
          query=m.ShareQuery),

@@ -393,6 +393,18 @@ class WindowQuery(Input):
     minutes: Minutes = 60
 
 
+class OwnerQuery(Input):
+    """Whose user is meant; by default that of the key's tenant, or the user without a tenant."""
+
+    tenant: str | None = None
+
+
+class OwnerWindowQuery(OwnerQuery):
+    """The user, and the period over which shares are counted."""
+
+    minutes: Minutes = 60
+
+
 class ShareQuery(WindowQuery):
     """The period, and the number of users that are named."""
 
@@ -406,7 +418,6 @@ class UserChanges(Input):
     max_running: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
     max_waiting: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
     rate: Annotated[float, Meta(ge=0.001, le=1e6)] | UnsetType | None = UNSET
-    tenant: str | UnsetType = UNSET
 
 
 class DryRunOnly(Input):

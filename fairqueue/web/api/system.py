@@ -11,7 +11,7 @@ from fairqueue.web.app_state import readiness
 
 
 def _changes(call: ApiRequest[Any, Any]) -> dict[str, Any]:
-    if not call.arguments:
+    if not m.given(call.body):
         raise InvalidInput("the body must have at least one field to change")
     return call.arguments
 
@@ -24,30 +24,30 @@ def list_users(call: ApiRequest[m.UserQuery, Nothing]) -> Any:
     return call.inspector.users.list(**call.arguments)
 
 
-def get_user(call: ApiRequest[m.WindowQuery, Nothing]) -> Any:
+def get_user(call: ApiRequest[m.OwnerWindowQuery, Nothing]) -> Any:
     """Get a user with its share."""
     return call.inspector.users.get(call.id, **call.arguments)
 
 
-def change_user(call: ApiRequest[Nothing, m.UserChanges]) -> Any:
-    """Change weight, limits or tenant of a user."""
+def change_user(call: ApiRequest[m.OwnerQuery, m.UserChanges]) -> Any:
+    """Change weight or limits of a user."""
     return call.inspector.users.set(call.id, **_changes(call))
 
 
-def pause_user(call: ApiRequest[Nothing, m.Pause]) -> Any:
+def pause_user(call: ApiRequest[m.OwnerQuery, m.Pause]) -> Any:
     """Pause a user until resumed, or until a time: no task of the user starts."""
     return call.inspector.users.pause(call.id, **call.arguments)
 
 
-def resume_user(call: ApiRequest[Nothing, Nothing]) -> Any:
+def resume_user(call: ApiRequest[m.OwnerQuery, Nothing]) -> Any:
     """Resume a user."""
-    return call.inspector.users.resume(call.id)
+    return call.inspector.users.resume(call.id, **call.arguments)
 
 
-def purge_user(call: ApiRequest[Nothing, m.DryRunOnly]) -> Any:
+def purge_user(call: ApiRequest[m.OwnerQuery, m.DryRunOnly]) -> Any:
     """Cancel all waiting tasks of a user."""
-    dry_run = call.body.dry_run
-    return {"dry_run": dry_run, "count": call.inspector.users.purge(call.id, dry_run=dry_run)}
+    count = call.inspector.users.purge(call.id, **call.arguments)
+    return {"dry_run": call.body.dry_run, "count": count}
 
 
 # --- workers --------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_a_fixed_name_wins_over_an_id_and_only_for_its_method() -> None:
 
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "rest.md").read_text(encoding="utf-8")
-TENANT = {OBJECT: "own", LISTING: "own", SHARED: "no", OPEN: "any"}
+TENANT = {OBJECT: "own", LISTING: "own", NEW: "own", SHARED: "no", OPEN: "any"}
 
 
 def test_the_guide_lists_every_operation_as_it_is() -> None:
@@ -508,7 +508,7 @@ def test_a_task_is_pushed_with_a_policy_of_its_own(api: Api, admin: Client) -> N
 
 def test_a_task_says_why_it_waits(admin: Client) -> None:
     told = admin.get("/tasks/acme-waiting/explain")
-    assert [each["code"] for each in told["reasons"]] == ["turn"]
+    assert [each["code"] for each in told["reasons"]] == ["tenant_turn"]
     assert told["summary"] == told["reasons"][0]["text"]
     admin.refused(404, "GET", "/tasks/nobody/explain")
 
@@ -530,10 +530,10 @@ def test_a_waiting_task_is_cancelled(admin: Client) -> None:
 
 def test_a_user_is_told_and_changed(admin: Client) -> None:
     body = {"weight": 4, "max_running": 2, "rate": 0.5}
-    settings = admin.ok("PATCH", "/users/acme-ann", json=body)
+    settings = admin.ok("PATCH", "/users/acme-ann?tenant=acme", json=body)
     assert {name: settings[name] for name in body} == {"weight": 4.0, "max_running": 2, "rate": 0.5}
-    assert admin.ok("PATCH", "/users/acme-ann", json={"rate": None})["rate"] is None
-    user = admin.get("/users/acme-ann")
+    assert admin.ok("PATCH", "/users/acme-ann?tenant=acme", json={"rate": None})["rate"] is None
+    user = admin.get("/users/acme-ann?tenant=acme")
     assert (user["settings"]["weight"], user["backlog"], user["running"]) == (4.0, 1, 1)
     assert [each["user_id"] for each in admin.get("/users")["items"]] == ["acme-ann"]
 
@@ -543,12 +543,12 @@ def test_an_unknown_user_is_not_found(admin: Client) -> None:
 
 
 def test_a_user_is_paused_and_resumed(admin: Client) -> None:
-    assert admin.ok("POST", "/users/acme-ann/pause")["paused"] is True
-    assert admin.ok("POST", "/users/acme-ann/resume")["paused"] is False
+    assert admin.ok("POST", "/users/acme-ann/pause?tenant=acme")["paused"] is True
+    assert admin.ok("POST", "/users/acme-ann/resume?tenant=acme")["paused"] is False
 
 
 def test_the_backlog_of_a_user_is_counted_and_then_dropped(admin: Client) -> None:
-    path = "/users/acme-ann/purge"
+    path = "/users/acme-ann/purge?tenant=acme"
     assert admin.ok("POST", path) == {"dry_run": True, "count": 1}
     assert admin.ok("POST", path, json={"dry_run": False}) == {"dry_run": False, "count": 1}
     assert admin.get("/tasks")["items"] == []

@@ -8,11 +8,12 @@ from helpers.rest import ROLES, TENANTS, Api, days_ago, make_api
 from helpers.world import World
 
 from fairqueue.access.audit import AuditLog
-from fairqueue.web.api.endpoint import LISTING, OBJECT, SHARED, Endpoint
+from fairqueue.web.api.endpoint import LISTING, NEW, OBJECT, SHARED, Endpoint
 from fairqueue.web.api.endpoints import ENDPOINTS
 
 JOB = "/scheduler/jobs/acme-daily"
 DEFINITION = {"user_id": "acme-ann", "cron_expr": "0 10 * * *"}
+OF_ACME = "?tenant=acme"  # whose user is meant: a key of a tenant may leave it out
 GLOBEX = {"user_id": "globex-gil", "cron_expr": "0 10 * * *"}
 
 Example = Callable[[Api], tuple[str, Any]]
@@ -82,11 +83,11 @@ EXAMPLES: dict[str, Example] = {
     "cancel_task": path("/tasks/acme-waiting/cancel"),
     "reschedule_task": path("/tasks/acme-waiting/reschedule", {"delay": 60}),
     "list_users": path("/users"),
-    "get_user": path("/users/acme-ann"),
-    "change_user": path("/users/acme-ann", {"weight": 2}),
-    "pause_user": path("/users/acme-ann/pause"),
-    "resume_user": path("/users/acme-ann/resume"),
-    "purge_user": path("/users/acme-ann/purge", {"dry_run": False}),
+    "get_user": path(f"/users/acme-ann{OF_ACME}"),
+    "change_user": path(f"/users/acme-ann{OF_ACME}", {"weight": 2}),
+    "pause_user": path(f"/users/acme-ann/pause{OF_ACME}"),
+    "resume_user": path(f"/users/acme-ann/resume{OF_ACME}"),
+    "purge_user": path(f"/users/acme-ann/purge{OF_ACME}", {"dry_run": False}),
     "list_workers": path("/workers"),
     "drain_worker": path("/workers/worker-1/drain"),
     "get_snapshot": path("/stats/snapshot"),
@@ -140,12 +141,16 @@ def test_an_operation_is_for_its_role_and_tenant_only(endpoint: Endpoint, world:
     api = make_api(world)
     for role, tenant in cases():
         before = api.state()
+        others = acmes(api)
         where, body = EXAMPLES[endpoint.name](api)
+        where = where if tenant is None else where.replace(OF_ACME, "")
         request = {} if body is None else {"json": body}
         response = api.client(role, tenant).send(endpoint.method, where, **request)
         wanted = expected(endpoint, role, tenant)
         assert response.status_code in wanted, (role, tenant, response.text)
         is_others = tenant == "globex" and endpoint.tenants in (OBJECT, LISTING)
+        if tenant == "globex" and endpoint.tenants == NEW:
+            assert acmes(api) == others
         if not response.is_success or is_others or not endpoint.is_write:
             assert api.state() == before, (role, tenant)
         if is_others and response.is_success:
@@ -163,6 +168,21 @@ def check_audit(endpoint: Endpoint, api: Api, actor: str) -> None:
         return
     entry = AuditLog(api.world.queue.link).entries(limit=1)[0]
     assert (entry.actor, entry.via, entry.outcome) == (actor, "rest", "done")
+
+
+USERS = [endpoint for endpoint in PROTECTED if endpoint.path.startswith("/users/{user_id}")]
+
+
+@pytest.mark.parametrize("endpoint", USERS, ids=lambda endpoint: endpoint.name)
+def test_a_user_of_another_tenant_cannot_be_named(endpoint: Endpoint, world: World) -> None:
+    api = make_api(world)
+    where, body = EXAMPLES[endpoint.name](api)
+    assert OF_ACME in where
+    request = {} if body is None else {"json": body}
+    before = api.state()
+    problem = api.client("admin", "globex").refused(403, endpoint.method, where, **request)
+    assert "acme-ann" not in problem["detail"]
+    assert api.state() == before
 
 
 # --- ids ------------------------------------------------------------------------------------------
@@ -211,6 +231,7 @@ def asked(endpoint: Endpoint, api: Api, id_: str) -> tuple[int, str]:
         where, body = NAMED[endpoint.name][1](id_)
     else:
         where, body = EXAMPLES[endpoint.name](api)
+        where = where.replace(OF_ACME, "")
         for known in (each for ids in IDS.values() for each in ids):
             where = where.replace(f"/{known}", f"/{id_}")
     request = {} if body is None else {"json": body}
@@ -239,7 +260,8 @@ def test_a_tenant_learns_nothing_of_the_ids_of_others(endpoint: Endpoint, world:
 def acmes(api: Api) -> list[str]:
     """What acme has, as its admin is told."""
     client = api.client("admin", "acme")
-    return [client.send("GET", path).text for path in ("/scheduler/jobs", "/scheduler/runs")]
+    paths = ("/scheduler/jobs", "/scheduler/runs", "/users?order=name")
+    return [client.send("GET", path).text for path in paths]
 
 
 def test_an_id_that_a_tenant_gives_is_its_own(world: World) -> None:
