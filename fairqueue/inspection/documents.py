@@ -23,6 +23,9 @@ from fairqueue.queue.reports import LogLine
 FLAT = {"ScheduleView": "schedule", "RunDetails": "run", "NewKey": "info"}
 # Properties that a document has in addition to the fields.
 ADDED = {"ScheduleView": ("etag",)}
+# Mappings that become the list of their values, in the order of another field: their keys are users
+# and tenants, and no text names one of these and no other.
+LISTED = {"ShareSeries": ("counts", "users")}
 # Fields that hold JSON of users. The keys of all others are our own names, or ids.
 MASKED = frozenset({"payload", "metadata", "result", "details", "policy"})
 _PLAIN = frozenset({str, int, bool, type(None)})  # as most values are
@@ -75,8 +78,12 @@ def _object(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
     flat = FLAT.get(kind.__name__)
     found: dict[str, Any] = {} if flat is None else _object(getattr(value, flat))
+    listed, order = LISTED.get(kind.__name__, ("", ""))
     for field in shown_fields(kind):
-        if field.name != flat:
+        if field.name == listed:
+            mapping = getattr(value, listed)
+            found[listed] = [document(mapping[each]) for each in getattr(value, order)]
+        elif field.name != flat:
             inner = document(getattr(value, field.name))
             found[field.name] = _masked(field.name, inner) if inner else inner
     return found | {name: document(getattr(value, name)) for name in ADDED.get(kind.__name__, ())}

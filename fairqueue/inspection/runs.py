@@ -292,11 +292,12 @@ class Tasks(_RunPart):
         user_id: str | None = None,
         name: str | None = None,
         tenant: str | None = None,
+        pool: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Run]:
         """A page of waiting and delayed tasks."""
-        filters = {"user_id": user_id, "name": name, "tenant": tenant}
+        filters = {"user_id": user_id, "name": name, "tenant": tenant, "pool": pool}
         return self._page(WAITING, limit, cursor, filters)
 
     def push(

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fairqueue.errors import (
+    ConfigurationError,
     InvalidInput,
     RedisRefused,
     RedisUnavailable,
@@ -19,6 +20,7 @@ from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInf
 from fairqueue.link.keys import command_line
 from fairqueue.models import HandlerLimits, KeyLimits, QueueSettings, QueueSnapshot
 from fairqueue.queue.pools import PoolInfo, pool_infos
+from fairqueue.queue.settings import check_limited_key
 from fairqueue.queue.workers import WorkerInfo
 from fairqueue.stats.samples import Series
 from fairqueue.validation import check_seconds
@@ -276,10 +278,25 @@ class System(InspectorPart):
         return self._context.queue.get_key_limits()
 
     def set_limit(self, key: str, **limits: Any) -> None:
-        """Set the limits of a key, or of all keys of a pattern; see TaskQueue.set_limit."""
+        """Set the limits of a key, or of all keys of a pattern; see TaskQueue.set_limit.
+
+        Raises ConfigurationError; without slots and rate too: see `remove_limit`.
+        """
         self._guard.require_global_admin("change limits")
+        if limits.get("slots") is None and limits.get("rate") is None:
+            raise ConfigurationError(f"a limit of {shown(key)} needs slots or rate: give one")
         with self._guard.change("key_limits.change", key, details=limits):
             self._context.queue.set_limit(key, **limits)
+
+    def remove_limit(self, key: str) -> bool:
+        """Remove the limits of a key or a pattern; False if it has none."""
+        self._guard.require_global_admin("change limits")
+        check_limited_key(key)
+        if key not in self._context.queue.get_key_limits():
+            return False
+        with self._guard.change("key_limits.remove", key):
+            self._context.queue.set_limit(key)
+        return True
 
     def prune(self, older_than: float | timedelta, *, dry_run: bool = True) -> int:
         """Delete runs that ended longer ago, and return how many; by default only count."""

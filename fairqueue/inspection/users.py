@@ -184,11 +184,11 @@ class Users(Sharers):
     ) -> Quote:
         """When a task of a user would start if it was pushed now; see TaskQueue.quote.
 
-        Raises InvalidInput naming the value, and UnknownUser.
+        The user may be a new one. Raises InvalidInput naming the value.
         """
         self._guard.read()
-        owner = self._context.owner(user_id, tenant)
-        return self._context.queue.quote(user_id, tenant=owner.tenant, name=name, pool=pool)
+        own = self._guard.scope(tenant)
+        return self._context.queue.quote(user_id, tenant=own, name=name, pool=pool)
 
     # --- changing ---------------------------------------------------------------------------------
 

@@ -149,6 +149,7 @@ def make_api(world: World) -> Api:
     secrets = {"payload": payload, "metadata": {"api_key": "hunter2"}}
     world.add("acme-daily", **ACME, name="acme-report", **secrets)
     world.beat("worker-1")
+    queue.set_limit("acme:7", slots=1)
     return api
 
 

@@ -26,6 +26,8 @@ IDS = {
     "schedule_id": ["acme-daily"],
     "task_id": ["acme-failed", "acme-running", "acme-waiting"],
     "user_id": ["acme-ann"],
+    "tenant": ["acme"],
+    "key": ["acme:7"],
     "worker_id": ["worker-1"],
     "name": ["acme-mail"],
     "key_id": ["0123456789abcdef"],

@@ -74,9 +74,9 @@ class Endpoint:
     """One row of the table.
 
     handler: returns a Reply, or a value that the service encodes as JSON. role: the role
-    that it needs; None if it needs no key. tenants: OBJECT, LISTING, NEW, SHARED or OPEN. answer: the
-    model of the response. status: on success. has_etag: the response has an ETag, and GET supports
-    If-None-Match. supports_if_match: it supports If-Match.
+    that it needs; None if it needs no key. tenants: OBJECT, LISTING, NEW, SHARED or OPEN. answer:
+    the model of the response. status: on success. has_etag: the response has an ETag, and GET
+    supports If-None-Match. supports_if_match: it supports If-Match.
     """
 
     method: str

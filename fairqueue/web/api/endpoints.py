@@ -25,6 +25,8 @@ from fairqueue.models import (
     QueueSnapshot,
     UserSettings,
 )
+from fairqueue.queue.estimate import Quote
+from fairqueue.queue.pools import PoolInfo
 from fairqueue.queue.workers import WorkerInfo
 from fairqueue.schedules.backfill import Backfill
 from fairqueue.schedules.bulk import BulkResult
@@ -32,8 +34,8 @@ from fairqueue.schedules.changes import ScheduleChange
 from fairqueue.schedules.import_export import Diff
 from fairqueue.schedules.outcomes import FireTime
 from fairqueue.stats.samples import Series
-from fairqueue.stats.users import FairnessView, ShareSeries, UserInfo
-from fairqueue.web.api import jobs, runs, system
+from fairqueue.stats.users import FairnessView, ShareSeries, TenantInfo, UserInfo
+from fairqueue.web.api import jobs, runs, sharers, system
 from fairqueue.web.api import models as m
 from fairqueue.web.api.endpoint import (
     LISTING,
@@ -57,6 +59,7 @@ Cancelled = record(
     "Cancelled", "The run was cancelled; a running one is stopped.", {"cancelled": bool}
 )
 Counted = record("Counted", "The count, or what it would be.", {"dry_run": bool, "count": int})
+Moved = record("Moved", "How many waiting tasks were moved.", {"moved": int})
 JobExport = record("JobExport", "Jobs for an import.", {"documents": list[dict[str, Any]]})
 Draining = record(
     "Draining", "The worker takes no more tasks.", {"worker_id": str, "draining": bool}
@@ -69,12 +72,18 @@ ReadinessAnswer = record(
 JOB = shape(ScheduleView, "Job")
 RUN_PAGE = page(shape(Run), "RunPage")
 RUN = shape(RunDetails)
+USER_PAGE = page(shape(UserInfo), "UserPage")
 BULK = shape(BulkResult)
 _HANDLER_LIMITS, _KEY_LIMITS = shape(HandlerLimits), shape(KeyLimits)
 LIMITS = record(
     "Limits",
     "Limits by task name.",
     {"limits": dict[str, _HANDLER_LIMITS]},  # type: ignore[valid-type]
+)
+KEY_LIMITS = record(
+    "KeyLimitsByKey",
+    "Limits by key and pattern.",
+    {"limits": dict[str, _KEY_LIMITS]},  # type: ignore[valid-type]
 )
 SETTINGS = record(
     "Settings",
@@ -95,7 +104,7 @@ MADE_KEY = record(
 _JOB = "/scheduler/jobs/{schedule_id}"
 _RUN = "/scheduler/runs/{task_id}"
 _TASK = "/tasks/{task_id}"
-_USER = "/users/{user_id}"
+_USER, _TENANT = "/users/{user_id}", "/tenants/{tenant}"
 
 
 def openapi(call: ApiRequest[Nothing, Nothing]) -> Any:
@@ -184,30 +193,55 @@ _RUNS = (
     _row("POST", f"{_TASK}/reschedule", runs.reschedule_task, OPERATOR, OBJECT, RUN,
          body=m.NewTime),
 )
-_SYSTEM = (
-    _row("GET", "/users", system.list_users, VIEWER, LISTING, page(shape(UserInfo), "UserPage"),
+_SHARERS = (
+    _row("GET", "/users", sharers.list_users, VIEWER, LISTING, USER_PAGE,
          query=m.UserQuery),
-    _row("GET", _USER, system.get_user, VIEWER, OBJECT, shape(UserInfo),
+    _row("GET", _USER, sharers.get_user, VIEWER, OBJECT, shape(UserInfo),
          query=m.OwnerWindowQuery),
-    _row("PATCH", _USER, system.change_user, ADMIN, SHARED, shape(UserSettings),
+    _row("PATCH", _USER, sharers.change_user, ADMIN, SHARED, shape(UserSettings),
          query=m.OwnerQuery, body=m.UserChanges),
-    _row("POST", f"{_USER}/pause", system.pause_user, OPERATOR, OBJECT, shape(UserSettings),
+    _row("POST", f"{_USER}/pause", sharers.pause_user, OPERATOR, OBJECT, shape(UserSettings),
          query=m.OwnerQuery, body=m.Pause),
-    _row("POST", f"{_USER}/resume", system.resume_user, OPERATOR, OBJECT, shape(UserSettings),
+    _row("POST", f"{_USER}/resume", sharers.resume_user, OPERATOR, OBJECT, shape(UserSettings),
          query=m.OwnerQuery),
-    _row("POST", f"{_USER}/purge", system.purge_user, ADMIN, OBJECT, Counted,
+    _row("POST", f"{_USER}/purge", sharers.purge_user, ADMIN, OBJECT, Counted,
          query=m.OwnerQuery, body=m.DryRunOnly),
+    _row("POST", f"{_USER}/move", sharers.move_user, ADMIN, SHARED, Moved,
+         query=m.OwnerQuery, body=m.UserMove),
+    _row("GET", f"{_USER}/quote", sharers.quote_user, VIEWER, LISTING, shape(Quote),
+         query=m.QuoteQuery),
+    _row("GET", "/tenants", sharers.list_tenants, VIEWER, LISTING,
+         page(shape(TenantInfo), "TenantPage"), query=m.TenantQuery),
+    _row("GET", _TENANT, sharers.get_tenant, VIEWER, OBJECT, shape(TenantInfo),
+         query=m.WindowQuery),
+    _row("PATCH", _TENANT, sharers.change_tenant, ADMIN, SHARED, shape(UserSettings),
+         body=m.TenantChanges),
+    _row("POST", f"{_TENANT}/pause", sharers.pause_tenant, OPERATOR, SHARED, shape(UserSettings),
+         body=m.Pause),
+    _row("POST", f"{_TENANT}/resume", sharers.resume_tenant, OPERATOR, SHARED,
+         shape(UserSettings)),
+    _row("POST", f"{_TENANT}/purge", sharers.purge_tenant, ADMIN, OBJECT, Counted,
+         body=m.DryRunOnly),
+    _row("GET", f"{_TENANT}/users", sharers.list_tenant_users, VIEWER, OBJECT, USER_PAGE,
+         query=m.TenantUserQuery),
+    _row("GET", f"{_TENANT}/fairness", sharers.get_tenant_fairness, VIEWER, OBJECT,
+         shape(FairnessView), query=m.WindowQuery),
+    _row("GET", f"{_TENANT}/shares", sharers.get_tenant_shares, VIEWER, OBJECT,
+         shape(ShareSeries), query=m.ShareQuery),
+)
+_SYSTEM = (
     _row("GET", "/workers", system.list_workers, VIEWER, SHARED, whole(WorkerInfo, "Workers")),
     _row("POST", "/workers/{worker_id}/drain", system.drain_worker, OPERATOR, SHARED, Draining),
+    _row("GET", "/pools", system.list_pools, VIEWER, SHARED, whole(PoolInfo, "Pools")),
     _row("GET", "/stats/snapshot", system.get_snapshot, VIEWER, SHARED, shape(QueueSnapshot)),
     _row("GET", "/stats/series", system.get_series, VIEWER, SHARED, shape(Series),
          query=m.SeriesQuery),
     _row("GET", "/stats/overview", system.get_overview, VIEWER, LISTING, shape(Overview)),
     _row("GET", "/stats/attention", system.list_attention, VIEWER, LISTING,
          whole(Attention, "AttentionList")),
-    _row("GET", "/stats/fairness", system.get_fairness, VIEWER, LISTING, shape(FairnessView),
+    _row("GET", "/stats/fairness", sharers.get_fairness, VIEWER, LISTING, shape(FairnessView),
          query=m.WindowQuery),
-    _row("GET", "/stats/shares", system.get_shares, VIEWER, LISTING, shape(ShareSeries),
+    _row("GET", "/stats/shares", sharers.get_shares, VIEWER, LISTING, shape(ShareSeries),
          query=m.ShareQuery),
     _row("GET", "/stats/redis", system.get_redis, VIEWER, SHARED, shape(RedisInfo)),
     _row("GET", "/audit", system.list_audit, VIEWER, LISTING,
@@ -221,6 +255,10 @@ _SYSTEM = (
          body=m.SettingChanges),
     _row("GET", "/limits", system.list_limits, VIEWER, SHARED, LIMITS),
     _row("PUT", "/limits/{name}", system.set_limits, ADMIN, SHARED, LIMITS, body=m.LimitChanges),
+    _row("GET", "/key-limits", system.list_key_limits, VIEWER, SHARED, KEY_LIMITS),
+    _row("PUT", "/key-limits/{key}", system.set_key_limit, ADMIN, SHARED, KEY_LIMITS,
+         body=m.KeyLimitChanges),
+    _row("DELETE", "/key-limits/{key}", system.remove_key_limit, ADMIN, SHARED, None, status=204),
 )
 _PUBLIC = (
     _row("GET", "/health", system.health, None, OPEN, HealthAnswer),
@@ -228,4 +266,4 @@ _PUBLIC = (
     _row("GET", "/openapi.json", openapi, None, OPEN, dict[str, Any]),
 )
 # fmt: on
-ENDPOINTS: tuple[Endpoint, ...] = (*_JOBS, *_RUNS, *_SYSTEM, *_PUBLIC)
+ENDPOINTS: tuple[Endpoint, ...] = (*_JOBS, *_RUNS, *_SHARERS, *_SYSTEM, *_PUBLIC)

@@ -6,11 +6,23 @@ Durations are seconds, times are ISO 8601 with an offset.
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from fairqueue.flow_options import (
+    DEFAULT_POOL,
+    LEAST_COST,
+    LONGEST_WINDOW_S,
+    MAX_LIMIT_KEYS,
+    MOST_COST,
+    ON_DUPLICATE,
+    SHORTEST_S,
+    UNIQUE_FOR,
+)
+from fairqueue.history.runs import STATUSES
+from fairqueue.models import DEFAULT_NAME
 from fairqueue.schedules.fields import FIELDS, MAX_ID_LENGTH, REQUIRED, STORED, ScheduleField
 from fairqueue.validation import MAX_NAME_LENGTH
 
@@ -29,9 +41,18 @@ Minutes = Annotated[int, Meta(ge=1, le=10_080, description="period over which sh
 Json = dict[str, Any]
 DryRun = Annotated[bool, Meta(description="only return what would be done")]
 Role = Literal["viewer", "operator", "admin"]
-RunStatus = Literal[
-    "pending", "retrying", "running", "succeeded", "failed", "timed_out", "cancelled"
-]
+if TYPE_CHECKING:
+    RunStatus = str
+    OnDuplicate = str
+    UniqueFor = str
+else:
+    RunStatus = Literal[STATUSES]
+    OnDuplicate = Literal[ON_DUPLICATE]
+    UniqueFor = Literal[UNIQUE_FOR]
+Pool = Annotated[str, Meta(min_length=1, max_length=200, description="the kind of workers")]
+Tenant = Annotated[str, Meta(description="whose user; default: the key's tenant, or no tenant")]
+Key = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+Window = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_WINDOW_S)]
 
 
 class Input(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -287,6 +308,7 @@ class RunFilter(Input):
     name: Name | None = None
     fingerprint: Name | None = None
     tenant: str | None = None
+    pool: Pool | None = None
     since: Moment | None = None
     until: Moment | None = None
 
@@ -294,7 +316,7 @@ class RunFilter(Input):
 class RunQuery(RunFilter):
     """A page of the runs that match; without a status, of all statuses."""
 
-    status: Annotated[list[RunStatus], Meta(max_length=7)] = []
+    status: Annotated[list[RunStatus], Meta(max_length=len(STATUSES))] = []
     limit: Limit = 50
     cursor: Cursor | None = None
 
@@ -302,7 +324,7 @@ class RunQuery(RunFilter):
 class JobRunQuery(Input):
     """A page of the runs of a job."""
 
-    status: Annotated[list[RunStatus], Meta(max_length=7)] = []
+    status: Annotated[list[RunStatus], Meta(max_length=len(STATUSES))] = []
     since: Moment | None = None
     until: Moment | None = None
     limit: Limit = 50
@@ -342,7 +364,7 @@ class NewTask(Input):
     user_id: Name
     payload: Json = {}
     priority: Level = 3
-    name: Name = "default"
+    name: Name = DEFAULT_NAME
     task_id: Name | None = None
     delay: Annotated[float, Meta(ge=0, description="seconds from now")] | None = None
     at: Moment | None = None
@@ -354,6 +376,39 @@ class NewTask(Input):
     backoff_multiplier: Multiplier | None = None
     jitter: Literal["full", "none"] | None = None
     timeout: Seconds | None = None
+    pool: Pool = DEFAULT_POOL
+    limit_keys: (
+        Annotated[list[Key], Meta(max_length=MAX_LIMIT_KEYS, description="keys with limits")] | None
+    ) = None
+    unique: Annotated[Key, Meta(description="only one task has this key")] | None = None
+    on_duplicate: Annotated[OnDuplicate, Meta(description="if another task has the key")] | None = (
+        None
+    )
+    unique_for: (
+        Annotated[
+            UniqueFor | Window,
+            Meta(description="how long a task has the key; a number is seconds"),
+        ]
+        | None
+    ) = None
+    debounce: (
+        Annotated[Window, Meta(description="seconds by which each push puts the task off")] | None
+    ) = None
+    max_wait: Annotated[Window, Meta(description="with `debounce`: at most so long")] | None = None
+    expires: (
+        Annotated[
+            Moment | Annotated[float, Meta(ge=SHORTEST_S)],
+            Meta(description="seconds from now, or the time, by which it must start"),
+        ]
+        | None
+    ) = None
+    cost: (
+        Annotated[
+            float,
+            Meta(ge=LEAST_COST, le=MOST_COST, description="what it counts for in shares and rates"),
+        ]
+        | None
+    ) = None
 
 
 class TaskQuery(Input):
@@ -362,6 +417,7 @@ class TaskQuery(Input):
     user_id: Name | None = None
     name: Name | None = None
     tenant: str | None = None
+    pool: Pool | None = None
     limit: Limit = 50
     cursor: Cursor | None = None
 
@@ -376,15 +432,20 @@ class NewTime(Input):
 # --- users and the system -------------------------------------------------------------------------
 
 
-class UserQuery(Input):
-    """A page of the users that match."""
+class TenantUserQuery(Input):
+    """A page of the users of a tenant that match."""
 
     order: Literal["backlog", "name"] = "backlog"
     prefix: Annotated[str, Meta(description="start of the id")] | None = None
-    tenant: str | None = None
     minutes: Minutes = 60
     limit: Annotated[int, Meta(ge=1, le=100, description="items on one page")] = 50
     cursor: Cursor | None = None
+
+
+class UserQuery(TenantUserQuery):
+    """A page of the users that match."""
+
+    tenant: str | None = None
 
 
 class WindowQuery(Input):
@@ -396,7 +457,7 @@ class WindowQuery(Input):
 class OwnerQuery(Input):
     """Whose user is meant; by default that of the key's tenant, or the user without a tenant."""
 
-    tenant: str | None = None
+    tenant: Tenant | None = None
 
 
 class OwnerWindowQuery(OwnerQuery):
@@ -418,6 +479,32 @@ class UserChanges(Input):
     max_running: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
     max_waiting: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
     rate: Annotated[float, Meta(ge=0.001, le=1e6)] | UnsetType | None = UNSET
+
+
+class TenantChanges(UserChanges):
+    """Settings of a tenant to change; null removes a limit."""
+
+
+class UserMove(Input):
+    """The tenant to move to; null for none."""
+
+    to: str | None
+
+
+class QuoteQuery(OwnerQuery):
+    """The user, and the task that would be pushed."""
+
+    name: Name = DEFAULT_NAME
+    pool: Pool = DEFAULT_POOL
+
+
+class TenantQuery(Input):
+    """A page of the tenants that match."""
+
+    prefix: Annotated[str, Meta(description="start of the name")] | None = None
+    minutes: Minutes = 60
+    limit: Annotated[int, Meta(ge=1, le=100, description="items on one page")] = 50
+    cursor: Cursor | None = None
 
 
 class DryRunOnly(Input):
@@ -478,3 +565,15 @@ class LimitChanges(Input):
     slots: Annotated[int, Meta(ge=1, le=1000)] | None = None
     rate: Annotated[float, Meta(ge=0.001, le=1e6)] | None = None
     timeout: Annotated[float, Meta(ge=0.001)] | None = None
+
+
+class KeyLimitChanges(Input):
+    """The limits of a key, or of all keys of a pattern. It needs `slots` or `rate`."""
+
+    slots: Annotated[int, Meta(ge=1, le=1000, description="tasks that run at a time")] | None = None
+    rate: Annotated[float, Meta(ge=0.001, le=1e6, description="cost per second")] | None = None
+    ordered: Annotated[bool, Meta(description="tasks start in the order of their pushes")] = False
+    through_retries: Annotated[bool, Meta(description="a retry holds back later tasks")] = False
+    scope: Annotated[Literal["queue", "tenant"], Meta(description="who shares slots and rate")] = (
+        "queue"
+    )

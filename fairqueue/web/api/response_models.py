@@ -10,7 +10,7 @@ from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from fairqueue.inspection.documents import ADDED, FLAT, shown_fields
+from fairqueue.inspection.documents import ADDED, FLAT, LISTED, shown_fields
 from fairqueue.queue.reports import LogLine
 
 
@@ -59,7 +59,10 @@ def fields_of(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
     flat = FLAT.get(kind.__name__)
     found = {} if flat is None else fields_of(hints[flat])
+    listed, _ = LISTED.get(kind.__name__, ("", ""))
     own = {field.name: _type(hints[field.name]) for field in shown_fields(kind)}
+    if listed:
+        own[listed] = list[_type(get_args(hints[listed])[1])]  # type: ignore[misc]
     for name in ADDED.get(kind.__name__, ()):
         own[name] = _type(get_type_hints(getattr(kind, name).fget)["return"])
     return found | {field: inner for field, inner in own.items() if field != flat}

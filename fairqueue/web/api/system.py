@@ -1,54 +1,15 @@
-"""Answer requests about users, workers, statistics, the audit log, keys and settings."""
+"""Answer requests about workers, pools, statistics, the audit log, API keys and settings."""
 
 from typing import Any
 
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import truncate
 from fairqueue.inspection.documents import document
 from fairqueue.web.api import models as m
 from fairqueue.web.api.endpoint import ApiRequest, Nothing, Reply
 from fairqueue.web.api.errors import refuse
+from fairqueue.web.api.sharers import changes_of
 from fairqueue.web.app_state import readiness
-
-
-def _changes(call: ApiRequest[Any, Any]) -> dict[str, Any]:
-    if not m.given(call.body):
-        raise InvalidInput("the body must have at least one field to change")
-    return call.arguments
-
-
-# --- users ----------------------------------------------------------------------------------------
-
-
-def list_users(call: ApiRequest[m.UserQuery, Nothing]) -> Any:
-    """List users with their shares."""
-    return call.inspector.users.list(**call.arguments)
-
-
-def get_user(call: ApiRequest[m.OwnerWindowQuery, Nothing]) -> Any:
-    """Get a user with its share."""
-    return call.inspector.users.get(call.id, **call.arguments)
-
-
-def change_user(call: ApiRequest[m.OwnerQuery, m.UserChanges]) -> Any:
-    """Change weight or limits of a user."""
-    return call.inspector.users.set(call.id, **_changes(call))
-
-
-def pause_user(call: ApiRequest[m.OwnerQuery, m.Pause]) -> Any:
-    """Pause a user until resumed, or until a time: no task of the user starts."""
-    return call.inspector.users.pause(call.id, **call.arguments)
-
-
-def resume_user(call: ApiRequest[m.OwnerQuery, Nothing]) -> Any:
-    """Resume a user."""
-    return call.inspector.users.resume(call.id, **call.arguments)
-
-
-def purge_user(call: ApiRequest[m.OwnerQuery, m.DryRunOnly]) -> Any:
-    """Cancel all waiting tasks of a user."""
-    count = call.inspector.users.purge(call.id, **call.arguments)
-    return {"dry_run": call.body.dry_run, "count": count}
-
+from fairqueue.web.problems import MAX_PART
 
 # --- workers --------------------------------------------------------------------------------------
 
@@ -62,6 +23,11 @@ def drain_worker(call: ApiRequest[Nothing, Nothing]) -> Any:
     """Let a worker finish its tasks, take no more, and exit."""
     call.inspector.workers.drain(call.id)
     return {"worker_id": call.id, "draining": True}
+
+
+def list_pools(call: ApiRequest[Nothing, Nothing]) -> Any:
+    """List the pools, with their waiting tasks and their workers."""
+    return call.inspector.system.pools()
 
 
 # --- statistics -----------------------------------------------------------------------------------
@@ -85,16 +51,6 @@ def get_overview(call: ApiRequest[Nothing, Nothing]) -> Any:
 def list_attention(call: ApiRequest[Nothing, Nothing]) -> Any:
     """List what needs attention."""
     return call.inspector.system.attention()
-
-
-def get_fairness(call: ApiRequest[m.WindowQuery, Nothing]) -> Any:
-    """Get how evenly users are served."""
-    return call.inspector.users.overview(**call.arguments)
-
-
-def get_shares(call: ApiRequest[m.ShareQuery, Nothing]) -> Any:
-    """Get the ended runs of the top users over time."""
-    return call.inspector.users.shares(**call.arguments)
 
 
 def get_redis(call: ApiRequest[Nothing, Nothing]) -> Any:
@@ -136,7 +92,7 @@ def get_settings(call: ApiRequest[Any, Any]) -> Any:
 
 def change_settings(call: ApiRequest[Nothing, m.SettingChanges]) -> Any:
     """Change settings of the queue."""
-    call.inspector.system.configure(**_changes(call))
+    call.inspector.system.configure(**changes_of(call))
     return get_settings(call)
 
 
@@ -149,6 +105,23 @@ def set_limits(call: ApiRequest[Nothing, m.LimitChanges]) -> Any:
     """Set the limits of a task name."""
     call.inspector.system.set_limits(call.id, **call.arguments)
     return list_limits(call)
+
+
+def list_key_limits(call: ApiRequest[Any, Any]) -> Any:
+    """List the limits by key and pattern."""
+    return {"limits": call.inspector.system.key_limits()}
+
+
+def set_key_limit(call: ApiRequest[Nothing, m.KeyLimitChanges]) -> Any:
+    """Set the limits of a key, or of all keys of a pattern."""
+    call.inspector.system.set_limit(call.id, **call.arguments)
+    return list_key_limits(call)
+
+
+def remove_key_limit(call: ApiRequest[Nothing, Nothing]) -> None:
+    """Remove the limits of a key or a pattern."""
+    if not call.inspector.system.remove_limit(call.id):
+        raise refuse(404, "unknown-limit", f"there is no limit of {truncate(call.id, MAX_PART)!r}")
 
 
 # --- without a key --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fairqueue.web import create_app
 from fairqueue.web.api import openapi_document
 from fairqueue.web.api.endpoint import (
     LISTING,
+    NEW,
     OBJECT,
     OPEN,
     PREFIX,

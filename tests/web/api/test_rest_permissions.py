@@ -1,5 +1,6 @@
 """Every endpoint, with every role and every tenant: what is allowed, and that the rest is not."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -88,8 +89,20 @@ EXAMPLES: dict[str, Example] = {
     "pause_user": path(f"/users/acme-ann/pause{OF_ACME}"),
     "resume_user": path(f"/users/acme-ann/resume{OF_ACME}"),
     "purge_user": path(f"/users/acme-ann/purge{OF_ACME}", {"dry_run": False}),
+    "move_user": path(f"/users/acme-ann/move{OF_ACME}", {"to": "initech"}),
+    "quote_user": path(f"/users/acme-ann/quote{OF_ACME}"),
+    "list_tenants": path("/tenants"),
+    "get_tenant": path("/tenants/acme"),
+    "change_tenant": path("/tenants/acme", {"weight": 2}),
+    "pause_tenant": path("/tenants/acme/pause"),
+    "resume_tenant": path("/tenants/acme/resume"),
+    "purge_tenant": path("/tenants/acme/purge", {"dry_run": False}),
+    "list_tenant_users": path("/tenants/acme/users"),
+    "get_tenant_fairness": path("/tenants/acme/fairness"),
+    "get_tenant_shares": path("/tenants/acme/shares"),
     "list_workers": path("/workers"),
     "drain_worker": path("/workers/worker-1/drain"),
+    "list_pools": path("/pools"),
     "get_snapshot": path("/stats/snapshot"),
     "get_series": path("/stats/series"),
     "get_overview": path("/stats/overview"),
@@ -105,12 +118,15 @@ EXAMPLES: dict[str, Example] = {
     "change_settings": path("/settings", {"max_attempts": 7}),
     "list_limits": path("/limits"),
     "set_limits": path("/limits/acme-mail", {"slots": 3}),
+    "list_key_limits": path("/key-limits"),
+    "set_key_limit": path("/key-limits/acme:*", {"slots": 3}),
+    "remove_key_limit": path("/key-limits/acme:7"),
 }
 PROTECTED = [endpoint for endpoint in ENDPOINTS if endpoint.role is not None]
 # Writes that change nothing of the queue: they compute.
 NO_CHANGE = ("preview_body",)
 # What a resume of a user who is not paused, and a job that is active, leaves as it was.
-NO_TRACE = ("resume_job", "resume_user", "create_key", "revoke_key", *NO_CHANGE)
+NO_TRACE = ("resume_job", "resume_user", "resume_tenant", "create_key", "revoke_key", *NO_CHANGE)
 
 
 def expected(endpoint: Endpoint, role: str | None, tenant: str | None) -> set[int]:
@@ -219,6 +235,8 @@ IDS = {
     "schedule_id": ["acme-daily"],
     "task_id": ["acme-failed", "acme-running", "acme-waiting"],
     "user_id": ["acme-ann"],
+    "tenant": ["acme"],
+    "key": ["acme:7"],
     "key_id": ["acme-key"],
     "worker_id": ["worker-1"],
     "name": ["acme-mail"],
@@ -233,7 +251,7 @@ def asked(endpoint: Endpoint, api: Api, id_: str) -> tuple[int, str]:
         where, body = EXAMPLES[endpoint.name](api)
         where = where.replace(OF_ACME, "")
         for known in (each for ids in IDS.values() for each in ids):
-            where = where.replace(f"/{known}", f"/{id_}")
+            where = re.sub(rf"/{re.escape(known)}(?=[/?]|$)", f"/{id_}", where)
     request = {} if body is None else {"json": body}
     response = api.client("admin", "globex").send(endpoint.method, where, **request)
     if response.is_success and endpoint.status == 201:
