@@ -571,6 +571,13 @@ class ScheduledTask:
     pause_note: str | None = None
     paused_until: datetime | None = None
     tenant: str | None = None
+    pool: str = DEFAULT_POOL
+    limit_keys: list[str] | None = None
+    unique: str | None = None
+    on_duplicate: str = "ignore"
+    unique_for: str | float = "unfinished"
+    expires: float | None = None
+    cost: float | None = None
     title: str | None = None
     description: str | None = None
     created_by: str | None = None

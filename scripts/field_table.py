@@ -25,6 +25,7 @@ TYPES = {
     "object": "JSON object",
     "priority": "1 to 6",
     "seconds": "duration",
+    "texts": "list of texts",
     "windows": "list of windows",
     "zone": "time zone",
 }
@@ -40,8 +41,11 @@ def field_table() -> str:
 
 
 def _value(each: ScheduleField) -> str:
+    choices = [f"`{choice}`" for choice in each.choices if choice]
     if each.kind == "choice":
-        return ", ".join(f"`{choice}`" for choice in each.choices if choice)
+        return ", ".join(choices)
+    if each.kind == "period":
+        return ", ".join(choices) + " or a duration"
     return TYPES.get(each.kind, each.kind)
 
 

@@ -27,7 +27,8 @@ _TYPES: dict[str, Any] = {
     "integer": int,
     "number": float,
 }
-_REPEATED = {"object": "JSON|@FILE|K=V", "windows": "JSON", "dates": "DATE"}  # with the metavar
+# With the metavar.
+_REPEATED = {"object": "JSON|@FILE|K=V", "windows": "JSON", "dates": "DATE", "texts": "TEXT"}
 
 
 def schedule_options(command: F) -> F:
@@ -77,6 +78,19 @@ def read_backoff(text: str) -> float | list[float]:
     return seconds if "," in text else seconds[0]
 
 
+def _period(name: str, text: str) -> str | float:
+    choices = FIELDS[name].choices
+    if text in choices:
+        return text
+    seconds = read_duration(text)
+    if seconds is None:
+        raise click.UsageError(
+            f"--{name.replace('_', '-')} must be {', '.join(choices)} or a duration such as 2h, "
+            f"not {text!r}"
+        )
+    return seconds
+
+
 def _windows(name: str, given: Sequence[str]) -> list[Any]:
     found = []
     for text in given:
@@ -93,6 +107,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "backoff": lambda name, given: read_backoff(given),
     "windows": _windows,
     "dates": lambda name, given: list(given),
+    "texts": lambda name, given: list(given),
+    "period": _period,
 }
 
 

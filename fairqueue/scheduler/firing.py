@@ -29,6 +29,8 @@ from fairqueue.schedules.store import ScheduleStore
 logger = logging.getLogger("fairqueue.scheduler")
 _log = event_logger("fairqueue.scheduler")
 
+_SKIPPED = {b"skipped": "overlap", b"duplicate": "duplicate"}  # word of a fire -> reason
+
 FIRE_CHUNK = 80  # fires in one script: about 2 ms of server time, 7 with unfinished runs
 CANCEL_CHUNK = 12  # the same for schedules that cancel their unfinished runs
 
@@ -37,14 +39,16 @@ CANCEL_CHUNK = 12  # the same for schedules that cancel their unfinished runs
 class TickReport:
     """What one pass did.
 
-    `fired`, `skipped` (by the overlap policy), `missed`, `refused` (by a limit; tried again later),
-    `moved` (changed by others since it was read) and `set_aside` (cannot run) are counts of
-    schedules or fire times. `wait` is for how many seconds there is nothing to do.
+    `fired`, `skipped` (by the overlap policy), `duplicates` (another task had the unique key),
+    `missed`, `refused` (by a limit; tried again later), `moved` (changed by others since it was
+    read) and `set_aside` (cannot run) are counts of schedules or fire times. `wait` is for how many
+    seconds there is nothing to do.
     """
 
     is_leader: bool = False
     fired: int = 0
     skipped: int = 0
+    duplicates: int = 0
     missed: int = 0
     refused: int = 0
     moved: int = 0
@@ -176,7 +180,7 @@ class Firing:
         lateness = metrics.lateness_seconds.labels(queue)
         debug = logger.isEnabledFor(logging.DEBUG)
         for fire, word in zip(fires, words, strict=True):
-            if word in (b"fired", b"skipped", b"passed", b"past"):
+            if word in (b"fired", b"skipped", b"duplicate", b"passed", b"past"):
                 stopped += fire.is_last
                 missed += fire.missed if word != b"past" else 0  # those were counted before
                 if fire.is_last:
@@ -189,20 +193,20 @@ class Firing:
                 latest_ms = max(latest_ms, late_ms)
                 if debug:
                     _log("schedule_fired", logging.DEBUG, **fire.log_fields(), late_ms=late_ms)
-            elif word == b"skipped":
-                report.skipped += 1
-                _log("fire_skipped", **fire.log_fields(), reason="overlap")
+            elif word in _SKIPPED:
+                _log("fire_skipped", **fire.log_fields(), reason=_SKIPPED[word])
             elif word == b"refused":
-                report.refused += 1
                 _log("fire_refused", logging.WARNING, **fire.log_fields(), reason="queue limit")
-            elif word == b"moved":  # others, such as "later", are still due in the next round
-                report.moved += 1
         if fired:
             self._alerts.late(latest_ms / 1000)
         report.fired += fired
         report.missed += missed
         report.set_aside += stopped
-        refused = words.count(b"refused")
+        # Others, such as "later", are still due in the next round.
+        report.skipped += words.count(b"skipped")
+        report.duplicates += words.count(b"duplicate")
+        report.moved += words.count(b"moved")
+        report.refused += (refused := words.count(b"refused"))
         metrics.pushes.labels(queue, "ok").inc(fired)
         metrics.pushes.labels(queue, "failed").inc(refused)
         metrics.errors.labels(queue, "push").inc(refused)

@@ -153,7 +153,7 @@ def _fill(
         encode_payload(definition.payload),
         definition.options,
         by=request.by,
-        counts_failures=False,  # what fails now says nothing about the runs of today
+        is_backfill=True,
     )
     size = len(texts.document(0))
     items = [(number, ms) for number, run in enumerate(runs) for ms in run]

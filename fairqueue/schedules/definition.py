@@ -29,6 +29,7 @@ from fairqueue.schedules.fields import (
     STORED,
     copied,
     encode_object,
+    flow_of,
 )
 from fairqueue.schedules.plan import Plan
 from fairqueue.schedules.planning import Rules
@@ -50,7 +51,7 @@ _POLICY = {each.name: each.policy for each in FIELDS.values() if each.policy}
 _CONVERTED = tuple(
     (name, FIELDS[name].to_user)
     for name in OPTIONAL
-    if FIELDS[name].kind in ("time", "duration", "object", "windows", "dates", "backoff")
+    if FIELDS[name].kind in ("time", "duration", "object", "windows", "dates", "backoff", "texts")
 )
 _ALWAYS = tuple(name for name in STORED if name not in OPTIONAL)
 
@@ -183,10 +184,20 @@ def task_texts(
     options: Mapping[str, Any],
     *,
     by: str | None = None,
-    counts_failures: bool = True,
+    is_backfill: bool = False,
 ) -> TaskTexts:
-    """Return what is stored of each task. `by`: who asked for it; `payload` is JSON."""
-    origin, policy = {"by": by} | group_of(options["tenant"]), policy_of(options)
+    """Return what is stored of each task. `by`: who asked for it; `payload` is JSON.
+
+    A task of a backfill has neither unique key nor expiry, as each fire time gets its own, and says
+    nothing about the runs of today: its failures do not count.
+    """
+    origin, policy, flow = (
+        {"by": by} | group_of(options["tenant"]),
+        policy_of(options),
+        flow_of(options),
+    )
+    if is_backfill:
+        flow = flow.of_retry()
     head, mark, tail = task_document(
         user_id,
         name,
@@ -196,13 +207,15 @@ def task_texts(
         0,
         origin=origin,
         policy=encode_policy(policy),
+        flow=flow,
     ).partition('"scheduled_for":0')
-    limit = options["max_failures"] if counts_failures else None
+    limit = None if is_backfill else options["max_failures"]
     return TaskTexts(
         status_head=status_head(user_id, name, priority)
         + f',"schedule":{encode_basestring(schedule_id)},"type":"scheduled"'
         + origin_fields(origin)
         + status_fields(policy)
+        + flow.fields()
         + ("" if limit is None else f',"fail_limit":{limit}'),
         document_head=head + mark[:-1],
         document_tail=tail,

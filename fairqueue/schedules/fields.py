@@ -13,6 +13,19 @@ from typing import Any, TypedDict
 
 from fairqueue.clock import LATEST_MS, from_ms, read_ms
 from fairqueue.errors import InvalidSchedule, safe_repr, shown
+from fairqueue.flow_options import (
+    DEFAULT_POOL,
+    LEAST_COST,
+    LONGEST_WINDOW_S,
+    MOST_COST,
+    SHORTEST_S,
+    Flow,
+    check_cost,
+    check_flow,
+    check_limit_keys,
+    check_pool,
+    check_unique_for,
+)
 from fairqueue.models import DEFAULT_NAME, encode_payload, new_id
 from fairqueue.recurrence.frequency import as_cron
 from fairqueue.recurrence.windows import check_windows
@@ -45,13 +58,14 @@ class ScheduleField:
     kind: what its values are. It decides how they are checked and stored, and how each interface
         reads and shows them: text, lines (text of several lines), cron, zone, choice, priority,
         integer, number, time (stored in ms), duration (stored in ms), seconds (a duration that is
-        stored in seconds), backoff, windows, dates, object (JSON) or flag (whose default must be
-        True or False).
+        stored in seconds), period (one of `choices`, or a duration that is stored in seconds),
+        backoff, windows, dates, texts (a list of them), object (JSON) or flag (whose default must
+        be True or False).
     default: as stored; None if the field is optional, REQUIRED if it must be given.
     help: what it means, in one sentence. hint: a second sentence, for the form only.
     label, group, place: its name and its place in the form; without a group it is not there.
     option: its names on the command line if not `--<name>`; None if it has none.
-    choices: the values of a choice, with what the form calls them.
+    choices: the values of a choice or a period, with what the form calls them.
     least, most: bounds of a number, in seconds for durations. For a text, most is its length.
     policy: its name in the retry policy of tasks, if it is a part of that.
     replans: changing it computes the next run again, from now.
@@ -100,7 +114,7 @@ class ScheduleField:
             check_count(value, self.name, InvalidSchedule, most=LATEST_MS)
         elif self.kind == "cron" and not isinstance(value, str):
             raise InvalidSchedule(f"{self.name} must be a string, not {shown(value):.60}")
-        elif self.kind in ("text", "lines", "choice", "integer", "flag"):
+        elif self.kind in ("text", "lines", "choice", "integer", "flag", "period", "texts"):
             self.check(value)
 
     def to_user(self, value: Any) -> Any:
@@ -161,6 +175,16 @@ def _seconds(each: ScheduleField, value: object) -> float:
     return check_seconds(value, each.name, InvalidSchedule, **_bounds(each))
 
 
+def _check_period(each: ScheduleField, value: object) -> str | float:
+    return _check_choice(each, value) if isinstance(value, str) else _seconds(each, value)
+
+
+def _check_texts(each: ScheduleField, value: object) -> list[str]:
+    if not isinstance(value, list | tuple):
+        raise InvalidSchedule(f"{each.name} must be a list of strings, not {shown(value)}")
+    return [check_name(text, f"an item of {each.name}", InvalidSchedule) for text in value]
+
+
 _CHECKS: dict[str, Callable[[ScheduleField, Any], Any]] = {
     "text": lambda each, value: check_name(value, each.name, InvalidSchedule),
     "lines": lambda each, value: check_text(
@@ -175,9 +199,11 @@ _CHECKS: dict[str, Callable[[ScheduleField, Any], Any]] = {
     "time": lambda each, value: read_ms(value, each.name, InvalidSchedule),
     "duration": lambda each, value: round(_seconds(each, value) * 1000),
     "seconds": _seconds,
+    "period": _check_period,
     "backoff": lambda each, value: check_backoff(value, InvalidSchedule),
     "windows": _check_windows,
     "dates": lambda each, value: value,  # they are checked with the rule
+    "texts": _check_texts,
     "object": lambda each, value: check_payload({} if value is None else value, each.name),
     "flag": _check_flag,
 }
@@ -194,6 +220,12 @@ _OVERLAPS = {
     "buffer_one": "start when it has ended, one at most",
     "cancel_previous": "cancel the previous run",
 }
+_DUPLICATES = {
+    "ignore": "keep that task",
+    "replace": "give that task the new payload, if it has not started",
+    "error": "keep that task; a run that is started by hand fails",
+}
+_UNIQUE_FOR = {"unfinished": "until the task has ended", "waiting": "until the task starts"}
 _BACKOFF_JITTERS = {
     "": "default: none",
     "none": "none",
@@ -274,6 +306,31 @@ TABLE: tuple[ScheduleField, ...] = (
     F("tenant", "text", None, "Tenant that its tasks belong to.",
       check_given=lambda value: check_tenant(value, InvalidSchedule),
       label="Tenant", group=TASK, place=40, kept=True, bulk=False),
+    F("pool", "text", DEFAULT_POOL, "Pool of its tasks: the kind of workers that run them.",
+      check_given=lambda value: check_pool(value, InvalidSchedule),
+      label="Pool", group=TASK, place=45, placeholder=DEFAULT_POOL),
+    F("limit_keys", "texts", None,
+      "Keys whose limits its tasks count for, such as account:42; at most four.",
+      check_given=lambda value: list(check_limit_keys(value, InvalidSchedule)) or None,
+      label="Keys with limits", group=POLICIES, option=("--limit-key",)),
+    F("unique", "text", None,
+      "Key that only one task of its tenant, or of its user without a tenant, has at a time.",
+      label="Unique key", group=POLICIES, placeholder="nightly", bulk=False),
+    F("on_duplicate", "choice", "ignore",
+      "What to do when a run is due and another task has the unique key.",
+      label="If another task has the unique key", group=POLICIES, choices=_DUPLICATES, bulk=False),
+    F("unique_for", "period", "unfinished",
+      "How long a task has the unique key: unfinished, waiting, or a duration from its push.",
+      check_given=lambda value: _check_unique_for(value),
+      least=SHORTEST_S, most=LONGEST_WINDOW_S, choices=_UNIQUE_FOR,
+      label="Unique for", group=POLICIES, bulk=False),
+    F("expires", "seconds", None,
+      "Time from each run in which its task must start; else it ends as expired.",
+      least=SHORTEST_S, label="Expires after", group=POLICIES),
+    F("cost", "number", None,
+      "What each task counts for in the fair order and for rates, in units of your own.",
+      check_given=lambda value: check_cost(value, InvalidSchedule),
+      least=LEAST_COST, most=MOST_COST, label="Cost", group=POLICIES),
     F("title", "text", None, "What people call it; lists show it instead of the name.",
       check_given=lambda value: check_name(value, "title", InvalidSchedule) if value else None,
       label="Title", group=TASK, place=10, placeholder="Daily report", bulk=False),
@@ -293,6 +350,11 @@ def _check_description(value: object) -> str:
     return check_text(value, "description", InvalidSchedule, most=MAX_DESCRIPTION_LENGTH)
 
 
+def _check_unique_for(value: object) -> str | float:
+    checked = check_unique_for(value, InvalidSchedule)
+    return checked if isinstance(checked, str) else checked / 1000
+
+
 FIELDS: Mapping[str, ScheduleField] = {each.name: each for each in TABLE}
 # What users write and definitions store, and the part of it that is stored only if it is unusual.
 # is_active is a part of the state.
@@ -306,6 +368,7 @@ DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in TABLE if each
 ADDABLE = tuple(DEFAULTS)
 PATCHABLE = tuple(each.name for each in TABLE if each.patches)
 REPLANNING = tuple(each.name for each in TABLE if each.replans)
+_OF_FLOW = ("pool", "limit_keys", "unique", "on_duplicate", "unique_for", "expires", "cost")
 KINDS = ("cron_expr", "every", "at")  # of rules; a schedule has one of them
 NARROWING = ("start", "end", "windows", "exclude")  # what a recurrence takes besides its rule
 
@@ -338,6 +401,13 @@ class ScheduleOptions(TypedDict, total=False):
     timeout: float | None
     max_failures: int | None
     tenant: str | None
+    pool: str
+    limit_keys: Sequence[str] | None
+    unique: str | None
+    on_duplicate: str
+    unique_for: str | timedelta | float
+    expires: timedelta | float | None
+    cost: float | None
     title: str | None
     description: str | None
     created_by: str | None
@@ -357,6 +427,20 @@ def check_fields(given: Mapping[str, Any], known: Sequence[str]) -> dict[str, An
     return {name: FIELDS[name].check(value) for name, value in given.items()}
 
 
+def flow_of(fields: Mapping[str, Any]) -> Flow:
+    """Return the flow of the tasks of a schedule. Raises InvalidSchedule if its fields disagree."""
+    given = {name: fields[name] for name in _OF_FLOW if fields[name] != FIELDS[name].default}
+    flow = check_flow(given, InvalidSchedule)
+    frees_key = flow.on_duplicate == "replace" or flow.unique_for == "waiting"
+    if flow.unique is not None and fields["overlap"] == "cancel_previous" and not frees_key:
+        raise InvalidSchedule(
+            "overlap 'cancel_previous' with unique needs on_duplicate 'replace' or unique_for "
+            f"'waiting': a run that is being cancelled still has the key {flow.unique!r}, so no "
+            "other would follow it"
+        )
+    return flow
+
+
 def check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the id and the stored form of the fields of a new schedule."""
     if not isinstance(spec, Mapping):
@@ -369,6 +453,7 @@ def check_spec(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         has = " and ".join(kinds) or "none of them"
         raise InvalidSchedule(f"a schedule needs one of {', '.join(KINDS)}; this one has {has}")
     fields = {**DEFAULTS, **check_fields(given, ADDABLE)}
+    flow_of(fields)
     schedule_id = spec.get("schedule_id")
     return (new_id() if schedule_id is None else check_id(schedule_id)), fields
 

@@ -33,11 +33,11 @@ _MS = re.compile(r"[0-9]{1,15}")  # a time between 1970 and 9999
 class FireTime:
     """A fire time of a schedule, and its outcome.
 
-    outcome: "fired"; "skipped", with the reason: missed, misfire, not caught up, overlap, paused,
-        put off (a later next_run was set), or why the schedule was disabled; "backfilled";
-        "planned" (it is to come, or about to be fired); "unplanned" (it is to come, but the
-        schedule is paused or put off); "before" (the schedule was made later); "unknown" (the rule
-        was changed since then, and the task is gone).
+    outcome: "fired"; "skipped", with the reason: missed, misfire, not caught up, overlap, duplicate
+        (another task had its unique key), paused, put off (a later next_run was set), or
+        why the schedule was disabled; "backfilled"; "planned" (it is to come, or about to be
+        fired); "unplanned" (it is to come, but the schedule is paused or put off); "before" (the
+        schedule was made later); "unknown" (the rule was changed since then, and the task is gone).
     task_id: of the task that it became, or would become.
     """
 

@@ -31,7 +31,7 @@ from fairqueue.schedules.changes import (
     read_changes,
 )
 from fairqueue.schedules.definition import policy_of
-from fairqueue.schedules.fields import FIELDS, KINDS, ScheduleOptions
+from fairqueue.schedules.fields import FIELDS, KINDS, ScheduleOptions, flow_of
 from fairqueue.schedules.import_export import Diff, export, import_documents
 from fairqueue.schedules.outcomes import FireTime, list_moments
 from fairqueue.schedules.replan import Replanned, Replanner
@@ -216,8 +216,10 @@ class Schedules:
     ) -> Operation[str]:
         """Push one task now, whatever the plan and the overlap policy, and return its id.
 
-        The plan is left as it is. `triggered_by` is kept in the history; `payload` is for this run
-        only. Raises UnknownSchedule, BrokenRecord, and as TaskQueue.push.
+        If another task has the schedule's unique key, the id of that task is returned, or with
+        on_duplicate "error" DuplicateTask is raised. The plan is left as it is. `triggered_by` is
+        kept in the history; `payload` is for this run only. Raises UnknownSchedule, BrokenRecord,
+        and as TaskQueue.push.
         """
         if triggered_by is not None:
             check_name(triggered_by, "triggered_by")
@@ -227,7 +229,8 @@ class Schedules:
         if payload is not None:
             yield from self.store.check_task(schedule.name, check_payload(payload))
         payload = schedule.payload if payload is None else payload
-        policy = policy_of(asdict(schedule))
+        options = asdict(schedule)
+        policy, flow = policy_of(options), flow_of(options)
         task = Task(
             task_id=new_id(),
             user_id=schedule.user_id,
@@ -239,6 +242,7 @@ class Schedules:
             triggered_by=triggered_by,
             policy=policy,
             tenant=schedule.tenant,
+            flow=flow,
             document=task_document(
                 schedule.user_id,
                 schedule.name,
@@ -247,6 +251,7 @@ class Schedules:
                 schedule_id,
                 origin={"by": triggered_by, "tenant": schedule.tenant},
                 policy=encode_policy(policy),
+                flow=flow,
             ),
         )
         task_id = yield from steps(self.queue.push)(task)

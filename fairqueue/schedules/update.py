@@ -15,7 +15,7 @@ from fairqueue.schedules.definition import (
     recurrence_of,
     rule_text,
 )
-from fairqueue.schedules.fields import KINDS, NARROWING, REPLANNING
+from fairqueue.schedules.fields import KINDS, NARROWING, REPLANNING, flow_of
 from fairqueue.schedules.plan import Plan
 from fairqueue.schedules.planning import MISSED_CAP, Rules, due_ms, stretch
 from fairqueue.schedules.state import number_in
@@ -31,6 +31,7 @@ class Update:
         self.fields = anchored(_patched(self._before, patch), now_ms)
         if self.changes_rule:
             recurrence_of(self._id, self.fields["timezone"], self.fields)
+        flow_of(self.fields)
         self._active = self._new_active()
         if self._active == "1" or (self._stays_active and "max_runs" in patch):
             self._check_runs()

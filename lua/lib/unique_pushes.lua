@@ -70,6 +70,11 @@ local function replace_in_batch(first, task)
   end
 end
 
+-- Whether a new task of this call has got the key of another one.
+function unique_pushes.is_taken_here(task)
+  return in_batch[uniques().field_of(task)] ~= nil
+end
+
 -- Decide what becomes of a new task with a key. Returns a word and the id of the task that has the key:
 --   'new'      it is stored; with `behind`, after the running task with the key
 --   'ignored'  the other task is the answer

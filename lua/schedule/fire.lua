@@ -27,13 +27,15 @@
 -- fire time, so firing a time twice pushes one task. A fire time not later than the last one is
 -- never fired, even if the clock was set back and the plan was made again.
 -- A fire that a limit refuses keeps its plan and is tried again a little later. A fire whose task has a unique
--- key that another task has pushes none, or gives that task its document.
+-- key that another task has pushes none, or gives that task its document; of several fires of one call with the
+-- same key, one is done and the others stay due for the next call.
 -- Overlap: while a task of the schedule is unfinished, 'skip' pushes none; 'buffer_one' pushes one that
 -- begins when the previous run has ended, and no second one; 'cancel_previous' cancels unfinished tasks.
 -- If one call cannot do all of that, the schedules left over stay due for the next call.
 --
--- Returns { 'stale' }; or 'fired' and a word for each schedule: 'fired', 'skipped', 'passed' (there was
--- nothing to fire), 'past' (not later than the last fire time), 'moved', 'refused' or 'later'.
+-- Returns { 'stale' }; or 'fired' and a word for each schedule: 'fired', 'skipped' (by its overlap policy),
+-- 'duplicate', 'passed' (there was nothing to fire), 'past' (not later than the last fire time), 'moved',
+-- 'refused' or 'later'.
 
 local REFUSED_MS = 5000
 local OPEN_READS = 300  -- unfinished tasks that one call looks at, roughly
@@ -162,6 +164,11 @@ local plans = redis.call('HMGET', K.plan, unpack(ids))
 local states = redis.call('HMGET', K.schedule_state, unpack(ids))
 local tasks = known_tasks(task_ids, documents)
 
+-- Whether a new task has the unique key of another one of this call.
+local function waits_for_key(task)
+  return task.flow and task.flow.unique and unique_pushes().is_taken_here(task)
+end
+
 -- Whether another task has the unique key of a new one. If it is to be replaced, that is noted.
 local replacing = {}
 local function is_duplicate(task)
@@ -174,7 +181,7 @@ end
 local words, new, of_owner, of_tenant = {}, {}, {}, {}
 local new_plans, new_states, new_due, done = {}, {}, {}, {}
 local noted, alone = {}, {}
-local fired, missed, refused, stopped, skipped = 0, 0, 0, 0, 0
+local fired, missed, refused, stopped, skipped, duplicates = 0, 0, 0, 0, 0, 0
 for i, fire in ipairs(fires) do
   local state = read_state(states[i])
   -- A due schedule is active, whatever its record says.
@@ -200,11 +207,11 @@ for i, fire in ipairs(fires) do
     end
   end
   local own = (of_owner[owner] or 0) + 1
-  local overlap, reason = 'fire', 'overlap'
+  local overlap = 'fire'
   if plans[i] ~= fire.plan or done[fire.id] then
     overlap = 'moved'
   elseif is_new then
-    overlap = overlap_of(fire)
+    overlap = waits_for_key(task) and 'later' or overlap_of(fire)
   elseif not fire.moment then
     overlap = 'skip'
   end
@@ -219,15 +226,15 @@ for i, fire in ipairs(fires) do
   elseif is_new and fire.overlap == 'cancel_previous' and not cancel_previous(fire, state) then
     words[i] = 'later'
   else
-    if is_new and overlap ~= 'skip' and is_duplicate(task) then overlap, reason = 'skip', 'duplicate' end
-    words[i] = overlap == 'skip' and 'skipped' or 'fired'
+    if is_new and overlap ~= 'skip' and is_duplicate(task) then overlap = 'duplicate' end
+    words[i] = overlap == 'skip' and 'skipped' or overlap == 'duplicate' and overlap or 'fired'
     done[fire.id] = true
     if not fire.moment then
       words[i] = fire.is_past and 'past' or 'passed'
       if fire.spent then alone[#alone + 1] = { fire.id, fire.spent, 'completed' } end
-    elseif overlap == 'skip' then
-      alone[#alone + 1] = { fire.id, fire.moment, reason }
-      skipped = skipped + 1
+    elseif words[i] ~= 'fired' then
+      alone[#alone + 1] = { fire.id, fire.moment, overlap == 'skip' and 'overlap' or 'duplicate' }
+      if overlap == 'skip' then skipped = skipped + 1 else duplicates = duplicates + 1 end
       state.skipped = (state.skipped or 0) + 1
     else
       if is_new then
@@ -276,6 +283,7 @@ if fired > 0 then count('fired', fired) end
 if missed > 0 then count('missed', missed) end
 if refused > 0 then count('refused', refused) end
 if skipped > 0 then count('skipped', skipped) end
+if duplicates > 0 then count('not_unique', duplicates) end
 if stopped > 0 then count('set_aside_cron', stopped) end
 save_fair()
 remember(A.op, 'fired\n' .. table.concat(words, '\n'))

@@ -125,6 +125,13 @@ CASES = {
         [{}],
     ),
     "dates": Case("None", ["2030-01-01"], ["2030-01-02"], ["--new", "2030-01-02"], "2030-01-02", 0),
+    "texts": Case(
+        "None", ["a", "b"], ["a,b", "c"], ["--new", "a,b", "--new", "c"], '["a,b", "c"]', 7
+    ),
+    "period": Case("'a'", 60, "b", ["--new", "b"], "b", "d", "choices=dict(a='A', b='B')"),
+    "period, a duration": Case(
+        "'a'", "b", 90, ["--new", "90s"], "90s", -1, "choices=dict(a='A', b='B')"
+    ),
     "object": Case("{}", {"a": 1}, {"a": 2}, ["--new", "a=2"], '{"a": 2}', 7),
     "flag": Case("False", True, False, ["--no-new"], None, "yes"),
     "flag, by default on": Case("True", False, True, ["--new"], "true", "yes"),

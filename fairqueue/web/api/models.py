@@ -98,6 +98,7 @@ _TYPES: dict[str, Any] = {
     "backoff": Backoff,
     "windows": list[Json],
     "dates": list[str],
+    "texts": list[str],
     "object": Json,
     "flag": bool,
 }
@@ -115,7 +116,9 @@ def _type(field: ScheduleField) -> Any:
         inner = Annotated[int, Meta(ge=field.least or 0, le=field.most)]
     elif field.kind in ("number", "seconds", "duration"):
         inner = Annotated[float, Meta(ge=field.least or 0, le=field.most)]
-    unit = " In seconds." if field.kind in ("seconds", "duration", "backoff") else ""
+    elif field.kind == "period":
+        inner = Literal[tuple(field.choices)] | Annotated[float, Meta(ge=field.least or 0)]
+    unit = " In seconds." if field.kind in ("seconds", "duration", "period", "backoff") else ""
     optional = inner | None if field.default is None else inner
     return Annotated[optional, Meta(description=field.help + unit)]
 

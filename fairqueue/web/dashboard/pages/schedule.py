@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput, UnknownSchedule, plural
+from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.inspection.views import DayCount, ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.schedules.fields import FIELDS
@@ -142,10 +143,24 @@ def policies(it: ScheduledTask) -> list[tuple[str, str]]:
         ("Time-out", _or_handlers(_seconds(it.timeout))),
         ("Pause after failures", _failures(it)),
         ("Stop after", plural(it.max_runs, "run") if it.max_runs else None),
+        ("Pool", it.pool if it.pool != DEFAULT_POOL else None),
+        ("Keys with limits", ", ".join(it.limit_keys) if it.limit_keys else None),
+        ("Unique key", _unique(it)),
+        ("Expires", f"if it has not started after {it.expires:g} s" if it.expires else None),
+        ("Cost", f"{it.cost:g}" if it.cost is not None else None),
         ("Windows", _windows(it.windows)),
         ("Not on", ", ".join(it.exclude) if it.exclude else None),
     ]
     return [(name, value) for name, value in found if value is not None]
+
+
+def _unique(it: ScheduledTask) -> str | None:
+    if it.unique is None:
+        return None
+    scope = f"for {it.unique_for:g} s"
+    if isinstance(it.unique_for, str):
+        scope = FIELDS["unique_for"].choices[it.unique_for]
+    return f"{it.unique}, {scope}; then {FIELDS['on_duplicate'].choices[it.on_duplicate]}"
 
 
 def _misfire(it: ScheduledTask) -> str:

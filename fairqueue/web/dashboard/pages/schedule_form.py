@@ -105,6 +105,17 @@ def _json(text: str, zone: str, name: str, kind: type = dict) -> Any:
     return found
 
 
+def _texts(text: str, zone: str, name: str) -> list[str]:
+    if text.startswith("["):
+        return list(_json(text, zone, name, list))
+    return [part.strip() for part in text.split(",")]
+
+
+def _is_plain(texts: list[str]) -> bool:
+    """Whether texts can be read again when they are joined with commas."""
+    return not any("," in text or text.startswith("[") or text != text.strip() for text in texts)
+
+
 # By kind of field: how to read what is typed (with the zone and the name of the field), and how to
 # show a value (with the zone).
 _READERS: dict[str, Callable[[str, str, str], Any]] = {
@@ -117,6 +128,10 @@ _READERS: dict[str, Callable[[str, str, str], Any]] = {
     "backoff": _backoff,
     "windows": bind(_json, kind=list),
     "dates": lambda text, zone, name: text.replace(",", " ").split(),
+    "texts": _texts,
+    "period": lambda text, zone, name: (
+        text if text in FIELDS[name].choices else read_seconds(text, name)
+    ),
     "object": _json,
     "flag": lambda text, zone, name: text == "true",
 }
@@ -134,6 +149,8 @@ _WRITERS: dict[str, Callable[[Any, str], str]] = {
     ),
     "windows": lambda value, zone: json_text(value),
     "dates": lambda value, zone: ", ".join(value),
+    "texts": lambda value, zone: ", ".join(value) if _is_plain(value) else json_text(value),
+    "period": lambda value, zone: value if isinstance(value, str) else seconds_text(value),
     "object": lambda value, zone: json_text(value, 2),
     "flag": lambda value, zone: "true" if value else "false",
 }
