@@ -21,12 +21,13 @@ from fairqueue.clock import ManualClock
 from fairqueue.doctor import OK, Records
 from fairqueue.errors import BrokenRecord, FairQueueError
 from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.owners import Owner
 from fairqueue.models import Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.schedules.outcomes import MAX_MOMENTS
 from fairqueue.schedules.service import Schedules
-from faults.tour import START_S, TERM_S, Tour, Value
+from faults.tour import POOL, START_S, TERM_S, Tour, Value
 
 ROUNDS, ROUND_S = 4, 61.0  # beyond all leases, terms and delays of the tours
 MOST_CLAIMS = 200  # more claims than this mean that tasks come back for ever
@@ -319,16 +320,20 @@ class _Judge:
     def _lift_limits(self) -> None:
         link = self._queue.link
         users, names = link.ask(("HGETALL", link.keys["users"]), ("HGETALL", link.keys["limits"]))
-        for user in users[::2]:
-            self._queue.set_user(
-                user.decode(), max_running=None, max_waiting=None, rate=None, paused=False
-            )
+        free: dict[str, Any] = {"max_running": None, "max_waiting": None, "rate": None}
+        for key in users[::2]:
+            owner = Owner.of_key(key.decode())
+            if owner.tenant is not None and owner.is_tenant:
+                self._queue.set_tenant(owner.tenant, **free, paused=False)
+            else:
+                self._queue.set_user(owner.user_id, tenant=owner.tenant, **free, paused=False)
         for name in names[::2]:
-            self._queue.set_limits(name.decode())
+            if name.decode().isprintable():
+                self._queue.set_limits(name.decode())
 
     def _drain(self) -> None:
         for _ in range(MOST_CLAIMS):
-            claims = self._queue.claim("heir", limit=1000)
+            claims = self._queue.claim("heir", limit=1000, pools=("default", POOL))
             if not claims:
                 return
             self._queue.finish_many((claim, {"by": "heir"}) for claim in claims)

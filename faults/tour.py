@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -39,6 +40,7 @@ TERM_S = 10.0
 START_S = 1_700_000_000.0  # when every tour begins, by its own clock
 SHORT_WAIT_S = 0.02  # for a token that does not come
 TENANT = "north"
+POOL = "gpu"
 # A Redis user that may not read its permissions, while tours run.
 LIMITED_USER, LIMITED_PASSWORD = "fairqueue-faults-limited", secrets.token_urlsafe(16)
 
@@ -223,6 +225,10 @@ def _ended(results: Sequence[tuple[Claim, Any]], words: Sequence[str]) -> dict[s
         for (claim, result), word in zip(results, words, strict=True)
         if word != "lost_lease"
     }
+
+
+def _finished(result: tuple[Claim, Any], _: object) -> dict[str, Any]:
+    return {"ended": _ended([result], ["finished"])}
 
 
 def _default(register: str) -> Value:
@@ -651,6 +657,35 @@ def settings(stage: Stage) -> None:
     stage.shuffled(configure, user, limits, full, look)
 
 
+def flow(stage: Stage) -> None:
+    """Share between tenants, with pools, keys, unique tasks and costs; move a user."""
+    queue, rng = stage.queue, stage.rng
+    stage.op(lambda: queue.set_limit("account:*", slots=2))
+    specs = stage.specs(rng.randint(6, 9), tenant=TENANT)
+    for spec in specs:
+        spec |= {"limit_keys": [f"account:{rng.randrange(2)}"], "unique": spec["task_id"]}
+        spec |= {"cost": 2.5, "expires": 86_400.0, "pool": rng.choice(("default", POOL))}
+    stage.push(specs)
+
+    def share() -> None:
+        stage.op(lambda: queue.set_tenant(TENANT, weight=rng.choice((0.5, 2.0)), max_running=3))
+
+    def serve() -> None:
+        claims = stage.op(lambda: queue.claim("w", 4, LEASE_S, pools=("default", POOL)))
+        results = [(claim, {"by": "tour", "n": rng.random()}) for claim in claims]
+        for each in results:
+            stage.op(partial(queue.finish, *each, cost=3.0), told=partial(_finished, each))
+
+    def move() -> None:
+        stage.op(lambda: queue.move_user("u1", "south", tenant=TENANT))
+
+    def look() -> None:
+        queue.get_tenant(TENANT)
+        queue.quote("u1", tenant=TENANT)
+
+    stage.shuffled(share, serve, move, look)
+
+
 def _with_history(stage: Stage) -> tuple[list[str], list[str]]:
     """Tasks that ended well, and dead letters."""
     stage.push(stage.specs(stage.rng.randint(7, 9), delay=None))
@@ -739,6 +774,7 @@ def _users_seen(inspector: Inspector) -> Iterator[Any]:
     yield lambda: inspector.users.shares()
     yield lambda: inspector.users.next_wait("u1")
     yield lambda: inspector.users.purge("u1")
+    yield lambda: inspector.tenants.list()
 
 
 def _system_seen(inspector: Inspector) -> Iterator[Any]:
@@ -939,6 +975,7 @@ TOURS = {
         Tour(name="fire", play=fire),
         Tour(name="take over", play=take_over),
         Tour(name="settings", play=settings),
+        Tour(name="flow", play=flow),
         Tour(name="operate", play=operate),
         Tour(name="prune", play=prune),
         Tour(name="inspect", play=inspect),

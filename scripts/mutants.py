@@ -612,7 +612,7 @@ MUTATIONS = (
         "lua/lib/serving.lua",
         "  if unit.in_ready then ring.passed = ring.passed + 1 end\n",
         "",
-        "test_a_claim_looks_behind_users_who_have_nothing_for_it",
+        "test_repeated_claims_come_to_users_far_behind",
     ),
     Mutation(
         "names: users far behind the head",

@@ -131,14 +131,17 @@ function rings.drop(key, seat)
   rings.drop_all(key, { seat })
 end
 
--- Some seats of a ring in order, with their tags, as ZRANGE WITHSCORES returns them.
+-- Some seats of a ring in order, with their tags, as ZRANGE WITHSCORES returns them; and how many entries were
+-- read: those that cannot be parsed are left out.
 function rings.range(key, name, skip, most)
   local flat = {}
   local from, to = range_of(KINDS_OF_TAGS[key], name)
-  for i, member in ipairs(redis.call('ZRANGEBYLEX', K.rings, from, to, 'LIMIT', skip, most)) do
-    flat[2 * i], flat[2 * i - 1] = string.match(member, '^%Z*%z(%Z*)%z(.*)$')
+  local members = redis.call('ZRANGEBYLEX', K.rings, from, to, 'LIMIT', skip, most)
+  for _, member in ipairs(members) do
+    local tag, seat = string.match(member, '^%Z*%z(%d+%.%d+)%z(.+)$')
+    if tag then flat[#flat + 1], flat[#flat + 2] = seat, tag end
   end
-  return flat
+  return flat, #members
 end
 
 -- The number of seats of a ring of a kind.

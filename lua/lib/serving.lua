@@ -61,7 +61,10 @@ local function unit_of(ring, seat, tag)
 end
 
 local function range_of_ring(ring, key, skip, most)
-  if ring.name == '' then return redis.call('ZRANGE', key, skip, skip + most - 1, 'WITHSCORES') end
+  if ring.name == '' then
+    local flat = redis.call('ZRANGE', key, skip, skip + most - 1, 'WITHSCORES')
+    return flat, #flat / 2
+  end
   return rings().range(key, ring.name, skip, most)
 end
 
@@ -69,8 +72,8 @@ end
 local function reader(ring)
   return function(list)
     local most = ring.chunk
-    local flat = range_of_ring(ring, K.ready, ring.read, most)
-    ring.read = ring.read + #flat / 2
+    local flat, read = range_of_ring(ring, K.ready, ring.read, most)
+    ring.read = ring.read + read
     ring.chunk = ring.tenant and math.min(2 * most, ROUND) or ROUND
     local owners = {}
     for i = 1, #flat, 2 do
@@ -80,9 +83,9 @@ local function reader(ring)
       -- With the tag that was stored: the unit may have been served by the CRITICAL lane since.
       list.sorted[#list.sorted + 1] = { tag = tonumber(flat[i + 1]), unit = unit }
     end
-    if #flat < 2 * most then list.read = nil end
+    if read < most then list.read = nil end
     if #owners > 0 then prefetch_users(owners) end
-    return #flat > 0
+    return read > 0
   end
 end
 
@@ -90,16 +93,16 @@ end
 local function lane_reader(ring)
   return function(list)
     local most = math.max(ring.chunk, SOME_USERS)
-    local flat = range_of_ring(ring, K.critical, ring.lane_read, most)
-    ring.lane_read = ring.lane_read + #flat / 2
+    local flat, read = range_of_ring(ring, K.critical, ring.lane_read, most)
+    ring.lane_read = ring.lane_read + read
     for i = 1, #flat, 2 do
       local unit = ring.units[flat[i]]
         or unit_of(ring, flat[i], tag_in(K.ready, flat[i]) or ring.clocks.clock)
       unit.critical_tag = unit.critical_tag or tonumber(flat[i + 1])
       list.sorted[#list.sorted + 1] = { tag = tonumber(flat[i + 1]), unit = unit }
     end
-    if #flat < 2 * most then list.read = nil end
-    return #flat > 0
+    if read < most then list.read = nil end
+    return read > 0
   end
 end
 

@@ -1102,10 +1102,10 @@ def test_a_key_of_a_wrong_type_stops_a_script_before_its_first_write(world: Worl
 
 @pytest.mark.untidy
 def test_a_push_looks_at_its_keys_before_its_first_write(world: World) -> None:
-    world.redis.set(world.keys["delayed"], "text")
+    world.redis.set(world.keys["parked"], "text")
     before = world.dump()
     with pytest.raises(RedisRefused):
-        world.queue.push(make_task(task_id="a", delay=5))
+        world.queue.push(make_task(task_id="a"))
     assert world.dump() == before
 
 
