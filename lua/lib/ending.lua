@@ -107,8 +107,10 @@ local function held_record(id, token)
   return is_held(record, token) and record or nil
 end
 
--- Make the parts that the end of a task needs: they check their keys before anything is written.
-local function prepare_end(record)
+-- Make the parts that the end of a task needs: they check their keys before anything is written. `cost`: what the
+-- attempt has cost, if the worker says so.
+local function prepare_end(record, cost)
+  if cost then gates() end
   if record.group or record.pool then rings() end
   if record.slot or record.slots or (record.flow and record.flow.keys) then gates() end
   if record.flow and record.flow.unique then uniques() end
@@ -118,12 +120,12 @@ end
 
 -- Check the lease before ending it. Returns the answer if the operation was done before or the lease is
 -- lost; otherwise nil and the record.
-local function begin_ending(op, id, token)
+local function begin_ending(op, id, token, cost)
   local before = first_answer(op)
   if before then return before end
   local record = held_record(id, token)
   if record then
-    prepare_end(record)
+    prepare_end(record, cost)
     return nil, record
   end
   count('lost_leases', 1)
@@ -137,8 +139,10 @@ local function free_lease(id, record, cost)
   change_running(owner, -1)
   end_limits(id, record)
   settle_cost(record, cost)
+  if cost then gates().settle(id, record, cost) end
   while owner do
-    if settings_of(owner).max_running and review(owner) then wake_worker() end
+    local s = settings_of(owner)
+    if (s.max_running or (cost and s.rate)) and review(owner) then wake_worker() end
     owner = group_of(owner)
   end
 end
@@ -245,6 +249,7 @@ local function end_waiting(id, record, state)
   prepare_end(record)
   if record.state == 'delayed' then
     delays().remove(id, owner_of(record))
+    if record.flow and record.flow.keys then gates().forget(waiting_task(id, record)) end
   else
     remove_waiting(id, record)
   end

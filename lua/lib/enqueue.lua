@@ -41,15 +41,15 @@ local function known_tasks(ids, documents)
     local before = stored[i] or here[id]
     if before then
       answer[i] = before == documents[i] and 'same' or 'other'
-      if answer[i] == 'other' and layout > 1 and unique_pushes().was_document(id, documents[i]) then
-        answer[i] = 'same'
-      end
     elseif ended[i] or ended_before[i] then
       local _, _, seen = read_tombstone(ended[i] or ended_before[i])
       answer[i] = seen == digest(documents[i]) and 'same' or 'other'
     else
       answer[i] = 'new'
       here[id] = documents[i]
+    end
+    if answer[i] == 'other' and layout > 1 and unique_pushes().was_document(id, documents[i]) then
+      answer[i] = 'same'
     end
   end
   return answer

@@ -173,11 +173,13 @@ local function free_at(key, field, rate, cost)
   return debt_until - math.max(0, burst - (cost or 1)) * interval, burst
 end
 
--- Add a cost to the debt of a rate; `declared`: the cost of the task, if it is not 1. Returns when the rate is
--- free of debt.
-local function add_debt(key, field, rate, cost, declared)
+-- Add a cost to the debt of a rate; `declared`: the cost of the task, if it is not 1. `settles`: the cost is what
+-- a task has cost more, or less, than it declared; the debt may then be that of several tasks. Returns when the
+-- rate is free of debt.
+local function add_debt(key, field, rate, cost, declared, settles)
   local debt = tonumber(string.match(redis.call('HGET', key, field) or '0', '^%S+')) or 0
   debt = math.max(now, debt) + cost * 1000 / rate
+  if settles then declared = math.max(declared, (debt - now) * rate / 1000) end
   redis.call('HSET', key, field, declared and text_of(debt) .. ' ' .. text_of(declared) or debt)
   return debt
 end
@@ -393,7 +395,7 @@ local function settle_cost(record, cost)
     while owner do
       local rate = settings_of(owner).rate
       local spent = record.flow and record.flow.cost or 1
-      if rate then add_debt(K.throttle, owner, rate, cost - spent, cost) end
+      if rate then add_debt(K.throttle, owner, rate, cost - spent, cost, true) end
       owner = group_of(owner)
     end
     return

@@ -34,8 +34,8 @@ local SLOTS_CHECKED = 1000   -- leases that are checked when all slots of a gate
 local TURNS = 100            -- turns of seats whose tasks were cancelled that are skipped at once
 local RETURNED = 1000        -- held tasks that one call returns: unpack() is limited to a few thousand values
 local GATES_LOOKED_AT = 100  -- gates in gate_times that one claim looks at
-local PASSED_ON = 3          -- times after which a task of several gates reserves them
-local RESERVED_MS = 600000   -- a reservation lapses after this, should its task not be able to run
+local PASSED_ON = 3          -- times after which a task of several gates reserves them; then again, as often
+local RESERVED_MS = 600000   -- a reservation lapses so long after its task came back, if nobody takes the task
 local RESERVING = 100        -- reservations of one gate that are looked at
 local LOOK_AGAIN = 1000      -- ms until a gate with room and held tasks is looked at again
 local TURN = 1000            -- distance between two turns of a seat with weight 1
@@ -166,21 +166,39 @@ local function oldest_of(gate)
   return member and string.match(member, '%z(%Z*)$')
 end
 
--- The number of tasks that reserve a gate and are older than a task: those that could run but for the gate.
+-- Whether any gate is reserved.
 local any_reserved
-local function reserved_before(gate, task)
+local function has_reservations()
   if any_reserved == nil then
     any_reserved = #redis.call('ZRANGEBYLEX', K.gate_order, '[r', '(s', 'LIMIT', 0, 1) > 0
   end
-  if not any_reserved then return 0 end
+  return any_reserved
+end
+
+-- Drop a reservation that was made long ago, unless its task still waits for a slot. Returns true if it is
+-- dropped.
+local function lapse(member)
+  local id = string.match(member, '^%Z*%z%Z*%z(%Z*)')
+  local record = read_status(id)
+  redis.call('ZREM', K.gate_order, member)
+  if not record or not gates.held_at(waiting_task(id, record)) then return true end
+  redis.call('ZADD', K.gate_order, 0, string.gsub(member, '%d+$', now_text) .. '')
+  return false
+end
+
+-- The number of tasks that reserve a gate and are older than a task: those that could run but for the gate.
+local function reserved_before(gate, task)
+  if not has_reservations() then return 0 end
   local count = 0
   for _, member in ipairs(redis.call('ZRANGEBYLEX', K.gate_order, '[r' .. gate .. '\0',
     '(r' .. gate .. '\0' .. (task and seq_of(task) or '\1'), 'LIMIT', 0, RESERVING)) do
     local seat, since = string.match(member, '%z(%Z*)%z(%d+)$')
     local owner = seat and owner_in(seat)
     local tenant = owner and group_of(owner)
-    if not owner or math.abs(now - tonumber(since)) > RESERVED_MS then
+    if not owner then
       redis.call('ZREM', K.gate_order, member)
+    elseif math.abs(now - tonumber(since)) > RESERVED_MS and lapse(member) then
+      any_reserved = nil
     elseif not blocked_until(owner) and not (tenant and blocked_until(tenant)) then
       count = count + 1
     end
@@ -319,6 +337,25 @@ end
 
 -- --- held tasks ---
 
+-- Reserve the gates of a task, or those that it has reserved before, from now on.
+local function reserve(task, again)
+  for _, pair in ipairs(gates_of(task)) do
+    local had = gates.unreserve(pair[1], task) > 0
+    if pair[2].slots and (had or not again) then
+      redis.call('ZADD', K.gate_order, 0, 'r' .. pair[1] .. '\0' .. seq_of(task) .. '\0' .. task.id .. '\0'
+        .. task.seat .. '\0' .. now_text)
+      any_reserved = true
+    end
+  end
+end
+
+-- Drop the reservation of a gate by a task. Returns how many there were.
+function gates.unreserve(gate, task)
+  local mine = 'r' .. gate .. '\0' .. seq_of(task) .. '\0' .. task.id .. '\0'
+  local member = redis.call('ZRANGEBYLEX', K.gate_order, '[' .. mine, '(' .. mine .. '\255', 'LIMIT', 0, 1)[1]
+  return member and redis.call('ZREM', K.gate_order, member) or 0
+end
+
 -- Note why a task is held, so that it comes back.
 function gates.hold(task, gate, why, free)
   gates.join_line(gate, task.seat)
@@ -329,14 +366,7 @@ function gates.hold(task, gate, why, free)
   end
   if #gates_of(task) < 2 then return end
   redis.call('ZADD', K.gate_order, 0, order_member('h', gate, task))
-  if redis.call('HINCRBY', K.gate_passes, task.id, 1) ~= PASSED_ON then return end
-  for _, pair in ipairs(gates_of(task)) do
-    if pair[2].slots then
-      redis.call('ZADD', K.gate_order, 0, 'r' .. pair[1] .. '\0' .. seq_of(task) .. '\0' .. task.id .. '\0'
-        .. task.seat .. '\0' .. now_text)
-      any_reserved = true
-    end
-  end
+  if redis.call('HINCRBY', K.gate_passes, task.id, 1) % PASSED_ON == 0 then reserve(task) end
 end
 
 local freed = {}  -- gates whose held tasks may start
@@ -358,12 +388,7 @@ function gates.forget(task)
   end
   local gone = redis.call('ZREM', K.gate_order, unpack(places))
   if redis.call('HDEL', K.gate_passes, task.id) == 1 then
-    for _, gate in ipairs(all) do
-      local mine = 'r' .. gate .. '\0' .. seq_of(task) .. '\0' .. task.id .. '\0'
-      local member = redis.call('ZRANGEBYLEX', K.gate_order, '[' .. mine, '(' .. mine .. '\255',
-        'LIMIT', 0, 1)[1]
-      if member then gone = gone + redis.call('ZREM', K.gate_order, member) end
-    end
+    for _, gate in ipairs(all) do gone = gone + gates.unreserve(gate, task) end
   end
   if gone == 0 then return end
   for _, gate in ipairs(all) do freed[gate] = true end
@@ -413,7 +438,10 @@ local function return_held(gate, most)
     if not member then break end
     redis.call('ZREM', K.held, member)
     local task = read_held(member)
-    if task.label ~= gate then redis.call('ZREM', K.gate_order, order_member('h', gate, task)) end
+    if task.label ~= gate then
+      redis.call('ZREM', K.gate_order, order_member('h', gate, task))
+      if has_reservations() then reserve(task, true) end
+    end
     list[#list + 1] = task
     -- A task whose user or tenant may not be served waits with it, and takes no slot.
     local owner = owner_in(task.seat)
@@ -565,6 +593,18 @@ function gates.free(id, record)
     used_cache[gate], freed[gate] = nil, true
   end
   record.slot, record.slots = nil, nil
+end
+
+-- Count at the rates of its gates what an attempt has cost, instead of what was counted when it started.
+function gates.settle(id, record, cost)
+  for _, pair in ipairs(gates_of(waiting_task(id, record))) do
+    local gate, limits = pair[1], pair[2]
+    if limits.rate then
+      local spent = record.flow and record.flow.cost or 1
+      add_debt(K.paced, gate, limits.rate, cost - spent, cost, true)
+      look_later(gate, 0)
+    end
+  end
 end
 
 -- The gate at which a task is held, or nil.

@@ -4,14 +4,12 @@
 -- @include enqueue
 -- @lazy uniques delays gates specials
 -- KEYS ops         hash  'u:' task id -> the task that the push of this one was answered with, and the digest of
---                        its document; 'd:' task id -> digests of documents that were replaced
+--                        its document; 'd:' task id -> digest of its first document, which was replaced
 -- KEYS ops_before  hash  the same, of the time before
 -- KEYS tasks       hash  task id -> its document
 -- KEYS expiring    zset  task id -> when it ends as expired if it has not started, ms
 
 local unique_pushes = {}
-
-local REPLACED = 20  -- documents of one task that are remembered
 
 local in_batch = {}  -- field of uniques -> task of this call that gets the key
 
@@ -27,16 +25,15 @@ function unique_pushes.remember(task, answer)
   remember('u:' .. task.id, answer .. ' ' .. digest(task.document))
 end
 
--- Whether a document is one that was replaced.
+-- Whether a task was pushed with this document, which was replaced since.
 function unique_pushes.was_document(id, document)
-  local replaced = first_answer('d:' .. id)
-  return replaced and string.find(replaced, ' ' .. digest(document), 1, true) ~= nil
+  return first_answer('d:' .. id) == digest(document)
 end
 
--- Remember a document that a task had until now, so that the same push is recognised.
+-- Remember the document with which a task was pushed, so that the same push is recognised. Later documents
+-- came with other ids.
 function unique_pushes.replaced(id, document)
-  local digests = string.sub(first_answer('d:' .. id) or '', -41 * (REPLACED - 1))
-  remember('d:' .. id, digests .. ' ' .. digest(document))
+  remember('d:' .. id, first_answer('d:' .. id) or digest(document))
 end
 
 -- When a debounced task becomes ready, if the first push with its key was at `first`.
@@ -68,6 +65,7 @@ local function replace_in_batch(first, task)
   for _, name in ipairs({ 'user', 'name', 'document', 'head', 'level', 'when', 'pool', 'flow', 'due' }) do
     first[name] = task[name]
   end
+  if first.window_from then first.due = math.max(first.due or due_at(first.when), first.window_from) end
 end
 
 -- Whether a new task of this call has got the key of another one.
@@ -133,6 +131,7 @@ function unique_pushes.replace(id, task)
   unique_pushes.replaced(id, redis.call('HGET', K.tasks, id) or '')
   if old.state == 'delayed' then
     delays().remove(id, owner_of(old))
+    if old.flow and old.flow.keys then gates().forget(waiting_task(id, old)) end
   else
     remove_waiting(id, old)
   end
@@ -142,7 +141,10 @@ function unique_pushes.replace(id, task)
   record.schedule, record.type = old.schedule, old.type
   record.rank = rank_of(task.level, now, tonumber(string.sub(old.rank, -14)))
   record.due = math.max(now, task.due or due_at(task.when))
-  if task.flow.expires then specials().expire(id, record) end
+  if task.flow.expires then
+    specials().expire(id, record)
+    record.flow.expires = record.expires  -- counted from this push, also if the task is given back
+  end
   record.pushed = old.pushed
   if #task.document > DIGESTED then record.digest, record.bytes = digest(task.document), #task.document end
   record.state = (record.behind or record.due > now) and 'delayed' or 'ready'

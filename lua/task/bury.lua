@@ -15,7 +15,7 @@
 --
 -- Returns 'buried', 'cancelled' or 'lost_lease' (nothing changed).
 
-local answer, record = begin_ending(A.op, A.id, A.token)
+local answer, record = begin_ending(A.op, A.id, A.token, tonumber(A.cost))
 if answer then return answer end
 local word = record.cancel and 'cancelled' or 'buried'
 end_lease(A.id, record, tonumber(A.cost))

@@ -31,9 +31,10 @@ local function ended_before(id, token)
 end
 
 local names = {}
-for _, id in ipairs(ids) do
-  if records[id] then prepare_end(records[id]) end
-  local owner = records[id] and owner_of(records[id])
+for i = FIRST, #ARGV, ROW do
+  local record = records[R.id[i]]
+  if record then prepare_end(record, tonumber(R.cost[i])) end
+  local owner = record and owner_of(record)
   names[#names + 1] = owner
   names[#names + 1] = owner and group_of(owner)
 end

@@ -68,7 +68,10 @@ for i, id in ipairs(ids) do
   local is_ready = record and record.state == 'ready'
   if record and document and (is_ready or record.state == 'delayed') and owner_of(record) == from then
     local due = not is_ready and tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
+    local keeps_place = not is_ready and record.attempts > 0 and record.flow and record.flow.keys
+      and gates().keeps_place(record)
     if is_ready then remove_waiting(id, record) else delays().remove(id, from) end
+    if keeps_place then gates().forget(waiting_task(id, record)) end
     if record.flow and record.flow.unique then uniques().give_up(id, record) end
     local new = with_tenant(document, record.tenant)
     record.group = A.to ~= '' and A.to or nil
@@ -83,6 +86,7 @@ for i, id in ipairs(ids) do
       waiting[#waiting + 1] = waiting_task(id, record)
     else
       for _, value in ipairs({ due or now, id, to }) do later[#later + 1] = value end
+      if keeps_place then gates().arrive(waiting_task(id, record)) end
     end
     moved = moved + 1
   end

@@ -16,7 +16,7 @@
 --
 -- Returns 'retried', 'cancelled' or 'lost_lease' (nothing changed).
 
-local answer, record = begin_ending(A.op, A.id, A.token)
+local answer, record = begin_ending(A.op, A.id, A.token, tonumber(A.cost))
 if answer then return answer end
 if tonumber(A.delay_ms) > 0 then delays() end
 end_lease(A.id, record, tonumber(A.cost))
