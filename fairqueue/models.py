@@ -621,8 +621,9 @@ class Page(list[T], Generic[T]):
 class PoolSnapshot:
     """The waiting tasks of a pool.
 
-    oldest_wait: in seconds; None for the default pool. last_claim: when a worker last took one of
-    its tasks, None if that is not known.
+    oldest_wait: in seconds; None if not known, which only happens to the default pool when the
+    oldest tasks of the queue wait in others. last_claim: when a worker last took one of its tasks,
+    None if that is not known.
     """
 
     pool: str
@@ -636,7 +637,10 @@ class QueueSnapshot:
     """Counts of a queue at one time, for metrics and health.
 
     jain_index compares tenants and users without one. pools: the default pool, and all that tasks
-    or workers have named.
+    or workers have named. active_users, active_tenants: those with waiting tasks, and parked_users,
+    parked_tenants: those of them that may not be served now; a user with tasks in several pools
+    counts in each. held: waiting tasks that wait for room in the limits of their name or of a key.
+    slots_in_use: slots of names and keys that running tasks hold. unique_keys: those in use.
     """
 
     at: datetime
@@ -657,3 +661,8 @@ class QueueSnapshot:
     epoch: int
     jain_index: float | None
     pools: tuple[PoolSnapshot, ...] = ()
+    active_tenants: int = 0
+    parked_tenants: int = 0
+    held: int = 0
+    slots_in_use: int = 0
+    unique_keys: int = 0

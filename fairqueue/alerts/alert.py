@@ -31,6 +31,8 @@ LIMIT_KINDS = (
     "lateness",
     "backlog",
     "oldest_wait",
+    "expired_tasks",
+    "pool_unserved",
     "redis_unreachable",
 )
 SUMMARY = "summary"  # replaces the alerts beyond the limit of a minute

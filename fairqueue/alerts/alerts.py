@@ -25,7 +25,7 @@ from fairqueue.alerts.recipients import Recipient, check_timeout
 from fairqueue.errors import ConfigurationError, TimedOut, kind_of, plural
 from fairqueue.metrics.collectors import made_once
 from fairqueue.models import QueueSnapshot, Task
-from fairqueue.queue.workers import Notice, StaleRun
+from fairqueue.queue.workers import Notice, StaleRun, WorkerInfo
 from fairqueue.runtime.fork import reset_in_child
 from fairqueue.validation import check_count, check_items, check_name, check_seconds, check_type
 
@@ -285,9 +285,13 @@ class Alerts:
                 self._watch.redis_ok(self._monotonic())
 
     @_harmless
-    def watch(self, snapshot: QueueSnapshot) -> None:
-        """Compare the counts of a queue with the limits."""
-        self._observe(lambda now: self._watch.watch(snapshot, now))
+    def watch(self, snapshot: QueueSnapshot, workers: Iterable[WorkerInfo] | None = None) -> None:
+        """Compare the counts of a queue with the limits.
+
+        `workers` are its live ones: without them, pools are not judged. They are needed only if
+        the snapshot has `idle_pools`.
+        """
+        self._observe(lambda now: self._watch.watch(snapshot, now, workers))
 
     def _observe(self, judge: Callable[[float], Sequence[Alert]]) -> None:
         with self._lock:

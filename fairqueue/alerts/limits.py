@@ -6,12 +6,14 @@ Time is passed in: nothing here reads a clock or starts a thread.
 import math
 from collections import Counter as Tally
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fairqueue.alerts.alert import LIMIT_KINDS, MAX_DETAILS, SEVERITIES, SUMMARY, Alert
 from fairqueue.errors import ConfigurationError
 from fairqueue.models import QueueSnapshot
+from fairqueue.queue.pools import PoolInfo, pool_infos
+from fairqueue.queue.workers import WorkerInfo
 from fairqueue.validation import check_count, check_number
 
 REMEMBERED = 10_000  # alerts remembered to find duplicates; the oldest are forgotten
@@ -100,6 +102,9 @@ class AlertLimits:
     lock_failures: terms of leadership lost, or not renewed in time, in the last `window` seconds.
     lateness: seconds by which a schedule fires late.
     backlog: tasks that wait for a worker. oldest_wait: the longest wait of these in seconds.
+    expired_tasks: tasks that expired in the last `window` seconds before any worker started them.
+    pool_unserved: seconds for which tasks wait in a pool that no live worker serves; judged for
+        each pool.
     redis_unreachable: seconds without a successful call to Redis.
     quiet: seconds below its limit after which a value counts as resolved.
 
@@ -112,6 +117,8 @@ class AlertLimits:
     lateness: float | None = 60.0
     backlog: int | None = 10_000
     oldest_wait: float | None = 600.0
+    expired_tasks: int | None = 100
+    pool_unserved: float | None = 60.0
     redis_unreachable: float | None = 30.0
     window: float = 300.0
     quiet: float = 60.0
@@ -123,9 +130,10 @@ class AlertLimits:
         check_count(self.error_rate_least_runs, "error_rate_least_runs", error, least=1)
         if self.lock_failures is not None:
             check_count(self.lock_failures, "lock_failures", error, least=1, most=10_000)
-        if self.backlog is not None:
-            check_count(self.backlog, "backlog", error, least=1)
-        for name in ("lateness", "oldest_wait", "redis_unreachable"):
+        for name in ("backlog", "expired_tasks"):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), name, error, least=1)
+        for name in ("lateness", "oldest_wait", "pool_unserved", "redis_unreachable"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), name, error, least=0.001, most=1e9)
         for name in ("window", "quiet"):
@@ -159,6 +167,26 @@ class RunWindow:
             _, runs, failed = self._buckets.popleft()
             self.runs -= runs
             self.failed -= failed
+
+
+class CounterWindow:
+    """By how much a counter of a queue has grown in the last seconds, from what was read of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._step = seconds / BUCKETS
+        self._read: deque[tuple[float, int]] = deque()  # (when, count), at least a step apart
+
+    def add(self, count: int, now: float) -> int:
+        """Record what the counter is now; return by how much it has grown in the window."""
+        if self._read and count < self._read[-1][1]:
+            self._read.clear()  # it was reset
+        if not self._read or now - self._read[-1][0] >= self._step:
+            self._read.append((now, count))
+        # The oldest one that is kept is from before the window, if there is one.
+        while len(self._read) > 1 and now - self._read[1][0] >= self._seconds:
+            self._read.popleft()
+        return count - self._read[0][1]
 
 
 @dataclass(slots=True)
@@ -195,13 +223,20 @@ class Breach:
         return seconds
 
 
-# kind -> (text for a value over the limit, text for the limit when resolved, severity)
+# kind -> (text for a value over the limit, text for the limit when resolved, severity); `key` says
+# what was judged
 _LIMIT_TEXTS = {
     "error_rate": ("{:.0%} of the runs failed", "fewer than {:.0%} of the runs fail", "error"),
     "lock_failures": ("{:.0f} lock failures", "fewer than {:.0f} lock failures", "warning"),
     "lateness": ("a schedule is {:.1f} s late", "no schedule is {:g} s late", "warning"),
     "backlog": ("{:,.0f} tasks wait", "fewer than {:,.0f} tasks wait", "warning"),
     "oldest_wait": ("a task has waited {:.0f} s", "no task has waited {:g} s", "warning"),
+    "expired_tasks": ("{:,.0f} tasks expired", "fewer than {:,.0f} tasks expire", "warning"),
+    "pool_unserved": (
+        "tasks wait in the pool {key!r}, which no live worker has served for {:.0f} s",
+        "the pool {key!r} is served, or nothing waits in it",
+        "error",
+    ),
     "redis_unreachable": ("Redis has been unreachable for {:.0f} s", "Redis answers", "critical"),
 }
 
@@ -211,11 +246,18 @@ class LimitWatch:
 
     def __init__(self, limits: AlertLimits, repeat_after: float) -> None:
         self._limits = limits
-        self._breaches = {kind: Breach(limits.quiet, repeat_after) for kind in LIMIT_KINDS}
+        self._repeat_after = repeat_after
+        # By kind and key; those with a key are dropped when they end.
+        self._breaches = {(kind, ""): self._breach() for kind in LIMIT_KINDS}
         self._runs = RunWindow(limits.window)
+        self._expired = CounterWindow(limits.window)
+        self._unserved_since: dict[str, float] = {}  # by pool
         self._lock_failures: deque[float] = deque(maxlen=limits.lock_failures or 1)
         self._down_since: float | None = None
         self._down_last = 0.0
+
+    def _breach(self) -> Breach:
+        return Breach(self._limits.quiet, self._repeat_after)
 
     @property
     def is_over(self) -> bool:
@@ -225,7 +267,7 @@ class LimitWatch:
     @property
     def redis_is_fine(self) -> bool:
         """Whether `redis_ok` has nothing to change."""
-        breach = self._breaches["redis_unreachable"]
+        breach = self._breaches["redis_unreachable", ""]
         return self._down_since is None and (
             breach.since is None or breach.within_since is not None
         )
@@ -252,7 +294,7 @@ class LimitWatch:
             self._down_since = now
         self._down_last = now
         seconds = now - self._down_since
-        if self._breaches["redis_unreachable"].since is not None:
+        if self._breaches["redis_unreachable", ""].since is not None:
             # Redis came back only briefly: this is still the same outage.
             seconds = max(seconds, self._limits.redis_unreachable or 0.0)
         return self._judge("redis_unreachable", seconds, now)
@@ -260,27 +302,49 @@ class LimitWatch:
     def redis_ok(self, now: float) -> None:
         """Record a successful call to Redis."""
         self._down_since = None
-        self._breaches["redis_unreachable"].within(now)
+        self._breaches["redis_unreachable", ""].within(now)
 
-    def watch(self, snapshot: QueueSnapshot, now: float) -> Sequence[Alert]:
-        """Compare the counts of a queue with the limits."""
-        return [
+    def watch(
+        self, snapshot: QueueSnapshot, now: float, workers: Iterable[WorkerInfo] | None = None
+    ) -> Sequence[Alert]:
+        """Compare the counts of a queue with the limits; its pools only if `workers` are given."""
+        expired = self._expired.add(snapshot.counters.get("expired_tasks", 0), now)
+        alerts = [
             *self._judge("backlog", snapshot.ready, now),
             *self._judge("oldest_wait", snapshot.oldest_wait, now),
             *self._judge("lateness", snapshot.overdue, now),
+            *self._judge("expired_tasks", expired, now),
         ]
+        if workers is not None:
+            alerts += self._judge_pools(pool_infos(snapshot, workers), now)
+        return alerts
 
     def look_again(self, now: float) -> Sequence[Alert]:
         """Return the alerts that time alone causes: windows have passed, breaches have ended."""
         alerts: list[Alert] = []
-        if self._breaches["error_rate"].since is not None:
+        if self._breaches["error_rate", ""].since is not None:
             alerts += self._judge_runs(now)
-        if self._breaches["lock_failures"].since is not None:
+        if self._breaches["lock_failures", ""].since is not None:
             alerts += self._judge_locks(now)
-        for kind, breach in self._breaches.items():
+        for (kind, key), breach in list(self._breaches.items()):
             seconds = breach.end(now)
             if seconds is not None:
-                alerts.append(self._resolved(kind, seconds))
+                alerts.append(self._resolved(kind, key, seconds))
+                if key:
+                    del self._breaches[kind, key]
+        return alerts
+
+    def _judge_pools(self, pools: Sequence[PoolInfo], now: float) -> Sequence[Alert]:
+        unserved = {pool.pool: pool for pool in pools if pool.is_unserved}
+        since = {name: self._unserved_since.get(name, now) for name in unserved}
+        alerts: list[Alert] = []
+        for name in self._unserved_since.keys() - since.keys():
+            if ("pool_unserved", name) in self._breaches:
+                self._breaches["pool_unserved", name].within(now)
+        self._unserved_since = since
+        for name, pool in unserved.items():
+            more = {"pool": name, "waiting": pool.waiting}
+            alerts += self._judge("pool_unserved", now - since[name], now, name, more)
         return alerts
 
     def _judge_runs(self, now: float) -> Sequence[Alert]:
@@ -294,28 +358,40 @@ class LimitWatch:
         recent = sum(now - moment < self._limits.window for moment in self._lock_failures)
         return self._judge("lock_failures", recent, now)
 
-    def _judge(self, kind: str, value: float, now: float) -> Sequence[Alert]:
+    def _judge(
+        self,
+        kind: str,
+        value: float,
+        now: float,
+        key: str = "",
+        more: Mapping[str, object] | None = None,
+    ) -> Sequence[Alert]:
+        """Compare a value with its limit; `more` are details besides the value."""
         limit: float | None = getattr(self._limits, kind)
-        breach = self._breaches[kind]
         if limit is None:
             return ()
+        breach = self._breaches.get((kind, key))
         if value < limit:
-            breach.within(now)
+            if breach is not None:
+                breach.within(now)
             return ()
+        breach = breach or self._breaches.setdefault((kind, key), self._breach())
         if not breach.over(now):
             return ()
         text, _, severity = _LIMIT_TEXTS[kind]
-        details: dict[str, object] = {"value": value, "limit": limit}
+        details: dict[str, object] = {"value": value, "limit": limit, **(more or {})}
         if breach.since is not None and breach.since < now:
             details["over_for_s"] = round(now - breach.since)
-        summary = f"{text.format(value)} (limit: {limit:g})"
-        return [Alert(kind=kind, summary=summary, details=details, severity=severity)]
+        summary = f"{text.format(value, key=key)} (limit: {limit:g})"
+        return [Alert(kind=kind, key=key, summary=summary, details=details, severity=severity)]
 
-    def _resolved(self, kind: str, seconds: float) -> Alert:
+    def _resolved(self, kind: str, key: str, seconds: float) -> Alert:
         limit: float = getattr(self._limits, kind)
+        text = _LIMIT_TEXTS[kind][1].format(limit, key=key)
         return Alert(
             kind=kind,
-            summary=f"resolved after {seconds:.0f} s: {_LIMIT_TEXTS[kind][1].format(limit)} again",
+            key=key,
+            summary=f"resolved after {seconds:.0f} s: {text}{'' if key else ' again'}",
             details={"limit": limit, "over_for_s": round(seconds)},
             severity="info",
             resolved=True,

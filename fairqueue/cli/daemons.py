@@ -222,16 +222,22 @@ def worker(
     "--port", type=int, help="Serve metrics on this port until SIGINT or SIGTERM; 0: any free port."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --port.")
+@click.option(
+    "--tenant",
+    "tenants",
+    multiple=True,
+    help="Add the metrics of this tenant; can be given up to 100 times.",
+)
 @pass_session
-def metrics(session: Session, port: int | None, host: str) -> int:
+def metrics(session: Session, port: int | None, host: str, tenants: tuple[str, ...]) -> int:
     """Print metrics in the Prometheus text format. With --port, serve them."""
     with session.open() as queue:
         registry = CollectorRegistry()
         if port is None:
-            registry.register(QueueCollector(queue))
+            registry.register(QueueCollector(queue, tenants))
             say(generate_latest(registry).decode().rstrip("\n"))
             return OK
-        with serve_metrics(queue, port, host, registry) as server:
+        with serve_metrics(queue, port, host, registry, tenants) as server:
             line = f"metrics at http://{host}:{server.port}/metrics"
             if not until_signalled(server.is_alive, lambda: note(line)):
                 note("the thread that serves metrics has ended")

@@ -2,15 +2,18 @@
 
 Counts that must add up over processes and restarts are stored in Redis by the scripts and read by
 one `QueueCollector`; timings and errors of a process are ordinary metrics of that process. No
-metric has a label for users: there may be a million of them.
+metric has a label for users or keys: there may be a million of them. Tenants have one only if they
+are named, and a queue has at most 100 pools.
 """
 
 import io
+import operator
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from socketserver import ThreadingMixIn
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,9 +40,12 @@ from fairqueue.errors import (
 )
 from fairqueue.metrics.processes import Merged
 from fairqueue.models import QueueSnapshot
+from fairqueue.queue.pools import PoolInfo, pool_infos
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.fork import reset_in_child
-from fairqueue.validation import check_count
+from fairqueue.stats.users import TenantInfo, UserStats
+from fairqueue.validation import check_count, check_items, check_tenant
 
 ERROR_TYPES = ("redis", "lock_timeout", "deserialization", "push", "cron", "internal")
 SCRAPE_TIMEOUT_S = 1.0  # how long a scrape waits for Redis
@@ -102,13 +108,36 @@ _GAUGES = {
     "delayed": "Tasks that wait for their start time.",
     "running": "Tasks that a worker holds.",
     "dead": "Dead letters.",
-    "active_users": "Users with waiting tasks.",
+    "active_users": "Users with waiting tasks; those with tasks in several pools count in each.",
     "parked_users": "Users with waiting tasks who are paused, capped or over their rate.",
+    "active_tenants": "Tenants with waiting tasks.",
+    "parked_tenants": "Tenants with waiting tasks that are paused, capped or over their rate.",
+    "held": "Waiting tasks that wait for room in the limits of their name or of a key.",
+    "slots_in_use": "Slots of names and keys that running tasks hold.",
+    "unique_keys": "Unique keys that tasks have, or whose window has not ended.",
     "schedules": "Stored schedules.",
     "active_schedules": "Schedules with a next fire time.",
     "set_aside": "Schedules that cannot run.",
     "epoch": "Number of the current term of leadership.",
 }
+
+_POOL_GAUGES = {
+    "waiting": "Tasks that wait for a worker of the pool.",
+    "running": "Tasks that run on the live workers of the pool.",
+    "workers": "Live workers that serve the pool, without those that drain.",
+    "slots": "Tasks that these workers can run at a time.",
+    "unserved": "1 if tasks wait, no live worker serves the pool, and nobody claimed lately.",
+}
+_TENANT_GAUGES = {
+    "waiting": "Tasks of the tenant that wait for a worker.",
+    "running": "Tasks of the tenant that a worker holds.",
+    "delayed": "Tasks of the tenant that wait for their start time.",
+    "received": "Part of the runs of the last five minutes that were the tenant's.",
+    "entitled": "Part that the tenant would have got by its weight and demand.",
+    "paused": "1 if the tenant is paused.",
+}
+SHARE_WINDOW = timedelta(minutes=5)  # for which the shares of tenants are computed
+MAX_TENANTS = 100  # that a collector exports
 
 
 class SchedulerMetrics:
@@ -231,32 +260,51 @@ def worker_metrics(registry: CollectorRegistry | None = None) -> WorkerMetrics:
 
 
 class QueueCollector(Collector):
-    """Reads the counts of a queue from Redis at each scrape, in one bounded read.
+    """Reads the counts of a queue from Redis at each scrape, in a few bounded reads.
 
     Register it in one exporter for a queue, not in every process: all would export the same.
+    `tenants` are those that get metrics of their own, at most 100: a label for each tenant of a
+    queue could make too many series. Raises ConfigurationError naming the value.
     """
 
-    def __init__(self, queue: TaskQueue) -> None:
+    def __init__(self, queue: TaskQueue, tenants: Sequence[str] = ()) -> None:
         self._queue = queue
+        self._tenants = check_tenants(tenants)
+        self._workers, self._shares = WorkerStore(queue.link), UserStats(queue.link)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the current metrics; only `fairqueue_redis_up` 0 if Redis does not answer."""
         try:
             snapshot = self._queue.inspect(timeout=SCRAPE_TIMEOUT_S)
+            pools = pool_infos(snapshot, self._workers.alive(timeout=SCRAPE_TIMEOUT_S))
+            tenants = self._read_tenants(snapshot)
         except FairQueueError as error:
             answered = not isinstance(error, RedisUnavailable)
             yield self._gauge("redis_up", "1 if Redis answered this scrape.", answered)
             return
         yield self._gauge("redis_up", "1 if Redis answered this scrape.", 1)
         yield from self._metrics(snapshot)
+        yield from self._of_pools(pools)
+        yield from self._of_tenants(tenants)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not need Redis."""
         return []
 
+    def _read_tenants(self, snapshot: QueueSnapshot) -> Sequence[TenantInfo]:
+        if not self._tenants:
+            return ()
+        return self._shares.read_tenants(self._tenants, snapshot.at - SHARE_WINDOW)
+
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         metric = GaugeMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
         metric.add_metric([self._queue.name], value)
+        return metric
+
+    def _by_label(self, label: str, name: str, text: str, values: Mapping[str, float]) -> Metric:
+        metric = GaugeMetricFamily(f"fairqueue_{label}_{name}", text, labels=["queue", label])
+        for each, value in values.items():
+            metric.add_metric([self._queue.name, each], value)
         return metric
 
     def _metrics(self, snapshot: QueueSnapshot) -> Iterator[Metric]:
@@ -278,9 +326,53 @@ class QueueCollector(Collector):
         if snapshot.jain_index is not None:
             yield self._gauge(
                 "jain_index",
-                "Jain's fairness index of backlogged users, by weight, in the last window.",
+                "Jain's fairness index of backlogged tenants and users without one, by weight, in "
+                "the last window.",
                 snapshot.jain_index,
             )
+
+    def _of_pools(self, pools: Sequence[PoolInfo]) -> Iterator[Metric]:
+        for name, text in _POOL_GAUGES.items():
+            field = "is_unserved" if name == "unserved" else name
+            values = {pool.pool: float(getattr(pool, field)) for pool in pools}
+            yield self._by_label("pool", name, text, values)
+        waits = {pool.pool: pool.oldest_wait for pool in pools}
+        yield self._by_label(
+            "pool",
+            "oldest_wait_seconds",
+            "How long the oldest waiting task of the pool has waited.",
+            {pool: wait for pool, wait in waits.items() if wait is not None},
+        )
+
+    def _of_tenants(self, tenants: Sequence[TenantInfo]) -> Iterator[Metric]:
+        if not tenants:
+            return
+        read: dict[str, Callable[[TenantInfo], float]] = {
+            "waiting": lambda tenant: tenant.backlog,
+            "paused": lambda tenant: tenant.settings.paused,
+        }
+        for name, text in _TENANT_GAUGES.items():
+            value = read.get(name, operator.attrgetter(name))
+            values = {tenant.tenant: float(value(tenant)) for tenant in tenants}
+            yield self._by_label("tenant", name, text, values)
+        waits = {tenant.tenant: tenant.oldest_wait for tenant in tenants}
+        yield self._by_label(
+            "tenant",
+            "oldest_wait_seconds",
+            "How long the oldest waiting task of the tenant has waited.",
+            {tenant: wait or 0.0 for tenant, wait in waits.items()},
+        )
+
+
+def check_tenants(tenants: object) -> tuple[str, ...]:
+    """Check the tenants that get metrics of their own. Raises ConfigurationError."""
+    named = check_items(tenants, "tenants", "names", ConfigurationError)
+    if len(named) > MAX_TENANTS:
+        raise ConfigurationError(
+            f"tenants must be at most {MAX_TENANTS} names, not {len(named)}: each has metrics of "
+            "its own"
+        )
+    return tuple(dict.fromkeys(check_tenant(each, ConfigurationError) for each in named))
 
 
 def _leads(snapshot: QueueSnapshot) -> float:
@@ -351,14 +443,20 @@ class MetricsServer:
         # A forked copy would keep the port from the program that is started in place of its parent.
         reset_in_child(self, MetricsServer.leave)
 
-    def start(self, *registries: CollectorRegistry, queue: TaskQueue | None = None) -> None:
+    def start(
+        self,
+        *registries: CollectorRegistry,
+        queue: TaskQueue | None = None,
+        tenants: Sequence[str] = (),
+    ) -> None:
         """Answer from now on, in a thread, with the metrics of this process and its children.
 
-        Pass `queue` to include its metrics: one exporter is enough for a queue.
+        Pass `queue` to include its metrics: one exporter is enough for a queue; with `tenants`
+        also those of these tenants.
         """
         everything = CollectorRegistry()
         if queue is not None:
-            everything.register(QueueCollector(queue))
+            everything.register(QueueCollector(queue, tenants))
         everything.register(Merged(*registries))
         self._server.set_app(make_wsgi_app(everything))
         self._thread = threading.Thread(
@@ -397,11 +495,13 @@ def serve_metrics(
     port: int = 9109,
     host: str = "127.0.0.1",
     registry: CollectorRegistry | None = None,
+    tenants: Sequence[str] = (),
 ) -> MetricsServer:
     """Serve the metrics of the queue and of this process.
 
     `registry` is the one that was passed to the schedulers and workers (the default one if None);
-    the metrics of the processes of a worker are added up. Port 0 chooses a free port, which the
+    the metrics of the processes of a worker are added up. `tenants` are those that get metrics of
+    their own, at most 100. Port 0 chooses a free port, which the
     `port` of the result shows. Raises ConfigurationError for a bad argument, or if the port is
     taken.
     """
@@ -410,6 +510,7 @@ def serve_metrics(
     registry = REGISTRY if registry is None else registry
     if not isinstance(registry, CollectorRegistry):
         raise ConfigurationError(f"registry must be a CollectorRegistry, not {kind_of(registry)}")
+    named = check_tenants(tenants)
     server = MetricsServer(port, host)
-    server.start(registry, queue=queue)
+    server.start(registry, queue=queue, tenants=named)
     return server

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from fairqueue.models import QueueSnapshot
+from fairqueue.models import PoolSnapshot, QueueSnapshot
 from fairqueue.queue.workers import WorkerInfo
 
 RECENT = timedelta(minutes=10)  # a claim counts as a living worker for so long
@@ -14,7 +14,7 @@ RECENT = timedelta(minutes=10)  # a claim counts as a living worker for so long
 class PoolInfo:
     """A pool, its waiting tasks and who takes them.
 
-    oldest_wait: in seconds; None for the default pool. workers, slots, running: of the live workers
+    oldest_wait: see PoolSnapshot. workers, slots, running: of the live workers
     that serve it; those that serve several pools count in each. last_claim: see PoolSnapshot.
     is_unserved: tasks wait, no live worker takes them, and nobody did in the last ten minutes.
     """
@@ -29,19 +29,23 @@ class PoolInfo:
     is_unserved: bool
 
 
+def idle_pools(snapshot: QueueSnapshot) -> list[PoolSnapshot]:
+    """The pools with waiting tasks from which nobody claimed lately: no worker may serve them."""
+    return [pool for pool in snapshot.pools if pool.waiting and _is_idle(pool, snapshot.at)]
+
+
 def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[PoolInfo]:
     """The pools of a queue: those with waiting tasks or live workers, the default one first."""
     workers = [worker for worker in alive if not worker.draining]
     waiting = {pool.pool: pool for pool in snapshot.pools}
     served = {pool for worker in workers for pool in worker.pools}
     names = [*waiting, *sorted(served - {*waiting})]
+    idle = idle_pools(snapshot)
     found = []
     for name in names:
         pool = waiting.get(name)
         takers = [worker for worker in workers if name in worker.pools]
         count = 0 if pool is None else pool.waiting
-        last = None if pool is None else pool.last_claim
-        is_idle = last is None or snapshot.at - last > RECENT
         found.append(
             PoolInfo(
                 pool=name,
@@ -50,8 +54,12 @@ def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[Poo
                 workers=len(takers),
                 slots=sum(worker.slots for worker in takers),
                 running=sum(worker.running for worker in takers),
-                last_claim=last,
-                is_unserved=count > 0 and not takers and is_idle,
+                last_claim=None if pool is None else pool.last_claim,
+                is_unserved=pool in idle and not takers,
             )
         )
     return found
+
+
+def _is_idle(pool: PoolSnapshot, at: datetime) -> bool:
+    return pool.last_claim is None or at - pool.last_claim > RECENT

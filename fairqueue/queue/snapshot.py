@@ -49,6 +49,11 @@ def snapshot(answer: list[Any]) -> QueueSnapshot:
         epoch=int(_number(answer[14])),
         jain_index=jain_index([_number(value) for value in answer[15]]),
         pools=tuple(_pools(answer[16], numbers[0])),
+        active_tenants=int(answer[17]),
+        parked_tenants=int(answer[18]),
+        held=int(answer[19]),
+        slots_in_use=int(answer[20]),
+        unique_keys=int(answer[21]),
     )
 
 
@@ -61,7 +66,7 @@ def _pools(flat: list[Any], waiting: int) -> Iterator[PoolSnapshot]:
         yield PoolSnapshot(
             pool=pool or DEFAULT_POOL,
             waiting=int(count) if pool else max(0, waiting - in_others),
-            oldest_wait=int(ms) / 1000 if pool else None,
+            oldest_wait=None if int(ms) < 0 else int(ms) / 1000,
             last_claim=from_ms(int(last)) if int(last) else None,
         )
 

@@ -260,16 +260,17 @@ class WorkerStore:
         return bool(alive) or (bool(held) and not gone)
 
     @operation
-    def alive(self) -> Operation[list[WorkerInfo]]:
+    def alive(self, timeout: float | None = None) -> Operation[list[WorkerInfo]]:
         """The live workers, ordered by id; at most a thousand."""
         now_ms = yield Now()
         ends = self.link.keys["worker_ends"]
         most = ("LIMIT", 0, MAX_LISTED, "WITHSCORES")
-        flat = (yield Ask(("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most)))[0]
+        command = ("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most)
+        flat = (yield Ask(command, timeout=timeout))[0]
         if not flat:
             return []
         ids: list[Argument] = flat[::2]
-        records = (yield Ask(("HMGET", self.link.keys["workers"], *ids)))[0]
+        records = (yield Ask(("HMGET", self.link.keys["workers"], *ids), timeout=timeout))[0]
         found = (_info(text, end) for text, end in zip(records, flat[1::2], strict=True))
         return sorted((each for each in found if each), key=lambda info: info.worker_id)
 

@@ -28,6 +28,7 @@ from fairqueue.link.operation import steps
 from fairqueue.logs import error_line, error_text, event_logger
 from fairqueue.metrics.collectors import scheduler_metrics
 from fairqueue.models import new_id
+from fairqueue.queue.pools import idle_pools
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.runtime.fork import reset_in_child
@@ -202,7 +203,9 @@ class TaskScheduler(Schedules):
             report(notice, self._alerts)
         self._heard = [notice.text for notice in notices] if can_alert else []
         if can_alert:
-            self._alerts.watch(self.queue.inspect())
+            snapshot = self.queue.inspect()
+            workers = WorkerStore(self.link).alive() if idle_pools(snapshot) else ()
+            self._alerts.watch(snapshot, workers)
         try:
             SampleStore(self.link).take(now_ms)
         except FairQueueError as error:  # schedules are fired whether or not there are charts

@@ -26,8 +26,8 @@ _WINDOWS = {
     "24h": ("c", COARSE_MS, 288),
 }
 WINDOWS = tuple(_WINDOWS)
-RATES = ("pushed", "finished", "failed", "timed_out", "cancelled", "fired", "missed")
-GAUGES = ("ready", "delayed", "running", "dead", "users")
+RATES = ("pushed", "finished", "failed", "timed_out", "cancelled", "expired", "fired", "missed")
+GAUGES = ("ready", "delayed", "running", "dead", "users", "tenants", "held")
 WAITS = ("wait_p50", "wait_p95")
 
 _Sample = dict[str, float]
@@ -37,9 +37,10 @@ _Sample = dict[str, float]
 class Series:
     """Values over time: one for each of `times`, which are `step` seconds apart.
 
-    pushed, finished, failed, timed_out, cancelled, fired, missed: the rate per second since the
-    previous sample. ready, delayed, running, dead, users (with waiting tasks): counts. wait_p50,
-    wait_p95: seconds that the runs which ended since the previous sample had waited for a worker;
+    pushed, finished, failed, timed_out, cancelled, expired, fired, missed: the rate per second
+    since the previous sample. ready, delayed, running, dead, users and tenants (with waiting
+    tasks), held (waiting for room in the limits of a name or key): counts. wait_p50, wait_p95:
+    seconds that the runs which ended since the previous sample had waited for a worker;
     at most the newest 100. A value is None if no sample was taken, no run ended, or the counters
     were reset.
     """
@@ -127,6 +128,8 @@ def _counters(sample: _Sample) -> _Sample:
     counters = {name: sample[name] for name in RATES if name in sample}
     if "buried" in sample and "timed_out" in sample:
         counters["failed"] = sample["buried"] - sample["timed_out"]
+    if "expired_tasks" in sample:
+        counters["expired"] = sample["expired_tasks"]
     return counters
 
 

@@ -14,6 +14,7 @@ from fairqueue.alerts import Alerts
 from fairqueue.errors import RedisUnavailable
 from fairqueue.logs import event_logger
 from fairqueue.queue.delays import DelayIndex
+from fairqueue.queue.pools import idle_pools
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import ANY, BEAT_S, MAX_CURRENT, Beat, Notice, WorkerStore
 
@@ -113,7 +114,8 @@ class Heartbeat:
         self._learn(beat, profile)  # first, because notices are delivered only once
         DelayIndex(self._queue.link).update()
         if self._alerts.has_recipients:
-            self._alerts.watch(self._queue.inspect())
+            snapshot = self._queue.inspect()
+            self._alerts.watch(snapshot, self._store.alive() if idle_pools(snapshot) else ())
 
     def _send(self, profile: WorkerProfile, current: list[str]) -> Beat:
         if not self._started_ms:

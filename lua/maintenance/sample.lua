@@ -1,12 +1,10 @@
 -- Store a sample of counters and gauges for charts, one for each interval of time.
 --
--- @include ended_runs
+-- @include ended_runs active
 -- FLAGS allow-oom
 -- KEYS samples  zset  <f or c> NUL <start of interval, ms> NUL <JSON>, all scores 0: fine and coarse series
 -- KEYS stats    hash  counter -> value
 -- KEYS fair     hash  seq: number of tasks ever stored
--- KEYS ready    zset  users who may be served
--- KEYS parked   zset  users with waiting tasks who may not
 -- KEYS backlog  zset  waiting tasks
 -- KEYS held     zset  tasks that wait for a slot of their name
 -- KEYS delayed  zset  delayed tasks
@@ -23,7 +21,7 @@ local COARSE_MS = 300000        -- and of the coarse one,
 local COARSE_KEPT_MS = 88200000 -- which are kept for 24.5 hours
 local MOST_RUNS = 100  -- runs whose waits are read, at most
 local TRIMMED = 100    -- old entries that one call drops; later calls drop the others
-local COUNTERS = { 'finished', 'buried', 'timed_out', 'cancelled', 'fired', 'missed' }
+local COUNTERS = { 'finished', 'buried', 'timed_out', 'cancelled', 'expired_tasks', 'fired', 'missed' }
 
 local function place_of(mark, ms)
   return mark .. '\0' .. end_text(ms)
@@ -45,6 +43,7 @@ end
 
 -- Read counters and gauges. A counter that is not a number is left out.
 local function measure()
+  local active = count_active()
   local sample = {
     at = now,
     pushed = tonumber(redis.call('HGET', K.fair, 'seq') or '0'),
@@ -52,7 +51,9 @@ local function measure()
     delayed = redis.call('ZCARD', K.delayed),
     running = redis.call('ZCARD', K.leases),
     dead = redis.call('ZCARD', K.dead),
-    users = redis.call('ZCARD', K.ready) + redis.call('ZCARD', K.parked),
+    users = active.users,
+    tenants = active.tenants,
+    held = redis.call('ZCARD', K.held),
   }
   for i, value in ipairs(redis.call('HMGET', K.stats, unpack(COUNTERS))) do
     sample[COUNTERS[i]] = tonumber(value or '0')

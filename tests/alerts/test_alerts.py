@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default as mail_policy
@@ -46,10 +46,10 @@ from fairqueue.alerts import (
     WebhookRecipient,
 )
 from fairqueue.alerts.alert import MAX_DETAILS, MAX_SUMMARY
-from fairqueue.alerts.limits import LONGEST_BACKOFF_S, PENDING, TRIES
+from fairqueue.alerts.limits import LONGEST_BACKOFF_S, PENDING, TRIES, CounterWindow
 from fairqueue.errors import ConfigurationError, InvalidInput, TimedOut
-from fairqueue.models import QueueSnapshot
-from fairqueue.queue.workers import StaleRun
+from fairqueue.models import PoolSnapshot, QueueSnapshot
+from fairqueue.queue.workers import StaleRun, WorkerInfo
 
 DEADLINE_S = 60.0  # for what takes milliseconds on a quiet machine
 SECRET = "never-shown-3f9a"
@@ -407,6 +407,108 @@ def test_lock_failures_are_counted_in_a_window_and_resolved_by_its_passing() -> 
     assert kinds_of(watch.look_again(170.0)) == ["lock_failures resolved"]
 
 
+def expired(count: int) -> QueueSnapshot:
+    return snapshot(counters={"expired_tasks": count})
+
+
+def test_expired_tasks_are_counted_in_a_window() -> None:
+    watch = limits(expired_tasks=3, window=100.0, quiet=10.0)
+    assert kinds_of(watch.watch(expired(50), 0.0)) == []  # of before, which nobody has seen
+    assert kinds_of(watch.watch(expired(52), 30.0)) == []
+    assert kinds_of(watch.watch(expired(52), 101.0)) == []
+    assert kinds_of(watch.watch(expired(54), 140.0)) == []  # two in the last 100 seconds
+    (alert,) = watch.watch(expired(55), 149.0)
+    assert alert.summary == "3 tasks expired (limit: 3)"
+    assert kinds_of(watch.watch(expired(56), 160.0)) == []
+    assert kinds_of(watch.watch(expired(56), 300.0)) == []  # none since
+    (end,) = watch.look_again(310.0)
+    assert end.summary == "resolved after 151 s: fewer than 3 tasks expire again"
+
+
+def test_a_reset_counter_does_not_count_as_expired_tasks() -> None:
+    watch = limits(expired_tasks=3, window=100.0)
+    watch.watch(expired(1000), 0.0)
+    assert kinds_of(watch.watch(expired(2), 10.0)) == []
+    assert kinds_of(watch.watch(expired(4), 20.0)) == []
+    assert kinds_of(watch.watch(expired(5), 30.0)) == ["expired_tasks"]
+
+
+def test_what_is_kept_of_a_counter_is_bounded() -> None:
+    window = CounterWindow(100.0)
+    for second in range(100_000):
+        assert window.add(second, float(second)) == min(second, max(second % 10 + 100, 100))
+    assert len(window._read) <= 12
+
+
+def pooled(*pools: str) -> QueueSnapshot:
+    """A queue with a waiting task in each of these pools, of which no worker has taken any."""
+    return snapshot(pools=tuple(PoolSnapshot(pool=pool, waiting=1) for pool in pools))
+
+
+def worker_of(*pools: str) -> WorkerInfo:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return WorkerInfo(
+        worker_id="w",
+        host="h",
+        pid=1,
+        version="1",
+        slots=2,
+        names=("*",),
+        current=(),
+        running=0,
+        started_at=now,
+        seen_at=now,
+        gone_at=now,
+        pools=pools,
+    )
+
+
+def test_a_pool_without_workers_is_told_once_its_tasks_have_waited_for_long_enough() -> None:
+    watch = limits(pool_unserved=60.0, quiet=10.0)
+    both, one = pooled("gpu", "mail"), pooled("gpu")
+    assert kinds_of(watch.watch(one, 0.0, [])) == []
+    assert kinds_of(watch.watch(both, 30.0, [])) == []
+    (alert,) = watch.watch(both, 60.0, [])
+    assert (alert.kind, alert.key, alert.severity) == ("pool_unserved", "gpu", "error")
+    assert alert.summary == (
+        "tasks wait in the pool 'gpu', which no live worker has served for 60 s (limit: 60)"
+    )
+    assert alert.details == {"value": 60.0, "limit": 60.0, "pool": "gpu", "waiting": 1}
+    assert [each.key for each in watch.watch(both, 90.0, [])] == ["mail"]
+    assert watch.is_over
+
+    watch.watch(both, 100.0, [worker_of("default", "gpu")])
+    (end,) = watch.look_again(110.0)
+    assert (end.kind, end.key, end.resolved) == ("pool_unserved", "gpu", True)
+    assert end.summary == ("resolved after 40 s: the pool 'gpu' is served, or nothing waits in it")
+    watch.watch(pooled(), 120.0, [])  # what waited was cancelled
+    assert [each.key for each in watch.look_again(130.0)] == ["mail"]
+    assert not watch.is_over
+    assert not any(key for _, key in watch._breaches)  # nothing is remembered of pools
+    # It starts anew.
+    assert kinds_of(watch.watch(one, 200.0, [])) == []
+    assert kinds_of(watch.watch(one, 260.0, [])) == ["pool_unserved"]
+
+
+def test_a_pool_is_judged_by_its_own_workers_and_claims() -> None:
+    watch = limits(pool_unserved=60.0)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    drains = replace(worker_of("gpu"), draining=True)
+    claimed = PoolSnapshot(pool="gpu", waiting=1, last_claim=now - timedelta(minutes=9))
+    for second in (0.0, 60.0):
+        assert kinds_of(watch.watch(pooled("gpu"), second, [worker_of("gpu")])) == []
+        assert kinds_of(watch.watch(snapshot(pools=(claimed,)), second, [])) == []
+        assert kinds_of(watch.watch(pooled("gpu"), second)) == []  # the workers are not known
+    assert kinds_of(watch.watch(pooled("gpu"), 100.0, [drains])) == []
+    assert kinds_of(watch.watch(pooled("gpu"), 160.0, [drains])) == ["pool_unserved"]
+
+
+def test_pools_are_not_judged_without_a_limit() -> None:
+    watch = limits(pool_unserved=None)
+    told = [watch.watch(pooled("gpu"), float(now), []) for now in range(0, 1000, 100)]
+    assert not any(told)
+
+
 REDIS = [
     # (settings, calls as (second, went well), when it is told)
     ("fails for long enough", {}, [(0, False), (29, False), (30, False), (35, False)], [30]),
@@ -459,6 +561,8 @@ def test_redis_is_back_only_when_it_stays_back() -> None:
         ("lateness", -1),
         ("backlog", 0.5),
         ("oldest_wait", "long"),
+        ("expired_tasks", 0),
+        ("pool_unserved", 0),
         ("redis_unreachable", float("inf")),
         ("window", 0),
         ("quiet", None),
@@ -647,8 +751,16 @@ REPORTS: list[tuple[str, Callable[[Alerts, Time], object]]] = [
     ("lateness", lambda alerts, time: alerts.late(60.0)),
     ("backlog", lambda alerts, time: alerts.watch(snapshot(ready=10_000))),
     ("oldest_wait", lambda alerts, time: alerts.watch(snapshot(oldest_wait=600.0))),
+    ("expired_tasks", lambda alerts, time: [alerts.watch(expired(n)) for n in (0, 100)]),
+    ("pool_unserved", lambda alerts, time: unserved(alerts, time)),
     ("redis_unreachable", lambda alerts, time: out_of_reach(alerts, time)),
 ]
+
+
+def unserved(alerts: Alerts, time: Time) -> None:
+    alerts.watch(pooled("gpu"), [])
+    time.now += 60.0
+    alerts.watch(pooled("gpu"), [])
 
 
 def out_of_reach(alerts: Alerts, time: Time) -> None:

@@ -459,3 +459,129 @@ def test_everything_that_the_scripts_count_is_a_metric() -> None:
     # Of those that are put together, `set_aside_` has a kind behind it.
     assert {"claimed", "expired", "expired_tasks", "not_unique", "replaced"} <= counted
     assert counted - {"set_aside_"} - _COUNTERS.keys() == set()
+
+
+# --- tenants, pools, keys -------------------------------------------------------------------------
+
+
+def test_tenants_and_what_holds_their_tasks_are_counted(world: World) -> None:
+    world.queue.set_limit("account:*", slots=1)
+    for tenant in ("acme", "globex", "initech"):
+        for user in ("ann", "bob"):
+            world.queue.push(make_task(user, f"{tenant}-{user}", tenant=tenant))
+    world.queue.push(make_task("carol", "plain"))
+    world.queue.push(make_task("carol", "gpu", pool="gpu"))
+    world.queue.push(make_task("ann", "acme-gpu", tenant="acme", pool="gpu"))
+    world.queue.set_tenant("globex", paused=True)
+    for number in range(3):
+        fields: Any = {"limit_keys": ["account:1"], "unique": f"u-{number}"}
+        world.queue.push(make_task("dave", f"d-{number}", pool="keys", **fields))
+    (running,) = world.queue.claim("w", limit=3, pools=["keys"])
+
+    samples = scrape(world.queue, world.registry)
+    assert samples["fairqueue_active_tenants"] == 3
+    assert samples["fairqueue_parked_tenants"] == 1
+    # Ann and bob of two tenants, carol, and in the pool gpu carol and ann once more; globex is not.
+    active = samples["fairqueue_active_users"] - samples["fairqueue_parked_users"]
+    assert active == 9
+    assert samples["fairqueue_held"] == 2
+    assert samples["fairqueue_slots_in_use"] == 1
+    assert samples["fairqueue_unique_keys"] == 3
+
+    world.queue.finish(running)
+    world.queue.set_tenant("globex", paused=False)
+    samples = scrape(world.queue, world.registry)
+    assert samples["fairqueue_parked_tenants"] == 0
+    assert samples["fairqueue_slots_in_use"] == 0
+    assert samples["fairqueue_held"] == 1  # the other one is back
+    assert samples["fairqueue_unique_keys"] == 2
+
+
+def test_pools_have_a_label(world: World) -> None:
+    for number in range(3):
+        world.queue.push(make_task("ann", f"g-{number}", pool="gpu"))
+        world.advance(10)
+    world.queue.push(make_task("ann", "plain"))
+    world.advance(1)
+    world.beat("w1", pools=["default", "mail"])
+
+    samples = scrape(world.queue, world.registry)
+    of = {pool: f"{{pool={pool}}}" for pool in ("default", "gpu", "mail")}
+    waiting = {pool: samples["fairqueue_pool_waiting" + label] for pool, label in of.items()}
+    assert waiting == {"default": 1, "gpu": 3, "mail": 0}
+    workers = {pool: samples["fairqueue_pool_workers" + label] for pool, label in of.items()}
+    assert workers == {"default": 1, "gpu": 0, "mail": 1}
+    unserved = {pool: samples["fairqueue_pool_unserved" + label] for pool, label in of.items()}
+    assert unserved == {"default": 0, "gpu": 1, "mail": 0}
+    assert samples["fairqueue_pool_slots{pool=mail}"] == 4
+    assert samples["fairqueue_pool_running{pool=mail}"] == 0
+    assert samples["fairqueue_pool_oldest_wait_seconds{pool=gpu}"] == 31
+    assert samples["fairqueue_pool_oldest_wait_seconds{pool=default}"] == 1
+
+
+def test_the_wait_of_the_default_pool_is_left_out_if_it_is_not_known(world: World) -> None:
+    for number in range(20):
+        world.queue.push(make_task("ann", f"g-{number}", pool="gpu"))
+    world.queue.push(make_task("ann", "plain"))
+    world.advance(5)
+    samples = scrape(world.queue, world.registry)
+    assert "fairqueue_pool_oldest_wait_seconds{pool=default}" not in samples
+    assert samples["fairqueue_pool_oldest_wait_seconds{pool=gpu}"] == 5
+    world.queue.cancel("g-0")
+    samples = scrape(world.queue, world.registry)
+    assert samples["fairqueue_pool_oldest_wait_seconds{pool=default}"] == 5
+
+
+def test_only_named_tenants_have_a_label(world: World) -> None:
+    for tenant in ("acme", "globex", "other"):
+        world.queue.push(make_task("ann", f"{tenant}-1", tenant=tenant))
+        world.queue.push(make_task("ann", f"{tenant}-2", tenant=tenant))
+    world.queue.set_tenant("globex", paused=True)
+    claims = world.queue.claim("w", limit=2)
+    for claim in claims:
+        if claim.task.tenant == "acme":
+            world.queue.finish(claim)
+    world.advance(7)
+
+    with serve_metrics(
+        world.queue, port=0, registry=world.registry, tenants=["acme", "globex"]
+    ) as server:
+        samples = parse(fetch(server.url))
+    tenants = {name.partition("tenant=")[2] for name in samples if "tenant=" in name}
+    assert tenants == {"acme}", "globex}"}
+    assert samples["fairqueue_tenant_waiting{tenant=acme}"] == 1
+    assert samples["fairqueue_tenant_waiting{tenant=globex}"] == 2
+    assert samples["fairqueue_tenant_running{tenant=acme}"] == 0
+    assert samples["fairqueue_tenant_received{tenant=acme}"] == 1.0
+    assert samples["fairqueue_tenant_paused{tenant=acme}"] == 0
+    assert samples["fairqueue_tenant_paused{tenant=globex}"] == 1
+    assert samples["fairqueue_tenant_oldest_wait_seconds{tenant=globex}"] == 7
+
+
+@pytest.mark.parametrize(
+    ("tenants", "message"),
+    [
+        ("acme", "tenants must be a list of names, not a str"),
+        (["a b"], "tenant must be 1 to 64 letters.*, not 'a b'"),
+        ([f"t{n}" for n in range(101)], "tenants must be at most 100 names, not 101"),
+    ],
+)
+def test_bad_tenants_are_named(queue: TaskQueue, tenants: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        serve_metrics(queue, port=0, tenants=tenants)
+
+
+def test_expired_tasks_and_unique_pushes_are_counted(world: World) -> None:
+    fields: Any = {"unique": "report:7"}
+    world.queue.push(make_task("ann", "one", **fields))
+    world.queue.push(make_task("ann", "two", **fields))
+    world.queue.push(make_task("ann", "three", payload={"n": 3}, on_duplicate="replace", **fields))
+    world.queue.push(make_task("ann", "late", expires=5.0))
+    world.advance(6)
+    world.claim_one()
+
+    samples = scrape(world.queue, world.registry)
+    assert samples["fairqueue_expired_tasks_total"] == 1
+    assert samples["fairqueue_expired_total"] == 0  # leases
+    assert samples["fairqueue_not_unique_total"] == 2
+    assert samples["fairqueue_replaced_total"] == 1
