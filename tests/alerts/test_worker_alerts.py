@@ -388,3 +388,55 @@ def test_recipients_that_raise_or_hang_do_not_hurt_a_worker(redis_client: redis.
             go_on.set()
             worker.stop(0)
             alerts.close()
+
+
+# --- pools and expiry -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["scheduler", "worker"])
+def test_a_pool_without_workers_is_told_by_whoever_looks(
+    world: World, people: Callable[..., Person], by: str
+) -> None:
+    now = [1000.0]
+    person = people(monotonic=lambda: now[0])
+    worker = Worker(world.queue, lambda task: None, alerts=person.alerts, worker_id="cpu")
+    heartbeat = worker._core.new_heartbeat()
+    scheduler = TaskScheduler(world.queue, alerts=person.alerts)
+
+    def look(*pools: str) -> None:
+        """What a leader and a worker do every ten seconds, a minute later."""
+        world.advance(61)
+        now[0] += 61.0
+        if pools:
+            world.beat("gpu-1", pools=[*pools])
+        if by == "worker":
+            heartbeat.beat(())
+        else:
+            scheduler.tick()
+
+    world.push("render", pool="gpu")
+    look()
+    assert person.heard() == []
+    look("mail")
+    (alert,) = person.heard()
+    assert (alert.kind, alert.key, alert.details["waiting"]) == ("pool_unserved", "gpu", 1)
+    look("mail", "gpu")
+    now[0] += 61.0
+    assert [(each.key, each.resolved) for each in person.heard()][1:] == [("gpu", True)]
+
+
+def test_tasks_that_expire_are_told(world: World, people: Callable[..., Person]) -> None:
+    person = people(limits=AlertLimits(expired_tasks=3))
+    heartbeat = Worker(world.queue, lambda task: None, alerts=person.alerts)._core.new_heartbeat()
+    world.push("a", "b", expires=5.0)
+    heartbeat.beat(())
+    world.advance(10)
+    assert world.queue.claim("w") == []
+    heartbeat.beat(())
+    assert person.heard() == []
+    world.push("c", expires=5.0)
+    world.advance(10)
+    assert world.queue.claim("w") == []
+    heartbeat.beat(())
+    (alert,) = person.heard()
+    assert (alert.kind, alert.details["value"]) == ("expired_tasks", 3)

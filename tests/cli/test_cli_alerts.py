@@ -16,7 +16,8 @@ from helpers.schedules import add, tamper
 from helpers.tasks import push
 from helpers.waiting import eventually
 
-from fairqueue.alerts import Alerts
+from fairqueue.alerts import AlertLimits, Alerts
+from fairqueue.cli.alert_options import _limits
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
 
@@ -173,7 +174,17 @@ def test_class_workers_tell_webhooks(start: Start, live: TaskQueue, hook: Hook, 
         ("--alerts json:dumps", 'was called and raised TypeError("dumps() missing 1 required'),
         ("--alerts json:", "json has no ''; expected an Alerts"),
         ("--alerts=", "must name a module, for example myapp.ops:alerts"),
-        ("--alerts json:alerts --alert-log", "remove --alert-webhook and --alert-log"),
+        ("--alerts json:alerts --alert-log", "own recipients and limits: remove --alert-webhook"),
+        ("--alerts json:alerts --alert-limit backlog=5", "remove --alert-webhook, --alert-log and"),
+        ("--alert-limit backlog=5", "needs --alert-webhook or --alert-log, which say where"),
+        (
+            "--alert-log --alert-limit backlogs=5",
+            "'backlogs' is not a limit: use one of error_rate",
+        ),
+        ("--alert-log --alert-limit backlog", "'backlog' must be NAME=VALUE"),
+        ("--alert-log --alert-limit backlog=much", "backlog=much must be a number, a duration"),
+        ("--alert-log --alert-limit backlog=0.5", "backlog must be a whole number"),
+        ("--alert-log --alert-limit quiet=off", "quiet must be a number"),
         ("--alert-webhook ftp://x", "webhook"),
         ("--alert-webhook @/nowhere/file", "cannot be read"),
     ],
@@ -219,3 +230,11 @@ def test_a_url_may_stand_in_a_file(
         "Alerts([WebhookRecipient('https://example.org'), LogRecipient('fairqueue.alerts')])",
         "Alerts([LogRecipient('fairqueue.alerts')])",
     ]
+
+
+def test_limits_of_alerts_are_numbers_durations_or_off() -> None:
+    given = ("backlog=50000", "error_rate=0.25", "pool_unserved=5m", "lateness=off", "window=90")
+    limits = _limits(given)
+    assert limits == AlertLimits(
+        backlog=50_000, error_rate=0.25, pool_unserved=300, lateness=None, window=90
+    )

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from helpers.world import World
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from fairqueue.alerts import alert_metrics
 from fairqueue.errors import ConfigurationError, LeaseLost, QueueFull, RedisUnavailable
 from fairqueue.link.scripts import lua_folder
 from fairqueue.metrics.collectors import (
@@ -27,6 +29,7 @@ from fairqueue.metrics.collectors import (
     ERROR_TYPES,
     LOCK_OUTCOMES,
     QueueCollector,
+    WorkerMetrics,
     serve_metrics,
 )
 from fairqueue.queue.queue import TaskQueue
@@ -341,7 +344,7 @@ def test_no_metric_has_a_label_for_users(world: World) -> None:
         for sample in family.samples
         for label in sample.labels
     }
-    assert labels == {"queue", "scheduler", "outcome", "type", "le"}
+    assert labels == {"queue", "pool", "scheduler", "outcome", "type", "le"}
     assert "somebody-special" not in text
 
 
@@ -585,3 +588,29 @@ def test_expired_tasks_and_unique_pushes_are_counted(world: World) -> None:
     assert samples["fairqueue_expired_total"] == 0  # leases
     assert samples["fairqueue_not_unique_total"] == 2
     assert samples["fairqueue_replaced_total"] == 1
+
+
+def test_the_page_lists_each_metric(world: World) -> None:
+    """What the page says of the metrics of a queue are their own help texts."""
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(fairqueue_\w+)` \| (.+) \|$", page, re.MULTILINE))
+    scheduler = TaskScheduler(world.queue, "one", registry=world.registry)
+    WorkerMetrics(world.registry)
+    alert_metrics(world.registry)
+    scheduler.tick()
+    world.push("a", tenant="acme")
+    world.queue.finish(world.claim_one())
+    world.push("b", tenant="acme")
+    world.advance(10)
+    world.claim_one()
+    with serve_metrics(world.queue, port=0, registry=world.registry, tenants=["acme"]) as server:
+        text = fetch(server.url)
+    families = {
+        family.name + ("_total" if family.type == "counter" else ""): family.documentation
+        for family in text_string_to_metric_families(text)
+        if not family.name.endswith("_created")
+    }
+    assert rows.keys() - {"fairqueue_jain_index"} == families.keys() - {"fairqueue_jain_index"}
+    for name in [f"fairqueue_{each}_total" for each in _COUNTERS]:
+        help_text = families[name].rstrip(".")
+        assert rows[name].lower().startswith(help_text.lower()), name

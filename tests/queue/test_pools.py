@@ -317,7 +317,7 @@ def test_the_snapshot_counts_the_tasks_of_each_pool(world: World) -> None:
     world.push("d")
     world.advance(3)
     found = {pool.pool: (pool.waiting, pool.oldest_wait) for pool in world.queue.inspect().pools}
-    assert found == {"default": (1, None), "gpu": (2, 3.0), "mail": (1, 3.0)}
+    assert found == {"default": (1, 3.0), "gpu": (2, 3.0), "mail": (1, 3.0)}
 
 
 def test_the_snapshot_tells_when_a_pool_was_last_claimed_from(world: World) -> None:

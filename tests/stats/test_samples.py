@@ -176,6 +176,26 @@ def test_gauges_are_what_there_was(world: World, samples: SampleStore) -> None:
         "running": 1,
         "dead": 1,
         "users": 2,
+        "tenants": 0,
+        "held": 0,
+    }
+
+
+def test_tenants_and_held_tasks_are_counted(world: World, samples: SampleStore) -> None:
+    world.queue.set_limit("account:7", slots=1)
+    for tenant in ("acme", "globex"):
+        world.push(f"{tenant}-1", user_id="ann", tenant=tenant)
+        world.push(f"{tenant}-2", user_id="bob", tenant=tenant, pool="gpu")
+    world.push("plain", user_id="carol")
+    world.push("k-1", "k-2", "k-3", user_id="dora", limit_keys=["account:7"], pool="keys")
+    world.queue.claim("w", limit=3, pools=["keys"])
+    samples.take()
+    series = samples.read("15m")
+    # Ann of two, bob of two, carol; dora's tasks are all held.
+    assert {name: last(series, name) for name in ("users", "tenants", "held")} == {
+        "users": 5,
+        "tenants": 2,
+        "held": 2,
     }
 
 
@@ -197,10 +217,20 @@ def test_rates_are_what_counters_grew_by_in_a_second(world: World, samples: Samp
         "failed": 2 / 20,
         "timed_out": 1 / 20,
         "cancelled": 1 / 20,
+        "expired": 0,
         "fired": 0,
         "missed": 0,
     }
     assert series.values["pushed"][-2] is None  # nothing is known of before the first
+
+
+def test_expired_tasks_have_a_rate(world: World, samples: SampleStore) -> None:
+    world.push("a", "b", expires=5.0)
+    samples.take()
+    world.advance(20)
+    world.queue.claim("w")
+    samples.take()
+    assert last(samples.read("15m"), "expired") == 2 / 20
 
 
 def test_a_counter_that_went_back_gives_nothing(world: World, samples: SampleStore) -> None:
