@@ -1,5 +1,6 @@
 """Users and tenants: shares, waits and limits, for one actor."""
 
+import builtins
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,7 +15,7 @@ from fairqueue.models import DEFAULT_NAME, Explanation, Page, UserSettings
 from fairqueue.queue.base import UNSET
 from fairqueue.queue.estimate import Quote
 from fairqueue.stats.users import PURGE_CHUNK, FairnessView, ShareSeries, TenantInfo, UserInfo
-from fairqueue.validation import check_count, check_tenant
+from fairqueue.validation import check_count, check_name, check_tenant
 
 MAX_ACTIVE = 1000  # users with tasks that are sorted by backlog
 MAX_LISTED = 100
@@ -135,6 +136,17 @@ class Users(Sharers):
         if not info.is_known:
             raise UnknownUser(f"there is no user {user_id!r}")
         return info
+
+    def exists(self, user_id: str, *, tenant: str | None = None) -> bool:
+        """Whether the queue has any data of a user. Raises InvalidInput for a bad name."""
+        self._guard.read()
+        check_name(user_id, "user_id", InvalidInput)
+        return self._context.people.knows(Owner(user_id, self._guard.scope(tenant)))
+
+    def tenants_of(self, user_id: str) -> builtins.list[str]:
+        """The tenants with such a user. Raises Forbidden for an actor of one tenant."""
+        self._guard.read_global("see other tenants")
+        return self._context.queue.tenants_of(user_id)
 
     def overview(self, minutes: int = 60) -> FairnessView:
         """How evenly tenants and users without one are served.
@@ -283,6 +295,11 @@ class Tenants(Sharers):
             return Page(people.read_tenants([own], since), None)
         names = people.tenants(limit, cursor, prefix)
         return Page(people.read_tenants(names, since), names.cursor)
+
+    def exist(self) -> bool:
+        """Whether the actor sees any tenant."""
+        self._guard.read()
+        return self._guard.actor.tenant is not None or bool(self._context.people.tenants(1))
 
     def get(self, tenant: str, minutes: int = 60) -> TenantInfo:
         """The state and share of a tenant. Raises UnknownTenant."""

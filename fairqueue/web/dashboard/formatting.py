@@ -170,6 +170,26 @@ def _tzinfo(timezone: str) -> tzinfo:
         return UTC
 
 
+def roughly(seconds: float) -> str:
+    """A duration that is an estimate, in one unit: `20 s`, `3 min`, `2 h`, `4 d`."""
+    for unit, length, most in (("s", 1, 59.5), ("min", 60, 59.5), ("h", 3600, 47.5)):
+        if seconds / length < most:
+            return f"{max(seconds / length, 0):.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def estimate(about: datetime, earliest: datetime, latest: datetime, now: datetime) -> str:
+    """When something starts, as a part of a sentence: `in about 3 min (2 to 5 min)`."""
+    first, at, last = (max((each - now).total_seconds(), 0) for each in (earliest, about, latest))
+    if last < 1:
+        return "at once"
+    low, middle, high = roughly(first), roughly(at), roughly(last)
+    if low == high:
+        return f"in about {middle}"
+    (many, unit), (_, other) = low.split(), high.split()
+    return f"in about {middle} ({many if unit == other else low} to {high})"
+
+
 # --- texts ----------------------------------------------------------------------------------------
 
 # Between the words of a name: after punctuation, and before a capital letter.
@@ -194,6 +214,11 @@ def segment(text: str) -> str:
 def query_value(text: str) -> str:
     """A value in a query string; unlike Jinja's filter, it accepts text that UTF-8 cannot hold."""
     return quote(text, safe="", errors="replace")
+
+
+def query_of(**given: str | None) -> str:
+    """A query string of the values that are given, without its question mark."""
+    return "&".join(f"{name}={query_value(text)}" for name, text in given.items() if text)
 
 
 def short(text: str) -> str:
@@ -291,6 +316,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "urlencode": query_value,
 }
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *(command, first_line, json_text, query_value, rule_summary, rule_text, segment, short),
+    *(command, estimate, first_line, json_text, options, query_of, query_value, rule_summary, rule_text),
+    *(segment, short),
     *(took, utc_text, waited, wall),
 )

@@ -20,7 +20,7 @@ from fairqueue.clock import from_ms
 from fairqueue.errors import ConfigurationError, FairQueueError
 from fairqueue.web.app_state import SAFE_METHODS, app_state, link, path_of, root_of
 from fairqueue.web.auth import SESSION_COOKIE, cookie_settings
-from fairqueue.web.dashboard.formatting import FILTERS, FUNCTIONS
+from fairqueue.web.dashboard.formatting import FILTERS, FUNCTIONS, query_of, segment
 from fairqueue.web.dashboard.icons import icon
 from fairqueue.web.problems import ProblemDetails
 
@@ -34,6 +34,7 @@ TOAST_S = 60  # a toast that no page has shown by then is dropped
 NAVIGATION = (
     ("overview", "Overview", "overview", None, True),
     ("schedules", "Schedules", "schedules", None, True),
+    ("tenants", "Tenants", "tenants", None, True),
     ("users", "Users", "users", None, True),
     ("runs", "Runs", "runs", "running", True),
     ("failed", "Failed", "failed", "dead", True),
@@ -59,7 +60,13 @@ def environment() -> jinja2.Environment:
     found.filters.update(FILTERS)
     found.globals.update({function.__name__: function for function in FUNCTIONS})
     found.globals.update(
-        icon=icon, link=_link, asset=_asset, query=_query, may=_may, version=_version()
+        icon=icon,
+        link=_link,
+        user_link=_user_link,
+        asset=_asset,
+        query=_query,
+        may=_may,
+        version=_version(),
     )
     return found
 
@@ -67,6 +74,22 @@ def environment() -> jinja2.Environment:
 @jinja2.pass_context
 def _link(context: jinja2.runtime.Context, name: str, **parameters: Any) -> str:
     return link(context["request"], name, **parameters)
+
+
+def user_link(request: Request, user_id: str, tenant: str | None, **given: str | None) -> str:
+    """The path of the page of a user; an actor of one tenant needs no tenant in it."""
+    actor: Actor | None = getattr(request.state, "actor", None)
+    is_own = actor is not None and actor.tenant is not None
+    query = query_of(tenant=None if is_own else tenant, **given)
+    path = f"{root_of(request.scope)}/users/{segment(user_id)}"
+    return f"{path}?{query}" if query else path
+
+
+@jinja2.pass_context
+def _user_link(
+    context: jinja2.runtime.Context, user_id: str, tenant: str | None = None, **given: str | None
+) -> str:
+    return user_link(context["request"], user_id, tenant, **given)
 
 
 @jinja2.pass_context
@@ -164,7 +187,7 @@ def _render(request: Request, template: str, status: int, context: dict[str, Any
         "toast": _read_toast(request),
         # For links in lists: to look up a route for each of them takes long.
         "schedule_path": f"{root}/schedules/",
-        "user_path": f"{root}/users/",
+        "tenant_path": f"{root}/tenants/",
         "run_path": f"{root}/runs/",
     }
     text = environment().get_template(template).render(shared | context)
@@ -187,7 +210,11 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
     for name, label, icon_name, badge, for_tenants in NAVIGATION:
         if actor is None or (actor.tenant is not None and not for_tenants):
             continue
+        if name == "tenants" and not has_tenants(request):
+            continue
         path = link(request, name)
+        if name == "tenants" and actor.tenant is not None:
+            path, label = f"{path}/{segment(actor.tenant)}", "Tenant"
         own = path.removeprefix(root)
         item = NavigationItem(
             label=label,
@@ -198,6 +225,19 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
         )
         found.append(item)
     return found
+
+
+def has_tenants(request: Request) -> bool:
+    """Whether the queue has tenants. Asked at most once per second; False without Redis."""
+    state = app_state(request)
+
+    def ask() -> bool:
+        try:
+            return state.inspector.tenants.exist()
+        except FairQueueError:
+            return False
+
+    return state.cache.get("has_tenants", ask)
 
 
 # --- where to go next -----------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def _steps(details: RunDetails) -> Iterator[tuple[str, datetime | None, str]]:
     elif run.ended_at is None:
         yield "Ends", None, "idle"
     else:
-        tone = {"succeeded": "ok", "cancelled": "idle"}.get(run.status, "bad")
+        tone = {"succeeded": "ok", "cancelled": "idle", "expired": "warn"}.get(run.status, "bad")
         yield run.status.replace("_", " ").capitalize(), run.ended_at, tone
 
 

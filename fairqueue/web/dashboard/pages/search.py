@@ -1,4 +1,4 @@
-"""Search schedules, users and runs by id or name."""
+"""Search schedules, tenants, users and runs by id or name."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from starlette.routing import BaseRoute, Route
 from fairqueue.errors import Forbidden, InvalidInput
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
-from fairqueue.stats.users import UserInfo
+from fairqueue.stats.users import TenantInfo, UserInfo
 from fairqueue.web.app_state import link
-from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.formatting import query_value
-from fairqueue.web.dashboard.shell import page
+from fairqueue.web.auth import actor_of, inspector_of
+from fairqueue.web.dashboard.formatting import query_value, segment
+from fairqueue.web.dashboard.shell import page, user_link
 
 Found = TypeVar("Found")
 
@@ -26,11 +26,11 @@ MAX_FOUND = 50  # results per group that are counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchHit:
-    """A search result; `key` is its id."""
+    """A search result; `path` leads to it."""
 
     label: str
     about: str
-    key: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,10 @@ class SearchGroup:
 
 
 def search(request: Request) -> Response:
-    """The first schedules, users and runs that match."""
+    """The first schedules, tenants, users and runs that match."""
     q = request.query_params.get("q", "").strip()[:MAX_QUERY]
-    groups = [_schedules(request, q), _users(request, q), _runs(request, q)] if q else []
+    finders = (_schedules, _tenants, _users, _runs)
+    groups = [find(request, q) for find in finders] if q else []
     return page(request, "search.html", q=q, groups=[each for each in groups if each.hits])
 
 
@@ -64,11 +65,25 @@ def _schedules(request: Request, q: str) -> SearchGroup:
         SearchHit(
             label=view.schedule.label,
             about=f"{view.schedule.schedule_id}, user {view.schedule.user_id}: {view.sentence}",
-            key=view.schedule.schedule_id,
+            path=f"{link(request, 'schedules')}/{segment(view.schedule.schedule_id)}",
         )
         for view in ([] if own is None else [own]) + others
     ]
     return _group(request, "schedules", hits, found.cursor, f"text={query_value(q)}")
+
+
+def _tenants(request: Request, q: str) -> SearchGroup:
+    """Tenants whose name starts with it, for who sees all tenants."""
+    tenants = inspector_of(request).tenants
+    found = Page[TenantInfo]([], None)
+    if actor_of(request).tenant is None:
+        found = _or_none(lambda: tenants.list(prefix=q, limit=MAX_FOUND)) or found
+    path = link(request, "tenants")
+    hits = [
+        SearchHit(label=info.tenant, about=info.state, path=f"{path}/{segment(info.tenant)}")
+        for info in found
+    ]
+    return _group(request, "tenants", hits, found.cursor, f"prefix={query_value(q)}")
 
 
 def _users(request: Request, q: str) -> SearchGroup:
@@ -76,7 +91,15 @@ def _users(request: Request, q: str) -> SearchGroup:
     users = inspector_of(request).users
     found = _or_none(lambda: users.list(order="name", prefix=q, limit=MAX_FOUND))
     found = found if found is not None else Page[UserInfo]([], None)
-    hits = [SearchHit(label=info.user_id, about=info.state, key=info.user_id) for info in found]
+    sees_tenants = actor_of(request).tenant is None
+    hits = [
+        SearchHit(
+            label=str(info.owner) if sees_tenants else info.user_id,
+            about=info.state,
+            path=user_link(request, info.user_id, info.tenant),
+        )
+        for info in found
+    ]
     return _group(request, "users", hits, found.cursor, f"order=name&prefix={query_value(q)}")
 
 
@@ -84,7 +107,8 @@ def _runs(request: Request, q: str) -> SearchGroup:
     """The run with this id."""
     found = _or_none(lambda: inspector_of(request).runs.get(q).run)
     about = f"{found.name}, user {found.user_id}: {found.status.replace('_', ' ')}" if found else ""
-    hits = [SearchHit(label=q, about=about, key=q)] if found else []
+    path = f"{link(request, 'runs')}/{segment(q)}"
+    hits = [SearchHit(label=q, about=about, path=path)] if found else []
     return _group(request, "runs", hits, None, "")
 
 
