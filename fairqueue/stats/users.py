@@ -227,7 +227,7 @@ class UserStats:
             prefix="" if prefix is None else check_tenant(prefix, InvalidInput),
             limit=limit,
         )
-        names = [name.decode("utf-8", "replace") for name in found]
+        names = [name for each in found if (name := _tenant_at(each)) is not None]
         return Page(names, encode_cursor(found[-1]) if more and found else None)
 
     @operation
@@ -500,6 +500,14 @@ def _owner_at(place: bytes) -> Owner | None:
     user, _, tenant = place.partition(b"\0")
     try:
         return check_owner(Owner(user.decode(), tenant.decode() or None))
+    except ValueError:
+        return None
+
+
+def _tenant_at(place: bytes) -> str | None:
+    """Return the tenant at a place of the list of tenants; None if it is not a valid one."""
+    try:
+        return check_tenant(place.decode(), InvalidInput)
     except ValueError:
         return None
 

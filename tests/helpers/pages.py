@@ -30,6 +30,16 @@ def post(site: Site, path: str, status: int = 303, /, **fields: Any) -> httpx.Re
     return answer
 
 
+def send(site: Site, path: str, /, **fields: Any) -> httpx.Response:
+    """Send a form as htmx does."""
+    return site.http.post(path, data=fields, headers=HTMX)
+
+
+def toast(answer: httpx.Response) -> str:
+    """The toast that an answer to htmx triggers."""
+    return str(json.loads(answer.headers["HX-Trigger"])["toast"]["text"])
+
+
 def key(site: Site, **who: Any) -> dict[str, str]:
     """Headers with a new API key."""
     return {**HTML, "Authorization": f"Bearer {site.key(**who)}"}

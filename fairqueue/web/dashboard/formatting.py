@@ -316,7 +316,17 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "urlencode": query_value,
 }
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    *(command, estimate, first_line, json_text, options, query_of, query_value, rule_summary, rule_text),
+    *(
+        command,
+        estimate,
+        first_line,
+        json_text,
+        options,
+        query_of,
+        query_value,
+        rule_summary,
+        rule_text,
+    ),
     *(segment, short),
     *(took, utc_text, waited, wall),
 )

@@ -1,15 +1,14 @@
 """The pages about users over HTTP: who sees what, what is escaped, what each action does."""
 
 import html
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 from helpers.browser import Site, Web
+from helpers.pages import get, send, toast
 from helpers.tasks import beat, claim_one, fill, push
 from helpers.world import World
 from starlette.applications import Starlette
@@ -31,21 +30,6 @@ ODD = [
     "Ünal ☃",
     "{{7*7}}",
 ]
-
-
-def get(site: Site, path: str, **params: str) -> str:
-    answer = site.http.get(path, params=params or None)
-    assert answer.status_code == 200, answer.text[:500]
-    return answer.text
-
-
-def post(site: Site, path: str, **fields: str) -> httpx.Response:
-    """As htmx sends it."""
-    return site.http.post(path, data=fields, headers={"HX-Request": "true"})
-
-
-def toast(answer: httpx.Response) -> str:
-    return str(json.loads(answer.headers["HX-Trigger"])["toast"]["text"])
 
 
 def serve(world: World, count: int = 100) -> None:
@@ -359,13 +343,13 @@ def test_a_user_is_paused_for_a_time_and_with_a_reason(world: World, site: Site)
     world.fill("alice", 1)
     dialog = get(site, "/ask/users/pause", id="alice")
     assert "Pause alice?" in dialog
-    done = post(site, "/do/users/pause", id="alice", note="unpaid", minutes="60")
+    done = send(site, "/do/users/pause", id="alice", note="unpaid", minutes="60")
     assert done.status_code == 204
     settings = world.queue.get_user("alice")
     assert (settings.pause_note, settings.paused_by) == ("unpaid", "local")
     assert settings.paused_until == world.now() + timedelta(hours=1)
     assert "unpaid" in get(site, "/users/alice")
-    assert post(site, "/do/users/pause", id="alice", minutes="-5").status_code == 422
+    assert send(site, "/do/users/pause", id="alice", minutes="-5").status_code == 422
 
 
 def test_the_next_task_is_explained(queue: TaskQueue, site: Site) -> None:
@@ -395,7 +379,7 @@ def test_any_names_are_escaped_and_linked(queue: TaskQueue, site: Site, user: st
     assert "<script>alert" not in own
     dialog = html.unescape(text.split('hx-get="/ask/users/limits?')[1].split('"')[0])
     assert _escaped(user) in get(site, f"/ask/users/limits?{dialog}")
-    assert post(site, "/do/users/pause", id=user).status_code == 204
+    assert send(site, "/do/users/pause", id=user).status_code == 204
     assert queue.get_user(user).paused
 
 
@@ -439,10 +423,10 @@ def test_a_user_has_a_chart_of_its_runs(world: World, site: Site) -> None:
 def test_a_user_is_paused_and_resumed(queue: TaskQueue, site: Site) -> None:
     fill(queue, "alice", 1)
     assert "Resume alice" not in get(site, "/users")
-    assert post(site, "/do/users/pause", id="alice").status_code == 204
+    assert send(site, "/do/users/pause", id="alice").status_code == 204
     assert queue.get_user("alice").paused
     assert "Resume alice" in get(site, "/users")
-    post(site, "/do/users/resume", id="alice")
+    send(site, "/do/users/resume", id="alice")
     assert not queue.get_user("alice").paused
 
 
@@ -466,7 +450,7 @@ def test_limits_are_changed_and_taken_away(world: World, site: Site) -> None:
         "rate": "0.5",
         "max_waiting": "",
     }
-    answer = post(site, "/do/users/set", **form)
+    answer = send(site, "/do/users/set", **form)
     assert answer.status_code == 204, answer.text
     settings = world.queue.get_user("alice")
     assert (settings.weight, settings.max_running, settings.rate) == (2.5, 4, 0.5)
@@ -477,12 +461,12 @@ def test_only_what_was_changed_is_sent_on(world: World, site: Site) -> None:
     world.queue.set_user("alice", weight=2)
     form = form_of(world, site)
     world.queue.set_user("alice", max_running=7)  # by somebody else, meanwhile
-    post(site, "/do/users/set", **{**form, "weight": "3"})
+    send(site, "/do/users/set", **{**form, "weight": "3"})
     settings = world.queue.get_user("alice")
     assert (settings.weight, settings.max_running) == (3, 7)
     (entry,) = Inspector(world.queue).audit.list(action="user.set")
     assert entry.details == {"weight": 3}
-    assert toast(post(site, "/do/users/set", **form)) == "Nothing was changed."
+    assert toast(send(site, "/do/users/set", **form)) == "Nothing was changed."
 
 
 @pytest.mark.parametrize(
@@ -503,7 +487,7 @@ def test_bad_input_is_refused_with_the_message_of_the_library(
 ) -> None:
     world.queue.set_user("alice", weight=2)
     before = world.queue.get_user("alice")
-    answer = post(site, "/do/users/set", **{**form_of(world, site), field: value})
+    answer = send(site, "/do/users/set", **{**form_of(world, site), field: value})
     assert answer.status_code == 422
     assert message in toast(answer)
     assert world.queue.get_user("alice") == before
@@ -517,7 +501,7 @@ def test_a_backlog_is_counted_before_it_is_dropped(world: World, site: Site) -> 
     assert "Cancel 3 waiting tasks?" in dialog
     assert "fairqueue users purge --dry-run alice" in dialog
     assert world.queue.size("alice") == 3
-    assert post(site, "/do/users/purge", id="alice").status_code == 204
+    assert send(site, "/do/users/purge", id="alice").status_code == 204
     assert (world.queue.size("alice"), world.queue.size("bob")) == (0, 1)
     assert "Nothing to cancel" in get(site, "/ask/users/purge", id="alice")
 
@@ -531,8 +515,8 @@ def test_a_dialog_that_is_none_is_not_found(queue: TaskQueue, site: Site) -> Non
 def test_every_action_is_in_the_audit_log(queue: TaskQueue, site: Site) -> None:
     fill(queue, "alice", 2)
     for name in ("pause", "resume", "purge"):
-        post(site, f"/do/users/{name}", id="alice")
-    post(site, "/do/users/set", id="alice", weight="2", was_weight="1")
+        send(site, f"/do/users/{name}", id="alice")
+    send(site, "/do/users/set", id="alice", weight="2", was_weight="1")
     entries = Inspector(queue).audit.list(target="alice")
     assert [(entry.action, entry.outcome, entry.via) for entry in entries] == [
         (f"user.{name}", "done", "web") for name in ("set", "purge", "resume", "pause")
@@ -593,7 +577,7 @@ def test_a_read_only_site_shows_no_buttons_and_changes_nothing(queue: TaskQueue,
     fill(queue, "alice", 1)
     assert "Pause" not in get(site, "/users/alice")
     assert "Pause alice" not in get(site, "/users")
-    assert post(site, "/do/users/pause", id="alice").status_code == 403
+    assert send(site, "/do/users/pause", id="alice").status_code == 403
     assert not queue.get_user("alice").paused
 
 

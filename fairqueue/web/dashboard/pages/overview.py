@@ -44,12 +44,13 @@ def overview(request: Request) -> Response:
     inspector = inspector_of(request)
     tenant = actor_of(request).tenant
     # Open pages refresh themselves; fifty of them must not cost more than one.
-    view, attention, upcoming = app_state(request).cache.get(
+    view, attention, upcoming, pools = app_state(request).cache.get(
         ("overview", tenant),
         lambda: (
             inspector.system.overview(),
             inspector.system.attention(),
             inspector.schedules.upcoming(FIRES),
+            inspector.system.pools() if tenant is None else [],
         ),
     )
     return page(
@@ -59,6 +60,7 @@ def overview(request: Request) -> Response:
         view=view,
         attention=[(each, _path_of(request, each)) for each in attention],
         upcoming=upcoming,
+        pools=pools if len(pools) > 1 else [],
         has_series=tenant is None,
     )
 
@@ -77,7 +79,8 @@ def series(request: Request) -> Response:
 
 def _path_of(request: Request, attention: Attention) -> str | None:
     """The page that shows more about it."""
-    pages = {"leader": "workers", "redis": "workers", "schedule": "schedules", "user": "users"}
+    pages = {"schedule": "schedules", "user": "users"}
+    pages |= dict.fromkeys(("leader", "redis", "pool"), "workers")
     one = attention.kind in ("schedule", "user") and bool(attention.target)
     try:
         if one:

@@ -17,7 +17,7 @@ from fairqueue.web.problems import problem_of
 # Windows that end now, by their name in the URL, which the command line understands too.
 WINDOWS = {"1h": timedelta(hours=1), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
 LABELS = [("", "Any time"), ("1h", "Last hour"), ("24h", "24 hours"), ("7d", "7 days")]
-TEXTS: Final = ("user_id", "name", "schedule_id", "tenant", "fingerprint")
+TEXTS: Final = ("user_id", "name", "schedule_id", "tenant", "pool", "fingerprint")
 
 
 def window_of(

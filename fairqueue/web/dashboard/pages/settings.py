@@ -150,6 +150,7 @@ def settings(
         status=status,
         rows=rows(found["settings"]),
         limits=inspector.system.limits(),
+        key_limits=inspector.system.key_limits(),
         keys=_keys(request),
         roles=ROLES,
         lifetimes=LIFETIMES,

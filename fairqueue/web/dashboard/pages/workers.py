@@ -1,4 +1,4 @@
-"""Workers and health: live workers, the leading scheduler, Redis, and limits by task name."""
+"""Workers and health: live workers, pools, the leading scheduler, Redis, and limits."""
 
 from dataclasses import dataclass
 
@@ -125,7 +125,9 @@ def workers(request: Request) -> Response:
         leader=inspector.system.leader(),
         snapshot=inspector.system.snapshot(),
         checks=check_redis(inspector.system.redis()),
+        pools=inspector.system.pools(),
         limits=inspector.system.limits(),
+        key_limits=inspector.system.key_limits(),
         problems=inspector.schedules.problems(),
         max_current=CURRENT,
         max_names=NAMES,
@@ -157,8 +159,28 @@ def set_limits(request: Request, form: Form) -> Done:
     return Done(text=f"The limits of {name} apply from now on.")
 
 
+@action
+def set_key_limits(request: Request, form: Form) -> Done:
+    """Set the limits of a key or a pattern; without slots and rate they are removed."""
+    key = form.raw("key").strip()
+    try:
+        limits = {"slots": form.integer("slots"), "rate": form.decimal("rate")}
+        if not any(limits.values()) and not form.has("remove"):
+            raise InvalidInput("give the runs at once, the starts per second, or both")
+        order = form.raw("order")
+        ordered = {"ordered": order != "", "through_retries": order == "retries"}
+        given = {} if form.has("remove") else {**limits, **ordered, "scope": form.raw("scope")}
+        inspector_of(request).system.set_limit(key, **given)
+    except InvalidInput as error:
+        return refused(error)
+    if not given:
+        return Done(text=f"The limits of {key} are removed.")
+    return Done(text=f"The limits of {key} apply from now on.")
+
+
 ROUTES: list[BaseRoute] = [
     Route("/workers", workers, name="workers"),
     Route("/do/workers/drain", drain, methods=["POST"], name="worker_drain"),
     Route("/do/limits", set_limits, methods=["POST"], name="limits_set"),
+    Route("/do/limits/keys", set_key_limits, methods=["POST"], name="key_limits_set"),
 ]
