@@ -82,6 +82,26 @@ def _length(seconds: float) -> str:
     return f"{many} {unit} {rest} {below}" if is_short else f"{many} {unit}"
 
 
+def estimate(about: datetime, earliest: datetime, latest: datetime, now: datetime) -> str:
+    """Say when a task starts: `starts in about 3 min (2 min to 5 min)`, or `starts now`."""
+    if (latest - now).total_seconds() < 1:
+        return "starts now"
+    least, middle, most = (
+        _rough(max(0.0, (at - now).total_seconds())) for at in (earliest, about, latest)
+    )
+    span = "" if least == most else f" ({least} to {most})"
+    return f"starts in about {middle}{span}"
+
+
+def _rough(seconds: float) -> str:
+    """Format a duration in one unit: `40 s`, `3 min`, `1.5 h`, `2 d`."""
+    for unit, size in (("d", 86_400), ("h", 3600)):
+        if seconds >= size:
+            return f"{round(seconds / size, 1):g} {unit}"
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{round(whole / 60)} min"
+
+
 # --- sentences ------------------------------------------------------------------------------------
 
 

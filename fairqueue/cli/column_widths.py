@@ -16,7 +16,17 @@ WRAPPED = ("REASON", "NOTE", "MESSAGE", "FIELDS", "WHAT")
 # Columns to leave out of a narrow terminal, in this order.
 _FIRST_TO_GO = (
     *("VERSION", "PID", "VIA", "TENANT", "DUE", "ATTEMPTS", "STARTED", "CURRENT", "ZONE"),
-    *("P95 WAIT", "SCHEDULES", "PRIORITY", "LAST RUN", "WEIGHT", "OLDEST WAIT", "HOST", "NAMES"),
+    *(
+        "P95 WAIT",
+        "SCHEDULES",
+        "PRIORITY",
+        "LAST RUN",
+        "JAIN",
+        "WEIGHT",
+        "OLDEST WAIT",
+        "HOST",
+        "NAMES",
+    ),
     *("SEEN", "PUSHED", "CREATED", "OUTCOME", "NAME", "USER", "ERROR"),
 )
 

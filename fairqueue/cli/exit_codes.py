@@ -1,6 +1,7 @@
 """The exit codes of the program, the same for every command."""
 
 from fairqueue.errors import (
+    DuplicateTask,
     EmbeddedServerError,
     FairQueueError,
     InvalidInput,
@@ -21,7 +22,7 @@ INTERRUPTED = 130
 # The first match counts: the Unknown errors are also InvalidInput.
 _BY_ERROR: tuple[tuple[tuple[type[FairQueueError], ...], int], ...] = (
     ((UnknownSchedule, UnknownTask, UnknownUser, UnknownTenant, UnknownWorker), NOT_FOUND),
-    ((ScheduleConflict, StaleVersion, LeaseLost), CONFLICT),
+    ((ScheduleConflict, StaleVersion, LeaseLost, DuplicateTask), CONFLICT),
     ((InvalidInput,), USAGE),
     ((RedisUnavailable, EmbeddedServerError), NO_REDIS),
 )

@@ -57,6 +57,7 @@ run_filters = options(
     click.option("--name", help="Runs with this task name."),
     click.option("--fingerprint", help="Runs that failed with this cause."),
     click.option("--tenant", help="Runs of this tenant."),
+    click.option("--pool", help="Runs of this pool."),
     click.option(
         "--since",
         type=PAST,

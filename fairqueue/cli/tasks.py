@@ -11,10 +11,20 @@ from fairqueue.cli.listing import Listing, answer, columns, paged, show_one
 from fairqueue.cli.output import note
 from fairqueue.cli.runs import cancel_all, payload_option, show_details
 from fairqueue.cli.schedule_fields import BACKOFF_HELP, read_backoff
-from fairqueue.cli.session import Consent, Group, Session, destructive, pass_session, prints_data
+from fairqueue.cli.session import (
+    Consent,
+    Group,
+    Session,
+    destructive,
+    options,
+    pass_session,
+    prints_data,
+)
+from fairqueue.cli.sharers import estimate_text
 from fairqueue.cli.text import duration_text, moment_text
-from fairqueue.cli.values import DURATION, FUTURE, PRIORITY, read_object
+from fairqueue.cli.values import DEADLINE, DURATION, FUTURE, PRIORITY, Period, read_object
 from fairqueue.errors import UnknownTask
+from fairqueue.flow_options import DEFAULT_POOL, ON_DUPLICATE, UNIQUE_FOR
 from fairqueue.inspection.documents import document
 
 COLUMNS = columns(
@@ -26,6 +36,34 @@ COLUMNS = columns(
 @click.group(cls=Group, default="list")
 def tasks() -> None:
     """Push tasks, and list, show and cancel them. Default: list. Times are UTC."""
+
+
+flow_options = options(
+    click.option("--pool", default=DEFAULT_POOL, show_default=True, help="Pool of its workers."),
+    click.option(
+        "--limit-key",
+        "limit_keys",
+        metavar="KEY",
+        multiple=True,
+        help="Key whose limits it counts for; repeatable, at most 4.",
+    ),
+    click.option("--unique", metavar="KEY", help="Key that only one task has at a time."),
+    click.option(
+        "--on-duplicate",
+        type=click.Choice(ON_DUPLICATE),
+        help="If a task has the key. ignore (default): push nothing. replace: give that task the "
+        "new payload and time. error: fail.",
+    ),
+    click.option(
+        "--unique-for",
+        type=Period(UNIQUE_FOR),
+        help="How long it has the key; default: unfinished.",
+    ),
+    click.option("--debounce", type=DURATION, help="Each push with the key delays it by so long."),
+    click.option("--max-wait", type=DURATION, help="With --debounce: the longest delay."),
+    click.option("--expires", type=DEADLINE, help="If it has not started by then, it expires."),
+    click.option("--cost", type=float, help="What it counts for in fair shares and rates."),
+)
 
 
 @tasks.command()
@@ -53,12 +91,22 @@ def tasks() -> None:
     "--jitter", help="full: random delay between 0 and the backoff. none (default): exact delay."
 )
 @click.option("--timeout", type=DURATION, help="Maximum run time; default: the handler's.")
+@flow_options
 @prints_data
-def push(session: Session, payload: tuple[str, ...], backoff: str | None, **fields: Any) -> None:
-    """Push a task and print its id."""
+def push(
+    session: Session,
+    payload: tuple[str, ...],
+    backoff: str | None,
+    limit_keys: tuple[str, ...],
+    **fields: Any,
+) -> None:
+    """Push a task and print its id.
+
+    If another task has the unique key, the id is that of the other task; see --on-duplicate.
+    """
     fields["payload"] = read_object(payload, "--payload")
     fields["backoff"] = None if backoff is None else read_backoff(backoff)
-    task_id = session.inspector.tasks.push(**fields)
+    task_id = session.inspector.tasks.push(**fields, limit_keys=list(limit_keys) or None)
     answer(session, {"task_id": task_id}, task_id)
 
 
@@ -66,6 +114,7 @@ def push(session: Session, payload: tuple[str, ...], backoff: str | None, **fiel
 @click.option("--user", "user_id", metavar="USER", help="Tasks of this user.")
 @click.option("--name", help="Tasks with this name.")
 @click.option("--tenant", help="Tasks of this tenant.")
+@click.option("--pool", help="Tasks of this pool.")
 @paged
 def list_(listing: Listing, **filters: Any) -> None:
     """List tasks that wait for a worker or are delayed."""
@@ -91,6 +140,9 @@ def explain(session: Session, task_id: str) -> None:
     rows: dict[str, object] = {"state": found.state}
     for number, reason in enumerate(found.reasons):
         rows["why" if number == 0 else f"also ({number})"] = reason.text
+    starts = (found.starts_about, found.starts_earliest, found.starts_latest)
+    if (text := estimate_text(session, *starts)) is not None:
+        rows["estimate"] = text
     show_one(session, document(found), rows)
 
 

@@ -1,67 +1,41 @@
-"""`fairqueue users`: the users with their shares, limits and pauses."""
+"""`fairqueue users`: the users with their shares, limits and pauses; and `fairqueue quote`."""
 
 from functools import partial
 from typing import Any
 
 import click
 
-from fairqueue.cli.listing import Columns, Listing, answer, columns, given, paged, show_one
-from fairqueue.cli.output import Progress
-from fairqueue.cli.session import Consent, Group, Session, destructive, prints_data
-from fairqueue.cli.text import duration_text
-from fairqueue.cli.values import FUTURE, Kind
+from fairqueue.cli.listing import Columns, Listing, answer, columns, paged, show_one
+from fairqueue.cli.output import Progress, note
+from fairqueue.cli.runs import rows_of as rows_of_record
+from fairqueue.cli.session import Command, Consent, Group, Session, destructive, prints_data
+from fairqueue.cli.sharers import (
+    COLUMNS,
+    PAGE,
+    answer_paused,
+    changed_limits,
+    estimate_text,
+    limit_options,
+    minutes_option,
+    pause_options,
+    rows_of,
+    setting_rows,
+)
 from fairqueue.errors import plural
+from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.inspection.documents import document
 from fairqueue.link.owners import Owner
-from fairqueue.models import Explanation, UserSettings
+from fairqueue.models import DEFAULT_NAME, Explanation
 from fairqueue.stats.users import UserInfo
 
-PAGE = 100  # users per request
-NONE = "none"  # the value that removes a limit
-
-COLUMNS: Columns = {
-    **columns(
-        "USER=user_id STATE=state BACKLOG=backlog RUNNING=running DELAYED=delayed "
-        "WEIGHT=settings.weight"
-    ),
-    "ENTITLED": lambda info: f"{info.entitled:.1%}",
-    "RECEIVED": lambda info: f"{info.received:.1%}",
-    "OLDEST WAIT": lambda info: duration_text(info.oldest_wait),
-    "P95 WAIT": lambda info: duration_text(info.wait_p95),
-    **columns("SCHEDULES=schedules TENANT=tenant"),
-}
+USER_COLUMNS: Columns = {**columns("USER=user_id"), **COLUMNS, **columns("TENANT=tenant")}
 user_argument = click.argument("user_id", metavar="USER")
 tenant_option = click.option("--tenant", help="Whose user; default: the user without a tenant.")
-minutes_option = click.option(
-    "--minutes",
-    type=int,
-    default=60,
-    show_default=True,
-    help="Period that shares are counted over.",
-)
-
-
-class Limit(Kind):
-    """A number, or `none` to remove a limit."""
-
-    name = "number|none"
-
-    def __init__(self, number: type[int] | type[float]) -> None:
-        self._number = number
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number, or `none`. Fails naming the value."""
-        if not isinstance(value, str) or value == NONE:
-            return value
-        try:
-            return self._number(value)
-        except ValueError:
-            self.fail(f"{value!r} must be a number or {NONE!r}", param, ctx)
 
 
 @click.group(cls=Group, default="list")
 def users() -> None:
-    """List users and their shares, limit and pause them. Default: list. Times are UTC."""
+    """List users and their shares, limit, pause and move them. Default: list. Times are UTC."""
 
 
 @users.command("list")
@@ -81,7 +55,7 @@ def list_(listing: Listing, order: str | None, **wanted: Any) -> None:
     if order is None:
         is_busy = listing.cursor is not None or fetch(limit=1, **wanted)
         order = "backlog" if is_busy else "name"
-    listing.show("users", partial(fetch, order=order, **wanted), COLUMNS, page=PAGE)
+    listing.show("users", partial(fetch, order=order, **wanted), USER_COLUMNS, page=PAGE)
 
 
 @users.command("show")
@@ -97,22 +71,15 @@ def show_(session: Session, user_id: str, tenant: str | None, minutes: int) -> N
 
 
 def _rows(info: UserInfo, wait: Explanation | None) -> dict[str, object]:
-    rows: dict[str, object] = {
-        name.lower(): column(info) for name, column in COLUMNS.items() if name != "WEIGHT"
-    }
-    rows["why"] = info.why
+    rows = {"user": info.user_id, "tenant": info.tenant} | rows_of(info)
     if wait is not None:
         rows |= {"next task": wait.task_id, "why it waits": wait.summary}
-    return rows | {"parked until": info.parked_until} | _settings(info.settings)
-
-
-def _settings(settings: UserSettings) -> dict[str, object]:
-    return {name.replace("_", " "): value for name, value in document(settings).items()}
+    return rows | {"parked until": info.parked_until} | setting_rows(info.settings)
 
 
 def _set(session: Session, user_id: str, tenant: str | None, **changes: Any) -> None:
     settings = session.inspector.users.set(user_id, tenant=tenant, **changes)
-    show_one(session, document(settings), _settings(settings))
+    show_one(session, document(settings), setting_rows(settings))
 
 
 @users.command()
@@ -127,32 +94,23 @@ def weight(session: Session, user_id: str, tenant: str | None, weight: float) ->
 
 @users.command()
 @user_argument
-@click.option("--max-running", type=Limit(int), help="Tasks that may run at the same time.")
-@click.option("--max-waiting", type=Limit(int), help="Tasks that may wait.")
-@click.option("--rate", type=Limit(float), help="Tasks that may start per second.")
+@limit_options
 @tenant_option
 @prints_data
 def limit(session: Session, user_id: str, tenant: str | None, **limits: Any) -> None:
     """Set the limits of a user; `none` removes a limit."""
-    changes = {name: None if value == NONE else value for name, value in given(limits).items()}
-    if not changes:
-        raise click.UsageError("give --max-running, --max-waiting or --rate")
-    _set(session, user_id, tenant, **changes)
+    _set(session, user_id, tenant, **changed_limits(limits))
 
 
 @users.command()
 @user_argument
-@click.option("--note", help="Note, shown as the reason why the user waits.")
-@click.option("--until", type=FUTURE, help="Resume automatically at this time.")
+@pause_options("user")
 @tenant_option
 @prints_data
 def pause(session: Session, user_id: str, tenant: str | None, **pause: Any) -> None:
     """Pause a user, until resumed or until a time."""
     settings = session.inspector.users.pause(user_id, tenant=tenant, **pause)
-    shown = document(settings)
-    found = {name: shown[name] for name in ("paused_by", "pause_note", "paused_until")}
-    reasons = {name: value for name, value in found.items() if value}
-    answer(session, {"user_id": user_id, "paused": settings.paused, **reasons})
+    answer_paused(session, _named(user_id, tenant), settings)
 
 
 @users.command()
@@ -162,7 +120,27 @@ def pause(session: Session, user_id: str, tenant: str | None, **pause: Any) -> N
 def resume(session: Session, user_id: str, tenant: str | None) -> None:
     """Resume a paused user."""
     settings = session.inspector.users.resume(user_id, tenant=tenant)
-    answer(session, {"user_id": user_id, "paused": settings.paused})
+    answer_paused(session, _named(user_id, tenant), settings)
+
+
+def _named(user_id: str, tenant: str | None) -> dict[str, object]:
+    return {"user_id": user_id, **({} if tenant is None else {"tenant": tenant})}
+
+
+@users.command()
+@user_argument
+@click.option("--to", metavar="TENANT", help="Tenant to move to.")
+@click.option("--to-none", is_flag=True, help="Move out of all tenants.")
+@tenant_option
+@prints_data
+def move(session: Session, user_id: str, to: str | None, to_none: bool, tenant: str | None) -> None:
+    """Move a user to another tenant, with tasks and settings."""
+    if (to is None) != to_none:
+        raise click.UsageError("give --to TENANT or --to-none")
+    moved = session.inspector.users.move(user_id, to, tenant=tenant)
+    answer(session, {"user_id": user_id, "from": tenant, "to": to, "moved": moved})
+    if session.is_table:
+        note(f"{Owner(user_id, tenant)} is now {Owner(user_id, to)}: moved {plural(moved, 'task')}")
 
 
 @users.command()
@@ -176,8 +154,24 @@ def purge(session: Session, user_id: str, tenant: str | None, consent: Consent) 
     count = users.purge(user_id, tenant=tenant)
     if not count:
         users.get(user_id, tenant=tenant)  # raises if the user is unknown
-    elif consent.to(f"cancel {plural(count, 'waiting task')} of user {Owner(user_id, tenant)}"):
+    elif consent.to(
+        f"cancel {plural(count, 'waiting task')} of user {str(Owner(user_id, tenant))!r}"
+    ):
         with Progress("purge") as progress:
             count = users.purge(user_id, tenant=tenant, dry_run=False, progress=progress)
-    found = {"user_id": user_id, "cancelled": count, "dry_run": consent.dry_run}
+    found = {**_named(user_id, tenant), "cancelled": count, "dry_run": consent.dry_run}
     answer(session, found, str(count))
+
+
+@click.command(cls=Command)
+@user_argument
+@tenant_option
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the task.")
+@click.option("--pool", default=DEFAULT_POOL, show_default=True, help="Pool of the task.")
+@prints_data
+def quote(session: Session, user_id: str, **wanted: Any) -> None:
+    """Estimate when a task of a user would start, if pushed now."""
+    found = session.inspector.users.quote(user_id, **wanted)
+    about = estimate_text(session, found.starts_about, found.earliest, found.latest)
+    rows = {"quote": about or f"not known: {found.reason}"}
+    show_one(session, document(found), rows | rows_of_record(found, hidden=("reason",)))

@@ -106,6 +106,35 @@ def _iso(text: str) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
+class Deadline(Kind):
+    """A duration from the push, or a time."""
+
+    name = "duration|time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Seconds, or an aware datetime. Fails naming the value."""
+        seconds = read_duration(value) if isinstance(value, str) else None
+        return FUTURE.convert(value, param, ctx) if seconds is None else seconds
+
+
+class Period(Kind):
+    """One of some words, or a duration."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = words
+        self.name = "|".join((*words, "duration"))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The word, or seconds. Fails naming the value."""
+        if not isinstance(value, str) or value in self._words:
+            return value
+        seconds = read_duration(value)
+        if seconds is None:
+            words = ", ".join(self._words)
+            self.fail(f"{value!r} must be {words} or a duration such as 2h", param, ctx)
+        return seconds
+
+
 class PriorityName(Kind):
     """A priority by number or name."""
 
@@ -125,7 +154,7 @@ class PriorityName(Kind):
 
 DURATION, WITH_UNIT = Duration(), Duration(unit=True)
 PAST, FUTURE = Time(back=True), Time(back=False)
-PRIORITY = PriorityName()
+PRIORITY, DEADLINE = PriorityName(), Deadline()
 
 
 def read_object(given: Sequence[str], what: str) -> dict[str, Any] | None:

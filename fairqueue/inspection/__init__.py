@@ -33,6 +33,7 @@ class Inspector:
         self.actor = actor
         self.stores = stores
         context = InspectionContext(stores, actor)
+        self.now = context.now
         self.schedules = ScheduleInspector(context)
         self.runs = Runs(context)
         self.failed = Failed(context)

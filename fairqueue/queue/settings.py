@@ -462,6 +462,8 @@ def check_key_limits(
     for name, value in (("ordered", ordered), ("through_retries", through_retries)):
         if not isinstance(value, bool):
             raise ConfigurationError(f"{name} must be True or False, not {shown(value)}")
+    if slots is not None:
+        check_count(slots, "slots", ConfigurationError, least=1, most=MOST_SLOTS)
     limits: dict[str, Any] = dict(check_limits(slots, rate, None))
     if ordered and "slots" not in limits:
         raise ConfigurationError(

@@ -95,8 +95,9 @@ def problem_of(error: FairQueueError) -> ProblemDetails:
     """The problem of an error of the library."""
     status = next(status for kind, status in STATUS if isinstance(error, kind))
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in LATER else {}
+    extra = {"task_id": error.task_id} if isinstance(error, DuplicateTask) else {}
     return ProblemDetails(
-        status=status, kind=_kebab(type(error)), detail=str(error), headers=headers
+        status=status, kind=_kebab(type(error)), detail=str(error), headers=headers, extra=extra
     )
 
 

@@ -27,6 +27,7 @@ from fairqueue.cli.text import cell, duration_text, exact_duration, printable, s
 from fairqueue.cli.values import FUTURE, PAST, read_duration, read_object
 from fairqueue.errors import (
     BrokenRecord,
+    DuplicateTask,
     EmbeddedServerError,
     FairQueueError,
     Forbidden,
@@ -38,6 +39,7 @@ from fairqueue.errors import (
     StaleVersion,
     UnknownSchedule,
     UnknownTask,
+    UnknownTenant,
     UnknownUser,
     UnknownWorker,
 )
@@ -52,7 +54,7 @@ COMMANDS = {" ".join(path): command for path, command in all_commands()}
 DESTRUCTIVE = {
     *("schedules pause", "schedules resume", "schedules trigger", "schedules remove"),
     *("schedules backfill", "tasks cancel", "runs cancel", "failed retry", "failed discard"),
-    *("users purge", "workers drain", "keys revoke", "prune", "import", "doctor"),
+    *("users purge", "tenants purge", "workers drain", "keys revoke", "prune", "import", "doctor"),
 }
 # Commands that print no records: they do something, or go on until they are stopped.
 NOT_READING = {
@@ -177,7 +179,8 @@ def test_without_a_command_the_help_is_an_error(cli: Cli) -> None:
 
 
 def test_a_group_alone_lists(cli: Cli) -> None:
-    for group in ("schedules", "tasks", "runs", "failed", "users", "workers", "keys"):
+    groups = ("schedules", "tasks", "runs", "failed", "users", "tenants", "limits", "workers")
+    for group in (*groups, "keys"):
         assert cli.ok(group).out == cli.ok(group, "list").out
 
 
@@ -194,9 +197,11 @@ def test_the_version_is_told(cli: Cli) -> None:
         (UnknownSchedule, 4),
         (UnknownTask, 4),
         (UnknownUser, 4),
+        (UnknownTenant, 4),
         (UnknownWorker, 4),
         (ScheduleConflict, 5),
         (StaleVersion, 5),
+        (DuplicateTask, 5),
         (InvalidCron, 2),
         (RedisUnavailable, 3),
         (EmbeddedServerError, 3),
@@ -217,7 +222,12 @@ ARGUMENTS = {
     **dict.fromkeys(("schedules show", "schedules history", "schedules changes"), "x"),
     **dict.fromkeys(("schedules moments", "schedules logs", "users show"), "x"),
     **dict.fromkeys(("schedules copy", "runs retry", "tasks reschedule"), "x"),
-    **dict.fromkeys(("users pause", "users resume"), "x"),
+    **dict.fromkeys(("users pause", "users resume", "tenants pause", "tenants resume"), "x"),
+    **dict.fromkeys(("tenants show", "quote", "limits remove"), "x"),
+    "tenants weight": "x 2",
+    "tenants limit": "x --rate 3",
+    "users move": "x --to y",
+    "limits set": "x --slots 1",
     "schedules add": "--every 1h --user x",
     "schedules update": "x --name y",
     "tasks push": "--user x",
