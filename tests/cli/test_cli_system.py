@@ -350,6 +350,8 @@ def test_an_app_is_a_worker_a_function_or_a_module(
         ("tasks.py", "", "'tasks.py' is a file: name the module, 'tasks'"),
         ("./jobs/mail.py:make", "", "is a file: name the module, 'jobs.mail'"),
         ("{}:make", "--processes 2", "does not accept processes"),
+        ("{}:make", "--pool gpu", "does not accept pools, so --pool cannot be given"),
+        ("{}:any_setting", "--pool=", "pool must be a string of 1 to 200 characters"),
         ("{}:made", "--concurrency 2", "is a Worker object"),
         ("{}:make", "--concurrency 0", "concurrency must be a whole number from 1 to 250, not 0"),
     ],
