@@ -71,14 +71,14 @@ def test_a_replacement_brings_its_payload_options_and_time(world: World) -> None
         "name": "new",
         "timeout": 7.0,
     }
-    assert push(world, "b", **options) == "a"
+    assert push(world, "b", timeout=7.0, **options) == "a"
     assert world.queue.get("b") is None
     info = world.info("a")
     assert (info.state, info.name, info.priority) == ("ready", "new", 5)
     assert (info.pool, info.limit_keys, info.cost) == ("default", (), None)
     (claim,) = world.queue.claim("w", limit=10)
     assert (claim.task.task_id, claim.task.payload["from"]) == ("a", "b")
-    assert claim.task.policy["timeout_ms"] == 7000
+    assert claim.task.policy == {"timeout": 7.0}
     assert world.stats()["replaced"] == 1
 
 
@@ -353,6 +353,7 @@ def test_the_next_one_starts_when_the_first_has_ended(world: World, end: str) ->
         world.queue.finish(again)
     elif end == "lease":
         world.advance(31)
+        assert claimed(world) == []
     elif end == "cancel":
         world.queue.cancel("a")
         world.queue.finish(claim)
