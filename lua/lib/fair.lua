@@ -50,6 +50,7 @@ end
 load_fair()
 
 local running_cache, running_dirty = {}, {}
+fair.running_change = {}  -- owner -> change of a number that was not read yet
 
 -- Write what has changed. Every script that changes something calls it at its end.
 local function save_fair()
@@ -64,6 +65,13 @@ local function save_fair()
       end
     end
     redis.call('HSET', K.fair, unpack(values))
+  end
+  local unread = {}
+  for owner in pairs(fair.running_change) do unread[#unread + 1] = owner end
+  for i, count in ipairs(#unread > 0 and redis.call('HMGET', K.running, unpack(unread)) or {}) do
+    local owner = unread[i]
+    running_cache[owner] = math.max(0, (tonumber(count or nil) or 0) + fair.running_change[owner])
+    fair.running_change[owner] = nil
   end
   local counts, none = {}, {}
   for owner in pairs(running_dirty) do
@@ -122,33 +130,39 @@ local function running_of(owner)
   local found = running_cache[owner]
   if not found then
     found = tonumber(redis.call('HGET', K.running, owner) or nil) or 0
-    running_cache[owner] = found
+    found = math.max(0, found + (fair.running_change[owner] or 0))
+    running_cache[owner], fair.running_change[owner] = found, nil
   end
   return found
 end
 
 -- Change the number of leased tasks of an owner and of its tenant.
 local function change_running(owner, by)
-  running_cache[owner] = math.max(0, running_of(owner) + by)
+  if running_cache[owner] then
+    running_cache[owner] = math.max(0, running_cache[owner] + by)
+  else
+    fair.running_change[owner] = (fair.running_change[owner] or 0) + by
+  end
   running_dirty[owner] = true
   local tenant = group_of(owner)
   if tenant then change_running(tenant, by) end
 end
 
--- Read settings and running counts of many owners in two calls.
-local function prefetch_users(names)
-  local missing = {}
+-- Read settings of many owners in one call; and in another their running counts, unless `settings_only`.
+local function prefetch_users(names, settings_only)
+  local missing, uncounted = {}, {}
   for _, name in ipairs(names) do
-    if not user_cache[name] or not running_cache[name] then missing[#missing + 1] = name end
+    if not user_cache[name] then missing[#missing + 1] = name end
+    if not running_cache[name] and not fair.running_change[name] then uncounted[#uncounted + 1] = name end
   end
-  if #missing == 0 then return end
-  local any = redis.call('HLEN', K.users) > 0
-  local settings = any and redis.call('HMGET', K.users, unpack(missing)) or {}
-  local counts = redis.call('HMGET', K.running, unpack(missing))
-  for i, name in ipairs(missing) do
-    keep_settings(name, settings[i])
-    running_cache[name] = running_cache[name] or tonumber(counts[i] or nil) or 0
+  if #missing > 0 then
+    if fair.any_users == nil then fair.any_users = redis.call('HLEN', K.users) > 0 end
+    local settings = fair.any_users and redis.call('HMGET', K.users, unpack(missing)) or {}
+    for i, name in ipairs(missing) do keep_settings(name, settings[i]) end
   end
+  if settings_only or #uncounted == 0 then return end
+  local counts = redis.call('HMGET', K.running, unpack(uncounted))
+  for i, name in ipairs(uncounted) do running_cache[name] = tonumber(counts[i] or nil) or 0 end
 end
 
 -- The cost of a task that declares none.

@@ -22,14 +22,23 @@ local function seat_of(record)
 end
 
 local function owner_in(seat)
-  return layout > 1 and string.match(seat, '^[^\3]*') or seat
+  local from = layout > 1 and string.find(seat, '\3', 1, true)
+  return from and string.sub(seat, 1, from - 1) or seat
 end
 
 -- The seat of the tenant to which a seat belongs; the tenant of an owner. Returns nil for those without one.
+local groups = {}  -- of seats that were asked for: a claim asks for each several times
 local function group_of(seat)
-  if string.byte(seat) ~= 2 then return nil end
-  local tenant, pool = string.match(seat, '^(\2[^\2\3]*)\2[^\3]*(.*)$')
-  return tenant and tenant .. pool
+  local found = groups[seat]
+  if found == nil then
+    found = false
+    if string.byte(seat) == 2 then
+      local tenant, pool = string.match(seat, '^(\2[^\2\3]*)\2[^\3]*(.*)$')
+      found = tenant and tenant .. pool or false
+    end
+    groups[seat] = found
+  end
+  return found or nil
 end
 
 local function label_of(record)
@@ -44,10 +53,12 @@ end
 local function label_in(member) return string.match(member, '%z(%Z*)$') end
 
 local function name_in_label(label)
-  return layout > 1 and string.match(label, '^[^\3-\5]*') or label
+  local from = layout > 1 and string.find(label, '[\3-\5]')
+  return from and string.sub(label, 1, from - 1) or label
 end
 
 -- The cost that a task declares in its label; nil if it declares none.
 local function cost_in(label)
-  return layout > 1 and tonumber(string.match(label, '\4([^\5]*)') or nil) or nil
+  if layout == 1 or not string.find(label, '\4', 1, true) then return nil end
+  return tonumber(string.match(label, '\4([^\5]*)') or nil)
 end

@@ -21,6 +21,8 @@ local rings = {}
 
 local KINDS_OF_TAGS = { [K.ready] = 'r', [K.critical] = 'c', [K.idle] = 'i', [K.delayed_users] = 'd' }
 local POOLS = 100   -- of a queue: every event of a user with limits looks at each
+local REAPED_RINGS = 4  -- rings of tenants whose old tags one claim drops
+local REAPED = 100      -- old tags of each of them that are dropped at most
 local DROPPED = 20  -- entries of the ring of a tenant that is gone that are dropped at once
 
 -- The ring that a seat is in.
@@ -41,13 +43,11 @@ end
 
 local known, dirty = {}, {}
 
--- The clocks of a ring, by its name.
-function rings.named(name)
-  local ring = known[name]
-  if ring then return ring end
-  if name == '' then ring = fair else ring = {} end
+local function keep_clocks(name, text)
+  local ring = {}
+  if name == '' then ring = fair end
   local clock, critical, credit, offset, rested, pace =
-    string.match(redis.call('HGET', K.clocks, name) or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) ?(.*)$')
+    string.match(text or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) ?(.*)$')
   if name ~= '' then
     ring.pace = pace ~= '' and pace or nil
     ring.clock, ring.critical_clock = tonumber(clock) or 0, tonumber(critical) or 0
@@ -56,6 +56,21 @@ function rings.named(name)
   ring.name, ring.offset, ring.rested = name, tonumber(offset) or 0, rested == '1'
   known[name] = ring
   return ring
+end
+
+-- The clocks of a ring, by its name.
+function rings.named(name)
+  return known[name] or keep_clocks(name, redis.call('HGET', K.clocks, name))
+end
+
+-- Read the clocks of the rings of the tenants among some seats, in one call.
+function rings.prefetch(seats)
+  local names = {}
+  for _, seat in ipairs(seats) do
+    if rings.is_tenant(seat) and not known[seat] then names[#names + 1] = seat end
+  end
+  if #names < 2 then return end
+  for i, text in ipairs(redis.call('HMGET', K.clocks, unpack(names))) do keep_clocks(names[i], text) end
 end
 
 function rings.of(seat)
@@ -203,7 +218,10 @@ end
 
 -- The settings of a user of a tenant who has none of their own: those that the user has without a tenant, if a
 -- version with layout 1 knew the user as one of this tenant.
+local has_older  -- whether such a version has stored anything
 function rings.inherited(owner)
+  if has_older == nil then has_older = redis.call('EXISTS', K.tenants) == 1 end
+  if not has_older then return nil end
   local tenant, user = string.match(owner, '^\2([^\2]*)\2(.*)$')
   if not tenant or redis.call('HGET', K.tenants, user) ~= tenant then return nil end
   return redis.call('HGET', K.users, user) or nil
@@ -241,7 +259,7 @@ end
 -- Drop finish tags that the clock of a ring has passed, and of tenants also what is left in their rings: at
 -- most `most`, and some entries of each tenant.
 function rings.reap(name, most)
-  local seats, clock = {}, rings.named(name).clock
+  local seats, clock = {}, (name == '' and fair or rings.named(name)).clock
   if name == '' then
     seats = redis.call('ZRANGE', K.idle, '-inf', clock, 'BYSCORE', 'LIMIT', 0, most)
   else
@@ -263,6 +281,14 @@ function rings.reap(name, most)
   if SETTINGS.cost ~= 'time' then return end
   for i, seat in ipairs(gone) do gone[i] = owner_in(seat) end
   redis.call('HDEL', K.usage, unpack(gone))
+end
+
+-- Drop old tags of some of the rings of tenants that a claim has used, at most `most` of each. Of many rings, others
+-- have their turn at another time.
+function rings.reap_some(used, most)
+  for i = 1, math.min(#used, REAPED_RINGS) do
+    rings.reap(used[(now + i) % #used + 1].name, math.min(most, REAPED))
+  end
 end
 
 -- Drop what is left in a ring without waiting seats, some of it at a time. Returns true if nothing is left.

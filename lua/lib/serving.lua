@@ -16,7 +16,7 @@ local CLAIM_NAMES = 65536    -- the same for users, ids and names: long ones tak
 local LARGEST = 300000       -- bytes of the largest document, roughly: few tasks need not be measured
 local WORK_OF_USER = 4       -- a user of whom nothing can be taken counts as this many tasks
 local ROUND = 20             -- units read at a time, after the first time
-local SOME_USERS = 2        -- users of a tenant read at a time; each time twice as many, up to ROUND
+local SOME_USERS = 1         -- users of a tenant read at a time; each time twice as many, up to ROUND
 local USERS_PASSED = 20      -- users of a tenant of whom nothing can be taken, after which it is passed over
 local LOOK = 100             -- tasks of a user that are looked at to find a wanted name
 local PACE_MS = 30000        -- the pace of a pool is that of the last half minute or so
@@ -43,7 +43,6 @@ local function is_wanted(name)
 end
 
 local function id_of(member) return string.match(member, '^%Z*%z%Z*%z(%Z*)') end
-local function rank_in(member) return string.match(member, '^%Z*%z(%Z*)') end
 
 -- --- units and rings in memory ---
 
@@ -51,8 +50,11 @@ local function rank_in(member) return string.match(member, '^%Z*%z(%Z*)') end
 local function unit_of(ring, seat, tag)
   local unit = ring.units[seat]
   if not unit then
+    -- With all fields, also those without a value: adding fields later takes longer.
     unit = { seat = seat, owner = owner_in(seat), tag = tag, list = {}, at = 1, state = 'ready', served = 0,
-      is_tenant = layout > 1 and rings().is_tenant(seat) }
+      is_tenant = layout > 1 and not ring.tenant and rings().is_tenant(seat), in_ready = nil, touched = nil,
+      critical_tag = nil, is_critical = nil, in_critical = nil, complete = nil, last = nil, users = nil, wait = nil,
+      from = nil, left_lane = nil }
     ring.units[seat] = unit
     ring.order[#ring.order + 1] = seat
     this.units = this.units + 1
@@ -75,16 +77,17 @@ local function reader(ring)
     local flat, read = range_of_ring(ring, K.ready, ring.read, most)
     ring.read = ring.read + read
     ring.chunk = ring.tenant and math.min(2 * most, ROUND) or ROUND
-    local owners = {}
+    local owners, seats = {}, {}
     for i = 1, #flat, 2 do
       local unit = unit_of(ring, flat[i], tonumber(flat[i + 1]))
       unit.in_ready = true
-      owners[#owners + 1] = unit.owner
+      owners[#owners + 1], seats[#seats + 1] = unit.owner, unit.seat
       -- With the tag that was stored: the unit may have been served by the CRITICAL lane since.
       list.sorted[#list.sorted + 1] = { tag = tonumber(flat[i + 1]), unit = unit }
     end
     if read < most then list.read = nil end
-    if #owners > 0 then prefetch_users(owners) end
+    prefetch_users(owners, ring.tenant)
+    if layout > 1 and not ring.tenant then rings().prefetch(seats) end
     return read > 0
   end
 end
@@ -108,10 +111,11 @@ end
 
 local function open_ring(name, clocks, chunk, has_lane)
   local ring = { name = name, clocks = clocks, units = {}, order = {}, read = 0, lane_read = 0, chunk = chunk,
-    passed = 0, lane_passed = 0, has_lane = has_lane, taken = 0 }
+    passed = 0, lane_passed = 0, has_lane = has_lane, taken = 0, reader = nil, ready = nil, critical = nil,
+    tenant = nil }
   ring.reader = reader(ring)
   ring.ready = turns.new(ring.reader)
-  ring.critical = turns.new(has_lane and lane_reader(ring) or nil)
+  ring.critical = has_lane and turns.new(lane_reader(ring)) or turns.NONE
   return ring
 end
 
@@ -184,10 +188,12 @@ end
 
 -- What a claim has to know of a task.
 local function about(user, found)
-  return { id = id_of(found), seat = user.seat, rank = rank_in(found), label = label_in(found) }
+  local rank, id, label = string.match(found, '^%Z*%z(%Z*)%z(%Z*)%z(%Z*)$')
+  return { id = id, seat = user.seat, rank = rank, label = label }
 end
 
 local function has_expired(task)
+  if not string.find(task.label, '\5', 1, true) then return false end
   local expires = tonumber(string.match(task.label, '\5(%d+)') or nil)
   return expires and expires <= now
 end
@@ -339,9 +345,9 @@ local function serve_tenant(ring, unit, jumps)
     this.vain = this.vain + WORK_OF_USER
     return nil
   end
-  local users, first, cost = users_of(ring, unit), nil, nil
+  local users, first, cost, user = users_of(ring, unit), nil, nil, nil
   while not first and this.vain < this.work and unit.state == 'ready' and users.passed < USERS_PASSED do
-    local user = pop_unit(users, jumps)
+    user = pop_unit(users, jumps)
     if not user then break end
     first, cost = serve_user(users, user, jumps, unit)
     put_back(users, user)
@@ -349,7 +355,8 @@ local function serve_tenant(ring, unit, jumps)
   if first then charge(ring, unit, jumps, cost) end
   if unit.state ~= 'ready' then return first end
   unit.is_critical = turns.peek(users.critical, is_lane_turn) ~= nil
-  if users.passed >= USERS_PASSED or not turns.peek(users.ready, is_turn) then
+  local has_users = (first and user.state == 'ready') or turns.peek(users.ready, is_turn)
+  if users.passed >= USERS_PASSED or not has_users then
     if users.passed > 0 then pass_over(ring, unit) else unit.state = 'gone' end
   elseif first then
     park(unit)
@@ -422,17 +429,18 @@ local function new_service(unit, so_far)
   return (tonumber(so_far or nil) or 0) + unit.served
 end
 
-local function write_units(ring)
+-- Write the new state of the units of some rings: all of tenants, or one of a pool. `so_far`: the service of seats in
+-- this window, by seat; adds what changes to `service`.
+local function write_units(written, so_far, service)
   local touched = {}
-  for _, seat in ipairs(ring.order) do
-    if ring.units[seat].touched then touched[#touched + 1] = seat end
+  for _, ring in ipairs(written) do
+    for _, unit in ipairs(ring.touched) do touched[#touched + 1] = unit end
   end
   if #touched == 0 then return end
   local ready, idle, parked, left = {}, {}, {}, {}
-  local critical, uncritical, service = {}, {}, {}
-  local so_far = redis.call('HMGET', K.served, unpack(touched))
-  for i, seat in ipairs(touched) do
-    local unit = ring.units[seat]
+  local critical, uncritical = {}, {}
+  for _, unit in ipairs(touched) do
+    local seat = unit.seat
     -- Of a tenant of which only some users were looked at, others may be left.
     if unit.is_told and unit.state ~= 'parked' then
       unit.state = rings().is_empty(K.ready, seat) and 'gone' or 'ready'
@@ -460,12 +468,11 @@ local function write_units(ring)
         add(critical, text_of(unit.critical_tag), seat)
       end
     end
-    local amount = new_service(unit, so_far[i])
+    local amount = new_service(unit, so_far[seat])
     if amount then add(service, seat, amount == 'late' and amount or text_of(amount)) end
   end
   call_with('ZADD', K.parked, parked)
-  call_with('HSET', K.served, service)
-  if ring.name == '' then
+  if written[1].name == '' then
     call_with('ZADD', K.ready, ready)
     call_with('ZREM', K.ready, left)
     call_with('ZADD', K.idle, idle)
@@ -482,16 +489,31 @@ end
 
 -- Write the new state of all units: those of tenants before the tenants.
 local function write_rings(open)
+  local all, used = {}, {}
   for _, ring in ipairs(open) do
+    all[#all + 1] = ring
     for _, seat in ipairs(ring.order) do
       local users = ring.units[seat].users
-      if users then
-        write_units(users)
-        rings().reap(users.name, 2 * #users.order)
-      end
+      if users then used[#used + 1], all[#all + 1] = users, users end
     end
-    write_units(ring)
   end
+  local seats = {}
+  for _, ring in ipairs(all) do
+    ring.touched = {}
+    for _, seat in ipairs(ring.order) do
+      local unit = ring.units[seat]
+      if unit.touched then ring.touched[#ring.touched + 1], seats[#seats + 1] = unit, seat end
+    end
+  end
+  if #seats == 0 then return end
+  local so_far, service = {}, {}
+  for i, amount in ipairs(redis.call('HMGET', K.served, unpack(seats))) do so_far[seats[i]] = amount end
+  if #used > 0 then
+    write_units(used, so_far, service)
+    rings().reap_some(used, 2 * this.units)
+  end
+  for _, ring in ipairs(open) do write_units({ ring }, so_far, service) end
+  call_with('HSET', K.served, service)
 end
 
 local function write_aside()

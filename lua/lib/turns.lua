@@ -1,6 +1,7 @@
 -- Keep users and tenants in the order of a ring: by their virtual tags, then by their seats.
 --
--- A unit is a user or a tenant; see lib/serving. A claim reads units in this order, and puts back those that it has served with a later tag. What was read
+-- A unit is a user or a tenant; see lib/serving. A claim reads units in this order, and puts back those that it has
+-- served with a later tag. What was read
 -- stays a sorted list; what comes back goes into a binary heap. More units are read when the list is used up.
 
 -- A table, because a script has room for only 200 local variables.
@@ -10,6 +11,8 @@ local turns = {}
 function turns.new(read)
   return { sorted = {}, at = 1, heap = {}, read = read }
 end
+
+turns.NONE = turns.new(nil)  -- for rings without units in the CRITICAL lane
 
 function turns.before(a, b)
   if a.tag ~= b.tag then return a.tag < b.tag end
