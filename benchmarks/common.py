@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,38 @@ class Line:
     aim: str = ""
     ok: bool | None = None
     note: str = ""
+
+
+class Meter:
+    """The processor time of the server's main thread for each item of some kinds of work.
+
+    Measure the kinds in turns, so that all see the same load of the machine.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._costs: defaultdict[str, list[float]] = defaultdict(list)
+
+    def _cpu(self) -> float:
+        info = self._client.info("cpu")
+        names = ("used_cpu_user_main_thread", "used_cpu_sys_main_thread")
+        return sum(float(info[name]) for name in names)
+
+    @contextmanager
+    def measure(self, kind: str, items: int) -> Iterator[None]:
+        """Measure one round of a kind."""
+        before = self._cpu()
+        yield
+        self._costs[kind].append((self._cpu() - before) / items * 1e6)
+
+    def cost(self, kind: str) -> float:
+        """Return the median cost of an item, in µs."""
+        return statistics.median(self._costs[kind])
+
+    def ratio(self, kind: str, base: str) -> float:
+        """Return the median of the ratios of all rounds."""
+        pairs = zip(self._costs[kind], self._costs[base], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 @dataclass
@@ -116,6 +149,19 @@ class Bench:
         line = Line(name, figure, aim, ok, note)
         self.lines.append(line)
         print(format_line(line), flush=True)
+
+    def compare(
+        self, name: str, meter: Meter, kind: str, base: str, most: float | None = None
+    ) -> None:
+        """Store and print how many times as much a kind of work costs the server as another."""
+        value = meter.ratio(kind, base)
+        self.add(
+            name,
+            f"{value:.2f} x",
+            f"≤ {most} x" if most else "",
+            value <= most if most else None,
+            f"server CPU {meter.cost(kind):.1f} µs, {base} {meter.cost(base):.1f} µs",
+        )
 
     def count(self, full: int) -> int:
         """Return a size, reduced for a quick run."""
