@@ -146,7 +146,7 @@ class Task:
         priority = check_priority(priority)
         checked = check_payload({} if payload is None else payload)
         _check_names(user_id, name, triggered_by, tenant)
-        policy, flow = _check_options(options)
+        policy, flow = check_options(options)
         check_times(flow, delay_ms, at_ms)
         origin = {"by": triggered_by, "tenant": tenant}
         stored: dict[str, Any] = {"origin": origin, "policy": encode_policy(policy), "flow": flow}
@@ -348,7 +348,8 @@ def _check_names(user_id: str, name: str, triggered_by: str | None, tenant: str 
         check_tenant(tenant)
 
 
-def _check_options(options: TaskOptions) -> tuple[dict[str, Any] | None, Flow]:
+def check_options(options: TaskOptions) -> tuple[dict[str, Any] | None, Flow]:
+    """Return the policy and the flow of a task. Raises InvalidTask naming the value."""
     if not options:
         return None, NO_FLOW
     unknown = options.keys() - TaskOptions.__annotations__.keys()

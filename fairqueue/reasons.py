@@ -82,24 +82,24 @@ def _length(seconds: float) -> str:
     return f"{many} {unit} {rest} {below}" if is_short else f"{many} {unit}"
 
 
+def roughly(seconds: float) -> str:
+    """A duration that is an estimate, in one unit: `20 s`, `3 min`, `2 h`, `4 d`."""
+    for unit, length, most in (("s", 1, 59.5), ("min", 60, 59.5), ("h", 3600, 47.5)):
+        if seconds / length < most:
+            return f"{max(seconds / length, 0):.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
 def estimate(about: datetime, earliest: datetime, latest: datetime, now: datetime) -> str:
-    """Say when a task starts: `starts in about 3 min (2 min to 5 min)`, or `starts now`."""
-    if (latest - now).total_seconds() < 1:
-        return "starts now"
-    least, middle, most = (
-        _rough(max(0.0, (at - now).total_seconds())) for at in (earliest, about, latest)
-    )
-    span = "" if least == most else f" ({least} to {most})"
-    return f"starts in about {middle}{span}"
-
-
-def _rough(seconds: float) -> str:
-    """Format a duration in one unit: `40 s`, `3 min`, `1.5 h`, `2 d`."""
-    for unit, size in (("d", 86_400), ("h", 3600)):
-        if seconds >= size:
-            return f"{round(seconds / size, 1):g} {unit}"
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{round(whole / 60)} min"
+    """When something starts, as a part of a sentence: `in about 3 min (2 to 5 min)`."""
+    first, at, last = (max((each - now).total_seconds(), 0) for each in (earliest, about, latest))
+    if last < 1:
+        return "at once"
+    low, middle, high = roughly(first), roughly(at), roughly(last)
+    if low == high:
+        return f"in about {middle}"
+    (many, unit), (_, other) = low.split(), high.split()
+    return f"in about {middle} ({many if unit == other else low} to {high})"
 
 
 # --- sentences ------------------------------------------------------------------------------------

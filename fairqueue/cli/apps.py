@@ -19,8 +19,8 @@ def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Work
     """The worker of an app, on a queue.
 
     `module:name` names a Worker, or a function that is called with the queue (and with the given
-    `concurrency`, `processes`, `lease` and `alerts`, if it accepts them) and returns one. A module
-    alone registers its handler classes. Raises ConfigurationError naming what is missing.
+    `concurrency`, `pools`, `processes`, `lease` and `alerts`, if it accepts them) and returns one.
+    A module alone registers its handler classes. Raises ConfigurationError naming what is missing.
     """
     path, found = find(app)
     if found is None:
@@ -133,5 +133,5 @@ def _call(make: Any, queue: TaskQueue, settings: Mapping[str, Any], app: str) ->
 
 def _options_of(settings: Iterable[str]) -> str:
     """The names of the options of these settings."""
-    special = {"alerts": "--alerts, --alert-webhook, --alert-log"}
+    special = {"alerts": "--alerts, --alert-webhook, --alert-log", "pools": "--pool"}
     return ", ".join(special.get(name, f"--{name}") for name in settings)

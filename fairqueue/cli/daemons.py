@@ -171,6 +171,13 @@ def _say_statistics(session: Session, daemon: Daemon, end: str) -> None:
     "--concurrency", type=int, help="Tasks to run at the same time; default: the app's, or 8."
 )
 @click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="POOL",
+    help="Take tasks of this pool. Repeatable. Default: the app's, or the pool default.",
+)
+@click.option(
     "--processes",
     type=int,
     help="Number of processes; default: set by the app, otherwise a single process.",
@@ -191,6 +198,7 @@ def worker(
     session: Session,
     app: str,
     concurrency: int | None,
+    pools: tuple[str, ...],
     processes: int | None,
     lease: float | None,
     timeout: float,
@@ -199,7 +207,8 @@ def worker(
     metrics: MetricsOptions,
 ) -> int:
     """Run tasks until SIGINT or SIGTERM. On shutdown, running tasks are allowed to finish."""
-    given = {"concurrency": concurrency, "processes": processes, "lease": lease, "alerts": alerts}
+    given: dict[str, object] = {"concurrency": concurrency, "pools": pools or None}
+    given |= {"processes": processes, "lease": lease, "alerts": alerts}
     settings = {name: value for name, value in given.items() if value is not None}
     if burst and metrics.port is not None:
         raise ConfigurationError("--metrics-port cannot be used with --burst")

@@ -92,7 +92,7 @@ def estimate_text(
     """When a task starts, in words; None if that is not known."""
     if about is None or earliest is None or latest is None:
         return None
-    return estimate(about, earliest, latest, session.inspector.now())
+    return f"starts {estimate(about, earliest, latest, session.inspector.now())}"
 
 
 def answer_paused(session: Session, who: Mapping[str, object], settings: UserSettings) -> None:

@@ -24,6 +24,7 @@ from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
 from fairqueue.inspection.views import Overview
 from fairqueue.models import QueueSnapshot
+from fairqueue.queue.pools import PoolInfo
 
 AUDIT_COLUMNS = columns(
     "AT=at ACTOR=actor VIA=via ACTION=action TARGET=target TENANT=tenant OUTCOME=outcome "
@@ -40,10 +41,17 @@ WITH_UNITS = ("keep_finished_for", "keep_dead_for")
 def status(session: Session) -> int:
     """Show the state of the queue and what needs attention. Exit code 6 if there is an error."""
     system = session.inspector.system
-    overview, attention = system.overview(), system.attention()
-    found = {"overview": document(overview), "attention": document(attention)}
+    overview, attention, pools = system.overview(), system.attention(), system.pools()
+    found = {
+        "overview": document(overview),
+        "pools": document(pools),
+        "attention": document(attention),
+    }
     show_one(session, found, _status_rows(overview))
     if session.is_table:
+        if len(pools) > 1:
+            say("")
+            print_table(POOL_HEADINGS, (_pool_row(pool) for pool in pools))
         for each in attention:
             say(printable(f"{each.level}: {each.text}"))
     return UNHEALTHY if any(each.level == "error" for each in attention) else OK
@@ -63,6 +71,7 @@ def _status_rows(overview: Overview) -> dict[str, object]:
         "oldest wait": duration_text(overview.oldest_wait),
         "wait p95": duration_text(overview.wait_p95),
         "users with tasks": overview.active_users,
+        **_of_flow(overview.snapshot),
         "failures last hour": overview.failures_last_hour,
         "runs today": in_words(overview.runs_today),
         "schedules": f"{overview.schedules}, {overview.active_schedules} active",
@@ -70,6 +79,27 @@ def _status_rows(overview: Overview) -> dict[str, object]:
         "workers": f"{overview.workers} with {plural(overview.worker_slots or 0, 'slot')}",
         "leader": leads,
     }
+
+
+def _of_flow(snapshot: QueueSnapshot | None) -> dict[str, object]:
+    """What a queue with tenants, or with limits of names and keys, has besides."""
+    if snapshot is None:
+        return {}
+    rows: dict[str, object] = {}
+    if snapshot.active_tenants:
+        parked = f", {snapshot.parked_tenants} held back" if snapshot.parked_tenants else ""
+        rows["tenants with tasks"] = f"{snapshot.active_tenants}{parked}"
+    if snapshot.held:
+        rows["waiting for limits"] = snapshot.held
+    return rows
+
+
+POOL_HEADINGS = ("POOL", "WAITING", "OLDEST WAIT", "WORKERS", "SLOTS", "RUNNING")
+
+
+def _pool_row(pool: PoolInfo) -> tuple[object, ...]:
+    wait = duration_text(pool.oldest_wait)
+    return pool.pool, pool.waiting, wait, pool.workers, pool.slots, pool.running
 
 
 @click.command(cls=Command)

@@ -16,9 +16,11 @@ from fairqueue.cli.session import Command, Session, prints_data
 from fairqueue.cli.system import rate
 from fairqueue.cli.text import duration_text, in_words, printable, table
 from fairqueue.cli.values import DURATION
+from fairqueue.errors import plural
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
 from fairqueue.models import QueueSnapshot
+from fairqueue.queue.pools import PoolInfo, pool_infos
 from fairqueue.queue.workers import WorkerInfo
 from fairqueue.stats.users import UserInfo
 
@@ -29,7 +31,7 @@ SHARE_MINUTES = 15  # period that shares are counted over
 ENTER, LEAVE, HOME, CLEAR_BELOW = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l", "\x1b[H", "\x1b[J"
 CLEAR_LINE = "\x1b[K"
 
-HEADINGS = ("USER", "STATE", "BACKLOG", "RUNNING", "OLDEST", "ENTITLED", "RECEIVED")
+HEADINGS = ("USER", "TENANT", "STATE", "BACKLOG", "RUNNING", "OLDEST", "ENTITLED", "RECEIVED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,12 @@ class Look:
     workers: Sequence[WorkerInfo]
     finished: float | None
     pushed: float | None
+
+    @property
+    def pools(self) -> Sequence[PoolInfo]:
+        """The pools, if there are more than the default one."""
+        pools = pool_infos(self.snapshot, self.workers)
+        return pools if len(pools) > 1 else ()
 
 
 def looks(inspector: Inspector, users: int) -> Iterator[Look]:
@@ -62,11 +70,13 @@ def summary(look: Look) -> dict[str, object]:
     """The counts and rates of the queue."""
     shot = look.snapshot
     leads = shot.leader_until is not None and shot.leader_until > shot.at
+    flow = {"held": shot.held, "tenants": shot.active_tenants}
     return {
         "at": shot.at.strftime("%H:%M:%S"),
         "waiting": shot.ready,
         "running": shot.running,
         "delayed": shot.delayed,
+        **{name: count for name, count in flow.items() if count},
         "dead": shot.dead,
         "finished/s": look.finished,
         "pushed/s": look.pushed,
@@ -81,9 +91,10 @@ def lines_of(look: Look, columns: int, rows: int) -> list[str]:
     numbers = {name: "-" if value is None else value for name, value in summary(look).items()}
     numbers["oldest wait"] = duration_text(look.snapshot.oldest_wait)
     head = [*_head_lines(numbers, columns), ""]
-    room = max(1, rows - len(head) - 3)
+    pools = [_pools_line(look.pools)] if look.pools else []
+    room = max(1, rows - len(head) - len(pools) - 3)
     found = [*head, *_user_lines(look.users, columns)[:room]]
-    found += ["", _workers_line(look.workers)]
+    found += ["", *pools, _workers_line(look.workers)]
     return [printable(line)[:columns] for line in found[:rows]]
 
 
@@ -100,8 +111,14 @@ def _head_lines(numbers: Mapping[str, object], columns: int) -> list[str]:
 
 
 def _user_lines(users: Sequence[UserInfo], columns: int) -> list[str]:
-    """Headings and users, with a bar for the received share if there is room."""
-    lines = list(table([HEADINGS, *(_row(info) for info in users)]))
+    """Headings and users, with a bar for the received share if there is room.
+
+    The column of tenants is left out if nobody has one.
+    """
+    found = [HEADINGS, *(_row(info) for info in users)]
+    if not any(info.tenant for info in users):
+        found = [(row[0], *row[2:]) for row in found]
+    lines = list(table(found))
     width = max(map(len, lines))
     cells = min(BAR, columns - width - 2)
     if cells < MIN_BAR:
@@ -116,9 +133,9 @@ def _bar(share: float, cells: int) -> str:
 
 
 def _row(info: UserInfo) -> tuple[str, ...]:
-    user = info.user_id
     return (
-        user if len(user) <= MAX_USER else user[: MAX_USER - 1] + "…",
+        _cut(info.user_id),
+        _cut(info.tenant or "-"),
         info.state,
         str(info.backlog),
         str(info.running),
@@ -126,6 +143,19 @@ def _row(info: UserInfo) -> tuple[str, ...]:
         f"{info.entitled:.1%}",
         f"{info.received:.1%}",
     )
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_USER else name[: MAX_USER - 1] + "…"
+
+
+def _pools_line(pools: Sequence[PoolInfo]) -> str:
+    words = [
+        f"{pool.pool} {pool.waiting} waiting, "
+        + (plural(pool.workers, "worker") if pool.workers else "no worker")
+        for pool in pools
+    ]
+    return "pools: " + "; ".join(words)
 
 
 def _workers_line(workers: Sequence[WorkerInfo]) -> str:
@@ -159,10 +189,12 @@ def _print_lines(
 ) -> None:
     for number, look in enumerate(source, start=1):
         line = {name: "-" if value is None else value for name, value in summary(look).items()}
-        busiest = [f"{info.user_id} {info.backlog}" for info in look.users[:3]]
+        busiest = [f"{info.owner} {info.backlog}" for info in look.users[:3]]
         text = f"{in_words(line)}; {', '.join(busiest) or 'nobody is waiting'}"
         if not session.is_table:
-            text = json_text({**summary(look), "users": document(list(look.users))})
+            pools = document(pool_infos(look.snapshot, look.workers))
+            users = document(list(look.users))
+            text = json_text({**summary(look), "users": users, "pools": pools})
         if not say(printable(text)) or number == count:
             return
         time.sleep(interval)

@@ -204,11 +204,18 @@ class System(InspectorPart):
     def _failures(self) -> list[Attention]:
         since = self._context.now() - timedelta(hours=1)
         count = self._context.glance.count_ended(since, self._guard.actor.tenant)
-        failed = count["failed"] + count["timed_out"]
-        if not failed:
-            return []
-        text = f"{failed} runs failed within the last hour" if failed > 1 else "a run failed lately"
-        return [Attention(level="warning", kind="failed", target="", text=text)]
+        failed, expired = count["failed"] + count["timed_out"], count["expired"]
+        found = []
+        if failed:
+            text = "a run failed lately"
+            if failed > 1:
+                text = f"{failed} runs failed within the last hour"
+            found.append(Attention(level="warning", kind="failed", target="", text=text))
+        if expired:
+            tasks = plural(expired, "task")
+            text = f"{tasks} expired within the last hour, before a worker started them"
+            found.append(Attention(level="warning", kind="expired", target="", text=text))
+        return found
 
     def _of_redis(self) -> list[Attention]:
         info = self.redis()

@@ -223,15 +223,21 @@ def wanted_pools(pools: Iterable[str]) -> str:
 
     Raises InvalidTask naming the value.
     """
+    listed = check_pools(pools)
+    return "" if listed == DEFAULT_POOLS else "\n".join(listed)
+
+
+def check_pools(pools: Iterable[str], error: type[InvalidInput] = InvalidTask) -> tuple[str, ...]:
+    """The pools of a claim, sorted. Raises `error` naming the value."""
     if isinstance(pools, str):
-        raise InvalidTask(f"pools must be a list of names, such as ['gpu'], not {shown(pools)}")
-    given = check_items(pools, "pools", "names", InvalidTask)
-    listed = sorted({check_pool(pool) for pool in given})
+        raise error(f"pools must be a list of names, such as ['gpu'], not {shown(pools)}")
+    given = check_items(pools, "pools", "names", error)
+    listed = tuple(sorted({check_pool(pool, error) for pool in given}))
     if not listed:
-        raise InvalidTask("pools must name at least one pool, such as 'default'")
+        raise error("pools must name at least one pool, such as 'default'")
     if len(listed) > MOST_POOLS:
-        raise InvalidTask(f"pools must name at most {MOST_POOLS} pools, not {len(listed)}")
-    return "" if listed == [DEFAULT_POOL] else "\n".join(listed)
+        raise error(f"pools must name at most {MOST_POOLS} pools, not {len(listed)}")
+    return listed
 
 
 def this_place() -> str:

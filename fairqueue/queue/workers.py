@@ -110,9 +110,9 @@ class Notice:
 class Beat:
     """The answer to a heartbeat.
 
-    handled: task names that some live worker has handlers for. notices: tasks that were ended
-    without their workers. gone: workers that vanished. drained_by: who asked this worker to take no
-    more tasks and to stop, or None.
+    handled: task names that some live worker of the same pools has handlers for. notices: tasks
+    that were ended without their workers. gone: workers that vanished. drained_by: who asked this
+    worker to take no more tasks and to stop, or None.
     """
 
     handled: frozenset[str]

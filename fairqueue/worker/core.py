@@ -24,6 +24,7 @@ class WorkerCore:
     queue: TaskQueue
     worker_id: str
     concurrency: int
+    pools: tuple[str, ...]
     lease: float
     capture_logs: bool
     handlers: Handlers
@@ -37,6 +38,7 @@ class WorkerCore:
         return WorkerProfile(
             worker_id=self.worker_id,
             slots=self.concurrency,
+            pools=self.pools,
             limits={
                 handler.name: check_limits(**{**NO_LIMITS, **handler.settings.limits})
                 for handler in named

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
-from fairqueue.models import Task
+from fairqueue.flow_options import DEFAULT_POOL
+from fairqueue.models import Task, TaskOptions, check_options
 from fairqueue.queue.base import UNSET
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.retry_policy import TaskPolicy, check_policy
 from fairqueue.worker.handlers import Handler
 from fairqueue.worker.hooks import Hookable
 
@@ -48,15 +48,16 @@ class Dispatch:
         priority: int = UNSET,
         task_id: str | None = UNSET,
         tenant: str | None = UNSET,
-        **policy: Unpack[TaskPolicy],
+        **options: Unpack[TaskOptions],
     ) -> "Dispatch":
         """Set the priority, the tenant, or the id, which makes repeated pushes one task.
 
-        The other options are the task's own policy, which wins over the handler's; see
-        `Task.create`.
+        The other options are the task's own policy, which wins over the handler's, and its flow:
+        its pool, keys, expiry and cost; see `Task.create`. Options of a unique key are given
+        together.
         """
-        given = {"priority": priority, "task_id": task_id, "tenant": tenant, **policy}
-        check_policy({name: given[name] for name in policy})
+        given = {"priority": priority, "task_id": task_id, "tenant": tenant, **options}
+        check_options(options)
         return self._with(**{name: value for name, value in given.items() if value is not UNSET})
 
     def _with(self, **fields: Any) -> "Dispatch":
@@ -74,7 +75,10 @@ class RegisteredTask(Hookable, Generic[P, R]):
         self.name = handler.name
         self.__wrapped__ = target
         self._hooks = handler.hooks
-        self._dispatch = Dispatch(queue, {"name": handler.name})
+        fields: dict[str, Any] = {"name": handler.name}
+        if handler.settings.pool != DEFAULT_POOL:
+            fields["pool"] = handler.settings.pool
+        self._dispatch = Dispatch(queue, fields)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function directly, or create an instance of the class."""
@@ -107,10 +111,10 @@ class RegisteredTask(Hookable, Generic[P, R]):
         priority: int = UNSET,
         task_id: str | None = UNSET,
         tenant: str | None = UNSET,
-        **policy: Unpack[TaskPolicy],
+        **options: Unpack[TaskOptions],
     ) -> Dispatch:
         """Set options of the task; see `Dispatch.options`."""
-        return self._dispatch.options(priority=priority, task_id=task_id, tenant=tenant, **policy)
+        return self._dispatch.options(priority=priority, task_id=task_id, tenant=tenant, **options)
 
 
 def unwrapped(target: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
 from fairqueue.errors import ConfigurationError, TimedOut, shown
+from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.logs import event_logger
 from fairqueue.models import Task
 from fairqueue.retry_policy import RetryPolicy, check_timeout
@@ -50,6 +51,7 @@ class HandlerOptions(TypedDict, total=False):
     timeout: float | None
     slots: int
     rate: float | None
+    pool: str
     isolation: str
     when: Callables
     skip: Callables
@@ -62,7 +64,7 @@ class HandlerOptions(TypedDict, total=False):
 # The options that may be attributes of a class, when it is registered with its module.
 CLASS_OPTIONS = (
     *("retries", "backoff", "backoff_cap", "backoff_multiplier", "jitter"),
-    *("timeout", "slots", "rate", "isolation"),
+    *("timeout", "slots", "rate", "pool", "isolation"),
 )
 
 
@@ -74,6 +76,7 @@ class HandlerSettings:
     timeout: float | None = None
     slots: int = 0
     rate: float | None = None
+    pool: str = DEFAULT_POOL
     isolated: bool = False
     filters: tuple[TaskFilter, ...] = ()
     hooks: tuple[tuple[str, Callables], ...] = ()
@@ -113,6 +116,7 @@ class HandlerSettings:
             timeout=timeout,
             slots=check_count(options.get("slots", 0), "slots", ConfigurationError),
             rate=rate,
+            pool=check_pool(options.get("pool", DEFAULT_POOL), ConfigurationError),
             isolated=isolation == "process",
             filters=filters(options.get("when", ()), options.get("skip", ())),
             hooks=hooks,

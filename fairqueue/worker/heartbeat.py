@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from fairqueue.alerts import Alerts
 from fairqueue.errors import RedisUnavailable
 from fairqueue.logs import event_logger
+from fairqueue.queue.claim import DEFAULT_POOLS
 from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.pools import idle_pools
 from fairqueue.queue.queue import TaskQueue
@@ -38,6 +39,7 @@ class WorkerProfile:
     slots: int
     limits: Mapping[str, Mapping[str, float]]
     takes_any: bool
+    pools: tuple[str, ...] = DEFAULT_POOLS
     http: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
@@ -47,13 +49,15 @@ class ClaimFilter:
 
     names: tuple[str, ...] | None = None
     avoid: tuple[str, ...] = ()
+    pools: tuple[str, ...] = DEFAULT_POOLS
 
 
 class Heartbeat:
     """The heartbeats of one worker, until it leaves.
 
-    `claim_filter` leaves tasks that this worker cannot run to workers that can. Tasks of a name
-    that no worker handles are claimed anyway, and fail for that reason.
+    `claim_filter` leaves tasks that this worker cannot run to workers that can, among those that
+    serve one of its pools. Tasks of a name that no such worker handles are claimed anyway, and fail
+    for that reason.
 
     `on_drain` is called when the worker is asked to claim no more tasks and end; `is_draining` is
     True from then on.
@@ -126,6 +130,7 @@ class Heartbeat:
                 "pid": os.getpid(),
                 "version": VERSION,
                 "slots": profile.slots,
+                **({} if profile.pools == DEFAULT_POOLS else {"pools": profile.pools}),
                 "names": [*profile.limits, *([ANY] if profile.takes_any else [])],
                 "current": current[:MAX_CURRENT],
                 "running": len(current),
@@ -165,13 +170,13 @@ class Heartbeat:
 
 
 def _claim_filter(handled: frozenset[str], profile: WorkerProfile) -> ClaimFilter:
-    """Return what a worker claims, given the task names that living workers handle."""
-    own = profile.limits.keys()
+    """Return what a worker claims, given the names that living workers of its pools handle."""
+    own, pools = profile.limits.keys(), profile.pools
     if profile.takes_any:
-        return ClaimFilter()
+        return ClaimFilter(pools=pools)
     if ANY in handled and own:  # another worker takes all other names
-        return ClaimFilter(names=tuple(sorted(own)))
-    return ClaimFilter(avoid=tuple(sorted(handled - own - {ANY})))
+        return ClaimFilter(names=tuple(sorted(own)), pools=pools)
+    return ClaimFilter(avoid=tuple(sorted(handled - own - {ANY})), pools=pools)
 
 
 def report(notice: Notice, alerts: Alerts) -> None:

@@ -231,6 +231,7 @@ class ThreadPool:
             self._core.lease,
             names=wanted.names,
             avoid=wanted.avoid,
+            pools=wanted.pools,
         )
         self._core.alerts.redis_ok()
         self._recorded([run for run, _ in done], words)

@@ -20,6 +20,7 @@ from fairqueue.logs import event_logger
 from fairqueue.metrics.collectors import worker_metrics
 from fairqueue.metrics.processes import Tally
 from fairqueue.models import Task, new_id
+from fairqueue.queue.claim import DEFAULT_POOLS, check_pools
 from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.settings import check_limits
@@ -63,6 +64,8 @@ class Worker(Hookable):
     `handler` gets every task that has no handler of its own, as a `Task` that also has `cancelled`
     and `lease_lost`. If a worker dies, other workers take its tasks when their leases expire.
 
+    Only tasks of `pools` are taken; from several, users are served as `TaskQueue.claim` says.
+
     `modules` are registered as by `register_module`. With `capture_logs`, records logged in the
     thread of a running handler are kept in the history of its task, as lines of `context.log`
     always are. `alerts` sends notifications about failures.
@@ -83,6 +86,7 @@ class Worker(Hookable):
         lease: float = 30.0,
         worker_id: str | None = None,
         *,
+        pools: Iterable[str] = DEFAULT_POOLS,
         registry: CollectorRegistry | None = None,
         capture_logs: bool = False,
         modules: Iterable[str] = (),
@@ -98,19 +102,15 @@ class Worker(Hookable):
         self.concurrency = check_count(
             concurrency, "concurrency", ConfigurationError, least=1, most=FINISH_CHUNK
         )
+        self.pools = check_pools(pools, ConfigurationError)
         self.lease = check_seconds(lease, "lease", ConfigurationError, least=0.1, most=86_400)
         self._given_id = worker_id
         self._max_tasks = _check_restarts(processes, max_tasks, max_memory)
         _check_worker_id(worker_id, processes)
-        if not isinstance(capture_logs, bool):
-            raise ConfigurationError(
-                f"capture_logs must be True or False, not {shown(capture_logs)}"
-            )
+        _check_types(capture_logs, alerts)
         self.capture_logs = capture_logs
         self._handlers = Handlers(handler)
         self._hooks = Hooks()
-        if alerts is not None and not isinstance(alerts, Alerts):
-            raise ConfigurationError(f"alerts must be an Alerts, not {kind_of(alerts)}")
         self._alerts = alerts or Alerts()
         self.registry = REGISTRY if registry is None else registry
         self._executor = Executor(
@@ -154,6 +154,7 @@ class Worker(Hookable):
             queue=self.queue,
             worker_id=worker_id,
             concurrency=self.concurrency,
+            pools=self.pools,
             lease=self.lease,
             capture_logs=self.capture_logs,
             handlers=self._handlers,
@@ -186,6 +187,8 @@ class Worker(Hookable):
             finished with the result {"skipped": name of the filter}, and no hook is called. If one
             raises, the run has failed.
         before, then, catch, finally_: hooks, one or several; see `Hookable`.
+        pool: where the tasks go that `push` enqueues, unless `options(pool=...)` says otherwise. A
+            worker takes the tasks of its own `pools`, whatever those of its handlers are.
         isolation: "thread", or "process" to run each task in its own process, which is killed at
             the time-out, on cancel and when the lease is lost. The handler must be defined at the
             top level of a module; its hooks and filters run in the worker. See `isolation`.
@@ -211,7 +214,7 @@ class Worker(Hookable):
         Each class that is defined there and has a method `handle` handles the tasks of its dotted
         path, such as `myapp.jobs.SendReport`. Abstract classes and those whose name begins with an
         underscore are left out. The attributes retries, backoff, backoff_cap, backoff_multiplier,
-        jitter, timeout, slots, rate and isolation of a class are options. No module is ever
+        jitter, timeout, slots, rate, pool and isolation of a class are options. No module is ever
         imported because a task names it.
         Raises ConfigurationError if the module cannot be imported, has no such class, or if an
         attribute is not a valid option.
@@ -269,7 +272,12 @@ class Worker(Hookable):
             while done < self.concurrency:
                 wanted = self._heartbeat.claim_filter
                 claims = self.queue.claim(
-                    self.worker_id, 1, self.lease, names=wanted.names, avoid=wanted.avoid
+                    self.worker_id,
+                    1,
+                    self.lease,
+                    names=wanted.names,
+                    avoid=wanted.avoid,
+                    pools=wanted.pools,
                 )
                 if not claims:
                     break
@@ -462,6 +470,13 @@ def _check_worker_id(worker_id: object, processes: int | None) -> None:
         check_name(worker_id, "worker_id", ConfigurationError)
         if processes is not None:
             check_name(f"{worker_id}:{processes - 1}", "worker_id", ConfigurationError)
+
+
+def _check_types(capture_logs: object, alerts: object) -> None:
+    if not isinstance(capture_logs, bool):
+        raise ConfigurationError(f"capture_logs must be True or False, not {shown(capture_logs)}")
+    if alerts is not None and not isinstance(alerts, Alerts):
+        raise ConfigurationError(f"alerts must be an Alerts, not {kind_of(alerts)}")
 
 
 def _check_restarts(processes: object, max_tasks: object, max_memory: object) -> int | None:

@@ -62,6 +62,7 @@ end
 
 -- Take over the document of another task of this call, which has the same key.
 local function replace_in_batch(first, task)
+  first.pushed_as = first.pushed_as or first.document
   for _, name in ipairs({ 'user', 'name', 'document', 'head', 'level', 'when', 'pool', 'flow', 'due' }) do
     first[name] = task[name]
   end
@@ -111,6 +112,7 @@ end
 
 -- Enter a task that is stored as the one that has its key, or as the next one.
 function unique_pushes.take(task)
+  if task.pushed_as then unique_pushes.replaced(task.id, task.pushed_as) end
   local field = uniques().field_of(task)
   local holder = task.behind and uniques().read(field)
   if holder then

@@ -158,7 +158,7 @@ local function check_tenant_user(member)
 end
 
 local function check_worker(id)
-  if id == '' or redis.call('HEXISTS', K.workers, id) == 0 or has(K.worker_ends, id) then return end
+  if id == '' or id == '\0' or redis.call('HEXISTS', K.workers, id) == 0 or has(K.worker_ends, id) then return end
   wrong(id, 'is in workers but not in worker_ends',
     function() redis.call('HDEL', K.workers, id) end)
 end

@@ -403,7 +403,7 @@ def test_a_quote_says_when_a_task_would_start(cli: Cli, live: TaskQueue) -> None
     known = cli.json("quote", "ann", "--tenant", "acme", "--name", "mail")
     assert known["reason"] is None
     assert known["earliest"] <= known["starts_about"] <= known["latest"]
-    assert "starts now" in cli.ok("quote", "ann").out
+    assert "starts at once" in cli.ok("quote", "ann").out
     live.set_tenant("acme", paused=True)
     assert cli.json("quote", "ann", "--tenant", "acme")["reason"] == "the tenant is paused"
     for bad in (("",), ("ann", "--pool", ""), ("ann", "--tenant", "no way")):
@@ -418,7 +418,7 @@ def test_explain_estimates_the_start_and_names_both_levels(cli: Cli, live: TaskQ
     assert "Tenant 'acme'" in reason["text"]
     assert "among its 2 waiting users" in reason["text"]
     assert told["starts_about"] is not None
-    assert "starts now" in cli.ok("tasks", "explain", "b1").out
+    assert "starts at once" in cli.ok("tasks", "explain", "b1").out
 
 
 def test_a_schedule_has_a_flow_too(cli: Cli, live: TaskQueue) -> None:

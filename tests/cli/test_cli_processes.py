@@ -16,7 +16,7 @@ import pytest
 import redis
 from helpers.processes import DEADLINE, PROGRAM, Start, line_of, result_of
 from helpers.state import places
-from helpers.tasks import fill, push
+from helpers.tasks import fill, info_of, push
 from helpers.waiting import eventually
 
 from fairqueue.history.runs import History
@@ -119,6 +119,17 @@ def test_a_burst_runs_what_is_ready_and_ends(start: Start, live: TaskQueue) -> N
     details = History(live).get("a")
     assert details is not None
     assert details.run.result == {"hello": "ann"}
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_worker_takes_the_pools_that_are_named(start: Start, live: TaskQueue) -> None:
+    push(live, "a", name="jobs.Greet", payload={"name": "ann"})
+    push(live, "b", name="jobs.Greet", payload={"name": "bob"}, pool="gpu")
+    push(live, "c", name="jobs.Greet", payload={"name": "cy"}, pool="disk")
+    options = ("--pool", "gpu", "--pool", "disk", "--burst", "--log-level", "error")
+    code, out, _ = result_of(start("worker", "-A", "jobs", *options))
+    assert (code, out) == (0, "2\n")
+    assert info_of(live, "a").state == "ready"
 
 
 def children(pid: int) -> list[int]:

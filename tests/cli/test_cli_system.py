@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 import fairqueue.metrics.collectors
 import fairqueue.web.server
 from fairqueue.cli.apps import load_worker
-from fairqueue.cli.top import Look, lines_of
+from fairqueue.cli.top import Look, lines_of, looks
 from fairqueue.models import new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -95,6 +96,75 @@ def test_top_fills_the_screen_and_no_more(cli: Cli, live: TaskQueue) -> None:
     assert "alice\\u202e" in text
     assert "pushed/s 1.5" in text
     assert "w 1/4" in text
+
+
+def flow(live: TaskQueue) -> None:
+    """Tenants, a pool without workers, and tasks that wait for a key."""
+    live.set_limit("account:7", slots=1)
+    for tenant in ("acme", "globex"):
+        push(live, f"{tenant}-1", f"{tenant}-2", user_id="ann", tenant=tenant)
+    push(live, "render", user_id="carol", pool="gpu")
+    push(live, "k-1", "k-2", user_id="dora", pool="keys", limit_keys=["account:7"])
+    live.set_tenant("globex", paused=True)
+    beat(live, names=["*"], pools=["default", "keys"])
+    live.claim("w", limit=2, pools=["keys"])
+
+
+def test_status_shows_tenants_pools_and_limits(cli: Cli, live: TaskQueue) -> None:
+    flow(live)
+    done = cli.ok("status")
+    rows = [line.split() for line in done.lines]
+    assert ["tenants", "with", "tasks", "2,", "1", "held", "back"] in rows
+    assert ["waiting", "for", "limits", "1"] in rows
+    pools = rows.index(["POOL", "WAITING", "OLDEST", "WAIT", "WORKERS", "SLOTS", "RUNNING"])
+    assert rows[pools + 1][:2] == ["default", "4"]
+    assert ["gpu", "1"] in [row[:2] for row in rows]
+    assert "warning: no live worker serves the pool 'gpu': a task waits. Start one" in done.out
+    document = cli.json("status")
+    assert [each["is_unserved"] for each in document["pools"]] == [False, True, False]
+
+
+def test_status_of_a_plain_queue_has_no_pools(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a")
+    beat(live)
+    done = cli.ok("status")
+    assert "POOL" not in done.out
+    assert "tenants" not in done.out
+
+
+def test_status_says_that_tasks_expired(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a", expires=0.001)
+    push(live, "b", delay=0.01)
+    beat(live)
+    while live.inspect().delayed:
+        live.claim("w")
+    attention = cli.run("status", "--json").json["attention"]
+    assert {each["kind"] for each in attention} == {"expired"}
+
+
+def test_top_shows_tenants_and_pools(cli: Cli, live: TaskQueue) -> None:
+    from fairqueue.inspection import Inspector
+
+    flow(live)
+    (line,) = cli.ok("top", "--count", "1").lines
+    assert "held 1, tenants 2" in line
+    assert "ann of acme 2" in line
+    (document,) = cli.ok("top", "--count", "1", "-o", "jsonl").objects
+    assert {each["pool"]: each["waiting"] for each in document["pools"]} == {
+        "default": 4,
+        "gpu": 1,
+        "keys": 1,
+    }
+    inspector = Inspector(live)
+    (look,) = islice(looks(inspector, 9), 1)
+    lines = lines_of(look, columns=200, rows=30)
+    assert ["USER", "TENANT", "STATE"] in [each.split()[:3] for each in lines]
+    assert ["ann", "globex"] in [each.split()[:2] for each in lines]
+    assert lines[-2] == (
+        "pools: default 4 waiting, 1 worker; gpu 1 waiting, no worker; keys 1 waiting, 1 worker"
+    )
+    assert max(map(len, lines_of(look, columns=60, rows=10))) <= 60
+    assert len(lines_of(look, columns=60, rows=10)) <= 10
 
 
 # --- settings, keys, audit, workers, prune --------------------------------------------------------
@@ -350,6 +420,8 @@ def test_an_app_is_a_worker_a_function_or_a_module(
         ("tasks.py", "", "'tasks.py' is a file: name the module, 'tasks'"),
         ("./jobs/mail.py:make", "", "is a file: name the module, 'jobs.mail'"),
         ("{}:make", "--processes 2", "does not accept processes"),
+        ("{}:make", "--pool gpu", "does not accept pools, so --pool cannot be given"),
+        ("{}:any_setting", "--pool=", "pool must be a string of 1 to 200 characters"),
         ("{}:made", "--concurrency 2", "is a Worker object"),
         ("{}:make", "--concurrency 0", "concurrency must be a whole number from 1 to 250, not 0"),
     ],

@@ -1,4 +1,4 @@
-"""Accept alternative names for the fields of a job.
+"""Accept alternative names for the fields of a job or a task.
 
 Some job schedulers use names such as `job_class`, `cron_expression` and `max_retries`. A body may
 use them instead of ours; if it has both, they must agree. A job that is created with these names
@@ -10,7 +10,7 @@ from typing import Any
 
 from fairqueue.errors import shown
 from fairqueue.web.api.errors import Refused, refuse
-from fairqueue.web.api.models import JobChanges, JobCopy, JobReplacement, NewJob
+from fairqueue.web.api.models import JobChanges, JobCopy, JobReplacement, NewJob, NewTask
 
 # The alternative names, and ours.
 NAMES: dict[str, str] = {
@@ -23,6 +23,7 @@ NAMES: dict[str, str] = {
     "retry_delay_seconds": "backoff",
     "timeout_seconds": "timeout",
     "overlap_prevention": "overlap",
+    "queue_name": "pool",
 }
 _ID: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "description": "`backoff`, which doubles with each retry; default 60",
     },
     "timeout_seconds": {"type": "number", "minimum": 0, "description": "`timeout`; default 3600"},
+    "queue_name": {"type": "string", "minLength": 1, "description": "`pool`"},
     "overlap_prevention": {
         "type": "boolean",
         "description": '`overlap`: "skip" if true, "allow" if false; default true',
@@ -53,19 +55,25 @@ METHOD = "handle"
 DEFAULTS: dict[str, Any] = {"retries": 3, "backoff": 60, "timeout": 3600, "overlap": "skip"}
 
 WHOLE: tuple[Any, ...] = (NewJob, JobReplacement)  # bodies with a whole job
-TAKEN: tuple[Any, ...] = (*WHOLE, JobChanges, JobCopy)
+TAKEN: tuple[Any, ...] = (*WHOLE, JobChanges, JobCopy, NewTask)
+
+
+def names_for(model: Any) -> list[str]:
+    """The alternative names that a body takes: those of fields that it has."""
+    fields = model.__struct_fields__
+    return [name for name in SCHEMAS if NAMES.get(name, "name") in fields]
 
 
 def resolve(body: Any, model: Any) -> tuple[Any, dict[str, str]]:
     """The body with our names, and the names that it used, by ours. Raises Refused: 422."""
     if model not in TAKEN or not isinstance(body, dict):
         return body, {}
-    known = [name for name in SCHEMAS if name in body]
+    known = [name for name in names_for(model) if name in body]
     if not known:
         return body, {}
-    given = {name: value for name, value in body.items() if name not in SCHEMAS}
+    given = {name: value for name, value in body.items() if name not in known}
     _check_method(body.get("job_method"))
-    if "job_class" in body:
+    if "job_class" in body and "title" in model.__struct_fields__:
         _use_title(given, body["job_class"])
     used: dict[str, str] = {}
     for theirs in known:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fairqueue.web.api.aliases import SCHEMAS, TAKEN
+from fairqueue.web.api.aliases import SCHEMAS, TAKEN, names_for
 from fairqueue.web.api.endpoint import PREFIX, Endpoint, Nothing
 
 REF = "#/components/schemas/{name}"
@@ -59,7 +59,7 @@ def describe(endpoints: Sequence[Endpoint], root: str) -> dict[str, Any]:
     models = list(dict.fromkeys(models))
     _, schemas = msgspec.json.schema_components(models, ref_template=REF)
     for model in TAKEN:
-        _add_aliases(schemas.get(model.__name__))
+        _add_aliases(model, schemas.get(model.__name__))
     paths: dict[str, dict[str, Any]] = {}
     for each in endpoints:
         paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _operation(each, schemas)
@@ -81,11 +81,11 @@ def describe(endpoints: Sequence[Endpoint], root: str) -> dict[str, Any]:
     }
 
 
-def _add_aliases(schema: dict[str, Any] | None) -> None:
+def _add_aliases(model: Any, schema: dict[str, Any] | None) -> None:
     """Add the alternative names of fields."""
     if schema is None:
         return
-    schema["properties"] = schema["properties"] | SCHEMAS
+    schema["properties"] = schema["properties"] | {name: SCHEMAS[name] for name in names_for(model)}
     if schema["required"]:
         rest = [name for name in schema["required"] if name != "user_id"]
         either = ("user_id", "run_as_user_id")

@@ -16,7 +16,7 @@ from fairqueue.history.records import Run
 from fairqueue.inspection.views import ScheduleView
 from fairqueue.link.keys import command_line
 from fairqueue.models import ScheduledTask
-from fairqueue.reasons import Reason, sentence
+from fairqueue.reasons import Reason, estimate, sentence
 from fairqueue.recurrence.zones import find_zone
 
 NOTHING = "–"
@@ -168,26 +168,6 @@ def _tzinfo(timezone: str) -> tzinfo:
         return find_zone(timezone).tzinfo
     except UnknownTimezone:
         return UTC
-
-
-def roughly(seconds: float) -> str:
-    """A duration that is an estimate, in one unit: `20 s`, `3 min`, `2 h`, `4 d`."""
-    for unit, length, most in (("s", 1, 59.5), ("min", 60, 59.5), ("h", 3600, 47.5)):
-        if seconds / length < most:
-            return f"{max(seconds / length, 0):.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
-
-
-def estimate(about: datetime, earliest: datetime, latest: datetime, now: datetime) -> str:
-    """When something starts, as a part of a sentence: `in about 3 min (2 to 5 min)`."""
-    first, at, last = (max((each - now).total_seconds(), 0) for each in (earliest, about, latest))
-    if last < 1:
-        return "at once"
-    low, middle, high = roughly(first), roughly(at), roughly(last)
-    if low == high:
-        return f"in about {middle}"
-    (many, unit), (_, other) = low.split(), high.split()
-    return f"in about {middle} ({many if unit == other else low} to {high})"
 
 
 # --- texts ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ THEIRS = {
     "retry_delay_seconds": 30,
     "timeout_seconds": 120,
     "overlap_prevention": False,
+    "queue_name": "gpu",
 }
 OURS = {
     "tenant": "7",
@@ -39,6 +40,7 @@ OURS = {
     "backoff": 30,
     "timeout": 120,
     "overlap": "allow",
+    "pool": "gpu",
 }
 JOB = "/scheduler/jobs/acme-daily"
 
@@ -113,6 +115,7 @@ def test_two_names_of_one_field_must_say_the_same(client: Client, method: str, t
         "user_id": "bo",
     }
     other |= {"tenant": "other", "retries": 9, "backoff": 9, "timeout": 9, "overlap": "skip"}
+    other["pool"] = "other"
     path = JOB if method != "POST" else f"{JOB}/copy"
     if theirs == "job_class":
         body: dict[str, Any] = {"job_class": "A", "name": "One", "title": "Another"}
@@ -180,6 +183,39 @@ def test_the_openapi_document_has_these_names(client: Client) -> None:
         for theirs, ours in NAMES.items():
             assert f"`{ours}`" in schemas[model]["properties"][theirs]["description"]
     assert {"required": ["run_as_user_id"]} in schemas["NewJob"]["anyOf"]
+    properties = schemas["NewTask"]["properties"]
+    assert "`pool`" in properties["queue_name"]["description"]
+    assert not {"cron_expression", "overlap_prevention"} & {*properties}
+
+
+def test_a_task_is_pushed_in_these_terms(client: Client) -> None:
+    body = {
+        "queue_name": "gpu",
+        "job_class": "Thumbnail",
+        "job_method": "handle",
+        "parameters": {"n": 1},
+        "run_as_user_id": 42,
+        "school_id": 7,
+        "max_retries": 2,
+        "retry_delay_seconds": 9,
+        "timeout_seconds": 60,
+    }
+    run = client.get("/tasks/" + client.ok("POST", "/tasks", json=body)["task_id"])
+    assert told(run, "pool", "name", "user_id", "tenant") == {
+        "pool": "gpu",
+        "name": "Thumbnail",
+        "user_id": "42",
+        "tenant": "7",
+    }
+    assert run["task"]["policy"] == {"retries": 2, "backoff": 9, "timeout": 60}
+    assert run["task"]["payload"] == {"n": 1}
+    for more, field in (
+        ({"pool": "cpu"}, "queue_name"),
+        ({"name": "Other"}, "job_class"),
+        ({"cron_expression": "0 8 * * *"}, "cron_expression"),
+        ({"queue_name": ""}, "queue_name"),
+    ):
+        assert client.refused(422, "POST", "/tasks", json=body | more)["field"] == field
 
 
 # --- who made it, and what it is for --------------------------------------------------------------

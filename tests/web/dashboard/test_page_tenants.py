@@ -193,7 +193,7 @@ def test_a_waiting_task_is_explained_on_both_levels(world: World, site: Site) ->
     fill(world, "zoe", 1, tenant="aardvark")
     fill(world, "ann", 1, tenant="acme")
     world.push("late", user_id="bob", tenant="acme")
-    told = "is served after 1 other tenant; among its 2 waiting users, 'bob' is 2nd."
+    told = "is served after 1 other; among its 2 waiting users, 'bob' is 2nd."
     assert told in " ".join(get(site, "/users/bob", tenant="acme").split())
     assert told in " ".join(get(site, "/runs/late").split())
 

@@ -33,7 +33,7 @@ DIALOGS = {"user": ("limits", "purge", "pause", "move"), "tenant": ("limits", "p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharer:
+class NamedSharer:
     """A user or a tenant, for templates and actions.
 
     noun: "user" or "tenant"; the routes of their actions begin with it. name: the id of the user,
@@ -45,7 +45,7 @@ class Sharer:
     tenant: str | None = None
 
     @classmethod
-    def of(cls, info: UserInfo | TenantInfo) -> "Sharer":
+    def of(cls, info: UserInfo | TenantInfo) -> "NamedSharer":
         """The user or the tenant with this state."""
         if isinstance(info, TenantInfo):
             return cls(noun="tenant", name=info.tenant)
@@ -93,17 +93,17 @@ class Sharer:
         return getattr(inspector.users, name)(self.name, tenant=self.tenant, **arguments)
 
 
-def sharer_in(noun: str, form: Form) -> Sharer:
+def sharer_in(noun: str, form: Form) -> NamedSharer:
     """Who a form is about."""
-    return Sharer(
+    return NamedSharer(
         noun=noun, name=form.raw("id"), tenant=form.text("tenant") if noun == "user" else None
     )
 
 
-def user_in(request: Request) -> Sharer:
+def user_in(request: Request) -> NamedSharer:
     """The user that a query is about."""
     given = request.query_params
-    return Sharer(noun="user", name=given.get("id", ""), tenant=given.get("tenant") or None)
+    return NamedSharer(noun="user", name=given.get("id", ""), tenant=given.get("tenant") or None)
 
 
 # --- dialogs --------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _asking(noun: str) -> Callable[[Request], Response]:
             raise HTTPException(404)
         given = request.query_params
         tenant = (given.get("tenant") or None) if noun == "user" else None
-        sharer = Sharer(noun=noun, name=given.get("id", ""), tenant=tenant)
+        sharer = NamedSharer(noun=noun, name=given.get("id", ""), tenant=tenant)
         return partial(
             request,
             f"sharer_{kind}.html",
@@ -171,7 +171,7 @@ def _said(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _named(request: Request, sharer: Sharer) -> str:
+def _named(request: Request, sharer: NamedSharer) -> str:
     """Its name; an actor of one tenant knows the tenant."""
     return sharer.name if actor_of(request).tenant is not None else sharer.label
 
@@ -220,7 +220,7 @@ def move(request: Request, form: Form) -> Done:
     """Move a user to another tenant, or to none, and go to the user's new page."""
     user, to = sharer_in("user", form), form.text("to")
     count = inspector_of(request).users.move(user.name, to, tenant=user.tenant)
-    moved = Sharer(noun="user", name=user.name, tenant=to)
+    moved = NamedSharer(noun="user", name=user.name, tenant=to)
     tasks = plural(count, "waiting task")
     return Done(
         text=f"Moved {user.label} to {'no tenant' if to is None else to}, with {tasks}.",

@@ -9,7 +9,7 @@ from fairqueue.stats.users import TenantInfo
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.formatting import command, options
-from fairqueue.web.dashboard.pages.sharers import Sharer, action_routes
+from fairqueue.web.dashboard.pages.sharers import NamedSharer, action_routes
 from fairqueue.web.dashboard.pages.user_helpers import (
     WINDOWS,
     evenness,
@@ -52,7 +52,7 @@ def tenants(request: Request) -> Response:
         window=window,
         window_label=WINDOWS[window][1],
         windows=windows(),
-        sharer=Sharer.of,
+        sharer=NamedSharer.of,
         hint=lambda info: hint(info, minutes),
         scale=scale_of(found),
         kind=kind_of(request),
@@ -79,12 +79,12 @@ def tenant(request: Request) -> Response:
         request,
         "tenant.html",
         info=info,
-        who=Sharer.of(info),
+        who=NamedSharer.of(info),
         users=users,
         is_quiet=is_quiet,
         view=view,
         evenness=evenness(view.jain),
-        sharer=Sharer.of,
+        sharer=NamedSharer.of,
         hint=lambda each: hint(each, minutes),
         scale=scale_of([info]),
         users_scale=scale_of(users),

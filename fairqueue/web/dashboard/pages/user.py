@@ -14,7 +14,7 @@ from fairqueue.inspection.views import ScheduleView
 from fairqueue.models import Page
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.charts import chart_document
-from fairqueue.web.dashboard.pages.sharers import Sharer, user_in
+from fairqueue.web.dashboard.pages.sharers import NamedSharer, user_in
 from fairqueue.web.dashboard.pages.user_helpers import WINDOWS, hint, scale_of, window_of, windows
 from fairqueue.web.dashboard.shell import page
 
@@ -44,7 +44,7 @@ def user(request: Request) -> Response:
         request,
         "user.html",
         info=info,
-        who=Sharer.of(info),
+        who=NamedSharer.of(info),
         hint=hint(info, minutes),
         scale=scale_of([info]),
         next_wait=inspector.users.next_wait(user_id, tenant=tenant) if waits else None,

@@ -9,7 +9,7 @@ from fairqueue.models import Page
 from fairqueue.stats.users import FairnessView, ShareSeries, UserInfo
 from fairqueue.web.auth import actor_of, inspector_of
 from fairqueue.web.dashboard.formatting import command, options
-from fairqueue.web.dashboard.pages.sharers import Sharer, action_routes, move
+from fairqueue.web.dashboard.pages.sharers import NamedSharer, action_routes, move
 from fairqueue.web.dashboard.pages.user_helpers import (
     WINDOWS,
     evenness,
@@ -52,7 +52,7 @@ def users(request: Request) -> Response:
         window=window,
         window_label=WINDOWS[window][1],
         windows=windows(),
-        sharer=Sharer.of,
+        sharer=NamedSharer.of,
         hint=lambda info: hint(info, minutes),
         scale=scale_of(found),
         kind=kind_of(request),
