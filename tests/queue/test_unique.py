@@ -65,12 +65,7 @@ def test_a_duplicate_can_be_an_error(world: World) -> None:
 
 def test_a_replacement_brings_its_payload_options_and_time(world: World) -> None:
     push(world, "a", priority=1, name="old", pool="gpu", limit_keys=["k"], cost=3, delay=500)
-    options: dict[str, Any] = {
-        "on_duplicate": "replace",
-        "priority": 5,
-        "name": "new",
-        "timeout": 7.0,
-    }
+    options: dict[str, Any] = {"on_duplicate": "replace", "priority": 5, "name": "new"}
     assert push(world, "b", timeout=7.0, **options) == "a"
     assert world.queue.get("b") is None
     info = world.info("a")
