@@ -233,7 +233,7 @@ _BACKOFF_JITTERS = {
 }
 
 # The parts of the form.
-FORM_GROUPS = RULE, LIMITS, TASK, POLICIES = "rule", "limits", "task", "policies"
+FORM_GROUPS = RULE, LIMITS, TASK, POLICIES, FLOW = "rule", "limits", "task", "policies", "flow"
 
 F = ScheduleField
 # In the order in which fields are stored and exported.
@@ -312,25 +312,25 @@ TABLE: tuple[ScheduleField, ...] = (
     F("limit_keys", "texts", None,
       "Keys whose limits its tasks count for, such as account:42; at most four.",
       check_given=lambda value: list(check_limit_keys(value, InvalidSchedule)) or None,
-      label="Keys with limits", group=POLICIES, option=("--limit-key",)),
+      label="Keys with limits", group=FLOW, option=("--limit-key",)),
     F("unique", "text", None,
       "Key that only one task of its tenant, or of its user without a tenant, has at a time.",
-      label="Unique key", group=POLICIES, placeholder="nightly", bulk=False),
+      label="Unique key", group=FLOW, placeholder="nightly", bulk=False),
     F("on_duplicate", "choice", "ignore",
       "What to do when a run is due and another task has the unique key.",
-      label="If another task has the unique key", group=POLICIES, choices=_DUPLICATES, bulk=False),
+      label="If another task has the unique key", group=FLOW, choices=_DUPLICATES, bulk=False),
     F("unique_for", "period", "unfinished",
       "How long a task has the unique key: unfinished, waiting, or a duration from its push.",
       check_given=lambda value: _check_unique_for(value),
       least=SHORTEST_S, most=LONGEST_WINDOW_S, choices=_UNIQUE_FOR,
-      label="Unique for", group=POLICIES, bulk=False),
+      label="Unique for", group=FLOW, bulk=False),
     F("expires", "seconds", None,
       "Time from each run in which its task must start; else it ends as expired.",
-      least=SHORTEST_S, label="Expires after", group=POLICIES),
+      least=SHORTEST_S, label="Expires after", group=FLOW),
     F("cost", "number", None,
       "What each task counts for in the fair order and for rates, in units of your own.",
       check_given=lambda value: check_cost(value, InvalidSchedule),
-      least=LEAST_COST, most=MOST_COST, label="Cost", group=POLICIES),
+      least=LEAST_COST, most=MOST_COST, label="Cost", group=FLOW),
     F("title", "text", None, "What people call it; lists show it instead of the name.",
       check_given=lambda value: check_name(value, "title", InvalidSchedule) if value else None,
       label="Title", group=TASK, place=10, placeholder="Daily report", bulk=False),

@@ -325,7 +325,7 @@ class UserStats:
         _, window_ms, ended, _ = yield from self._rows([], since_ms, _tenant(tenant))
         demand = yield from self._demand(since_ms, _tenant(tenant))
         backlogged = snapshot.active_users
-        if tenant is not None:
+        if tenant is not None or (snapshot.active_tenants and not demand.is_cut):
             backlogged = sum(1 for waiting in demand.waiting.values() if waiting)
         return FairnessView(
             jain=demand.jain(ended),

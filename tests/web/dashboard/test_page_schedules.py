@@ -85,7 +85,8 @@ def test_a_row_tells_all_about_a_schedule(web: Web, world: World) -> None:
 
     text = get(web(), "/schedules")
 
-    for part in ('href="/schedules/nine"', 'href="/users/alice"', "acme", "0 9 * * *", "At 09:00"):
+    user = 'href="/users/alice?tenant=acme"'
+    for part in ('href="/schedules/nine"', user, ">acme</a>", "0 9 * * *", "At 09:00"):
         assert part in text
     assert "Europe/Berlin" in text
     assert 'datetime="2026-03-06T08:00:00.000Z" data-time="countdown"' in text

@@ -23,6 +23,7 @@ CHARTS = {
             ("failed", "failed", "bad"),
             ("timed_out", "timed out", "warn"),
             ("cancelled", "cancelled", "idle"),
+            ("expired", "expired", "6"),
         ],
         "/s",
     ),

@@ -30,6 +30,7 @@ from fairqueue.inspection.views import Preview, ScheduleView
 from fairqueue.models import ScheduledTask
 from fairqueue.schedules.fields import (
     FIELDS,
+    FLOW,
     FORM_GROUPS,
     KINDS,
     LIMITS,
@@ -60,6 +61,7 @@ GROUPS = {
     group: sorted((f for f in TABLE if f.group == group), key=lambda f: f.place)
     for group in FORM_GROUPS
 }
+FOLDED = (LIMITS, FLOW)  # shown when they are opened, or have a value
 SHOWN = [each for group in GROUPS.values() for each in group]
 RULE = [each.name for each in SHOWN if each.replans and each.group in ("rule", "limits")]
 NAMES = ("schedule_id", "kind", *(each.name for each in SHOWN))
@@ -334,10 +336,13 @@ def _form_page(
         groups=GROUPS,
         kinds=KIND_LABELS,
         rule_names=RULE,
-        shows_limits=any(
-            texts[f.name] != USUAL.get(f.name, "") or f.name in (errors or {})
-            for f in GROUPS[LIMITS]
-        ),
+        opened={
+            group: any(
+                texts[f.name] != USUAL.get(f.name, "") or f.name in (errors or {})
+                for f in GROUPS[group]
+            )
+            for group in FOLDED
+        },
         back=_path(request, task.view.schedule.schedule_id)
         if task.view
         else link(request, "schedules"),
