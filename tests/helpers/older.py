@@ -13,6 +13,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from fairqueue.clock import ManualClock
+
 DATA = Path(__file__).parents[1] / "data"
 VERSIONS = ("0.1.0", "0.1.0-flat")  # the oldest first
 
@@ -24,6 +26,45 @@ import fairqueue
 assert fairqueue.__file__.startswith(sys.argv[1]), fairqueue.__file__
 del sys.argv[1]
 """
+
+# Evaluates one expression after the other, each at the time that comes with it.
+_SERVE = """\
+import json, logging
+import redis
+from fairqueue import Task, TaskQueue, TaskScheduler
+from fairqueue.clock import ManualClock
+logging.disable(logging.CRITICAL)
+clock = ManualClock(0)
+queue = TaskQueue(redis.Redis.from_url(sys.argv[1]), clock=clock)
+link = queue.link if hasattr(queue, "link") else queue.connection
+scheduler = TaskScheduler(queue, "old")
+claims = {}
+
+def claim(limit=1, lease=30.0, **options):
+    found = queue.claim("old", limit, lease, **options)
+    claims.update({each.task.task_id: each for each in found})
+    return [each.task.task_id for each in found]
+
+def finish(task_id):
+    return queue.finish_many([(claims[task_id], None)])[0]
+
+for line in sys.stdin:
+    at_ms, code = json.loads(line)
+    clock.set(at_ms / 1000)
+    try:
+        answer = {"value": eval(code)}
+    except Exception as error:
+        answer = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(answer, default=str), flush=True)
+"""
+
+
+class Refused(Exception):
+    """An older version raised an error: its kind and its text."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind, self.text = kind, text
 
 
 class OlderVersion:
@@ -52,3 +93,31 @@ class OlderVersion:
         said, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         return json.loads(said) if said.strip() else None
+
+
+class OlderProcess:
+    """A process of an older version that uses a queue, at the time of a clock.
+
+    `do` evaluates an expression in it. The names are `queue`, `scheduler`, `link`, `Task`, `claim`,
+    which returns ids, `claims`, which has the claims by id, and `finish`, which takes an id.
+    """
+
+    def __init__(self, version: OlderVersion, url: str, clock: ManualClock) -> None:
+        self._clock = clock
+        self._process = version.start(_SERVE, url)
+
+    def do(self, code: str) -> Any:
+        """Evaluate an expression. Raises Refused if it raises an error of FairQueue."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([self._clock.now_ms(), code]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, self._process.stderr and self._process.stderr.read()
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Refused(answer["error"], answer["text"])
+        return answer["value"]
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)

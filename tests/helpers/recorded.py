@@ -1,7 +1,8 @@
 """A queue with something in every one of its keys, as a version of FairQueue stores it.
 
 `tests/data/queue-0.1.0.json` is such a queue as commit 17df8d8 wrote it: key -> type -> content;
-`tests/data/queue-0.1.0-layout.json` as bdbb29b did, the first with a layout number.
+`tests/data/queue-0.1.0-layout.json` as bdbb29b did, the first with a layout number;
+`tests/data/queue-0.1.0-flat.json` as 13cf035 did, the last without two levels of fairness.
 The tests load it into a real server and go on from there with the present code, so that what a
 version stored that people run keeps working. It is never recorded anew, since the point of it is
 its age: a later version that stores other things gets a file of its own, with
@@ -35,7 +36,8 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.samples import SampleStore
 
 DATA = Path(__file__).parents[1] / "data"
-RECORDED = ("queue-0.1.0.json", "queue-0.1.0-layout.json")  # the oldest first
+# The oldest first.
+RECORDED = ("queue-0.1.0.json", "queue-0.1.0-layout.json", "queue-0.1.0-flat.json")
 
 # --- reading and writing --------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ See `recorded.py` for what is in the recorded queues and how one is made.
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import UserStats
+
+ENDED = {"finished", "cancelled", "buried", "expired"}
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,81 @@ def test_what_waits_can_be_cancelled_moved_and_purged(old: Old) -> None:
     assert "retrying" in found
     assert not {"critical", "slot-2"} & found
     assert not any(task_id.startswith("heavy") for task_id in found)
+
+
+def a_task(**fields: Any) -> Callable[[TaskQueue], object]:
+    return lambda queue: queue.push(
+        Task.create(user_id="alice", task_id="first of its kind", **fields)
+    )
+
+
+# What gives a queue layout 2.
+FIRST_USES: dict[str, Callable[[TaskQueue], object]] = {
+    "tenant": a_task(tenant="acme"),
+    "pool": a_task(pool="gpu"),
+    "keys": a_task(limit_keys=["account:1"]),
+    "unique": a_task(unique="report"),
+    "expiry": a_task(expires=3600),
+    "cost": a_task(cost=2.5),
+    "settings of a tenant": lambda queue: queue.set_tenant("acme", weight=2),
+    "settings of a user of one": lambda queue: queue.set_user("heavy", tenant="acme", weight=2),
+    "limits of a key": lambda queue: queue.set_limit("account:*", slots=2),
+    "a worker of a pool": lambda queue: queue.claim("w9", pools=["gpu"]),
+    "a move": lambda queue: queue.move_user("heavy", "acme"),
+}
+
+
+@pytest.mark.parametrize("use", [None, *FIRST_USES])
+def test_all_that_was_unfinished_runs_once_whatever_is_used_meanwhile(
+    old: Old, use: str | None
+) -> None:
+    """Old workers end some runs, others never answer, and the layout changes in the midst of it."""
+    state = places(old.client)
+    unfinished = {*state["ready"], *state["delayed"], *state["running"]}
+    held = [i for i in ("running-1", "running-2", "slot-3") if i in state["running"]]
+    late = [old.held_claim(i) for i in held]
+    ran = Counter(["running-1"])
+    assert old.queue.finish_many([(late[0], None)]) == ["finished"]
+
+    for user in ("paused", "capped", "rated"):
+        old.queue.set_user(user, paused=False, max_running=None, rate=None)
+    old.queue.set_limits("paced", rate=None)
+    for n in range(60):
+        if n == 3 and use is not None:
+            FIRST_USES[use](old.queue)
+            assert old.queue.extend(late[1:2], 30) == ["extended"]
+        if n == 4:
+            old.queue.finish(late[1])
+            ran["running-2"] += 1
+        pools = ["default", "gpu"] if use == "pool" and n > 5 else ["default"]
+        claims = old.queue.claim("w9", 3, 600, pools=pools)
+        assert {claim.task.task_id for claim in claims}.isdisjoint(ran)
+        ran.update(ids_of(claims))
+        old.queue.finish_many((claim, None) for claim in claims)
+        check_consistency(old.client, is_old=True)
+        if n > 5 and not claims:
+            old.clock.advance(300)
+
+    ran.pop("first of its kind", None)
+    assert set(ran.values()) == {1}
+    ended = {i for name, ids in places(old.client).items() for i in ids if name in ENDED}
+    assert unfinished <= ended
+    stale = {i for i in ("stale-1",) if i in state["running"]}
+    assert unfinished - ran.keys() == {"running-3"} | stale  # cancelled, and timed out
+    assert set(ran) <= unfinished
+    layout = dump(old.client)["fair"].get("layout")
+    assert layout == ("1" if use is None else "2")
+    assert {each.level for each in Records(old.queue.link, fix=False).compare()} == {"ok"}
+
+
+def test_a_pair_inherits_what_the_user_of_its_tenant_was_given(old: Old) -> None:
+    get = old.queue.get_user
+    assert get("heavy", tenant="acme").weight == get("heavy").weight == 4.0
+    assert get("heavy", tenant="other").weight == 1.0
+    old.queue.set_user("heavy", tenant="acme", max_running=1)
+    assert (get("heavy", tenant="acme").weight, get("heavy", tenant="acme").max_running) == (4.0, 1)
+    assert get("heavy").max_running is None
+    assert old.queue.tenants_of("heavy") == ["acme"]
 
 
 def test_old_dead_letters_are_found_retried_and_discarded(old: Old) -> None:
