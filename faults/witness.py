@@ -28,7 +28,7 @@ from faults.journal import Journal, read_journals
 # Scripts that need the token of a term, and those that need the token of a lease.
 OF_LEADERS = ("fire", "resume", "set_aside", "resign")
 OF_WORKERS = ("finish", "retry", "bury", "release", "extend")
-REFUSALS = (b"stale", b"lost_lease")
+REFUSALS = (b"stale", b"lost_lease", b"ended")
 
 
 def now_ms() -> int:

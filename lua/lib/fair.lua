@@ -304,7 +304,7 @@ local function place(seat, newcomer, cost, critical)
     start = start + (cost or cost_of(owner)) / settings_of(owner).weight
   end
   if debt or layout > 1 then drop_tag(K.idle, seat) end
-  if fair.pools then rings().note_start(seat) end
+  if fair.pools or not in_root(seat) then rings().note_start(seat) end
   put_tag(K.ready, seat, start)
   redis.call('HSET', K.served, seat, 'late')
   local is_ready = layout == 1 or rings().place_tenant(seat, newcomer, cost, critical)

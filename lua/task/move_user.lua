@@ -52,7 +52,8 @@ specials().prepare({ flow = { unique = '', keys = {} } })
 
 need_layout_2()
 local stored = redis.call('HGET', K.users, from) or (A.tenant ~= '' and rings().inherited(from)) or nil
-if stored and not redis.call('HGET', K.users, to) then
+local has_settings = stored and not redis.call('HGET', K.users, to)
+if has_settings then
   redis.call('HSET', K.users, to, stored)
   redis.call('ZADD', K.user_names, 0, to)
   redis.call('HDEL', K.users, from)
@@ -93,6 +94,10 @@ for i, id in ipairs(ids) do
 end
 if #later > 0 then delays().add(later) end
 if add_waiting(waiting, true) or #later > 0 then wake_worker() end
+-- The settings hold for tasks that waited there before, and no longer for those of the user that are left.
+for _, owner in ipairs(has_settings and { from, to } or {}) do
+  if review(owner) then wake_worker() end
+end
 count('moved', moved)
 save_fair()
 return tonumber(remember(A.op, moved))

@@ -8,22 +8,19 @@ with `FAIRQUEUE_MODEL_SAME=1` at the same examples each time.
 
 import json
 import logging
-import os
-import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import redis
+from helpers.machines import EXAMPLES, REPLAY_MS, EchoingLink, Ids, run_machine
 from helpers.model import Every, ModelQueue, ModelReading, ModelSchedule, ModelSchedulers, ModelTask
 from helpers.state import READS, check_consistency
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -31,25 +28,17 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost, QueueFull, ScheduleConflict, StaleVersion
-from fairqueue.link.connection import Link
 from fairqueue.link.keys import KEY_TYPES
-from fairqueue.link.operation import Call
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.leadership import Reading
 from fairqueue.scheduler.scheduler import TaskScheduler
-
-EXAMPLES = os.environ.get("FAIRQUEUE_MODEL_EXAMPLES")
-SAME = os.environ.get("FAIRQUEUE_MODEL_SAME", "0" if EXAMPLES else "1") != "0"
-# Shrinking takes minutes: without it a failure is longer to read, but said at once.
-SHRINK = os.environ.get("FAIRQUEUE_MODEL_SHRINK", "1" if EXAMPLES else "0") != "0"
 
 USERS = ("ann", "bob", "cy", "dee")
 SCHEDULES = ("s1", "s2", "s3")
@@ -60,17 +49,7 @@ COUNTED = (
     *("stale_runs", "timed_out"),
 )
 COUNTED_BY_SCHEDULERS = ("fired", "missed", "terms")
-# Scripts that recognise their repetition, and refusals that are no answers: asked again, they may
-# be given another. `lead` and `claim` have their own rules.
-REMEMBERED = {
-    *("push", "finish", "retry", "release", "bury", "extend", "cancel", "reschedule"),
-    *("set_user", "set_limits", "configure"),
-    *("add_schedules", "update_schedule", "remove_schedule"),
-    *("fire", "resume", "set_aside", "resign"),
-}
-FORGOTTEN = (b"full", b"other", b"exists", b"skewed", b"quota")
 MOST_PAUSE_MS = 5000  # of a claim of some names that has found nothing
-REPLAY_MS = 60_000  # what is repeated is recognised for so long, and may be for longer
 TERM_S = 60.0  # long enough that no scheduler loses trust in the real time that an example takes
 CHECK_INTERVAL_S = 7.0
 CRONS = {
@@ -119,95 +98,6 @@ def name_of(task_id: str) -> str:
 def timeout_of(task_id: str) -> float | None:
     """Every fourth task has a time-out of its own, in seconds."""
     return 20.0 if int(task_id[1:]) % 4 == 1 else None
-
-
-# --- a network that loses replies -----------------------------------------------------------------
-
-
-class EchoingLink(Link):
-    """A link that sends its scripts twice while `echo` is set, as after a lost reply.
-
-    The caller gets the second answer, which has to be the first one. What was sent can be sent
-    again later, too: `travelled_ms` is how far the clock has moved since the beginning, in all.
-    """
-
-    echo = False
-    travelled_ms = 0
-    last_answer: Any = None
-    last_arguments: dict[str, Any]
-    sent: list["Sent"]
-
-    def _call(self, call: Call) -> Any:
-        name, arguments = call.script, {**call.arguments, "rest": call.rest, "now_ms": call.now_ms}
-        self.last_arguments = arguments
-        self.last_answer = self._echoed(name, lambda: Link._call(self, call))
-        self._keep(name, arguments, self.last_answer)
-        return self.last_answer
-
-    def _stream(self, calls: Iterable[Call]) -> Generator[Any, None, None]:
-        for call in calls:
-            answer = self._echoed(call.script, partial(self._stream_one, call))
-            self._keep(call.script, {**call.arguments, "rest": call.rest}, answer)
-            yield answer
-
-    def _stream_one(self, call: Call) -> Any:
-        return next(super()._stream([call]))
-
-    def _keep(self, name: str, arguments: Mapping[str, Any], answer: Any) -> None:
-        word = answer[0] if isinstance(answer, list) and answer else answer
-        if name in REMEMBERED and word not in FORGOTTEN:
-            self.sent.append(Sent(name, arguments, answer, self.travelled_ms))
-
-    def recent(self) -> list["Sent"]:
-        """What may still come again: after that long the client has given up."""
-        return [s for s in self.sent if self.travelled_ms - s.travelled_ms <= REPLAY_MS / 2]
-
-    def send_again(self, sent: "Sent") -> None:
-        again = Link._call(self, Call(sent.name, **sent.arguments))
-        assert _essence(sent.name, again) == _essence(sent.name, sent.answer), sent.name
-
-    def _echoed(self, name: str, send: Callable[[], Any]) -> Any:
-        first = send()
-        if not self.echo:
-            return first
-        second = send()
-        assert _essence(name, second) == _essence(name, first), f"{name}: {first} then {second}"
-        return second
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A command that was answered."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    answer: Any
-    travelled_ms: int
-
-
-def _essence(name: str, answer: Any) -> Any:
-    """What a caller learns from an answer, whether it is the first or a repetition."""
-    if name == "push":
-        # How many were new is for nobody but readers of a trace.
-        return [part for part in answer if not isinstance(part, int)]
-    if name == "lead":
-        # A repetition renews the term that the first has begun.
-        return [answer[0] == b"follower", *answer[1:]]
-    if name == "sample":
-        return None  # a repetition finds that it is taken, and nobody asks who took it
-    return answer
-
-
-class Ids:
-    """Random ids that are the same in every run; the next one can be chosen."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-        self.forced: str | None = None
-
-    def __call__(self) -> str:
-        forced, self.forced = self.forced, None
-        return forced or self._random.randbytes(12).hex()
 
 
 # --- what is in Redis -----------------------------------------------------------------------------
@@ -1228,22 +1118,6 @@ class MachineThatSharesTime(Machine):
         return real.keys() == expected.keys() and all(
             real[user] == pytest.approx(expected[user], rel=1e-9, abs=1e-9) for user in real
         )
-
-
-def run_machine(machine: type[Machine], url: str, examples: int) -> None:
-    run_state_machine_as_test(
-        lambda: machine(url),  # type: ignore[arg-type]  # any maker of machines will do
-        settings=settings(
-            max_examples=int(EXAMPLES) if EXAMPLES else examples,
-            stateful_step_count=50,
-            deadline=None,
-            derandomize=SAME,
-            database=None,
-            print_blob=not SAME,
-            phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 120)
