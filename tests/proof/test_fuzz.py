@@ -201,6 +201,7 @@ SCHEDULE_FIELDS = (
     *("anchor", "at", "start", "end", "windows", "exclude", "max_runs", "misfire", "catch_up"),
     *("max_catch_up", "jitter", "overlap", "retries", "backoff", "timeout", "max_failures"),
     *("backoff_cap", "backoff_multiplier", "backoff_jitter", "tenant", "schedule_id"),
+    *("pool", "limit_keys", "unique", "on_duplicate", "unique_for", "expires", "cost"),
 )
 
 
@@ -228,7 +229,8 @@ WRITES: dict[str, tuple[st.SearchStrategy[dict[str, Any]], Call]] = {
     "push": (
         fields(
             *("user_id", "payload", "priority", "name", "task_id", "delay", "at", "triggered_by"),
-            "tenant",
+            *("tenant", "pool", "limit_keys", "unique", "on_duplicate", "unique_for", "debounce"),
+            *("max_wait", "expires", "cost"),
         ),
         lambda w, given: w.queue.push(Task.create(**task_fields(**given))),
     ),
@@ -240,6 +242,18 @@ WRITES: dict[str, tuple[st.SearchStrategy[dict[str, Any]], Call]] = {
     "set_user": (
         fields("weight", "max_running", "max_waiting", "rate", "paused", "tenant"),
         lambda w, given: w.queue.set_user("alice", **given),
+    ),
+    "set_tenant": (
+        fields("weight", "max_running", "max_waiting", "rate", "paused", "note", "by", "until"),
+        lambda w, given: w.queue.set_tenant("acme", **given),
+    ),
+    "move_user": (
+        fields("user_id", "to", "tenant"),
+        lambda w, given: w.queue.move_user(**{"user_id": "alice", "to": None, **given}),
+    ),
+    "set_limit": (
+        fields("key", "slots", "rate", "ordered", "through_retries", "scope"),
+        lambda w, given: w.queue.set_limit(**{"key": "account:1", **given}),
     ),
     "set_limits": (
         fields("slots", "rate", "timeout"),
@@ -360,7 +374,12 @@ LOOK_UPS: dict[str, Callable[[FuzzedWorld, Any], object]] = {
     "explain": lambda w, value: w.queue.explain(value),
     "size": lambda w, value: w.queue.size(value),
     "get_user": lambda w, value: w.queue.get_user(value),
+    "get_user of": lambda w, value: w.queue.get_user("alice", tenant=value),
+    "get_tenant": lambda w, value: w.queue.get_tenant(value),
     "tenants_of": lambda w, value: w.queue.tenants_of(value),
+    "quote": lambda w, value: w.queue.quote(value),
+    "quote of": lambda w, value: w.queue.quote("alice", tenant=value, name=value, pool=value),
+    "claim pools": lambda w, value: w.queue.claim("w", names=["nothing"], pools=[value]),
     "cancel": lambda w, value: w.queue.cancel(value),
     "claim": lambda w, value: w.queue.claim(value, names=["nothing"]),
     "claim names": lambda w, value: w.queue.claim("w", names=[value, "nothing"]),
@@ -1084,11 +1103,13 @@ SCORES = [0.0, 1.0, -1.0, 1.5, 1.7e12, 1e308, -1e308, math.inf, -math.inf]
 ORDERED = {
     *("backlog", "runs", "slots", "held", "slot_line", "user_names", "tenant_users", "open"),
     *("schedule_index", "schedule_names", "tenant_schedules", "moments", "changes", "audit"),
-    "samples",
+    *("samples", "rings", "gate_order", "pool_tasks", "user_tenants"),
 }
 # A counter by which leaders are told apart. One that is no number stops the scheduler, which says
 # so: to begin anew might make an old leader's number that of a new one.
 STOPS_SCHEDULER = ("epoch",)
+# An unknown number stops everybody: a later version may have written the queue.
+STOPS_ALL = ("fair", b"layout")
 
 Command = tuple[Any, ...]
 
@@ -1137,7 +1158,11 @@ class Planted:
 
     def _of_hash(self, key: str, name: bytes) -> Iterator[tuple[str, Command]]:
         stored = cast(dict[bytes, bytes], self.client.hgetall(name))
-        own = {each: text for each, text in stored.items() if is_mallorys(each)}
+        own = {
+            each: text
+            for each, text in stored.items()
+            if is_mallorys(each) and (key, each) != STOPS_ALL
+        }
         for each in (*own, b"", b"m-none", b"\xff\0", b"mallory"):
             for value in RECORDS:
                 yield f"{key}[{each!r}] = {value[:30]!r}", ("HSET", name, each, value)
@@ -1175,6 +1200,7 @@ class Planted:
 EXTRA = (
     *("slot", "deadline", "stale", "cancel", "buffered", "retried_as", "timed_out", "tenant"),
     *("fail_limit", "until", "reason", "drain", "policy", "parent", "ends", "result", "error"),
+    *("group", "pool", "flow", "behind", "expires", "following"),
 )
 
 
@@ -1186,6 +1212,9 @@ def fill(world: World) -> None:
     world.queue.configure(keep_finished=500)
     world.queue.set_user("mallory", weight=2.0, max_running=50, rate=100.0, tenant="acme")
     world.queue.set_limits("slow", slots=1, rate=100.0, timeout=60.0)
+    world.queue.set_tenant("acme", weight=2.0, max_running=60, rate=200.0)
+    world.queue.set_limit("account:*", slots=1, ordered=True)
+    world.queue.set_limit("site", slots=1, rate=100.0, scope="tenant")
     _fill_tasks(world)
     scheduler = TaskScheduler(world.queue, "one", registry=CollectorRegistry())
     rule: dict[str, Any] = {"user_id": "mallory", "tenant": "acme"}
@@ -1230,6 +1259,25 @@ def _fill_tasks(world: World) -> None:
     world.push("m-waiting", user_id="mallory", payload={"a": [1, 2]})
     world.push("m-later", user_id="mallory", delay=3600)
     world.push("m-critical", user_id="mallory", priority=6)
+    _fill_flow(world)
+
+
+def _fill_flow(world: World) -> None:
+    """Tasks with keys, of another pool, unique ones, and some that expire."""
+    for tenant in (None, "acme"):
+        acme: dict[str, Any] = {"user_id": "mallory", "tenant": tenant}
+        kind = "t" if tenant else "u"
+        keys = {"limit_keys": ["account:7", "site"], **acme}
+        world.push(f"m-key-{kind}1", f"m-key-{kind}2", f"m-key-{kind}3", **keys)
+        world.claim_one()
+        world.queue.claim("w", limit=2)
+        world.push(f"m-gpu-{kind}1", f"m-gpu-{kind}2", pool="gpu", **acme)
+        world.queue.claim("w", pools=["gpu"])
+        world.push(f"m-one-{kind}", unique="one", **acme)
+        world.push(f"m-two-{kind}", unique="one", **acme)
+        world.push(f"m-late-{kind}", unique="late", debounce=600.0, **acme)
+        world.push(f"m-short-{kind}", expires=90, cost=2.5, **acme)
+        world.push(f"m-long-{kind}", expires=9000, delay=3600, **acme)
 
 
 @pytest.fixture
@@ -1303,6 +1351,7 @@ IDS = {
     "worker_id": "w",
     "name": "slow",
     "key_id": "x",
+    "tenant": "acme",
 }
 SPAN = "start=2023-11-14T00:00:00Z&end=2023-11-15T00:00:00Z"
 READS = [
@@ -1318,6 +1367,7 @@ PAGES = [
     *("/", "/users", "/users/mallory", "/schedules", "/schedules/m-cron", "/runs", "/runs/m-dead"),
     *("/failed", "/audit", "/workers", "/settings", "/search?q=m", "/charts/users/shares"),
     *("/charts/runs", "/runs/m-waiting", "/do/schedules/edit?id=m-cron", "/failed/export"),
+    *("/tenants", "/tenants/acme", "/users/mallory?tenant=acme"),
 ]
 
 

@@ -301,6 +301,7 @@ IDS = {
     "worker_id": "w",
     "name": "mail",
     "key_id": "0123456789abcdef",
+    "tenant": "acme",
 }
 
 
