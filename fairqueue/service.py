@@ -43,6 +43,7 @@ from fairqueue.demo.demo import (
     line,
     register,
 )
+from fairqueue.demo.jobs import POOLS
 from fairqueue.errors import ConfigurationError, FairQueueError, plural
 from fairqueue.link.keys import Keys
 from fairqueue.link.urls import shown
@@ -198,7 +199,7 @@ def _worker(
         return app(queue, {"concurrency": concurrency, **given})
     if not demo:
         return None
-    worker = Worker(queue, concurrency=concurrency, alerts=alerts)
+    worker = Worker(queue, concurrency=concurrency, alerts=alerts, pools=POOLS)
     register(worker)
     return worker
 

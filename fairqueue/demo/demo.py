@@ -45,6 +45,8 @@ MARK = "live-heartbeat"  # a schedule that only the queue of a demo has
 
 # Tasks that users push per second, by the part of their name after the school.
 RATES = {"office": 0.5, "bursar": 0.7, "admissions": 0.8, "transport": 0.4}
+# After how many seconds those of a user with a low rate are of no use.
+EXPIRES_S = {"admissions": 45.0}
 # Schedules that fire during the demo: id, rule, job.
 LIVE: tuple[tuple[str, dict[str, Any], Job], ...] = (
     (MARK, {"every": timedelta(seconds=5)}, JOBS[2]),
@@ -120,7 +122,7 @@ def _take(seconds: float) -> None:
 
 
 class Load:
-    """Pushes tasks: a few of most users, and many of one."""
+    """Pushes tasks: a few of most users, and many of one. Some expire before they can start."""
 
     def __init__(self, queue: TaskQueue, random_seed: int = 1) -> None:
         self._queue = queue
@@ -132,18 +134,20 @@ class Load:
         return len(self._queue.push_many([*self._flood(), *self._requests()]))
 
     def _flood(self) -> Iterator[Task]:
-        if self._queue.size(NOISY) < LEAST_BACKLOG:
+        tenant = IMPORT.tenant(TENANTS)
+        if self._queue.size(NOISY, tenant=tenant) < LEAST_BACKLOG:
             for _ in range(BACKLOG):
-                yield IMPORT.task(NOISY, IMPORT.tenant(TENANTS), priority=IMPORT.priority)
+                yield IMPORT.task(NOISY, tenant, priority=IMPORT.priority)
 
     def _requests(self) -> Iterator[Task]:
         for tenant in TENANTS:
             for role, per_second in RATES.items():
                 user = f"{tenant}.{role}"
                 wanted = self._chance.random() < per_second * STEP_S
-                if wanted and self._queue.size(user) < MOST_WAITING:
+                if wanted and self._queue.size(user, tenant=tenant) < MOST_WAITING:
                     job = self._jobs[role]
-                    yield job.task(user, tenant, priority=job.priority)
+                    expires = {"expires": EXPIRES_S[role]} if role in EXPIRES_S else {}
+                    yield job.task(user, tenant, priority=job.priority, **expires)
 
 
 # --- display --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ The demo runs these jobs, and the seeder writes a history of them.
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -18,6 +18,7 @@ from fairqueue.validation import Priority
 ZONE = "Africa/Nairobi"
 TENANTS = ("greenfield", "hillcrest", "lakeside")
 ROLES = ("office", "bursar", "admissions", "transport")  # of the users that each school has
+POOLS = ("default", "reports")  # that the workers serve
 RETRIES, BACKOFF = 2, [60.0, 120.0]  # of all jobs; seconds
 
 # Who acts: people of the platform see all schools, people of a school only theirs.
@@ -63,7 +64,8 @@ class Job:
     school: the number of its tenant, None for the platform. role: of its user. share: how many of a
     hundred runs are its own. seconds: the least and the longest time of a run. A failed run with
     all its retries must end before the next run is due, which would otherwise be skipped. lines:
-    what it logs. result: the name of what it counts.
+    what it logs. result: the name of what it counts. flow: the pool, keys, unique key, cost and
+    expiry of its tasks; {school} stands for the school.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Job:
     cron: str = ""
     school: int | None = None
     share: int = 0
+    flow: dict[str, Any] = field(default_factory=dict)
 
     @property
     def schedule_id(self) -> str:
@@ -95,6 +98,13 @@ class Job:
         tenant = self.tenant(tenants)
         return self.role if tenant is None else f"{tenant}.{self.role}"
 
+    def flow_of(self, tenant: str | None) -> dict[str, Any]:
+        """Return the flow of its tasks for a school."""
+        found = dict(self.flow)
+        if "limit_keys" in found:
+            found["limit_keys"] = [key.format(school=tenant) for key in found["limit_keys"]]
+        return found
+
     def schedule(self, tenants: Sequence[str], **fields: Any) -> dict[str, Any]:
         """Return the fields of a schedule of this job, with these besides its own."""
         return {
@@ -103,6 +113,7 @@ class Job:
             "name": self.name,
             "timezone": ZONE,
             "payload": self.payload,
+            **self.flow_of(self.tenant(tenants)),
             **fields,
         }
 
@@ -114,7 +125,7 @@ class Job:
             name=self.name,
             payload=self.payload,
             triggered_by=user,
-            **fields,
+            **{**self.flow_of(tenant), **fields},
         )
 
 
@@ -135,6 +146,17 @@ USER_SETTINGS: dict[str, dict[str, Any]] = {
     "admissions": {"weight": 1.0, "rate": 0.5},
     "transport": {"weight": 0.5, "max_running": 1},
     "imports": {"weight": 1.0, "max_waiting": 20_000},
+}
+# Weights and limits of schools, in order; further schools have none.
+TENANT_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"weight": 1.5},
+    {"weight": 1.0, "max_waiting": 50_000},
+    {"weight": 2.0, "max_running": 6},
+)
+# One run at a time for each account, in order; and few text messages a second, for all schools.
+KEY_LIMITS: dict[str, dict[str, Any]] = {
+    "account:*": {"slots": 1, "ordered": True},
+    "sms": {"rate": 5.0},
 }
 # Schedules that were paused: at least how many days ago, and why.
 PAUSES = {

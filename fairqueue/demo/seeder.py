@@ -23,9 +23,12 @@ from fairqueue.demo.jobs import (
     BACKOFF,
     IMPORT,
     JOBS,
+    KEY_LIMITS,
     PAUSES,
+    POOLS,
     RETRIES,
     ROLES,
+    TENANT_SETTINGS,
     TENANTS,
     USER_SETTINGS,
     ZONE,
@@ -328,6 +331,10 @@ class Simulation:
                 change["tenant"] = tenant
             act = functools.partial(self._inspector.users.set, user, **change)
             self._at(start_ms + number * MINUTE_MS, act)
+        for tenant, change in zip(tenants, TENANT_SETTINGS, strict=False):
+            self._at(start_ms, functools.partial(self._inspector.tenants.set, tenant, **change))
+        for key, limits in KEY_LIMITS.items():
+            self._at(start_ms, functools.partial(self._inspector.system.set_limit, key, **limits))
         return tuple(sorted(users))
 
     def _expect_schedule(self, job: Job) -> None:
@@ -390,12 +397,13 @@ class Simulation:
         self._after(min(self._chance.uniform(0.02, 0.9), room / 10), self._claim)
 
     def _claim(self) -> None:
-        for claim in self._queue.claim(self._chance.choice(WORKERS), limit=10, lease=LEASE_S):
+        worker = self._chance.choice(WORKERS)
+        for claim in self._queue.claim(worker, limit=10, lease=LEASE_S, pools=POOLS):
             run = self._runs[claim.task.task_id]
             attempt = SimulatedAttempt(run, claim, self._seconds(run), self._chance)
             self._after(attempt.seconds, functools.partial(self._end, attempt))
         if self._queue.size():
-            self._after(1.0, self._claim)  # a user has reached a limit
+            self._after(1.0, self._claim)  # a user or a key has reached a limit
 
     def _seconds(self, run: PlannedRun) -> float:
         """Return how long an attempt takes; none ends later than now."""

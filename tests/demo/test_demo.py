@@ -23,7 +23,7 @@ from fairqueue.demo.demo import (
     handler_of,
     received,
 )
-from fairqueue.demo.jobs import JOBS
+from fairqueue.demo.jobs import IMPORT, JOBS, POOLS
 from fairqueue.errors import ConfigurationError
 from fairqueue.history.runs import History
 from fairqueue.models import QueueSnapshot, UserSettings
@@ -178,12 +178,24 @@ def test_a_worker_of_the_demo_knows_all_that_is_wanted(
     for schedule_id, _, _ in LIVE:
         TaskScheduler(queue).trigger(schedule_id)
     pushed = Load(queue).push() + len(LIVE)
-    worker = Worker(queue)
+    assert {pool.pool for pool in queue.inspect().pools} == set(POOLS)
+    worker = Worker(queue, pools=POOLS)
     demo.register(worker)
     before = queue.inspect().counters["finished"]
     done = worker.run_until_empty()
     assert done + queue.size() == pushed  # the rest is of users who have reached a limit
     assert queue.inspect().counters["finished"] == before + done
+
+
+def test_what_a_slow_user_asks_for_expires(world: World) -> None:
+    world.patch(demo, "BACKLOG", 1)
+    world.patch(demo, "RATES", {"admissions": 1.0})
+    load = Load(world.queue)
+    for _ in range(5):
+        load.push()
+    world.advance(46)
+    assert all(claim.task.name == IMPORT.name for claim in world.queue.claim("w", limit=99))
+    assert world.queue.inspect().counters["expired_tasks"] == 15
 
 
 def test_a_queue_that_a_demo_left_is_begun_anew(queue: TaskQueue) -> None:

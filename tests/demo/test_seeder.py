@@ -12,7 +12,7 @@ from helpers.world import World
 
 from benchmarks.large_queue import seed_large
 from fairqueue.clock import ManualClock
-from fairqueue.demo.jobs import JOBS, TENANTS
+from fairqueue.demo.jobs import JOBS, POOLS, TENANTS
 from fairqueue.demo.seeder import seed
 from fairqueue.errors import ConfigurationError, InvalidInput
 from fairqueue.history.records import Run
@@ -106,6 +106,29 @@ def test_users_belong_to_schools_and_differ_in_weights_and_limits(queue: TaskQue
     assert any(each.max_running for each in settings.values())
     assert any(each.rate for each in settings.values())
     assert {run.user_id for run in all_runs(queue)} <= set(seeded.users)
+
+
+def test_schools_differ_in_weights_and_limits(queue: TaskQueue) -> None:
+    seeded = seed(queue)
+    found = Inspector(queue).tenants.list(minutes=7 * 24 * 60)
+    assert [tenant.tenant for tenant in found] == sorted(seeded.tenants)
+    assert len({tenant.settings.weight for tenant in found}) == 3
+    assert any(tenant.settings.max_running for tenant in found)
+    assert all(tenant.users >= 4 for tenant in found)
+    assert all(tenant.ended for tenant in found)
+
+
+def test_jobs_have_pools_keys_a_unique_key_and_costs(queue: TaskQueue) -> None:
+    seed(queue)
+    found = {each.name: each for each in all_schedules(queue)}
+    assert {each.pool for each in found.values()} == set(POOLS)
+    mpesa, backup = found["SyncMpesaTransactionsJob"], found["GenerateDailyBackupJob"]
+    assert (mpesa.unique, mpesa.limit_keys) == ("sync-mpesa", ["account:hillcrest"])
+    assert backup.cost == 20
+    assert backup.expires is not None
+    assert queue.get_key_limits().keys() == {"account:*", "sms"}
+    pools = Counter(run.pool for run in all_runs(queue))
+    assert pools.keys() == set(POOLS)
 
 
 def test_runs_have_the_tenant_of_their_user(queue: TaskQueue) -> None:
