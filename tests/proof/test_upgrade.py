@@ -156,6 +156,21 @@ def test_schedules_of_either_version_are_fired_by_the_other(
     assert layout_of(world) == "1"
 
 
+def test_each_version_reads_the_samples_and_the_state_of_the_other(
+    world: World, old: Side, new: Side
+) -> None:
+    store = "__import__('fairqueue.stats.samples', fromlist=['x']).SampleStore(queue.link)"
+    waiting = f"[n for n in {store}.read('15m').values['ready'] if n]"
+    for n, (one, other) in enumerate(both_ways(old, new)):
+        one(push(f"t{n}", user=f"user-{n}"))
+        one(f"{store}.take()")
+        world.advance(15)
+        for side in (one, other):
+            assert side(waiting) == [1, 2][: n + 1]
+            assert side("queue.inspect().ready") == n + 1
+            assert side("queue.explain('t0').summary")
+
+
 class Traffic:
     """Random calls of both versions, and what must come of them."""
 
