@@ -6,7 +6,7 @@ GAP = 2  # cells between columns
 
 # Columns that may be shortened, and to how many cells. Ids are never shortened: people copy them.
 _NARROWEST = {
-    **dict.fromkeys(("USER", "NAME", "BY", "HOST", "ZONE", "TENANT"), 10),
+    **dict.fromkeys(("USER", "NAME", "BY", "HOST", "ZONE", "TENANT", "POOL"), 10),
     **dict.fromkeys(("NAMES", "CURRENT"), 12),
     **dict.fromkeys(("ERROR", "REASON", "NOTE", "MESSAGE", "FIELDS", "WHAT"), 20),
     "ACTOR": 8,
@@ -15,19 +15,9 @@ _NARROWEST = {
 WRAPPED = ("REASON", "NOTE", "MESSAGE", "FIELDS", "WHAT")
 # Columns to leave out of a narrow terminal, in this order.
 _FIRST_TO_GO = (
-    *("VERSION", "PID", "VIA", "TENANT", "DUE", "ATTEMPTS", "STARTED", "CURRENT", "ZONE"),
-    *(
-        "P95 WAIT",
-        "SCHEDULES",
-        "PRIORITY",
-        "LAST RUN",
-        "JAIN",
-        "WEIGHT",
-        "OLDEST WAIT",
-        "HOST",
-        "NAMES",
-    ),
-    *("SEEN", "PUSHED", "CREATED", "OUTCOME", "NAME", "USER", "ERROR"),
+    *("VERSION", "PID", "VIA", "POOL", "DUE", "ATTEMPTS", "STARTED", "CURRENT", "ZONE"),
+    *("P95 WAIT", "SCHEDULES", "JAIN", "PRIORITY", "LAST RUN", "WEIGHT", "OLDEST WAIT", "HOST"),
+    *("NAMES", "SEEN", "PUSHED", "CREATED", "OUTCOME", "TENANT", "NAME", "USER", "ERROR"),
 )
 
 

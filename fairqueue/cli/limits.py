@@ -73,7 +73,7 @@ def _rows(of: str, limits: Mapping[str, Any]) -> list[dict[str, Any]]:
     "--through-retries",
     is_flag=True,
     default=None,
-    help="With --ordered: also before retries.",
+    help="With --ordered: a retry holds back later tasks.",
 )
 @click.option(
     "--scope",

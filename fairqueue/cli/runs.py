@@ -44,6 +44,7 @@ RUN_COLUMNS: Columns = {
     ),
     "TOOK": lambda run: duration_text(run.seconds),
     "ATTEMPTS": lambda run: run.attempts,
+    "TENANT": lambda run: run.tenant,
     "ERROR": lambda run: error_text(run.error),
 }
 LOG_COLUMNS: Columns = {

@@ -29,7 +29,7 @@ from fairqueue.inspection.documents import document
 
 COLUMNS = columns(
     "ID=task_id STATUS=status USER=user_id NAME=name PRIORITY=priority PUSHED=pushed_at "
-    "DUE=due_at ATTEMPTS=attempts"
+    "DUE=due_at ATTEMPTS=attempts TENANT=tenant POOL=pool"
 )
 
 
