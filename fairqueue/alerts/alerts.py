@@ -453,6 +453,7 @@ def _about(task: Task, attempt: int, **more: object) -> dict[str, Any]:
         "task": task.task_id,
         "name": task.name,
         "user": task.user_id,
+        "tenant": task.tenant,
         "attempt": attempt,
         "schedule": task.schedule_id,
         "scheduled_for": None if task.scheduled_for is None else task.scheduled_for.isoformat(),

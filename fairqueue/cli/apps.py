@@ -8,11 +8,20 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+import click
+
 from fairqueue.errors import ConfigurationError, FairQueueError, kind_of, shown
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.worker.worker import Worker
 
 WANTED, EXAMPLE = "a Worker, or a function that returns one", "myapp.jobs:make_worker"
+pool_option = click.option(
+    "--pool",
+    "pools",
+    multiple=True,
+    metavar="POOL",
+    help="Take tasks of this pool. Repeatable. Default: the app's, or the pool default.",
+)
 
 
 def load_worker(app: str, queue: TaskQueue, settings: Mapping[str, Any]) -> Worker:

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from fairqueue.alerts import Alerts
 from fairqueue.cli.alert_options import alert_options
-from fairqueue.cli.apps import load_worker
+from fairqueue.cli.apps import load_worker, pool_option
 from fairqueue.cli.exit_codes import FAILED, NO_REDIS, OK, UNHEALTHY
 from fairqueue.cli.metrics_options import MetricsOptions, metrics_options
 from fairqueue.cli.output import json_text, note, say
@@ -170,13 +170,7 @@ def _say_statistics(session: Session, daemon: Daemon, end: str) -> None:
 @click.option(
     "--concurrency", type=int, help="Tasks to run at the same time; default: the app's, or 8."
 )
-@click.option(
-    "--pool",
-    "pools",
-    multiple=True,
-    metavar="POOL",
-    help="Take tasks of this pool. Repeatable. Default: the app's, or the pool default.",
-)
+@pool_option
 @click.option(
     "--processes",
     type=int,

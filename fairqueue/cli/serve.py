@@ -7,13 +7,13 @@ import click
 from fairqueue.access.credentials import AccessStore
 from fairqueue.alerts import Alerts
 from fairqueue.cli.alert_options import alert_options
-from fairqueue.cli.apps import check_app, load_worker
+from fairqueue.cli.apps import check_app, load_worker, pool_option
 from fairqueue.cli.exit_codes import FAILED, OK
 from fairqueue.cli.metrics_options import MetricsOptions, metrics_options
 from fairqueue.cli.output import note, say
 from fairqueue.cli.session import Command, Session, actor, options, pass_session, until_signalled
 from fairqueue.cli.values import DURATION
-from fairqueue.errors import ConfigurationError
+from fairqueue.errors import ConfigurationError, shown
 
 DEFAULT_PORT = 8844
 
@@ -47,12 +47,18 @@ run_options = options(
     "handler classes.",
 )
 @click.option("--demo", "is_demo", is_flag=True, help="Add sample users and tasks.")
+@pool_option
 @alert_options
 @metrics_options
 @run_options
 @pass_session
 def up(
-    session: Session, app: str | None, is_demo: bool, metrics: MetricsOptions, **settings: Any
+    session: Session,
+    app: str | None,
+    is_demo: bool,
+    pools: tuple[str, ...],
+    metrics: MetricsOptions,
+    **settings: Any,
 ) -> int:
     """Run scheduler, workers and dashboard together.
 
@@ -62,12 +68,16 @@ def up(
     session.check()
     if is_demo and app is not None:
         raise ConfigurationError("--demo has its own handlers: remove --app")
+    if pools and app is None:
+        raise ConfigurationError(
+            f"--pool {shown(pools[0])} needs --app, whose workers take the tasks of the pool"
+        )
     if app is not None:
         check_app(app)
     # A demo fills a queue, so the URL from the environment is ignored.
     url = session.url if is_demo else session.named_url
     settings |= {"metrics_host": metrics.host, "metrics_port": metrics.port}
-    return _up(session, url=url, app=app, demo=is_demo, **settings)
+    return _up(session, url=url, app=app, demo=is_demo, pools=pools, **settings)
 
 
 @click.command(cls=Command)
@@ -88,6 +98,7 @@ def _up(
     app: str | None,
     concurrency: int | None,
     alerts: Alerts | None = None,
+    pools: tuple[str, ...] = (),
     **settings: Any,
 ) -> int:
     try:
@@ -100,7 +111,8 @@ def _up(
     if alerts is not None:
         given["alerts"] = alerts
     # The app gets only the options that were given: it may have its own defaults.
-    make = None if app is None else lambda queue, _: load_worker(app, queue, given)
+    of_app = {**given, "pools": pools} if pools else given
+    make = None if app is None else lambda queue, _: load_worker(app, queue, of_app)
     return run(url=named, embedded_path=path, queue=session.queue, app=make, **given, **settings)
 
 

@@ -47,6 +47,7 @@ from fairqueue.http_tasks.requests import (
     request_of,
 )
 from fairqueue.logs import log_event
+from fairqueue.models import Task
 from fairqueue.validation import MAX_RESULT_BYTES, check_count
 from fairqueue.worker.context import TaskContext
 from fairqueue.worker.handlers import Discard, Retry
@@ -79,11 +80,15 @@ _SIGNATURE = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRequest:
-    """A secret that a task refers to: its name, the user of the task, and the receiving host."""
+    """A secret that a task refers to: its name, whose task it is, and the receiving host.
+
+    A user id of one tenant and the same id of another are two users.
+    """
 
     name: str
     user_id: str
     host: str
+    tenant: str | None = None
 
 
 Secrets = Callable[[SecretRequest], str | None]
@@ -255,7 +260,7 @@ class HttpTasks:
         limit = min(request.timeout or self._timeout, self._timeout)
         deadline = began + limit
         addresses = self._admit(request, context, deadline)
-        revealed = self._reveal(request, context.task.user_id, deadline)
+        revealed = self._reveal(request, context.task, deadline)
         if context.cancelled:
             raise Retry("cancelled before it was sent")  # a cancelled task is not retried
         answer = self._call(request, context, addresses, revealed, deadline, limit)
@@ -298,14 +303,15 @@ class HttpTasks:
         except ValueError:
             raise Retry(f"{request.shown}: the resolver returned an invalid address") from None
 
-    def _reveal(self, request: HttpRequest, user_id: str, deadline: float) -> _Revealed:
+    def _reveal(self, request: HttpRequest, task: Task, deadline: float) -> _Revealed:
         names = names_in(request.headers)
         if self._signing_name is not None:
             names.append(self._signing_name)
         host = request.target.host
         values = {}
         for name in dict.fromkeys(names):
-            values[name] = self._secret(SecretRequest(name=name, user_id=user_id, host=host))
+            wanted = SecretRequest(name=name, user_id=task.user_id, host=host, tenant=task.tenant)
+            values[name] = self._secret(wanted)
             if time.monotonic() >= deadline:
                 raise Retry(f"{request.shown}: the lookup of secrets took too long")
         return _Revealed(values)

@@ -494,6 +494,19 @@ def test_up_gives_an_app_the_concurrency_that_was_asked_for(
     assert options["app"](live, {}).concurrency == 3
 
 
+def test_up_gives_an_app_its_pools(
+    cli: Cli, live: TaskQueue, module: str, runs: list[dict[str, Any]]
+) -> None:
+    cli.run("up", "--app", f"{module}:any_setting", "--pool", "gpu", "--pool", "default")
+    (options,) = runs
+    assert options["app"](live, {}).pools == ("default", "gpu")
+    done = cli.run("up", "--pool", "gpu")
+    assert (done.code, "--pool 'gpu' needs --app" in done.err) == (2, True)
+    done = cli.run("up", "--demo", "--pool", "gpu")
+    assert (done.code, "--pool 'gpu' needs --app" in done.err) == (2, True)
+    assert len(runs) == 1
+
+
 def test_up_refuses_workers_with_a_queue(cli: Cli, module: str, runs: list[dict[str, Any]]) -> None:
     done = cli.run("up", "--app", f"{module}:made")
     assert (done.code, runs) == (2, [])

@@ -29,7 +29,7 @@ from helpers.world import World
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fairqueue import Discard, Retry, Task, TaskContext, Worker
+from fairqueue import Discard, Retry, Task, TaskContext, TaskQueue, Worker
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, InvalidPayload
 from fairqueue.http_tasks.http import RESULT_BODY_BYTES, HttpTasks, SecretRequest, verify_signature
@@ -573,6 +573,21 @@ def test_who_gives_secrets_is_told_whose_task_it_is_and_where_they_go(web: Local
 
     call(make(secrets=secrets), web.url, headers={"X-Key": "secret:team/key-1"})
     assert asked == [SecretRequest(name="team/key-1", user_id="alice", host="127.0.0.1")]
+
+
+def test_users_of_one_id_in_two_tenants_have_secrets_of_their_own(
+    web: LocalServer, queue: TaskQueue
+) -> None:
+    vault = {(None, "ann"): "plain", ("acme", "ann"): "of acme", ("globex", "ann"): "of globex"}
+    http = make(secrets=lambda wanted: vault.get((wanted.tenant, wanted.user_id)))
+    worker = Worker(queue, pools=["default", "outside"])
+    http.register(worker, pool="outside")
+    payload = {"url": web.url, "headers": {"X-Key": "secret:KEY"}}
+    for tenant, _ in vault:
+        fields: dict[str, Any] = {"payload": payload, "pool": "outside"}
+        queue.push(Task.create(user_id="ann", tenant=tenant, name="http", **fields))
+    worker.run_until_empty()
+    assert sorted(seen.headers["x-key"] for seen in web.seen) == ["of acme", "of globex", "plain"]
 
 
 def test_a_missing_secret_ends_the_task_and_a_missing_vault_does_not(web: LocalServer) -> None:
