@@ -26,7 +26,7 @@ class Line:
     note: str = ""
 
 
-class Meter:
+class CpuMeter:
     """The processor time of the server's main thread for each item of some kinds of work.
 
     Measure the kinds in turns, so that all see the same load of the machine.
@@ -151,7 +151,7 @@ class Bench:
         print(format_line(line), flush=True)
 
     def compare(
-        self, name: str, meter: Meter, kind: str, base: str, most: float | None = None
+        self, name: str, meter: CpuMeter, kind: str, base: str, most: float | None = None
     ) -> None:
         """Store and print how many times as much a kind of work costs the server as another."""
         value = meter.ratio(kind, base)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.common import Bench, Meter
+from benchmarks.common import Bench, CpuMeter
 from fairqueue import Task, TaskQueue
 
 ROUNDS = 15
@@ -39,7 +39,7 @@ class Queues:
             name: TaskQueue.from_url(bench.server.url, name=f"queue-{number}", timeout=30.0)
             for number, name in enumerate(names)
         }
-        self.meter = Meter(bench.client)
+        self.meter = CpuMeter(bench.client)
 
     def rounds(self, claims: int, batch: int, kind: str) -> None:
         """Claim and finish tasks of each queue in turns, as `claim, <kind>` of the queue."""
@@ -121,7 +121,8 @@ def keys_in_use(bench: Bench) -> None:
             pass
         # Of each tenth key, another task waits.
         queues.push(name, _held(in_use))
-        queue.claim("bench", limit=1)
+        while bench.client.zcard(queue.keys["backlog"]):
+            queue.claim("bench", limit=1)  # moves them out of the way
         queues.push(
             name,
             (

@@ -44,7 +44,7 @@ class Asked:
         return abs(self.about - self.truth) / self.truth
 
 
-class Simulation:
+class SimulatedLoad:
     """A queue with workers that take simulated time, and what was asked about its tasks."""
 
     def __init__(self, url: str, seed: int) -> None:
@@ -143,14 +143,14 @@ def _moments(chance: random.Random, start: float, mean: float) -> Iterator[float
         yield start
 
 
-def steady(simulation: Simulation) -> None:
+def steady(simulation: SimulatedLoad) -> None:
     """As many tasks come as are served; some hundred always wait."""
     simulation.push(400)
     mean = MEAN_S / WORKERS
     simulation.every(_moments(simulation.chance, 0.0, mean), lambda: simulation.push(1))
 
 
-def bursty(simulation: Simulation) -> None:
+def bursty(simulation: SimulatedLoad) -> None:
     """Half the workers are busy, until one tenant pushes some hundred tasks, again and again."""
     mean = 2 * MEAN_S / WORKERS
     simulation.every(_moments(simulation.chance, 0.0, mean), lambda: simulation.push(1))
@@ -163,10 +163,10 @@ def bursty(simulation: Simulation) -> None:
 
 
 def errors_of(
-    url: str, load: Callable[[Simulation], None], seconds: float, seed: int = 1
+    url: str, load: Callable[[SimulatedLoad], None], seconds: float, seed: int = 1
 ) -> list[Asked]:
     """Simulate a load on an empty server; return the quotes whose truth is known."""
-    simulation = Simulation(url, seed)
+    simulation = SimulatedLoad(url, seed)
     with simulation.queue:
         load(simulation)
         simulation.every(_moments(simulation.chance, 60.0, PROBE_S), simulation.probe)
