@@ -1,21 +1,35 @@
-"""The cost of idle workers of other names while tasks of one name are pushed."""
+"""Workers of different kinds: what idle ones cost, and whether they starve anybody.
+
+Kinds of workers are told apart by the names of their handlers, and by pools.
+"""
 
 import statistics
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
-from benchmarks.common import Bench
-from fairqueue import Task, TaskQueue, Worker
+from benchmarks.common import Bench, CpuMeter
+from fairqueue import Claim, Task, TaskQueue, Worker
 
 USERS, TASKS_EACH = 300, 100  # of the name whose only worker is busy
 IDLE_WORKERS = 4
 PUSHES_PER_S = 50
 SECONDS = 10.0
 FOR_IDLE = 20  # tasks for one of the idle workers, behind all others
+POOLS = 20  # each with one idle worker
+ROUNDS = 15
+PUSHED = 300  # in a round
+GPU_SERVES = 120
 
 
 def run(bench: Bench) -> None:
+    by_names(bench)
+    by_pools(bench)
+    share_of_late_user(bench)
+
+
+def by_names(bench: Bench) -> None:
     """Start one busy worker, and idle workers for other names."""
     with bench.fresh_queue() as queue:
         users = bench.count(USERS)
@@ -93,3 +107,85 @@ def _begin(bench: Bench, queue: TaskQueue, begun: _Begun) -> None:
         f"{1000 * statistics.median(waits):.1f} ms",
         note=f"at most {1000 * max(waits):.1f} ms",
     )
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+
+def by_pools(bench: Bench) -> None:
+    """Push tasks for one pool, with and without idle workers of other pools."""
+    bench.empty()
+    meter = CpuMeter(bench.client)
+    with ExitStack() as stack:
+        queues = {
+            name: stack.enter_context(TaskQueue.from_url(bench.server.url, name=name, timeout=30.0))
+            for name in ("alone", "fleet")
+        }
+        for queue in queues.values():
+            # Some tasks always wait for the default pool, and both queues have had the other pools.
+            queue.push_many(Task.create(user_id=f"user-{n}") for n in range(USERS))
+            for n in range(POOLS):
+                queue.push(Task.create(user_id="ann", pool=f"pool-{n}"))
+                queue.finish(queue.claim("w", pools=[f"pool-{n}"])[0])
+        for n in range(POOLS):
+            worker = Worker(queues["fleet"], lambda _: None, concurrency=1, pools=[f"pool-{n}"])
+            worker.start()
+            stack.callback(worker.stop, 5)
+        time.sleep(4)  # until all workers have tried to claim
+        extra = 0
+        for round_ in range(ROUNDS):
+            for name, queue in queues.items():
+                tasks = [Task.create(user_id=f"user-{n}") for n in range(PUSHED)]
+                before = _scripts_run(bench)
+                with meter.measure(name, PUSHED):
+                    for task in tasks:
+                        queue.push(task)
+                if name == "fleet" and round_:
+                    extra += _scripts_run(bench) - before - PUSHED
+        bench.compare(
+            f"push with {POOLS} idle workers of other pools", meter, "fleet", "alone", 1.05
+        )
+        calls = extra / (ROUNDS - 1) / PUSHED
+        bench.add("scripts that they run for each push", f"{calls:.3f}", "≤ 0.05", calls <= 0.05)
+
+
+def _scripts_run(bench: Bench) -> int:
+    stats = bench.client.info("commandstats")
+    return int(stats["cmdstat_evalsha"]["calls"])
+
+
+def share_of_late_user(bench: Bench) -> None:
+    """Ann's tasks wait for rare workers while others are served; then come Bob's."""
+    shares = {kind: _bobs_share(bench, is_pool=kind == "pools") for kind in ("pools", "names")}
+    got = shares["pools"]
+    bench.add(
+        f"of {GPU_SERVES} tasks of a rare pool, a late user gets",
+        f"{got}",
+        f"≥ {GPU_SERVES * 0.45:.0f}",
+        got >= GPU_SERVES * 0.45,
+        f"with names instead of pools: {shares['names']}",
+    )
+
+
+def _bobs_share(bench: Bench, *, is_pool: bool) -> int:
+    def tasks(user: str, kind: str) -> list[Task]:
+        pool, name = (kind, "task") if is_pool else ("default", kind)
+        return [Task.create(user_id=user, pool=pool, name=name) for _ in range(2 * GPU_SERVES)]
+
+    def claim(kind: str) -> Claim:
+        taken = queue.claim("w", pools=[kind]) if is_pool else queue.claim("w", names=[kind])
+        return taken[0]
+
+    with bench.fresh_queue() as queue:
+        queue.push_many(tasks("ann", "gpu"))
+        for n in range(5):
+            queue.push_many(tasks(f"user-{n}", "cpu"))
+        for _ in range(5 * GPU_SERVES):
+            queue.finish(claim("cpu"))
+        queue.push_many(tasks("bob", "gpu"))
+        got = 0
+        for _ in range(GPU_SERVES):
+            taken = claim("gpu")
+            got += taken.task.user_id == "bob"
+            queue.finish(taken)
+        return got
