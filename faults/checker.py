@@ -5,6 +5,7 @@
     duplicated  enqueued more often than there are tasks
     doubled     completed more than once
     stale       done by a leader after its term, or by a worker without its lease
+    crowded     more tasks of a key ran than it has slots, or two with a unique key were unfinished
     wrong       an answer to an actor that cannot be true
 
 It also compares the structures of the queue with each other, the counters with what they count, and
@@ -25,6 +26,7 @@ from fairqueue.link.connection import Link
 from fairqueue.models import ScheduledTask
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
+from faults.flow import Evidence
 from faults.journal import read_journals
 from faults.witness import Testimony
 
@@ -51,6 +53,7 @@ class Told(Testimony):
     cancelling: set[str] = field(default_factory=set)
     removing: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
+    ignored: set[str] = field(default_factory=set)  # another task had the unique key
 
     @classmethod
     def read(cls, folder: Path) -> "Told":
@@ -72,6 +75,15 @@ class Told(Testimony):
             self.acknowledged |= ids
         elif outcome == "failed":
             self.refused |= ids
+
+    def _uniques(self, actor: str, at_ms: int, answers: dict[str, str]) -> None:
+        self.ignored |= {task_id for task_id, answer in answers.items() if answer != task_id}
+
+    def _left(self, actor: str, task_id: str, at_ms: int) -> None:
+        """Keep the end of a run for `faults.flow`."""
+
+    def _killed(self, actor: str, name: str, at_ms: int) -> None:
+        """Keep the death of an actor for `faults.flow`."""
 
     def _run(self, actor: str, task_id: str, user: str, at: float, late: float | None) -> None:
         self.runs[task_id] += 1
@@ -108,6 +120,7 @@ class Verdict:
     schedules_wrong: int = 0
     disagreements: int = 0
     stale: int = 0
+    crowded: int = 0
     wrong: int = 0
     grown: int = 0
     details: list[str] = field(default_factory=list)
@@ -122,6 +135,7 @@ class Verdict:
             + self.schedules_wrong
             + self.disagreements
             + self.stale
+            + self.crowded
             + self.wrong
             + self.grown
         )
@@ -148,12 +162,14 @@ def check(
     steady_clock: bool = True,
     direct: bool = False,
     calm: bool = False,
+    lease_ms: int | None = None,
 ) -> Verdict:
     """Judge a drained queue by the journals of a folder.
 
     Without durability acknowledged operations may be lost; without a steady clock the number of
     fire times is unknown. direct: no command can be delayed for long, so that the actors know when
-    their terms end. calm: no actor was killed or stopped, so that no lease has expired.
+    their terms end. calm: no actor was killed or stopped, so that no lease has expired. lease_ms:
+    of the workers, if tasks have keys and unique keys.
     """
     told, states = Told.read(folder), dict(_states(queue.link))
     fired = {task_id for task_id in states if _FIRE.search(task_id)}
@@ -165,7 +181,7 @@ def check(
         repeated_runs=told.runs.total() - len(told.runs),
         acknowledged=len(told.acknowledged),
     )
-    verdict.lost = verdict.note("lost", told.acknowledged - pushed)
+    verdict.lost = verdict.note("lost", told.acknowledged - told.ignored - pushed)
     never_meant = pushed - told.intended
     only_refused = told.refused - told.acknowledged
     verdict.unexpected = verdict.note("unexpected", never_meant | (only_refused & pushed))
@@ -186,6 +202,8 @@ def check(
         verdict.wrong = verdict.note("wrong answers", told.wrong)
     if calm:
         _check_leases(queue, verdict)
+    if lease_ms is not None:
+        _check_flow(Evidence.read(folder, lease_ms), pushed, verdict)
     strangers = {task_id for task_id in fired if not told.may_fire(_FIRE.sub("", task_id))}
     verdict.unexpected += verdict.note("fires of schedules that nobody added", strangers)
     _check_moments(there, fired, verdict, steady_clock=steady_clock)
@@ -239,6 +257,18 @@ def _check_rights(told: Told, folder: Path, verdict: Verdict, *, terms: bool, di
         verdict.stale += verdict.note("terms of two leaders", told.two_leaders())
     if terms and direct:
         verdict.stale += verdict.note("acts after the end of a term", told.late)
+
+
+def _check_flow(evidence: Evidence, pushed: set[str], verdict: Verdict) -> None:
+    """Check that keys and unique keys had no more tasks at a time than they may."""
+    verdict.crowded = verdict.note("times a key had more tasks than slots", evidence.over())
+    verdict.crowded += verdict.note("unique keys with two unfinished tasks", evidence.twice())
+    stored = pushed & (evidence.ignored.keys() - evidence.stored.keys())
+    verdict.crowded += verdict.note("stored although another task had the key", stored)
+    verdict.wrong += verdict.note("pushes with a wrong answer", evidence.wrong_answers())
+    if not evidence.runs or not evidence.ignored:
+        verdict.unfinished += 1
+        verdict.details.append("no run with a lease, or no push that found another task")
 
 
 def _check_leases(queue: TaskQueue, verdict: Verdict) -> None:

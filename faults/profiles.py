@@ -45,6 +45,18 @@ SHORT = (
         jumping=True,
         editors=0,
     ),
+    # Tenants, pools, keys with slots and unique keys.
+    Profile(
+        name="flow",
+        faults={"kill": 2, "drop_replies": 3, "kill_server": 1},
+        goals={"kill": 8, "dropped_reply": 20},
+        seconds=12.0,
+        tasks=500,
+        most_seconds=60.0,
+        gap=0.3,
+        backlog=500,
+        part={"flow": True, "pace": 0.01, "batch": 30},
+    ),
 )
 
 LONG = (
@@ -128,6 +140,15 @@ LONG = (
         jumping=True,
         editors=0,
     ),
+    # Tenants, pools, keys with slots and unique keys.
+    Profile(
+        name="flow",
+        faults={"kill": 2, "drop_replies": 3, "kill_server": 1},
+        goals={"kill": 300, "dropped_reply": 3_000, "kill_server": 60},
+        gap=0.2,
+        backlog=500,
+        part={"flow": True, "pace": 0.01, "batch": 30},
+    ),
 )
 
 # Short, and each aimed at one kind of guard: `scripts/proof.py` removes the guards.
@@ -169,6 +190,15 @@ PROOF = (
         backlog=500,
         timeout=25.0,
         lease=8.0,
+    ),
+    # Keys and unique keys, of which commands are repeated and workers killed.
+    Profile(
+        name="flow",
+        faults={"drop_replies": 3, "kill": 1},
+        seconds=8.0,
+        gap=0.2,
+        backlog=300,
+        part={"flow": True, "pace": 0.02, "batch": 20},
     ),
 )
 

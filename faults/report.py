@@ -23,7 +23,7 @@ HEAD = (
     "anything else wrong",
 )
 # The other counts of a verdict: see checker.Verdict.
-_ELSE = ("unfinished", "disagreements", "schedules_wrong", "grown", "stale", "wrong")
+_ELSE = ("unfinished", "disagreements", "schedules_wrong", "grown", "stale", "crowded", "wrong")
 
 
 def row_of(result: dict[str, Any]) -> tuple[str, ...]:

@@ -29,8 +29,9 @@ from fairqueue.errors import (
 )
 from fairqueue.queue.claim import Answer
 from fairqueue.runtime.processes import wait_for
+from faults.flow import POOLS, TENANTS, options_of
 from faults.journal import Journal
-from faults.witness import Witness
+from faults.witness import Witness, now_ms
 
 # How many of 1,000 tasks take some time.
 SLOW, SLOW_S = 10, 0.05
@@ -47,7 +48,8 @@ class Part:
     producer pushes refused tasks again, or tries another user. pace: the least duration of a task,
     in seconds. even: how many users, from the first on, keep their weight. schedules: the most that
     an editor has. edits: seconds between two edits. failing, hopeless: how many of 1,000 tasks fail
-    at first, and always. patience: seconds that a stopping worker waits for its tasks.
+    at first, and always. patience: seconds that a stopping worker waits for its tasks. flow:
+    whether tasks have tenants, pools, keys and unique keys; see faults/flow.py.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Part:
     failing: int = 20
     hopeless: int = 4
     patience: float = 10.0
+    flow: bool = False
 
 
 class SharedClock:
@@ -150,26 +153,39 @@ def produce(actor: Actor) -> None:
         user = None if part.patient else dice.randrange(part.users)
         tasks = [_task(part, dice, n, user) for n in range(first, first + count)]
         actor.journal.note("push", first, count, "intent")
-        outcome = actor.insist(actor.queue.push_many, tasks)
+        answers: list[str] = []
+        outcome = actor.insist(_push, actor, tasks, answers)
         if outcome == "failed" and count > part.batch:
             outcome = "unknown"  # some of several commands may have been applied
+        if outcome == "ok" and part.flow:
+            uniques = [task.task_id for task in tasks if task.unique]
+            told = {task.task_id: at for task, at in zip(tasks, answers, strict=True)}
+            actor.journal.note("uniques", now_ms(), {each: told[each] for each in uniques})
         actor.journal.note("push", first, count, outcome)
         if outcome == "ok" and dice.randrange(100) < AGAIN:
-            actor.insist(actor.queue.push_many, tasks)
+            again: list[str] = []
+            if actor.insist(_push, actor, tasks, again) == "ok" and again != answers:
+                actor.journal.note("wrong", f"a push from {tasks[0].task_id} on is another now")
         if outcome == "ok" and dice.randrange(100) < CANCELLED:
             _cancel(actor, dice.choice(tasks).task_id)
         first += count
 
 
+def _push(actor: Actor, tasks: list[Task], answers: list[str]) -> None:
+    answers[:] = actor.queue.push_many(tasks)
+
+
 def _task(part: Part, dice: random.Random, number: int, user: int | None) -> Task:
     if user is None:  # some have much more to do than others
         user = int(part.users * dice.random() ** 2)
+    options = options_of(f"{part.name}.{number}") if part.flow else {}
     return Task.create(
         user_id=f"user-{user}",
         task_id=f"{part.name}.{number}",
         priority=dice.choice((1, 2, 3, 3, 3, 4, 5, 6)),
         payload={"n": number},
         delay=dice.random() * 2 if dice.randrange(100) < 3 else None,
+        **options,
     )
 
 
@@ -189,6 +205,7 @@ def work(actor: Actor) -> None:
     worker = Worker(
         actor.queue,
         lambda task: _handle(actor, task),
+        pools=POOLS if part.flow else POOLS[:1],
         concurrency=part.concurrency,
         lease=part.lease,
         worker_id=part.name,
@@ -204,6 +221,14 @@ def _handle(actor: Actor, task: Task) -> None:
     moment = task.scheduled_for
     late = None if moment is None else round(now - moment.timestamp(), 3)
     actor.journal.note("run", task.task_id, task.user_id, round(now, 3), late)
+    try:
+        _do(actor, task)
+    finally:
+        if actor.part.flow:
+            actor.journal.note("left", task.task_id, now_ms())
+
+
+def _do(actor: Actor, task: Task) -> None:
     actor.ending.wait(actor.part.pace)
     lot = zlib.crc32(task.task_id.encode()) % 1000
     if lot < actor.part.hopeless:
@@ -309,7 +334,10 @@ def edit(actor: Actor) -> None:
             _change(actor, scheduler, dice.choice(mine))
         else:
             user = f"user-{dice.randrange(actor.part.even, actor.part.users)}"
-            actor.insist(actor.queue.set_user, user, weight=dice.choice((0.5, 1, 2)))
+            weight = dice.choice((0.5, 1, 2))
+            actor.insist(actor.queue.set_user, user, weight=weight)
+            if actor.part.flow:
+                actor.insist(actor.queue.set_tenant, dice.choice(TENANTS), weight=weight)
 
 
 def _add(actor: Actor, scheduler: TaskScheduler, schedule_id: str) -> str:

@@ -28,9 +28,12 @@ from fairqueue.runtime.embedded import EmbeddedServer, Fsync
 from fairqueue.scheduler.scheduler import TaskScheduler
 from faults.checker import Verdict, check
 from faults.fleet import Fleet
+from faults.flow import set_limits
+from faults.journal import Journal
 from faults.nursery import Nursery
 from faults.proxy import Proxy
 from faults.roles import Part, SharedClock
+from faults.witness import now_ms
 
 QUEUE = "storm"
 STEADY = 10  # schedules that fire each second from the beginning to the end
@@ -135,6 +138,7 @@ class Storm:
         self.seed = seed
         self.dice = random.Random(seed)
         self.faults: Counter[str] = Counter()
+        self.has_flow = bool(profile.part.get("flow"))
         self._say = say
         self._stack = ExitStack()
         self._restore: list[tuple[float, Callable[[], None]]] = []
@@ -156,6 +160,7 @@ class Storm:
             self.queue = stack.enter_context(
                 TaskQueue.from_url(self.url, QUEUE, clock=self.clock, timeout=30.0)
             )
+            self.journal = Journal(self.folder / "storm.journal")
             self.players = self._cast()
             self._set_up()
             for player in self.players:
@@ -210,6 +215,8 @@ class Storm:
             keep_dead=everything,
             keep_dead_for=everything,
         )
+        if self.has_flow:
+            set_limits(self.queue)
         scheduler = TaskScheduler(self.queue, registry=CollectorRegistry())
         scheduler.add_schedules(
             {"cron_expr": "* * * * * *", "user_id": f"user-{n}", "schedule_id": f"steady-{n}"}
@@ -292,13 +299,16 @@ class Storm:
         return struck
 
     def _judge(self) -> Verdict:
+        durable = self.profile.durable
         return check(
             self.queue,
             self.folder,
-            durable=self.profile.durable,
+            durable=durable,
             steady_clock=self.clock is None,
             direct=not self.profile.proxied,
             calm=self.profile.calm and self.profile.lease >= LONG_LEASE_S,
+            # A lease that was acknowledged by a primary that is gone excludes nobody.
+            lease_ms=round(self.profile.lease * 1000) if self.has_flow and durable else None,
         )
 
     def _is_enough(self, seconds: float) -> bool:
@@ -410,6 +420,7 @@ class Storm:
         return self._kill(self.dice.choice(self.players))
 
     def _kill(self, player: Player) -> bool:
+        self.journal.note("killed", player.name, now_ms())
         killed = self.nursery.signal(player.pid, signal.SIGKILL)
         as_told = self._note_end(player)
         self._begin(player)

@@ -6,7 +6,7 @@ the answers; two journals together show who acted without the right to.
 
     led    a scheduler learned that it leads: epoch, server time, end of the term
     acted  a leader's act was accepted: when it was sent, and when the term ended at the latest
-    held   a worker got tasks: when it learned that, ids and attempts
+    held   a worker got tasks: when it learned that, ids and attempts, when it had asked
     kept   an act upon leases was accepted: when it was sent, ids and attempts
 """
 
@@ -108,7 +108,7 @@ class Witness(Link):
             tasks = [(answer[i].decode(), answer[i + 2]) for i in range(CLAIM_HEAD, len(answer), 4)]
             for task_id, attempt in tasks:
                 self._attempts[arguments["op"], task_id] = attempt
-            self.journal.note("held", now_ms(), tasks)
+            self.journal.note("held", now_ms(), tasks, sent_ms)
         elif name in OF_WORKERS:
             self._saw_end(name, arguments, answer, sent_ms)
 
@@ -170,7 +170,7 @@ class Testimony:
         if sent_ms > ends_ms:
             self.late.add(f"{name} by {actor}, {sent_ms - ends_ms} ms")
 
-    def _held(self, actor: str, at_ms: int, tasks: list[tuple[str, int]]) -> None:
+    def _held(self, actor: str, at_ms: int, tasks: list[tuple[str, int]], sent_ms: int = 0) -> None:
         for task_id, attempt in tasks:
             if attempt > 1:
                 self.again[task_id].append((at_ms, attempt))
