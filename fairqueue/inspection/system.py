@@ -1,6 +1,7 @@
 """The queue as a whole: counts, charts, workers, settings, and what needs attention."""
 
 import builtins
+import shlex
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -196,7 +197,7 @@ class System(InspectorPart):
         return []
 
     def _of_pool(self, pool: PoolInfo) -> Attention:
-        start = command_line(f"{START_WORKER} --pool {pool.pool}", self._context.queue.name)
+        start = command_line(f"{START_WORKER} {_pool_option(pool.pool)}", self._context.queue.name)
         tasks = "a task waits" if pool.waiting == 1 else f"{pool.waiting} tasks wait"
         text = f"no live worker serves the pool {pool.pool!r}: {tasks}. Start one: {start}"
         return Attention(level="warning", kind="pool", target=pool.pool, text=text)
@@ -335,6 +336,12 @@ def _leader(snapshot: QueueSnapshot) -> LeaderInfo:
         seconds_left=left,
         terms=snapshot.epoch,
     )
+
+
+def _pool_option(pool: str) -> str:
+    """The option of `fairqueue worker` for a pool, whose name may look like an option."""
+    is_odd = pool.startswith("-")
+    return shlex.join([f"--pool={pool}"] if is_odd else ["--pool", pool])
 
 
 def _quantile(ordered: list[float], part: float) -> float | None:

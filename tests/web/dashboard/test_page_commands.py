@@ -27,12 +27,25 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 
 LISTS = (
-    *("/", "/schedules", "/users", "/runs", "/failed", "/failed?view=runs", "/workers", "/audit"),
+    *(
+        "/",
+        "/schedules",
+        "/tenants",
+        "/users",
+        "/runs",
+        "/failed",
+        "/failed?view=runs",
+        "/workers",
+        "/audit",
+    ),
     *("/settings", "/search?q=a", "/new/schedule", "/failed/retry", "/failed/discard", "/login"),
 )
 FILTERED = (
     "/schedules?name_prefix=-x&text=%27q%27&user_id=--help&tenant=north&status=paused",
+    "/tenants?prefix=a&window=24h",
     "/users?order=name&prefix=-a&window=24h",
+    "/users?tenant=acme",
+    "/runs?pool=-gpu&status=expired",
     "/runs?status=failed&status=pending&user_id=a%20b&name=-n&schedule_id=s&tenant=t&last=24h",
     "/runs?since=2026-03-05T08:00&until=2026-03-06T08:00",
     "/failed?user_id=-u&name=n&fingerprint=f&last=7d",
@@ -66,7 +79,7 @@ def commands_of(text: str) -> Iterator[str]:
     for line in re.findall(r'<code id="[^"]*" tabindex="0">([^<]*)</code>', text):
         if (command := html.unescape(line)).startswith("fairqueue"):
             yield command
-    for sentence in re.findall(r"Start one: (fairqueue [^<]*)", text):
+    for sentence in re.findall(r"Start one: (?:<code>)?(fairqueue [^<]*)", text):
         yield html.unescape(sentence).strip().rstrip(".")
 
 
@@ -120,6 +133,8 @@ def busy(queue: TaskQueue) -> TaskQueue:
     WorkerStore(queue.link).beat({"host": "h"}, "w-1")
     AccessStore(queue.link).create_key("ci", "viewer", by="test")
     queue.set_limits("mails.send", slots=2)
+    queue.push(make_task(ODD, "odd-1", tenant="acme", pool="-odd 'pool'", limit_keys=[ODD]))
+    queue.set_limit(f"{ODD}*", slots=2)
     return queue
 
 
@@ -127,6 +142,7 @@ def pages_of(queue: TaskQueue) -> Iterator[str]:
     """The pages of single things, in each state that changes what they show."""
     inspector = Inspector(queue)
     yield from ("/users/alice", f"/users/{ODD}", f"/schedules/{ODD}", "/runs/run-1")
+    yield from ("/tenants/acme", f"/users/{ODD}?tenant=acme", "/runs/odd-1")
     for run in (*inspector.failed.list(limit=2), *inspector.runs.list("succeeded", limit=2)):
         yield f"/runs/{run.task_id}"
     for is_active in (True, False):
@@ -135,6 +151,9 @@ def pages_of(queue: TaskQueue) -> Iterator[str]:
             yield f"/do/schedules/edit?id={view.schedule.schedule_id}"
     for kind in ("limits", "purge", "pause"):
         yield f"/ask/users/{kind}?id=alice"
+        yield f"/ask/users/{kind}?id={ODD}&tenant=acme"
+        yield f"/ask/tenants/{kind}?id=acme"
+    yield f"/ask/users/move?id={ODD}&tenant=acme"
     start, end = "2020-01-01T00:00", "2020-01-02T00:00"
     yield f"/do/schedules/count-backfill?id={ODD}&start={start}&end={end}"
 

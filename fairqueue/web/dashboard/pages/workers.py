@@ -161,21 +161,29 @@ def set_limits(request: Request, form: Form) -> Done:
 
 @action
 def set_key_limits(request: Request, form: Form) -> Done:
-    """Set the limits of a key or a pattern; without slots and rate they are removed."""
-    key = form.raw("key").strip()
+    """Set the limits of a key or a pattern."""
+    key, order = form.raw("key").strip(), form.raw("order")
     try:
-        limits = {"slots": form.integer("slots"), "rate": form.decimal("rate")}
-        if not any(limits.values()) and not form.has("remove"):
-            raise InvalidInput("give the runs at once, the starts per second, or both")
-        order = form.raw("order")
-        ordered = {"ordered": order != "", "through_retries": order == "retries"}
-        given = {} if form.has("remove") else {**limits, **ordered, "scope": form.raw("scope")}
-        inspector_of(request).system.set_limit(key, **given)
+        inspector_of(request).system.set_limit(
+            key,
+            slots=form.integer("slots"),
+            rate=form.decimal("rate"),
+            ordered=order != "",
+            through_retries=order == "retries",
+            scope=form.raw("scope"),
+        )
     except InvalidInput as error:
         return refused(error)
-    if not given:
-        return Done(text=f"The limits of {key} are removed.")
     return Done(text=f"The limits of {key} apply from now on.")
+
+
+@action
+def remove_key_limits(request: Request, form: Form) -> Done:
+    """Remove the limits of a key or a pattern."""
+    key = form.raw("key")
+    if inspector_of(request).system.remove_limit(key):
+        return Done(text=f"The limits of {key} are removed.")
+    return Done(text=f"{key} has no limits.", level="warning")
 
 
 ROUTES: list[BaseRoute] = [
@@ -183,4 +191,5 @@ ROUTES: list[BaseRoute] = [
     Route("/do/workers/drain", drain, methods=["POST"], name="worker_drain"),
     Route("/do/limits", set_limits, methods=["POST"], name="limits_set"),
     Route("/do/limits/keys", set_key_limits, methods=["POST"], name="key_limits_set"),
+    Route("/do/limits/keys/remove", remove_key_limits, methods=["POST"], name="key_limits_remove"),
 ]
