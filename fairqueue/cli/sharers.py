@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
 
-from fairqueue.cli.listing import Columns, answer, columns, given
+from fairqueue.cli.listing import Columns, Fetch, Listing, answer, columns, given
 from fairqueue.cli.session import F, Session, options
 from fairqueue.cli.text import duration_text
 from fairqueue.cli.values import FUTURE, Kind
@@ -32,6 +33,27 @@ minutes_option = click.option(
     show_default=True,
     help="Period that shares are counted over.",
 )
+
+
+def order_option(whose: str) -> Callable[[F], F]:
+    """The option of lists of users or tenants that sets their order."""
+    add: Callable[[F], F] = click.option(
+        "--order",
+        type=click.Choice(("backlog", "name")),
+        help=f"backlog: {whose} with waiting or running tasks, largest backlog first. name: all "
+        f"{whose}, A to Z. Default: backlog, or name if nobody has tasks.",
+    )
+    return add
+
+
+def in_order(listing: Listing, fetch: Fetch[Any], order: str | None) -> Fetch[Any]:
+    """Fetch in an order; without one, by backlog if anybody has tasks, else by name."""
+    if order is None:
+        cursor = listing.cursor
+        # A cursor of a list by backlog is a number.
+        by_backlog = fetch(order="backlog", limit=1) if cursor is None else cursor.isdecimal()
+        order = "backlog" if by_backlog else "name"
+    return partial(fetch, order=order)
 
 
 class Limit(Kind):

@@ -13,8 +13,10 @@ from fairqueue.cli.sharers import (
     PAGE,
     answer_paused,
     changed_limits,
+    in_order,
     limit_options,
     minutes_option,
+    order_option,
     pause_options,
     rows_of,
     setting_rows,
@@ -40,13 +42,14 @@ def tenants() -> None:
 
 
 @tenants.command("list")
+@order_option("tenants")
 @click.option("--prefix", metavar="TEXT", help="Tenants whose name starts with this.")
 @minutes_option
 @paged
-def list_(listing: Listing, **wanted: Any) -> None:
+def list_(listing: Listing, order: str | None, **wanted: Any) -> None:
     """List tenants with their backlog, fair share and actual share."""
     fetch = partial(listing.inspector.tenants.list, **wanted)
-    listing.show("tenants", fetch, TENANT_COLUMNS, page=PAGE)
+    listing.show("tenants", in_order(listing, fetch, order), TENANT_COLUMNS, page=PAGE)
 
 
 @tenants.command("show")

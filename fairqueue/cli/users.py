@@ -15,8 +15,10 @@ from fairqueue.cli.sharers import (
     answer_paused,
     changed_limits,
     estimate_text,
+    in_order,
     limit_options,
     minutes_option,
+    order_option,
     pause_options,
     rows_of,
     setting_rows,
@@ -39,23 +41,15 @@ def users() -> None:
 
 
 @users.command("list")
-@click.option(
-    "--order",
-    type=click.Choice(("backlog", "name")),
-    help="backlog: users with waiting or running tasks, largest backlog first. name: all users, "
-    "A to Z. Default: backlog, or name if nobody has tasks.",
-)
+@order_option("users")
 @click.option("--prefix", metavar="TEXT", help="Users whose name starts with this.")
 @click.option("--tenant", help="Users of this tenant.")
 @minutes_option
 @paged
 def list_(listing: Listing, order: str | None, **wanted: Any) -> None:
     """List users with their backlog, fair share and actual share."""
-    fetch = listing.inspector.users.list
-    if order is None:
-        is_busy = listing.cursor is not None or fetch(limit=1, **wanted)
-        order = "backlog" if is_busy else "name"
-    listing.show("users", partial(fetch, order=order, **wanted), USER_COLUMNS, page=PAGE)
+    fetch = partial(listing.inspector.users.list, **wanted)
+    listing.show("users", in_order(listing, fetch, order), USER_COLUMNS, page=PAGE)
 
 
 @users.command("show")

@@ -4,7 +4,8 @@ import builtins
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from fairqueue.cursors import bad_cursor
 from fairqueue.errors import InvalidInput, UnknownTenant, UnknownUser, shown
@@ -24,6 +25,7 @@ MAX_TOP = 10
 MAX_MINUTES = 7 * 24 * 60
 ORDERS = ("backlog", "name")
 
+T = TypeVar("T")
 Progress = Callable[[int, int], object]
 
 
@@ -112,8 +114,7 @@ class Users(Sharers):
         as far as history goes back. Raises InvalidInput, Forbidden.
         """
         self._guard.read()
-        if order not in ORDERS:
-            raise InvalidInput(f"order must be {' or '.join(ORDERS)}, not {shown(order)}")
+        _check_order(order)
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         since = self._since(minutes)
         scope = self._guard.scope(tenant)
@@ -122,11 +123,8 @@ class Users(Sharers):
             owners = people.names(limit, cursor, scope, prefix)
             return Page(people.read(owners, since), owners.cursor)
         active = people.active(MAX_ACTIVE, scope)
-        wanted = [user for user in active if prefix is None or user.user_id.startswith(prefix)]
-        start = _offset(cursor)
-        more = start + limit < len(wanted)
-        found = people.read(wanted[start : start + limit], since)
-        return Page(found, str(start + limit) if more else None)
+        page = _slice(active, attrgetter("user_id"), prefix, limit, cursor)
+        return Page(people.read(page, since), page.cursor)
 
     def get(self, user_id: str, minutes: int = 60, *, tenant: str | None = None) -> UserInfo:
         """The state and share of a user. Raises UnknownUser."""
@@ -281,18 +279,27 @@ class Tenants(Sharers):
     def list(
         self,
         *,
+        order: str = "name",
         prefix: str | None = None,
         minutes: int = 60,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[TenantInfo]:
-        """A page of tenants, A to Z. Shares are counted over the last `minutes`."""
+        """A page of tenants.
+
+        order "name": all tenants, A to Z. order "backlog": tenants with waiting or running tasks;
+        see `Users.list`. Shares are counted over the last `minutes`. Raises InvalidInput.
+        """
         self._guard.read()
+        _check_order(order)
         check_count(limit, "limit", least=1, most=MAX_LISTED)
         since, own = self._since(minutes), self._guard.actor.tenant
         people = self._context.people
         if own is not None:
             return Page(people.read_tenants([own], since), None)
+        if order == "backlog":
+            page = _slice(people.active_tenants(MAX_ACTIVE), str, prefix, limit, cursor)
+            return Page(people.read_tenants(page, since), page.cursor)
         names = people.tenants(limit, cursor, prefix)
         return Page(people.read_tenants(names, since), names.cursor)
 
@@ -400,6 +407,21 @@ def _change(*values: Any) -> dict[str, Any]:
     if not change:
         raise InvalidInput(f"nothing to change: pass at least one of {', '.join(names)}")
     return change
+
+
+def _check_order(order: object) -> None:
+    if order not in ORDERS:
+        raise InvalidInput(f"order must be {' or '.join(ORDERS)}, not {shown(order)}")
+
+
+def _slice(
+    found: Sequence[T], name: Callable[[T], str], prefix: str | None, limit: int, cursor: str | None
+) -> Page[T]:
+    """A page of those whose name begins with a prefix; its cursor says how many come before it."""
+    wanted = [each for each in found if prefix is None or name(each).startswith(prefix)]
+    start = _offset(cursor)
+    more = start + limit < len(wanted)
+    return Page(wanted[start : start + limit], str(start + limit) if more else None)
 
 
 def _offset(cursor: str | None) -> int:

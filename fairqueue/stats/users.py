@@ -168,7 +168,22 @@ class UserStats:
         a bad limit or tenant.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        names = yield Call("active_users", limit=MAX_LISTED, tenant=_tenant(tenant))
+        names = yield Call("active_users", limit=MAX_LISTED, tenant=_tenant(tenant), whole=0)
+        return (yield from self._by_backlog(names, limit))
+
+    @operation
+    def active_tenants(self, limit: int = MAX_LISTED) -> Operation[list[str]]:
+        """Return tenants with waiting or running tasks, those with the most waiting ones first.
+
+        Those are compared that `active` looks at. Raises InvalidInput for a bad limit.
+        """
+        check_count(limit, "limit", least=1, most=MAX_LISTED)
+        names = yield Call("active_users", limit=MAX_LISTED, tenant="", whole=1)
+        owners = yield from self._by_backlog(names, limit)
+        return [owner.tenant for owner in owners if owner.tenant is not None]
+
+    def _by_backlog(self, names: list[bytes], limit: int) -> Operation[list[Owner]]:
+        """Return those with waiting or running tasks, the largest backlog first."""
         keys = [key for name in names if (key := valid_key(name)) is not None]
         found = sorted(
             (-waiting, -running, key)
@@ -372,7 +387,7 @@ class UserStats:
                 break
         found.is_cut = found.is_cut or bool(after)
         if tenant:  # the list has all users that ended runs, and no others
-            active = yield Call("active_users", limit=MAX_LISTED, tenant=tenant)
+            active = yield Call("active_users", limit=MAX_LISTED, tenant=tenant, whole=0)
             found.add_active([each for name in active if (each := valid_key(name)) is not None])
         counts = yield from self._counts(list(found.weights))
         found.open = {key: waiting + running for key, waiting, running in counts}

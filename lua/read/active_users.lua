@@ -1,14 +1,15 @@
--- List users who have waiting or running tasks; may include users whose tasks have just ended.
+-- List users or tenants with waiting or running tasks; may include some whose tasks have just ended.
 -- One bounded read.
 --
 -- @include users
 -- FLAGS no-writes
 -- KEYS tenant_users  zset  tenant NUL user
 -- ARGV tenant  text  only its users; empty: all users
+-- ARGV whole   int   1: tenants instead of users; not together with a tenant
 -- ARGV limit   int   maximum number of users read from each of ready, parked, running, held, the rings and the
 --                    tenant
 --
--- Returns owners; see lib/owners. With a tenant these are all users it ever had, up to the limit.
+-- Returns owners or tenants; see lib/owners. With a tenant these are all users it ever had, up to the limit.
 
 local most = tonumber(A.limit)
 local found = new_user_set()
@@ -29,6 +30,6 @@ end
 add_active_users(found, most)
 local owners = {}
 for _, owner in ipairs(found.list) do
-  if not is_tenant(owner) then owners[#owners + 1] = owner end
+  if is_tenant(owner) == (A.whole == '1') then owners[#owners + 1] = owner end
 end
 return owners

@@ -58,6 +58,26 @@ def test_tenants_are_listed_page_by_page(cli: Cli, live: TaskQueue) -> None:
     assert [each["tenant"] for each in lines] == ["acme", "globex"]
 
 
+def test_tenants_with_the_largest_backlog_are_the_first(cli: Cli, live: TaskQueue) -> None:
+    push(live, "x1", "x2", user_id="xia", tenant="zeta")
+    push(live, "a1", user_id="ann", tenant="acme")
+    live.set_tenant("idle", weight=2)
+
+    def listed(*arguments: str) -> list[str]:
+        return [each["tenant"] for each in cli.json("tenants", *arguments)["tenants"]]
+
+    assert listed() == listed("--order", "backlog") == ["zeta", "acme"]
+    assert listed("--order", "name") == ["acme", "idle", "zeta"]
+    first = cli.json("tenants", "--limit", "1")
+    assert listed("--cursor", first["cursor"]) == ["acme"]
+    for task_id in ("x1", "x2", "a1"):
+        live.cancel(task_id)
+    assert listed() == ["acme", "idle", "zeta"]
+    first = cli.json("tenants", "--limit", "1")
+    assert listed("--cursor", first["cursor"]) == ["idle", "zeta"]
+    assert cli.run("tenants", "--order", "odd").code == 2
+
+
 def test_a_tenant_is_shown_with_its_users(cli: Cli, live: TaskQueue) -> None:
     fill_tenants(live)
     shown = cli.json("tenants", "show", "acme")

@@ -92,6 +92,21 @@ def test_a_user_whose_tasks_wait_for_a_slot_is_active(world: World, people: User
     assert people.active() == owners("bob", "alice")
 
 
+def test_active_tenants_are_listed_by_backlog(queue: TaskQueue, people: UserStats) -> None:
+    push(queue, "a", user_id="ann", tenant="small")
+    push(queue, "b", "c", "d", user_id="bob", tenant="large", pool="gpu")
+    push(queue, "e", user_id="small")
+    push(queue, "f", "g", user_id="cat", tenant="done")
+    for claim in queue.claim("w", limit=10):
+        if claim.task.tenant == "done":
+            queue.finish(claim)
+    queue.set_tenant("idle", weight=2)
+    assert people.active_tenants() == ["large", "small"]
+    assert people.active_tenants(1) == ["large"]
+    with pytest.raises(InvalidInput, match="limit must be a whole number from 1 to 1000, not 0"):
+        people.active_tenants(0)
+
+
 def test_active_users_of_a_tenant_are_found_among_many(queue: TaskQueue, people: UserStats) -> None:
     for n in range(5):
         fill(queue, f"other-{n}", 1)

@@ -504,6 +504,7 @@ class QuoteQuery(OwnerQuery):
 class TenantQuery(Input):
     """A page of the tenants that match."""
 
+    order: Literal["backlog", "name"] = "name"
     prefix: Annotated[str, Meta(description="start of the name")] | None = None
     minutes: Minutes = 60
     limit: Annotated[int, Meta(ge=1, le=100, description="items on one page")] = 50

@@ -36,6 +36,23 @@ def test_tenants_are_listed_with_their_shares(api: Api, admin: Client) -> None:
     assert [each["tenant"] for each in found] == ["globex"]
 
 
+def test_tenants_are_listed_by_backlog(api: Api, admin: Client) -> None:
+    for number in range(3):
+        api.world.push(f"g{number}", user_id="gil", tenant="globex")
+    admin.ok("PATCH", "/tenants/idle", json={"weight": 2})
+
+    def listed(query: str) -> list[str]:
+        return [each["tenant"] for each in admin.get(f"/tenants?{query}")["items"]]
+
+    assert listed("order=backlog") == ["globex", "acme"]
+    assert listed("order=backlog&prefix=ac") == ["acme"]
+    page = admin.get("/tenants?order=backlog&limit=1")
+    assert listed(f"order=backlog&limit=1&cursor={page['cursor']}") == ["acme"]
+    assert listed("order=name") == ["acme", "globex", "idle"]
+    admin.refused(422, "GET", "/tenants?order=odd")
+    admin.refused(422, "GET", "/tenants?order=backlog&cursor=x")
+
+
 def test_a_tenant_is_told_and_changed(admin: Client) -> None:
     body = {"weight": 4, "max_running": 2, "max_waiting": 9, "rate": 0.5}
     settings = admin.ok("PATCH", "/tenants/acme", json=body)
