@@ -9,7 +9,7 @@ from fairqueue.errors import UnknownWorker
 
 COLUMNS = columns(
     "ID=worker_id HOST=host PID=pid VERSION=version SLOTS=slots RUNNING=running SEEN=seen_at "
-    "NAMES=names CURRENT=current"
+    "POOLS=pools NAMES=names CURRENT=current"
 )
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Protocol
 
+from fairqueue.flow_options import check_cost
 from fairqueue.logs import USUAL_ATTRIBUTES, fields_of, text_of
 from fairqueue.models import Task
 from fairqueue.queue.reports import LogLines
@@ -80,6 +81,7 @@ class TaskContext:
         self.cancelled = False
         self.lease_lost = False
         self.on_stop: Callable[[], None] | None = None  # kills a run in its own process
+        self.spent: float | None = None  # see `cost`
         self.left: Leftovers | None = None  # what a run in its own process left running
         self._beat = beat
         self._lines = lines
@@ -103,6 +105,14 @@ class TaskContext:
     def logged(self) -> LogLines | None:
         """The lines that were logged, or None if nothing was logged."""
         return self._lines if isinstance(self._lines, LogLines) else None
+
+    def cost(self, units: float) -> None:
+        """Say what this attempt has cost, in the units of `Task.create(cost=)`; the last counts.
+
+        It is charged at the end of the attempt, however that ends, instead of what was charged when
+        it began. Raises InvalidTask for a bad cost.
+        """
+        self.spent = check_cost(units)
 
     def heartbeat(self) -> bool:
         """Extend the lease of this run now; False if it is lost or the task is cancelled.

@@ -81,60 +81,143 @@ class Executor:
             self.end(self._queue.release, run.claim)
             raise
 
-    def _execute(self, run: ActiveRun, handler: Handler, slot: Slot) -> Done | None:
-        claim, context = run.claim, run.context
+    def execute_batch(self, runs: Sequence[ActiveRun], slot: Slot) -> list[Done | None]:
+        """Run tasks with one call of their handler; return what is to be recorded of each.
+
+        Each has its own filters, hooks, result and end; None if that is recorded already. Raises
+        nothing except KeyboardInterrupt in the main thread.
+        """
+        ends: dict[ActiveRun, Done | None] = {}
         slot.runner.begin()
         try:
-            for each in handler.filters:
-                if each.refuses(slot.runner, claim.task.payload, context):
-                    run.skipped = True
-                    self._clear(run, slot)
-                    return claim, {"skipped": each.hook.name}, Report(seconds=0.0)
-            for hook in self._hooks.before + handler.hooks.before:
-                hook(slot.runner, claim.task.payload, context)
-            result = self._call(run, handler, slot)
+            self._execute_batch(runs, slot, ends)
+        except BaseException:  # only an interrupt gets here
+            for run in runs:
+                if run not in ends:
+                    self.end(self._queue.release, run.claim)
+            raise
+        return [ends[run] for run in runs]
+
+    def _execute_batch(
+        self, runs: Sequence[ActiveRun], slot: Slot, ends: dict[ActiveRun, Done | None]
+    ) -> None:
+        ready = []
+        for run in runs:
+            if run.context.cancelled:  # while it waited for the others
+                ends[run] = run.claim, None, Report(seconds=0.0)
+                continue
+            try:
+                skipped = self._prepare(run, handler_of(run), slot)
+            except BaseException as error:
+                self._failed(run, handler_of(run), slot, error)
+                ends[run] = None
+                continue
+            if skipped is None:
+                ready.append(run)
+            else:
+                ends[run] = skipped
+        if not ready:
+            return
+        results: Sequence[Any]
+        try:
+            results = self._call(ready, handler_of(ready[0]), slot)
+        except BaseException as error:
+            ready[0].settle()
+            results = [error] * len(ready)
+            for run in ready:
+                run.overdue = ready[0].overdue
+        logged: set[int] = set()  # errors that were logged with their traceback
+        for run, result in zip(ready, results, strict=True):
+            if isinstance(result, BaseException):
+                is_new = id(result) not in logged
+                logged.add(id(result))
+                self._failed(run, handler_of(run), slot, result, is_new=is_new)
+                ends[run] = None
+            else:
+                ends[run] = self._succeeded(run, handler_of(run), slot, result)
+
+    def _execute(self, run: ActiveRun, handler: Handler, slot: Slot) -> Done | None:
+        slot.runner.begin()
+        try:
+            skipped = self._prepare(run, handler, slot)
+            if skipped is not None:
+                return skipped
+            (result,) = self._call([run], handler, slot)
         except BaseException as error:  # including SystemExit, which comes from the handler
             run.settle()  # again, because TimedOut may have interrupted the first call
             self._failed(run, handler, slot, error)
             return None
+        return self._succeeded(run, handler, slot, result)
+
+    def _prepare(self, run: ActiveRun, handler: Handler, slot: Slot) -> Done | None:
+        """Call filters and hooks before a run; return what is to be recorded if it is skipped."""
+        claim, context = run.claim, run.context
+        for each in handler.filters:
+            if each.refuses(slot.runner, claim.task.payload, context):
+                run.skipped = True
+                self._clear(run, slot)
+                return claim, {"skipped": each.hook.name}, Report(seconds=0.0)
+        for hook in self._hooks.before + handler.hooks.before:
+            hook(slot.runner, claim.task.payload, context)
+        return None
+
+    def _succeeded(self, run: ActiveRun, handler: Handler, slot: Slot, result: Any) -> Done:
+        context = run.context
         self._call_hooks(handler.hooks.then + self._hooks.then, run, slot, result, context)
         self._call_hooks(handler.hooks.finally_ + self._hooks.finally_, run, slot, context)
         self._clear(run, slot)
         lines = context.logged
-        if lines is None:
-            return claim, storable(result), Report(seconds=run.seconds)
-        log, dropped = lines.kept()
-        return claim, storable(result), Report(seconds=run.seconds, log=log, log_dropped=dropped)
+        log, dropped = ((), 0) if lines is None else lines.kept()
+        report = Report(seconds=run.seconds, log=log, log_dropped=dropped, cost=context.spent)
+        return run.claim, storable(result), report
 
-    def _call(self, run: ActiveRun, handler: Handler, slot: Slot) -> Any:
-        """Call the handler, with its time-out. Raises what the handler raises."""
+    def _call(self, runs: Sequence[ActiveRun], handler: Handler, slot: Slot) -> list[Any]:
+        """Call the handler, with its time-out; return a result for each run.
+
+        The runs share the time of the call. Raises what the handler raises.
+        """
         began = time.monotonic()
         try:
             if slot.capture is None:
-                return self._call_timed(run, handler, slot)
-            with slot.capture.of(run.context):
-                return self._call_timed(run, handler, slot)
+                return self._call_timed(runs, handler, slot)
+            with slot.capture.of(runs[0].context):
+                return self._call_timed(runs, handler, slot)
         finally:
-            run.seconds = time.monotonic() - began
-            self._observe(run)
+            seconds = (time.monotonic() - began) / len(runs)
+            for run in runs:
+                run.seconds = seconds
+                self._observe(run)
 
-    def _call_timed(self, run: ActiveRun, handler: Handler, slot: Slot) -> Any:
+    def _call_timed(self, runs: Sequence[ActiveRun], handler: Handler, slot: Slot) -> list[Any]:
+        first = runs[0]
         if handler.settings.isolated:
-            return run_isolated(handler, run.context, capture=slot.capture is not None)
+            return [run_isolated(handler, first.context, capture=slot.capture is not None)]
         if handler.timeout is None:
-            return handler.run(run.context, slot.runner)
+            return _results(runs, handler, slot)
         try:
+            first.mates = runs[1:]
             deadline = time.monotonic() + handler.timeout
             slot.keeper.expect(deadline)
-            run.begin(deadline)
-            return handler.run(run.context, slot.runner)
+            first.begin(deadline)
+            return _results(runs, handler, slot)
         finally:
-            run.settle()
+            first.settle()
 
     # --- after the handler ------------------------------------------------------------------------
 
-    def _failed(self, run: ActiveRun, handler: Handler, slot: Slot, error: BaseException) -> None:
-        """Call the hooks and record the failure. Raises the error if it is an interrupt."""
+    def _failed(
+        self,
+        run: ActiveRun,
+        handler: Handler,
+        slot: Slot,
+        error: BaseException,
+        *,
+        is_new: bool = True,
+    ) -> None:
+        """Call the hooks and record the failure. Raises the error if it is an interrupt.
+
+        is_new: False if the error was logged before, for another task.
+        """
         if _is_interrupt(error):
             self._call_hooks(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
             raise error
@@ -144,7 +227,7 @@ class Executor:
             failure = Failure(type=failure.type, message=text, traceback=failure.traceback)
         elif not isinstance(error, Retry | Discard | TimedOut):
             fields = about(run.claim) | {"error": f"{failure.type}: {failure.message}"}
-            _log("task_failed", logging.WARNING, exc_info=error, **fields)
+            _log("task_failed", logging.WARNING, exc_info=error if is_new else None, **fields)
         self._call_hooks(handler.hooks.catch + self._hooks.catch, run, slot, error, run.context)
         self._call_hooks(handler.hooks.finally_ + self._hooks.finally_, run, slot, run.context)
         self._clear(run, slot)  # before other workers can take the task
@@ -199,12 +282,14 @@ class Executor:
             self._bury(run, error, report)
         else:
             wait = wait if delay is None else delay
-            self.end(self._queue.retry, run.claim, error, wait, report=report)
+            cost = run.context.spent
+            self.end(self._queue.retry, run.claim, error, wait, report=report, cost=cost)
 
     def _bury(self, run: ActiveRun, error: str, report: Report) -> None:
         claim = run.claim
         # Otherwise the lease was lost, or the task is offered again when it expires.
-        if self.end(self._queue.bury, claim, error, report=report) == "buried":
+        cost = run.context.spent
+        if self.end(self._queue.bury, claim, error, report=report, cost=cost) == "buried":
             self._alerts.task_failed(claim.task, claim.attempt, error, report.fingerprint)
 
     def end(
@@ -253,6 +338,19 @@ class Executor:
         """Return the gauge for a run that goes on after its time-out."""
         label = self._handlers.label(run.claim.task.name)
         return self._metrics.stuck_runs.labels(self._queue.name, label)
+
+
+def handler_of(run: ActiveRun) -> Handler:
+    """Return the handler of a run of a batch, which has one."""
+    assert run.handler is not None  # noqa: S101 - only tasks with a handler are batched
+    return run.handler
+
+
+def _results(runs: Sequence[ActiveRun], handler: Handler, slot: Slot) -> list[Any]:
+    contexts = [run.context for run in runs]
+    if handler.settings.batch:
+        return handler.run_batch(contexts, slot.runner)
+    return [handler.run(contexts[0], slot.runner)]
 
 
 def _is_interrupt(error: BaseException) -> bool:

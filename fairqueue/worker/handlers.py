@@ -10,18 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
-from fairqueue.errors import ConfigurationError, TimedOut, shown
+from fairqueue.errors import ConfigurationError, TimedOut, kind_of, shown
 from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.logs import event_logger
 from fairqueue.models import Task
 from fairqueue.retry_policy import RetryPolicy, check_timeout
-from fairqueue.validation import check_count, check_name, check_number, check_seconds
+from fairqueue.validation import (
+    check_count,
+    check_name,
+    check_number,
+    check_one_of,
+    check_seconds,
+)
 from fairqueue.worker.context import RunningTask, TaskContext
 from fairqueue.worker.event_loop import Runner
 from fairqueue.worker.hooks import KINDS, Callables, Hooks, TaskFilter, filters, is_async, needed
 
 _log = event_logger("fairqueue.worker")
 
+MOST_BATCH = 250  # tasks in one call: as many as one claim takes
+MOST_BATCH_WAIT_S = 60.0
+BATCH_BY = ("user", "tenant")
 LEAST_RATE, MOST_RATE = 0.001, 1e6  # runs of a handler per second
 
 
@@ -52,6 +61,9 @@ class HandlerOptions(TypedDict, total=False):
     slots: int
     rate: float | None
     pool: str
+    batch: int | None
+    batch_wait: float
+    batch_by: str | None
     isolation: str
     when: Callables
     skip: Callables
@@ -64,19 +76,22 @@ class HandlerOptions(TypedDict, total=False):
 # The options that may be attributes of a class, when it is registered with its module.
 CLASS_OPTIONS = (
     *("retries", "backoff", "backoff_cap", "backoff_multiplier", "jitter"),
-    *("timeout", "slots", "rate", "pool", "isolation"),
+    *("timeout", "slots", "rate", "pool", "batch", "batch_wait", "batch_by", "isolation"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
-    """The checked options of a handler."""
+    """The checked options of a handler. batch: 0 if it takes one task in a call."""
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     timeout: float | None = None
     slots: int = 0
     rate: float | None = None
     pool: str = DEFAULT_POOL
+    batch: int = 0
+    batch_wait: float = 0.0
+    batch_by: str | None = None
     isolated: bool = False
     filters: tuple[TaskFilter, ...] = ()
     hooks: tuple[tuple[str, Callables], ...] = ()
@@ -117,6 +132,7 @@ class HandlerSettings:
             slots=check_count(options.get("slots", 0), "slots", ConfigurationError),
             rate=rate,
             pool=check_pool(options.get("pool", DEFAULT_POOL), ConfigurationError),
+            **_batch_options(options),
             isolated=isolation == "process",
             filters=filters(options.get("when", ()), options.get("skip", ())),
             hooks=hooks,
@@ -128,6 +144,25 @@ class HandlerSettings:
         if not self.slots and self.rate is None and self.timeout is None:
             return {}
         return {"slots": self.slots, "rate": self.rate, "timeout": self.timeout}
+
+
+def _batch_options(options: HandlerOptions) -> dict[str, Any]:
+    """Return the checked options of batches. Raises ConfigurationError naming the value."""
+    batch, wait, by = options.get("batch"), options.get("batch_wait", 0.0), options.get("batch_by")
+    wait = check_seconds(wait, "batch_wait", ConfigurationError, most=MOST_BATCH_WAIT_S)
+    if by is not None:
+        check_one_of(by, "batch_by", BATCH_BY, ConfigurationError)
+    if batch is None:
+        for name, value in (("batch_wait", wait), ("batch_by", by)):
+            if value:
+                raise ConfigurationError(f"{name} {shown(value)} needs batch, the largest number")
+        return {}
+    batch = check_count(batch, "batch", ConfigurationError, least=1, most=MOST_BATCH)
+    if options.get("isolation") == "process":
+        raise ConfigurationError(
+            f"batch {batch} cannot be used with isolation='process', which runs one task"
+        )
+    return {"batch": batch, "batch_wait": wait, "batch_by": by}
 
 
 class Handler:
@@ -154,7 +189,12 @@ class Handler:
         self._takes_task = takes_task
         call = _callable_of(target)
         what = f"the handler of {shown(name)}" if name else "the default handler"
-        self._takes_context = _takes_context(call, what, takes_task=takes_task)
+        gets = _GETS_ONE
+        if takes_task:
+            gets = _GETS_TASK
+        elif settings.batch:
+            gets = _GETS_BATCH
+        self._takes_context = _takes_context(call, what, gets)
         self.is_async = is_async(call)
 
     def run(self, context: TaskContext, runner: Runner) -> Any:
@@ -162,11 +202,32 @@ class Handler:
 
         Raises whatever the handler raises, and TimedOut if it is async.
         """
+        first: Task | dict[str, Any]
+        first = RunningTask.of(context) if self._takes_task else context.task.payload
+        return self._call(runner, first, context)
+
+    def run_batch(self, contexts: Sequence[TaskContext], runner: Runner) -> list[Any]:
+        """Call it for several tasks; return for each a result, or the exception of its failure.
+
+        Raises as `run`, and TypeError if it returns neither None nor a list of that length.
+        """
+        answer = self._call(runner, [each.task.payload for each in contexts], [*contexts])
+        if answer is None:
+            return [None] * len(contexts)
+        if isinstance(answer, list | tuple) and len(answer) == len(contexts):
+            return list(answer)
+        what = kind_of(answer)
+        if isinstance(answer, list | tuple):
+            what = f"{what} of {len(answer)}"
+        raise TypeError(
+            f"the handler of {self.name!r} must return None, or a list with one result for each of "
+            f"its {len(contexts)} tasks, not {what}"
+        )
+
+    def _call(self, runner: Runner, first: object, context: object) -> Any:
         target = self.target
         if self._is_class:
             target = runner.call(target).handle
-        first: Task | dict[str, Any]
-        first = RunningTask.of(context) if self._takes_task else context.task.payload
         arguments = (first, context) if self._takes_context else (first,)
         answer = runner.call(target, *arguments)
         return runner.wait(self._await(answer)) if self.is_async else answer
@@ -306,19 +367,24 @@ def _handle_of(target: type) -> Callable[..., Any]:
     return functools.partial(method, None)  # None for self: for its signature only, never called
 
 
-def _takes_context(call: Callable[..., Any], what: str, *, takes_task: bool) -> bool:
+# What handlers get.
+_GETS_TASK = "the task"
+_GETS_ONE = "the payload, or the payload and a context"
+_GETS_BATCH = "the payloads, or the payloads and their contexts"
+
+
+def _takes_context(call: Callable[..., Any], what: str, gets: str) -> bool:
     """Whether a handler takes a context as its second argument. Checks that it takes the first."""
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
         return False  # written in C: it gets only the payload
     count, takes_any = needed(signature)
-    takes_context = not takes_task and (count > 1 or takes_any)
+    takes_context = gets != _GETS_TASK and (count > 1 or takes_any)
     try:
         signature.bind(*([None] * (2 if takes_context else 1)))
     except TypeError as error:
-        right = "the task" if takes_task else "the payload, or the payload and a context"
         raise ConfigurationError(
-            f"{what} must take {right}; its signature is {signature}: {error}"
+            f"{what} must take {gets}; its signature is {signature}: {error}"
         ) from None
     return takes_context

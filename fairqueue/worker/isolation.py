@@ -235,6 +235,8 @@ class _TaskProcess:
         elif kind == "left":
             names, count, ended = value
             self._context.left = Leftovers(tuple(map(str, names)), int(count), bool(ended))
+        elif kind == "cost":
+            self._context.cost(value)
         elif kind == "error":
             value = _rebuilt(**value)
         return kind, value
@@ -341,6 +343,8 @@ def _run(request: dict[str, Any], send: Send) -> Any:
         try:
             return handler.run(context, runner)
         finally:
+            if context.spent is not None:
+                send({"cost": context.spent})
             left = runner.clear()
             if left is not None:
                 send({"left": [left.names, left.count, left.ended]})

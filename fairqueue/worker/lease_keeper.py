@@ -40,6 +40,7 @@ class ActiveRun:
     logged_at: float = 0.0  # when it was last logged that it is overdue
     seconds: float = 0.0  # how long the handler ran
     skipped: bool = False
+    mates: "Sequence[ActiveRun]" = ()  # the others of its batch, if it has the time-out of the call
     since: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -76,7 +77,8 @@ class ActiveRun:
             if self.thread is None or self.handler is None:
                 return False
             self.overdue, self.logged_at = True, now
-            self.context.stop()
+            for run in (self, *self.mates):
+                run.context.stop()
             if not self.handler.is_async:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(self.thread), ctypes.py_object(TimedOut)

@@ -15,6 +15,7 @@ from fairqueue.logs import error_line, event_logger
 from fairqueue.queue.claim import LONGEST_WAIT_S, Answer
 from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.runtime.threads import keep_going
+from fairqueue.worker.batches import Batches, Unit
 from fairqueue.worker.core import WorkerCore
 from fairqueue.worker.event_loop import Runner
 from fairqueue.worker.executor import Done, Slot
@@ -54,7 +55,9 @@ class ThreadPool:
         self._work = threading.Condition()
         # All of these under _work. A run is held from its claim until its end is recorded.
         self._held: set[ActiveRun] = set()
-        self._waiting: deque[ActiveRun] = deque()
+        self._batches = Batches(UNBEGUN_PART * core.lease)
+        self._waiting: deque[Unit] = deque()
+        self._running = 0  # units
         self._done: deque[tuple[ActiveRun, Done]] = deque()
         self._usual_s = QUICK_S  # claim nothing ahead until tasks have proved quick
         self._stopping = False
@@ -100,9 +103,14 @@ class ThreadPool:
         with self._work:
             self._stopping = True
             # Runs that no slot has begun are released at once.
-            unbegun = list(self._waiting)
-            self._waiting.clear()
+            unbegun = self._take_waiting() + self._batches.take_all()
         self._release(unbegun)
+
+    def _take_waiting(self) -> list[ActiveRun]:
+        """Return the runs that wait for a slot, which then wait no more."""
+        runs = [run for unit in self._waiting for run in unit.runs]
+        self._waiting.clear()
+        return runs
 
     def _fail(self, reason: str) -> None:
         """End the worker because one of its threads is gone: it would only look alive.
@@ -212,14 +220,17 @@ class ThreadPool:
         with self._claiming:
             with self._work:
                 done = list(self._done)[:FINISH_CHUNK]
-                room = 0 if self._stopping else self._room(len(done))
+                room = 0 if self._stopping else self._room()
             if done or room:
                 claims, hint, wake = self._exchange(done, room)
+            if self._batches and not (room and len(claims) < room):
+                self._fill_batches()
+            rest = min(self._begin_batches(), self._release_unbegun())
         if not done and not room:
-            self._listener.wait_for_nudge(self._release_unbegun())
+            self._listener.wait_for_nudge(rest)
         elif not done and not claims:
             self._listener.listen_to(*(self._core.queue.keys[key] for key in wake))
-            self._listener.wait(min(hint, self._release_unbegun()))
+            self._listener.wait(min(hint, rest))
 
     def _exchange(self, done: list[tuple[ActiveRun, Done]], room: int) -> Answer:
         """Record finished runs and claim up to `room` tasks, in one round trip."""
@@ -239,14 +250,41 @@ class ThreadPool:
             self._hand_out([self._core.new_run(claim, self._keeper) for claim in answer.claims])
         return answer
 
-    def _room(self, done: int) -> int:
-        """How many tasks may be claimed while `done` finished ones are recorded.
+    def _room(self) -> int:
+        """How many tasks may be claimed: each may need a slot of its own.
 
         More than there are slots while tasks are quick, but never more than may still run here.
         """
         ahead = AHEAD if self._usual_s < QUICK_S else 0
-        room = self._core.concurrency + ahead + done - len(self._held)
+        taken = self._running + len(self._waiting) + len(self._batches)
+        room = self._core.concurrency + ahead - taken
         return max(0, int(min(room, self._left - len(self._held))))
+
+    def _fill_batches(self) -> None:
+        """Claim more tasks for the batches that are being gathered, fairly as always."""
+        with self._work:
+            missing = {} if self._stopping else self._batches.missing()
+        for name, count in missing.items():
+            with self._work:
+                limit = int(min(count, self._left - len(self._held)))
+            if limit > 0:
+                _, answer = self._core.queue.exchange(
+                    [],
+                    self._core.worker_id,
+                    limit,
+                    self._core.lease,
+                    names=[name],
+                    pools=self._core.pools,
+                )
+                self._hand_out([self._core.new_run(each, self._keeper) for each in answer.claims])
+
+    def _begin_batches(self) -> float:
+        """Hand out the batches that have waited long enough; return seconds until the next one."""
+        now = time.monotonic()
+        with self._work:
+            self._enqueue(self._batches.due(now))
+            until = self._batches.until()
+        return LONGEST_WAIT_S if until is None else max(0.001, until - now)
 
     def _release_unbegun(self) -> float:
         """Release runs that waited too long for a slot; return seconds until the next check."""
@@ -254,9 +292,8 @@ class ThreadPool:
             if not self._waiting:
                 return LONGEST_WAIT_S
             wait = self._waiting[0].since + self._unbegun_s - time.monotonic()
-            late = list(self._waiting) if wait <= 0 else []
+            late = self._take_waiting() if wait <= 0 else []
             if late:
-                self._waiting.clear()
                 self._usual_s = QUICK_S  # tasks are no longer quick
         self._release(late)
         return max(0.001, wait)
@@ -276,10 +313,15 @@ class ThreadPool:
             self._held.update(runs)
             stopping = self._stopping
             if not stopping:
-                self._waiting.extend(runs)
-                self._work.notify(len(runs))
+                now = time.monotonic()
+                self._enqueue([unit for run in runs for unit in self._batches.add(run, now)])
         if stopping:  # stopped while this claim was in flight
             self._release(runs)
+
+    def _enqueue(self, units: list[Unit]) -> None:
+        """Let slots run these. Called under _work."""
+        self._waiting.extend(units)
+        self._work.notify(len(units))
 
     # --- the slots --------------------------------------------------------------------------------
 
@@ -293,41 +335,49 @@ class ThreadPool:
     def _run_tasks(self) -> None:
         with Runner() as runner:
             slot = Slot(runner=runner, keeper=self._keeper, capture=self._capture)
-            while (run := self._next_run()) is not None:
-                self._run_task(run, slot)
+            while (unit := self._next_unit()) is not None:
+                self._run_unit(unit, slot)
 
-    def _run_task(self, run: ActiveRun, slot: Slot) -> None:
+    def _run_unit(self, unit: Unit, slot: Slot) -> None:
         began = time.monotonic()
-        result = None
+        results: list[Done | None] = [None] * len(unit.runs)
         try:
-            result = self._executor.execute(run, slot)
+            if unit.is_batch:
+                results = self._executor.execute_batch(unit.runs, slot)
+            else:
+                results = [self._executor.execute(unit.runs[0], slot)]
         except Exception as error:
-            fields = about(run.claim) | {"error": error_line(error)}
+            fields = about(unit.runs[0].claim) | {"error": error_line(error)}
             _log("slot_failed", logging.ERROR, exc_info=True, **fields)
         finally:
-            # After an error the lease is no longer extended, and the task is offered again when it
-            # expires.
+            # After an error the leases are no longer extended, and the tasks are offered again when
+            # they expire.
             seconds = time.monotonic() - began
+            gone = []
             with self._work:
+                self._running -= 1
                 self._usual_s += (seconds - self._usual_s) / 8
-                recordable = result is not None and run in self._held
-                if result is not None and recordable:
-                    self._done.append((run, result))
-            if not recordable:
+                for run, result in zip(unit.runs, results, strict=True):
+                    if result is not None and run in self._held:
+                        self._done.append((run, result))
+                    else:
+                        gone.append(run)
+            for run in gone:
                 self._forget(run, has_run=True)
             self._listener.nudge()
 
-    def _next_run(self) -> ActiveRun | None:
+    def _next_unit(self) -> Unit | None:
         with self._work:
             while not self._waiting:
                 if self._over:
                     return None
                 self._work.wait()
-            run = self._waiting.popleft()
-            if not self._waiting and self._left <= len(self._held):
+            unit = self._waiting.popleft()
+            self._running += 1
+            if not self._waiting and not self._batches and self._left <= len(self._held):
                 # That was the last one to begin here.
                 self._stopping, self._give_up_at = True, time.monotonic() + WORN_OUT_S
-            return run
+            return unit
 
 
 def leave(heartbeat: Heartbeat) -> None:

@@ -28,6 +28,7 @@ from fairqueue.runtime.fork import reset_in_child
 from fairqueue.runtime.processes import ProcessGroup, wait_for
 from fairqueue.runtime.signals import StopSignals
 from fairqueue.validation import check_count, check_items, check_name, check_seconds
+from fairqueue.worker.batches import batch_size, units
 from fairqueue.worker.core import NO_LIMITS, WorkerCore
 from fairqueue.worker.dispatch import RegisteredTask, unwrapped
 from fairqueue.worker.event_loop import Runner
@@ -41,6 +42,7 @@ from fairqueue.worker.handlers import (
 )
 from fairqueue.worker.hooks import Hookable, Hooks
 from fairqueue.worker.isolation import check_findable, check_isolated, check_not_starting
+from fairqueue.worker.lease_keeper import ActiveRun
 from fairqueue.worker.pool import DRAIN_S, ThreadPool, leave
 
 _log = event_logger("fairqueue.worker")
@@ -189,6 +191,12 @@ class Worker(Hookable):
         before, then, catch, finally_: hooks, one or several; see `Hookable`.
         pool: where the tasks go that `push` enqueues, unless `options(pool=...)` says otherwise. A
             worker takes the tasks of its own `pools`, whatever those of its handlers are.
+        batch: the handler gets a list of up to so many payloads in one call, or that list and the
+            list of their contexts. It returns None, or a list with a result for each task, or the
+            exception with which it failed; what the handler raises, all tasks have failed with.
+            Filters, hooks, retries and records are those of each task.
+        batch_wait: seconds that a batch waits for more tasks while it is not complete (0).
+        batch_by: "user" or "tenant" for calls that have tasks of one user or tenant only.
         isolation: "thread", or "process" to run each task in its own process, which is killed at
             the time-out, on cancel and when the lease is lost. The handler must be defined at the
             top level of a module; its hooks and filters run in the worker. See `isolation`.
@@ -214,7 +222,8 @@ class Worker(Hookable):
         Each class that is defined there and has a method `handle` handles the tasks of its dotted
         path, such as `myapp.jobs.SendReport`. Abstract classes and those whose name begins with an
         underscore are left out. The attributes retries, backoff, backoff_cap, backoff_multiplier,
-        jitter, timeout, slots, rate, pool and isolation of a class are options. No module is ever
+        jitter, timeout, slots, rate, pool, batch, batch_wait, batch_by and isolation of a class are
+        options. No module is ever
         imported because a task names it.
         Raises ConfigurationError if the module cannot be imported, has no such class, or if an
         attribute is not a valid option.
@@ -259,17 +268,18 @@ class Worker(Hookable):
     # --- in the caller's thread -------------------------------------------------------------------
 
     def run_once(self) -> int:
-        """Run up to `concurrency` tasks that are ready now, in this thread; return how many.
+        """Run up to `concurrency` tasks or batches that are ready now; return how many tasks.
 
-        Runs none after the worker was asked to drain (`WorkerStore.drain`), until `stop`.
+        They run in this thread, one after the other, and batches do not wait for more tasks. Runs
+        none after the worker was asked to drain (`WorkerStore.drain`), until `stop`.
         """
         self._check_isolation()
         self._heartbeat.beat(())
-        done = 0
+        done = calls = 0
         if self._heartbeat.is_draining:
             return done
         with self._slot() as slot:
-            while done < self.concurrency:
+            while calls < self.concurrency:
                 wanted = self._heartbeat.claim_filter
                 claims = self.queue.claim(
                     self.worker_id,
@@ -282,13 +292,36 @@ class Worker(Hookable):
                 if not claims:
                     break
                 run = self._core.new_run(claims[0], slot.keeper)
-                slot.keeper.add([run])
-                result = self._executor.execute(run, slot)
-                slot.keeper.remove([run])
-                if result is not None:
-                    self._executor.recorded([run], self.queue.finish_many([result]))
-                done += 1
+                done += self._run_now([run, *self._rest_of_batch(run, slot)], slot)
+                calls += 1
         return done
+
+    def _rest_of_batch(self, run: ActiveRun, slot: Slot) -> list[ActiveRun]:
+        """Claim what a batch takes besides its first task."""
+        most = batch_size(run) - 1
+        if most < 1:
+            return []
+        name, pools = run.claim.task.name, self.pools
+        slot.keeper.add([run])
+        claims = self.queue.claim(self.worker_id, most, self.lease, names=[name], pools=pools)
+        return [self._core.new_run(claim, slot.keeper) for claim in claims]
+
+    def _run_now(self, runs: list[ActiveRun], slot: Slot) -> int:
+        """Run a task or a batch; return the number of tasks."""
+        slot.keeper.add(runs)
+        for unit in units(runs, time.monotonic()):
+            if unit.is_batch:
+                ends = self._executor.execute_batch(unit.runs, slot)
+            else:
+                ends = [self._executor.execute(run, slot) for run in unit.runs]
+            slot.keeper.remove(unit.runs)
+            found = [
+                (run, end) for run, end in zip(unit.runs, ends, strict=True) if end is not None
+            ]
+            if found:
+                words = self.queue.finish_many([end for _, end in found])
+                self._executor.recorded([run for run, _ in found], words)
+        return len(runs)
 
     def run_until_empty(self) -> int:
         """Run tasks in this thread until none is ready; return how many. Delayed tasks stay."""

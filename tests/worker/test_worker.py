@@ -1466,9 +1466,9 @@ class Told:
             monkeypatch.setattr(queue, name, self._noting(getattr(queue, name)))
 
     def _noting(self, action: Callable[..., None]) -> Callable[..., None]:
-        def noting(claim: Any, *arguments: Any, report: Report) -> None:
+        def noting(claim: Any, *arguments: Any, report: Report, **named: Any) -> None:
             self.reports[claim.task.task_id] = report
-            action(claim, *arguments, report=report)
+            action(claim, *arguments, report=report, **named)
 
         noting.__name__ = action.__name__
         return noting
