@@ -32,7 +32,7 @@ import fairqueue.worker.pool
 from fairqueue import History, Task, TaskContext, TaskQueue, TaskScheduler, Worker
 from fairqueue.alerts import KINDS, Alert, AlertLimits, Alerts, CallableRecipient
 from fairqueue.doctor import Doctor, Finding
-from fairqueue.errors import RedisRefused, RedisUnavailable
+from fairqueue.errors import InvalidTask, RedisRefused, RedisUnavailable
 from fairqueue.http_tasks.http import HttpTasks
 from fairqueue.inspection import Inspector
 from fairqueue.metrics.collectors import (
@@ -138,11 +138,11 @@ def events(caplog: pytest.LogCaptureFixture) -> set[str]:
     return {record.event for record in caplog.records if hasattr(record, "event")}
 
 
-def metric(queue: TaskQueue, name: str) -> float:
+def metric(queue: TaskQueue, name: str, **labels: str) -> float:
     """What a scrape of the queue says now."""
     registry = CollectorRegistry()
     registry.register(QueueCollector(queue))
-    value = registry.get_sample_value(f"fairqueue_{name}", {"queue": "default"})
+    value = registry.get_sample_value(f"fairqueue_{name}", {"queue": "default"} | labels)
     assert value is not None, name
     return value
 
@@ -801,6 +801,95 @@ def test_a_task_whose_record_is_broken_stops_no_other(world: World) -> None:
         each for each in Doctor(world.queue).examine(fix=True) if each.check.startswith("records")
     ]
     assert any("bad status" in each.text for each in wrong)
+
+
+# --- pools, expiry and keys -----------------------------------------------------------------------
+
+
+def test_tasks_of_a_pool_without_workers_wait_and_that_is_seen(
+    world: World, told: list[Alert]
+) -> None:
+    now = [0.0]
+    recipients = [CallableRecipient(told.append, name="told")]
+    world.push("a", "b", "c", pool="gpu")
+    world.push("d")
+    world.beat("cpu")
+    world.queue.finish(world.claim_one())
+    with Alerts(recipients, registry=CollectorRegistry(), monotonic=lambda: now[0]) as alerts:
+        scheduler = TaskScheduler(world.queue, alerts=alerts, registry=CollectorRegistry())
+        for _ in range(2):
+            scheduler.tick()
+            world.advance(61)
+            now[0] += 61.0
+        scheduler.tick()
+        assert alerts.flush(30)
+    assert {(alert.kind, alert.key) for alert in told} == {("pool_unserved", "gpu")}
+    world.beat("cpu")
+    (said,) = (text for text in attention(world.queue) if "pool" in text)
+    assert said.startswith("warning: no live worker serves the pool 'gpu': 3 tasks wait. Start one")
+    assert "--pool gpu" in said
+    assert metric(world.queue, "pool_unserved", pool="gpu") == 1
+    assert metric(world.queue, "pool_unserved", pool="default") == 0
+    assert metric(world.queue, "pool_waiting", pool="gpu") == 3
+    explanation = world.queue.explain("a")
+    assert explanation is not None
+    assert "gpu" in explanation.summary
+
+    world.beat("gpu", pools=["gpu"])
+    assert not any("pool" in text for text in attention(world.queue))
+    worker = Worker(world.queue, lambda payload: None, pools=["gpu"])
+    assert worker.run_until_empty() == 3
+    assert metric(world.queue, "pool_unserved", pool="gpu") == 0
+
+
+def test_tasks_that_no_worker_starts_in_time_expire_and_are_counted(
+    world: World, told: list[Alert]
+) -> None:
+    alerts = Alerts(
+        [CallableRecipient(told.append, name="told")],
+        limits=AlertLimits(expired_tasks=1),
+        registry=CollectorRegistry(),
+    )
+    with alerts:
+        scheduler = TaskScheduler(world.queue, alerts=alerts, registry=CollectorRegistry())
+        scheduler.tick()
+        world.push("late", expires=30)
+        world.push("other")
+        world.advance(31)
+        assert world.claim_one().task.task_id == "other"
+        scheduler.tick()
+        assert alerts.flush(30)
+    assert info_of(world.queue, "late").state == "expired"
+    assert metric(world.queue, "expired_tasks_total") == 1
+    assert (metric(world.queue, "expired_total"), metric(world.queue, "dead")) == (0, 0)
+    assert [run.task_id for run in History(world.queue).runs("expired")] == ["late"]
+    words = "warning: 1 task expired within the last hour, before a worker started them"
+    assert words in attention(world.queue)
+    assert [alert.kind for alert in told] == ["expired_tasks"]
+    with pytest.raises(InvalidTask):
+        History(world.queue).retry("late")
+
+
+def test_a_key_is_free_again_when_the_lease_of_its_task_ends(world: World) -> None:
+    world.queue.set_limit("account:*", slots=1, ordered=True)
+    world.push("first", "second", "third", limit_keys=["account:42"])
+    world.push("other", limit_keys=["account:7"])
+    doomed = world.queue.claim("doomed", limit=9, lease=30)  # and then it is killed
+    assert [claim.task.task_id for claim in doomed] == ["first", "other"]
+    world.advance(29)
+    assert world.queue.claim("w", limit=9) == []
+    assert (metric(world.queue, "held"), metric(world.queue, "slots_in_use")) == (2, 2)
+    explanation = world.queue.explain("second")
+    assert explanation is not None
+    assert "account:42" in explanation.summary
+
+    world.advance(2)
+    (again, other) = world.queue.claim("w", limit=9, lease=30)
+    assert {again.task.task_id, other.task.task_id} == {"first", "other"}
+    assert metric(world.queue, "expired_total") == 2
+    world.queue.finish(again)
+    assert [claim.task.task_id for claim in world.queue.claim("w", limit=9)] == ["second"]
+    check_consistency(world.redis)
 
 
 # --- waking ---------------------------------------------------------------------------------------
