@@ -1,4 +1,4 @@
--- List users or tenants with waiting or running tasks; may include some whose tasks have just ended.
+-- List users or tenants with waiting or running tasks, and maybe some whose tasks have just ended.
 -- One bounded read.
 --
 -- @include users
