@@ -263,9 +263,10 @@ function rings.reap(name, most)
   if name == '' then
     seats = redis.call('ZRANGE', K.idle, '-inf', clock, 'BYSCORE', 'LIMIT', 0, most)
   else
-    local flat = rings.range(K.idle, name, 0, most)
-    for i = 1, #flat, 2 do
-      if tonumber(flat[i + 1]) <= clock then seats[#seats + 1] = flat[i] end
+    local from = 'i' .. name .. '\0'
+    for _, member in ipairs(redis.call('ZRANGEBYLEX', K.rings, '[' .. from, '(' .. from .. sortable(clock) .. '\1',
+      'LIMIT', 0, most)) do
+      seats[#seats + 1] = string.match(member, '^%Z*%z%d+%.%d+%z(.+)$')
     end
   end
   local gone = {}
