@@ -183,6 +183,13 @@ class Trial:
 
     # --- what happens ---
 
+    def make(self, tenant: str | None, user: str, **options: Any) -> Task:
+        return Task.create(user_id=user, tenant=tenant, **options)
+
+    def owner(self, task: Task) -> tuple[str | None, str]:
+        """The tenant and the user of a task that `make` has made."""
+        return task.tenant, task.user_id
+
     def push(
         self,
         tenant: str | None,
@@ -199,9 +206,7 @@ class Trial:
         self, owners: Iterable[tuple[str | None, str]], *, runs: bool = True, **options: Any
     ) -> None:
         listed = list(owners)
-        self.queue.push_many(
-            Task.create(user_id=user, tenant=tenant, **options) for tenant, user in listed
-        )
+        self.queue.push_many(self.make(tenant, user, **options) for tenant, user in listed)
         if runs:
             for (tenant, user), count in Counter(listed).items():
                 self.arrive(tenant, user, count, options.get("cost") or 1.0)
@@ -216,7 +221,7 @@ class Trial:
 
     def push_quiet(self, tenant: str, **options: Any) -> None:
         """Push the only task of a tenant with weight 1, whose wait counts."""
-        task = Task.create(user_id="quiet", tenant=tenant, **options)
+        task = self.make(tenant, "quiet", **options)
         self.queue.push(task)
         self.arrive(tenant, "quiet", 1)
         self.quiet[task.task_id] = (self.claims, self.root.active())
@@ -237,20 +242,21 @@ class Trial:
 
     def served(self, claim: Claim, amount: float = 1.0, *, again: bool = False) -> None:
         """Note that a claim was used; `again` if its task waits again."""
-        member = claim.task.tenant or claim.task.user_id
+        tenant, user = self.owner(claim.task)
+        member = tenant or user
         self.root.serve(member, amount)
         if again:
             self.root.ideal.add(member, amount)
         else:
             self.root.drop(member, 1)
-        if claim.task.tenant is None:
+        if tenant is None:
             return
-        users = self.inner[claim.task.tenant]
-        users.serve(claim.task.user_id, amount)
+        users = self.inner[tenant]
+        users.serve(user, amount)
         if again:
-            users.ideal.add(claim.task.user_id, amount)
+            users.ideal.add(user, amount)
         else:
-            users.drop(claim.task.user_id, 1)
+            users.drop(user, 1)
 
     def finish(self, claims: list[Claim]) -> None:
         if len(claims) == 1:
@@ -313,6 +319,20 @@ class Trial:
             wait=wait,
             active=active,
         )
+
+
+class FlatTrial(Trial):
+    """The same tasks pushed without tenants, as users of their own; the account is of tenants.
+
+    It shows what tenants change. Scenes with settings of tenants cannot be played flat.
+    """
+
+    def make(self, tenant: str | None, user: str, **options: Any) -> Task:
+        return Task.create(user_id=user if tenant is None else f"{tenant}/{user}", **options)
+
+    def owner(self, task: Task) -> tuple[str | None, str]:
+        tenant, slash, user = task.user_id.rpartition("/")
+        return (tenant if slash else None), user
 
 
 Scene = Callable[[Trial], None]
@@ -385,7 +405,7 @@ def large(trial: Trial) -> None:
             trial.push_quiet(f"quiet-{number}")
             number += 1
         claims = trial.claim(min(250, left))
-        left -= sum(claim.task.user_id != "quiet" for claim in claims)
+        left -= sum(trial.owner(claim.task)[1] != "quiet" for claim in claims)
         trial.finish(claims)
 
 
@@ -404,7 +424,7 @@ def retries(trial: Trial) -> None:
     for n in range(claims):
         quiet(n)
         (claim,) = trial.claim()
-        if claim.task.tenant == "storm":
+        if trial.owner(claim.task)[0] == "storm":
             trial.queue.retry(claim, "failed")
             trial.served(claim, again=True)
         else:
@@ -431,7 +451,7 @@ def long_and_short(trial: Trial, by: str) -> None:
     for tenant, user in (("long", "ann"), ("long", "amy"), ("short", "bob"), (None, "cy")):
         trial.push(tenant, user, WORKERS * seconds)
     takes = {"ann": 20.0, "amy": 10.0}
-    trial.run_workers(seconds, lambda claim: takes.get(claim.task.user_id, 1.0), by=by)
+    trial.run_workers(seconds, lambda claim: takes.get(trial.owner(claim.task)[1], 1.0), by=by)
 
 
 @scene("long tasks, cost by tasks")
@@ -494,7 +514,9 @@ def fleets(trial: Trial) -> None:
         for name in names:
             trial.push(tenant, "ann", 2 * claims, name=name)
             trial.push(tenant, "bob", 2 * claims, name=name)
-    for _ in range(claims):
+    quiet = quiet_every(trial, 40, name="a")
+    for n in range(claims):
+        quiet(n)
         trial.finish(trial.claim(names=["a"]))
         trial.serve(1)
 
@@ -526,7 +548,9 @@ def many_pools(trial: Trial) -> None:
     for pool in ("default", "gpu"):
         for tenant, user in (("acme", "ann"), ("acme", "amy"), ("globex", "bob"), (None, "cy")):
             trial.push(tenant, user, 2 * claims, pool=pool)
-    for _ in range(claims):
+    quiet = quiet_every(trial, 40, pool="gpu")
+    for n in range(claims):
+        quiet(n)
         for pools in (["default"], ["gpu"], ["default", "gpu"]):
             trial.finish(trial.claim(pools=pools))
 

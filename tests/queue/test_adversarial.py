@@ -4,7 +4,7 @@ import pytest
 import redis
 from helpers.state import check_consistency
 
-from benchmarks.adversarial import SCENES, Ideal, Trial, play
+from benchmarks.adversarial import SCENES, FlatTrial, Ideal, Trial, play
 
 SIZE = 0.06
 # Those with many users are still smaller.
@@ -24,6 +24,18 @@ def test_a_scene_has_the_same_outcome_each_time(redis_client: redis.Redis, redis
     first = play(name, redis_url, SIZE)
     redis_client.flushall()
     assert play(name, redis_url, SIZE) == first
+
+
+def test_without_tenants_a_crowd_gets_nearly_everything(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    name = "one tenant with 1,000 users, one with 1"
+    trial = FlatTrial(redis_url, SIZES[name])
+    with trial.queue:
+        SCENES[name](trial)
+    found = trial.outcome()
+    assert found.share < 0.2
+    assert found.tenants < 0.5
 
 
 # --- the account itself ---------------------------------------------------------------------------
