@@ -176,6 +176,12 @@ def _fill(
         )
         if answer[0] == b"changed":
             return filled, False
+        if answer[0] == b"pools":
+            raise QueueFull(
+                f"{before + filled} fire times of schedule {request.schedule_id!r} were filled; "
+                f"its pool {definition.options['pool']!r} is new, and a queue can have at most 100 "
+                "pools"
+            )
         if answer[0] == b"full":
             raise QueueFull(
                 f"{before + filled} fire times of schedule {request.schedule_id!r} were filled; "

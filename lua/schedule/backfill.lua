@@ -1,6 +1,7 @@
 -- Push tasks for past fire times of a schedule that have no task.
 --
 -- @include schedules enqueue moments
+-- @lazy rings
 -- ARGV op        text  random id of this operation
 -- ARGV id        text  schedule id
 -- ARGV base      text  the revision of its plan, as it was read
@@ -16,8 +17,8 @@
 --
 -- A fire time has one task: if its task exists, or did a minute ago, no other is pushed.
 --
--- Returns { 'filled', number of new tasks }; or, with nothing changed, { 'changed' } or { 'full', 'queue',
--- 'user' or 'tenant' }.
+-- Returns { 'filled', number of new tasks }; or, with nothing changed, { 'changed' }, { 'full', 'queue',
+-- 'user' or 'tenant' }, or { 'pools' } if the queue has no room for another pool.
 
 local before = first_answer(A.op)
 if before then return { 'filled', tonumber(before) } end
@@ -38,6 +39,7 @@ for i, word in ipairs(known_tasks(ids, documents)) do
 end
 local full = #new > 0 and is_full(new[1], owner_of(new[1]), #new, #new, #new)
 if full then return { 'full', full } end
+if #new > 0 and new[1].pool and not rings().has_room_for(new[1].pool) then return { 'pools' } end
 store(new)
 write_plan(A.id, A.revision, next_moment)
 for note in string.gmatch(A.notes, '[^\n]+') do note_moments(A.id, note) end

@@ -63,6 +63,9 @@ def test_add_takes_all_that_the_library_takes(cli: Cli, live: TaskScheduler) -> 
         *("--backoff-cap", "1h", "--backoff-multiplier", "1.5", "--backoff-jitter", "full"),
         *("--window", '{"days": [1], "from": "08:00", "to": "10:00"}', "--exclude", "2030-01-07"),
         *("--start", "2026-01-01", "--end", "2031-01-01T00:00:00Z"),
+        *("--pool", "gpu", "--limit-key", "account:42", "--limit-key", "a,b", "--cost", "3.5"),
+        *("--unique", "nightly", "--on-duplicate", "replace", "--unique-for", "2h"),
+        *("--expires", "1h"),
     )
     assert done.out == "nine\n"
     task = get(live, "nine")
@@ -75,6 +78,9 @@ def test_add_takes_all_that_the_library_takes(cli: Cli, live: TaskScheduler) -> 
     assert task.backoff_jitter == "full"
     assert (task.max_failures, task.max_runs, task.tenant) == (3, 9, "north")
     assert (task.exclude, len(task.windows or [])) == (["2030-01-07"], 1)
+    assert (task.pool, task.limit_keys, task.cost) == ("gpu", ["account:42", "a,b"], 3.5)
+    assert (task.unique, task.on_duplicate, task.unique_for) == ("nightly", "replace", 7200)
+    assert task.expires == 3600
 
 
 def test_an_interval_and_a_moment_are_rules_too(cli: Cli, live: TaskScheduler) -> None:
@@ -99,6 +105,10 @@ def test_an_interval_and_a_moment_are_rules_too(cli: Cli, live: TaskScheduler) -
         (("0 9 * * *", "--user", "u", "--priority", "9"), 2, "'9'"),
         (("0 9 * * *", "--user", "u", "--backoff", "2s,soon"), 2, "soon"),
         (("0 9 * * *", "--user", "u", "--window", "{odd"), 2, "{odd"),
+        (("0 9 * * *", "--user", "u", "--unique", "k", "--unique-for", "ever"), 2, "'ever'"),
+        (("0 9 * * *", "--user", "u", "--unique-for", "waiting"), 2, "unique_for needs unique"),
+        (("0 9 * * *", "--user", "u", "--limit-key", "a*"), 2, "must not contain '*'"),
+        (("0 9 * * *", "--user", "u", "--cost", "0"), 2, "cost must be"),
         (("0 9 * * *", "--user", "u", "--id", "taken"), 5, "taken"),
         (("--user", "u"), 2, "cron_expr"),
     ],

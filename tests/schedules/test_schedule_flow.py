@@ -11,7 +11,7 @@ import pytest
 from helpers import schedules
 from helpers.world import World
 
-from fairqueue.errors import DuplicateTask, InvalidSchedule
+from fairqueue.errors import DuplicateTask, InvalidSchedule, InvalidTask, QueueFull
 from fairqueue.models import ScheduledTask, Task
 from fairqueue.schedules import dump_schedules, load_schedules
 
@@ -335,6 +335,30 @@ def test_a_backfill_pushes_a_task_for_each_fire_time_although_the_schedule_is_un
         (None, None),
     ]
     assert {claim.task.cost for claim in claims} == {3.5}
+
+
+def test_a_queue_without_room_for_a_pool_refuses_its_tasks(world: World) -> None:
+    """A hundred pools with waiting tasks are the most."""
+    for number in range(101):
+        world.add(f"s{number}", cron_expr=MINUTE, pool=f"p{number}")
+    start = world.now()
+    report = world.tick_after(60)
+    refused = [f"s{n}" for n in range(101) if not world.schedule(f"s{n}").run_count]
+    assert (report.fired, report.refused, len(refused)) == (100, 1, 1)
+    with pytest.raises(InvalidTask, match="a queue can have at most 100 pools"):
+        world.scheduler.trigger(refused[0])
+
+    (schedule,) = refused
+    world.scheduler.pause_schedule(schedule)
+    world.advance(60)
+    with pytest.raises(QueueFull, match=r"^0 fire times .* at most 100 pools"):
+        world.scheduler.backfill(schedule, start, world.now())
+    assert world.queue.inspect().ready == 100
+
+    pool = "p0" if schedule != "s0" else "p1"
+    (claim,) = world.queue.claim("w", pools=[pool])  # its place is free now
+    world.queue.finish(claim)
+    assert world.scheduler.backfill(schedule, start, world.now()).filled == 2
 
 
 # --- expiry ---------------------------------------------------------------------------------------
