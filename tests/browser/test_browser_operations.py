@@ -62,7 +62,7 @@ def test_limits_are_set_in_a_dialog(queue: TaskQueue, web: Web, open_page: Open)
 
     page.get_by_role("button", name="Limit a name").click()
     page.get_by_role("textbox", name="Task name").fill("mails.send")
-    page.get_by_label("Runs at once").fill("2")
+    page.get_by_role("dialog").get_by_label("Runs at once").fill("2")
     check_page(page)
     page.keyboard.press("Enter")
 

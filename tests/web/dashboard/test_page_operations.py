@@ -213,6 +213,71 @@ def test_limits_that_cannot_be_used_are_named_beside_their_fields(
     assert inspector.system.limits() == {}
 
 
+def test_limits_of_keys_are_set_and_removed(site: Site, inspector: Inspector) -> None:
+    fields = {"slots": "1", "rate": "2.5", "order": "retries", "scope": "tenant"}
+    set_ = post(site, "/do/limits/keys", key="account:*", **fields)
+
+    (limits,) = inspector.system.key_limits().values()
+    text = words(get(site, "/settings"))
+    gone = post(site, "/do/limits/keys/remove", key="account:*")
+    again = post(site, "/do/limits/keys/remove", key="account:*")
+
+    assert (limits.slots, limits.rate, limits.scope) == (1, 2.5, "tenant")
+    assert (limits.ordered, limits.through_retries) == (True, True)
+    assert "account:* 1 2.5 as pushed, also through retries in each tenant" in text
+    assert said(set_) == "The limits of account:* apply from now on."
+    assert said(gone) == "The limits of account:* are removed."
+    assert said(again) == "account:* has no limits."
+    assert inspector.system.key_limits() == {}
+    assert "No key has limits" in get(site, "/workers")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"key": "a", "slots": "", "rate": ""}, "needs slots or rate"),
+        ({"key": "a", "slots": "0"}, "slots must be"),
+        ({"key": "a", "slots": "many"}, "slots must be a whole number, not 'many'"),
+        ({"key": "a", "rate": "nan"}, "rate must be"),
+        ({"key": "a*b", "slots": "1"}, "'a*b'"),
+        ({"key": "", "slots": "1"}, "key"),
+        ({"key": "a", "slots": "1", "scope": "world"}, "'world'"),
+    ],
+)
+def test_limits_of_keys_that_cannot_be_used_are_named(
+    web: Web, inspector: Inspector, fields: dict[str, str], told: str
+) -> None:
+    answer = web().http.post("/do/limits/keys", data={"scope": "queue"} | fields, headers=HTMX)
+
+    assert answer.status_code == 422
+    assert told in html.unescape(answer.text)
+    assert inspector.system.key_limits() == {}
+
+
+def test_pools_are_told_with_who_serves_them(site: Site, world: World) -> None:
+    beat(world)
+    world.queue.push(make_task("alice", "a", pool="gpu"))
+    world.queue.push(make_task("alice", "b"))
+
+    text = words(get(site, "/workers"))
+    overview = words(get(site, "/"))
+
+    assert "No live worker serves it. Start one: fairqueue worker --app tasks --pool gpu" in text
+    assert "No live worker serves the pool 'gpu': a task waits." in overview
+    assert "Pool Waiting Workers Slots in use default 1 1" in overview
+    beat(world, "worker-2", pools=["gpu"])
+    assert "No live worker serves it" not in get(site, "/workers")
+
+
+def test_a_queue_with_one_pool_has_no_card_of_pools_on_the_overview(
+    site: Site, world: World
+) -> None:
+    beat(world)
+    world.queue.push(make_task("alice", "a"))
+
+    assert 'id="pools"' not in get(site, "/")
+
+
 # --- audit ----------------------------------------------------------------------------------------
 
 
@@ -455,6 +520,8 @@ def test_without_keys_the_page_says_how_to_make_one(web: Web) -> None:
 CHANGES = {
     "/do/workers/drain": ({"id": "worker-1"}, "operator"),
     "/do/limits": ({"name": "a", "slots": "1"}, "admin"),
+    "/do/limits/keys": ({"key": "a", "slots": "1", "scope": "queue"}, "admin"),
+    "/do/limits/keys/remove": ({"key": "account:42"}, "admin"),
     "/do/settings": ({"name": "max_waiting", "value": "5"}, "admin"),
     "/do/keys/create": ({"name": "ci", "role": "viewer"}, "admin"),
     "/do/keys/revoke": ({"id": "0" * 16}, "admin"),
@@ -465,6 +532,7 @@ CHANGES = {
 def test_viewers_see_no_buttons(web: Web, world: World, inspector: Inspector, role: str) -> None:
     beat(world)
     world.queue.set_limits("mails.send", slots=1)
+    world.queue.set_limit("account:42", slots=1)
     site = web(auth=True, **RATE)
     who = key(site, role=role)
 
@@ -479,6 +547,7 @@ def test_viewers_see_no_buttons(web: Web, world: World, inspector: Inspector, ro
         if least == "admin" or role == "viewer":
             assert site.http.post(path, data=fields, headers=who).status_code == 403
     assert inspector.system.settings()["settings"] == asdict(QueueSettings())
+    assert [*inspector.system.key_limits()] == ["account:42"]
     assert not inspector.workers.list()[0].draining
 
 
@@ -521,6 +590,8 @@ def test_shared_data_is_not_for_one_tenant(web: Web, world: World, inspector: In
 def test_texts_of_others_are_shown_as_text(site: Site, world: World, inspector: Inspector) -> None:
     beat(world, XSS, host=XSS, version=XSS, names=[XSS], current=[XSS], running=1)
     world.queue.set_limits(XSS, slots=1)
+    world.queue.set_limit(XSS, slots=1)
+    world.queue.push(make_task("alice", pool=XSS))
     inspector.keys.create(XSS, "viewer")
     inspector.acting_as(Actor(name=XSS)).users.set(XSS, weight=2)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from helpers.browser import Site, Web
 from helpers.pages import HTML, HTMX, get, key, post, said, words
-from helpers.tasks import claim_one, make_task
+from helpers.tasks import beat, claim_one, make_task
 from helpers.world import World
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -20,6 +20,7 @@ from fairqueue.link.connection import Link
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report
 from fairqueue.queue.workers import LostRun, WorkerStore
+from fairqueue.reasons import estimate, roughly
 from fairqueue.web.dashboard.formatting import first_line, segment, short
 from fairqueue.web.dashboard.pages import failed as failed_page
 from fairqueue.web.dashboard.pages.runs import COUNTERS
@@ -154,6 +155,8 @@ def test_a_month_of_a_school_is_listed(site: Site, queue: TaskQueue) -> None:
         ({}, ["f", "e", "d", "c", "b", "a"]),
         ({"user_id": "", "name": ""}, ["f", "e", "d", "c", "b", "a"]),
         ({"user_id": "dora"}, ["f"]),
+        ({"pool": "gpu"}, ["f"]),
+        ({"pool": "cpu"}, []),
     ],
 )
 def test_filters_are_in_the_address(
@@ -167,7 +170,7 @@ def test_filters_are_in_the_address(
     world.queue.push(make_task("alice", "d"))
     world.claim_one()
     world.queue.push(make_task("alice", "e"))
-    world.queue.push(make_task("dora", "f", delay=60))
+    world.queue.push(make_task("dora", "f", delay=60, pool="gpu"))
 
     text = get(web(), "/runs", **query)
 
@@ -382,6 +385,72 @@ def test_a_run_that_waits_says_why(site: Site, world: World) -> None:
     assert "1 earlier task of 'alice' runs first." in waiting
     assert "Starts at <time" in delayed
     assert "Why is it waiting?" not in get(site, f"/runs/{done}")
+
+
+def test_a_run_tells_its_pool_keys_cost_and_expiry(site: Site, world: World) -> None:
+    options = {"pool": "gpu", "limit_keys": ["account:42", "region:eu"], "unique": "report:7"}
+    world.queue.push(make_task("alice", "t", cost=3.5, expires=60.0, **options))
+    world.queue.push(make_task("alice", "plain"))
+
+    told, plain = words(get(site, "/runs/t")), words(get(site, "/runs/plain"))
+
+    assert "Pool gpu Limit keys account:42 region:eu Unique key report:7 Cost 3.5" in told
+    assert "if it has not started" in told
+    for name in ("Pool", "Limit keys", "Unique key", "Cost", "Expires"):
+        assert name not in plain
+
+
+def test_an_expired_run_is_listed_and_told_as_such(site: Site, world: World) -> None:
+    world.queue.push(make_task("alice", "late", expires=60.0))
+    world.queue.push(make_task("alice", "other"))
+    world.advance(61)
+    world.claim_one()
+
+    assert shown(get(site, "/runs", status="expired")) == ["late"]
+    told = words(get(site, "/runs/late"))
+    assert "Status expired" in told
+    assert "Expired" in told[told.index("Timeline") :]
+    assert "expired 1" in words(get(site, "/"))
+
+
+def test_a_waiting_run_says_when_it_starts(site: Site, world: World) -> None:
+    beat(world.queue, slots=1, running=1)
+    for n in range(40):
+        world.queue.push(make_task("bob", f"b{n}"))
+    world.queue.push(make_task("alice", "mine"))
+    for _ in range(10):  # one task in two seconds
+        world.advance(2)
+        world.queue.finish(world.claim_one())
+    world.queue.push(make_task("alice", "later"))
+
+    explanation = world.queue.explain("later")
+    assert explanation is not None
+    assert explanation.starts_about is not None
+    about = (explanation.starts_about - world.now()).total_seconds()
+    told = words(get(site, "/runs/later"))
+    assert f"It starts in about {roughly(about)}" in told
+    page = words(get(site, "/users/alice"))
+    assert "The next task starts in about" in page
+    idle = words(get(site, "/users/bob"))
+    assert "The next task starts" in idle
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ((0.1, 0.2, 0.5), "at once"),
+        ((120, 180, 300), "in about 3 min (2 to 5 min)"),
+        ((50, 100, 150), "in about 2 min (50 s to 2 min)"),
+        ((170, 180, 190), "in about 3 min"),
+        ((-5, 20, 40), "in about 20 s (0 to 40 s)"),
+        ((3600, 7200, 10_800), "in about 2 h (1 to 3 h)"),
+        ((86_400, 864_000, 1_728_000), "in about 10 d (24 h to 20 d)"),
+    ],
+)
+def test_an_estimate_is_told_in_one_unit(seconds: tuple[float, float, float], text: str) -> None:
+    now = datetime(2026, 3, 5, tzinfo=UTC)
+    first, about, last = (now + timedelta(seconds=each) for each in seconds)
+    assert estimate(about, first, last, now) == text
 
 
 def test_links_lead_from_a_retry_to_what_it_repeats_and_back(site: Site, world: World) -> None:
