@@ -26,6 +26,8 @@ SCREENS = {
     "schedules": "/schedules",
     "schedule": "/schedules {}",
     "schedule-new": "/new/schedule",
+    "tenants": "/tenants",
+    "tenant": "/tenants {}",
     "users": "/users",
     "user": "/users {}",
     "runs": "/runs",
