@@ -43,10 +43,11 @@ _SECRET_PART = re.compile(
     r"|signature|bearer|jwt|session[_\-. ]?id|conn(ection)?[_\-. ]?str(ing)?",
     re.IGNORECASE,
 )
-# A name that ends in one of these words is secret; "keyboard", "monkey" and "author" are not.
+# A name that ends in one of these words is secret; "keyboard", "monkey", "author" and our own
+# "limit_keys" are not.
 _SECRET_WORD = re.compile(
     r"(?<![a-z])(o?auth|pw|sas|sig|(t?otp|pin)(_?code)?)$"
-    r"|((?<![a-z])|api|access|ssh|priv|private|master|signing|(en|de)cryption)keys?$"
+    r"|((?<![a-z])(?<!limit_)|api|access|ssh|priv|private|master|signing|(en|de)cryption)keys?$"
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CACHED_NAME = 100  # characters: for longer names `is_secret` is not cached

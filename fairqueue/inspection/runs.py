@@ -313,9 +313,10 @@ class Tasks(_RunPart):
         tenant: str | None = None,
         **options: Unpack[TaskOptions],
     ) -> str:
-        """Push a task, and return its id. Raises InvalidTask, InvalidPayload, QueueFull.
+        """Push a task, and return its id; or that of the task that has its unique key.
 
-        `options` sets its retries, time-out and flow; see `Task.create`.
+        Raises InvalidTask, InvalidPayload, QueueFull, DuplicateTask. `options` sets its retries,
+        time-out and flow; see `Task.create`.
         """
         self._guard.require("operator", "push tasks")
         given: dict[str, Any] = {"user_id": user_id}
@@ -334,8 +335,13 @@ class Tasks(_RunPart):
         )
         self._context.stores.outgoing.check(task.name, task.payload)
         details = {"user_id": user_id, "name": name}
-        with self._guard.change("task.push", task.task_id, tenant=task.tenant, details=details):
-            return self._context.queue.push(task)
+        with self._guard.change(
+            "task.push", task.task_id, tenant=task.tenant, details=details
+        ) as entry:
+            pushed = self._context.queue.push(task)
+            if pushed != task.task_id:
+                entry.add(task_id=pushed, unique=task.flow.unique)
+        return pushed
 
     def reschedule(
         self,

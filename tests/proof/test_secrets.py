@@ -875,7 +875,17 @@ def test_a_value_whose_name_is_that_of_a_secret_is_masked(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("author", "authors", "authority", "opinion", "spin", "pinned", "keyboard", "monkey"),
+        *(
+            "author",
+            "authors",
+            "authority",
+            "opinion",
+            "spin",
+            "pinned",
+            "keyboard",
+            "monkey",
+            "limit_keys",
+        ),
         *("turkey", "depot", "signal", "design", "sassy", "to", "key_count"),
     ],
 )

@@ -14,7 +14,7 @@ REF = "#/components/schemas/{name}"
 JSON, PROBLEM = "application/json", "application/problem+json"
 
 DESCRIPTION = """\
-Schedules, runs, users and settings of one FairQueue queue.
+Schedules, runs, users, tenants and settings of one FairQueue queue.
 
 Listings return pages: pass `cursor` to get the next one. Errors are problem documents (RFC 9457).
 Every write accepts an `Idempotency-Key`: the same request with the same key is done once.

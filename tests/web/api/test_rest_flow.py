@@ -204,6 +204,12 @@ def test_a_second_task_with_a_unique_key_is_the_first_one(admin: Client) -> None
     assert admin.ok("POST", "/tasks", json=body)["task_id"] == first
     assert admin.get(f"/tasks/{first}")["task"]["payload"] == {"n": 3}
     assert len(admin.get("/tasks?user_id=bo")["items"]) == 1
+    replaced, refused, ignored, pushed = admin.get("/audit?action=task.push")["items"]
+    for entry in (replaced, ignored):
+        assert entry["target"] != first
+        assert (entry["details"]["task_id"], entry["details"]["unique"]) == (first, "report:7")
+    assert (refused["outcome"], first in refused["error"]) == ("failed", True)
+    assert (pushed["target"], pushed["details"]) == (first, {"user_id": "bo", "name": "default"})
 
 
 def test_a_unique_key_is_that_of_a_tenant(api: Api) -> None:
@@ -283,6 +289,43 @@ def test_a_job_has_a_flow_too(admin: Client) -> None:
     for wrong in ({"cost": 0}, {"limit_keys": ["a*"]}, {"pool": ""}, {"unique_for": "ever"}):
         admin.refused(422, "PATCH", "/scheduler/jobs/x", json=wrong)
     assert admin.get("/scheduler/jobs/x")["limit_keys"] == FLOW["limit_keys"]
+    replaced = admin.ok("PUT", "/scheduler/jobs/x", json={"user_id": "bo", "every": 60})
+    assert {name: replaced[name] for name in FLOW} == {
+        "pool": "default",
+        "limit_keys": None,
+        "unique": None,
+        "cost": None,
+    }
+
+
+def test_many_jobs_get_a_pool_at_once(admin: Client) -> None:
+    for number in range(3):
+        body = {"user_id": "bo", "every": 60, "schedule_id": f"x{number}"}
+        admin.ok("POST", "/scheduler/jobs", json=body)
+    body = {"action": "update", "user_id": "bo", "changes": {"pool": "gpu"}, "dry_run": False}
+    assert admin.ok("POST", "/scheduler/jobs/bulk", json=body)["done"] == 3
+    jobs = admin.get("/scheduler/jobs?user_id=bo")["items"]
+    assert {job["pool"] for job in jobs} == {"gpu"}
+    documents = admin.get("/scheduler/jobs/export?user_id=bo")["documents"]
+    assert {each["pool"] for each in documents} == {"gpu"}
+    documents[0] |= {"pool": "default", "limit_keys": ["account:42"]}
+    body = {"documents": documents, "dry_run": False}
+    (changed,) = admin.ok("POST", "/scheduler/jobs/import", json=body)["changed"].values()
+    assert {*changed} == {"pool", "limit_keys"}
+
+
+def test_failed_runs_of_a_pool_are_retried(api: Api, admin: Client) -> None:
+    queue = api.world.queue
+    api.world.push("broken", user_id="bo", pool="gpu", limit_keys=["account:42"], cost=2.0)
+    (claim,) = queue.claim("w", pools=["gpu"])
+    queue.bury(claim, "no")
+    assert ids(admin.get("/scheduler/failed?pool=gpu")) == ["broken"]
+    body = {"pool": "gpu", "dry_run": False}
+    assert admin.ok("POST", "/scheduler/failed/retry", json=body)["done"] == 1
+    (run,) = admin.get("/tasks?pool=gpu")["items"]
+    assert (run["retry_of"], run["pool"], run["limit_keys"], run["cost"]) == (
+        *("broken", "gpu", ["account:42"], 2.0),
+    )
 
 
 # --- limits, pools and quotes ---------------------------------------------------------------------
