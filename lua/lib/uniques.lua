@@ -109,7 +109,7 @@ function uniques.hold(id, record)
   uniques.write(field, { id = id, scope = scope, first = now, ends = window and now + window })
 end
 
--- A task with a key was given back as if it had not been claimed.
+-- A task with a key waits again: it has the key unless another task has it now.
 function uniques.released(id, record)
   local field = uniques.field_of(record)
   if record.flow.unique_for == 'waiting' and not uniques.read(field) then

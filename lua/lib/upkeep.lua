@@ -115,6 +115,7 @@ function lost.end_one(id, record)
     end_task(id, record, 'buried')
   else
     record.state = 'ready'
+    if record.flow and record.flow.unique then uniques().released(id, record) end
     write_status(id, record)
     return false
   end

@@ -6,7 +6,8 @@
 -- ARGV id    text  task id
 -- ARGV when  text  empty: now; '+ms': after a delay; 'ms': at that time
 --
--- The task keeps its rank, and with it its age.
+-- The task keeps its rank, and with it its age. One that waits behind another task with its unique key goes on to
+-- do so; the time counts when that one has ended.
 --
 -- Returns 'moved'; or 'running', 'over' (it has ended) or 'absent', with nothing changed.
 
@@ -17,6 +18,11 @@ if not record then return remember(A.op, 'absent') end
 if record.state == 'running' then return remember(A.op, 'running') end
 if record.state ~= 'ready' and record.state ~= 'delayed' then return remember(A.op, 'over') end
 
+if record.behind then
+  record.due = math.max(due_at(A.when), now)
+  write_status(A.id, record)
+  return remember(A.op, 'moved')
+end
 prepare_end(record)
 delays()
 if record.state == 'delayed' then
@@ -24,7 +30,7 @@ if record.state == 'delayed' then
 else
   remove_waiting(A.id, record)
 end
-record.due, record.buffered, record.behind = math.max(due_at(A.when), now), nil, nil
+record.due, record.buffered = math.max(due_at(A.when), now), nil
 record.state = record.due > now and 'delayed' or 'ready'
 write_status(A.id, record)
 prepare_end(record)

@@ -1,7 +1,7 @@
 -- Offer a claimed task again after a delay, and keep the error of this attempt.
 --
 -- @include ending
--- @lazy delays gates
+-- @lazy delays gates uniques
 -- FLAGS allow-oom
 -- ARGV op        text  random id of this operation
 -- ARGV id        text  task id
@@ -33,6 +33,7 @@ record.token = nil
 local delay = tonumber(A.delay_ms)
 record.due = now + delay
 record.state = delay > 0 and 'delayed' or 'ready'
+if record.flow and record.flow.unique then uniques().released(A.id, record) end
 write_status(A.id, record)
 count('retried', 1)
 if delay > 0 then

@@ -249,8 +249,17 @@ def _check_limits(state: State, running: set[str], held: list[list[str]]) -> Non
     assert held or not line
     waiting = {i for i, record in status.items() if record["state"] in ("ready", "delayed")}
     for member in state.get("gate_order", {}):
-        assert member.split("\0")[2] in waiting, member
+        gate, _, task_id, *_ = member[1:].split("\0")
+        assert task_id in waiting, member
+        assert gate in _gates_of(status[task_id]), member
     assert state.get("gate_passes", {}).keys() <= waiting
+
+
+def _gates_of(record: dict[str, Any]) -> set[str]:
+    """The limits that a task can have: of its name, and of its keys with each scope."""
+    keys = [f"\x03{key}" for key in record.get("flow", {}).get("keys", [])]
+    whose = tenant_of(owner_of(record)) or owner_of(record)
+    return {record["name"], *keys, *(f"{key}\x02{whose}" for key in keys)}
 
 
 def _check_flow(state: State, ready: set[str], delayed: set[str]) -> None:

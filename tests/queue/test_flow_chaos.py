@@ -26,6 +26,7 @@ POOLS = ("default", "default", "gpu", "mail")
 KEYS = ("a:1", "a:2", "b:1", "order")
 NAMES = ("plain", "plain", "limited")
 SEEDS = int(os.environ.get("FAIRQUEUE_CHAOS_SEEDS", "10"))
+WHOSE = (*USERS, *(f"\x02{tenant}" for tenant in TENANTS if tenant))  # with keys of their own
 ENDED = {"finished", "cancelled", "expired", "buried"}
 
 
@@ -41,7 +42,13 @@ class Chaos:
         self.slots = {"\x03a:1": 1, "\x03a:2": 1, "\x03b:1": 2, "\x03order": 1, "limited": 2}
         self.queue.set_limit("a:*", slots=1)
         self.queue.set_limit("b:1", slots=2, rate=50.0)
-        self.queue.set_limit("order", slots=1, ordered=True, through_retries=seed % 2 == 0)
+        scope = ("queue", "tenant")[seed % 3 == 0]
+        self.queue.set_limit(
+            "order", slots=1, ordered=True, through_retries=seed % 2 == 0, scope=scope
+        )
+        if scope == "tenant":
+            del self.slots["\x03order"]  # each tenant has its own
+            self.slots |= {f"\x03order\x02{whose}": 1 for whose in WHOSE}
         self.queue.set_limits("limited", slots=2)
 
     def step(self) -> None:
@@ -98,7 +105,10 @@ class Chaos:
         begun: Counter[Any] = Counter()
         for claim in answer.claims:
             assert claim.task.pool in pools
-            begun.update(f"\x03{key}" for key in claim.task.limit_keys)
+            tenant = claim.task.tenant
+            whose = claim.task.user_id if tenant is None else f"\x02{tenant}"
+            for key in claim.task.limit_keys:
+                begun.update((f"\x03{key}", f"\x03{key}\x02{whose}"))
             begun[claim.task.name] += 1
             begun.update({(claim.task.tenant, claim.task.user_id), (claim.task.tenant, "")})
             info = self.world.info(claim.task.task_id)
@@ -143,7 +153,8 @@ class Chaos:
         how = self.random.choice((*["finish"] * 4, "costly", "retry", "release", "bury", "leave"))
         with suppress(LeaseLost):
             if how == "retry":
-                self.queue.retry(claim, "no", delay=self.random.choice((0, 3)))
+                cost = self.random.choice((None, 5.0))
+                self.queue.retry(claim, "no", delay=self.random.choice((0, 3)), cost=cost)
             elif how == "costly":
                 self.queue.finish(claim, cost=self.random.choice((0.1, 70.0)))
             elif how != "leave":

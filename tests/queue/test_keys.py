@@ -195,6 +195,22 @@ def test_a_raised_limit_acts_at_once_on_what_waits(world: World) -> None:
     assert len(claimed(world)) == 4
 
 
+def test_a_changed_pattern_reaches_every_key_that_waits(world: World) -> None:
+    """More keys than one script looks at."""
+    world.queue.set_limit("k:*", slots=1)
+    tasks = [make_task(limit_keys=[f"k:{n % 1200}"]) for n in range(2400)]
+    world.queue.push_many(tasks)
+    first = []
+    while claims := world.queue.claim("w", limit=1000, lease=3600):
+        first += claims
+    assert len(first) == 1200
+    world.queue.set_limit("k:*", slots=2)
+    second = []
+    for _ in range(40):
+        second += world.queue.claim("w", limit=1000, lease=3600)
+    assert len(second) == 1200
+
+
 # --- which limits a key has -----------------------------------------------------------------------
 
 

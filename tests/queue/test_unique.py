@@ -209,10 +209,31 @@ def test_a_waiting_task_has_its_key_until_it_starts(world: World) -> None:
     assert push(world, "e", unique_for="waiting") == "c"
 
 
-def test_a_waiting_task_that_is_given_back_has_its_key_again(world: World) -> None:
+@pytest.mark.parametrize("end", ["release", "retry", "delayed retry", "lost lease"])
+def test_a_task_that_waits_again_has_its_key_again(world: World, end: str) -> None:
     push(world, "a", unique_for="waiting")
-    world.queue.release(world.claim_one())
+    claim = world.claim_one()
+    if end == "release":
+        world.queue.release(claim)
+    elif end == "lost lease":
+        world.advance(31)
+        assert claimed(world) == ["a"]
+        world.advance(31)
+        world.queue.set_user("alice", paused=True)
+        assert claimed(world) == []
+    else:
+        world.queue.retry(claim, "no", delay=60 if end == "delayed retry" else 0)
     assert push(world, "b", unique_for="waiting") == "a"
+
+
+def test_a_task_that_waits_again_takes_its_key_from_nobody(world: World) -> None:
+    push(world, "a", unique_for="waiting")
+    claim = world.claim_one()
+    assert push(world, "b", unique_for="waiting") == "b"
+    world.queue.retry(claim, "no")
+    assert push(world, "c", unique_for="waiting") == "b"
+    assert sorted(claimed(world)) == ["a", "b"]
+    assert not world.dump().keys() & OF_KEYS
 
 
 def test_a_throttle_lets_the_first_of_a_window_through(world: World) -> None:
@@ -365,6 +386,22 @@ def test_a_task_behind_another_can_be_cancelled(world: World) -> None:
     assert push(world, "c", on_duplicate="replace") == "c"
     world.queue.finish(claim)
     assert claimed(world) == ["c"]
+
+
+@pytest.mark.parametrize("delay", [None, 0, 100])
+def test_a_task_behind_another_stays_there_if_it_is_rescheduled(
+    world: World, delay: float | None
+) -> None:
+    push(world, "a")
+    claim = world.claim_one()
+    push(world, "b", on_duplicate="replace", delay=50)
+    assert world.queue.reschedule("b", delay=delay)
+    assert claimed(world) == []
+    assert push(world, "c", on_duplicate="replace") == "b"
+    assert world.queue.reschedule("b", delay=delay)
+    world.queue.finish(claim)
+    world.advance(delay or 0)
+    assert claimed(world) == ["b"]
 
 
 def test_a_task_behind_another_keeps_its_own_delay(world: World) -> None:
