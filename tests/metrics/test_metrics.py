@@ -611,6 +611,8 @@ def test_the_page_lists_each_metric(world: World) -> None:
         if not family.name.endswith("_created")
     }
     assert rows.keys() - {"fairqueue_jain_index"} == families.keys() - {"fairqueue_jain_index"}
+    rules = page.partition("```yaml")[2]
+    assert set(re.findall(r"\bfairqueue_\w+", rules)) <= rows.keys()
     for name in [f"fairqueue_{each}_total" for each in _COUNTERS]:
         help_text = families[name].rstrip(".")
         assert rows[name].lower().startswith(help_text.lower()), name

@@ -1,5 +1,6 @@
 """The overview and the search, as the server sends them."""
 
+import html
 import re
 from typing import Any
 
@@ -33,6 +34,20 @@ def test_failures_are_one_number_wherever_they_are_told(web: Web, queue: TaskQue
         len(re.findall(r'data-live="failures_last_hour">2<', text)) == 2
     )  # the tile, and what needs attention
     assert re.search(r'aria-current="true">15 min', text)
+
+
+def test_pools_without_workers_and_expired_tasks_need_attention(web: Web, world: World) -> None:
+    world.queue.push(make_task("alice", "late", expires=5.0))
+    world.queue.push(make_task("alice", "render", pool="gpu"))
+    world.advance(6)
+    world.beat("cpu")
+    world.queue.claim("cpu")
+
+    text = get(web(), "/")
+
+    assert "No live worker serves the pool 'gpu': a task waits" in html.unescape(text)
+    assert "1 task expired within the last hour" in text
+    assert 'href="/runs?status=expired"' in text
 
 
 def test_a_tenant_sees_no_tile_of_what_there_is_not(web: Web) -> None:

@@ -86,6 +86,8 @@ def _path_of(request: Request, attention: Attention) -> str | None:
     try:
         if one:
             return link(request, attention.kind, id=attention.target)
+        if attention.kind == "expired":
+            return f"{link(request, 'runs')}?status=expired"
         return link(request, pages.get(attention.kind, attention.kind))
     except NoMatchFound:
         return None
