@@ -44,6 +44,16 @@ end
 
 local function id_of(member) return string.match(member, '^%Z*%z%Z*%z(%Z*)') end
 
+-- Whether a task has limits: it has keys, or its name has some. The part `gates` is not made for others.
+this.limited = {}
+function this.is_limited(label)
+  if not this.has_limits then return false end
+  if layout > 1 and string.find(label, '\3', 1, true) then return true end
+  local name = name_in_label(label)
+  if this.limited[name] == nil then this.limited[name] = redis.call('HSTRLEN', K.limits, name) > 0 end
+  return this.limited[name]
+end
+
 -- --- units and rings in memory ---
 
 -- The unit of a seat; units of a ring are made once.
@@ -205,7 +215,8 @@ local function first_runnable(user)
   local is_slow = this.filtered or this.has_limits
   while offset < LOOK do
     -- Read few at first: mostly the first one fits, and for some workers none does.
-    local found = member(user, offset, is_slow and math.min(LOOK / 2, 2 * offset + 4) or 1)
+    local least = (this.filtered or (is_slow and offset > 0)) and math.min(LOOK / 2, 2 * offset + 4) or 1
+    local found = member(user, offset, least)
     if not found then return offset, nil end
     local task = about(user, found)
     if this.filtered and not is_wanted(name_in_label(task.label)) then
@@ -218,7 +229,7 @@ local function first_runnable(user)
       take_off(user, offset)
     else
       local gate, why, free
-      if this.has_limits then gate, why, free = gates().closed_for(task) end
+      if this.is_limited(task.label) then gate, why, free = gates().closed_for(task) end
       if not gate then
         user.from = offset
         return offset, found, task
@@ -322,7 +333,7 @@ local function serve_user(ring, user, jumps, tenant)
   change_running(user.owner, 1)
   spend_rate(user.owner, declared)
   if tenant then spend_rate(tenant.owner, declared) end
-  if this.has_limits then gates().begin(task) end
+  if task and this.is_limited(task.label) then gates().begin(task) end
   weigh(first)
   take_off(user, offset)
   if look_ahead(user) then park(user) else user.state = 'gone' end
@@ -542,7 +553,7 @@ end
 
 -- The text of such a record once it is claimed; nil if its name has limits, which have to be entered.
 local function first_claim_text(text, record, charge)
-  if this.has_limits and gates().of_name(record.name) then return nil end
+  if this.is_limited(record.name) and gates().of_name(record.name) then return nil end
   text = replace_text(text, '"state":"ready"', '"state":"running"')
   text = replace_text(text, '"attempts":0', '"attempts":1')
   this.claimed_by = this.claimed_by or ',"token":' .. cjson.encode(this.op) .. ',"worker":'
@@ -611,7 +622,7 @@ local function enter_limits(ids, records)
   for _, id in ipairs(ids) do
     local record = records[id]
     local limits = {}
-    if this.has_limits then
+    if (record.flow and record.flow.keys) or this.is_limited(record.name or '') then
       gates().enter(id, record, slots)
       limits = gates().of_name(record.name or '') or {}
     end
