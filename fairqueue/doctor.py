@@ -357,12 +357,13 @@ class _Permissions:
 _OF_TASKS = (
     *("tasks", "attempts", "waiting", "delayed", "delayed_index", "leases", "ended", "dead"),
     *("backlog", "held", "slot_line", "slots", "deadlines", "open", "runs", "failures"),
-    *("pool_tasks", "gate_order", "gate_passes", "uniques", "expiring", "rings", "tags", "clocks"),
+    *("pool_tasks", "gate_order", "gate_passes", "paced", "uniques", "expiring"),
+    *("rings", "tags", "clocks"),
 )
 _OF_RECORDS = (
     *("due", "plan", "schedule_state", "schedule_index", "schedule_names", "tenant_schedules"),
     *("moments", "changes", "schedules", "users", "user_names", "user_tenants", "tenant_users"),
-    *("workers", "worker_ends"),
+    *("workers", "worker_ends", "limits"),
 )
 _BY_SCHEDULE = ("moments", "changes")  # examined by the schedule id before the NUL of each entry
 

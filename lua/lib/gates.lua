@@ -37,6 +37,7 @@ local GATES_LOOKED_AT = 100  -- gates in gate_times that one claim looks at
 local PASSED_ON = 3          -- times after which a task of several gates reserves them; then again, as often
 local RESERVED_MS = 600000   -- a reservation lapses so long after its task came back, if nobody takes the task
 local RESERVING = 100        -- reservations of one gate that are looked at
+local PLACED_AT_ONCE = 100  -- held tasks of a user that get their places at once
 local LOOK_AGAIN = 1000      -- ms until a gate with room and held tasks is looked at again
 local TURN = 1000            -- distance between two turns of a seat with weight 1
 
@@ -376,6 +377,47 @@ function gates.arrive(task)
   for _, pair in ipairs(gates_of(task)) do
     if pair[2].ordered then redis.call('ZADD', K.gate_order, 0, order_member('o', pair[1], task)) end
   end
+end
+
+-- Give held tasks their places at gates that have become ordered: of all gates that begin with a text, some in each
+-- call. Returns where to continue, or '' at the end.
+function gates.place_held(first, last, after, most)
+  local from, held_from = '[' .. first, nil
+  if after ~= '' then
+    local turn, held = string.match(after, '^(.-)\1(.*)$')
+    from, held_from = '[' .. turn, '(' .. held
+  end
+  for _ = 1, most / PLACED_AT_ONCE do
+    local turn = redis.call('ZRANGEBYLEX', K.slot_line, from, '(' .. last, 'LIMIT', 0, 1)[1]
+    if not turn then return '' end
+    local gate, seat = string.match(turn, '^([^%z\6]*)%Z*%z%Z*%z(%Z*)$')
+    local range = seat .. '\0' .. gate
+    local members = redis.call('ZRANGEBYLEX', K.held, held_from or '[' .. range .. '\0', '(' .. range .. '\1',
+      'LIMIT', 0, PLACED_AT_ONCE)
+    for _, member in ipairs(members) do gates.arrive(read_held(member)) end
+    if #members < PLACED_AT_ONCE then
+      from, held_from, after = '(' .. turn, nil, turn .. '\1' .. range .. '\1'
+    else
+      from, held_from = '[' .. turn, '(' .. members[#members]
+      after = turn .. '\1' .. members[#members]
+    end
+  end
+  return after
+end
+
+-- Whether a waiting task has its place at all its ordered gates, as far as it has met them: a task in the backlog
+-- takes its place when a claim looks at it. Changes nothing.
+function gates.has_place(task)
+  if not gates.held_at(task) then return true end
+  for _, pair in ipairs(gates_of(task)) do
+    if pair[2].ordered and not redis.call('ZSCORE', K.gate_order, order_member('o', pair[1], task)) then return false end
+  end
+  return true
+end
+
+-- Whether seats have turns at a gate.
+function gates.has_turns(gate)
+  return first_turn(gate) ~= nil
 end
 
 -- A task does not wait any more, or starts: it gives up its places and reservations.

@@ -8,7 +8,8 @@
 --   taken), wait, served }
 -- A ring: { name, clocks, units by seat, order (their seats), ready and critical (turns), read and lane_read (how
 --   many were read), chunk (how many to read next), passed and lane_passed (how many at the head of ready and
---   of the CRITICAL lane have nothing that this claim can take), tenant (its unit) }
+--   of the CRITICAL lane have nothing that this claim can take), has_passed (whether any unit has nothing),
+--   tenant (its unit) }
 
 local CRITICAL_CREDIT = 10   -- CRITICAL tasks that may go first in a row before critical_share applies
 local CLAIM_BYTES = 1048576  -- of documents in one answer, after which no more tasks are taken
@@ -121,7 +122,7 @@ end
 
 local function open_ring(name, clocks, chunk, has_lane)
   local ring = { name = name, clocks = clocks, units = {}, order = {}, read = 0, lane_read = 0, chunk = chunk,
-    passed = 0, lane_passed = 0, has_lane = has_lane, taken = 0, reader = nil, ready = nil, critical = nil,
+    passed = 0, lane_passed = 0, has_passed = false, has_lane = has_lane, taken = 0, reader = nil, ready = nil, critical = nil,
     tenant = nil }
   ring.reader = reader(ring)
   ring.ready = turns.new(ring.reader)
@@ -276,7 +277,7 @@ end
 
 -- This claim can take nothing from the unit.
 local function pass_over(ring, unit)
-  unit.state, this.for_others = 'passed', true
+  unit.state, this.for_others, ring.has_passed = 'passed', true, true
   if unit.in_ready then ring.passed = ring.passed + 1 end
   if unit.critical_tag and unit.is_critical then ring.lane_passed = ring.lane_passed + 1 end
 end
@@ -368,7 +369,7 @@ local function serve_tenant(ring, unit, jumps)
   unit.is_critical = turns.peek(users.critical, is_lane_turn) ~= nil
   local has_users = (first and user.state == 'ready') or turns.peek(users.ready, is_turn)
   if users.passed >= USERS_PASSED or not has_users then
-    if users.passed > 0 then pass_over(ring, unit) else unit.state = 'gone' end
+    if users.has_passed then pass_over(ring, unit) else unit.state = 'gone' end
   elseif first then
     park(unit)
   elseif jumps then

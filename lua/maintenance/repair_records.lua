@@ -6,6 +6,7 @@
 -- KEYS users        hash  owner or tenant -> settings, JSON
 -- KEYS user_names   zset  owners and tenants with settings, all scores 0
 -- KEYS tenants      hash  user -> tenant, of versions with layout 1
+-- KEYS limits       hash  \3 and a pattern -> limits; \4 -> the prefixes of patterns, one per line; see lib/gates
 -- KEYS workers      hash  worker id -> JSON
 -- KEYS worker_ends  zset  worker id -> when it counts as gone, ms
 -- ARGV op    text  random id of this operation
@@ -157,6 +158,26 @@ local function check_tenant_user(member)
   end
 end
 
+-- The prefixes of patterns are those of the patterns that have limits.
+local function check_limits(field)
+  if string.byte(field) == 4 then
+    local list, right = redis.call('HGET', K.limits, field) or '', ''
+    for prefix in string.gmatch(list, '([^\n]*)\n') do
+      if redis.call('HEXISTS', K.limits, '\3' .. prefix .. '*') == 1 then right = right .. prefix .. '\n' end
+    end
+    if right ~= list then
+      wrong(field, 'has a prefix without limits', function() redis.call('HSET', K.limits, field, right) end)
+    end
+    return
+  end
+  local prefix = string.match(field, '^\3(.*)%*$')
+  if not prefix or redis.call('HEXISTS', K.limits, field) == 0 then return end
+  local list = redis.call('HGET', K.limits, '\4') or ''
+  if string.find('\n' .. list, '\n' .. prefix .. '\n', 1, true) then return end
+  wrong(field, 'is a pattern whose prefix is not listed',
+    function() redis.call('HSET', K.limits, '\4', list .. prefix .. '\n') end)
+end
+
 local function check_worker(id)
   if id == '' or id == '\0' or redis.call('HEXISTS', K.workers, id) == 0 or has(K.worker_ends, id) then return end
   wrong(id, 'is in workers but not in worker_ends',
@@ -173,7 +194,7 @@ local CHECKS = { schedules = check_schedule, due = check_due, plan = check_plan,
   schedule_state = check_state, schedule_index = check_index, schedule_names = check_name,
   tenant_schedules = check_tenant_schedule, moments = check_notes(K.moments, 'moments'),
   changes = check_notes(K.changes, 'changes'), users = check_settings, user_names = check_listed,
-  user_tenants = check_user_tenant, tenant_users = check_tenant_user, workers = check_worker,
+  user_tenants = check_user_tenant, tenant_users = check_tenant_user, workers = check_worker, limits = check_limits,
   worker_ends = check_worker_end }
 
 local before = FIX and first_answer(A.op)

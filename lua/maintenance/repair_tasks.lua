@@ -80,13 +80,24 @@ local function check_homes(id, record)
   end
 end
 
--- A delayed task is also in the index by owner.
+-- A delayed task is also in the index by owner. With two levels, a claim must look at its owner and its tenant
+-- in time.
 local function check_delay(id, record)
-  local due = tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
-  local member = due and delays().member(owner_of(record), due, id)
-  if not due or redis.call('ZSCORE', K.delayed_index, member) then return end
-  wrong(id, 'is delayed but not in delayed_index',
-    function() delays().enter({ due, id, owner_of(record) }) end)
+  local owner, due = owner_of(record), tonumber(redis.call('ZSCORE', K.delayed, id) or nil)
+  if not due then return end
+  local function enter() delays().enter({ due, id, owner }) end
+  if not redis.call('ZSCORE', K.delayed_index, delays().member(owner, due, id)) then
+    wrong(id, 'is delayed but not in delayed_index', enter)
+  end
+  local level = layout > 1 and owner
+  while level do
+    local at = tag_in(K.delayed_users, level)
+    if not at or at > math.max(due, now) then
+      wrong(id, 'is delayed but nobody will look at its user in time', enter)
+      return
+    end
+    level = group_of(level)
+  end
 end
 
 local function drop_from_backlog(seat, member)
@@ -178,10 +189,40 @@ local function check_waiting(id, record)
   if record.expires and tonumber(redis.call('ZSCORE', K.expiring, id) or nil) ~= record.expires then
     wrong(id, 'expires but is not in expiring', function() redis.call('ZADD', K.expiring, record.expires, id) end)
   end
+  if record.state ~= 'ready' or not record.flow or not record.flow.keys then return end
+  local task = waiting_task(id, record)
+  if gates().has_place(task) then return end
+  wrong(id, 'waits but has no place in the order of its key', function() gates().arrive(task) end)
+end
+
+-- A task that waits for the end of the one that has its unique key.
+local function check_behind(id, record)
+  local field = uniques().field_of(record)
+  local holder = uniques().read(field)
+  if holder and holder.following == id then return end
+  wrong(id, 'waits behind a task that does not know of it', function()
+    local before = holder and holder.id ~= id and parse_status(redis.call('HGET', K.status, holder.id))
+    if before and not is_ended(before) and not holder.following then
+      holder.following, holder.since = id, tonumber(record.pushed) or now
+      uniques().write(field, holder)
+      return
+    end
+    record.behind = nil
+    if not before or is_ended(before) then
+      uniques().drop(field)
+      uniques().hold(id, record)
+    else
+      record.flow.unique = nil  -- another task has the key, and a third one waits behind it
+    end
+    write_status(id, record)
+    delays().move(id, owner_of(record), math.max(now, tonumber(record.due) or now))
+    wake_all()
+  end)
 end
 
 -- An unfinished task with a unique key has it, unless its time is over.
 local function check_unique(id, record)
+  if record.behind and record.state == 'delayed' then return check_behind(id, record) end
   local scope, window = uniques().scope_of(record.flow)
   local since = tonumber(record.pushed) or now
   local is_over = (scope == 'waiting' and record.state == 'running') or (window and since + window <= now)
@@ -335,16 +376,18 @@ local function check_pool_tasks(member)
 end
 
 -- Places at ordered limits and reservations are of tasks that wait, or keep their place until they are retried.
+-- Places of tasks of several limits are of those that are held there.
 local function check_gate_order(member)
-  local id = string.match(member, '^o%Z*%z%Z*%z(%Z*)$') or string.match(member, '^r%Z*%z%Z*%z(%Z*)%z%Z*%z%d+$')
+  local kind, gate, id = string.match(member, '^([oh])(%Z*)%z%Z*%z(%Z*)$')
+  if not id then id = string.match(member, '^r%Z*%z%Z*%z(%Z*)%z%Z*%z%d+$') end
   local record = id and known(id)
   if record == false or not redis.call('ZSCORE', K.gate_order, member) then return end
   if record and record.flow and record.flow.keys and (record.state == 'ready' or record.state == 'delayed') then
-    return
+    if kind ~= 'h' or redis.call('ZSCORE', K.held, gates().held_member(gate, waiting_task(id, record))) then return end
   end
   wrong(member, 'is in gate_order but its task does not wait', function()
     redis.call('ZREM', K.gate_order, member)
-    local gate = string.match(member, '^.(%Z*)')
+    gate = string.match(member, '^.(%Z*)')
     if gate ~= '' then redis.call('ZADD', K.gate_times, now, gate) end
     wake_all()
   end)
@@ -357,18 +400,40 @@ local function check_gate_passes(id)
   wrong(id, 'was passed on but does not wait', function() redis.call('HDEL', K.gate_passes, id) end)
 end
 
+-- The debt of a key is dropped when it is over: somebody has to look at it then.
+local function check_paced(gate)
+  if string.byte(gate) ~= 3 or redis.call('HEXISTS', K.paced, gate) == 0 then return end
+  if redis.call('ZSCORE', K.gate_times, gate) or gates().has_turns(gate) then return end
+  wrong(gate, 'has a debt that nobody will drop', function() redis.call('ZADD', K.gate_times, now, gate) end)
+end
+
+local function has_key(record, field)
+  return record.flow and record.flow.unique and uniques().field_of(record) == field
+end
+
 local function check_uniques(field)
   if redis.call('HEXISTS', K.uniques, field) == 0 then return end
   local holder = uniques().read(field)
   local record = holder and known(holder.id)
   if record == false then return end
+  local following = holder and holder.following and known(holder.following)
+  if holder and holder.following and following ~= false
+    and not (following and following.state == 'delayed' and following.behind and has_key(following, field)) then
+    wrong(field, 'has a task behind it that does not wait for it', function()
+      holder.following, holder.since = nil, nil
+      uniques().write(field, holder)
+    end)
+  end
   if holder and holder.ends and holder.ends > now then
     if redis.call('ZSCORE', K.expiring, '\1' .. field) then return end
     wrong(field, 'has a window that never ends', function() uniques().write(field, holder) end)
     return
   end
-  if holder and record and not is_ended(record) then return end
-  wrong(field, 'is a unique key that no task has', function() uniques().drop(field) end)
+  if holder and record and not is_ended(record) and has_key(record, field) then return end
+  wrong(field, 'is a unique key that no task has', function()
+    uniques().drop(field)
+    if following and following.behind then check_behind(holder.following, following) end
+  end)
 end
 
 local function check_expiring(entry)
@@ -497,6 +562,16 @@ local function check_seat(seat)
   if group and in_ready then check_seat(group) end
 end
 
+-- What is left in the ring of a tenant is dropped with the tag of the tenant.
+local function check_ring_of(tenant)
+  if tag_in(K.ready, tenant) or tag_in(K.idle, tenant) or redis.call('ZSCORE', K.parked, tenant) then return end
+  if not rings().is_empty(K.ready, tenant) then
+    check_seat(tenant)
+  else
+    wrong(tenant, 'has a ring that nobody will drop', function() put_tag(K.idle, tenant, ring_of(tenant).clock) end)
+  end
+end
+
 -- A seat in a ring and its tag agree.
 local function check_rings(member)
   local kind, ring, tag, seat = string.match(member, '^(.)(%Z*)%z(%Z*)%z(%Z*)$')
@@ -517,6 +592,7 @@ local function check_tags(field)
     wrong(field, 'has a tag but is not in rings', function() redis.call('HDEL', K.tags, field) end)
   end
   if kind == 'r' or kind == 'c' then check_seat(seat) end
+  if kind == 'i' and seat and group_of(seat) then check_ring_of(group_of(seat)) end
 end
 
 local function check_clocks(ring)
@@ -524,8 +600,9 @@ local function check_clocks(ring)
   if string.byte(ring) == 3 then
     local pools = '\n' .. (fair.pools or '') .. '\n'
     if string.find(pools, '\n' .. string.sub(ring, 2) .. '\n', 1, true) then return end
-  elseif not (rings().is_empty(K.ready, ring) and rings().is_empty(K.idle, ring)) or tag_in(K.ready, ring)
-    or tag_in(K.idle, ring) or redis.call('ZSCORE', K.parked, ring) then
+  elseif not (rings().is_empty(K.ready, ring) and rings().is_empty(K.idle, ring)) then
+    return check_ring_of(ring)
+  elseif tag_in(K.ready, ring) or tag_in(K.idle, ring) or redis.call('ZSCORE', K.parked, ring) then
     return
   end
   wrong(ring, 'has clocks but no seats', function() redis.call('HDEL', K.clocks, ring) end)
@@ -581,6 +658,7 @@ local CHECKS = { task = check_task, tasks = check_document, attempts = check_att
   held = check_held, slot_line = check_slot_line, slots = check_slots,
   deadlines = check_deadlines, open = check_open, runs = check_runs, failures = check_failures,
   pool_tasks = check_pool_tasks, gate_order = check_gate_order, gate_passes = check_gate_passes,
+  paced = check_paced,
   uniques = check_uniques, expiring = check_expiring, rings = check_rings, tags = check_tags,
   clocks = check_clocks, running = check_count, user = check_seat }
 

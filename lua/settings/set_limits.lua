@@ -7,15 +7,17 @@
 -- ARGV op      text  random id of this operation
 -- ARGV field   text  name of the tasks; or \3 and a key, or a prefix and '*'
 -- ARGV limits  text  slots, rate, timeout_ms, ordered, through_retries, scope, JSON; empty: no limits
--- ARGV after   text  continue with the limits after this one; empty: begin
+-- ARGV after   text  continue with the limits after this one, or with the places after \1; empty: begin
 --
 -- Limits of a name take precedence over those that workers declare, until they are removed. The caller repeats
--- the call with the answer as `after` until it is empty: only then all held tasks that may start come back.
+-- the call with the answer as `after` until it is empty: only then all held tasks that may start come back, and have
+-- their places at a limit that is ordered from now on.
 --
 -- Returns where to continue, or '' at the end; or 'patterns', with nothing changed, if there are too many.
 
 local MOST_PATTERNS = 100  -- at most: each task with a key may be compared with all
 local LOOKED_AT = 1000   -- limits with held tasks that one call looks at
+local PLACED = 2000      -- held tasks, or 20 users, that one call gives their places at an ordered limit
 
 local prefix = string.match(A.field, '^\3(.*)%*$')
 
@@ -49,7 +51,13 @@ if A.after == '' then
 end
 -- The limits that are concerned: of the name, or of the key with and without a tenant, or of all keys.
 local first = prefix and '\3' .. prefix or A.field
-local last = gates().look_at(A.after ~= '' and A.after .. '\7' or first, first .. (prefix and '\255' or '\7'), LOOKED_AT)
+local beyond = first .. (prefix and '\255' or '\7')
+local placed = string.match(A.after, '^\1(.*)$')
+if placed or (A.after == '' and A.limits ~= '' and gates().parse(A.limits).ordered) then
+  local following = gates().place_held(first, beyond, placed or '', PLACED)
+  if following ~= '' then return remember(A.op, '\1' .. following) end
+end
+local last = gates().look_at(not placed and A.after ~= '' and A.after .. '\7' or first, beyond, LOOKED_AT)
 wake_all()
 mark_layout()
 return remember(A.op, last or '')

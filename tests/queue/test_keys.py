@@ -401,6 +401,27 @@ def test_ordered_tasks_start_in_the_order_of_their_pushes(world: World) -> None:
     assert [i for i in in_order(world, 30) if not i.startswith("free")] == expected
 
 
+@pytest.mark.parametrize("limit", [KEY, "account:*"])
+def test_tasks_that_are_held_when_a_key_becomes_ordered_keep_their_order(
+    world: World, limit: str
+) -> None:
+    world.queue.set_limit(limit, slots=1)
+    pushed = [f"t{n:03}" for n in range(150)]
+    for n, task_id in enumerate(pushed):
+        user = "alice" if n < 110 else f"user-{n % 27}"
+        with_keys(world, task_id, user_id=user, tenant="acme" if n % 3 else None)
+    (first,) = world.queue.claim("w", limit=200)
+    world.queue.set_limit(limit, slots=1, ordered=True)
+    with_keys(world, "late")
+    world.queue.finish(first)
+    ran = [first.task.task_id]
+    while claims := world.queue.claim("w", limit=10):
+        ran += ids_of(claims)
+        world.queue.finish_many((claim, None) for claim in claims)
+    assert ran[1:] == [i for i in [*pushed, "late"] if i != ran[0]]
+    assert not world.dump().keys() & OF_KEYS - {"paced"}
+
+
 def test_without_order_turns_go_by_user(world: World) -> None:
     world.queue.set_limit(KEY, slots=1)
     with_keys(world, *(f"a{n}" for n in range(5)))

@@ -436,3 +436,13 @@ def test_explain_answers_on_both_levels(world: World) -> None:
     found = world.queue.explain("l1")
     assert found is not None
     assert "Tenant 'lakeside' is paused" in found.summary
+
+
+def test_a_tenant_in_the_critical_lane_stays_when_a_worker_wants_none_of_its_tasks(
+    world: World,
+) -> None:
+    world.push("urgent", user_id="eve", tenant="acme", priority=6)
+    world.push("wanted", user_id="ann", tenant="globex", name="mail")
+    assert ids_of(world.queue.claim("w", limit=5, names=["mail"])) == ["wanted"]
+    world.check()
+    assert ids_of(world.queue.claim("w", limit=5)) == ["urgent"]
