@@ -74,6 +74,7 @@ def _rows(info: UserInfo, wait: Explanation | None) -> dict[str, object]:
 def _set(session: Session, user_id: str, tenant: str | None, **changes: Any) -> None:
     settings = session.inspector.users.set(user_id, tenant=tenant, **changes)
     show_one(session, document(settings), setting_rows(settings))
+    _note_others(session, user_id, tenant)
 
 
 @users.command()
@@ -105,6 +106,7 @@ def pause(session: Session, user_id: str, tenant: str | None, **pause: Any) -> N
     """Pause a user, until resumed or until a time."""
     settings = session.inspector.users.pause(user_id, tenant=tenant, **pause)
     answer_paused(session, _named(user_id, tenant), settings)
+    _note_others(session, user_id, tenant)
 
 
 @users.command()
@@ -115,6 +117,17 @@ def resume(session: Session, user_id: str, tenant: str | None) -> None:
     """Resume a paused user."""
     settings = session.inspector.users.resume(user_id, tenant=tenant)
     answer_paused(session, _named(user_id, tenant), settings)
+    _note_others(session, user_id, tenant)
+
+
+def _note_others(session: Session, user_id: str, tenant: str | None) -> None:
+    """Say so if users of tenants have the id of a user without one, whose settings were changed."""
+    others = session.inspector.users.tenants_of(user_id) if tenant is None else []
+    if others:
+        note(
+            f"this was the user {user_id!r} without a tenant: --tenant selects "
+            f"{plural(len(others), 'user')} of that id"
+        )
 
 
 def _named(user_id: str, tenant: str | None) -> dict[str, object]:

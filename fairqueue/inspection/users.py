@@ -22,6 +22,7 @@ MAX_ACTIVE = 1000  # users with tasks that are sorted by backlog
 MAX_LISTED = 100
 BUCKETS = 30  # intervals in a chart of shares
 MAX_TOP = 10
+MAX_NAMED = 5  # tenants in a message
 MAX_MINUTES = 7 * 24 * 60
 ORDERS = ("backlog", "name")
 
@@ -130,10 +131,19 @@ class Users(Sharers):
         """The state and share of a user. Raises UnknownUser."""
         self._guard.read()
         since = self._since(minutes)
-        (info,) = self._context.people.read([self._context.owner(user_id, tenant)], since)
+        owner = self._context.owner(user_id, tenant)
+        (info,) = self._context.people.read([owner], since)
         if not info.is_known:
-            raise UnknownUser(f"there is no user {user_id!r}")
+            raise UnknownUser(f"there is no user {user_id!r}{self._elsewhere(owner)}")
         return info
+
+    def _elsewhere(self, owner: Owner) -> str:
+        """The tenants that have a user of this id, for an actor that has named no tenant."""
+        others = self._context.queue.tenants_of(owner.user_id) if owner.tenant is None else []
+        if not others:
+            return f" of tenant {owner.tenant!r}" if owner.tenant is not None else ""
+        names = ", ".join(map(repr, others[:MAX_NAMED])) + ", …" * (len(others) > MAX_NAMED)
+        return f" without a tenant, but of tenant {names}: say whose user is meant"
 
     def exists(self, user_id: str, *, tenant: str | None = None) -> bool:
         """Whether the queue has any data of a user. Raises InvalidInput for a bad name."""

@@ -195,6 +195,23 @@ def test_users_of_one_id_in_two_tenants_are_two(cli: Cli, live: TaskQueue) -> No
     assert cli.run("users", "show", "ann", "--tenant", "initech").code == 4
 
 
+def test_who_names_no_tenant_is_told_of_users_of_tenants(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a", user_id="ann", tenant="acme")
+    push(live, "g", user_id="ann", tenant="globex")
+    for command in (("show", "ann"), ("purge", "ann", "--dry-run")):
+        refused = cli.run("users", *command)
+        assert refused.code == 4
+        assert "no user 'ann' without a tenant, but of tenant 'acme', 'globex'" in refused.err
+    said = cli.ok("users", "weight", "ann", "2").err
+    assert "the user 'ann' without a tenant: --tenant selects 2 users of that id" in said
+    assert "tenant" in cli.ok("users", "pause", "ann").err
+    assert cli.ok("users", "weight", "ann", "2", "--tenant", "acme").err == ""
+    assert cli.ok("users", "weight", "bob", "2").err == ""
+    assert (
+        "no user 'bob' of tenant 'acme'" in cli.run("users", "show", "bob", "--tenant", "acme").err
+    )
+
+
 def test_a_user_moves_with_tasks_and_settings(cli: Cli, live: TaskQueue) -> None:
     live.set_user("ann", weight=4)
     push(live, "a", "b", user_id="ann")
