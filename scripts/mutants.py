@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flow_mutants import FLOW
+
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("fairqueue", "faults", "lua", "tests", "setup.cfg", "pyproject.toml")
 AT_ONCE = 2
@@ -1086,6 +1088,7 @@ MUTATIONS = (
         "return True",
         "test_a_session_alone_changes_nothing_for_who_does_not_say_where_it_comes_from",
     ),
+    *(Mutation(*each) for each in FLOW),
 )
 
 
