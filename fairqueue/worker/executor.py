@@ -191,7 +191,8 @@ class Executor:
     def _call_timed(self, runs: Sequence[ActiveRun], handler: Handler, slot: Slot) -> list[Any]:
         first = runs[0]
         if handler.settings.isolated:
-            return [run_isolated(handler, first.context, capture=slot.capture is not None)]
+            contexts = [run.context for run in runs]
+            return run_isolated(handler, contexts, capture=slot.capture is not None)
         if handler.timeout is None:
             return _results(runs, handler, slot)
         try:

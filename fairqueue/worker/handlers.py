@@ -158,10 +158,6 @@ def _batch_options(options: HandlerOptions) -> dict[str, Any]:
                 raise ConfigurationError(f"{name} {shown(value)} needs batch, the largest number")
         return {}
     batch = check_count(batch, "batch", ConfigurationError, least=1, most=MOST_BATCH)
-    if options.get("isolation") == "process":
-        raise ConfigurationError(
-            f"batch {batch} cannot be used with isolation='process', which runs one task"
-        )
     return {"batch": batch, "batch_wait": wait, "batch_by": by}
 
 

@@ -23,8 +23,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -103,33 +104,39 @@ def check_not_starting() -> None:
         )
 
 
-def run_isolated(handler: Handler, context: TaskContext, *, capture: bool) -> Any:
-    """Run a handler in its own process and return its result.
+def run_isolated(handler: Handler, contexts: Sequence[TaskContext], *, capture: bool) -> list[Any]:
+    """Run a handler in its own process; return its results, one for each task.
 
     The process is killed after the time-out, which counts from the start of the handler, and when
-    `context.stop` is called. Raises Retry, Discard or TimedOut if the handler did, and
-    ProcessFailed for all other errors.
+    `stop` was called for all contexts. A task of a batch that has failed alone has its error as its
+    result. Raises Retry, Discard or TimedOut if the handler did, and ProcessFailed for all other
+    errors.
     """
     request = {
         "module": handler.target.__module__,
         "path": handler.target.__qualname__,
         "name": handler.name,
-        "task_id": context.task_id,
-        "document": context.task.document,
-        "attempt": context.attempt,
+        "tasks": [[each.task_id, each.task.document, each.attempt] for each in contexts],
+        "batch": handler.settings.batch,
         "capture": capture,
     }
-    child = _TaskProcess(json.dumps(request), context)
-    context.on_stop = child.kill
-    try:
-        if context.cancelled:  # before there was anything to kill
+    child = _TaskProcess(json.dumps(request), contexts)
+
+    def kill_unwanted() -> None:
+        if all(each.cancelled for each in contexts):
             child.kill()
-        return child.result(handler.timeout)
+
+    for each in contexts:
+        each.on_stop = kill_unwanted
+    try:
+        kill_unwanted()  # they may have been stopped before there was anything to kill
+        return child.results(handler.timeout)
     except KeyboardInterrupt:
         child.kill()
         raise
     finally:
-        context.on_stop = None
+        for each in contexts:
+            each.on_stop = None
         child.close()
 
 
@@ -144,10 +151,10 @@ def _start_method() -> Any:
 
 
 class _TaskProcess:
-    """The process of one run, as seen by the worker."""
+    """The process of one run, or of a batch, as seen by the worker."""
 
-    def __init__(self, request: str, context: TaskContext) -> None:
-        self._context = context
+    def __init__(self, request: str, contexts: Sequence[TaskContext]) -> None:
+        self._contexts = contexts
         self._ending = threading.Lock()
         self._closed = False
         self._here, there = multiprocessing.Pipe(duplex=False)
@@ -184,8 +191,9 @@ class _TaskProcess:
         self._here.close()
         self._alive.close()
 
-    def result(self, timeout: float | None) -> Any:
-        """Wait for the result. Raises as `run_isolated`."""
+    def results(self, timeout: float | None) -> list[Any]:
+        """Wait for the results. Raises as `run_isolated`."""
+        found: list[Any] = [None] * len(self._contexts)
         deadline: float | None = time.monotonic() + START_S
         begun = False
         while True:
@@ -196,8 +204,8 @@ class _TaskProcess:
                     raise TimedOut(f"ran for more than {timeout:g} s")
                 raise _failed(f"its handler had not begun after {START_S:g} s")
             try:
-                kind, value = self._read(json.loads(text))
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+                kind, value = self._read(json.loads(text), found)
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
                 self.kill()
                 raise _failed("its process sent a malformed message") from error
             if kind == "begun":
@@ -205,8 +213,8 @@ class _TaskProcess:
                 deadline = None if timeout is None else time.monotonic() + timeout
             elif kind == "error":
                 raise value
-            elif kind == "result":
-                return value
+            elif kind == "end":
+                return found
 
     def _next_message(self, deadline: float | None) -> bytes | None:
         """Return the next message; None if the deadline passes first. Raises ProcessFailed."""
@@ -227,34 +235,40 @@ class _TaskProcess:
             raise _failed(f"its process sent more than {MAX_MESSAGE_BYTES} bytes") from error
         raise self._died()
 
-    def _read(self, message: Any) -> tuple[str, Any]:
-        """Handle a message; return its kind, and its result or error."""
+    def _read(self, message: Any, found: list[Any]) -> tuple[str, Any]:
+        """Handle a message, which may have a result; return its kind, and its error."""
         ((kind, value),) = message.items()
         if kind == "log":
             self._log(*value)
         elif kind == "left":
             names, count, ended = value
-            self._context.left = Leftovers(tuple(map(str, names)), int(count), bool(ended))
+            self._contexts[0].left = Leftovers(tuple(map(str, names)), int(count), bool(ended))
         elif kind == "cost":
-            self._context.cost(value)
+            number, cost = value
+            self._contexts[number].cost(cost)
+        elif kind == "result":
+            number, found[number] = value
+        elif kind == "failed":
+            number, error = value
+            found[number] = _rebuilt(**error)
         elif kind == "error":
             value = _rebuilt(**value)
         return kind, value
 
-    def _log(self, level: int, message: str, own: bool, context: Any) -> None:
+    def _log(self, number: int, level: int, message: str, own: bool, fields: Any) -> None:
         """Log a line of `context.log` in the process; keep a line of another logger."""
-        fields = dict(context)
+        context, fields = self._contexts[number], dict(fields)
         if own:
-            self._context.log.log(int(level), "%s", message, extra=fields)
+            context.log.log(int(level), "%s", message, extra=fields)
         else:
-            self._context.lines.keep(int(level), str(message), fields)
+            context.lines.keep(int(level), str(message), fields)
 
     def _died(self) -> ProcessFailed:
         """Return why the process has ended without a result."""
         code = self._exit_code()
-        if self._context.lease_lost:
+        if all(each.lease_lost for each in self._contexts):
             text = "its process was killed: the lease was lost"
-        elif self._context.cancelled:
+        elif all(each.cancelled for each in self._contexts):
             text = "its process was killed: the task was cancelled, or its worker stopped"
         elif code < 0:
             text = f"its process was killed by {_signal_name(-code)}"
@@ -301,12 +315,13 @@ def _rebuilt(
 class _SentLines:
     """Log lines that are sent to the worker at once."""
 
-    def __init__(self, send: Send, *, own: bool) -> None:
+    def __init__(self, send: Send, number: int, *, own: bool) -> None:
         self._send = send
+        self._number = number
         self._own = own
 
     def keep(self, level: int, message: str, context: Mapping[str, Any]) -> None:
-        line = [level, clean(message, MAX_LINE_LENGTH), self._own, bounded(context)]
+        line = [self._number, level, clean(message, MAX_LINE_LENGTH), self._own, bounded(context)]
         self._send({"log": line})
 
 
@@ -323,28 +338,50 @@ def _main(connection: Connection, worker: Connection, request: str) -> None:
             connection.send_bytes(text)
 
     try:
-        send({"result": storable(_run(json.loads(request), send))})
+        for number, result in enumerate(_run(json.loads(request), send)):
+            if isinstance(result, _Failed):
+                send({"failed": [number, _error_fields(result.error)]})
+            else:
+                send({"result": [number, storable(result)]})
+        send({"end": None})
     except BaseException as error:  # including SystemExit, which comes from the handler
         send({"error": _error_fields(error)})
 
 
-def _run(request: dict[str, Any], send: Send) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """The result of a task of a batch that failed alone."""
+
+    error: BaseException
+
+
+def _run(request: dict[str, Any], send: Send) -> list[Any]:
     target = _find(request["module"], request["path"])
-    handler = Handler(request["name"], target, HandlerSettings())
-    task = Task.from_document(request["task_id"], request["document"])
-    context = TaskContext(task, request["attempt"], lines=_SentLines(send, own=True))
+    handler = Handler(request["name"], target, HandlerSettings(batch=request["batch"]))
+    contexts = [
+        TaskContext(
+            Task.from_document(task_id, document),
+            attempt,
+            lines=_SentLines(send, number, own=True),
+        )
+        for number, (task_id, document, attempt) in enumerate(request["tasks"])
+    ]
     capture = LogCapture() if request["capture"] else None
     if capture is not None:
         capture.attach()
-    others = TaskContext(task, request["attempt"], lines=_SentLines(send, own=False))
+    others = TaskContext(contexts[0].task, lines=_SentLines(send, 0, own=False))
     send({"begun": True})
     with Runner() as runner, capture.of(others) if capture else nullcontext():
         runner.begin()
         try:
-            return handler.run(context, runner)
+            if not request["batch"]:
+                return [handler.run(contexts[0], runner)]
+            results = handler.run_batch(contexts, runner)
+            return [_Failed(each) if isinstance(each, BaseException) else each for each in results]
         finally:
-            if context.spent is not None:
-                send({"cost": context.spent})
+            for number, context in enumerate(contexts):
+                if context.spent is not None:
+                    send({"cost": [number, context.spent]})
             left = runner.clear()
             if left is not None:
                 send({"left": [left.names, left.count, left.ended]})

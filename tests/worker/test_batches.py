@@ -1,7 +1,11 @@
 """Handlers that take many tasks in one call: each is finished or failed on its own."""
 
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,7 +150,6 @@ BAD = [
     ({"batch": 5, "batch_wait": -1}, "batch_wait must be"),
     ({"batch": 5, "batch_wait": 61}, "batch_wait must be"),
     ({"batch": 5, "batch_by": "name"}, "batch_by must be one of user, tenant, not 'name'"),
-    ({"batch": 5, "isolation": "process"}, "batch 5 cannot be used with isolation='process'"),
 ]
 
 
@@ -406,6 +409,74 @@ def test_a_bad_cost_is_refused(cost: Any) -> None:
     with pytest.raises(InvalidTask, match="cost must be"):
         context.cost(cost)
     assert context.spent == 2.0
+
+
+# --- in processes of their own --------------------------------------------------------------------
+
+
+def apart(payloads: Payloads, contexts: list[TaskContext]) -> list[Any]:
+    for context in contexts:
+        context.log("from %s" % context.task_id)  # noqa: UP031
+        context.cost(50)
+    outcomes = {"good": [os.getpid(), len(payloads)], "bad": ValueError("no"), "gone": Discard("x")}
+    return [outcomes[each.task_id] for each in contexts]
+
+
+def exits(payloads: Payloads) -> None:
+    sys.exit(3)
+
+
+def waits(payloads: Payloads) -> None:
+    Path(payloads[0]["file"]).touch()
+    time.sleep(600)
+
+
+@pytest.mark.processes
+def test_a_batch_runs_in_one_process_and_each_task_ends_on_its_own(world: World) -> None:
+    worker = Worker(world.queue, capture_logs=True)
+    worker.register("index", apart, batch=9, isolation="process", backoff=[10])
+    world.push("good", "bad", "gone", name="index")
+    assert worker.run_once() == 3
+    pid, size = world.info("good").result
+    assert (pid != os.getpid(), size) == (True, 3)
+    assert states(world.queue, "good", "bad", "gone") == ["finished", "delayed", "buried"]
+    assert world.info("bad").error == "ValueError: no"
+    for task_id in ("good", "bad", "gone"):
+        details = world.history.get(task_id)
+        assert details is not None
+        assert [line.message for line in details.attempts[0].log] == [f"from {task_id}"]
+
+
+@pytest.mark.processes
+def test_all_tasks_of_a_process_that_ends_have_failed(world: World) -> None:
+    worker = Worker(world.queue)
+    worker.register("index", exits, batch=9, isolation="process", retries=0)
+    world.push("a", "b", name="index")
+    assert worker.run_once() == 2
+    assert [world.info(each).error for each in "ab"] == ["SystemExit: 3"] * 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ends", ["cancel", "time-out"])
+def test_a_process_is_killed_when_none_of_its_tasks_is_wanted(
+    live: TaskQueue, make: Make, tmp_path: Path, ends: str
+) -> None:
+    begun = tmp_path / "begun"
+    worker = make(concurrency=1, lease=0.6)
+    timeout = 0.5 if ends == "time-out" else None
+    worker.register("index", waits, batch=2, isolation="process", timeout=timeout, retries=0)
+    push(live, "a", "b", name="index", payload={"file": str(begun)})
+    worker.start()
+    eventually(begun.exists, "it has begun", within=60)
+    if ends == "cancel":
+        assert live.cancel("a")
+        assert live.cancel("b")
+        until(live, "cancelled", "a", "b")
+    else:
+        until(live, "buried", "a", "b")
+        assert info_of(live, "a").error == "timed out: ran for more than 0.5 s"
+    push(live, "c", name="index", payload={"file": str(begun)})
+    until(live, "running", "c")
 
 
 # --- fairness, limits, pools ----------------------------------------------------------------------

@@ -152,7 +152,8 @@ def run(
 ) -> Any:
     settings = HandlerSettings.create(timeout=timeout, isolation="process")
     handler = Handler("job", target, settings)
-    return run_isolated(handler, context or context_of(), capture=capture)
+    (result,) = run_isolated(handler, [context or context_of()], capture=capture)
+    return result
 
 
 def is_alive(pid: int) -> bool:
@@ -245,6 +246,11 @@ def test_a_process_that_exits_is_a_failure_that_says_how(target: Any, kind: str,
         ({"text": "{}"}, "malformed message"),
         ({"text": '{"log": [1]}'}, "malformed message"),
         ({"text": '{"log": ["x", "y", 1]}'}, "malformed message"),
+        ({"text": '{"log": [7, 20, "no such task", true, {}]}'}, "malformed message"),
+        ({"text": '{"result": [1, 2]}'}, "malformed message"),
+        ({"text": '{"result": 5}'}, "malformed message"),
+        ({"text": '{"failed": [0, {}]}'}, "malformed message"),
+        ({"text": '{"cost": [0, -1]}'}, "malformed message"),
         ({"text": '{"error": {}}'}, "malformed message"),
         ({"text": '{"error": 5}'}, "malformed message"),
         ({"text": "x", "times": MAX_MESSAGE_BYTES + 1}, f"more than {MAX_MESSAGE_BYTES} bytes"),
