@@ -48,14 +48,18 @@ end
 -- variables. found: something has become ready, and other workers may be waiting for it.
 local lost = { found = false }
 
+-- A task that is due in a pool for which the queue has no room stays delayed, and is looked at again every second.
 local function promote()
   local ids, times = due_tasks()
   if #ids == 0 then return end
-  local list, good, indexed, records = {}, {}, {}, read_statuses(ids)
+  local list, good, indexed, later, records = {}, {}, {}, {}, read_statuses(ids)
   for _, id in ipairs(ids) do
     local record = records[id]
     if record then indexed[#indexed + 1] = delays().member(owner_of(record), times[id], id) end
-    if record and record.state == 'delayed' then
+    local has_room = not (record and record.pool) or rings().has_room_for(record.pool)
+    if record and record.state == 'delayed' and not has_room then
+      for _, value in ipairs({ now + 1000, id, owner_of(record) }) do later[#later + 1] = value end
+    elseif record and record.state == 'delayed' then
       record.state, record.buffered, record.behind = 'ready', nil, nil
       good[#good + 1] = id
       list[#list + 1] = waiting_task(id, record)
@@ -66,6 +70,7 @@ local function promote()
   if #good > 0 then write_statuses(good, records) end
   redis.call('ZREM', K.delayed, unpack(ids))
   if #indexed > 0 then redis.call('ZREM', K.delayed_index, unpack(indexed)) end
+  if #later > 0 then delays().add(later) end
   lost.found = add_waiting(list) or lost.found
 end
 

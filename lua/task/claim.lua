@@ -92,7 +92,7 @@ local function open_rings()
   local open = {}
   for pool in string.gmatch(A.pools, '[^\n]+') do
     local name = pool == 'default' and '' or '\3' .. pool
-    if name ~= '' then rings().add_pool(pool) end
+    if name ~= '' and rings().has_room_for(pool) then rings().add_pool(pool) end
     local clocks = rings().named(name)
     clocks.credit = clocks.credit and math.min(clocks.credit, this.most_credit)
     open[#open + 1] = open_ring(name, clocks, most, this.share > 0 and not rings().is_empty(K.critical, name))

@@ -295,6 +295,50 @@ def test_a_pool_without_tasks_makes_room_for_another(world: World) -> None:
     world.check()
 
 
+def known_pools(world: World) -> list[str]:
+    return str(world.dump()["fair"]["pools"]).split("\n")
+
+
+def test_claims_from_ever_new_pools_add_no_more_than_a_hundred(world: World) -> None:
+    for n in range(98):
+        world.push(f"t{n}", pool=f"p{n}")
+    for n in range(10):
+        assert world.queue.claim("w", pools=[f"new{2 * n}", f"new{2 * n + 1}"]) == []
+    assert len(known_pools(world)) == 100
+    world.push("late", pool="late")  # an unused one makes room
+    assert ids_of(world.queue.claim("w", pools=["late", "other"])) == ["late"]
+    assert len(known_pools(world)) == 100
+
+
+def test_delayed_tasks_of_too_many_pools_wait_for_room(world: World) -> None:
+    """Otherwise they could fill a queue with pools, when they become due together."""
+    for n in range(100):
+        world.push(f"t{n}", pool=f"p{n}", delay=10)
+        world.push(f"later{n}", pool=f"more{n}", delay=20)
+    world.advance(10)
+    for _ in range(3):
+        world.queue.claim("w")
+    assert len(known_pools(world)) == 100
+    world.advance(10)
+    for _ in range(3):
+        world.queue.claim("w")
+    assert len(known_pools(world)) == 100
+    assert (world.queue.size(), world.queue.inspect().delayed) == (100, 100)
+    world.check()
+    done: list[str] = []
+    for _ in range(300):
+        for pool in known_pools(world):
+            claims = world.queue.claim("w", pools=[pool])
+            done += ids_of(claims)
+            world.queue.finish_many((claim, None) for claim in claims)
+        world.advance(1)
+        if len(done) == 200:
+            break
+    assert len(set(done)) == 200
+    assert len(known_pools(world)) == 100
+    world.check()
+
+
 @pytest.mark.parametrize(
     ("pools", "said"),
     [
