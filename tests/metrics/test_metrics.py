@@ -500,6 +500,14 @@ def test_tenants_and_what_holds_their_tasks_are_counted(world: World) -> None:
     assert samples["fairqueue_unique_keys"] == 2
 
 
+def test_many_tenants_are_counted_by_the_first_ones(world: World) -> None:
+    tenants = [f"t-{number:04}" for number in range(1200)]
+    world.queue.push_many(make_task("ann", tenant=tenant) for tenant in tenants)
+    world.queue.push_many(make_task("bob", tenant=tenant, pool="gpu") for tenant in tenants)
+    snapshot = world.queue.inspect()
+    assert (snapshot.active_tenants, snapshot.active_users) == (1200, 2400)
+
+
 def test_pools_have_a_label(world: World) -> None:
     for number in range(3):
         world.queue.push(make_task("ann", f"g-{number}", pool="gpu"))
