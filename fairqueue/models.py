@@ -640,8 +640,9 @@ class QueueSnapshot:
     jain_index compares tenants and users without one. pools: the default pool, and all that tasks
     or workers have named. active_users, active_tenants: those with waiting tasks, and parked_users,
     parked_tenants: those of them that may not be served now; a user with tasks in several pools
-    counts in each; of more than 500 tenants the numbers may be estimates. held: waiting tasks that wait for room in the limits of their name or of a key.
-    slots_in_use: slots of names and keys that running tasks hold. unique_keys: those in use.
+    counts in each. Of more than 500 tenants these numbers may be estimates. held: waiting tasks
+    that wait for room in the limits of their name or of a key. slots_in_use: slots of names and
+    keys that running tasks hold. unique_keys: those in use.
     """
 
     at: datetime
