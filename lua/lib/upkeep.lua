@@ -56,8 +56,8 @@ local function promote()
   for _, id in ipairs(ids) do
     local record = records[id]
     if record then indexed[#indexed + 1] = delays().member(owner_of(record), times[id], id) end
-    local has_room = not (record and record.pool) or rings().has_room_for(record.pool)
-    if record and record.state == 'delayed' and not has_room then
+    local fits = not (record and record.pool) or rings().has_room_for(record.pool)
+    if record and record.state == 'delayed' and not fits then
       for _, value in ipairs({ now + 1000, id, owner_of(record) }) do later[#later + 1] = value end
     elseif record and record.state == 'delayed' then
       record.state, record.buffered, record.behind = 'ready', nil, nil
