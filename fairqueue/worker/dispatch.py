@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
+from fairqueue.errors import InvalidTask, shown
 from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.models import Task, TaskOptions, check_options
 from fairqueue.queue.base import UNSET
@@ -57,6 +58,10 @@ class Dispatch:
         together.
         """
         given = {"priority": priority, "task_id": task_id, "tenant": tenant, **options}
+        unknown = [name for name in options if name not in TaskOptions.__annotations__]
+        if unknown:
+            known = ", ".join(TaskOptions.__annotations__)
+            raise InvalidTask(f"unknown field {shown(unknown[0])}: must be one of {known}")
         check_options(options)
         return self._with(**{name: value for name, value in given.items() if value is not UNSET})
 
