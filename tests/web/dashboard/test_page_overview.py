@@ -11,6 +11,7 @@ from helpers.tasks import claim_one, make_task
 from helpers.world import World
 
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.stats.samples import SampleStore
 
 
 def get(site: Site, path: str, headers: dict[str, str] | None = None, **params: Any) -> str:
@@ -59,6 +60,26 @@ def test_a_tenant_sees_no_tile_of_what_there_is_not(web: Web) -> None:
     tiles = re.findall(r"<dt>([^<]+)</dt>", text[text.index('class="stats"') :])
     assert {"Failures", "Schedules"} <= set(tiles)
     assert not {"Backlog", "Running", "Workers", "Fairness", "Due"} & set(tiles)
+
+
+def test_expired_tasks_have_a_line_and_a_link_once_there_are_any(site: Site, world: World) -> None:
+    def labels(window: str) -> set[str]:
+        lines = site.http.get(f"/charts/throughput?window={window}").json()["lines"]
+        return {line["label"] for line in lines}
+
+    world.push("late", expires=60.0)
+    sample(world)
+    assert labels("15m") == {"succeeded", "failed", "timed out", "cancelled"}
+    world.advance(61)
+    world.queue.claim("w")
+    sample(world)
+    assert "expired" in labels("1h")  # another window: each is cached for a second
+    assert 'href="/runs?status=expired"' in get(site, "/")
+
+
+def sample(world: World) -> None:
+    SampleStore(world.queue.link).take()
+    world.advance(15)
 
 
 # --- the search -----------------------------------------------------------------------------------

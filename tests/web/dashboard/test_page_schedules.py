@@ -673,6 +673,21 @@ def test_titles_are_shown_instead_of_names(site: Site, world: World) -> None:
     )
 
 
+def test_the_options_of_flow_are_folded_until_they_have_a_value(site: Site, world: World) -> None:
+    add(world)
+    add(world, "busy", pool="gpu", limit_keys=["account:42"], unique="nightly", cost=2.5)
+
+    def folded(path: str) -> str:
+        return get(site, path).split("<summary>Advanced")[0].rsplit("<details", 1)[1]
+
+    assert folded("/new/schedule").startswith(">")
+    assert folded("/do/schedules/edit?id=nine").startswith(">")
+    assert folded("/do/schedules/edit?id=busy").startswith(" open>")
+    told = words(get(site, "/schedules/busy"))
+    assert "Pool gpu Keys with limits account:42 Unique key nightly" in told
+    assert "Cost 2.5" in told
+
+
 def test_a_form_that_is_saved_as_it_is_changes_nothing(site: Site, world: World) -> None:
     add(
         world,

@@ -38,6 +38,7 @@ CHARTS = {
         "",
     ),
 }
+RARE = {"expired"}  # lines that are left out while they are zero
 
 
 def overview(request: Request) -> Response:
@@ -75,7 +76,8 @@ def series(request: Request) -> Response:
     window, system = _window(request), inspector_of(request).system
     key = ("series", window, actor_of(request).tenant)
     found = app_state(request).cache.get(key, lambda: system.series(window))
-    return series_document(found, lines, unit)
+    shown = [line for line in lines if line[0] not in RARE or any(found.values.get(line[0], ()))]
+    return series_document(found, shown, unit)
 
 
 def _path_of(request: Request, attention: Attention) -> str | None:
@@ -84,6 +86,8 @@ def _path_of(request: Request, attention: Attention) -> str | None:
     pages |= dict.fromkeys(("leader", "redis", "pool"), "workers")
     one = attention.kind in ("schedule", "user") and bool(attention.target)
     try:
+        if attention.kind == "expired":
+            return f"{link(request, 'runs')}?status=expired"
         if one:
             return link(request, attention.kind, id=attention.target)
         if attention.kind == "expired":
