@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.browser import Site, Web
-from helpers.pages import HTML, HTMX, add, get, post, said
+from helpers.pages import HTML, HTMX, add, get, post, said, words
 from helpers.rest import fail
 from helpers.world import World
 
