@@ -388,6 +388,7 @@ class Records:
         for name in _OF_TASKS:
             found += yield from self._check("repair_tasks", name, [name])
         found += yield from self._check("repair_tasks", "task", ["status"])
+        found += yield from self._check("repair_tasks", "behind", ["delayed"], name="unique keys")
         found += yield from self._check_counts()
         turns = ["ready", "parked", "critical"]
         found += yield from self._check("repair_tasks", "user", turns, ["backlog"], "users in line")

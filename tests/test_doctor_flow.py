@@ -180,7 +180,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "a follower that is not known": (
         with_field("uniques", f"{ACME}\0u", "u1\0unfinished\0\x001\0\0"),
-        "status",
+        "unique keys",
     ),
     "a window without an end": (without("expiring", "\x01"), "uniques"),
     "no end of a task": (without("expiring", "exp"), "status"),

@@ -556,7 +556,9 @@ function gates.is_forgotten(gate)
   used_cache[gate] = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
   local room = room_at(gate, 1)
   used_cache[gate] = nil
-  return room > 0
+  local limits = limits_of(gate)
+  -- An ordered gate waits for its oldest task, which may be elsewhere.
+  return room > 0 and (not limits or not limits.ordered or next_in_order(gate) ~= nil)
 end
 
 -- Let the next claims look at gates with held tasks: one gate, or all that begin with a text, at most `most`.

@@ -195,24 +195,39 @@ local function check_waiting(id, record)
   wrong(id, 'waits but has no place in the order of its key', function() gates().arrive(task) end)
 end
 
--- A task that waits for the end of the one that has its unique key.
-local function check_behind(id, record)
+local function has_key(record, field)
+  return record.flow and record.flow.unique and uniques().field_of(record) == field
+end
+
+-- Whether a unique key is that of an unfinished task.
+local function has_holder(field, id)
+  local record = parse_status(redis.call('HGET', K.status, id))
+  return record and not is_ended(record) and has_key(record, field)
+end
+
+-- A task that waits for the end of the one that has its unique key. It is checked after all others have got back
+-- the keys that they have.
+local function check_behind(id)
+  local record = parse_status(redis.call('HGET', K.status, id))
+  if not record or record.state ~= 'delayed' or not record.behind or not record.flow or not record.flow.unique then
+    return
+  end
   local field = uniques().field_of(record)
   local holder = uniques().read(field)
   if holder and holder.following == id then return end
   wrong(id, 'waits behind a task that does not know of it', function()
-    local before = holder and holder.id ~= id and parse_status(redis.call('HGET', K.status, holder.id))
-    if before and not is_ended(before) and not holder.following then
+    local is_kept = holder and holder.id ~= id and has_holder(field, holder.id)
+    if is_kept and not holder.following then
       holder.following, holder.since = id, tonumber(record.pushed) or now
       uniques().write(field, holder)
       return
     end
     record.behind = nil
-    if not before or is_ended(before) then
+    if is_kept then
+      record.flow.unique = nil  -- another task has the key, and a third one waits behind it
+    else
       uniques().drop(field)
       uniques().hold(id, record)
-    else
-      record.flow.unique = nil  -- another task has the key, and a third one waits behind it
     end
     write_status(id, record)
     delays().move(id, owner_of(record), math.max(now, tonumber(record.due) or now))
@@ -222,10 +237,11 @@ end
 
 -- An unfinished task with a unique key has it, unless its time is over.
 local function check_unique(id, record)
-  if record.behind and record.state == 'delayed' then return check_behind(id, record) end
+  if record.behind and record.state == 'delayed' then return end  -- see check_behind
   local scope, window = uniques().scope_of(record.flow)
   local since = tonumber(record.pushed) or now
-  local is_over = (scope == 'waiting' and record.state == 'running') or (window and since + window <= now)
+  -- One that was claimed once has given up a key for the time that it waits.
+  local is_over = (scope == 'waiting' and record.claimed) or (window and since + window <= now)
   if is_over or uniques().read(uniques().field_of(record)) then return end
   wrong(id, 'has a unique key that is not in uniques', function()
     uniques().write(uniques().field_of(record), { id = id, scope = scope, first = since,
@@ -407,10 +423,6 @@ local function check_paced(gate)
   wrong(gate, 'has a debt that nobody will drop', function() redis.call('ZADD', K.gate_times, now, gate) end)
 end
 
-local function has_key(record, field)
-  return record.flow and record.flow.unique and uniques().field_of(record) == field
-end
-
 local function check_uniques(field)
   if redis.call('HEXISTS', K.uniques, field) == 0 then return end
   local holder = uniques().read(field)
@@ -424,7 +436,7 @@ local function check_uniques(field)
       uniques().write(field, holder)
     end)
   end
-  if holder and holder.ends and holder.ends > now then
+  if holder and holder.ends then  -- a claim drops it some time after its end
     if redis.call('ZSCORE', K.expiring, '\1' .. field) then return end
     wrong(field, 'has a window that never ends', function() uniques().write(field, holder) end)
     return
@@ -432,7 +444,6 @@ local function check_uniques(field)
   if holder and record and not is_ended(record) and has_key(record, field) then return end
   wrong(field, 'is a unique key that no task has', function()
     uniques().drop(field)
-    if following and following.behind then check_behind(holder.following, following) end
   end)
 end
 
@@ -651,7 +662,7 @@ local function check_count(owner)
   end)
 end
 
-local CHECKS = { task = check_task, tasks = check_document, attempts = check_attempts,
+local CHECKS = { task = check_task, behind = check_behind, tasks = check_document, attempts = check_attempts,
   waiting = check_home('waiting'), delayed = check_home('delayed'),
   delayed_index = check_delayed_index, leases = check_home('leases'),
   ended = check_home('ended'), dead = check_home('dead'), backlog = check_backlog,

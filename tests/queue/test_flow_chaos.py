@@ -16,6 +16,7 @@ import pytest
 from helpers.state import dump, tenant_of
 from helpers.world import World
 
+from fairqueue.doctor import OK, Records
 from fairqueue.errors import DuplicateTask, InvalidTask, LeaseLost, QueueFull, UnknownTask
 from fairqueue.models import Claim, Task, UserSettings
 from fairqueue.queue.claim import Wanted
@@ -230,10 +231,11 @@ class Chaos:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_whatever_happens_records_agree_and_nothing_is_stuck(world: World, seed: int) -> None:
     world.queue.configure(max_attempts=1000)
-    chaos = Chaos(world, seed)
+    chaos, doctor = Chaos(world, seed), Records(world.queue.link, fix=False)
     for _ in range(150):
         chaos.step()
         world.check()
+        assert [each for each in doctor.compare() if each.level != OK] == []
     chaos.drain()
     world.check()
     # When all is over and time has passed, nothing of it is left behind.
