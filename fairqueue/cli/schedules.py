@@ -46,6 +46,7 @@ COLUMNS: Columns = {
     **columns("ZONE=schedule.timezone STATE=state"),
     "NEXT RUN": lambda view: view.schedule.next_run,
     "LAST RUN": lambda view: view.schedule.last_run,
+    "TENANT": lambda view: view.schedule.tenant,
 }
 MOMENT_COLUMNS = columns("AT=at OUTCOME=outcome REASON=reason")
 CHANGE_COLUMNS: Columns = {
