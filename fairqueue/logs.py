@@ -53,6 +53,11 @@ def log_event(
         logger.log(level, template, *values, extra=extra, exc_info=exc_info, stacklevel=2)
 
 
+def whose(user_id: str | None, tenant: str | None) -> dict[str, str | None]:
+    """Return the log fields of a user: `user`, and `tenant` for a user of one."""
+    return {"user": user_id} if tenant is None else {"user": user_id, "tenant": tenant}
+
+
 def event_logger(name: str) -> "partial[None]":
     """Return `log_event` for the logger of this name."""
     return partial(log_event, logging.getLogger(name))

@@ -20,6 +20,7 @@ from fairqueue.errors import RedisUnavailable
 from fairqueue.logs import MAX_SHOWN, JsonFormatter, error_line, fields_of, log_event
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler
+from fairqueue.worker.context import TaskContext
 from fairqueue.worker.worker import Worker
 
 PACKAGE = Path(fairqueue.__file__).parent
@@ -190,6 +191,31 @@ def test_a_failed_task_names_its_reason(queue: TaskQueue, caplog: pytest.LogCapt
         "task_failed task=t-1 task_name=mail.send user=alice attempt=1 "
         'error="ValueError: order 7 is gone"'
     ]
+
+
+def test_a_user_of_a_tenant_is_named_with_it(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(payload: object, context: TaskContext) -> None:
+        context.log("half done")
+        raise ValueError("no")
+
+    caplog.set_level(logging.DEBUG, "fairqueue")
+    world.clock.set(THURSDAY)
+    world.add("nine", user_id="ann", tenant="acme", retries=0)
+    world.clock.set(at(5, 9))
+    world.tick()
+    worker = Worker(world.queue, registry=CollectorRegistry())
+    worker.register("default", fail)
+    worker.run_once()
+    told = [record for record in caplog.records if vars(record).get("user") == "ann"]
+    assert {vars(record).get("event") for record in told} >= {
+        "schedule_added",
+        "schedule_fired",
+        "task_failed",
+    }
+    assert {vars(record).get("tenant") for record in told} == {"acme"}
+    assert "half done" in {record.message for record in told}
 
 
 def test_a_fire_logs_user_and_lateness(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ from fairqueue.http_tasks.requests import (
     names_in,
     request_of,
 )
-from fairqueue.logs import log_event
+from fairqueue.logs import log_event, whose
 from fairqueue.models import Task
 from fairqueue.validation import MAX_RESULT_BYTES, check_count
 from fairqueue.worker.context import TaskContext
@@ -496,4 +496,6 @@ def _retry_after(value: str | None, now: float) -> float | None:
 
 
 def _log(level: int, event: str, context: TaskContext, fields: Mapping[str, object]) -> None:
-    log_event(logger, event, level, task=context.task_id, user=context.task.user_id, **fields)
+    task = context.task
+    own = whose(task.user_id, task.tenant)
+    log_event(logger, event, level, task=task.task_id, **own, **fields)

@@ -18,7 +18,7 @@ from fairqueue.errors import (
 from fairqueue.link.driver import BATCH_BYTES, in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation, steps
 from fairqueue.link.scripts import load_script
-from fairqueue.logs import error_line, event_logger
+from fairqueue.logs import error_line, event_logger, whose
 from fairqueue.metrics.collectors import SchedulerMetrics
 from fairqueue.models import new_id
 from fairqueue.scheduler.leadership import DueSchedule, Leadership, Reading
@@ -65,6 +65,7 @@ class Fire:
     missed: int
     is_last: bool
     user_id: str
+    tenant: str | None
     moment_ms: int | None
     row: Sequence[Argument]
 
@@ -72,7 +73,7 @@ class Fire:
         """Return what a log event says about it."""
         schedule_id = self.due.schedule_id
         task_id = None if self.moment_ms is None else f"{schedule_id}:{self.moment_ms}"
-        return {"schedule": schedule_id, "task": task_id, "user": self.user_id}
+        return {"schedule": schedule_id, "task": task_id, **whose(self.user_id, self.tenant)}
 
 
 # A schedule that cannot be planned, with the kind and the reason with which it is disabled.
@@ -261,6 +262,7 @@ def plan_fire(due: DueSchedule, now_ms: int) -> Fire:
         missed=step.missed,
         is_last=step.next_ms is None and not completed,
         user_id=definition.user_id,
+        tenant=definition.options["tenant"],
         moment_ms=step.moment_ms,
         row=load_script("fire").row(
             id=due.schedule_id,

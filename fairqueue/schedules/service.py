@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from fairqueue.errors import InvalidSchedule, UnknownSchedule, shown
 from fairqueue.link.operation import Ask, Now, Operation, operation, steps
-from fairqueue.logs import event_logger
+from fairqueue.logs import event_logger, whose
 from fairqueue.models import (
     DEFAULT_NAME,
     Page,
@@ -92,7 +92,7 @@ class Schedules:
             **options,
         }
         (schedule_id,) = yield from steps(self.store.add)([spec], on_conflict)
-        _log("schedule_added", schedule=schedule_id, user=user_id)
+        _log("schedule_added", schedule=schedule_id, **whose(user_id, options.get("tenant")))
         return schedule_id
 
     @operation
@@ -255,7 +255,8 @@ class Schedules:
             ),
         )
         task_id = yield from steps(self.queue.push)(task)
-        _log("schedule_triggered", schedule=schedule_id, task=task_id, user=schedule.user_id)
+        own = whose(schedule.user_id, schedule.tenant)
+        _log("schedule_triggered", schedule=schedule_id, task=task_id, **own)
         return task_id
 
     @operation

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from fairqueue.flow_options import check_cost
-from fairqueue.logs import USUAL_ATTRIBUTES, fields_of, text_of
+from fairqueue.logs import USUAL_ATTRIBUTES, fields_of, text_of, whose
 from fairqueue.models import Task
 from fairqueue.queue.reports import LogLines
 from fairqueue.worker.event_loop import Leftovers
@@ -32,7 +32,7 @@ class TaskLog(logging.LoggerAdapter[logging.Logger]):
     """
 
     def __init__(self, task: Task, lines: Lines) -> None:
-        super().__init__(logger, {"task": task.task_id, "user": task.user_id})
+        super().__init__(logger, {"task": task.task_id, **whose(task.user_id, task.tenant)})
         self._lines = lines
 
     def __call__(self, message: object, /, level: str = "info", **fields: object) -> None:

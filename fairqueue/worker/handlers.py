@@ -12,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from fairqueue.errors import ConfigurationError, TimedOut, kind_of, shown
 from fairqueue.flow_options import DEFAULT_POOL, check_pool
-from fairqueue.logs import event_logger
+from fairqueue.logs import event_logger, whose
 from fairqueue.models import Task
 from fairqueue.retry_policy import RetryPolicy, check_timeout
 from fairqueue.validation import (
@@ -288,7 +288,7 @@ class Handlers:
                 "policy_unusable",
                 logging.WARNING,
                 task=task.task_id,
-                user=task.user_id,
+                **whose(task.user_id, task.tenant),
                 error=str(error),
             )
             return handler

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from fairqueue.errors import TimedOut
-from fairqueue.logs import event_logger
+from fairqueue.logs import event_logger, whose
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import BEAT_S
@@ -253,6 +253,6 @@ def about(claim: Claim) -> dict[str, Any]:
     return {
         "task": task.task_id,
         "task_name": task.name,
-        "user": task.user_id,
+        **whose(task.user_id, task.tenant),
         "attempt": claim.attempt,
     }
