@@ -265,8 +265,8 @@ class WorkerStore:
         now_ms = yield Now()
         ends = self.link.keys["worker_ends"]
         most = ("LIMIT", 0, MAX_LISTED, "WITHSCORES")
-        command = ("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most)
-        flat = (yield Ask(command, timeout=timeout))[0]
+        asked = Ask(("ZRANGE", ends, f"({now_ms}", "+inf", "BYSCORE", *most), timeout=timeout)
+        flat = (yield asked)[0]
         if not flat:
             return []
         ids: list[Argument] = flat[::2]
