@@ -634,6 +634,22 @@ def test_one_task_of_a_batch_can_be_cancelled(live: TaskQueue, make: Make) -> No
     until(live, "cancelled", "ann-1")
 
 
+def test_a_task_that_is_cancelled_while_it_waits_for_its_batch_does_not_run(
+    live: TaskQueue, make: Make
+) -> None:
+    calls = Calls()
+    worker = make(concurrency=1, lease=0.6)
+    worker.register("index", calls, batch=2, batch_wait=15.0)
+    worker.start()
+    push(live, "a", name="index")
+    until(live, "running", "a")
+    assert live.cancel("a")
+    until(live, "cancelled", "a")
+    push(live, "b", name="index")
+    finished(live, "b")
+    assert calls.ids == [["b"]]
+
+
 def test_a_timeout_ends_the_call_and_fails_all_its_tasks(
     live: TaskQueue, make: Make, person: Person
 ) -> None:
@@ -707,6 +723,20 @@ def test_a_drained_worker_gives_back_what_it_gathers(live: TaskQueue, make: Make
     pool._listener.nudge()
     eventually(lambda: worker.state == "stopped", "it has ended")
     assert info_of(live, "g").state == "ready"
+
+
+def test_calls_for_one_user_each_run_in_all_slots(live: TaskQueue, make: Make) -> None:
+    calls = Calls()
+    worker = make(concurrency=3)
+    worker.register("index", calls, batch=20, batch_by="user")
+    users = [f"u{n}" for n in range(7)]
+    for user in users:
+        fill(live, user, 12, name="index")
+    worker.start()
+    finished(live, *(f"{user}-{n}" for user in users for n in range(12)))
+    assert all(len(set(each)) == 1 for each in calls.users)
+    assert sum(calls.sizes) == 7 * 12
+    assert live.inspect().counters.get("expired", 0) == 0
 
 
 @pytest.mark.processes

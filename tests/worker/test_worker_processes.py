@@ -586,13 +586,28 @@ def test_forever_with_a_time_that_is_none_starts_nothing(live: TaskQueue, timeou
 # --- killed and frozen ----------------------------------------------------------------------------
 
 
+BATCHES = """
+def run(payloads, contexts):
+    for context in contexts:
+        client.hincrby("side:effects", context.task_id, 1)
+    pause.wait(max(each.get("seconds", 0) for each in payloads))
+    return [os.getpid()] * len(payloads)
+
+def make(**more):
+    worker = Worker(queue, **settings, **more)
+    worker.register("default", run, batch=10, batch_wait=0.01, batch_by="user")
+    return worker
+"""
+
+
+@pytest.mark.parametrize(("code", "kills"), [("", 25), (BATCHES, 10)], ids=["tasks", "batches"])
 def test_when_workers_are_killed_again_and_again_no_task_is_lost_or_ended_twice(
-    live: TaskQueue, redis_client: redis.Redis, start: Start
+    live: TaskQueue, redis_client: redis.Redis, start: Start, code: str, kills: int
 ) -> None:
-    kills, portion = 25, 120
+    portion = 120
     chance = random.Random(SEED)
     quick_restarts = "fairqueue.runtime.processes.LONGEST_BACKOFF_S = 0.1\n"
-    program = start(quick_restarts, processes=4, concurrency=4, lease=1.0)
+    program = start(code + quick_restarts, processes=4, concurrency=4, lease=1.0)
     killed: set[int] = set()
 
     def living() -> list[int]:
