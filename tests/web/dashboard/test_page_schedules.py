@@ -686,6 +686,8 @@ def test_the_options_of_flow_are_folded_until_they_have_a_value(site: Site, worl
     told = words(get(site, "/schedules/busy"))
     assert "Pool gpu Keys with limits account:42 Unique key nightly" in told
     assert "Cost 2.5" in told
+    world.inspector.schedules.update("busy", {"unique_for": 90.0})
+    assert "nightly, for 90 s" in words(get(site, "/schedules/busy"))
 
 
 def test_a_form_that_is_saved_as_it_is_changes_nothing(site: Site, world: World) -> None:

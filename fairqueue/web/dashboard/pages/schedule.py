@@ -157,9 +157,10 @@ def policies(it: ScheduledTask) -> list[tuple[str, str]]:
 def _unique(it: ScheduledTask) -> str | None:
     if it.unique is None:
         return None
-    scope = f"for {it.unique_for:g} s"
     if isinstance(it.unique_for, str):
-        scope = FIELDS["unique_for"].choices[it.unique_for]
+        scope = FIELDS["unique_for"].choices.get(it.unique_for, it.unique_for)
+    else:
+        scope = f"for {it.unique_for:g} s"
     return f"{it.unique}, {scope}; then {FIELDS['on_duplicate'].choices[it.on_duplicate]}"
 
 
