@@ -366,6 +366,55 @@ def test_an_attempt_whose_worker_died_is_kept(world: World) -> None:
     assert (second.outcome, second.worker_id, second.ended_at) == ("running", "alive", None)
 
 
+def expire(world: World, *task_ids: str, **fields: Any) -> None:
+    """Tasks that have not started in time."""
+    world.push(*task_ids, expires=5, **fields)
+    world.advance(6)
+    world.queue.claim("w", names=["no task has this name"])
+
+
+def test_tasks_that_expired_are_in_the_history_and_in_its_filters(world: World) -> None:
+    expire(world, "a1", "a2", user_id="ann", tenant="acme", name="mail", pool="gpu")
+    expire(world, "b1", user_id="ann", name="mail")
+    expire(world, "c1", user_id="cy", tenant="acme")
+    world.push("done", user_id="ann", tenant="acme", expires=60)
+    world.queue.finish(world.claim_one())
+    world.push("late", user_id="ann", tenant="acme", delay=60)
+    world.queue.cancel("late")
+    run = run_of(world, "a1")
+    assert (run.status, run.started_at, run.attempts) == ("expired", None, 0)
+    assert run.ended_at == world.now() - timedelta(seconds=12)
+
+    def found(**filters: Any) -> list[str]:
+        listed = ids(world.history.runs("expired", **filters))
+        assert sorted(listed) == sorted(all_pages(world, 1, status="expired", **filters))
+        return sorted(listed)
+
+    assert found() == ["a1", "a2", "b1", "c1"]
+    assert found(user_id="ann") == ["a1", "a2", "b1"]
+    assert found(user_id="ann", tenant="acme") == ["a1", "a2"]
+    assert found(tenant="acme") == ["a1", "a2", "c1"]
+    assert found(name="mail") == ["a1", "a2", "b1"]
+    assert found(pool="gpu") == ["a1", "a2"]
+    assert found(since=world.now() - timedelta(seconds=5)) == ["c1"]
+    both = world.history.runs(["expired", "cancelled"], user_id="ann", tenant="acme")
+    assert sorted(ids(both)) == ["a1", "a2", "late"]
+    assert ids(world.history.runs("succeeded", tenant="acme")) == ["done"]
+    assert world.stats()["expired_tasks"] == 4
+    assert world.history.prune(0) == 6
+    assert ids(world.history.runs("expired")) == []
+
+
+def test_an_expired_run_of_a_schedule_is_found_by_it(world: World) -> None:
+    world.add(cron_expr="* * * * *", expires=30)
+    world.advance(60)
+    world.tick()
+    world.advance(31)
+    world.queue.claim("w")
+    (run,) = world.history.runs("expired", schedule_id="nine")
+    assert (run.schedule_id, run.run_type) == ("nine", "scheduled")
+
+
 def test_a_run_that_expired_for_the_last_time_has_its_attempts(world: World) -> None:
     world.queue.configure(max_attempts=2)
     world.push("t")

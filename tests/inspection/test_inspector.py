@@ -22,6 +22,7 @@ from fairqueue.errors import (
     StaleVersion,
     UnknownSchedule,
     UnknownTask,
+    UnknownTenant,
     UnknownUser,
     UnknownWorker,
 )
@@ -635,6 +636,8 @@ ENDPOINTS: dict[str, Act] = {
     "runs.discard": lambda i: i.failed.discard_many(dry_run=False),
     "user.pause": lambda i: i.users.pause("alice"),
     "user.resume": lambda i: i.users.resume("alice"),
+    "tenant.pause": lambda i: i.tenants.pause("north"),
+    "tenant.resume": lambda i: i.tenants.resume("north"),
 }
 ADMINISTRATION: dict[str, Act] = {
     "schedule.add": lambda i: add(i, "new"),
@@ -647,7 +650,12 @@ ADMINISTRATION: dict[str, Act] = {
     "user.set": lambda i: i.users.set("alice", weight=2.0),
     "user.purge": lambda i: i.users.purge("alice", dry_run=False),
     "settings.change": lambda i: i.system.configure(max_attempts=3),
+    "user.move": lambda i: i.users.move("alice", "north"),
+    "tenant.set": lambda i: i.tenants.set("north", max_running=3),
+    "tenant.purge": lambda i: i.tenants.purge("north", dry_run=False),
     "limits.change": lambda i: i.system.set_limits("mails", slots=2),
+    "key_limits.change": lambda i: i.system.set_limit("account:*", slots=2),
+    "key_limits.remove": lambda i: i.system.remove_limit("line"),
     "runs.prune": lambda i: i.system.prune(0, dry_run=False),
     "key.create": lambda i: i.keys.create("k", "viewer"),
     "key.revoke": lambda i: i.keys.revoke("0" * 16),
@@ -659,6 +667,7 @@ def furnished(inspector: Inspector, world: World) -> Inspector:
     """A queue with one of each; entries of the audit log are ordered by time."""
     fail(world, "dead")
     add(inspector)
+    world.queue.set_limit("line", slots=1)
     world.queue.push(make_task("alice", "waits"))
     world.advance(1)
     return inspector
@@ -700,6 +709,58 @@ def test_what_an_admin_does_is_written_down(furnished: Inspector, action: str) -
     ADMINISTRATION[action](furnished)
 
     assert actions(furnished)[-1] == ("ann", action, "done")
+
+
+def test_what_was_changed_of_tenants_is_written_down(furnished: Inspector, world: World) -> None:
+    world.push("n1", "n2", user_id="nils", tenant="north")
+
+    furnished.tenants.set("north", weight=2.0, rate=None)
+    furnished.users.set("nils", tenant="north", max_running=1)
+    assert furnished.users.move("nils", "south", tenant="north") == 2
+    furnished.system.set_limit("account:*", slots=2, ordered=True)
+    assert furnished.tenants.purge("south", dry_run=False) == 2
+
+    written = {each.action: each for each in furnished.audit.list(limit=5)}
+    assert {action: (each.target, each.tenant) for action, each in written.items()} == {
+        "tenant.set": ("north", "north"),
+        "user.set": ("nils", "north"),
+        "user.move": ("nils", "north"),
+        "key_limits.change": ("account:*", None),
+        "tenant.purge": ("south", "south"),
+    }
+    assert written["tenant.set"].details == {"weight": 2.0, "rate": None}
+    assert written["user.move"].details == {"to": "south", "moved": 2}
+    assert written["key_limits.change"].details == {"slots": 2, "ordered": True}
+
+
+def test_an_actor_of_one_tenant_meets_no_other(north: Inspector, world: World) -> None:
+    """A key of a tenant sees, pauses and purges its own users, whatever ids others use."""
+    for tenant in ("north", "south", None):
+        world.push(f"of {tenant}", user_id="nils", tenant=tenant)
+    world.queue.set_user("nils", tenant="south", weight=7)
+    refused: list[Act] = [
+        lambda i: i.tenants.get("south"),
+        lambda i: i.tenants.overview("south"),
+        lambda i: i.tenants.service("south"),
+        lambda i: i.tenants.purge("south"),
+        lambda i: i.users.get("nils", tenant="south"),
+        lambda i: i.users.purge("nils", tenant="south"),
+        lambda i: i.users.pause("nils", tenant="south"),
+        lambda i: i.users.quote("nils", tenant="south"),
+        lambda i: i.users.tenants_of("nils"),
+        lambda i: i.tenants.pause("north"),
+        lambda i: i.tenants.pause("south"),
+    ]
+    before = state_of(world.redis)
+    for act in refused:
+        with pytest.raises((Forbidden, UnknownTenant)):
+            act(north)
+    assert state_of(world.redis) == before
+    assert [info.tenant for info in north.tenants.list()] == ["north"]
+    assert north.users.get("nils").settings.weight == 1.0
+    assert [run.task_id for run in north.runs.list(user_id="nils")] == ["of north"]
+    assert north.users.purge("nils", dry_run=False) == 1
+    assert world.places() == {"cancelled": ["of north"], "ready": ["of None", "of south"]}
 
 
 def test_looking_is_not_written_down(furnished: Inspector) -> None:
