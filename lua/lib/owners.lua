@@ -29,13 +29,11 @@ end
 -- The seat of the tenant to which a seat belongs; the tenant of an owner. Returns nil for those without one.
 local groups = {}  -- of seats that were asked for: a claim asks for each several times
 local function group_of(seat)
+  if string.byte(seat) ~= 2 then return nil end
   local found = groups[seat]
   if found == nil then
-    found = false
-    if string.byte(seat) == 2 then
-      local tenant, pool = string.match(seat, '^(\2[^\2\3]*)\2[^\3]*(.*)$')
-      found = tenant and tenant .. pool or false
-    end
+    local tenant, pool = string.match(seat, '^(\2[^\2\3]*)\2[^\3]*(.*)$')
+    found = tenant and tenant .. pool or false
     groups[seat] = found
   end
   return found or nil

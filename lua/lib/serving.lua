@@ -4,8 +4,8 @@
 -- @lazy rings gates uniques specials
 --
 -- A unit is a user or a tenant: { seat, owner, tag, critical_tag, in_critical, list (members of the backlog), at,
---   complete, last, users (the ring of a tenant), state: 'ready', 'parked', 'gone' or 'passed' (nothing can be
---   taken), wait, served }
+--   complete, last, users (the ring of a tenant), so_far (service in this window), state: 'ready', 'parked', 'gone' or
+--   'passed' (nothing can be taken), wait, served }
 -- A ring: { name, clocks, units by seat, order (their seats), ready and critical (turns), read and lane_read (how
 --   many were read), chunk (how many to read next), passed and lane_passed (how many at the head of ready and
 --   of the CRITICAL lane have nothing that this claim can take), has_passed (whether any unit has nothing),
@@ -61,11 +61,8 @@ end
 local function unit_of(ring, seat, tag)
   local unit = ring.units[seat]
   if not unit then
-    -- With all fields, also those without a value: adding fields later takes longer.
     unit = { seat = seat, owner = owner_in(seat), tag = tag, list = {}, at = 1, state = 'ready', served = 0,
-      is_tenant = layout > 1 and not ring.tenant and rings().is_tenant(seat), in_ready = nil, touched = nil,
-      critical_tag = nil, is_critical = nil, in_critical = nil, complete = nil, last = nil, users = nil, wait = nil,
-      from = nil, left_lane = nil }
+      is_tenant = layout > 1 and not ring.tenant and rings().is_tenant(seat) }
     ring.units[seat] = unit
     ring.order[#ring.order + 1] = seat
     this.units = this.units + 1
@@ -441,12 +438,12 @@ local function new_service(unit, so_far)
   return (tonumber(so_far or nil) or 0) + unit.served
 end
 
--- Write the new state of the units of some rings: all of tenants, or one of a pool. `so_far`: the service of seats in
--- this window, by seat; adds what changes to `service`.
-local function write_units(written, so_far, service)
-  local touched = {}
-  for _, ring in ipairs(written) do
-    for _, unit in ipairs(ring.touched) do touched[#touched + 1] = unit end
+-- Write the new state of the units of some rings: all of tenants, or one of a pool. Adds what changes of their
+-- service in this window to `service`.
+local function write_units(written, service)
+  local touched = written[1].touched
+  for i = 2, #written do
+    for _, unit in ipairs(written[i].touched) do touched[#touched + 1] = unit end
   end
   if #touched == 0 then return end
   local ready, idle, parked, left = {}, {}, {}, {}
@@ -480,7 +477,7 @@ local function write_units(written, so_far, service)
         add(critical, text_of(unit.critical_tag), seat)
       end
     end
-    local amount = new_service(unit, so_far[seat])
+    local amount = new_service(unit, unit.so_far)
     if amount then add(service, seat, amount == 'late' and amount or text_of(amount)) end
   end
   call_with('ZADD', K.parked, parked)
@@ -518,13 +515,18 @@ local function write_rings(open)
     end
   end
   if #seats == 0 then return end
-  local so_far, service = {}, {}
-  for i, amount in ipairs(redis.call('HMGET', K.served, unpack(seats))) do so_far[seats[i]] = amount end
+  local so_far, service, at = redis.call('HMGET', K.served, unpack(seats)), {}, 0
+  for _, ring in ipairs(all) do
+    for _, unit in ipairs(ring.touched) do
+      at = at + 1
+      unit.so_far = so_far[at]
+    end
+  end
   if #used > 0 then
-    write_units(used, so_far, service)
+    write_units(used, service)
     rings().reap_some(used, 2 * this.units)
   end
-  for _, ring in ipairs(open) do write_units({ ring }, so_far, service) end
+  for _, ring in ipairs(open) do write_units({ ring }, service) end
   call_with('HSET', K.served, service)
 end
 
@@ -554,7 +556,7 @@ end
 
 -- The text of such a record once it is claimed; nil if its name has limits, which have to be entered.
 local function first_claim_text(text, record, charge)
-  if this.is_limited(record.name) and gates().of_name(record.name) then return nil end
+  if this.has_limits and this.is_limited(record.name) and gates().of_name(record.name) then return nil end
   text = replace_text(text, '"state":"ready"', '"state":"running"')
   text = replace_text(text, '"attempts":0', '"attempts":1')
   this.claimed_by = this.claimed_by or ',"token":' .. cjson.encode(this.op) .. ',"worker":'
