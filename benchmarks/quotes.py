@@ -162,7 +162,7 @@ def bursty(simulation: SimulatedLoad) -> None:
     simulation.every(_moments(simulation.chance, 30.0, BURST_S), burst)
 
 
-def errors_of(
+def quotes_of(
     url: str, load: Callable[[SimulatedLoad], None], seconds: float, seed: int = 1
 ) -> list[Asked]:
     """Simulate a load on an empty server; return the quotes whose truth is known."""
@@ -177,7 +177,7 @@ def errors_of(
 def run(bench: Bench) -> None:
     for load in (steady, bursty):
         bench.empty()
-        asked = errors_of(bench.server.url, load, 3600 * bench.scale)
+        asked = quotes_of(bench.server.url, load, 3600 * bench.scale)
         errors = sorted(each.error for each in asked if each.error is not None)
         waits = [each.truth for each in asked if each.error is not None and each.truth is not None]
         inside = [
