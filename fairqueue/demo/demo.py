@@ -45,8 +45,12 @@ MARK = "live-heartbeat"  # a schedule that only the queue of a demo has
 
 # Tasks that users push per second, by the part of their name after the school.
 RATES = {"office": 0.5, "bursar": 0.7, "admissions": 0.8, "transport": 0.4}
-# After how many seconds those of a user with a low rate are of no use.
-EXPIRES_S = {"admissions": 45.0}
+# More options of these tasks: those of a user with a low rate are soon of no use, and one every
+# five seconds is enough of others.
+FLOWS: dict[str, dict[str, Any]] = {
+    "admissions": {"expires": 15.0},
+    "transport": {"unique": "positions", "unique_for": 5.0},
+}
 # Schedules that fire during the demo: id, rule, job.
 LIVE: tuple[tuple[str, dict[str, Any], Job], ...] = (
     (MARK, {"every": timedelta(seconds=5)}, JOBS[2]),
@@ -130,8 +134,10 @@ class Load:
         self._jobs = {job.role: job for job in JOBS}
 
     def push(self) -> int:
-        """Push the tasks of one step; return how many."""
-        return len(self._queue.push_many([*self._flood(), *self._requests()]))
+        """Push the tasks of one step; return how many were stored."""
+        tasks = [*self._flood(), *self._requests()]
+        ids = self._queue.push_many(tasks)
+        return sum(task.task_id == found for task, found in zip(tasks, ids, strict=True))
 
     def _flood(self) -> Iterator[Task]:
         tenant = IMPORT.tenant(TENANTS)
@@ -146,8 +152,7 @@ class Load:
                 wanted = self._chance.random() < per_second * STEP_S
                 if wanted and self._queue.size(user, tenant=tenant) < MOST_WAITING:
                     job = self._jobs[role]
-                    expires = {"expires": EXPIRES_S[role]} if role in EXPIRES_S else {}
-                    yield job.task(user, tenant, priority=job.priority, **expires)
+                    yield job.task(user, tenant, priority=job.priority, **FLOWS.get(role, {}))
 
 
 # --- display --------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ TENANT_SETTINGS: tuple[dict[str, Any], ...] = (
 # One run at a time for each account, in order; and few text messages a second, for all schools.
 KEY_LIMITS: dict[str, dict[str, Any]] = {
     "account:*": {"slots": 1, "ordered": True},
-    "sms": {"rate": 5.0},
+    "sms": {"rate": 2.5},
 }
 # Schedules that were paused: at least how many days ago, and why.
 PAUSES = {

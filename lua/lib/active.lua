@@ -23,6 +23,7 @@ local function count_active()
     return found
   end
   local seen = {}
+  local parked_seats = redis.call('ZRANGE', K.parked, 0, LOOKED_AT - 1)
   -- The number of tenants among `total` seats, of which the first ones are given; and of those not seen before.
   local function count_tenants(seats, total)
     local count, new = 0, 0
@@ -37,7 +38,7 @@ local function count_active()
     return math.floor(count * scale + 0.5), math.floor(new * scale + 0.5)
   end
 
-  local parked, parked_tenants = count_tenants(redis.call('ZRANGE', K.parked, 0, LOOKED_AT - 1), found.parked_users)
+  local parked, parked_tenants = count_tenants(parked_seats, found.parked_users)
   local ready, ready_tenants = count_tenants(redis.call('ZRANGE', K.ready, 0, LOOKED_AT - 1), found.users)
   local others = redis.call('ZRANGEBYLEX', K.rings, '[r\3', '(r\4', 'LIMIT', 0, LOOKED_AT)
   for i, member in ipairs(others) do others[i] = string.match(member, '^%Z*%z%Z*%z(.*)$') or '' end
@@ -46,6 +47,11 @@ local function count_active()
   -- Those of other pools may be among the seats that were not looked at.
   if found.users > LOOKED_AT then pool_tenants = 0 end
   found.tenants, found.parked_tenants = parked_tenants + ready_tenants + pool_tenants, parked_tenants
+  -- A tenant all of whose users are parked has no place itself.
+  for _, seat in ipairs(parked_seats) do
+    local tenant = string.match(seat, '^\2([^\2\3]*)\2')
+    if tenant and not seen[tenant] then seen[tenant], found.tenants = true, found.tenants + 1 end
+  end
   found.parked_users = found.parked_users - parked
   found.users = found.users - ready + redis.call('ZLEXCOUNT', K.rings, '[r\2', '(r\3') + in_pools - of_pools
     + found.parked_users

@@ -167,6 +167,19 @@ def test_top_shows_tenants_and_pools(cli: Cli, live: TaskQueue) -> None:
     assert len(lines_of(look, columns=60, rows=10)) <= 10
 
 
+def test_metrics_of_named_tenants_are_printed(cli: Cli, live: TaskQueue) -> None:
+    flow(live)
+    plain = cli.ok("metrics").out
+    assert 'fairqueue_pool_waiting{pool="gpu",queue="default"} 1.0' in plain
+    assert "tenant=" not in plain
+    named = cli.ok("metrics", "--tenant", "acme", "--tenant", "nobody").out
+    assert 'fairqueue_tenant_waiting{queue="default",tenant="acme"} 2.0' in named
+    assert 'fairqueue_tenant_waiting{queue="default",tenant="nobody"} 0.0' in named
+    assert "globex" not in named
+    done = cli.run("metrics", "--tenant", "a b")
+    assert (done.code, "tenant must be 1 to 64 letters" in done.err) == (2, True)
+
+
 # --- settings, keys, audit, workers, prune --------------------------------------------------------
 
 

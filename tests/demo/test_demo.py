@@ -193,9 +193,19 @@ def test_what_a_slow_user_asks_for_expires(world: World) -> None:
     load = Load(world.queue)
     for _ in range(5):
         load.push()
-    world.advance(46)
+    world.advance(16)
     assert all(claim.task.name == IMPORT.name for claim in world.queue.claim("w", limit=99))
     assert world.queue.inspect().counters["expired_tasks"] == 15
+
+
+def test_one_request_in_five_seconds_is_enough(world: World) -> None:
+    world.patch(demo, "BACKLOG", 0)
+    world.patch(demo, "RATES", {"transport": 1.0})
+    load = Load(world.queue)
+    assert [load.push(), load.push()] == [3, 0]
+    world.advance(5)
+    assert load.push() == 3
+    assert world.queue.inspect().counters["not_unique"] == 3
 
 
 def test_a_queue_that_a_demo_left_is_begun_anew(queue: TaskQueue) -> None:

@@ -500,6 +500,17 @@ def test_tenants_and_what_holds_their_tasks_are_counted(world: World) -> None:
     assert samples["fairqueue_unique_keys"] == 2
 
 
+def test_a_tenant_whose_users_are_all_held_back_is_active(world: World) -> None:
+    world.push("a", user_id="ann", tenant="acme")
+    world.push("b", user_id="bob", tenant="globex")
+    world.push("c", user_id="carol", tenant="globex")
+    world.queue.pause_user("ann", tenant="acme")
+    world.queue.pause_user("bob", tenant="globex")
+    snapshot = world.queue.inspect()
+    assert (snapshot.active_tenants, snapshot.parked_tenants) == (2, 0)
+    assert (snapshot.active_users, snapshot.parked_users) == (3, 2)
+
+
 def test_many_tenants_are_counted_by_the_first_ones(world: World) -> None:
     tenants = [f"t-{number:04}" for number in range(1200)]
     world.queue.push_many(make_task("ann", tenant=tenant) for tenant in tenants)
