@@ -381,8 +381,9 @@ class Claim:
 class TaskInfo:
     """The state of a task.
 
-    `state` is one of ready, delayed, running, finished, buried, cancelled. `task` is None if its
-    document is damaged. `cost` is None if it was not given, `expires_at` if it does not expire.
+    `state` is one of ready, delayed, running, finished, buried, cancelled, expired. `task` is None
+    if its document is damaged. `cost` is None if it was not given, `expires_at` if it does not
+    expire or has started.
     """
 
     task_id: str

@@ -316,30 +316,40 @@ end
 
 -- --- pools ---
 
-local asked = {}  -- new pools that this call has found room for
+local asked = {}  -- pools that this call needs, and has found room for
 
 local function is_known(pool)
   return string.find('\n' .. (fair.pools or '') .. '\n', '\n' .. pool .. '\n', 1, true) ~= nil
 end
 
--- A pool without waiting tasks, whose place another pool may take; nil if there is none. Of a pool that many
--- users have left, not all can be dropped at once.
-local function unused_pool()
+-- Pools without waiting tasks, whose places other pools may take, at most so many. Of a pool that many users have
+-- left, not all can be dropped at once.
+local function unused_pools(most)
+  local found = {}
   for pool in string.gmatch(fair.pools or '', '[^\n]+') do
+    if #found == most then break end
     local name = '\3' .. pool
-    if #redis.call('ZRANGEBYLEX', K.pool_tasks, '[' .. pool .. '\0', '(' .. pool .. '\1', 'LIMIT', 0, 1) == 0
-      and rings.is_empty(K.ready, name) and rings.count(K.idle, name) < DROPPED then return pool end
+    if not asked[pool]
+      and #redis.call('ZRANGEBYLEX', K.pool_tasks, '[' .. pool .. '\0', '(' .. pool .. '\1', 'LIMIT', 0, 1) == 0
+      and rings.is_empty(K.ready, name) and rings.count(K.idle, name) < DROPPED then found[#found + 1] = pool end
   end
-  return nil
+  return found
+end
+
+-- How many pools there would be with one more, beyond those that a queue can have.
+local function excess(is_counted)
+  local number = 1 - POOLS
+  for _ in string.gmatch(fair.pools or '', '[^\n]+') do number = number + 1 end
+  for pool in pairs(is_counted and asked or {}) do
+    if not is_known(pool) then number = number + 1 end
+  end
+  return number
 end
 
 -- Whether a pool is known, or can be added besides those that this call asked for before.
 function rings.has_room_for(pool)
-  if asked[pool] or is_known(pool) then return true end
-  local number = 1
-  for _ in pairs(asked) do number = number + 1 end
-  for _ in string.gmatch(fair.pools or '', '[^\n]+') do number = number + 1 end
-  if number > POOLS and (next(asked) or not unused_pool()) then return false end
+  local over = not (asked[pool] or is_known(pool)) and excess(true) or 0
+  if over > 0 and #unused_pools(over) < over then return false end
   asked[pool] = true
   return true
 end
@@ -349,9 +359,7 @@ end
 function rings.add_pool(pool)
   if is_known(pool) then return end
   need_layout_2()
-  local number = 1
-  for _ in string.gmatch(fair.pools or '', '[^\n]+') do number = number + 1 end
-  local unused = number > POOLS and unused_pool()
+  local unused = excess() > 0 and unused_pools(1)[1]
   if unused then
     empty('\3' .. unused)
     local names = {}

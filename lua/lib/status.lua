@@ -4,7 +4,7 @@
 -- KEYS status  hash  task id -> JSON: state, user, rank, name, attempts, times, holder, error, ...
 --
 -- A status has all that a transition needs, so that no script decodes a payload. Its state is one of ready,
--- delayed, running, finished, buried, cancelled. A record that cannot be read is nil here.
+-- delayed, running, finished, buried, cancelled, expired. A record that cannot be read is nil here.
 
 -- Fields that transitions use. Values of another type count as absent.
 local TYPES = { claimed = 'number', charge = 'number', ended = 'number', deadline = 'number',
