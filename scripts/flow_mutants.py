@@ -321,6 +321,13 @@ FLOW: tuple[tuple[str, ...], ...] = (
         _GUARDS + "test_a_task_with_keys_that_is_given_back_has_its_unique_key_again",
     ),
     (
+        "unique: what a claim gives up",
+        "lua/lib/serving.lua",
+        '  if string.find(text, \',"unique":"\', 1, true) then return nil end\n',
+        "",
+        _GUARDS + "test_a_task_that_waits_again_has_its_key_though_another_had_it",
+    ),
+    (
         "unique: a window",
         "lua/lib/unique_pushes.lua",
         "  if holder.scope == 'window' then has_key = holder.ends and holder.ends > now end\n",

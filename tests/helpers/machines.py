@@ -26,7 +26,7 @@ REMEMBERED = {
     *("add_schedules", "update_schedule", "remove_schedule"),
     *("fire", "resume", "set_aside", "resign", "move_user"),
 }
-FORGOTTEN = (b"full", b"other", b"exists", b"skewed", b"quota")
+FORGOTTEN = (b"full", b"other", b"exists", b"skewed", b"quota", b"duplicate", b"pools")
 REPLAY_MS = 60_000  # what is repeated is recognised for so long, and may be for longer
 
 

@@ -72,3 +72,13 @@ def test_a_task_is_not_put_off_for_longer_than_it_may(world: World) -> None:
         world.queue.push(make_task(task_id=f"t{n}", unique="u", debounce=5, max_wait=12))
         world.advance(3.9)
     assert ids_of(world.queue.claim("w")) == ["t0"]
+
+
+def test_a_task_that_waits_again_has_its_key_though_another_had_it(queue: TaskQueue) -> None:
+    options: dict[str, Any] = {"unique": "u", "unique_for": "waiting"}
+    queue.push(make_task(task_id="a", **options))
+    first = queue.claim("w")[0]
+    queue.push(make_task(task_id="b", **options))
+    assert ids_of(queue.claim("w")) == ["b"]
+    queue.release(first)
+    assert queue.push(make_task(task_id="c", **options)) == "a"

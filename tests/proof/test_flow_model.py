@@ -339,4 +339,4 @@ class FlowMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(0 if EXAMPLES else 120)
 def test_tenants_users_and_pools_are_served_as_the_model_says(redis_url: str) -> None:
-    run_machine(FlowMachine, redis_url, examples=60)
+    run_machine(FlowMachine, redis_url, examples=40)
