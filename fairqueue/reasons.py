@@ -124,6 +124,8 @@ def _retry(values: Mapping[str, Any]) -> str:
 
 
 def _no_pool_worker(values: Mapping[str, Any]) -> str:
+    if values["workers"] == 0:
+        return "No live worker serves pool '{pool}'."
     if values["workers"] == 1:
         return "The only worker that takes tasks does not serve pool '{pool}'."
     return "None of the {workers} workers that take tasks serves pool '{pool}'."

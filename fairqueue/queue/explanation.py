@@ -11,7 +11,7 @@ from fairqueue.models import (
     UNREADABLE,
     Explanation,
 )
-from fairqueue.queue.estimate import free_slots, quote
+from fairqueue.queue.estimate import Pace, free_slots, quote
 from fairqueue.queue.records import (
     moment_of,
     read_status,
@@ -189,6 +189,11 @@ class Waiting:
         }
 
     @property
+    def _is_claimed_from(self) -> bool:
+        """Whether somebody took a task of its pool lately, maybe without heartbeats."""
+        return Pace.read(self._fields.get("pace")).is_recent(round(self.now.timestamp() * 1000))
+
+    @property
     def _is_buffered(self) -> bool:
         return bool(self.status.get("buffered"))
 
@@ -271,9 +276,11 @@ class Waiting:
             # A process that claims without heartbeats counts as alive while it holds a lease.
             if self.workers or not self.leases:
                 yield "no_worker", {"draining": len(self.workers)}
-        elif not in_pool:
+            elif self.pool != DEFAULT_POOL and not self._is_claimed_from:
+                yield "no_pool_worker", {"pool": self.pool, "workers": 0}
+        elif not in_pool and not self._is_claimed_from:
             yield "no_pool_worker", {"pool": self.pool, "workers": len(takers)}
-        elif not any({self.name, ANY}.intersection(worker.names) for worker in in_pool):
+        elif in_pool and not any({self.name, ANY} & {*worker.names} for worker in in_pool):
             yield "no_handler", {"name": self.name, "workers": len(in_pool)}
 
     def _of_sharers(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from fairqueue.models import PoolSnapshot, QueueSnapshot
+from fairqueue.queue.estimate import RECENT_MS
 from fairqueue.queue.workers import WorkerInfo
 
-RECENT = timedelta(minutes=10)  # a claim counts as a living worker for so long
+RECENT = timedelta(milliseconds=RECENT_MS)  # a claim counts as a living worker for so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -383,3 +383,30 @@ def test_a_pool_is_unserved_once_nobody_has_taken_its_tasks_for_a_while(world: W
     assert unserved() == []
     world.advance(601)
     assert unserved() == ["gpu"]
+
+
+def reasons_of(queue: TaskQueue, task_id: str) -> list[str]:
+    explanation = queue.explain(task_id)
+    assert explanation is not None
+    return [reason.code for reason in explanation.reasons]
+
+
+def test_a_claim_without_heartbeats_counts_as_a_worker_of_its_pool_for_a_while(
+    world: World,
+) -> None:
+    world.push("a", "b", "c", pool="gpu")
+    world.push("d")
+    assert world.queue.claim("own", lease=3600)  # holds a lease, of another pool
+    assert reasons_of(world.queue, "b")[0] == "no_pool_worker"
+    explanation = world.queue.explain("b")
+    assert explanation is not None
+    assert explanation.summary.startswith("No live worker serves pool 'gpu'.")
+    world.beat("cpu")
+    assert reasons_of(world.queue, "b")[0] == "no_pool_worker"
+
+    assert ids_of(world.queue.claim("own", pools=["gpu"])) == ["a"]
+    world.beat("cpu")
+    assert "no_pool_worker" not in reasons_of(world.queue, "b")
+    world.advance(timedelta(minutes=10))
+    world.beat("cpu")
+    assert reasons_of(world.queue, "b")[0] == "no_pool_worker"
