@@ -12,7 +12,7 @@ ARGS ?=
 MINUTES ?= 0.3
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-all test-oldest static browser lint types screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
+.PHONY: help run test test-slow test-all test-oldest static browser lint types pictures screenshots mutants faults proof soak fuzz acl audit build smoke check bench clean
 
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ smoke: build ## install the wheel into a fresh environment and use it
 
 check: test-all ## everything that must pass before a change lands
 	$(MAKE) lint types mutants faults soak smoke ARGS=
+
+pictures: $(READY) ## pictures of who gets what, for docs/fairness.md
+	$(BIN)/python -m scripts.fairness_pictures $(ARGS)
 
 screenshots: $(READY) $(STATIC) browser ## pictures of the dashboard's screens for the README
 	$(BIN)/python scripts/screenshots.py $(ARGS)

@@ -13,7 +13,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 # The tests of alerts, of HTTP tasks and of frequencies run those of theirs.
 PAGES = ["cheatsheet.md", "workers.md", "history.md", "recurrence.md", "schedules.md", "tenants.md"]
-PAGES += ["dashboard.md", "flow.md"]
+PAGES += ["dashboard.md", "flow.md", "fairness.md"]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULE = re.compile(r"# (\w+\.py)\n")  # the first line of an example that others import
