@@ -275,6 +275,19 @@ def test_an_answer_of_another_length_is_a_failure_of_all(
     )
 
 
+def test_an_interrupt_gives_back_all_tasks_of_the_call(world: World) -> None:
+    def interrupted(payloads: Payloads) -> None:
+        raise KeyboardInterrupt
+
+    worker = Worker(world.queue)
+    worker.register("index", interrupted, batch=9)
+    world.push("a", "b", "c", name="index")
+    with pytest.raises(KeyboardInterrupt):
+        worker.run_once()
+    assert states(world.queue, "a", "b", "c") == ["ready"] * 3
+    assert {world.info(each).attempts for each in "abc"} == {0}
+
+
 def test_filters_and_hooks_are_called_for_each_task(world: World) -> None:
     told: list[str] = []
 
