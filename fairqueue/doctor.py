@@ -28,8 +28,9 @@ from fairqueue.link.owners import Owner
 from fairqueue.link.scripts import load_script, script_names
 from fairqueue.models import QueueSnapshot, new_id
 from fairqueue.queue.delays import DelayIndex
+from fairqueue.queue.pools import pool_infos
 from fairqueue.queue.queue import TaskQueue
-from fairqueue.queue.workers import WorkerStore
+from fairqueue.queue.workers import WorkerInfo, WorkerStore
 from fairqueue.schedules.store import ScheduleStore
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -105,7 +106,7 @@ class Doctor:
         found += [
             _check_leader(snapshot, self._queue.name),
             *(yield from self._check_schedules(snapshot)),
-            (yield from self._check_workers(snapshot, len(workers), sum(w.slots for w in workers))),
+            (yield from self._check_workers(snapshot, workers)),
             (yield from self._check_stale_runs([i.encode() for w in workers for i in w.current])),
             (yield from self._check_history(int(info.get("maxmemory", 0)))),
         ]
@@ -189,8 +190,10 @@ class Doctor:
         text = f"{snapshot.active_schedules} of {snapshot.schedules} are active, none is late"
         return found or [Finding("schedules", OK, text)]
 
-    def _check_workers(self, snapshot: QueueSnapshot, alive: int, slots: int) -> Operation[Finding]:
-        details = {"workers": alive, "waiting": snapshot.ready}
+    def _check_workers(
+        self, snapshot: QueueSnapshot, workers: Sequence[WorkerInfo]
+    ) -> Operation[Finding]:
+        details = {"workers": len(workers), "waiting": snapshot.ready}
         if snapshot.ready:
             is_anybody_there = yield from steps(WorkerStore(self.link).is_anybody_there)()
             if not is_anybody_there:
@@ -198,7 +201,14 @@ class Doctor:
                 start = command_line("fairqueue worker --app tasks", self._queue.name)
                 text = f"{waits} and no worker is alive: {start}"
                 return Finding("workers", PROBLEM, text, details)
-        text = f"{plural(alive, 'worker is', 'workers are')} alive, with {plural(slots, 'slot')}"
+        unserved = [pool for pool in pool_infos(snapshot, workers) if pool.is_unserved]
+        if unserved:
+            waiting = {pool.pool: pool.waiting for pool in unserved}
+            shown = ", ".join(f"{name!r} ({count})" for name, count in waiting.items())
+            text = f"tasks wait in pools that no live worker serves: {shown:.300}"
+            return Finding("workers", WARNING, text, details | {"unserved": waiting})
+        slots = plural(sum(worker.slots for worker in workers), "slot")
+        text = f"{plural(len(workers), 'worker is', 'workers are')} alive, with {slots}"
         return Finding("workers", OK, text, details)
 
     def _check_stale_runs(self, current: list[bytes]) -> Operation[Finding]:

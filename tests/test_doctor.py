@@ -118,6 +118,17 @@ def test_schedules_without_a_leader_and_tasks_without_a_worker_are_problems(worl
     scheduler.stop()
 
 
+def test_pools_that_no_live_worker_serves_are_told(world: World) -> None:
+    world.push("a", "b", pool="gpu")
+    world.push("c", pool="mail")
+    world.beat("w", pools=["default", "mail"])
+    found = by_check(Doctor(world.queue).examine())["workers"]
+    assert (found.level, found.details["unserved"]) == (WARNING, {"gpu": 2})
+    assert found.text == "tasks wait in pools that no live worker serves: 'gpu' (2)"
+    world.beat("v", pools=["gpu"])
+    assert by_check(Doctor(world.queue).examine())["workers"].level == OK
+
+
 def test_runs_that_go_on_after_their_time_out_are_told(world: World) -> None:
     world.push("a", "b", timeout=1)
     claims = world.queue.claim("w", limit=2, lease=10)

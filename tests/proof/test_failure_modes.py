@@ -828,6 +828,7 @@ def test_tasks_of_a_pool_without_workers_wait_and_that_is_seen(
     (said,) = (text for text in attention(world.queue) if "pool" in text)
     assert said.startswith("warning: no live worker serves the pool 'gpu': 3 tasks wait. Start one")
     assert "--pool gpu" in said
+    assert finding(world.queue, "workers").details["unserved"] == {"gpu": 3}
     assert metric(world.queue, "pool_unserved", pool="gpu") == 1
     assert metric(world.queue, "pool_unserved", pool="default") == 0
     assert metric(world.queue, "pool_waiting", pool="gpu") == 3
