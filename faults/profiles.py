@@ -149,6 +149,17 @@ LONG = (
         backlog=500,
         part={"flow": True, "pace": 0.01, "batch": 30},
     ),
+    # Without durability a lease may be lost with its primary, so that only structures are judged.
+    Profile(
+        name="flow-failover",
+        faults={"failover": 1},
+        goals={"failover": 10},
+        gap=2.0,
+        backlog=300,
+        fleet=True,
+        proxied=False,
+        part={"flow": True, "pace": 0.02, "batch": 20},
+    ),
 )
 
 # Short, and each aimed at one kind of guard: `scripts/proof.py` removes the guards.

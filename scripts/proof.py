@@ -4,7 +4,7 @@
 which do not know the guard, notice its removal. For each guard, in a copy of the tree:
 
     storms  the ones that are hard on this kind of guard (`python -m faults --form proof`)
-    model   tests/proof/test_model.py, for longer than `make test` runs it
+    model   the one of tests/proof that has the guard, for longer than `make test` runs it
     test    the quickest unit test, as in mutants.py
 
     python scripts/proof.py                   all of them, and the table
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mutants
+from flow_mutants import SLOTS, UNIQUE
 from mutants import (
     COMPARE,
     DUPLICATE,
@@ -50,17 +51,26 @@ STORMS = {
     LEASE: ("leases",),
     OWNER: ("terms", "leases"),
     REPLAY: ("replies",),
+    SLOTS: ("flow",),
+    UNIQUE: ("flow",),
 }
 SEEDS = (1, 2)  # storms are random: one that misses gets a second try
 STORM_S, MODEL_S = 120.0, 600.0  # seconds until it is killed
-EXAMPLES = 200  # of the model
+EXAMPLES, OTHER_EXAMPLES = 200, 40  # of the model, and of those of keys, whose steps take longer
 MODEL_TEST = f"{MODEL}::test_the_queue_and_its_schedulers_do_what_the_model_says"
+OTHER_MODELS = {
+    SLOTS: "tests/proof/test_keys_model.py::test_keys_hold_and_nothing_waits_for_nothing",
+    UNIQUE: "tests/proof/test_unique_model.py::test_unique_keys_do_what_the_model_says",
+}
 AT_ONCE = 2
 HEAD = ("family", "guard", "removed from", "storms", "model", "test")
 
 COUNTED = re.compile(r"^\d+ ([^:,]+): ")
 RULE = re.compile(r"^E +state\.(\w+)\(", re.MULTILINE)
-NO_RULES = {"teardown", "tasks_can_be_looked_at", "the_queue_is_what_the_model_says"}
+NO_RULES = {
+    *("teardown", "tasks_can_be_looked_at", "the_queue_is_what_the_model_says"),
+    "slots_are_held_by_those_who_run",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +106,13 @@ def run_storm(folder: Path, name: str, seed: int) -> str:
     return f"{name}: {counted[1] if counted else found[0].partition(', such as')[0]}"
 
 
-def run_model(folder: Path) -> str:
+def run_model(folder: Path, family: str = "") -> str:
     """Return the rule in which the model and the queue differed, or an empty text."""
-    variables = {"FAIRQUEUE_MODEL_EXAMPLES": str(EXAMPLES), "FAIRQUEUE_MODEL_SAME": "1"}
+    examples = OTHER_EXAMPLES if family in OTHER_MODELS else EXAMPLES
+    variables = {"FAIRQUEUE_MODEL_EXAMPLES": str(examples), "FAIRQUEUE_MODEL_SAME": "1"}
+    test = OTHER_MODELS.get(family, MODEL_TEST)
     try:
-        result = mutants.run_tests(
-            folder, [MODEL_TEST], traceback="short", timeout=MODEL_S, **variables
-        )
+        result = mutants.run_tests(folder, [test], traceback="short", timeout=MODEL_S, **variables)
     except subprocess.TimeoutExpired:
         return ""
     caught, what = mutants.judge(result)
@@ -121,7 +131,7 @@ def try_guard(pristine: Path, mutation: Mutation) -> Outcome:
             caught, test = mutants.judge(
                 mutants.run_tests(folder, [mutants.select(mutation, with_model=False)])
             )
-            model = run_model(folder)
+            model = run_model(folder, mutation.family)
             storms = ""
             for seed in SEEDS:
                 for name in STORMS[mutation.family]:
@@ -135,7 +145,8 @@ def check_without(pristine: Path, chosen: list[Mutation], pool: ThreadPoolExecut
     """Check that nothing is noticed without a mutation."""
     mutants.check_copy(pristine, {mutants.select(each, with_model=False) for each in chosen})
     storms = sorted({name for each in chosen for name in STORMS[each.family]})
-    looks = [pool.submit(run_model, pristine)]
+    models = {each.family if each.family in OTHER_MODELS else "" for each in chosen}
+    looks = [pool.submit(run_model, pristine, family) for family in sorted(models)]
     looks += [pool.submit(run_storm, pristine, name, SEEDS[0]) for name in storms]
     noticed = [look.result() for look in looks]
     if any(noticed):
