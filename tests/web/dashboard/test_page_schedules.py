@@ -1035,6 +1035,21 @@ def test_a_command_line_can_be_pasted() -> None:
     assert line == "fairqueue schedules pause 'a b; rm -rf /'"
 
 
+def test_an_expired_run_is_an_outcome_of_its_schedule(site: Site, world: World) -> None:
+    add(world, expires=60.0)
+    world.inspector.schedules.trigger("nine")
+    world.advance(61)
+    world.queue.claim("w")
+
+    text = get(site, "/schedules/nine")
+
+    (today,) = world.inspector.schedules.history_chart("nine", 1)
+    assert (today.expired, today.failed) == (1, 0)
+    assert f"{today.day:%a %d %b}: 1 expired" in text
+    assert bars([today]).most_down == 1
+    assert "expired" in words(get(site, "/schedules"))
+
+
 def test_a_chart_without_runs_has_no_bars(world: World) -> None:
     add(world)
     drawn = bars(world.inspector.schedules.history_chart("nine", 30))

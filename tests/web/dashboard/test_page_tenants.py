@@ -253,7 +253,9 @@ def test_a_tenant_is_paused_resumed_and_purged_after_being_asked(world: World, s
     assert "Pause acme?" in get(site, "/ask/tenants/pause", id="acme")
     send(site, "/do/tenants/pause", id="acme", note="unpaid", minutes="60")
     assert world.queue.get_tenant("acme").pause_note == "unpaid"
-    assert "unpaid" in get(site, "/tenants/acme")
+    paused = get(site, "/tenants/acme")
+    assert "unpaid" in paused
+    assert "no task of its users starts" in paused
     assert "Resume acme" in get(site, "/tenants")
     send(site, "/do/tenants/resume", id="acme")
     assert not world.queue.get_tenant("acme").paused

@@ -237,7 +237,7 @@ class Bars:
 
 def bars(days: Sequence[DayCount], height: int = 120, pitch: float = 20.0) -> Bars:
     """The bars of the chart, with one scale for both directions."""
-    bad = [day.failed + day.timed_out for day in days]
+    bad = [day.failed + day.timed_out + day.expired for day in days]
     most_up, most_down = max(day.succeeded for day in days), max(bad)
     room = height - 8
     scale = room / max(1, most_up + most_down)
@@ -269,6 +269,7 @@ def _day_text(day: DayCount) -> str:
         (day.failed, "failed"),
         (day.timed_out, "timed out"),
         (day.cancelled, "cancelled"),
+        (day.expired, "expired"),
     )
     text = ", ".join(f"{many:,} {what}" for many, what in counts if many)
     return f"{day.day:%a %d %b}: {text or 'no runs'}"
