@@ -46,11 +46,20 @@ local function is_waiting(record)
   return record and (record.state == 'ready' or record.state == 'delayed')
 end
 
+-- The record of the task that may have a key. One that has expired has ended, though no claim has ended it yet.
+local function record_of_holder(id)
+  local record = read_status(id)
+  if is_waiting(record) and record.expires and record.expires <= now then
+    record.state, record.ended = 'expired', now
+  end
+  return record
+end
+
 -- The task that has the key now: its entry in `uniques` and its record; nil if no task has it.
 local function holder_of(field)
   local holder = uniques().read(field)
   if not holder then return nil end
-  local record = read_status(holder.id)
+  local record = record_of_holder(holder.id)
   if holder.following and is_waiting(read_status(holder.following)) then return holder, record end
   holder.following, holder.since = nil, nil
   local has_key = is_waiting(record)

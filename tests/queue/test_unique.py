@@ -187,6 +187,20 @@ def test_an_unfinished_task_has_its_key(world: World, end: str) -> None:
     assert push(world, "z") == "z"
 
 
+@pytest.mark.parametrize("reaction", ["ignore", "error", "replace"])
+@pytest.mark.parametrize("delay", [None, 1.0, 4.0])
+def test_a_task_that_has_expired_has_no_key_though_nobody_has_claimed_since(
+    world: World, reaction: str, delay: float | None
+) -> None:
+    push(world, "a", expires=5.0, delay=delay)
+    world.advance(5.0)
+    assert push(world, "b", on_duplicate=reaction) == "b"
+    assert push(world, "c") == "b"
+    assert claimed(world) == ["b"]
+    assert world.info("a").state == "expired"
+    assert push(world, "d") == "b"
+
+
 def test_a_lost_lease_does_not_lose_the_key(world: World) -> None:
     world.queue.configure(max_attempts=2)
     push(world, "a")
