@@ -199,7 +199,7 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "keys: order",
         "lua/lib/gates.lua",
-        "      if oldest_of(gate) ~= task.id then return gate, 'order' end\n",
+        "    if limits.ordered and oldest_of(gate) ~= task.id then return gate, 'order' end\n",
         "",
         _KEYS + "test_ordered_tasks_start_in_the_order_of_their_pushes",
     ),

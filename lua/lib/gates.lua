@@ -160,11 +160,11 @@ local function order_member(kind, gate, task)
   return kind .. gate .. '\0' .. seq_of(task) .. '\0' .. task.id
 end
 
--- The id of the oldest waiting task of an ordered gate.
+-- The id of the oldest waiting task of an ordered gate, and its place.
 local function oldest_of(gate)
   local member = redis.call('ZRANGEBYLEX', K.gate_order, '[o' .. gate .. '\0', '(o' .. gate .. '\1',
     'LIMIT', 0, 1)[1]
-  return member and string.match(member, '%z(%Z*)$')
+  return member and string.match(member, '%z(%Z*)$'), member
 end
 
 -- Whether any gate is reserved.
@@ -210,6 +210,7 @@ end
 -- The first gate that a task cannot pass now, and why: 'slots', 'rate', 'order' or 'reserved'; nil if it can
 -- start. For a rate, also when it can pass.
 function gates.closed_for(task)
+  gates.arrive(task)  -- one that was pushed before a limit was set takes its places now
   for _, pair in ipairs(gates_of(task)) do
     local gate, limits = pair[1], pair[2]
     local slots = limits.slots
@@ -218,11 +219,7 @@ function gates.closed_for(task)
       local free = free_at(K.paced, gate, limits.rate, task.cost)
       if free > now then return gate, 'rate', free end
     end
-    if limits.ordered then
-      -- A task that was pushed before the limit was set takes its place now.
-      redis.call('ZADD', K.gate_order, 0, order_member('o', gate, task))
-      if oldest_of(gate) ~= task.id then return gate, 'order' end
-    end
+    if limits.ordered and oldest_of(gate) ~= task.id then return gate, 'order' end
     if slots and used_slots(gate, slots) + reserved_before(gate, task) >= slots then
       return gate, 'reserved'
     end
@@ -336,6 +333,18 @@ local function next_in_order(gate)
   return redis.call('ZSCORE', K.held, member) and member or nil
 end
 
+-- The same, though damage may have left places of tasks that do not wait, or held tasks without places.
+local function take_in_order(gate)
+  for _ = 1, TURNS do
+    local id, place = oldest_of(gate)
+    if not id then return next_in_line(gate, gate) end
+    local record = read_status(id)
+    if record and (record.state == 'ready' or record.state == 'delayed') then break end
+    redis.call('ZREM', K.gate_order, place)
+  end
+  return next_in_order(gate)
+end
+
 -- --- held tasks ---
 
 -- Reserve the gates of a task, or those that it has reserved before, from now on.
@@ -405,14 +414,13 @@ function gates.place_held(first, last, after, most)
   return after
 end
 
--- Whether a waiting task has its place at all its ordered gates, as far as it has met them: a task in the backlog
+-- Whether a waiting task has its place at the ordered gate where it is held. At other gates, and from the backlog, it
 -- takes its place when a claim looks at it. Changes nothing.
 function gates.has_place(task)
-  if not gates.held_at(task) then return true end
-  for _, pair in ipairs(gates_of(task)) do
-    if pair[2].ordered and not redis.call('ZSCORE', K.gate_order, order_member('o', pair[1], task)) then return false end
-  end
-  return true
+  local gate = gates.held_at(task)
+  local limits = gate and limits_of(gate)
+  return not limits or not limits.ordered
+    or redis.call('ZSCORE', K.gate_order, order_member('o', gate, task)) ~= false
 end
 
 -- Whether seats have turns at a gate.
@@ -473,7 +481,7 @@ local function return_held(gate, most)
   while room > 0 and #list < RETURNED do
     local member
     if limits and limits.ordered then
-      member = next_in_order(gate)
+      member = take_in_order(gate)
     else
       member = next_reserved(gate) or next_in_line(gate, gate)
     end

@@ -53,7 +53,9 @@ end
 local first = prefix and '\3' .. prefix or A.field
 local beyond = first .. (prefix and '\255' or '\7')
 local placed = string.match(A.after, '^\1(.*)$')
-if placed or (A.after == '' and A.limits ~= '' and gates().parse(A.limits).ordered) then
+-- Without limits of its own, a key has those of a pattern, which may be ordered.
+local may_order = A.limits == '' or gates().parse(A.limits).ordered
+if placed or (A.after == '' and may_order) then
   local following = gates().place_held(first, beyond, placed or '', PLACED)
   if following ~= '' then return remember(A.op, '\1' .. following) end
 end

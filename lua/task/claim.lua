@@ -45,7 +45,8 @@ this.share = SETTINGS.critical_share
 -- With less than one refill plus one, a large share could not be reached.
 this.refill = this.share < 1 and this.share / (1 - this.share) or 0
 this.most_credit = math.max(CRITICAL_CREDIT, this.refill + 1)
-this.has_limits = redis.call('HLEN', K.limits) > 0
+-- A task may have a place in an order whose limit was removed.
+this.has_limits = redis.call('HLEN', K.limits) > 0 or (layout > 1 and redis.call('EXISTS', K.gate_order) == 1)
 this.filtered, this.only_listed, this.listed = A.names ~= '', string.sub(A.names, 1, 1) == '+', {}
 for name in string.gmatch(string.sub(A.names, 2), '[^\n]+') do this.listed[name] = true end
 this.is_default_only, this.pools = A.pools == '', {}

@@ -14,6 +14,7 @@ from helpers.tasks import ids_of, make_task, push
 from helpers.waiting import in_thread
 from helpers.world import World
 
+from fairqueue.doctor import OK, Records
 from fairqueue.errors import ConfigurationError
 from fairqueue.models import Claim, HandlerLimits, KeyLimits
 from fairqueue.queue.queue import TaskQueue
@@ -420,6 +421,75 @@ def test_tasks_that_are_held_when_a_key_becomes_ordered_keep_their_order(
         world.queue.finish_many((claim, None) for claim in claims)
     assert ran[1:] == [i for i in [*pushed, "late"] if i != ran[0]]
     assert not world.dump().keys() & OF_KEYS - {"paced"}
+
+
+@pytest.mark.parametrize("removed", [KEY, "account:*"])
+def test_held_tasks_keep_their_order_when_an_ordered_pattern_begins_to_apply(
+    world: World, removed: str
+) -> None:
+    world.queue.set_limit("acc*", slots=1, ordered=True)
+    world.queue.set_limit(removed, slots=1)
+    with_keys(world, "a", "b")
+    with_keys(world, "c", user_id="bob")
+    (first,) = world.queue.claim("w", limit=10)
+    world.queue.set_limit(removed)
+    with_keys(world, "late")
+    world.queue.finish(first)
+    ran = []
+    while claims := world.queue.claim("w", limit=10):
+        ran += ids_of(claims)
+        world.queue.finish_many((claim, None) for claim in claims)
+    assert ran == ["b", "c", "late"]
+
+
+def test_tasks_that_wait_when_a_key_becomes_ordered_keep_their_order(world: World) -> None:
+    with_keys(world, "a", "b", "c")
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    claims, ran = world.queue.claim("w", limit=10), []
+    with_keys(world, "late")
+    while claims:
+        ran += ids_of(claims)
+        world.queue.finish_many((claim, None) for claim in claims)
+        claims = world.queue.claim("w", limit=10)
+    assert ran == ["a", "b", "c", "late"]
+
+
+def test_a_removed_order_is_forgotten(world: World) -> None:
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    with_keys(world, "a", "b")
+    world.queue.set_limit(KEY)
+    world.queue.finish_many((claim, None) for claim in world.queue.claim("w", limit=10))
+    assert not world.dump().keys() & OF_KEYS
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    with_keys(world, "c")
+    assert claimed(world) == ["c"]
+
+
+def test_places_that_damage_has_left_keep_nobody_waiting(world: World) -> None:
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    with_keys(world, "a", "b", "c")
+    (first,) = world.queue.claim("w", limit=10)
+    places = world.redis.zrange(world.keys["gate_order"], 0, -1)
+    world.redis.zrem(world.keys["gate_order"], *places)
+    gone = f"o\x03{KEY}\0{0:014}\0gone"
+    world.redis.zadd(world.keys["gate_order"], {gone: 0})
+    world.queue.finish(first)
+    (second,) = world.queue.claim("w", limit=10)
+    assert second.task.task_id in ("b", "c")
+    world.queue.finish(second)
+    assert len(claimed(world)) == 1
+
+
+def test_a_task_that_is_held_elsewhere_is_no_finding_when_a_key_becomes_ordered(
+    world: World,
+) -> None:
+    world.queue.set_limits("one", slots=1)
+    with_keys(world, "a", "b", name="one")
+    assert claimed(world) == ["a"]
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    assert [
+        each for each in Records(world.queue.link, fix=False).compare() if each.level != OK
+    ] == []
 
 
 def test_without_order_turns_go_by_user(world: World) -> None:
