@@ -144,7 +144,7 @@ LONG = (
     Profile(
         name="flow",
         faults={"kill": 2, "drop_replies": 3, "kill_server": 1},
-        goals={"kill": 300, "dropped_reply": 3_000, "kill_server": 60},
+        goals={"kill": 100, "dropped_reply": 1_000, "kill_server": 20},
         gap=0.2,
         backlog=500,
         part={"flow": True, "pace": 0.01, "batch": 30},
