@@ -172,6 +172,7 @@ class Trial:
         self.root = Level()
         self.inner: dict[str, Level] = {}
         self.claims = 0
+        self.counted_pool: str | None = None  # waits are in claims of this pool; None: of any
         self.quiet: dict[str, tuple[int, float]] = {}  # task -> claims before it, active members
         self.waits: list[
             tuple[int, float]
@@ -231,7 +232,7 @@ class Trial:
         for _ in range(100):  # claims may have only moved tasks that cannot start
             claims = self.queue.claim("w", limit, lease=86_400.0, **options)
             for claim in claims:
-                self.claims += 1
+                self.claims += self.counted_pool in (None, claim.task.pool)
                 before = self.quiet.pop(claim.task.task_id, None)
                 if before is not None:
                     since, active = before
@@ -548,6 +549,7 @@ def many_pools(trial: Trial) -> None:
     for pool in ("default", "gpu"):
         for tenant, user in (("acme", "ann"), ("acme", "amy"), ("globex", "bob"), (None, "cy")):
             trial.push(tenant, user, 2 * claims, pool=pool)
+    trial.counted_pool = "gpu"
     quiet = quiet_every(trial, 40, pool="gpu")
     for n in range(claims):
         quiet(n)

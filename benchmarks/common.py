@@ -177,7 +177,7 @@ def format_line(line: Line) -> str:
 def bench(scale: float) -> Iterator[Bench]:
     """Start a server without persistence, on a unix socket."""
     with EmbeddedServer.start() as server:
-        client = redis.Redis.from_url(server.url)
+        client = redis.Redis.from_url(server.url, socket_timeout=60.0)
         yield Bench(server, client, scale)
         client.close()
 

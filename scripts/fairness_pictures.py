@@ -81,7 +81,7 @@ def empty(url: str) -> None:
 
 def panels(figure: Figure, titles: Sequence[str]) -> list[Axes]:
     """Panels beside each other, with a scale in common."""
-    axes = list(figure.subplots(1, len(titles), sharex=True, sharey=True))
+    axes = list(figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0])
     for axis, title in zip(axes, titles, strict=True):
         axis.set_title(title, loc="left", fontsize=11)
         axis.grid(color="#e5e5e5", linewidth=0.8)
@@ -308,9 +308,7 @@ REPORT_S = 3  # seconds that a report takes
 @picture("fairness-unique")
 def unique(url: str, figure: Figure) -> None:
     """When reports run that were pushed many times, each in three seconds by one worker."""
-    axis = panels(figure, ("When the report runs", ""))[0]
-    figure.delaxes(figure.axes[1])
-    axis.set_subplotspec(figure.add_gridspec(1, 1)[0])
+    (axis,) = panels(figure, ("When the report runs",))
     rows = len(REACTIONS)
     for row, (name, options) in enumerate(REACTIONS.items(), start=1):
         empty(url)
@@ -354,9 +352,7 @@ def quotes(url: str, figure: Figure) -> None:
     """Estimates of waits, and the truth."""
     empty(url)
     asked = quotes_of(url, steady, 1800)
-    axis = panels(figure, ("Estimated and true waits, steady load", ""))[0]
-    figure.delaxes(figure.axes[1])
-    axis.set_subplotspec(figure.add_gridspec(1, 1)[0])
+    (axis,) = panels(figure, ("Estimated and true waits, steady load",))
     points = [(each.about, each.truth) for each in asked if each.about is not None]
     most = max(truth or 0.0 for _, truth in points)
     axis.plot([0, most], [0, most], color=GREY, linewidth=1.2, label="exactly right")
