@@ -475,7 +475,8 @@ def test_a_process_is_killed_when_none_of_its_tasks_is_wanted(
     live: TaskQueue, make: Make, tmp_path: Path, ends: str
 ) -> None:
     begun = tmp_path / "begun"
-    worker = make(concurrency=1, lease=0.6)
+    # The process may take a while to begin; a cancellation is seen after a third of the lease.
+    worker = make(concurrency=1, lease=60.0 if ends == "time-out" else 6.0)
     timeout = 0.5 if ends == "time-out" else None
     worker.register("index", waits, batch=2, isolation="process", timeout=timeout, retries=0)
     push(live, "a", "b", name="index", payload={"file": str(begun)})
@@ -616,7 +617,7 @@ def test_a_batch_takes_one_slot_and_others_run_beside_it(live: TaskQueue, make: 
 
 def test_the_leases_of_a_whole_batch_are_kept(live: TaskQueue, make: Make) -> None:
     held = Held()
-    worker = make(concurrency=1, lease=0.3)
+    worker = make(concurrency=1, lease=1.5)
     worker.register("index", held, batch=5)
     fill(live, "ann", 5, name="index")
     worker.start()
@@ -633,7 +634,7 @@ def test_the_leases_of_a_whole_batch_are_kept(live: TaskQueue, make: Make) -> No
 
 def test_one_task_of_a_batch_can_be_cancelled(live: TaskQueue, make: Make) -> None:
     held = Held()
-    worker = make(concurrency=1, lease=0.3)
+    worker = make(concurrency=1, lease=1.5)
     worker.register("index", held, batch=3)
     fill(live, "ann", 3, name="index")
     worker.start()
@@ -651,7 +652,7 @@ def test_a_task_that_is_cancelled_while_it_waits_for_its_batch_does_not_run(
     live: TaskQueue, make: Make
 ) -> None:
     calls = Calls()
-    worker = make(concurrency=1, lease=0.6)
+    worker = make(concurrency=1, lease=1.5)
     worker.register("index", calls, batch=2, batch_wait=15.0)
     worker.start()
     push(live, "a", name="index")
