@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import redis
 
-from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.keys import BARRIER, KEY_TYPES, Keys
 from fairqueue.queue.snapshot import jain_index
 from faults.journal import read_journals
 
@@ -38,6 +38,8 @@ ANSWERS_S = 120.0  # for which answers are kept at most
 # Seconds over which backlogged users are compared, and how many turns each needs in them.
 WINDOW_S, LEAST_TURNS = 10.0, 10
 
+# With layout 2 the barrier is no hash, and nothing else grows in it.
+MEASURED = {name: kind for name, kind in KEY_TYPES.items() if name != BARRIER}
 _SIZE = {"hash": "HLEN", "zset": "ZCARD", "list": "LLEN", "string": "EXISTS"}
 
 Series = list[tuple[float, float]]  # moment, value
@@ -124,7 +126,7 @@ def resident_mib(pid: int) -> float | None:
 def look(client: redis.Redis, keys: Keys) -> Data:
     """Read the data of a queue's server. Raises redis.RedisError."""
     with client.pipeline(transaction=False) as ask:
-        for name, kind in KEY_TYPES.items():
+        for name, kind in MEASURED.items():
             ask.execute_command(_SIZE[kind], keys[name])
         ask.info("memory")
         ask.dbsize()
@@ -135,7 +137,7 @@ def look(client: redis.Redis, keys: Keys) -> Data:
     return Data(
         used=memory["used_memory"] / MIB,
         keys=count,
-        entries=dict(zip(KEY_TYPES, sizes, strict=True)),
+        entries=dict(zip(MEASURED, sizes, strict=True)),
         finished=int(finished or 0),
         backlogged=frozenset(user.decode() for user in [*ready, *parked]),
     )

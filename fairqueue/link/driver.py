@@ -18,7 +18,7 @@ import redis
 from fairqueue.clock import Clock
 from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable, UnknownLayout
 from fairqueue.link.dialer import NobodyThere
-from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.keys import BARRIER, KEY_TYPES, Keys
 from fairqueue.link.operation import Argument, Call
 from fairqueue.link.scripts import Script, load_script, script_names
 
@@ -157,7 +157,7 @@ class Driver:
         wrong = [
             f"{self.keys[name].decode()} is a {found.decode()} and should be a {right}"
             for (name, right), found in zip(KEY_TYPES.items(), types, strict=True)
-            if found.decode() not in ("none", right)
+            if found.decode() not in ("none", right) and name != BARRIER
         ]
         text = f"{refusal}; another program has written here: {', '.join(wrong)}"
         return type(refusal)(text)

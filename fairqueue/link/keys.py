@@ -62,7 +62,8 @@ KEY_TYPES = {
     "clocks": "hash",
     "pool_tasks": "zset",
     "throttle": "hash",
-    "usage": "hash",
+    "averages": "hash",
+    "usage": "hash",  # of versions before layout 2; see BARRIER
     "served": "hash",
     "served_before": "hash",
     # schedules
@@ -96,6 +97,10 @@ KEY_TYPES = {
     "ops": "hash",
     "ops_before": "hash",
 }
+
+# With layout 2 this key is a text, so that versions without layout numbers, which check nothing but
+# types, refuse the queue: lua/lib/barrier.lua.
+BARRIER = "usage"
 
 DEFAULT_QUEUE = "default"
 

@@ -13,7 +13,7 @@
 -- KEYS users     hash  owner or tenant -> settings, JSON
 -- KEYS throttle  hash  owner or tenant -> when the rate limit is free of debt, ms; then the last cost if
 --                      it was declared
--- KEYS usage     hash  owner -> average seconds that a task takes (only with cost = 'time')
+-- KEYS averages  hash  owner -> average seconds that a task takes (only with cost = 'time')
 -- KEYS backlog   zset  seat NUL rank NUL task id NUL label, all scores 0
 -- KEYS leases    zset  task id -> end of lease, ms
 -- KEYS served    hash  seat -> service / weight in this window, or 'late' without a backlog during all of it
@@ -168,7 +168,7 @@ end
 -- The cost of a task that declares none.
 local function cost_of(owner)
   if SETTINGS.cost ~= 'time' then return 1 end
-  return tonumber(redis.call('HGET', K.usage, owner) or nil) or fair.average or 1
+  return tonumber(redis.call('HGET', K.averages, owner) or nil) or fair.average or 1
 end
 
 -- When a rate allows the next task of a cost, ms, and how much it allows at once. A debt that is larger than
@@ -271,7 +271,7 @@ local function settle()
     fair.clock = math.max(fair.clock, tonumber(top[2]))
     fair_dirty = true
     -- With other rings, claims drop these entries in steps, and what tenants leave in their rings.
-    if layout == 1 then redis.call('UNLINK', K.idle, K.usage) end
+    if layout == 1 then redis.call('UNLINK', K.idle, K.averages) end
   end
 end
 
@@ -418,8 +418,8 @@ local function settle_cost(record, cost)
   local seconds = math.max(now - (record.claimed or now), 1) / 1000
   charge_more(record, seconds - charge)
   local owner = owner_of(record)
-  local own = tonumber(redis.call('HGET', K.usage, owner) or nil) or seconds
-  redis.call('HSET', K.usage, owner, own + (seconds - own) / 4)
+  local own = tonumber(redis.call('HGET', K.averages, owner) or nil) or seconds
+  redis.call('HSET', K.averages, owner, own + (seconds - own) / 4)
   fair.average = (fair.average or seconds) + (seconds - (fair.average or seconds)) / 16
   fair_dirty = true
 end

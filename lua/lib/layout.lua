@@ -16,9 +16,10 @@ end
 -- For scripts that may be the first to write to a queue. Scripts that push do the same in `save_fair`.
 local function mark_layout() redis.call('HSET', K.fair, 'layout', layout) end
 
--- Called before something is written that needs layout 2.
+-- Called before something is written that needs layout 2. For scripts with `@lazy barrier`.
 local function need_layout_2()
   if layout > 1 then return end
   layout = 2
   mark_layout()
+  barrier().raise()
 end

@@ -2,6 +2,7 @@
 --
 -- LAZY UNLESS layout > 1
 -- @include owners fair
+-- @lazy barrier
 -- KEYS rings   zset  kind ring NUL tag NUL seat, all scores 0: kind r has the seats that may be served, c
 --                    those of them whose next task is CRITICAL, i the finish tags of others, d when to look
 --                    at the delayed tasks of a tenant's user, ms
@@ -281,7 +282,7 @@ function rings.reap(name, most)
   end
   if SETTINGS.cost ~= 'time' then return end
   for i, seat in ipairs(gone) do gone[i] = owner_in(seat) end
-  redis.call('HDEL', K.usage, unpack(gone))
+  redis.call('HDEL', K.averages, unpack(gone))
 end
 
 -- Drop old tags of some of the rings of tenants that a claim has used, at most `most` of each. Of many rings, others
@@ -301,7 +302,7 @@ local function empty(name)
   end
   rings.drop_all(K.idle, seats)
   for i, seat in ipairs(seats) do owners[i] = owner_in(seat) end
-  if SETTINGS.cost == 'time' and #owners > 0 then redis.call('HDEL', K.usage, unpack(owners)) end
+  if SETTINGS.cost == 'time' and #owners > 0 then redis.call('HDEL', K.averages, unpack(owners)) end
   if #flat == 2 * DROPPED or #flat > 2 * #seats then return false end
   known[name], dirty[name] = nil, nil
   redis.call('HDEL', K.clocks, name)

@@ -2,7 +2,7 @@
 --
 -- LAZY
 -- @include backlog tenants
--- @lazy rings kinds gates unique_pushes
+-- @lazy rings kinds gates unique_pushes barrier
 -- KEYS pool_tasks  zset  pool NUL since NUL task id, all scores 0: waiting tasks of pools but the default one
 -- KEYS expiring    zset  task id -> when it ends as expired if it has not started, ms; see also lib/uniques
 

@@ -14,7 +14,7 @@ end
 
 local function find_stale()
   local leases, expired = due_in(K.leases), layout > 1 and due_in(K.expiring) or {}
-  prepare_ends(leases, expired)
+  lost.prepare_ends(leases, expired)
   lost.end_overdue()
   lost.take_back(due_in(K.leases))
   if #expired > 0 then lost.expire(expired) end

@@ -1,6 +1,7 @@
 -- Keep a list of the users of each tenant.
 --
 -- @include layout
+-- @lazy barrier
 -- KEYS tenant_users  zset  tenant NUL user, all scores 0: the users of a tenant in order
 -- KEYS user_tenants  zset  user NUL tenant, all scores 0: the tenants of a user
 --

@@ -223,7 +223,7 @@ local function is_due(key)
 end
 
 -- Make the parts that the end of these leases and tasks needs, before anything is written.
-local function prepare_ends(leases, expired)
+function lost.prepare_ends(leases, expired)
   if #leases > 0 then notices() end
   for _, ids in ipairs({ leases, expired }) do
     if #ids > 0 then
@@ -239,7 +239,7 @@ local function upkeep(most)
   -- Without a due task there may be a time to look at a user that has none any more.
   local has_delayed = is_due(K.delayed) or (layout > 1 and is_due(K.delayed_users))
   if has_delayed then delays() end
-  prepare_ends(leases, expired)
+  lost.prepare_ends(leases, expired)
   if has_delayed then promote() end
   lost.take_back(leases)
   if #expired > 0 then lost.expire(expired) end

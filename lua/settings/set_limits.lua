@@ -1,7 +1,7 @@
 -- Change the limits of all tasks of a name, of a key, or of keys that begin with a text.
 --
 -- @include backlog replay
--- @lazy gates
+-- @lazy gates barrier
 -- KEYS limits  hash  name, or \3 and a key or a pattern -> limits, JSON; \4 -> the prefixes of patterns
 -- KEYS paced   hash  name or key -> when its rate is free of debt, ms
 -- ARGV op      text  random id of this operation

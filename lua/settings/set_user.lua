@@ -1,7 +1,7 @@
 -- Change the settings of a user or a tenant, and apply them to tasks that wait already.
 --
 -- @include backlog replay tenants
--- @lazy gates rings
+-- @lazy gates rings barrier
 -- KEYS user_names  zset  owners and tenants with settings, all scores 0
 -- KEYS slot_line   zset  turns at limits; see lib/gates
 -- ARGV op      text  random id of this operation

@@ -132,7 +132,7 @@ local function reap_idle(open, served)
   local passed = redis.call('ZRANGE', K.idle, '-inf', fair.clock, 'BYSCORE', 'LIMIT', 0, most)
   if #passed == 0 then return end
   redis.call('ZREM', K.idle, unpack(passed))
-  if SETTINGS.cost == 'time' then redis.call('HDEL', K.usage, unpack(passed)) end
+  if SETTINGS.cost == 'time' then redis.call('HDEL', K.averages, unpack(passed)) end
 end
 
 -- When nothing is served, past service of these pools no longer counts.

@@ -1,7 +1,7 @@
 -- Move the waiting tasks of a user to another tenant, some at a time, and the user's settings.
 --
 -- @include enqueue ending
--- @lazy delays gates specials uniques rings unique_pushes
+-- @lazy delays gates specials uniques rings unique_pushes barrier
 -- ARGV op      text  random id of this operation
 -- ARGV user    text  user id
 -- ARGV tenant  text  the tenant; empty: none

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost, QueueFull, ScheduleConflict, StaleVersion
-from fairqueue.link.keys import KEY_TYPES
+from fairqueue.link.keys import BARRIER, KEY_TYPES
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
@@ -103,17 +103,20 @@ def timeout_of(task_id: str) -> float | None:
 # --- what is in Redis -----------------------------------------------------------------------------
 
 
+OWN_KEYS = [name for name in KEY_TYPES if name != BARRIER]
+
+
 class Raw:
     """Everything that a queue has in Redis, read in one round trip."""
 
     def __init__(self, client: redis.Redis, queue: TaskQueue) -> None:
         with client.pipeline(transaction=False) as pipe:
             pipe.keys("*")
-            for name, kind in KEY_TYPES.items():
-                READS[kind](pipe, queue.keys[name])
+            for name in OWN_KEYS:
+                READS[KEY_TYPES[name]](pipe, queue.keys[name])
             stored, *contents = pipe.execute()
         assert set(stored) <= set(queue.keys.all())
-        self._contents: dict[str, Any] = dict(zip(KEY_TYPES, contents, strict=True))
+        self._contents: dict[str, Any] = dict(zip(OWN_KEYS, contents, strict=True))
 
     def hash(self, name: str) -> dict[str, str]:
         assert KEY_TYPES[name] == "hash"
@@ -1034,7 +1037,7 @@ class Machine(RuleBasedStateMachine):
         assert same(raw.zset("critical"), model.critical)
         assert same(raw.zset("idle"), model.idle)
         assert same(raw.numbers("throttle"), model.throttle)
-        assert same(raw.numbers("usage"), model.usage)
+        assert same(raw.numbers("averages"), model.usage)
         assert raw.numbers("running") == model.running()
         real = {name: fair.get(name, 0.0) for name in ("clock", "critical_clock")}
         real["credit"] = min(fair.get("credit", 10.0), model.most_credit())

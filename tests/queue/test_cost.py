@@ -158,7 +158,7 @@ def test_a_declared_cost_wins_over_measured_time(world: World) -> None:
         world.advance(20 if claim.task.user_id == "bob" else 0.01)
         world.queue.finish(claim)
     assert started == {"ann": 20, "bob": 20}
-    assert "usage" not in world.dump()
+    assert "averages" not in world.dump()
 
 
 def test_a_cost_given_at_the_end_wins_over_measured_time(world: World) -> None:

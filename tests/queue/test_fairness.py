@@ -426,7 +426,7 @@ def test_an_expired_lease_pays_for_the_time_that_it_held(world: World) -> None:
             used["working"] += 1
             world.queue.finish(claim)
     assert used["crashing"] <= used["working"] * 1.5
-    assert "usage" in world.dump()
+    assert "averages" in world.dump()
 
 
 def test_what_a_users_tasks_take_is_forgotten_with_the_users_tag(world: World) -> None:
@@ -439,7 +439,7 @@ def test_what_a_users_tasks_take_is_forgotten_with_the_users_tag(world: World) -
         world.queue.finish(claim)
     state = world.dump()
     assert "visitor" not in state.get("idle", {})
-    assert state["usage"].keys() == {"regular"}
+    assert state["averages"].keys() == {"regular"}
 
 
 # --- priorities of a user's own tasks -------------------------------------------------------------
@@ -697,5 +697,5 @@ def test_little_is_remembered_of_users_who_are_gone(world: World) -> None:
             world.advance(1)
             world.queue.finish(claim)
     state = world.dump()
-    for key in ("idle", "usage", "throttle", "running", "parked", "users"):
+    for key in ("idle", "averages", "throttle", "running", "parked", "users"):
         assert len(state.get(key, {})) <= 70, key

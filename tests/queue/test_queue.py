@@ -1288,8 +1288,9 @@ def mutating_calls(world: World, claims: list[Claim]) -> dict[str, Callable[[], 
 
 # What a lone push for a user who is being served has nothing to do with.
 NOT_TOUCHED_BY_A_LONE_PUSH = {
-    *("critical", "parked", "idle", "running", "throttle", "usage", "served", "leases", "delayed"),
-    *("delayed_index", "delayed_users", "held", "slot_line", "open", "tenants", "tenant_users"),
+    *("critical", "parked", "idle", "running", "throttle", "averages", "usage", "served"),
+    *("leases", "delayed", "delayed_index", "delayed_users", "held", "slot_line", "open"),
+    *("tenants", "tenant_users"),
     *("user_tenants", "rings", "tags", "clocks", "pool_tasks", "uniques", "expiring"),
     *("gate_times", "gate_order", "gate_passes"),
     *("kinds", *(key for key in KEY_TYPES if key.startswith("wake_"))),
