@@ -276,6 +276,7 @@ def _check_flow(state: State, ready: set[str], delayed: set[str]) -> None:
     expiring = {member: at for member, at in state.get("expiring", {}).items() if member[0] != "\1"}
     assert expiring == {i: status[i]["expires"] for i in ready | delayed if "expires" in status[i]}
     holders = {field: content.split("\0") for field, content in state.get("uniques", {}).items()}
+    at_work = set[str]()
     for task_id, record in status.items():
         flow = record.get("flow", {})
         scope = flow.get("unique_for", "unfinished")
@@ -284,10 +285,14 @@ def _check_flow(state: State, ready: set[str], delayed: set[str]) -> None:
             continue
         if scope == "unfinished":
             whose = tenant_of(owner_of(record)) or owner_of(record)
-            holder = holders[f"{whose}\0{flow['unique']}"]
+            field = f"{whose}\0{flow['unique']}"
+            holder = holders[field]
             # A push takes the key of a task that has expired, before a claim ends that one.
             is_over = record.get("expires", math.inf) <= status[holder[0]]["pushed"]
             assert is_over or task_id in (holder[0], holder[4])
+            if record["state"] == "running":
+                assert field not in at_work, "two tasks with a unique key run"
+                at_work.add(field)
     windows = {member[1:] for member in state.get("expiring", {}) if member[0] == "\1"}
     with_end = {field for field, holder in holders.items() if holder[2]}
     assert windows == with_end

@@ -43,7 +43,7 @@ class Chaos:
         self.slots = {"\x03a:1": 1, "\x03a:2": 1, "\x03b:1": 2, "\x03order": 1, "limited": 2}
         self.queue.set_limit("a:*", slots=1)
         self.queue.set_limit("b:1", slots=2, rate=50.0)
-        scope = ("queue", "tenant")[seed % 3 == 0]
+        self.scope = scope = ("queue", "tenant")[seed % 3 == 0]
         self.queue.set_limit(
             "order", slots=1, ordered=True, through_retries=seed % 2 == 0, scope=scope
         )
@@ -55,7 +55,7 @@ class Chaos:
     def step(self) -> None:
         actions = [self.push] * 5 + [self.claim] * 5 + [self.end] * 5 + [self.wait] * 2
         actions += [self.cancel, self.move, self.set_sharer, self.push_again, self.set_limit]
-        actions += [self.move_user, self.set_queue]
+        actions += [self.move_user, self.set_queue, self.set_order]
         self.random.choice(actions)()
 
     def make(self) -> Task:
@@ -74,7 +74,10 @@ class Chaos:
         if self.random.random() < 0.4:
             fields["limit_keys"] = self.random.sample(KEYS, pick((1, 1, 2, 3)))
         if self.random.random() < 0.3:
-            fields |= {"unique": pick(("u", "v")), "on_duplicate": pick(("ignore", "replace"))}
+            fields |= {
+                "unique": pick(("u", "v")),
+                "on_duplicate": pick(("ignore", "replace", "replace", "error")),
+            }
             fields["unique_for"] = pick(("unfinished", "waiting", 5.0))
             if fields["on_duplicate"] == "replace" and pick((True, False)):
                 fields |= {"debounce": 1.0, "max_wait": 3.0, "delay": None}
@@ -186,6 +189,17 @@ class Chaos:
         slots = self.random.choice((1, 2, 3))
         self.queue.set_limit("b:1", slots=slots, rate=self.random.choice((None, 50.0)))
         self.slots["\x03b:1"] = slots
+
+    def set_order(self) -> None:
+        """Change how tasks of a key are ordered while they wait, and back."""
+        ordered = self.random.choice((True, False))
+        self.queue.set_limit(
+            "order",
+            slots=1,
+            ordered=ordered,
+            through_retries=ordered and self.random.choice((True, False)),
+            scope=self.scope,
+        )
 
     def set_queue(self) -> None:
         self.queue.configure(

@@ -828,3 +828,40 @@ def test_a_task_that_waits_for_a_key_is_explained(world: World) -> None:
     assert KEY in found.summary
     assert found.waits_for_slot
     assert found.reasons[0].code == "key_slots"
+
+
+@pytest.mark.parametrize("pushed", ["before", "before and after"])
+def test_tasks_that_are_held_when_their_key_becomes_ordered_start_in_order(
+    world: World, pushed: str
+) -> None:
+    world.queue.set_limit(KEY, slots=1)
+    for n in range(6):
+        with_keys(world, f"t{n}", user_id=f"u{n % 2}")
+    first = world.claim_one()
+    assert claimed(world) == []  # now all are held
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    expected = [f"t{n}" for n in range(6) if f"t{n}" != first.task.task_id]
+    if pushed == "before and after":
+        with_keys(world, "late", user_id="u9")
+        assert claimed(world) == []
+        expected.append("late")
+    world.queue.finish(first)
+    started = []
+    for _ in range(30):
+        claims = world.queue.claim("w", limit=10)
+        started += ids_of(claims)
+        world.queue.finish_many((claim, None) for claim in claims)
+        world.advance(0.5)
+    assert started == expected
+
+
+def test_a_task_that_waits_when_its_key_becomes_ordered_is_not_forgotten(world: World) -> None:
+    """It is first looked at when the key is ordered already, and all its slots are in use."""
+    world.queue.set_limit(KEY, slots=1)
+    with_keys(world, "a")
+    first = world.claim_one()
+    with_keys(world, "b", user_id="bob")
+    world.queue.set_limit(KEY, slots=1, ordered=True)
+    assert claimed(world) == []
+    world.queue.finish(first)
+    assert claimed(world) == ["b"]
