@@ -214,10 +214,6 @@ function gates.closed_for(task)
   for _, pair in ipairs(gates_of(task)) do
     local gate, limits = pair[1], pair[2]
     local slots = limits.slots
-    if limits.ordered then
-      -- A task that was pushed before the limit was set takes its place now, also if it is held for another reason.
-      redis.call('ZADD', K.gate_order, 0, order_member('o', gate, task))
-    end
     if slots and used_slots(gate, slots) >= slots then return gate, 'slots' end
     if limits.rate then
       local free = free_at(K.paced, gate, limits.rate, task.cost)
