@@ -498,4 +498,4 @@ def _retry_after(value: str | None, now: float) -> float | None:
 def _log(level: int, event: str, context: TaskContext, fields: Mapping[str, object]) -> None:
     task = context.task
     own = whose(task.user_id, task.tenant)
-    log_event(logger, event, level, task=task.task_id, **own, **fields)
+    log_event(logger, event, level, task=context.task_id, **own, **fields)
