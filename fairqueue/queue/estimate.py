@@ -12,7 +12,7 @@ from fairqueue.queue.workers import ANY, WorkerInfo
 
 RECENT_MS = 600_000  # a pace that is older says nothing, and so does an older claim
 # The range of an estimate: this part of the wait, and more while few tasks were measured or are
-# before it. benchmarks/README.md says how often the truth is in it.
+# before it. `python -m benchmarks quotes` says how often the truth is in it.
 SPREAD = 0.35
 
 
