@@ -22,6 +22,7 @@ local USERS_PASSED = 20      -- users of a tenant of whom nothing can be taken, 
 local LOOK = 100             -- tasks of a user that are looked at to find a wanted name
 local PACE_MS = 30000        -- the pace of a pool is that of the last half minute or so
 local ASIDE = 1000           -- tasks that one claim moves to `held`
+local OVERDUE = 100          -- expired tasks that one claim ends besides those that upkeep ends
 
 -- This claim: its arguments (op, worker, place, limit, lease_ms), `share` and `refill` of the CRITICAL lane, the
 -- names that it wants and its pools; what it has decided so far. One table, because a script has room for only
@@ -222,9 +223,13 @@ local function first_runnable(user)
       offset = offset + 1
     elseif layout > 1 and has_expired(task) then
       this.vain = this.vain + 1
-      this.overdue[#this.overdue + 1] = task.id
-      user.in_critical = user.in_critical or is_critical(user.seat, found)
-      take_off(user, offset)
+      if #this.overdue < OVERDUE then
+        this.overdue[#this.overdue + 1] = task.id
+        user.in_critical = user.in_critical or is_critical(user.seat, found)
+        take_off(user, offset)
+      else
+        offset = offset + 1
+      end
     else
       local gate, why, free
       if this.is_limited(task.label) then gate, why, free = gates().closed_for(task) end

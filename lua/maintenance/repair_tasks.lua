@@ -242,6 +242,7 @@ local function check_unique(id, record)
   local since = tonumber(record.pushed) or now
   -- One that was claimed once has given up a key for the time that it waits.
   local is_over = (scope == 'waiting' and record.claimed) or (window and since + window <= now)
+    or (record.expires and record.expires <= now)
   if is_over or uniques().read(uniques().field_of(record)) then return end
   wrong(id, 'has a unique key that is not in uniques', function()
     uniques().write(uniques().field_of(record), { id = id, scope = scope, first = since,

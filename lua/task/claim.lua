@@ -154,7 +154,7 @@ end
 
 -- Ms until something becomes claimable for this worker.
 local function wait_hint(kind, is_more)
-  if this.asides >= ASIDE then return 0 end
+  if this.asides >= ASIDE or #this.overdue >= OVERDUE then return 0 end
   local moments = { kind and kind.till > now and kind.till }
   if is_more then
     if #this.taken.ids > 0 or this.asides > 0 or not this.filtered then return 0 end

@@ -254,12 +254,25 @@ def test_many_that_expire_together_are_ended_in_bounded_steps(world: World) -> N
         claims = world.queue.claim("w", limit=1)
         got += ids_of(claims)
         ended = world.queue.inspect().counters.get("expired_tasks", 0)
-        assert ended - before <= 1200
+        assert ended - before <= 200
         rounds += 1
         assert rounds < 20
     # Nobody waits for the sweep: the good task is not behind a thousand dead ones.
     assert got == ["good"]
     assert world.queue.size() == 0
+
+
+def test_a_claim_ends_some_expired_tasks_of_one_user_and_the_worker_comes_back_at_once(
+    world: World,
+) -> None:
+    world.queue.configure(keep_finished=10_000)
+    world.push(*(f"late-{n}" for n in range(700)), expires=10)
+    world.push("good")
+    world.advance(10)
+    for left in (500, 300, 100):
+        _, claims, hint = world.queue.finish_and_claim([], "w", 1)
+        assert (claims, hint, world.queue.size()) == ([], 0, left + 1)
+    assert ids_of(world.queue.claim("w")) == ["good"]
 
 
 def test_tasks_without_an_expiry_do_not_pay_for_it(own_server: OwnServer) -> None:
