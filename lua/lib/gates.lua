@@ -506,25 +506,19 @@ end
 -- rate allows a task, or soon, because those that came back may not start. Nothing is set for a gate without
 -- held tasks or without a slot: whoever frees a slot looks at it. The debt of a key goes when it is over.
 local function look_later(gate, returned)
-  local limits = limits_of(gate)
+  local limits, is_key, at = limits_of(gate), string.byte(gate) == 3, nil
   local debt = limits and limits.rate and redis.call('HGET', K.paced, gate)
-  if first_turn(gate) then
-    if limits and limits.slots and used_slots(gate, limits.slots) >= limits.slots then
-      redis.call('ZREM', K.gate_times, gate)
-    else
-      local free = debt and free_at(K.paced, gate, limits.rate) or 0
-      local soon = room_at(gate, returned + 1) > returned and now or now + LOOK_AGAIN
-      redis.call('ZADD', K.gate_times, free > now and math.ceil(free) or soon, gate)
-    end
-    return
-  end
   local debt_until = debt and tonumber(string.match(debt, '^%S+')) or 0
-  if string.byte(gate) == 3 and debt_until > now then
-    redis.call('ZADD', K.gate_times, math.ceil(debt_until), gate)
-  else
-    if string.byte(gate) == 3 then redis.call('HDEL', K.paced, gate) end
-    redis.call('ZREM', K.gate_times, gate)
+  local is_full = limits and limits.slots and used_slots(gate, limits.slots) >= limits.slots
+  if first_turn(gate) and not is_full then
+    local free = debt and free_at(K.paced, gate, limits.rate) or 0
+    local soon = room_at(gate, returned + 1) > returned and now or now + LOOK_AGAIN
+    at = free > now and math.ceil(free) or soon
+  elseif is_key and debt_until > now then
+    at = math.ceil(debt_until)
   end
+  if is_key and debt_until <= now then redis.call('HDEL', K.paced, gate) end
+  if at then redis.call('ZADD', K.gate_times, at, gate) else redis.call('ZREM', K.gate_times, gate) end
 end
 
 -- Return the held tasks of some gates. Returns true if a worker of the default pool can claim one.
@@ -593,7 +587,10 @@ function gates.begin(task)
     if limits.slots then
       used_cache[gate] = used_slots(gate, limits.slots) + 1
       is_full = used_cache[gate] >= limits.slots
-      if is_full then redis.call('ZREM', K.gate_times, gate) end
+      -- The debt of a key is dropped at its time, whatever its limits are by then.
+      if is_full and (string.byte(gate) ~= 3 or redis.call('HEXISTS', K.paced, gate) == 0) then
+        redis.call('ZREM', K.gate_times, gate)
+      end
     end
     if limits.rate then
       local debt = add_debt(K.paced, gate, limits.rate, task.cost or 1, task.cost)

@@ -791,6 +791,26 @@ def test_idle_keys_leave_nothing_behind(world: World) -> None:
     assert not world.dump().keys() & OF_KEYS
 
 
+@pytest.mark.parametrize("limits", [{"slots": 1}, {"slots": 1, "rate": 0.1}])
+def test_a_debt_goes_though_all_slots_are_in_use(world: World, limits: dict[str, Any]) -> None:
+    world.queue.set_limit("account:*", rate=0.1)
+    with_keys(world, "a")
+    world.queue.finish_many((claim, None) for claim in world.queue.claim("w"))
+    assert "paced" in world.dump()
+    world.queue.set_limit("account:*", **limits)
+    with_keys(world, "b", "c")
+    claims = world.queue.claim("w", limit=10, lease=60)
+    if not claims:
+        world.advance(10)
+        claims = world.queue.claim("w", limit=10, lease=60)
+    world.queue.claim("w")
+    world.queue.cancel("c")
+    world.queue.finish_many((claim, None) for claim in claims)
+    world.advance(30)
+    assert claimed(world) == []
+    assert not world.dump().keys() & OF_KEYS
+
+
 def test_a_claim_reads_limits_of_the_keys_that_it_meets(own_server: OwnServer) -> None:
     """A hundred thousand keys with limits cost a claim no more than a hundred."""
 
