@@ -718,7 +718,8 @@ def operate(stage: Stage) -> None:
     def purge() -> None:
         waiting = stage.user_of.keys() - {*done, *dead}
         user = stage.user_of[rng.choice(sorted(waiting))]
-        stage.op(lambda: inspector.users.purge(user, dry_run=False))
+        tenant = TENANT if user == "u0" else None
+        stage.op(lambda: inspector.users.purge(user, tenant=tenant, dry_run=False))
 
     stage.shuffled(revive, discard, purge)
 

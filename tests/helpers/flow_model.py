@@ -521,9 +521,12 @@ class FlowModel:
                 if rate := self.of(owner, "rate"):
                     until, _ = self.debts.get(owner, (0.0, None))
                     more = (cost - (1.0 if task.cost is None else task.cost)) * 1000 / rate
-                    self.debts[owner] = max(float(now), until) + more, cost
+                    debt = max(float(now), until) + more
+                    # It may be that of several tasks, which ran at a time.
+                    self.debts[owner] = debt, max(cost, (debt - now) * rate / 1000)
         for owner in owners:
-            if self.of(owner, "max_running") is not None:
+            has_paid = cost is not None and self.of(owner, "rate") is not None
+            if self.of(owner, "max_running") is not None or has_paid:
                 self.review(owner, now)
 
     def adjust(self, task: FlowTask, by: float) -> None:
