@@ -132,7 +132,7 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "pools: how many",
         "lua/lib/rings.lua",
-        "  if number > POOLS and (next(asked) or not unused_pool()) then return false end\n",
+        "  if over > 0 and #unused_pools(over) < over then return false end\n",
         "",
         _POOLS + "test_a_queue_has_at_most_a_hundred_pools_with_tasks",
     ),
@@ -241,7 +241,7 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "keys: debts that are over",
         "lua/lib/gates.lua",
-        "    if string.byte(gate) == 3 then redis.call('HDEL', K.paced, gate) end\n",
+        "  if is_key and debt_until <= now then redis.call('HDEL', K.paced, gate) end\n",
         "",
         _KEYS + "test_idle_keys_leave_nothing_behind",
     ),
