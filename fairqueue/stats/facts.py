@@ -79,13 +79,19 @@ class Facts:
         return self.backlog + self.running + self.ended
 
     def fields(
-        self, window_ms: int, ended: int, level: float, tenant: str | None
+        self,
+        window_ms: int,
+        ended: int,
+        level: float,
+        tenant: str | None,
+        group: "Facts | None" = None,
     ) -> dict[str, Any]:
         """Return the fields that UserInfo and TenantInfo have in common.
 
         `ended`: the ended runs of the window. `level`: the fair number of them for a weight of 1.
+        `group`: the facts of the tenant of a user, which may hold the user back.
         """
-        state, why = self.explain()
+        state, why = self.explain(group)
         return {
             "settings": replace(self.settings, tenant=tenant),
             "backlog": self.backlog,
@@ -107,24 +113,33 @@ class Facts:
             "is_known": self.is_known,
         }
 
-    def explain(self) -> tuple[str, str]:
-        """Return the state and its explanation."""
-        most, rate = self.settings.max_running, self.settings.rate
+    def explain(self, group: "Facts | None" = None) -> tuple[str, str]:
+        """Return the state and its explanation; `group` has the facts of the tenant of a user."""
         waits = f"{self.backlog} {'task waits' if self.backlog == 1 else 'tasks wait'}"
-        if self.settings.paused:
-            return "paused", self._pause() + (f"; {waits}" if self.backlog else "")
+        bars = [each for each in (self._bar(), group and _of_tenant(group._bar())) if each]
+        bars.sort(key=lambda bar: bar[0] != "paused")  # a pause lasts longest
+        if bars and (self.backlog or bars[0][0] == "paused"):
+            state, why = bars[0]
+            return state, f"{why}; {waits}" if self.backlog else why
         if not self.backlog:
             if not self.running:
                 return "idle", self._later() or "no task waits"
             return "served", f"has {self.running} running; {self._later() or 'no task waits'}"
-        if most is not None and self.running >= most:
-            return "capped", f"has {self.running} of {most} running (max_running); {waits}"
-        if rate is not None and self.limited_until is not None:
-            at = when(self.limited_until, self.now)
-            return "rate limited", f"rate of {rate:g}/s reached, next at {at}; {waits}"
         if self.running:
             return "served", f"has {self.running} running; {waits}"
         return "waiting", f"{waits}{self._for_what()}"
+
+    def _bar(self) -> tuple[str, str] | None:
+        """Return the state and the reason if the settings let no task start now."""
+        most, rate = self.settings.max_running, self.settings.rate
+        if self.settings.paused:
+            return "paused", self._pause()
+        if most is not None and self.running >= most:
+            return "capped", f"has {self.running} of {most} running (max_running)"
+        if rate is not None and self.limited_until is not None:
+            at = when(self.limited_until, self.now)
+            return "rate limited", f"rate of {rate:g}/s reached, next at {at}"
+        return None
 
     def _pause(self) -> str:
         """Describe the pause: by whom, since when, until when and why."""
@@ -152,9 +167,20 @@ class Facts:
             return ""  # parked, until the next claim looks at the user again
         owner = Owner.of_key(self.key)
         what = "tenant" if owner.is_tenant else "user"
+        within = " in its tenant" if owner.tenant is not None and not owner.is_tenant else ""
         if self.before == 0:
-            return f"; this {what} is next"
-        return f"; {self.before} {f'{what} is' if self.before == 1 else f'{what}s are'} ahead"
+            return f"; this {what} is next{within}"
+        are = f"{what} is" if self.before == 1 else f"{what}s are"
+        return f"; {self.before} {are} ahead{within}"
+
+
+def _of_tenant(bar: tuple[str, str] | None) -> tuple[str, str] | None:
+    """Say of the reason why a tenant cannot be served that it is not the user's own."""
+    if bar is None:
+        return None
+    state, why = bar
+    whose = {"paused": "its tenant is", "capped": "its tenant"}.get(state, "its tenant's")
+    return state, f"{whose} {why}"
 
 
 def check_owner(owner: Owner) -> Owner:

@@ -50,7 +50,8 @@ class UserInfo:
     most 1,000 are counted; with more, `entitled` is too large. The others are cached for ten
     seconds.
 
-    state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` explains it.
+    state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` explains it. A
+    user whose tenant is paused, capped or rate limited is in that state, too.
     window_start: the start of the window, later than requested if the retention of the queue has
     dropped runs. is_known: whether the queue has any data of this user.
     """
@@ -258,12 +259,19 @@ class UserStats:
         yield from steps(self._delays.update)()
         for tenant in dict.fromkeys(owner.tenant or "" for owner in listed):
             own = [owner for owner in dict.fromkeys(listed) if (owner.tenant or "") == tenant]
-            facts, window_ms, ended = yield from self._facts([o.key for o in own], since_ms, tenant)
+            keys = [owner.key for owner in own] + ([Owner.whole(tenant).key] if tenant else [])
+            facts, window_ms, ended = yield from self._facts(keys, since_ms, tenant)
+            group = facts.pop() if tenant else None
             # Before any run has ended: each user's share of the first one.
             demand = yield from self._demand(since_ms, tenant)
             level = demand.level_with(facts, ended or 1)
             for owner, each in zip(own, facts, strict=True):
-                found[owner] = _user_info(owner, each, window_ms, ended, level)
+                found[owner] = UserInfo(
+                    user_id=owner.user_id,
+                    users_ahead=each.ahead,
+                    tenant=owner.tenant,
+                    **each.fields(window_ms, ended, level, owner.tenant, group),
+                )
         return [found[owner] for owner in listed]
 
     @operation
@@ -525,13 +533,3 @@ def _tenant_at(place: bytes) -> str | None:
         return check_tenant(place.decode(), InvalidInput)
     except ValueError:
         return None
-
-
-def _user_info(owner: Owner, facts: Facts, window_ms: int, ended: int, level: float) -> UserInfo:
-    """Return the state of a user, with their shares of `ended` runs."""
-    return UserInfo(
-        user_id=owner.user_id,
-        users_ahead=facts.ahead,
-        tenant=owner.tenant,
-        **facts.fields(window_ms, ended, level, owner.tenant),
-    )

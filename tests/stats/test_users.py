@@ -383,6 +383,58 @@ def test_a_user_who_waits_says_for_whom(world: World, people: UserStats) -> None
     assert state(people, world, "carol") == ("waiting", "3 tasks wait; 2 users are ahead")
 
 
+def of_acme(people: UserStats, world: World, user: str = "alice") -> tuple[str, str]:
+    info = one(people, world, user, "acme")
+    return info.state, info.why
+
+
+def test_a_user_of_a_paused_tenant_says_so(world: World, people: UserStats) -> None:
+    world.beat()
+    world.fill("alice", 2, tenant="acme")
+    assert of_acme(people, world) == ("waiting", "2 tasks wait; this user is next in its tenant")
+    world.queue.set_tenant("acme", paused=True, by="ann", note="unpaid")
+    since = f"since {when(world.now(), world.now())}"
+    paused = f"its tenant is paused by ann {since}: unpaid"
+    assert of_acme(people, world) == ("paused", f"{paused}; 2 tasks wait")
+    assert of_acme(people, world, "idle") == ("paused", paused)
+    world.queue.set_user("alice", tenant="acme", paused=True, by="bob")
+    assert of_acme(people, world) == ("paused", f"paused by bob {since}; 2 tasks wait")
+    (tenant,) = people.read_tenants(["acme"], world.now() - HOUR)
+    assert (tenant.state, tenant.why) == ("paused", f"paused by ann {since}: unpaid; 2 tasks wait")
+
+
+def test_a_user_of_another_tenant_or_of_none_is_not_paused(world: World, people: UserStats) -> None:
+    world.beat()
+    world.fill("alice", 1)
+    world.push("there", user_id="alice", tenant="globex")
+    world.queue.set_tenant("acme", paused=True)
+    read = people.read([Owner("alice", t) for t in (None, "globex", "acme")], world.now() - HOUR)
+    assert [info.state for info in read] == ["waiting", "waiting", "paused"]
+
+
+def test_a_user_of_a_tenant_at_its_limits_says_so(world: World, people: UserStats) -> None:
+    world.beat()
+    world.queue.set_tenant("acme", max_running=1)
+    world.fill("alice", 1, tenant="acme")
+    world.fill("bob", 1, tenant="acme")
+    claim = world.claim_one()
+    assert (claim.task.user_id, world.queue.claim("w")) == ("alice", [])
+    capped = "its tenant has 1 of 1 running (max_running); 1 task waits"
+    assert of_acme(people, world, "bob") == ("capped", capped)
+    assert of_acme(people, world, "alice") == ("served", "has 1 running; no task waits")
+    world.queue.finish(claim)
+    world.queue.set_tenant("acme", max_running=None, rate=2)
+    world.fill("carol", 2, tenant="acme")
+    world.queue.finish(world.claim_one())
+    assert world.queue.claim("w") == []
+    at = when(world.now() + timedelta(seconds=0.5), world.now())
+    state, why = of_acme(people, world, "carol")
+    assert (state, why.partition(";")[0]) == (
+        "rate limited",
+        f"its tenant's rate of 2/s reached, next at {at}",
+    )
+
+
 def test_a_user_whose_tasks_wait_for_slots_says_so(world: World, people: UserStats) -> None:
     world.queue.set_limits("default", slots=1)
     world.fill("bob", 1)
