@@ -19,12 +19,12 @@ POOL_COLUMNS: Columns = {
     "OLDEST WAIT": lambda pool: duration_text(pool.oldest_wait),
     **columns("WORKERS=workers SLOTS=slots RUNNING=running"),
     "LAST CLAIM": lambda pool: pool.last_claim,
-    "SERVED": lambda pool: not pool.is_unserved,
+    "SERVED": lambda pool: not pool.is_unserved if pool.waiting or pool.workers else None,
 }
 KEY, NAME = "key", "task name"
 LIMIT_COLUMNS: Columns = {
-    heading: itemgetter(heading.lower())
-    for heading in ("OF", "KEY", "SLOTS", "RATE", "ORDERED", "THROUGH_RETRIES", "SCOPE", "TIMEOUT")
+    heading: itemgetter(heading.lower().replace(" ", "_"))
+    for heading in ("OF", "KEY", "SLOTS", "RATE", "ORDERED", "THROUGH RETRIES", "SCOPE", "TIMEOUT")
 }
 OF_KEYS = ("ordered", "through_retries", "scope")  # limits that task names do not have
 key_argument = click.argument("key")

@@ -111,13 +111,17 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "period": _period,
 }
 
+# What goes with a field that is cleared: without a unique key these say nothing.
+_GOES_WITH = {"unique": ("on_duplicate", "unique_for")}
 
-def cleared(names: Sequence[str]) -> dict[str, None]:
+
+def cleared(names: Sequence[str]) -> dict[str, Any]:
     """Return the fields to reset. Raises UsageError naming one that cannot be."""
-    found: dict[str, None] = {}
+    found: dict[str, Any] = {}
     for name in names:
         field = name.replace("-", "_")
         if field not in CLEARABLE:
             raise click.UsageError(f"--clear must be one of {', '.join(CLEARABLE)}, not {name!r}")
         found[field] = None
+        found |= {other: FIELDS[other].default for other in _GOES_WITH.get(field, ())}
     return found

@@ -256,11 +256,14 @@ class Users(Sharers):
     def move(self, user_id: str, to: str | None, *, tenant: str | None = None) -> int:
         """Move a user to another tenant, or to none, and return how many waiting tasks were moved.
 
-        See TaskQueue.move_user. Raises InvalidInput, and Forbidden for an actor of one tenant.
+        See TaskQueue.move_user. Raises InvalidInput, UnknownUser, and Forbidden for an actor of one
+        tenant. A user who is in the other tenant already is known, so the call can be repeated.
         """
         self._guard.require("admin", "move users")
         self._guard.require_all_tenants("move users")
         owner = self._context.owner(user_id, tenant)
+        if not any(map(self._context.people.knows, (owner, Owner(user_id, to)))):
+            raise UnknownUser(f"there is no user {user_id!r}{self._elsewhere(owner)}")
         with self._changing("user.move", owner, {"to": to}) as entry:
             moved = self._context.queue.move_user(user_id, to, tenant=owner.tenant)
             entry.add(moved=moved)

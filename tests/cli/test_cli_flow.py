@@ -237,6 +237,12 @@ def test_a_move_that_goes_nowhere_is_refused(
     assert cli.json("tasks")["tasks"][0]["tenant"] is None
 
 
+def test_a_move_of_an_unknown_user_is_refused(cli: Cli, live: TaskQueue) -> None:
+    push(live, "a", user_id="ann")
+    refused = cli.run("users", "move", "anne", "--to", "acme")
+    assert (refused.code, refused.err.strip()) == (4, "fairqueue: there is no user 'anne'")
+
+
 # --- what tasks may ask for -----------------------------------------------------------------------
 
 
@@ -477,6 +483,9 @@ def test_a_schedule_has_a_flow_too(cli: Cli, live: TaskQueue) -> None:
     assert (run["pool"], run["limit_keys"], run["unique"], run["cost"]) == (
         *("gpu", ["account:42", "b"], "nightly", 2.5),
     )
+    cli.ok("schedules", "update", "s", "--clear", "unique")
+    shown = json.loads(cli.ok("schedules", "show", "s", "-o", "json").out)
+    assert (shown["unique"], shown["unique_for"]) == (None, "unfinished")
     refused = cli.run("schedules", "update", "s", "--cost", "0")
     assert (refused.code, "cost" in refused.err) == (2, True)
 
