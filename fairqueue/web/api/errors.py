@@ -16,6 +16,7 @@ from fairqueue.errors import (
     InvalidInput,
     InvalidPayload,
     UnknownTimezone,
+    shown,
     truncate,
 )
 from fairqueue.web.problems import MAX_PART, ProblemDetails, problem_of
@@ -27,6 +28,8 @@ FIELDS: dict[type[FairQueueError], str] = {
     InvalidPayload: "payload",
 }
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$?\.?(?P<where>.*)`)?$", re.DOTALL)
+_STEP = re.compile(r"[^.\[\]]+")
+PRIVATE = ("payload", "metadata")  # what they hold is not repeated
 _NAMED = re.compile(r"^Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`$")
 
 
@@ -47,19 +50,20 @@ def from_validation_error(
     error: msgspec.ValidationError,
     place: str,
     known: Sequence[str],
+    sent: object,
     aliases: Mapping[str, str] = {},
 ) -> Refused:
     """The refusal of a value that does not match its model. `place` is "body" or "query".
 
-    `aliases` are the names that the request used instead of ours.
+    `sent` is what was to match it. `aliases` are the names that the request used instead of ours.
     """
     # The message may repeat what was sent.
     match = _PLACE.match(str(error))
     what = match["what"] if match else str(error)
     where = truncate((match["where"] or "") if match else "", MAX_PART)
+    told = truncate(what, MAX_PART) + _value_at(where, sent, what)
     where = aliases.get(where, where)
-    shown = truncate(what, MAX_PART)
-    field, detail = where, f"{place}: {where}: {shown}" if where else f"{place}: {shown}"
+    field, detail = where, f"{place}: {where}: {told}" if where else f"{place}: {told}"
     named = _NAMED.match(what)
     if named:
         name = truncate(named["name"], MAX_PART)
@@ -72,11 +76,29 @@ def from_validation_error(
     return refuse(422, "invalid-input", detail, **({"field": field} if field else {}))
 
 
+def _value_at(where: str, sent: object, what: str) -> str:
+    """The value at a place of the request, as the end of a sentence that refuses it."""
+    steps = _STEP.findall(where)
+    if not steps or not set(steps).isdisjoint(PRIVATE) or what.startswith("Invalid enum value"):
+        return ""
+    for step in steps:
+        if isinstance(sent, Mapping) and step in sent:
+            sent = sent[step]
+        elif isinstance(sent, list) and step.isdecimal() and int(step) < len(sent):
+            sent = sent[int(step)]
+        else:
+            return ""
+    if any(isinstance(each, Mapping) for each in (sent, *(sent if isinstance(sent, list) else ()))):
+        return ""
+    between = " " if ", got " in what else ", not " if what.startswith("Expected") else ": "
+    return between + shown(sent)
+
+
 def from_library_error(error: FairQueueError, known: Sequence[str]) -> ProblemDetails:
     """The problem of an error of the library, with the field if it is known."""
     problem = problem_of(error)
     field = next((field for kind, field in FIELDS.items() if isinstance(error, kind)), None)
-    first = problem.detail.partition(" ")[0]
+    first = problem.detail.removeprefix("a key of ").partition(" ")[0]
     if field is None and isinstance(error, InvalidInput) and first in known:
         field = first
     return problem if field is None else replace(problem, extra={**problem.extra, "field": field})

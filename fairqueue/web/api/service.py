@@ -182,7 +182,7 @@ def read_query(endpoint: Endpoint, request: Request) -> Input:
     try:
         return msgspec.convert(values, model, strict=False)
     except msgspec.ValidationError as error:
-        raise from_validation_error(error, "query", list(fields)) from None
+        raise from_validation_error(error, "query", list(fields), values) from None
 
 
 def _is_list(kind: Any) -> bool:
@@ -202,7 +202,7 @@ def read_json(endpoint: Endpoint, body: bytes) -> Input:
         return msgspec.convert(value, endpoint.body)
     except msgspec.ValidationError as error:
         known = [each.encode_name for each in msgspec.structs.fields(endpoint.body)]
-        raise from_validation_error(error, "body", known, aliases) from None
+        raise from_validation_error(error, "body", known, value, aliases) from None
 
 
 # --- responses ------------------------------------------------------------------------------------

@@ -163,6 +163,21 @@ def test_a_user_moves_with_tasks_and_settings(admin: Client) -> None:
     admin.refused(422, "POST", path, json={"to": "no way"})
 
 
+def test_a_move_of_an_unknown_user_is_refused(api: Api, admin: Client) -> None:
+    before = api.state()
+    problem = admin.refused(404, "POST", "/users/nobody/move", json={"to": "globex"})
+    assert problem["detail"] == "there is no user 'nobody'"
+    problem = admin.refused(404, "POST", "/users/acme-ann/move", json={"to": "globex"})
+    assert "of tenant 'acme'" in problem["detail"]
+    assert api.state() == before
+
+
+def test_a_move_can_be_repeated(admin: Client) -> None:
+    for moved in (1, 0):
+        path = "/users/acme-ann/move?tenant=acme"
+        assert admin.ok("POST", path, json={"to": "globex"}) == {"moved": moved}
+
+
 def test_a_user_of_a_tenant_pushes_as_that_pair(api: Api) -> None:
     operator = api.client("operator", "globex")
     pushed = operator.ok("POST", "/tasks", json={"user_id": "acme-ann", "task_id": "own"})
@@ -248,7 +263,7 @@ def test_a_task_that_has_not_started_in_time_expires(api: Api, admin: Client) ->
         ({"pool": 7}, "pool"),
         ({"limit_keys": "account"}, "limit_keys"),
         ({"limit_keys": [*"abcde"]}, "limit_keys"),
-        ({"limit_keys": ["a*"]}, None),
+        ({"limit_keys": ["a*"]}, "limit_keys"),
         ({"limit_keys": ["a", "a"]}, "limit_keys"),
         ({"limit_keys": [""]}, "limit_keys[0]"),
         ({"unique": "x" * 201}, "unique"),
@@ -276,6 +291,29 @@ def test_a_task_with_a_bad_flow_is_not_stored(
     problem = admin.refused(422, "POST", "/tasks", json={"user_id": "bo", **wrong})
     assert problem.get("field") == field
     assert api.state() == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"limit_keys": ["a", ""]}, "limit_keys[1]: Expected `str` of length >= 1, not ''"),
+        ({"limit_keys": [*"abcde"]}, "of length <= 4, not ['a', 'b', 'c', 'd', 'e']"),
+        ({"expires": -1}, "expires: Expected `float` >= 0.001, not -1"),
+        ({"expires": "soon"}, "expires: Invalid RFC3339 encoded datetime: 'soon'"),
+        ({"cost": 1e9}, "cost: Expected `float` <= 1000000.0, not 1000000000.0"),
+        ({"cost": "3"}, "got `str` '3'"),
+        ({"queue_name": ""}, "queue_name: Expected `str` of length >= 1, not ''"),
+        ({"on_duplicate": "odd"}, "on_duplicate: Invalid enum value 'odd'"),
+    ],
+)
+def test_a_bad_value_is_named(admin: Client, wrong: dict[str, Any], told: str) -> None:
+    problem = admin.refused(422, "POST", "/tasks", json={"user_id": "bo", **wrong})
+    assert problem["detail"].endswith(told)
+
+
+def test_a_bad_payload_is_not_repeated(admin: Client) -> None:
+    body = {"user_id": "bo", "payload": "password"}
+    assert "password" not in admin.refused(422, "POST", "/tasks", json=body)["detail"]
 
 
 def test_a_job_has_a_flow_too(admin: Client) -> None:
