@@ -457,7 +457,7 @@ MUTATIONS = (
     Mutation(
         "parking: cap that is free again",
         "lua/lib/ending.lua",
-        "if settings_of(owner).max_running and review(owner) then wake_worker() end",
+        "if (s.max_running or (cost and s.rate)) and review(owner) then wake_worker() end",
         "",
         "test_a_capped_user_gets_no_more_until_one_has_ended",
     ),

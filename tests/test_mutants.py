@@ -163,3 +163,10 @@ class Box:
     with pytest.raises(StopIteration):
         code["Box"]().empty().send(None)
     assert noted == [("x.py", "outer"), ("x.py", "outer.inner"), ("x.py", "Box.empty")]
+
+
+def test_the_text_of_each_listed_mutation_is_in_its_file_once(mutants: ModuleType) -> None:
+    listed = sys.modules["mutants"].MUTATIONS
+    texts = {each.file: (mutants.ROOT / each.file).read_text() for each in listed}
+    wrong = [each.name for each in listed if texts[each.file].count(each.old) != 1]
+    assert wrong == []
