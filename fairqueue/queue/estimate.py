@@ -97,11 +97,17 @@ def quote(fields: Mapping[str, Any], slots: int | None, not_before_ms: int | Non
         settings = user_settings(fields[prefix + "settings"] or b"{}", now_ms)
         if settings.paused and settings.paused_until is None:
             return Quote(reason=f"the {what} is paused")
+        most, running = settings.max_running, int(fields[prefix + "running"] or 0)
+        if most is not None and running >= most and not_before_ms is None:
+            return Quote(reason=f"as many tasks of the {what} run as max_running allows")
         parked = moment_of(fields[prefix + "parked"]) if _is_time(fields, prefix) else None
-        if parked is not None:
-            start_ms = max(start_ms, round(parked.timestamp() * 1000))
-        if settings.rate is not None and not prefix:
-            start_ms = max(start_ms, now_ms + round(int(fields["own"]) / settings.rate * 1000))
+        for moment in (parked, settings.paused_until):
+            if moment is not None:
+                start_ms = max(start_ms, round(moment.timestamp() * 1000))
+        if settings.rate is not None:
+            free_ms = max(now_ms, int(fields[prefix + "free"] or 0))
+            own = 0 if prefix else int(fields["own"])
+            start_ms = max(start_ms, free_ms + round(own / settings.rate * 1000))
     if fields.get("full") == 1:
         return Quote(reason="the limits of its name or of its keys are reached")
     return _from_place(int(fields["before"] or 0), pace, slots, start_ms, now_ms)

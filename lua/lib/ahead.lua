@@ -21,6 +21,14 @@ local function count_waiting(seat)
   return redis.call('ZLEXCOUNT', K.backlog, '[' .. seat .. '\0', '(' .. seat .. '\1')
 end
 
+-- When a rate allows the next task of a cost, ms. The same as free_at in lib/fair, which writes.
+local function allowed_at(key, field, rate, cost)
+  local interval, burst = 1000 / rate, math.max(1, math.floor(rate * BURST_S))
+  local debt_until, last = string.match(redis.call('HGET', key, field) or '0', '^(%S+) ?(%S*)')
+  local most = now + math.max(burst, tonumber(last) or 1) * interval
+  return math.min(tonumber(debt_until) or 0, most) - math.max(0, burst - (cost or 1)) * interval
+end
+
 -- How far a serve moves a seat.
 local function stride_of(seat)
   local owner, head = owner_in(seat), first_waiting(seat, 1)[1]

@@ -9,8 +9,8 @@
 -- ARGV id  text  task id
 --
 -- Returns { } for an unknown task, or a flat list of names and values: status, now, document; lease_end and due;
--- leases (that have not ended); settings, running and parked of the user, and of its tenant with `tenant_` before
--- the name. Of a waiting task also: own (tasks of the user before it), users (before its user in their ring),
+-- leases (that have not ended); settings, running, parked and free (when its rate allows a task) of the user, and
+-- of its tenant with `tenant_` before the name. Of a waiting task also: own (tasks of the user before it), users (before its user in their ring),
 -- ring (users in that ring), tenants (before its tenant), critical (others in the CRITICAL lane), held (the
 -- limit for which it waits), and before (tasks that are served before it). pace: tasks of its pool, the ms in
 -- which they were claimed, when the last was, and 1 if tasks waited after it. Last, for each limit that it has to pass: 'gate', the limit, slots, how many are in use, rate, when
@@ -38,6 +38,8 @@ local function say_of(prefix, whose, place)
   say(prefix .. 'settings', text or string.byte(whose) == 2 and rings().inherited(whose))
   say(prefix .. 'running', running_of(whose))
   say(prefix .. 'parked', redis.call('ZSCORE', K.parked, place))
+  local rate = settings_of(whose).rate
+  say(prefix .. 'free', rate and string.format('%.0f', allowed_at(K.throttle, whose, rate)))
 end
 say_of('', owner, seat)
 if group then say_of('tenant_', owner_in(group), group) end
@@ -54,15 +56,7 @@ local function say_gates()
     local gate, limits = pair[1], pair[2]
     local used = redis.call('ZLEXCOUNT', K.slots, '[' .. gate .. '\0', '(' .. gate .. '\1')
     local free = ''
-    if limits.rate then
-      -- The same as free_at in lib/fair, which writes.
-      local interval, burst = 1000 / limits.rate, math.max(1, math.floor(limits.rate * BURST_S))
-      local debt = redis.call('HGET', K.paced, gate) or '0'
-      local debt_until, last = string.match(debt, '^(%S+) ?(%S*)')
-      local most = now + math.max(burst, tonumber(last) or 1) * interval
-      free = string.format('%.0f', math.min(tonumber(debt_until) or 0, most)
-        - math.max(0, burst - (task.cost or 1)) * interval)
-    end
+    if limits.rate then free = string.format('%.0f', allowed_at(K.paced, gate, limits.rate, task.cost)) end
     local first, reserved = gates().before(gate, limits, task)
     for _, value in ipairs({ 'gate', gate, limits.slots or '', used, limits.rate and text_of(limits.rate) or '',
       free, first, reserved }) do answer[#answer + 1] = value end

@@ -7,8 +7,8 @@
 -- ARGV pool   text  its pool; empty: the default one
 -- ARGV name   text  its name
 --
--- Returns a flat list of names and values: now; settings, running and parked of the user, and of its tenant with
--- `tenant_` before the name; own (waiting tasks of the user in the pool); before (tasks that would be served
+-- Returns a flat list of names and values: now; settings, running, parked and free (when its rate allows a task)
+-- of the user, and of its tenant with `tenant_` before the name; own (waiting tasks of the user in the pool); before (tasks that would be served
 -- before it); pace (tasks, ms, when the last was claimed, and 1 if tasks waited after it); full (1 if its name
 -- has no slot free or waits for its rate).
 
@@ -26,6 +26,8 @@ local function say_of(prefix, whose, place)
   say(prefix .. 'settings', text or string.byte(whose) == 2 and rings().inherited(whose))
   say(prefix .. 'running', running_of(whose))
   say(prefix .. 'parked', redis.call('ZSCORE', K.parked, place))
+  local rate = settings_of(whose).rate
+  say(prefix .. 'free', rate and string.format('%.0f', allowed_at(K.throttle, whose, rate)))
 end
 
 say('now', now)

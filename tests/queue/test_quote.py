@@ -9,6 +9,7 @@ from helpers.tasks import ids_of
 from helpers.world import World
 
 from fairqueue.errors import InvalidTask
+from fairqueue.models import Task
 from fairqueue.queue.estimate import Quote
 
 NO_WORKER = "no worker takes such tasks"
@@ -138,6 +139,45 @@ def test_a_rate_or_a_pause_with_an_end_puts_the_start_off(world: World) -> None:
     world.push("b", "c", "d", user_id="bob")
     serve(world, 1)
     assert wait_of(world, world.queue.quote("bob")) == pytest.approx(20, abs=11)
+
+
+def test_a_pause_or_a_rate_counts_while_nothing_waits(world: World) -> None:
+    world.beat(slots=9)
+    until = world.now() + timedelta(seconds=300)
+    world.queue.pause_user("ann", until=until)
+    assert world.queue.quote("ann").starts_about == until
+    world.queue.set_tenant("acme", paused=True, until=until)
+    assert world.queue.quote("ann", tenant="acme").starts_about == until
+    world.queue.set_user("bob", rate=0.1)
+    world.queue.set_tenant("globex", rate=0.1)
+    for tenant in (None, "globex"):
+        assert world.queue.quote("bob", tenant=tenant).starts_about == world.now()
+        world.queue.push(Task.create(user_id="bob", tenant=tenant))
+        serve(world, 1, 0)
+        wait = wait_of(world, world.queue.quote("bob", tenant=tenant))
+        assert wait == pytest.approx(10, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "whose"), [(None, "user"), ("acme", "user"), ("acme", "tenant")]
+)
+def test_there_is_no_quote_at_a_cap(world: World, tenant: str | None, whose: str) -> None:
+    world.beat(slots=9)
+    if whose == "tenant":
+        world.queue.set_tenant("acme", max_running=1)
+    else:
+        world.queue.set_user("ann", tenant=tenant, max_running=1)
+    assert world.queue.quote("ann", tenant=tenant).reason is None
+    world.queue.push(Task.create(user_id="ann", tenant=tenant))
+    claim = world.claim_one()
+    reason = f"as many tasks of the {whose} run as max_running allows"
+    assert world.queue.quote("ann", tenant=tenant) == Quote(reason=reason)
+    world.push("later", user_id="ann", tenant=tenant, delay=500)
+    found = world.queue.explain("later")
+    assert found is not None
+    assert found.starts_about == world.now() + timedelta(seconds=500)
+    world.queue.finish(claim)
+    assert world.queue.quote("ann", tenant=tenant).starts_about == world.now()
 
 
 # --- of a waiting task ----------------------------------------------------------------------------
