@@ -16,9 +16,9 @@ class Reason:
     code: no_worker, no_pool_worker, no_handler, delayed, retry, due, buffered, behind, user_paused,
     user_capped, user_rate, tenant_paused, tenant_capped, tenant_rate, name_slots, name_rate,
     set_aside, key_slots, key_rate, key_order, key_turn, reserved, critical, turn, tenant_turn,
-    own_tasks, expires; or running, cancelling, succeeded, cancelled, failed, expired. text: a
-    sentence, with times in the time zone of the process. values: the values in the sentence, by
-    name; times are aware datetimes.
+    own_tasks, expires, expiring (it has expired, but is not ended yet); or running, cancelling,
+    succeeded, cancelled, failed, expired. text: a sentence, with times in the time zone of the
+    process. values: the values in the sentence, by name; times are aware datetimes.
     """
 
     code: str
@@ -265,6 +265,7 @@ _TEMPLATES: dict[str, str | Callable[[Mapping[str, Any]], str]] = {
     "turn": _turn,
     "tenant_turn": _tenant_turn,
     "expires": "It expires at {until} if it has not started.",
+    "expiring": "It expired at {until} and will not start: the next claim ends it.",
     "own_tasks": _own_tasks,
     "running": _running,
     "cancelling": "Its cancellation was requested.",

@@ -177,7 +177,7 @@ class Waiting:
 
     def _quoted(self) -> dict[str, datetime | None]:
         """The estimate of the start, for a task that has not started."""
-        if self.state not in ("ready", "delayed") or self._is_behind:
+        if self.state not in ("ready", "delayed") or self._is_behind or self._has_expired:
             return {}
         due_ms = None if self.due is None else round(self.due.timestamp() * 1000)
         fields = {"own": self.own, "full": int(self.held_at is not None), **self._fields}
@@ -203,12 +203,25 @@ class Waiting:
         return self._is_buffered or bool(self.status.get("behind"))
 
     @property
+    def expires(self) -> datetime | None:
+        """When the task expires if it has not started by then."""
+        return moment_of(self.status.get("expires"))
+
+    @property
+    def _has_expired(self) -> bool:
+        """Whether it has expired, and no claim has noticed yet."""
+        waits = self.state in ("ready", "delayed")
+        return waits and self.expires is not None and self.expires <= self.now
+
+    @property
     def _is_tenant_parked(self) -> bool:
         return self.tenant is not None and self.tenant.parked
 
     def _reasons(self) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.state == "running":
             yield from self._of_run()
+        elif self._has_expired:
+            yield "expiring", {"until": self.expires}
         elif self.state == "delayed":
             yield from self._of_delay()
             yield from self.user.pause("user")
@@ -266,8 +279,8 @@ class Waiting:
         }
 
     def _of_expiry(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if (until := moment_of(self.status.get("expires"))) is not None:
-            yield "expires", {"until": until}
+        if self.expires is not None:
+            yield "expires", {"until": self.expires}
 
     def _of_workers(self) -> Iterator[tuple[str, dict[str, Any]]]:
         takers = [worker for worker in self.workers if not worker.draining]

@@ -292,6 +292,21 @@ def test_tasks_without_an_expiry_do_not_pay_for_it(own_server: OwnServer) -> Non
     assert cost(500) == cost(1)
 
 
+@pytest.mark.parametrize("delay", [None, 100])
+def test_a_task_that_no_claim_has_found_expired_says_so(world: World, delay: float | None) -> None:
+    world.beat()
+    at = world.now() + timedelta(seconds=60 + (delay or 0))
+    world.push("t", expires=at, delay=delay)
+    before = world.queue.explain("t")
+    assert before is not None
+    assert [each.code for each in before.reasons][-1] == "expires"
+    world.advance((at - world.now()).total_seconds())
+    found = world.queue.explain("t")
+    assert found is not None
+    assert [(each.code, each.values) for each in found.reasons] == [("expiring", {"until": at})]
+    assert found.starts_about is None
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 

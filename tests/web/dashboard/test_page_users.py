@@ -178,6 +178,22 @@ def test_a_user_whom_somebody_has_limited_is_not_called_under_served(
 
 
 @pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("paused", "its tenant is paused"),
+        ("capped", "its tenant has reached a limit"),
+        ("rate limited", "its tenant has reached a limit"),
+    ],
+)
+def test_a_user_whose_tenant_is_limited_is_not_called_under_served(
+    world: World, state: str, reason: str
+) -> None:
+    found = hint(make_info(world, entitled=0.5, received=0.1, state=state), 60)
+    assert found is not None
+    assert (found.kind, found.reason) == ("limited", reason)
+
+
+@pytest.mark.parametrize(
     ("settings", "state"),
     [(UserSettings(max_running=2), "capped"), (UserSettings(rate=0.5), "rate limited")],
 )

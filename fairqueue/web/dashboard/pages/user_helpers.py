@@ -74,6 +74,8 @@ def _limit_of(info: UserInfo | TenantInfo, minutes: int) -> str | None:
     settings = info.settings
     if settings.paused:
         return "it is paused"
+    if info.state == "paused":
+        return "its tenant is paused"
     most = settings.max_running
     if most is not None and (info.state == "capped" or info.running >= NEAR * most):
         return f"at most {most} of its tasks may run at the same time (max_running)"
@@ -82,6 +84,8 @@ def _limit_of(info: UserInfo | TenantInfo, minutes: int) -> str | None:
         info.state == "rate limited" or info.ended >= NEAR * rate * minutes * 60
     ):
         return f"its rate is limited to {rate:g} tasks per second"
+    if info.state in ("capped", "rate limited"):
+        return "its tenant has reached a limit"
     if info.held == info.backlog:
         return "its tasks are held back by the limits of their names or keys"
     return None
