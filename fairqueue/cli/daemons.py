@@ -210,7 +210,10 @@ def worker(
         instance = load_worker(app, queue, settings)
         check_redis(instance.queue)  # a Worker object has a queue of its own
         if burst:
-            say(str(instance.run_until_empty()))
+            try:
+                say(str(instance.run_until_empty()))
+            finally:
+                instance.stop(timeout)  # it counts as alive until then
             return OK
         # Only after it has started: its processes are forked while there is no other thread.
         ended = instance.forever(timeout, started=lambda: serve(REGISTRY, instance.registry))

@@ -214,7 +214,8 @@ class System(InspectorPart):
             found.append(Attention(level="warning", kind="failed", target="", text=text))
         if expired:
             tasks = plural(expired, "task")
-            text = f"{tasks} expired within the last hour, before a worker started them"
+            which = "it" if expired == 1 else "them"
+            text = f"{tasks} expired within the last hour, before a worker started {which}"
             found.append(Attention(level="warning", kind="expired", target="", text=text))
         return found
 

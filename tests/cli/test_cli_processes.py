@@ -119,6 +119,7 @@ def test_a_burst_runs_what_is_ready_and_ends(start: Start, live: TaskQueue) -> N
     details = History(live).get("a")
     assert details is not None
     assert details.run.result == {"hello": "ann"}
+    assert WorkerStore(live.link).alive() == []
 
 
 @pytest.mark.usefixtures("jobs")

@@ -864,7 +864,7 @@ def test_tasks_that_no_worker_starts_in_time_expire_and_are_counted(
     assert metric(world.queue, "expired_tasks_total") == 1
     assert (metric(world.queue, "expired_total"), metric(world.queue, "dead")) == (0, 0)
     assert [run.task_id for run in History(world.queue).runs("expired")] == ["late"]
-    words = "warning: 1 task expired within the last hour, before a worker started them"
+    words = "warning: 1 task expired within the last hour, before a worker started it"
     assert words in attention(world.queue)
     assert [alert.kind for alert in told] == ["expired_tasks"]
     with pytest.raises(InvalidTask):
