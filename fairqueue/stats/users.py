@@ -268,7 +268,7 @@ class UserStats:
             for owner, each in zip(own, facts, strict=True):
                 found[owner] = UserInfo(
                     user_id=owner.user_id,
-                    users_ahead=each.ahead,
+                    users_ahead=each.ahead if group is None or group.ahead is not None else None,
                     tenant=owner.tenant,
                     **each.fields(window_ms, ended, level, owner.tenant, group),
                 )

@@ -392,7 +392,9 @@ def test_a_user_of_a_paused_tenant_says_so(world: World, people: UserStats) -> N
     world.beat()
     world.fill("alice", 2, tenant="acme")
     assert of_acme(people, world) == ("waiting", "2 tasks wait; this user is next in its tenant")
+    assert one(people, world, "alice", "acme").users_ahead == 0
     world.queue.set_tenant("acme", paused=True, by="ann", note="unpaid")
+    assert one(people, world, "alice", "acme").users_ahead is None
     since = f"since {when(world.now(), world.now())}"
     paused = f"its tenant is paused by ann {since}: unpaid"
     assert of_acme(people, world) == ("paused", f"{paused}; 2 tasks wait")

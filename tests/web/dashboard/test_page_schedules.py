@@ -602,6 +602,16 @@ def test_a_rule_is_of_the_chosen_kind(
         ({"backoff_multiplier": "x"}, "backoff_multiplier", "must be a number"),
         ({"backoff_multiplier": "0.5"}, "backoff_multiplier", "0.5"),
         ({"max_runs": "0"}, "max_runs", "0"),
+        ({"limit_keys": "a,b,c,d,e"}, "limit_keys", "at most 4 keys, not 5"),
+        ({"limit_keys": "a*"}, "limit_keys", "must not contain"),
+        ({"unique_for": "waiting"}, "unique_for", "needs unique"),
+        (
+            {"unique": "u", "unique_for": "ever"},
+            "unique_for",
+            "must be unfinished, waiting or a duration such as 15m",
+        ),
+        ({"expires": "-5"}, "expires", "must be 0.001 to"),
+        ({"cost": "nan"}, "cost", "not nan"),
         ({"schedule_id": "taken"}, "schedule_id", "is in use"),
     ],
 )

@@ -118,6 +118,16 @@ def _is_plain(texts: list[str]) -> bool:
     return not any("," in text or text.startswith("[") or text != text.strip() for text in texts)
 
 
+def _period(text: str, zone: str, name: str) -> str | float:
+    choices = FIELDS[name].choices
+    try:
+        return text if text in choices else read_seconds(text, name)
+    except InvalidInput:
+        raise InvalidInput(
+            f"{name} must be {', '.join(choices)} or a duration such as 15m, not {text!r:.60}"
+        ) from None
+
+
 # By kind of field: how to read what is typed (with the zone and the name of the field), and how to
 # show a value (with the zone).
 _READERS: dict[str, Callable[[str, str, str], Any]] = {
@@ -131,9 +141,7 @@ _READERS: dict[str, Callable[[str, str, str], Any]] = {
     "windows": bind(_json, kind=list),
     "dates": lambda text, zone, name: text.replace(",", " ").split(),
     "texts": _texts,
-    "period": lambda text, zone, name: (
-        text if text in FIELDS[name].choices else read_seconds(text, name)
-    ),
+    "period": _period,
     "object": _json,
     "flag": lambda text, zone, name: text == "true",
 }
@@ -243,7 +251,8 @@ def field_of(error: FairQueueError) -> str:
     for kind, name in by_kind:
         if isinstance(error, kind):
             return name
-    first = str(error).split(" ", 1)[0].partition("[")[0].partition(".")[0].rstrip(":")
+    text = str(error).removeprefix("a key of ")  # of limit_keys
+    first = text.split(" ", 1)[0].partition("[")[0].partition(".")[0].rstrip(":")
     return first if first in NAMES else ""
 
 
