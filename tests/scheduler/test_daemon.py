@@ -728,7 +728,7 @@ def test_schedules_are_shown_as_a_table(
     clock.set(datetime(2026, 3, 5, 8, 59, 30, tzinfo=UTC))
     scheduler = make()
     add(scheduler, "nine", timezone="Europe/Berlin", name="report")
-    add(scheduler, "each", cron_expr="* * * * *", user_id="bob")
+    add(scheduler, "each", cron_expr="* * * * *", user_id="bob", tenant="acme")
     add(scheduler, "off", user_id="bob")
     scheduler.update_schedule("off", is_active=False)
     clock.advance(31)
@@ -736,21 +736,24 @@ def test_schedules_are_shown_as_a_table(
     text = show()[0].replace(" 2026-", " ")
     lines = [re.split(r"  +", line) for line in text.splitlines()]
     assert lines == [
-        ["ID", "USER", "TITLE", "NAME", "CRON", "ZONE", "STATE", "NEXT RUN", "LAST RUN"],
+        [
+            *("ID", "USER", "TITLE", "NAME", "CRON", "ZONE", "STATE", "NEXT RUN", "LAST RUN"),
+            "TENANT",
+        ],
         [
             *("nine", "alice", "report", "report", "0 9 * * *", "Europe/Berlin", "active"),
-            *("03-06 08:00:00", "-"),
+            *("03-06 08:00:00", "-", "-"),
         ],
         [
             *("each", "bob", "default", "default", "* * * * *", "UTC", "active"),
-            *("03-05 09:01:00", "03-05 09:00:00"),
+            *("03-05 09:01:00", "03-05 09:00:00", "acme"),
         ],
-        ["off", "bob", "default", "default", "0 9 * * *", "UTC", "paused", "-", "-"],
+        ["off", "bob", "default", "default", "0 9 * * *", "UTC", "paused", "-", "-", "-"],
     ]
     of_alice = show("--user", "alice")[0]
     assert [line.split()[0] for line in of_alice.splitlines()] == ["ID", "nine"]
     assert show("--user", "nobody") == (
-        "ID  USER  TITLE  NAME  CRON  ZONE  STATE  NEXT RUN  LAST RUN\n",
+        "ID  USER  TITLE  NAME  CRON  ZONE  STATE  NEXT RUN  LAST RUN  TENANT\n",
         "",
     )
 
