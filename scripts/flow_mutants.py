@@ -323,7 +323,7 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "unique: what a claim gives up",
         "lua/lib/serving.lua",
-        '  if string.find(text, \',"unique":"\', 1, true) then return nil end\n',
+        " or string.find(text, '\"flow\":{', 1, true)",
         "",
         _GUARDS + "test_a_task_that_waits_again_has_its_key_though_another_had_it",
     ),

@@ -552,7 +552,6 @@ local function untouched(text, member)
   local record = { user = string.match(member, '^%Z*'), name = label_in(member), rank = rank,
     due = tonumber(due), attempts = 0 }
   if layout == 1 then return record end
-  if string.find(text, ',"unique":"', 1, true) then return nil end
   if string.find(record.name, '[\3-\5]') or string.find(text, '"flow":{', 1, true) then return nil end
   local seat = record.user
   record.user, record.pool = owner_in(seat), string.match(seat, '\3(.*)$')
