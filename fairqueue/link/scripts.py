@@ -56,6 +56,10 @@ _FUNCTION = re.compile(
 _COMMENT = re.compile(r"^[ \t]*--[^\n]*\n", re.M)
 _WORD = re.compile(r"\w+")
 _CAPITALS = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
+# Marks where a part begins, for with_stages.
+_STAGE = "_stage_\n"
+STAGE_FUNCTIONS = 25  # with fewer functions in a stage, scripts were not faster
+MOST_TAKEN = 58  # variables from around it that a function of Lua can use: 60, less two to be safe
 # A constant number, declared in the first column.
 _CONSTANT = re.compile(r"^local ([A-Z][A-Z0-9_]*) = (-?[0-9][0-9.]*)[ \t]*(?:--[^\n]*)?\n", re.M)
 
@@ -196,8 +200,8 @@ def parts_of(name: str) -> list[Part]:
     return [*ordered.values(), *lazy.values(), main]
 
 
-_SHARED = "SHARED"  # the table of what the lazy parts of a script use of it
-_REST = "REST"  # the functions that only lazy parts use
+_SHARED = "SHARED"  # returns the table of what the lazy parts of a script use of it
+_REST = "REST"  # returns the functions that only lazy parts use
 _DECLARED = re.compile(r"^local (?:function (\w+)|([\w, ]+?)(?: =|$))", re.M)
 # Variables that get a value; fields of tables, which follow a dot, do not count.
 _ASSIGNED = re.compile(r"(?<![\w.])(\w+(?:, \w+)*) = ")
@@ -243,11 +247,16 @@ def _functions(text: str) -> list[str]:
     return [_name(found) for found in _FUNCTION.finditer(text)]
 
 
-def _taken(table: str, names: Iterable[str]) -> str:
-    """Lua that declares variables with the values of a table."""
+def _taken_from(maker: str, names: Iterable[str]) -> str:
+    """Lua that declares variables with the values of a table, which a function returns."""
     listed = sorted(names)
-    values = ", ".join(f"{table}.{name}" for name in listed)
-    return f"local {', '.join(listed)} = {values}\n" if listed else ""
+    values = ", ".join(f"{maker}.{name}" for name in listed)
+    return f"local {maker} = {maker}()\nlocal {', '.join(listed)} = {values}\n" if listed else ""
+
+
+def _shared_by(names: Iterable[str]) -> str:
+    """Lua that declares the function which makes the table of what lazy parts use."""
+    return f"local {_SHARED}\n" + as_lazy(_SHARED, f"return {_as_table(names)}\n", "")
 
 
 def _as_table(names: Iterable[str]) -> str:
@@ -261,7 +270,7 @@ def _assembled(first: str, lazy: Sequence[tuple[str, str, str]], last: str) -> s
     these is.
     """
     if not lazy:
-        return without_unused(first + last)
+        return without_unused(first + _STAGE + last)
     names = [name for name, _, _ in lazy]
     marked = [f"\n{_SHARED}_{name}\n{text}\n" for name, text, _ in lazy]
     whole = without_unused("".join([first, *marked, f"\n{_SHARED}_\n", last]))
@@ -273,15 +282,17 @@ def _assembled(first: str, lazy: Sequence[tuple[str, str, str]], last: str) -> s
     # A variable that changes cannot be copied.
     outside = _declared(first) - set(names) - numbers - _assigned(whole_first)
     shared = outside & _words("".join([rest, *texts]))
-    made = [f"local {_SHARED} = {_as_table(shared)}\n"]
+    made = [_STAGE + _shared_by(shared)]
     if rest:
         text = rest + f"return {_as_table(_functions(rest))}\n"
-        made += [f"local {_REST}\n", as_lazy(_REST, text, _taken(_SHARED, shared & _words(rest)))]
+        made += [
+            f"local {_REST}\n",
+            as_lazy(_REST, text, _taken_from(_SHARED, shared & _words(rest))),
+        ]
     for (name, _, probes), text in zip(lazy, texts, strict=True):
         words = _words(text) - _declared(text)
-        taken = _taken(_SHARED, shared & words)
-        if in_rest := set(_functions(rest)) & words:
-            taken += f"local {_REST} = {_REST}()\n{_taken(_REST, in_rest)}"
+        taken = _taken_from(_SHARED, shared & words)
+        taken += _taken_from(_REST, set(_functions(rest)) & words)
         made.append(as_lazy(name, text, taken, probes))
     return "\n".join([first, *made, last])
 
@@ -326,6 +337,27 @@ def _name(found: re.Match[str]) -> str:
 @cache
 def _words(text: str) -> frozenset[str]:
     return frozenset(_WORD.findall(text))
+
+
+def with_stages(text: str) -> str:
+    """Put what follows some of the marks into a function of its own.
+
+    To make a function, Lua looks up each local variable that it uses in a list of all that are in
+    use, the last one first. What comes from around the function in which it is made is taken
+    without looking. So it costs less to make functions if the variables of the parts before are
+    outside. A stage has a number of functions before it: to make the stage is work, too.
+    """
+    first, *others = text.split(_STAGE)
+    made, declared, stages, before = [first], _declared(first), 0, len(_functions(first))
+    for number, each in enumerate(others):
+        taken = declared & _words("".join(others[number:]))
+        if before >= STAGE_FUNCTIONS and len(taken) <= MOST_TAKEN:
+            made.append("return (function()\n")
+            stages, before = stages + 1, 0
+        made.append(each)
+        declared |= _declared(each)
+        before += len(_functions(each))
+    return "".join(made) + "end)()\n" * stages
 
 
 def with_numbers(text: str) -> str:
@@ -404,7 +436,7 @@ def load_script(name: str) -> Script:
     first.append(parts[0].text)
     if not any(part.name == "fair" for part in always):  # which reads all fields of that key
         first.append("check_layout(redis.call('HGET', K.fair, 'layout'))\n")
-    first += [part.text for part in always[1:-1]]
+    first += [_STAGE + part.text for part in always[1:-1]]
     lazy = []
     for part in parts:
         if part.is_lazy:
@@ -427,7 +459,7 @@ def load_script(name: str) -> Script:
             lines.append("probe_all()")
     code = _PROBE.sub(lambda found: probe_of(keys, found[1]), "\n".join([*lines, code]))
     code = with_places(code, "K", list(keys), "KEYS")
-    body = with_places(code, "A", arguments, "ARGV")
+    body = with_stages(with_places(code, "A", arguments, "ARGV"))
     flags = f" flags={main.flags}" if main.flags else ""
     text = f"#!lua{flags}\n{body}"
     return Script(
