@@ -6,9 +6,12 @@ from datetime import datetime, timedelta
 
 from fairqueue.models import PoolSnapshot, QueueSnapshot
 from fairqueue.queue.estimate import RECENT_MS
-from fairqueue.queue.workers import WorkerInfo
+from fairqueue.queue.workers import GONE_AFTER_S, WorkerInfo
 
-RECENT = timedelta(milliseconds=RECENT_MS)  # a claim counts as a living worker for so long
+# For so long, a claim counts as a living worker: a program that calls `claim` sends no heartbeats.
+# It counts for longer while tasks run that no live worker has, which may be those of the program.
+CLAIMED_LATELY = timedelta(seconds=GONE_AFTER_S)
+RECENT = timedelta(milliseconds=RECENT_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +20,9 @@ class PoolInfo:
 
     oldest_wait: see PoolSnapshot. workers, slots, running: of the live workers
     that serve it; those that serve several pools count in each. last_claim: see PoolSnapshot.
-    is_unserved: tasks wait, no live worker takes them, and nobody did in the last ten minutes.
+    is_unserved: tasks wait, no live worker takes them, and nobody claimed lately: in the time after
+    which a worker without heartbeats counts as gone, or in the last ten minutes while tasks run
+    that no live worker has.
     """
 
     pool: str
@@ -32,16 +37,18 @@ class PoolInfo:
 
 def idle_pools(snapshot: QueueSnapshot) -> list[PoolSnapshot]:
     """The pools with waiting tasks from which nobody claimed lately: no worker may serve them."""
-    return [pool for pool in snapshot.pools if pool.waiting and _is_idle(pool, snapshot.at)]
+    return _not_claimed_from(snapshot, CLAIMED_LATELY)
 
 
 def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[PoolInfo]:
     """The pools of a queue: those with waiting tasks or live workers, the default one first."""
+    alive = [*alive]
     workers = [worker for worker in alive if not worker.draining]
     waiting = {pool.pool: pool for pool in snapshot.pools}
     served = {pool for worker in workers for pool in worker.pools}
     names = [*waiting, *sorted(served - {*waiting})]
-    idle = idle_pools(snapshot)
+    has_others = snapshot.running > sum(worker.running for worker in alive)
+    idle = _not_claimed_from(snapshot, RECENT if has_others else CLAIMED_LATELY)
     found = []
     for name in names:
         pool = waiting.get(name)
@@ -62,5 +69,10 @@ def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[Poo
     return found
 
 
-def _is_idle(pool: PoolSnapshot, at: datetime) -> bool:
-    return pool.last_claim is None or at - pool.last_claim > RECENT
+def _not_claimed_from(snapshot: QueueSnapshot, span: timedelta) -> list[PoolSnapshot]:
+    """The pools with waiting tasks from which nobody claimed in a span before the snapshot."""
+    return [
+        pool
+        for pool in snapshot.pools
+        if pool.waiting and (pool.last_claim is None or snapshot.at - pool.last_claim > span)
+    ]

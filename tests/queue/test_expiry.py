@@ -30,6 +30,15 @@ def run_of(world: World, task_id: str) -> Run:
 # --- when -----------------------------------------------------------------------------------------
 
 
+def test_a_leader_ends_expired_tasks_when_no_worker_is_alive(world: World) -> None:
+    world.push("a", expires=10)
+    world.push("g", pool="gpu", expires=10)
+    world.push("b")
+    world.advance(10)
+    world.scheduler.tick()
+    assert [world.info(each).state for each in ("a", "g", "b")] == ["expired", "expired", "ready"]
+
+
 @pytest.mark.parametrize("how", ["seconds", "timedelta", "datetime"])
 def test_what_has_not_started_by_then_ends_as_expired(world: World, how: str) -> None:
     at = world.now() + timedelta(seconds=10)

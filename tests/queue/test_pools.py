@@ -379,9 +379,17 @@ def test_a_pool_is_unserved_once_nobody_has_taken_its_tasks_for_a_while(world: W
     assert unserved() == []
     world.push("a", "b", pool="gpu")
     assert unserved() == ["gpu"]
-    world.queue.claim("w", pools=["gpu"])
+    (claim,) = world.queue.claim("w", pools=["gpu"], lease=3600)
+    world.advance(599)  # a program without heartbeats may be busy with the task
     assert unserved() == []
-    world.advance(601)
+    world.advance(2)
+    assert unserved() == ["gpu"]
+    world.queue.finish(claim)
+    world.push("c", pool="gpu")
+    world.queue.finish(world.queue.claim("w", pools=["gpu"])[0])
+    world.advance(35)
+    assert unserved() == []
+    world.advance(1)  # nothing runs: nobody is there
     assert unserved() == ["gpu"]
 
 

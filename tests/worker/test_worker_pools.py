@@ -156,6 +156,21 @@ def test_a_pool_without_a_living_worker_is_unserved(world: World) -> None:
     assert unserved() == []
 
 
+def test_a_pool_whose_only_worker_was_killed_is_unserved_once_its_task_waits_again(
+    world: World,
+) -> None:
+    def unserved() -> list[str]:
+        return [each.pool for each in world.inspector.system.pools() if each.is_unserved]
+
+    world.push("a", "b", pool="gpu")
+    beat(world.queue, pools=["gpu"])
+    world.queue.claim("w", pools=["gpu"], lease=30)
+    world.advance(40)  # no heartbeat, and nobody renews the lease
+    world.workers.look_over()  # as a leader does
+    assert world.queue.inspect().running == 0
+    assert unserved() == ["gpu"]
+
+
 def handled(world: World, worker_id: str, names: list[str], *pools: str) -> frozenset[str]:
     fields: dict[str, Any] = {"pools": [*pools]} if pools else {}
     record = {"pid": 7, "slots": 1, **fields, "names": names, "current": [], "started": 0}
