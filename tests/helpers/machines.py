@@ -2,16 +2,23 @@
 
 import os
 import random
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
+import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from fairqueue.clock import ManualClock
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Call
+from fairqueue.models import new_id
+from fairqueue.queue.queue import TaskQueue
 
 EXAMPLES = os.environ.get("FAIRQUEUE_MODEL_EXAMPLES")
 SAME = os.environ.get("FAIRQUEUE_MODEL_SAME", "0" if EXAMPLES else "1") != "0"
@@ -114,6 +121,41 @@ class Ids:
     def __call__(self) -> str:
         forced, self.forced = self.forced, None
         return forced or self._random.randbytes(12).hex()
+
+
+class EchoingMachine(RuleBasedStateMachine):
+    """A state machine with a real queue on an EchoingLink, a clock and ids of its own."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.cleanup = ExitStack()
+        self.client = self.cleanup.enter_context(redis.Redis.from_url(url))
+        self.client.flushdb()
+        self.clock = ManualClock()
+        self.queue = self.cleanup.enter_context(TaskQueue(self.client, clock=self.clock))
+        self.link = EchoingLink(self.client, self.queue.keys, timeout=5.0, clock=self.clock)
+        self.link.sent = []
+        self.queue.link.close()
+        self.queue.link = self.link
+        self.ids = Ids()
+        for name, module in list(sys.modules.items()):
+            if name.startswith("fairqueue.") and getattr(module, "new_id", None) is new_id:
+                self.cleanup.enter_context(mock.patch.object(module, "new_id", self.ids))
+
+    def teardown(self) -> None:
+        self.cleanup.close()
+
+    @property
+    def now(self) -> int:
+        return self.clock.now_ms()
+
+    def lossy(self, lost: bool, act: Callable[[], Any]) -> Any:
+        """Do something of which the reply is lost, so that it is sent twice."""
+        self.link.echo = lost
+        try:
+            return act()
+        finally:
+            self.link.echo = False
 
 
 def run_machine(machine: type[RuleBasedStateMachine], url: str, examples: int) -> None:

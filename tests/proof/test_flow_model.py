@@ -4,26 +4,19 @@ Hypothesis makes up pushes, claims, endings, moves and settings; after each step
 clock is compared with the model. See test_model.py for the variables that let it look for longer.
 """
 
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import pytest
-import redis
 from helpers.flow_model import FlowModel, FlowTask, Seat
-from helpers.machines import EXAMPLES, REPLAY_MS, EchoingLink, Ids, run_machine
+from helpers.machines import EXAMPLES, REPLAY_MS, EchoingMachine, run_machine
 from helpers.state import State, check_consistency, dump
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import LeaseLost
 from fairqueue.link.owners import Owner
-from fairqueue.models import Claim, Task, new_id
-from fairqueue.queue.queue import TaskQueue
+from fairqueue.models import Claim, Task
 
 USERS = ("ann", "bob", "cy")
 TENANTS = (None, "acme", "globex")
@@ -60,24 +53,11 @@ class Held:
     claimed_ms: int
 
 
-class FlowMachine(RuleBasedStateMachine):
+class FlowMachine(EchoingMachine):
     """Does the same with the real queue and with the model."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.cleanup = ExitStack()
-        self.client = self.cleanup.enter_context(redis.Redis.from_url(url))
-        self.client.flushdb()
-        self.clock = ManualClock()
-        self.queue = self.cleanup.enter_context(TaskQueue(self.client, clock=self.clock))
-        self.link = EchoingLink(self.client, self.queue.keys, timeout=5.0, clock=self.clock)
-        self.link.sent = []
-        self.queue.link.close()
-        self.queue.link = self.link
-        self.ids = Ids()
-        for name, module in list(sys.modules.items()):
-            if name.startswith("fairqueue.") and getattr(module, "new_id", None) is new_id:
-                self.cleanup.enter_context(mock.patch.object(module, "new_id", self.ids))
+        super().__init__(url)
         self.model = FlowModel()
         self.held: list[Held] = []
         self.given_back: set[tuple[str, str]] = set()
@@ -86,24 +66,9 @@ class FlowMachine(RuleBasedStateMachine):
         # From the beginning it is a queue with tenants.
         self.set(Owner.whole("acme"), {"weight": 1.0}, lost=False)
 
-    def teardown(self) -> None:
-        self.cleanup.close()
-
-    @property
-    def now(self) -> int:
-        return self.clock.now_ms()
-
     def jump(self, milliseconds: int) -> None:
         self.clock.advance(milliseconds / 1000)
         self.link.travelled_ms += milliseconds
-
-    def lossy(self, lost: bool, act: Callable[[], Any]) -> Any:
-        """Do something of which the reply is lost, so that it is sent twice."""
-        self.link.echo = lost
-        try:
-            return act()
-        finally:
-            self.link.echo = False
 
     @rule(milliseconds=st.sampled_from((1, 50, 250, 1000, 2000, 5000)))
     def time_passes(self, milliseconds: int) -> None:

@@ -8,32 +8,28 @@ with `FAIRQUEUE_MODEL_SAME=1` at the same examples each time.
 
 import json
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import pytest
 import redis
-from helpers.machines import EXAMPLES, REPLAY_MS, EchoingLink, Ids, run_machine
+from helpers.machines import EXAMPLES, REPLAY_MS, EchoingMachine, run_machine
 from helpers.model import Every, ModelQueue, ModelReading, ModelSchedule, ModelSchedulers, ModelTask
 from helpers.state import READS, check_consistency
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
 )
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import InvalidTask, LeaseLost, QueueFull, ScheduleConflict, StaleVersion
 from fairqueue.link.keys import BARRIER, KEY_TYPES
-from fairqueue.models import Claim, Task, new_id
+from fairqueue.models import Claim, Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.scheduler.firing import TickReport
@@ -209,26 +205,13 @@ class Held:
     claimed_ms: int
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(EchoingMachine):
     """Does the same with the real queue and with the model."""
 
     cost = "tasks"
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.cleanup = ExitStack()
-        self.client = self.cleanup.enter_context(redis.Redis.from_url(url))
-        self.client.flushdb()
-        self.clock = ManualClock()
-        self.queue = self.cleanup.enter_context(TaskQueue(self.client, clock=self.clock))
-        self.link = EchoingLink(self.client, self.queue.keys, timeout=5.0, clock=self.clock)
-        self.link.sent = []
-        self.queue.link.close()
-        self.queue.link = self.link
-        self.ids = Ids()
-        for name, module in list(sys.modules.items()):
-            if name.startswith("fairqueue.") and getattr(module, "new_id", None) is new_id:
-                self.cleanup.enter_context(mock.patch.object(module, "new_id", self.ids))
+        super().__init__(url)
         quiet = mock.patch.object(logging.getLogger("fairqueue.scheduler"), "disabled", True)
         self.cleanup.enter_context(quiet)
         # A leader looks over the queue now and then; here that is a rule of its own.
@@ -249,13 +232,6 @@ class Machine(RuleBasedStateMachine):
         self.latest_ms = self.now
         self.queue.configure(cost=self.cost)
         self.model.settings.cost = self.cost
-
-    def teardown(self) -> None:
-        self.cleanup.close()
-
-    @property
-    def now(self) -> int:
-        return self.clock.now_ms()
 
     def is_uncertain(self, task_id: str, call: str = "", token: str = "") -> bool:
         """Whether the queue may, but need not, still remember a task that is gone, or a call."""

@@ -1,23 +1,16 @@
 """What pushes with unique keys do, and which task has a key, is what the plain model says."""
 
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
 import pytest
-import redis
-from helpers.machines import EXAMPLES, EchoingLink, Ids, run_machine
+from helpers.machines import EXAMPLES, EchoingMachine, run_machine
 from helpers.state import check_consistency, dump
 from helpers.unique_model import UniqueModel, UniqueTask
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from fairqueue.clock import ManualClock
 from fairqueue.errors import DuplicateTask
-from fairqueue.models import Claim, Task, new_id
-from fairqueue.queue.queue import TaskQueue
+from fairqueue.models import Claim, Task
 
 picks = st.integers(0, 999)
 lost_reply = st.sampled_from((False, False, True))
@@ -31,43 +24,15 @@ pushes = st.tuples(
 )
 
 
-class UniqueMachine(RuleBasedStateMachine):
+class UniqueMachine(EchoingMachine):
     """Does the same with the real queue and with the model."""
 
     def __init__(self, url: str) -> None:
-        super().__init__()
-        self.cleanup = ExitStack()
-        self.client = self.cleanup.enter_context(redis.Redis.from_url(url))
-        self.client.flushdb()
-        self.clock = ManualClock()
-        self.queue = self.cleanup.enter_context(TaskQueue(self.client, clock=self.clock))
-        self.link = EchoingLink(self.client, self.queue.keys, timeout=5.0, clock=self.clock)
-        self.link.sent = []
-        self.queue.link.close()
-        self.queue.link = self.link
-        ids = Ids()
-        for name, module in list(sys.modules.items()):
-            if name.startswith("fairqueue.") and getattr(module, "new_id", None) is new_id:
-                self.cleanup.enter_context(mock.patch.object(module, "new_id", ids))
+        super().__init__(url)
         self.model = UniqueModel()
         self.claims: list[Claim] = []
         self.pushed = 0
         self.queue.configure(max_attempts=1000)
-
-    def teardown(self) -> None:
-        self.cleanup.close()
-
-    @property
-    def now(self) -> int:
-        return self.clock.now_ms()
-
-    def lossy(self, lost: bool, act: Callable[[], Any]) -> Any:
-        """Do something of which the reply is lost, so that it is sent twice."""
-        self.link.echo = lost
-        try:
-            return act()
-        finally:
-            self.link.echo = False
 
     @rule(milliseconds=st.sampled_from((1, 500, 1000, 2000, 5000, 31_000)))
     def time_passes(self, milliseconds: int) -> None:
