@@ -8,7 +8,7 @@ from typing import Any
 
 from fairqueue.clock import from_ms
 from fairqueue.queue.records import moment_of, user_settings
-from fairqueue.queue.workers import ANY, WorkerInfo
+from fairqueue.queue.workers import ANY, GONE_AFTER_S, WorkerInfo
 
 RECENT_MS = 600_000  # a pace that is older says nothing, and so does an older claim
 # The range of an estimate: this part of the wait, and more while few tasks were measured or are
@@ -56,14 +56,24 @@ class Pace:
             return cls()
         return found if math.isfinite(found.tasks + found.ms) else cls()
 
-    def is_recent(self, now_ms: int) -> bool:
+    def is_recent(self, now_ms: int, span_ms: int = RECENT_MS) -> bool:
         """Whether a task was claimed not long ago."""
-        return self.last_ms > 0 and abs(now_ms - self.last_ms) < RECENT_MS
+        return self.last_ms > 0 and abs(now_ms - self.last_ms) <= span_ms
 
     @property
     def per_ms(self) -> float | None:
         """Tasks per ms; None if not known."""
         return self.tasks / self.ms if self.tasks > 0 and self.ms > 0 else None
+
+
+def claim_counts_ms(running: int, alive: Iterable[WorkerInfo]) -> int:
+    """For how long a claim tells that a pool is served, although no live worker serves it.
+
+    A program that calls `claim` itself sends no heartbeats. It claims again at once unless it is
+    busy with tasks that no live worker has.
+    """
+    has_others = running > sum(worker.running for worker in alive)
+    return RECENT_MS if has_others else round(GONE_AFTER_S * 1000)
 
 
 def free_slots(workers: Iterable[WorkerInfo], pool: str, name: str) -> int | None:

@@ -11,7 +11,7 @@ from fairqueue.models import (
     UNREADABLE,
     Explanation,
 )
-from fairqueue.queue.estimate import Pace, free_slots, quote
+from fairqueue.queue.estimate import Pace, claim_counts_ms, free_slots, quote
 from fairqueue.queue.records import (
     moment_of,
     read_status,
@@ -191,7 +191,9 @@ class Waiting:
     @property
     def _is_claimed_from(self) -> bool:
         """Whether somebody took a task of its pool lately, maybe without heartbeats."""
-        return Pace.read(self._fields.get("pace")).is_recent(round(self.now.timestamp() * 1000))
+        span_ms = claim_counts_ms(self.leases, self.workers)
+        now_ms = round(self.now.timestamp() * 1000)
+        return Pace.read(self._fields.get("pace")).is_recent(now_ms, span_ms)
 
     @property
     def _is_buffered(self) -> bool:

@@ -5,13 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from fairqueue.models import PoolSnapshot, QueueSnapshot
-from fairqueue.queue.estimate import RECENT_MS
-from fairqueue.queue.workers import GONE_AFTER_S, WorkerInfo
-
-# For so long, a claim counts as a living worker: a program that calls `claim` sends no heartbeats.
-# It counts for longer while tasks run that no live worker has, which may be those of the program.
-CLAIMED_LATELY = timedelta(seconds=GONE_AFTER_S)
-RECENT = timedelta(milliseconds=RECENT_MS)
+from fairqueue.queue.estimate import claim_counts_ms
+from fairqueue.queue.workers import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +15,8 @@ class PoolInfo:
 
     oldest_wait: see PoolSnapshot. workers, slots, running: of the live workers
     that serve it; those that serve several pools count in each. last_claim: see PoolSnapshot.
-    is_unserved: tasks wait, no live worker takes them, and nobody claimed lately: in the time after
-    which a worker without heartbeats counts as gone, or in the last ten minutes while tasks run
-    that no live worker has.
+    is_unserved: tasks wait, no live worker takes them, and nobody claimed lately; see
+    `claim_counts_ms`.
     """
 
     pool: str
@@ -37,7 +31,7 @@ class PoolInfo:
 
 def idle_pools(snapshot: QueueSnapshot) -> list[PoolSnapshot]:
     """The pools with waiting tasks from which nobody claimed lately: no worker may serve them."""
-    return _not_claimed_from(snapshot, CLAIMED_LATELY)
+    return _not_claimed_from(snapshot, claim_counts_ms(0, ()))
 
 
 def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[PoolInfo]:
@@ -47,8 +41,7 @@ def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[Poo
     waiting = {pool.pool: pool for pool in snapshot.pools}
     served = {pool for worker in workers for pool in worker.pools}
     names = [*waiting, *sorted(served - {*waiting})]
-    has_others = snapshot.running > sum(worker.running for worker in alive)
-    idle = _not_claimed_from(snapshot, RECENT if has_others else CLAIMED_LATELY)
+    idle = _not_claimed_from(snapshot, claim_counts_ms(snapshot.running, alive))
     found = []
     for name in names:
         pool = waiting.get(name)
@@ -69,8 +62,9 @@ def pool_infos(snapshot: QueueSnapshot, alive: Iterable[WorkerInfo]) -> list[Poo
     return found
 
 
-def _not_claimed_from(snapshot: QueueSnapshot, span: timedelta) -> list[PoolSnapshot]:
+def _not_claimed_from(snapshot: QueueSnapshot, span_ms: int) -> list[PoolSnapshot]:
     """The pools with waiting tasks from which nobody claimed in a span before the snapshot."""
+    span = timedelta(milliseconds=span_ms)
     return [
         pool
         for pool in snapshot.pools

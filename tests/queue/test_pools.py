@@ -415,6 +415,15 @@ def test_a_claim_without_heartbeats_counts_as_a_worker_of_its_pool_for_a_while(
     assert ids_of(world.queue.claim("own", pools=["gpu"])) == ["a"]
     world.beat("cpu")
     assert "no_pool_worker" not in reasons_of(world.queue, "b")
-    world.advance(timedelta(minutes=10))
+    world.advance(timedelta(minutes=10, seconds=1))
     world.beat("cpu")
+    assert reasons_of(world.queue, "b")[0] == "no_pool_worker"
+
+
+def test_explain_says_soon_that_the_only_worker_of_a_pool_was_killed(world: World) -> None:
+    world.push("a", "b", pool="gpu")
+    world.queue.claim("w", pools=["gpu"], lease=30)
+    world.advance(40)
+    world.beat("cpu")
+    world.workers.look_over()  # the lease is over
     assert reasons_of(world.queue, "b")[0] == "no_pool_worker"
