@@ -3,6 +3,7 @@
 from fairqueue import aliases
 from fairqueue.alerts import Alerts
 from fairqueue.errors import (
+    AmbiguousTask,
     BrokenRecord,
     ConfigurationError,
     DuplicateTask,
@@ -28,6 +29,7 @@ from fairqueue.errors import (
     UnknownTimezone,
     UnknownUser,
     UnknownWorker,
+    WrongPartitions,
 )
 from fairqueue.history.runs import History
 from fairqueue.models import Claim, QueueSettings, ScheduledTask, Task, TaskInfo
@@ -43,6 +45,7 @@ aliases.install()
 
 __all__ = [
     "Alerts",
+    "AmbiguousTask",
     "BrokenRecord",
     "Claim",
     "ConfigurationError",
@@ -83,4 +86,5 @@ __all__ = [
     "UnknownUser",
     "UnknownWorker",
     "Worker",
+    "WrongPartitions",
 ]

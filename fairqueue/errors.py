@@ -77,6 +77,18 @@ class ConfigurationError(InvalidInput):
     """A constructor argument, a setting or the configuration of the Redis server is invalid."""
 
 
+class WrongPartitions(ConfigurationError):
+    """The queue has another number of partitions than the client was made for: `stored`."""
+
+    def __init__(self, stored: int, wanted: int) -> None:
+        super().__init__(
+            f"this queue has {stored} partition{'s' * (stored > 1)}, and this client was made for "
+            f"{wanted}: pass partitions={stored}; the number never changes, but `fairqueue "
+            "repartition` moves what is stored to a new queue"
+        )
+        self.stored = stored
+
+
 class InvalidTask(InvalidInput):
     """A task has an invalid id, user, name, priority or time, or its id belongs to another task."""
 
@@ -134,6 +146,10 @@ class DuplicateTask(FairQueueError):
     def __init__(self, message: str, task_id: str = "") -> None:
         super().__init__(message)
         self.task_id = task_id
+
+
+class AmbiguousTask(FairQueueError):
+    """Tasks of several tenants have this id: pass `tenant=` to say which one is meant."""
 
 
 class ScheduleConflict(FairQueueError):

@@ -28,13 +28,15 @@ from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, kind_of
 from fairqueue.link import driver
 from fairqueue.link.dialer import NobodyThere, is_nobody, options_like
-from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk
+from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk, gathered
 from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.operation import (
     Ask,
+    At,
     Blocking,
     Call,
     Each,
+    Gather,
     Now,
     Operation,
     Together,
@@ -74,6 +76,12 @@ class AsyncLink(Driver):
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._abandoned: list[list[AbstractConnection]] = []
         self._closed = False
+        self._is_known = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a connection was ever made."""
+        return self._is_known
 
     async def close(self) -> None:
         """Close the connections that are not in use; the others close when they come back."""
@@ -111,11 +119,11 @@ class AsyncLink(Driver):
     # --- requests ---------------------------------------------------------------------------------
 
     async def _call(self, call: Call) -> Any:
-        prepared = self._command(call)
+        prepared = self.command_of(call)
         return await self._repeat(lambda: self._run_script(*prepared), call.timeout)
 
     async def _together(self, request: Together) -> list[Any]:
-        prepared = [self._command(call) for call in request.calls]
+        prepared = [self.command_of(call) for call in request.calls]
         answers: list[Any] = await self._repeat(lambda: self._run_together(prepared), None)
         return answers
 
@@ -143,7 +151,7 @@ class AsyncLink(Driver):
                 for call in calls:
                     waiting.append((call, time.monotonic()))
                     async with self._patience():
-                        await connection.send_command(*self._command(call)[1])
+                        await connection.send_command(*self.command_of(call)[1])
                     if len(waiting) > 1:
                         read(await self._next_answer(connection, waiting))
                 while waiting:
@@ -152,7 +160,7 @@ class AsyncLink(Driver):
             if waiting and isinstance(error, redis.ResponseError):
                 read(await self._call(waiting.popleft()[0]))  # it was answered: with a refusal
             for call, sent_at in waiting:
-                talk = partial(self._run_script, *self._command(call))
+                talk = partial(self._run_script, *self.command_of(call))
                 read(await self._repeat(talk, None, sent_at=sent_at))
             for call in calls:
                 read(await self._call(call))
@@ -178,10 +186,17 @@ class AsyncLink(Driver):
     async def _blocking(self, request: Blocking) -> Any:
         return await asyncio.to_thread(request.function, *request.arguments)
 
+    async def _at(self, request: At) -> Any:
+        return await request.link.perform(request.steps)
+
+    async def _gather(self, request: Gather) -> list[Any]:
+        performed = (link.perform(steps) for link, steps in request.operations)
+        results = await asyncio.gather(*performed, return_exceptions=True)
+        return gathered(results, partial=request.partial)
+
     async def _wait(self, waiter: "_Waiter", request: Wait) -> bool:
         try:
-            keys = tuple(self.keys[key] for key in request.keys)
-            return await waiter.wait(keys, request.seconds)
+            return await waiter.wait(self.full(request.keys), request.seconds)
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             await asyncio.sleep(min(request.seconds, WAIT_PAUSE_S))
             return False
@@ -283,7 +298,7 @@ class AsyncLink(Driver):
         """A new connection, ready for use. Raises redis errors."""
         self._move_home()
         connection = await self._dialer.dial(within)
-        self._was_there = True
+        self._is_known = True
         return connection
 
 

@@ -16,16 +16,19 @@ from redis.connection import AbstractConnection
 
 from fairqueue.clock import Clock
 from fairqueue.errors import RedisRefused
-from fairqueue.link.dialer import connection_maker, disconnect
+from fairqueue.link.dialer import Dialer, disconnect
 from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk
+from fairqueue.link.gathering import gather
 from fairqueue.link.keys import KEY_TYPES, Keys
-from fairqueue.link.listener import Listener, at_most, readable
+from fairqueue.link.listener import Listener, answer_or_error, at_most, readable
 from fairqueue.link.operation import (
     Argument,
     Ask,
+    At,
     Blocking,
     Call,
     Each,
+    Gather,
     Now,
     Operation,
     Together,
@@ -35,14 +38,17 @@ from fairqueue.link.operation import (
 Result = TypeVar("Result")
 
 
-class Link(Driver):
-    """The blocking way to one queue in Redis. May be used by many threads, and after a fork."""
+class Connections:
+    """The connections to one server, for all links that lead there. Safe to use from many threads.
 
-    def __init__(
-        self, client: redis.Redis, keys: Keys, *, timeout: float, clock: Clock | None
-    ) -> None:
-        super().__init__(keys, timeout, clock)
-        self._dialer = connection_maker(client, timeout)
+    After a fork, the child leaves the parent's connections alone.
+    """
+
+    def __init__(self, dialer: Dialer) -> None:
+        self.dialer = dialer
+        self.is_known = False  # whether a connection was ever made
+        self.is_checked = False  # whether the server is known to keep what it stores
+        self.era = 0  # how often connections broke
         self._free: list[AbstractConnection] = []
         self._pid = os.getpid()
         self._closed = False
@@ -53,6 +59,121 @@ class Link(Driver):
         with suppress(IndexError):
             while True:
                 disconnect(self._free.pop())
+
+    def take(self, within: float) -> AbstractConnection:
+        """A free connection that leads to where a new one would, or a new one."""
+        return self._take_free(within) or self.dial(within)
+
+    @contextmanager
+    def one(self, within: float = math.inf) -> Iterator[AbstractConnection]:
+        """A connection for the body of a `with` statement; it is closed after an error."""
+        connection = self.take(within)
+        try:
+            yield connection
+        except BaseException as error:
+            self.give_up(connection, error)
+            raise
+        self.take_back(connection)
+
+    def give_up(self, connection: AbstractConnection, error: BaseException) -> None:
+        """Close a connection after an error.
+
+        An answer may still be on its way, and must not reach the next user of the connection; or it
+        was READONLY, and this is the wrong server by now.
+        """
+        disconnect(connection)
+        if isinstance(error, BROKEN):
+            self._drop_free(_address(connection))
+
+    def lend(self) -> AbstractConnection:
+        """A connection to wait on: a free one whose other end is still there, or a new one.
+
+        The caller returns it with `take_back` once all answers are read, or closes it. Raises redis
+        errors, and RedisRefused after `close`.
+        """
+        while (connection := self._take_free(math.inf)) is not None:
+            sock = getattr(connection, "_sock", None)
+            # Nothing was asked, so anything to read is the end of the connection.
+            if not isinstance(sock, socket.socket) or not readable([sock], 0):
+                return connection
+            disconnect(connection)
+        return self.dial(math.inf)
+
+    def take_back(self, connection: AbstractConnection) -> None:
+        """Keep a connection for the next caller."""
+        self._free.append(connection)
+        if self._closed:
+            self.close()
+
+    def _drop_free(self, address: object) -> None:
+        """Close the free connections to an address: each would cost somebody a time-out."""
+        self.era += 1
+        kept = []
+        with suppress(IndexError):
+            while True:
+                connection = self._free.pop()
+                if _address(connection) == address:
+                    disconnect(connection)
+                else:
+                    kept.append(connection)
+        self._free.extend(kept)
+
+    def _take_free(self, within: float) -> AbstractConnection | None:
+        """A free connection that leads to where a new one would; None if there is none."""
+        if self._pid != os.getpid():
+            # After a fork the connections belong to the parent: leave them alone.
+            self._free, self._pid = [], os.getpid()
+        if self._closed:
+            raise RedisRefused("the queue is closed: make a new TaskQueue")
+        with suppress(IndexError):
+            while True:
+                connection = self._free.pop()
+                if self.dialer.still_leads(connection, within):
+                    return connection
+                disconnect(connection)
+        return None
+
+    def dial(self, within: float) -> AbstractConnection:
+        """A new connection. Raises redis errors."""
+        connection = self.dialer.dial(within)
+        self.is_known = True
+        return connection
+
+
+class Link(Driver):
+    """The blocking way to one queue in Redis. May be used by many threads, and after a fork."""
+
+    parts: "tuple[Link, ...]" = ()  # the links of the partitions, if there are several
+
+    def __init__(
+        self, connections: Connections, keys: Keys, *, timeout: float, clock: Clock | None
+    ) -> None:
+        super().__init__(keys, timeout, clock)
+        self.connections = connections
+        self.whole: Link = self  # the link of the queue that this one is a partition of
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a connection was ever made."""
+        return self.connections.is_known
+
+    @property
+    def era(self) -> int:  # type: ignore[override]
+        """Grows when connections break."""
+        return self.connections.era
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the server is known to keep what it stores; see QueueBase.check."""
+        return self.connections.is_checked
+
+    @is_checked.setter
+    def is_checked(self, value: bool) -> None:
+        self.connections.is_checked = value
+
+    def close(self) -> None:
+        """Close the connections that are not in use; the others close when they come back."""
+        self.connections.close()
 
     # --- operations -------------------------------------------------------------------------------
 
@@ -108,18 +229,18 @@ class Link(Driver):
         known = self._known_time()
         return self._read_time(self.ask(("TIME",))[0]) if known is None else known
 
-    def listener(self, *keys: str) -> Listener:
+    def listener(self, *keys: str | bytes) -> Listener:
         """Make a listener for tokens in lists; while it waits, it has its own connection."""
-        return Listener(self, self._dialer, *(self.keys[key] for key in keys))
+        return Listener(self.connections, *self.full(keys))
 
     # --- requests ---------------------------------------------------------------------------------
 
     def _call(self, call: Call) -> Any:
-        prepared = self._command(call)
+        prepared = self.command_of(call)
         return self._repeat(lambda: self._run_script(*prepared), call.timeout)
 
     def _together(self, request: Together) -> list[Any]:
-        prepared = [self._command(call) for call in request.calls]
+        prepared = [self.command_of(call) for call in request.calls]
         answers: list[Any] = self._repeat(lambda: self._run_together(prepared), None)
         return answers
 
@@ -138,13 +259,13 @@ class Link(Driver):
         waiting: deque[tuple[Call, float]] = deque()
         source = iter(calls)
         try:
-            with self._connection() as connection:
+            with self.connections.one() as connection:
                 for call in source:
-                    if not self._dialer.still_leads(connection):
+                    if not self.connections.dialer.still_leads(connection):
                         source = chain([call], source)
                         raise redis.ConnectionError("another server is the primary now")
                     waiting.append((call, time.monotonic()))
-                    connection.send_command(*self._command(call)[1])
+                    connection.send_command(*self.command_of(call)[1])
                     if len(waiting) > 1:
                         answer = connection.read_response()
                         waiting.popleft()
@@ -157,7 +278,7 @@ class Link(Driver):
             if waiting and isinstance(error, redis.ResponseError):
                 yield self._call(waiting.popleft()[0])  # it was answered: with a refusal
             for call, sent_at in waiting:
-                prepared = self._command(call)
+                prepared = self.command_of(call)
                 yield self._repeat(partial(self._run_script, *prepared), None, sent_at=sent_at)
             for call in source:
                 yield self._call(call)
@@ -174,8 +295,14 @@ class Link(Driver):
     def _blocking(self, request: Blocking) -> Any:
         return request.function(*request.arguments)
 
+    def _at(self, request: At) -> Any:
+        return request.link.perform(request.steps)
+
+    def _gather(self, request: Gather) -> list[Any]:
+        return gather(request)
+
     def _wait(self, listener: Listener, request: Wait) -> bool:
-        listener.listen_to(*(self.keys[key] for key in request.keys))
+        listener.listen_to(*self.full(request.keys))
         try:
             return listener.wait(request.seconds)
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
@@ -184,18 +311,36 @@ class Link(Driver):
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
+    def ask_again(
+        self, request: Call | Ask | Together, *, since: float, sent_at: float | None
+    ) -> Any:
+        """Answer a request whose time-out began at `since`; `sent_at`: when it was sent."""
+        if isinstance(request, Ask):
+            talk: Callable[[], Talk] = partial(self._run_commands, request.commands)
+        elif isinstance(request, Together):
+            talk = partial(self._run_together, [self.command_of(call) for call in request.calls])
+        else:
+            talk = partial(self._run_script, *self.command_of(request))
+        timeout = None if isinstance(request, Together) else request.timeout
+        return self._repeat(talk, timeout, sent_at=sent_at, since=since)
+
     # --- attempts ---------------------------------------------------------------------------------
 
     def _repeat(
-        self, talk: Callable[[], Talk], timeout: float | None, *, sent_at: float | None = None
+        self,
+        talk: Callable[[], Talk],
+        timeout: float | None,
+        *,
+        sent_at: float | None = None,
+        since: float | None = None,
     ) -> Any:
         """Have a conversation, again if need be, until the deadline; once if nobody was there."""
-        attempts = Attempts(self, timeout, sent_at)
+        attempts = Attempts(self, timeout, sent_at, since)
         while True:
-            begun, connection = False, None
-            # Not by `_connection`: a context manager costs 5 % of a push.
+            begun, connection, connections = False, None, self.connections
+            # Not by `one`: a context manager costs 5 % of a push.
             try:
-                connection = self._take_free(attempts.limit) or self._dial(attempts.limit)
+                connection = connections.take(attempts.limit)
                 attempts.begin()
                 begun = True
                 if attempts.limit == math.inf:
@@ -205,12 +350,12 @@ class Link(Driver):
                         answer = _converse(connection, talk())
             except BaseException as error:
                 if connection is not None:
-                    self._give_up(connection, error)
+                    connections.give_up(connection, error)
                 if not isinstance(error, (redis.ResponseError, *BROKEN)):
                     raise
                 failure = error
             else:
-                self.take_back(connection)
+                connections.take_back(connection)
                 return answer
             outcome = attempts.failed(failure, begun)
             if isinstance(outcome, float):
@@ -220,81 +365,6 @@ class Link(Driver):
                 types = self.ask(*(("TYPE", self.keys[name]) for name in KEY_TYPES))
                 outcome = self._wrong_types(outcome, types)
             raise outcome from failure
-
-    # --- connections ------------------------------------------------------------------------------
-
-    @contextmanager
-    def _connection(self, within: float = math.inf) -> Iterator[AbstractConnection]:
-        connection = self._take_free(within) or self._dial(within)
-        try:
-            yield connection
-        except BaseException as error:
-            self._give_up(connection, error)
-            raise
-        self.take_back(connection)
-
-    def _give_up(self, connection: AbstractConnection, error: BaseException) -> None:
-        """Close a connection after an error.
-
-        An answer may still be on its way, and must not reach the next user of the connection; or it
-        was READONLY, and this is the wrong server by now.
-        """
-        disconnect(connection)
-        if isinstance(error, BROKEN):
-            self._drop_free(_address(connection))
-
-    def lend(self) -> AbstractConnection:
-        """A connection to wait on: a free one whose other end is still there, or a new one.
-
-        The caller returns it with `take_back` once all answers are read, or closes it. Raises redis
-        errors, and RedisRefused after `close`.
-        """
-        while (connection := self._take_free(math.inf)) is not None:
-            sock = getattr(connection, "_sock", None)
-            # Nothing was asked, so anything to read is the end of the connection.
-            if not isinstance(sock, socket.socket) or not readable([sock], 0):
-                return connection
-            disconnect(connection)
-        return self._dial(math.inf)
-
-    def take_back(self, connection: AbstractConnection) -> None:
-        """Keep a connection for the next caller."""
-        self._free.append(connection)
-        if self._closed:
-            self.close()
-
-    def _drop_free(self, address: object) -> None:
-        """Close the free connections to an address: each would cost somebody a time-out."""
-        self._clock_sample = None  # the next answer may be another server's
-        kept = []
-        with suppress(IndexError):
-            while True:
-                connection = self._free.pop()
-                if _address(connection) == address:
-                    disconnect(connection)
-                else:
-                    kept.append(connection)
-        self._free.extend(kept)
-
-    def _take_free(self, within: float) -> AbstractConnection | None:
-        """A free connection that leads to where a new one would; None if there is none."""
-        if self._pid != os.getpid():
-            # After a fork the connections belong to the parent: leave them alone.
-            self._free, self._pid = [], os.getpid()
-        if self._closed:
-            raise RedisRefused("the queue is closed: make a new TaskQueue")
-        with suppress(IndexError):
-            while True:
-                connection = self._free.pop()
-                if self._dialer.still_leads(connection, within):
-                    return connection
-                disconnect(connection)
-        return None
-
-    def _dial(self, within: float) -> AbstractConnection:
-        connection = self._dialer.dial(within)
-        self._was_there = True
-        return connection
 
 
 def _address(connection: AbstractConnection) -> tuple[object, ...]:
@@ -310,13 +380,6 @@ def _converse(connection: AbstractConnection, talk: Talk) -> Any:
                 connection.send_command(*commands[0])
             else:  # together: a write for each would wake the server each time
                 connection.send_packed_command(connection.pack_commands(commands))
-            commands = talk.send([_answer_or_error(connection) for _ in commands])
+            commands = talk.send([answer_or_error(connection) for _ in commands])
     except StopIteration as end:
         return end.value
-
-
-def _answer_or_error(connection: AbstractConnection) -> Any:
-    try:
-        return connection.read_response()
-    except redis.ResponseError as error:
-        return error

@@ -10,15 +10,21 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import redis
 
 from fairqueue.clock import Clock
-from fairqueue.errors import FairQueueError, RedisRefused, RedisUnavailable, UnknownLayout
+from fairqueue.errors import (
+    FairQueueError,
+    RedisRefused,
+    RedisUnavailable,
+    UnknownLayout,
+    WrongPartitions,
+)
 from fairqueue.link.dialer import NobodyThere
-from fairqueue.link.keys import BARRIER, KEY_TYPES, Keys
+from fairqueue.link.keys import BARRIER, KEY_TYPES, STORED, Keys
 from fairqueue.link.operation import Argument, Call
 from fairqueue.link.scripts import Script, load_script, script_names
 
@@ -73,20 +79,34 @@ class HalfDone(redis.ResponseError):
 class Driver:
     """The keys and the clock of one queue, and the commands that run its scripts."""
 
+    parts: "tuple[Any, ...]" = ()  # the links of the partitions, if there are several
+    record: Any = None  # of one with partitions: the link with the keys that it would have without
+    is_begun = False  # whether it is known that the queue has as many partitions as `parts`
+    era = 0  # grows when connections break: the next answer may be another server's
+    is_checked = False  # whether the server is known to keep what it stores; see QueueBase.check
+
     def __init__(self, keys: Keys, timeout: float, clock: Clock | None) -> None:
         self.keys = keys
         self.timeout = timeout
         self.clock = clock
         # fakeredis and servers before 7.0 do not know the first line of scripts, `#!lua`.
         self._plain_scripts = False
-        self._was_there = False  # whether a connection was ever made
         self._starts: dict[str, list[Argument]] = {}  # the constant part of each script's command
-        self._clock_sample: tuple[int, float] | None = None
+        self._clock_sample: tuple[int, float, int] | None = None
         # All of them now: a process must not mix the scripts of two versions of the library.
         for name in script_names():
             load_script(name)
 
-    def _command(self, call: Call) -> tuple[Script, list[Argument]]:
+    @property
+    def is_known(self) -> bool:
+        """Whether a connection was ever made."""
+        raise NotImplementedError
+
+    def full(self, keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
+        """The keys with these names; bytes are the key of a partition already."""
+        return tuple(key if isinstance(key, bytes) else self.keys[key] for key in keys)
+
+    def command_of(self, call: Call) -> tuple[Script, list[Argument]]:
         """The script of a call, and the command that runs it."""
         script, arguments = load_script(call.script), call.arguments
         start = self._starts.get(script.name)
@@ -136,7 +156,7 @@ class Driver:
     def learn_time(self, now_ms: int) -> int:
         """Take note of what the server's clock said just now."""
         if self.clock is None:
-            self._clock_sample = (now_ms, time.monotonic())
+            self._clock_sample = (now_ms, time.monotonic(), self.era)
         return now_ms
 
     def _known_time(self) -> int | None:
@@ -144,7 +164,9 @@ class Driver:
         if self.clock is not None:
             return self.clock.now_ms()
         sample = self._clock_sample
-        if sample is None or time.monotonic() - sample[1] >= CLOCK_SAMPLE_S:
+        if sample is None or sample[2] != self.era:
+            return None
+        if time.monotonic() - sample[1] >= CLOCK_SAMPLE_S:
             return None
         return sample[0] + int((time.monotonic() - sample[1]) * 1000)
 
@@ -168,19 +190,28 @@ class Attempts:
 
     A first attempt takes as long as a connection waits by itself, which leaves time for another.
     sent_at: when the request was already sent, by `time.monotonic`, without an answer. A request
-    that may have been done is never sent after the deadline: Redis would not recognise it.
+    that may have been done is never sent after the deadline: Redis would not recognise it. since:
+    when the time-out began, if that was before.
     """
 
     __slots__ = ("_deadline", "_driver", "_in_doubt", "_pause", "limit")
 
-    def __init__(self, driver: Driver, timeout: float | None, sent_at: float | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        timeout: float | None,
+        sent_at: float | None = None,
+        since: float | None = None,
+    ) -> None:
         self._driver = driver
         self._in_doubt = sent_at is not None
-        self._deadline = (sent_at or time.monotonic()) + (
+        self._deadline = (sent_at or since or time.monotonic()) + (
             driver.timeout if timeout is None else timeout
         )
         self._pause = FIRST_PAUSE_S
         self.limit = math.inf if timeout is None else timeout  # seconds for the next attempt
+        if since is not None:
+            self.limit = max(self._deadline - time.monotonic(), FIRST_PAUSE_S)
 
     def begin(self) -> None:
         """Raises redis.TimeoutError if it is too late to send the request again."""
@@ -193,7 +224,7 @@ class Attempts:
             failure, self._in_doubt = failure.refusal, True
         if not is_for_later(failure):
             return self._refused(failure)
-        if isinstance(failure, NobodyThere) and not self._driver._was_there:
+        if isinstance(failure, NobodyThere) and not self._driver.is_known:
             # A wrong address, most likely. One that worked before may be that of a restart.
             return RedisUnavailable(f"Redis did not answer: {failure}")
         if begun and not isinstance(failure, redis.ResponseError):
@@ -212,7 +243,11 @@ class Attempts:
         if is_untrusted(error):
             return RedisUnavailable(f"the certificate of Redis was rejected: {error}")
         kind: type[FairQueueError] = RedisRefused
-        if layout := _WRONG_LAYOUT.match(str(error)):
+        layout = _WRONG_LAYOUT.match(str(error))
+        if layout and layout[1].startswith(STORED):
+            wanted = max(1, len(self._driver.parts))
+            return WrongPartitions(int(layout[1].removeprefix(STORED)), wanted)
+        if layout:
             kind = UnknownLayout
             text = (
                 f"queue {self._driver.keys.queue!r} has layout {layout[1]}, which this version of "
@@ -238,6 +273,17 @@ def is_untrusted(error: BaseException) -> bool:
     """Whether the server's certificate was rejected: repeating would get the same one."""
     causes = (error, error.__cause__, error.__context__)
     return any(isinstance(each, ssl.SSLCertVerificationError) for each in causes)
+
+
+def gathered(results: list[Any], *, partial: bool) -> list[Any]:
+    """The results of operations; raises the first error unless `partial`, but never hides others.
+
+    What is not an Exception, such as a cancellation, is raised in any case.
+    """
+    for result in results:
+        if isinstance(result, BaseException) and not (partial and isinstance(result, Exception)):
+            raise result
+    return results
 
 
 def _check(answer: Any) -> Any:

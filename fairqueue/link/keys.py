@@ -1,10 +1,13 @@
-"""The names of a queue's Redis keys: a fixed set under one hash tag.
+"""The names of a queue's Redis keys: a fixed set under one hash tag, for each partition.
 
 No other code makes up names of keys, and scripts declare all keys that they use. So a queue works
 in a cluster, and can be inspected, measured and deleted as a whole.
 """
 
+import binascii
+import itertools
 import re
+from functools import lru_cache
 
 from fairqueue.errors import ConfigurationError, shown
 
@@ -103,28 +106,59 @@ KEY_TYPES = {
 BARRIER = "usage"
 
 DEFAULT_QUEUE = "default"
+SLOTS = 16_384  # of a cluster
+MOST_PARTITIONS = 256
+# Before the number, in the layout of a queue that has partitions; see begin_partitions.lua.
+STORED = "partitions="
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class Keys:
-    """The keys of one queue, by name."""
+    """The keys of one queue, or of one partition of it, by name."""
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, partition: int = 0, partitions: int = 1) -> None:
         if not isinstance(queue, str) or not _QUEUE_NAME.fullmatch(queue):
             raise ConfigurationError(
                 f"queue name must have 1 to 64 letters, digits, '_', '.' or '-', not {shown(queue)}"
             )
         self.queue = queue
-        self.prefix = f"{{fairqueue:{queue}}}:"
+        self.partition = partition
+        tag = (
+            queue
+            if partitions == 1
+            else f"{queue}:{partition}.{_salt(queue, partition, partitions)}"
+        )
+        self.prefix = f"{{fairqueue:{tag}}}:"
         self._names = {name: (self.prefix + name).encode() for name in KEY_TYPES}
 
     def __getitem__(self, name: str) -> bytes:
         return self._names[name]
 
+    @property
+    def slot(self) -> int:
+        """The slot of a cluster that has all these keys."""
+        return slot_of(self.prefix[1 : self.prefix.index("}")])
+
     def all(self) -> list[bytes]:
-        """Return every key that the queue may have."""
+        """Return every key that the queue or the partition may have."""
         return list(self._names.values())
+
+
+def slot_of(tag: str) -> int:
+    """The slot of a cluster for keys with this hash tag."""
+    return binascii.crc_hqx(tag.encode(), 0) % SLOTS
+
+
+@lru_cache(maxsize=4096)
+def _salt(queue: str, partition: int, partitions: int) -> int:
+    """The first number that puts a partition into its part of the slots: 1/n of them each.
+
+    So partitions spread over nodes as evenly as slots do. Takes some n attempts of 0.5 µs.
+    """
+    first, end = partition * SLOTS // partitions, (partition + 1) * SLOTS // partitions
+    salts = itertools.count()
+    return next(i for i in salts if first <= slot_of(f"fairqueue:{queue}:{partition}.{i}") < end)
 
 
 def command_line(line: str, queue: str) -> str:

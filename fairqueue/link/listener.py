@@ -23,6 +23,8 @@ PARTIAL_S = 0.05
 class Lender(Protocol):
     """Where a listener gets a connection, and gives it back."""
 
+    dialer: Dialer
+
     def lend(self) -> AbstractConnection:
         """A connection to wait on."""
 
@@ -37,9 +39,8 @@ class Listener:
     server is asked to wait for longer; its time-out shows that it is still alive.
     """
 
-    def __init__(self, lender: Lender, dialer: Dialer, *keys: bytes) -> None:
+    def __init__(self, lender: Lender, *keys: bytes) -> None:
         self._lender = lender
-        self._dialer = dialer
         self._pid = os.getpid()
         self._keys = keys
         self._connection: AbstractConnection | None = None
@@ -116,7 +117,7 @@ class Listener:
 
     def _ask(self) -> socket.socket | None:
         """Send BLPOP unless one is pending; return the socket, or None with fakeredis."""
-        if self._connection is not None and not self._dialer.still_leads(self._connection):
+        if self._connection is not None and not self._lender.dialer.still_leads(self._connection):
             self.forget()
         if self._connection is None:
             self._connection = self._lender.lend()
@@ -205,3 +206,11 @@ def at_most(connection: AbstractConnection, seconds: float) -> Iterator[None]:
     finally:
         if sock.fileno() >= 0:  # still open
             sock.settimeout(usual)
+
+
+def answer_or_error(connection: AbstractConnection) -> Any:
+    """The next answer; a refusal is one, too."""
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error

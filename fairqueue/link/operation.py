@@ -102,6 +102,8 @@ class Blocking:
 class Wait:
     """Wait up to `seconds` for a token in a list, or in one of several; True if one came.
 
+    Lists are given by name, or as keys: those of partitions.
+
     A lost connection only ends the wait: the call that follows finds out whether Redis is gone.
     Between two waits of one operation the server keeps the request, so that no token is missed.
     """
@@ -109,12 +111,40 @@ class Wait:
     __slots__ = ("keys", "seconds")
     method = "_wait"
 
-    def __init__(self, keys: str | Sequence[str], seconds: float) -> None:
+    def __init__(self, keys: str | Sequence[str | bytes], seconds: float) -> None:
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self.seconds = seconds
 
 
-Request = Call | Together | Each | Ask | Now | Blocking | Wait
+class At:
+    """Run an operation with another link of the queue, such as that of a partition; its result."""
+
+    __slots__ = ("link", "steps")
+    method = "_at"
+
+    def __init__(self, link: Any, steps: "Operation[Any]") -> None:
+        self.link = link
+        self.steps = steps
+
+
+class Gather:
+    """Run operations of several partitions at the same time; the results in order.
+
+    Given as pairs of a link and an operation. All end before an error is raised: the first one.
+    With `partial`, an error takes the place of the result.
+    """
+
+    __slots__ = ("operations", "partial")
+    method = "_gather"
+
+    def __init__(
+        self, operations: "Iterable[tuple[Any, Operation[Any]]]", *, partial: bool = False
+    ) -> None:
+        self.operations = list(operations)
+        self.partial = partial
+
+
+Request = Call | Together | Each | Ask | Now | Blocking | Wait | At | Gather
 Operation = Generator[Request, Any, T]
 
 

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from fairqueue.errors import ConfigurationError, RedisRefused
+from fairqueue.errors import ConfigurationError, RedisRefused, WrongPartitions
 from fairqueue.link.connection import Link
 from fairqueue.link.info import parse_info
-from fairqueue.link.keys import Keys
+from fairqueue.link.keys import STORED, Keys
 from fairqueue.link.operation import Ask, Call, Operation, operation
+from fairqueue.link.partitions import Partitioned, over_all
 from fairqueue.validation import check_seconds
 
 
@@ -18,13 +19,19 @@ class _Unset:
 UNSET: Any = _Unset()  # the default of arguments where None has a meaning of its own
 
 
-class QueueBase:
+class QueueBase(Partitioned):
     """One queue and the driver that runs its operations."""
+
+    link: Link
 
     def __init__(self, name: str, link: Link) -> None:
         self.name = name
         self.link = link
-        self._checked = False
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the queue has."""
+        return max(1, len(self.link.parts))
 
     @property
     def keys(self) -> Keys:
@@ -32,6 +39,7 @@ class QueueBase:
         return self.link.keys
 
     @operation
+    @over_all(lambda _: None, strict=True)
     def check(self, timeout: float | None = None) -> Operation[None]:
         """Check that Redis answers and keeps what it stores.
 
@@ -41,11 +49,15 @@ class QueueBase:
         yield from self._check(timeout)
 
     def _check(self, timeout: float | None = None) -> Operation[None]:
+        layout = ("HGET", self.keys["fair"], "layout")
         try:
-            info = parse_info((yield Ask(("INFO",), timeout=timeout))[0])
+            text, stored = yield Ask(("INFO",), layout, timeout=timeout)
+            info = parse_info(text)
         except RedisRefused:
             info = {}  # not permitted, or not supported: fakeredis
-            yield Ask(("PING",), timeout=timeout)
+            (stored,) = yield Ask(layout, timeout=timeout)
+        if stored and stored.startswith(STORED.encode()):
+            raise WrongPartitions(int(stored[len(STORED) :]), 1)
         policy = info.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise ConfigurationError(
@@ -55,16 +67,16 @@ class QueueBase:
         version = info.get("redis_version", "7.0")
         if int(version.split(".")[0]) < 7:
             raise ConfigurationError(f"this is Redis {version}: FairQueue needs 7.0 or later")
-        self._checked = True
+        self.link.is_checked = True
 
     def ready(self) -> Operation[None]:
         """Check the server, unless that was done before."""
-        if not self._checked:
+        if not self.link.is_checked:
             yield from self._check()
 
     def _call(self, call: Call) -> Operation[Any]:
         """Run a script that writes; the first time, check the server before."""
-        if not self._checked:
+        if not self.link.is_checked:
             yield from self._check()
         return (yield call)
 

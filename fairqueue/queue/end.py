@@ -113,7 +113,7 @@ class EndOperations(ClaimOperations):
         check_count(len(rows), "results", most=FINISH_CHUNK)
         check_count(limit, "limit", most=CLAIM_LIMIT)
         lease_ms = check_lease(lease)
-        if not self._checked:
+        if not self.link.is_checked:
             yield from self._check()
         finishes = list(_finish_calls(rows))
         if not limit:

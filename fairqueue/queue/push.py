@@ -41,7 +41,7 @@ class PushOperations(QueueBase):
             _check_task(task)
         if not listed:
             return []
-        if not self._checked:
+        if not self.link.is_checked:
             yield from self._check()
         stored = "nothing was stored"
         if len(listed) > PUSH_CHUNK:

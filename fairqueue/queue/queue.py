@@ -1,17 +1,18 @@
 """The fair queue: push tasks, claim them fairly between users, and record how they ended."""
 
 import os
-from typing import Self
+from typing import Any, Self
 
 import redis
 
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, UnknownLayout, kind_of
-from fairqueue.link.connection import Link
 from fairqueue.link.driver import MAX_TIMEOUT_S
 from fairqueue.link.keys import Keys
-from fairqueue.link.operation import Ask, Operation, operation, steps
+from fairqueue.link.operation import Ask, At, Operation, operation, steps
+from fairqueue.link.partitions import everywhere, whole
 from fairqueue.link.urls import open_client
+from fairqueue.link.whole import open_link
 from fairqueue.queue.end import EndOperations
 from fairqueue.queue.push import PushOperations
 from fairqueue.queue.read import ReadOperations
@@ -23,6 +24,7 @@ class QueueOperations(PushOperations, EndOperations, ReadOperations):
     """All that can be asked of a queue, by either driver."""
 
     @operation
+    @whole
     def destroy(self) -> Operation[None]:
         """Delete the queue with all its tasks and schedules. This cannot be undone.
 
@@ -34,7 +36,15 @@ class QueueOperations(PushOperations, EndOperations, ReadOperations):
             raise
         except RedisRefused:  # a queue whose keys are damaged can be deleted
             pass
-        yield Ask(("UNLINK", *self.keys.all()))
+        if self.link.parts:
+            yield from everywhere(self, lambda part: part._unlink(), strict=True)
+            yield At(self.link.record, self._unlink(self.link.record.keys))
+            self.link.is_begun = False
+        else:
+            yield from self._unlink()
+
+    def _unlink(self, keys: Keys | None = None) -> Operation[None]:
+        yield Ask(("UNLINK", *(keys or self.keys).all()))
 
 
 def check_options(timeout: object, clock: object) -> float:
@@ -52,7 +62,8 @@ class TaskQueue(QueueOperations):
 
     The constructor opens no connection; the first call does, and checks that the server keeps what
     it stores. `timeout` bounds each operation in seconds, repeats included. `clock` is for tests:
-    without one, all time is that of the Redis server.
+    without one, all time is that of the Redis server. `partitions` spread a queue over the nodes of
+    a cluster; their number is chosen when the queue is new, and never changes: see docs/cluster.md.
     """
 
     def __init__(
@@ -62,23 +73,30 @@ class TaskQueue(QueueOperations):
         *,
         timeout: float = 5.0,
         clock: Clock | None = None,
+        partitions: int = 1,
     ) -> None:
-        """Raises ConfigurationError for a bad client, name, time-out or clock."""
-        keys = Keys(name)
+        """Raises ConfigurationError for a bad client, name, time-out, clock or `partitions`."""
         timeout = check_options(timeout, clock)
-        super().__init__(name, Link(redis_client, keys, timeout=timeout, clock=clock))
+        options: Any = {"timeout": timeout, "clock": clock, "partitions": partitions}
+        super().__init__(name, open_link(redis_client, name, **options))
         self._server: EmbeddedServer | None = None
 
     @classmethod
     def from_url(
-        cls, url: str, name: str = "default", *, timeout: float = 5.0, clock: Clock | None = None
+        cls,
+        url: str,
+        name: str = "default",
+        *,
+        timeout: float = 5.0,
+        clock: Clock | None = None,
+        partitions: int = 1,
     ) -> Self:
         """A queue at a `redis://`, `rediss://`, `unix://` or `redis+sentinel://` URL.
 
         The last is `redis+sentinel://host:port,host:port/service/0`: the queue is at the primary
         that the sentinels name, whichever that is. Raises ConfigurationError.
         """
-        return cls(open_client(url), name, timeout=timeout, clock=clock)
+        return cls(open_client(url), name, timeout=timeout, clock=clock, partitions=partitions)
 
     @classmethod
     def embedded(
@@ -87,6 +105,7 @@ class TaskQueue(QueueOperations):
         name: str = "default",
         *,
         clock: Clock | None = None,
+        partitions: int = 1,
     ) -> Self:
         """A queue with a real server of its own, which ends with this process.
 
@@ -95,7 +114,7 @@ class TaskQueue(QueueOperations):
         """
         server = EmbeddedServer.start(path)
         try:
-            queue = cls.from_url(server.url, name, clock=clock)
+            queue = cls.from_url(server.url, name, clock=clock, partitions=partitions)
         except BaseException:
             server.stop()
             raise

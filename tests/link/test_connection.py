@@ -107,7 +107,7 @@ def test_a_dead_connection_condemns_the_others_to_its_address(own_server: OwnSer
     ):
         with ExitStack() as used:
             for _ in range(5):
-                used.enter_context(queue.link._connection())
+                used.enter_context(queue.link.connections.one())
         proxy.half_open()
         push(queue, "t1")
         assert places(client) == {"ready": ["t1"]}
@@ -187,8 +187,8 @@ def test_a_retry_keeps_the_deadline(queue: TaskQueue, monkeypatch: pytest.Monkey
         given.append(within)
         raise redis.ConnectionError("nobody is there")
 
-    monkeypatch.setattr(queue.link, "_free", [])
-    monkeypatch.setattr(queue.link._dialer, "dial", dial)
+    monkeypatch.setattr(queue.link.connections, "_free", [])
+    monkeypatch.setattr(queue.link.connections.dialer, "dial", dial)
     monkeypatch.setattr(queue.link, "timeout", 0.3)
     with pytest.raises(RedisUnavailable):
         queue.size()
@@ -211,7 +211,7 @@ def test_a_partly_refused_operation_is_not_reported_as_unchanged(
 
 def test_what_is_written_is_utf_8_whatever_the_url_says() -> None:
     with TaskQueue.from_url("redis://localhost?encoding=latin-1") as queue:
-        assert queue.link._dialer._options["encoding"] == "utf-8"
+        assert queue.link.connections.dialer._options["encoding"] == "utf-8"
 
 
 def test_batches_are_bounded_by_number_and_by_size() -> None:
@@ -229,7 +229,7 @@ def test_batches_are_bounded_by_number_and_by_size() -> None:
 def test_no_step_of_connecting_takes_longer_than_a_second(timeout: float, step: float) -> None:
     client = Sentinel([("127.0.0.1", 1)]).master_for("main")
     with TaskQueue(client, timeout=timeout) as queue:
-        options = queue.link._dialer._options
+        options = queue.link.connections.dialer._options
     assert options["socket_timeout"] == options["socket_connect_timeout"] == step
 
 
@@ -288,18 +288,18 @@ class Stub:
 def test_sent_batches_keep_the_deadline(queue: TaskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that were not sent yet have one of their own."""
     link, since = queue.link, []
-    repeat, connection = link._repeat, link._connection
+    repeat, connection = link._repeat, link.connections.one
 
     @contextmanager
     def stub() -> Iterator[Stub]:
-        monkeypatch.setattr(link, "_connection", connection)
+        monkeypatch.setattr(link.connections, "one", connection)
         yield Stub()
 
     def watched(action: Any, timeout: float | None, *, sent_at: float | None = None) -> Any:
         since.append(sent_at)
         return repeat(action, timeout, sent_at=sent_at)
 
-    monkeypatch.setattr(link, "_connection", stub)
+    monkeypatch.setattr(link.connections, "one", stub)
     monkeypatch.setattr(link, "_repeat", watched)
     calls = (Call("push", rest=push_row(make_task(f"t{n}"))) for n in range(4))
     before = time.monotonic()
@@ -312,15 +312,15 @@ def test_a_long_push_leaves_a_replica(queue: TaskQueue, monkeypatch: pytest.Monk
     push(queue, "first")  # a script that is not known yet would end the round trips by itself
     leads = iter([True, True, True, False])
     dials: list[float] = []
-    dial = queue.link._dialer.dial
+    dial = queue.link.connections.dialer.dial
 
     def watched(within: float) -> AbstractConnection:
         dials.append(within)
         return dial(within)
 
-    monkeypatch.setattr(queue.link, "_free", [])
-    monkeypatch.setattr(queue.link._dialer, "dial", watched)
-    monkeypatch.setattr(queue.link._dialer, "still_leads", lambda *_: next(leads, True))
+    monkeypatch.setattr(queue.link.connections, "_free", [])
+    monkeypatch.setattr(queue.link.connections.dialer, "dial", watched)
+    monkeypatch.setattr(queue.link.connections.dialer, "still_leads", lambda *_: next(leads, True))
     calls = [Call("push", rest=push_row(make_task(f"u{n}"))) for n in range(6)]
     assert [answer[0] for answer in queue.link._stream(calls)] == [b"pushed"] * 6
     assert len(dials) == 2
@@ -336,11 +336,11 @@ def is_open(connection: AbstractConnection) -> bool:
 
 def test_a_connection_comes_back_to_a_closed_queue_and_is_closed(redis_client: redis.Redis) -> None:
     queue = TaskQueue(redis_client)
-    with queue.link._connection() as used:
+    with queue.link.connections.one() as used:
         queue.close()
         assert is_open(used)
     assert not is_open(used)
-    assert queue.link._free == []
+    assert queue.link.connections._free == []
 
 
 def test_a_queue_that_was_closed_is_closed_after_a_fork_too(redis_client: redis.Redis) -> None:
@@ -354,7 +354,7 @@ def test_a_queue_that_was_closed_is_closed_after_a_fork_too(redis_client: redis.
 def test_the_clock_of_a_server_that_failed_is_forgotten(redis_client: redis.Redis) -> None:
     with TaskQueue(redis_client) as queue:
         queue.link.learn_time(0)
-        with suppress(redis.ConnectionError), queue.link._connection():
+        with suppress(redis.ConnectionError), queue.link.connections.one():
             raise redis.ConnectionError("gone")
         assert queue.link.now_ms() > 60_000
 
@@ -383,7 +383,7 @@ def test_asking_sentinels_keeps_the_callers_deadline(
 ) -> None:
     asked: list[float] = []
     with TaskQueue.from_url("redis+sentinel://localhost:1/main") as queue:
-        dialer = queue.link._dialer
+        dialer = queue.link.connections.dialer
 
         def primary(sentinel: object, seconds: float) -> tuple[str, int]:
             asked.append(seconds)
@@ -444,7 +444,7 @@ def test_who_was_there_may_come_back_and_is_asked_until_the_deadline(
     queue: TaskQueue, dials: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(queue, "before")
-    free, dial = queue.link._free, queue.link._dialer.dial
+    free, dial = queue.link.connections._free, queue.link.connections.dialer.dial
     while free:
         free.pop().disconnect()
     dials.clear()
@@ -455,7 +455,7 @@ def test_who_was_there_may_come_back_and_is_asked_until_the_deadline(
             raise dialing.NobodyThere("Connection refused")
         return dial(within)
 
-    monkeypatch.setattr(queue.link._dialer, "dial", refused_twice)
+    monkeypatch.setattr(queue.link.connections.dialer, "dial", refused_twice)
     push(queue, "after")
     assert len(dials) == 3
 
@@ -477,7 +477,7 @@ def test_a_dead_primary_is_awaited_while_sentinels_answer(monkeypatch: pytest.Mo
     monkeypatch.setattr(dialing._Sentinel, "ask", lambda *_: ("127.0.0.1", closed_port()))
     with TaskQueue.from_url("redis+sentinel://127.0.0.1:1/primary") as queue:
         with pytest.raises(redis.ConnectionError, match="refused") as caught:
-            queue.link._dialer.dial()
+            queue.link.connections.dialer.dial()
         assert not isinstance(caught.value, dialing.NobodyThere)
 
 

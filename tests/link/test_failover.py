@@ -356,7 +356,7 @@ def test_a_client_of_ones_own_sentinels_will_do(fleet: Fleet) -> None:
         queue.push(make_task(task_id="t1"))
         assert [claim.task.task_id for claim in queue.claim("w")] == ["t1"]
         # With time-outs and retries that are ours.
-        own = queue.link._dialer.dial()
+        own = queue.link.connections.dialer.dial()
         assert cast(socket.socket, own._sock).gettimeout() == TIMEOUT_S / 2
         assert own.retry._retries == 0
         own.disconnect()

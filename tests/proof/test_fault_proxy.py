@@ -170,11 +170,11 @@ def fill_pool(queue: TaskQueue, count: int) -> None:
     meeting = threading.Barrier(count)
 
     def use() -> None:
-        with queue.link._connection():
+        with queue.link.connections.one():
             meeting.wait(ENDS_WITHIN_S)
 
     together([use] * count)
-    assert len(queue.link._free) == count
+    assert len(queue.link.connections._free) == count
 
 
 # --- the proxy ------------------------------------------------------------------------------------

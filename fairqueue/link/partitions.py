@@ -1,0 +1,245 @@
+"""Which partition an operation is for, and what it means for a queue that has several.
+
+A store works with one set of keys, those of its `link`. A queue with partitions has a link for the
+whole of it, with the keys of partition 0, the home, and a link for each partition in `parts`. Each
+operation declares, by a decorator below `@operation`, what it does with the whole: `at_home`,
+`at_owner`, `over_all` or `whole`. With one partition, all of them do nothing.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, wraps
+from hashlib import blake2b
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from fairqueue.errors import RedisUnavailable
+from fairqueue.link.operation import At, Gather, Operation
+from fairqueue.link.owners import Owner
+
+T = TypeVar("T")
+S = TypeVar("S")
+P = ParamSpec("P")
+Steps = Callable[Concatenate[S, P], Operation[T]]
+
+_MULTIPLIER = 2862933555777941757  # of the generator of jump consistent hash
+
+
+@lru_cache(maxsize=65_536)
+def jump_hash(name: str, buckets: int) -> int:
+    """A number below `buckets` for a name; evenly spread, and the same in all versions.
+
+    With one bucket more, 1/buckets of the names move, all of them to the new one.
+    """
+    key = int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+    chosen, following = -1, 0
+    while following < buckets:
+        chosen = following
+        key = (key * _MULTIPLIER + 1) % 2**64
+        following = int((chosen + 1) * (2**31 / ((key >> 33) + 1)))
+    return chosen
+
+
+def partition_of(user_id: object, tenant: object, partitions: int) -> int:
+    """The partition of a group: of a tenant, or of a user without one.
+
+    Values that cannot be names have one as well, whose operation refuses them.
+    """
+    if partitions == 1:
+        return 0
+    group = str(user_id) if tenant is None else Owner.whole(str(tenant)).key
+    return jump_hash(group, partitions)
+
+
+class Partitioned:
+    """A store whose operations work on the whole of a queue, and on each partition."""
+
+    link: Any
+
+    def at(self, part: Any) -> Self:
+        """The same store in one partition, given by its link."""
+        twins: dict[int, Self] = self.__dict__.setdefault("_twins", {})
+        twin = twins.get(id(part))
+        if twin is None:
+            twin = twins[id(part)] = self._twin(part)
+        return twin
+
+    def _twin(self, part: Any) -> Self:
+        twin = copy.copy(self)
+        twin.link = part
+        twin.__dict__["_twins"] = {}
+        return twin
+
+    def part_of(self, user_id: object, tenant: object) -> Self:
+        """The store in the partition of a user or a tenant; this one if there are no partitions."""
+        parts = self.link.parts
+        return self.at(parts[partition_of(user_id, tenant, len(parts))]) if parts else self
+
+    def twins(self) -> "list[Self]":
+        """The store in each partition; this one alone if there are no partitions."""
+        return [self.at(part) for part in self.link.parts] or [self]
+
+
+# --- partitions that do not answer ----------------------------------------------------------------
+
+
+class Missing:
+    """The partitions that did not answer while others did, and why."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions)
+
+
+_MISSING: ContextVar[Missing | None] = ContextVar("fairqueue_missing", default=None)
+
+
+@contextmanager
+def tolerate_missing() -> Iterator[Missing]:
+    """Let operations that read the whole queue go on without the partitions that do not answer.
+
+    Yields where these are noted. Changes are not affected: they fail as ever.
+    """
+    missing = Missing()
+    token = _MISSING.set(missing)
+    try:
+        yield missing
+    finally:
+        _MISSING.reset(token)
+
+
+def everywhere(
+    store: S, steps_of: Callable[[S], Operation[T]], *, strict: bool = False
+) -> Operation[list[T]]:
+    """Run an operation in all partitions at the same time; the results of those that answered.
+
+    They are in the order of partitions. Without `tolerate_missing`, or with `strict`, one that does
+    not answer raises RedisUnavailable.
+    """
+    found = yield from everywhere_numbered(store, steps_of, strict=strict)
+    return [result for _, result in found]
+
+
+def everywhere_numbered(
+    store: S, steps_of: Callable[[S], Operation[T]], *, strict: bool = False
+) -> Operation[list[tuple[int, T]]]:
+    """As `everywhere`, with the number of the partition before each result."""
+    twins: Any = store
+    parts = twins.link.parts
+    missing = None if strict else _MISSING.get()
+    pairs = [(part, steps_of(twins.at(part))) for part in parts]
+    results = yield Gather(pairs, partial=missing is not None)
+    found = []
+    for number, result in enumerate(results):
+        if isinstance(result, RedisUnavailable) and missing is not None:
+            missing.partitions[number] = str(result)
+        elif isinstance(result, Exception):
+            raise result
+        else:
+            found.append((number, result))
+    if not found:
+        raise RedisUnavailable("no partition of the queue answered")
+    return found
+
+
+# --- what an operation does with the whole --------------------------------------------------------
+
+
+def _declare(kind: str, method: Any) -> Any:
+    method.__partitions__ = kind
+    return method
+
+
+def at_home(method: Steps[S, P, T]) -> Steps[S, P, T]:
+    """The operation works in partition 0, which has the records of the queue as a whole."""
+    declared: Steps[S, P, T] = _declare("home", method)
+    return declared
+
+
+def whole(method: Steps[S, P, T]) -> Steps[S, P, T]:
+    """The operation handles the partitions itself."""
+    declared: Steps[S, P, T] = _declare("whole", method)
+    return declared
+
+
+def at_owner(method: Steps[S, P, T]) -> Steps[S, P, T]:
+    """The operation works in the partition of its arguments `user_id` and `tenant`."""
+    signature = inspect.signature(method)
+
+    def choose(self: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        given = signature.bind_partial(self, *args, **kwargs).arguments
+        return self.part_of(given.get("user_id"), given.get("tenant"))
+
+    return _routed("owner", method, choose)
+
+
+def at_claim(method: Steps[S, P, T]) -> Steps[S, P, T]:
+    """The operation works in the partition of its first argument, a claim."""
+
+    def choose(self: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        claim = args[0] if args else kwargs.get("claim")
+        number = getattr(claim, "partition", 0)
+        parts = self.link.parts
+        return self.at(parts[number if number < len(parts) else 0])
+
+    return _routed("claim", method, choose)
+
+
+def at_task(method: Steps[S, P, T]) -> Steps[S, P, T]:
+    """The operation works in the partition of its first argument, a task."""
+
+    def choose(self: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        task = args[0] if args else kwargs.get("task")
+        return self.part_of(getattr(task, "user_id", None), getattr(task, "tenant", None))
+
+    return _routed("task", method, choose)
+
+
+def _routed(
+    kind: str, method: Steps[S, P, T], choose: Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+) -> Steps[S, P, T]:
+    @wraps(method)
+    def steps(self: Any, /, *args: Any, **kwargs: Any) -> Operation[T]:
+        if not self.link.parts:
+            return method(self, *args, **kwargs)
+        twin = choose(self, args, kwargs)
+        return _at(twin, method(twin, *args, **kwargs))
+
+    declared: Steps[S, P, T] = _declare(kind, steps)
+    return declared
+
+
+def _at(twin: Any, steps: Operation[T]) -> Operation[T]:
+    result: T = yield At(twin.link, steps)
+    return result
+
+
+def over_all(
+    merge: Callable[[list[T]], T], *, strict: bool = False
+) -> Callable[[Steps[S, P, T]], Steps[S, P, T]]:
+    """The operation works in every partition; `merge` makes one result of theirs.
+
+    strict: it changes something, so all partitions have to answer.
+    """
+
+    def decorate(method: Steps[S, P, T]) -> Steps[S, P, T]:
+        @wraps(method)
+        def steps(self: Any, /, *args: Any, **kwargs: Any) -> Operation[T]:
+            if not self.link.parts:
+                return method(self, *args, **kwargs)
+            return _merged(self, args, kwargs)
+
+        def _merged(self: Any, args: Any, kwargs: Any) -> Operation[T]:
+            results = yield from everywhere(
+                self, lambda twin: method(twin, *args, **kwargs), strict=strict
+            )
+            return merge(results)
+
+        declared: Steps[S, P, T] = _declare("all", steps)
+        return declared
+
+    return decorate
