@@ -81,8 +81,8 @@ class Witness(Link):
             self._saw_call(call, answer, sent_ms)
         return answers
 
-    def _command(self, call: Call) -> Any:
-        made = super()._command(call)
+    def command_of(self, call: Call) -> Any:
+        made = super().command_of(call)
         name = call.script
         if name in OF_LEADERS:
             if name == "resign":

@@ -113,13 +113,13 @@ class Recorder:
     def _note_scripts(self) -> None:
         from fairqueue.link.connection import Link  # imported only now, so that its calls are noted
 
-        command = Link._command
+        command = Link.command_of
 
         def noting(link: Link, call: Any) -> Any:
             self._scripts[call.script].add(self._test)
             return command(link, call)
 
-        Link._command = noting  # type: ignore[method-assign,assignment]
+        Link.command_of = noting  # type: ignore[method-assign,assignment]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

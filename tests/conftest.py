@@ -34,6 +34,10 @@ from fairqueue.scheduler.scheduler import TaskScheduler
 __all__ = ["chromium", "open_page", "site", "web"]  # fixtures of the web tests
 
 
+# Of the queues `queue` and `live`. Tests that look into keys hold only for 1.
+PARTITIONS = int(os.environ.get("FAIRQUEUE_TEST_PARTITIONS", "1"))
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Number of processes: none if all tests must share one server."""
     return 0 if "FAIRQUEUE_TEST_URL" in os.environ else min(4, os.cpu_count() or 1)
@@ -188,18 +192,18 @@ def queue(
     request: pytest.FixtureRequest, redis_client: redis.Redis, clock: ManualClock
 ) -> Iterator[TaskQueue]:
     """A queue whose counts and indexes must agree at the end of the test, unless it is `untidy`."""
-    with TaskQueue(redis_client, clock=clock) as queue:
+    with TaskQueue(redis_client, clock=clock, partitions=PARTITIONS) as queue:
         yield queue
     if request.node.get_closest_marker("untidy") is None:
-        check_consistency(redis_client)
+        check_consistency(redis_client, partitions=PARTITIONS)
 
 
 @pytest.fixture
 def live(redis_client: redis.Redis) -> Iterator[TaskQueue]:
     """A queue on the server's clock, whose counts and indexes must agree at the end."""
-    with TaskQueue(redis_client) as queue:
+    with TaskQueue(redis_client, partitions=PARTITIONS) as queue:
         yield queue
-    check_consistency(redis_client)
+    check_consistency(redis_client, partitions=PARTITIONS)
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 A store works with one set of keys, those of its `link`. A queue with partitions has a link for the
 whole of it, with the keys of partition 0, the home, and a link for each partition in `parts`. Each
 operation declares, by a decorator below `@operation`, what it does with the whole: `at_home`,
-`at_owner`, `over_all` or `whole`. With one partition, all of them do nothing.
+`at_any`, `at_owner`, `at_found`, `at_claim`, `at_task`, `over_all` or `whole`. Without partitions,
+all of them do nothing.
 """
 
 import copy
@@ -13,10 +14,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, wraps
 from hashlib import blake2b
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from fairqueue.errors import RedisUnavailable
-from fairqueue.link.operation import At, Gather, Operation
+from fairqueue.errors import AmbiguousTask, FairQueueError, RedisUnavailable
+from fairqueue.link.operation import Ask, At, Gather, Operation
 from fairqueue.link.owners import Owner
 
 T = TypeVar("T")
@@ -125,23 +126,28 @@ def everywhere(
 
 
 def everywhere_numbered(
-    store: S, steps_of: Callable[[S], Operation[T]], *, strict: bool = False
+    store: S,
+    steps_of: Callable[[S], Operation[T]],
+    *,
+    strict: bool = False,
+    only: Sequence[int] | None = None,
 ) -> Operation[list[tuple[int, T]]]:
-    """As `everywhere`, with the number of the partition before each result."""
+    """As `everywhere`, with the number of the partition before each result; of some if `only`."""
     twins: Any = store
     parts = twins.link.parts
+    numbers = range(len(parts)) if only is None else only
     missing = None if strict else _MISSING.get()
-    pairs = [(part, steps_of(twins.at(part))) for part in parts]
+    pairs = [(parts[number], steps_of(twins.at(parts[number]))) for number in numbers]
     results = yield Gather(pairs, partial=missing is not None)
     found = []
-    for number, result in enumerate(results):
+    for number, result in zip(numbers, results, strict=True):
         if isinstance(result, RedisUnavailable) and missing is not None:
             missing.partitions[number] = str(result)
         elif isinstance(result, Exception):
             raise result
         else:
             found.append((number, result))
-    if not found:
+    if not found and only is None:
         raise RedisUnavailable("no partition of the queue answered")
     return found
 
@@ -216,6 +222,83 @@ def _routed(
 def _at(twin: Any, steps: Operation[T]) -> Operation[T]:
     result: T = yield At(twin.link, steps)
     return result
+
+
+def at_any(method: Steps[S, P, T]) -> Steps[S, P, T]:
+    """The operation reads what all partitions have alike: from the home, or else from another."""
+
+    @wraps(method)
+    def steps(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        parts = self.link.parts
+        for i, part in enumerate(parts):
+            twin = self.at(part)
+            try:
+                return (yield from _at(twin, method(twin, *args, **kwargs)))
+            except RedisUnavailable:
+                if i == len(parts) - 1:
+                    raise
+        return (yield from method(self, *args, **kwargs))
+
+    declared: Steps[S, P, T] = _declare("any", steps)
+    return declared
+
+
+def at_found(
+    key: str, argument: str, *, ambiguous: type[FairQueueError] = AmbiguousTask
+) -> Callable[[Steps[S, P, T]], Steps[S, P, T]]:
+    """The operation works in the partition whose hash `key` has the id that an argument gives.
+
+    If the argument `tenant` is given as well, only the partition of the tenant counts. An id that
+    no partition has is for the home, which says so. Raises `ambiguous` if several have it.
+    """
+
+    def decorate(method: Steps[S, P, T]) -> Steps[S, P, T]:
+        signature = inspect.signature(method)
+
+        @wraps(method)
+        def steps(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+            if not self.link.parts:
+                return (yield from method(self, *args, **kwargs))
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+            if given.get("tenant") is not None:
+                twin = self.part_of(None, given["tenant"])
+            else:
+                twin = yield from locate(self, key, given.get(argument), ambiguous)
+            return (yield from _at(twin, method(twin, *args, **kwargs)))
+
+        declared: Steps[S, P, T] = _declare("found", steps)
+        return declared
+
+    return decorate
+
+
+def locate(
+    store: S, key: str, name: object, ambiguous: type[FairQueueError] = AmbiguousTask
+) -> Operation[S]:
+    """The store in the partition whose hash `key` has a field; in the home if none has it.
+
+    Raises RedisUnavailable if that is not known, and `ambiguous` if several partitions have it.
+    """
+    twins: list[Any] = cast(Any, store).twins()
+    if not isinstance(name, str):
+        return cast(S, twins[0])  # which refuses it
+    asked = [(twin.link, _has(twin.link, key, name)) for twin in twins]
+    answers = yield Gather(asked, partial=True)
+    found = [twin for twin, answer in zip(twins, answers, strict=True) if answer is True]
+    if len(found) > 1:
+        raise ambiguous(
+            f"{len(found)} partitions of the queue have the id {name!r}, of different tenants or "
+            "users: pass tenant= to say which one is meant"
+        )
+    for answer in answers:
+        if not found and isinstance(answer, Exception):
+            raise answer
+    return cast(S, found[0] if found else twins[0])
+
+
+def _has(link: Any, key: str, name: str) -> Operation[bool]:
+    (found,) = yield Ask(("HEXISTS", link.keys[key], name))
+    return bool(found)
 
 
 def over_all(

@@ -92,7 +92,7 @@ def before_script(
     times: int = 1,
 ) -> list[str]:
     """Call `do` before a script is sent, up to `times` times; return the list of sent scripts."""
-    command = queue.link._command
+    command = queue.link.command_of
     sent: list[str] = []
 
     def hooked(call: Call) -> Any:
@@ -101,5 +101,5 @@ def before_script(
             do()
         return command(call)
 
-    monkeypatch.setattr(queue.link, "_command", hooked)
+    monkeypatch.setattr(queue.link, "command_of", hooked)
     return sent

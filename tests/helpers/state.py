@@ -28,9 +28,11 @@ READS: dict[str, Callable[[Pipeline, bytes], object]] = {
 }
 
 
-def dump(client: redis.Redis, name: str = "default") -> State:
-    """Read everything that a queue stores: key -> content, without absent keys."""
-    keys = Keys(name)
+def dump(
+    client: redis.Redis, name: str = "default", partition: int = 0, partitions: int = 1
+) -> State:
+    """Read everything that a queue, or a partition of it, stores: key -> content."""
+    keys = Keys(name, partition, partitions)
     with client.pipeline(transaction=False) as pipe:
         pipe.keys("*")
         for key in KEY_TYPES:
@@ -47,7 +49,9 @@ def dump(client: redis.Redis, name: str = "default") -> State:
     state: State = {}
     for (key, kind), content in zip(kinds.items(), contents, strict=True):
         state[key] = _content(kind, content)
-    known = set(keys.all())
+    known = set(Keys(name).all())
+    for number in range(partitions):
+        known |= set(Keys(name, number, partitions).all())
     strangers = [key for key in stored if key not in known]
     if strangers:
         state["keys that keys.py does not know"] = sorted(strangers)
@@ -139,12 +143,18 @@ def label_of(record: dict[str, Any]) -> str:
     return label + (f"\x05{record['expires']:.0f}" if "expires" in record else "")
 
 
-def check_consistency(client: redis.Redis, name: str = "default", *, is_old: bool = False) -> None:
+def check_consistency(
+    client: redis.Redis, name: str = "default", *, is_old: bool = False, partitions: int = 1
+) -> None:
     """Compare every count and index of a queue with what can be computed from the others.
 
     is_old: an older version has written it, which made no index of delayed tasks by user.
     """
-    state = dump(client, name)
+    for partition in range(partitions):
+        _check_partition(dump(client, name, partition, partitions), is_old=is_old)
+
+
+def _check_partition(state: State, *, is_old: bool) -> None:
     assert "keys that keys.py does not know" not in state, state
     status = state.get("status", {})
     assert status.keys() == state.get("tasks", {}).keys()

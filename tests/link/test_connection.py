@@ -346,7 +346,7 @@ def test_a_connection_comes_back_to_a_closed_queue_and_is_closed(redis_client: r
 def test_a_queue_that_was_closed_is_closed_after_a_fork_too(redis_client: redis.Redis) -> None:
     queue = TaskQueue(redis_client)
     queue.close()
-    queue.link._pid = -1  # of a parent
+    queue.link.connections._pid = -1  # of a parent
     with pytest.raises(RedisRefused, match="closed"):
         queue.size()
 

@@ -1174,15 +1174,15 @@ def test_a_server_that_was_there_before_is_given_time_to_come_back(
 ) -> None:
     push(queue, "before")
     queue.link.close()
-    queue.link._closed = False
-    dial, refusals = queue.link._dialer.dial, [NobodyThere("Connection refused")] * 2
+    queue.link.connections._closed = False
+    dial, refusals = queue.link.connections.dialer.dial, [NobodyThere("Connection refused")] * 2
 
     def refused_once(within: float = math.inf) -> AbstractConnection:
         if refusals:
             raise refusals.pop()
         return dial(within)
 
-    monkeypatch.setattr(queue.link._dialer, "dial", refused_once)
+    monkeypatch.setattr(queue.link.connections.dialer, "dial", refused_once)
     push(queue, "after")
     assert (queue.size(), refusals) == (2, [])
 

@@ -572,7 +572,7 @@ def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
     firing = Firing(scheduler, world.clock, overlap)
     firing.fire()
     BEFORE[before](firing)
-    command, sent = scheduler.queue.link._command, []
+    command, sent = scheduler.queue.link.command_of, []
 
     def recorded(call: Call) -> Any:
         made = command(call)
@@ -580,7 +580,7 @@ def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
             sent.append(made[1])
         return made
 
-    world.patch(scheduler.queue.link, "_command", recorded)
+    world.patch(scheduler.queue.link, "command_of", recorded)
     report = firing.fire()
     once = world.dump()
     (words,) = sent

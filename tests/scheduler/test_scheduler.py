@@ -1549,7 +1549,7 @@ def test_a_repeated_script_changes_nothing_more(world: World, script: str, row: 
 
 def test_every_command_of_a_scheduler_may_arrive_twice(world: World) -> None:
     """As redis-py, or a proxy, may do it after a lost reply; through the public calls this time."""
-    command = world.queue.link._command
+    command = world.queue.link.command_of
     sent: list[tuple[str, list[Any]]] = []
     seen: set[str] = set()
 
@@ -1568,7 +1568,7 @@ def test_every_command_of_a_scheduler_may_arrive_twice(world: World) -> None:
         sent.clear()
         return answer
 
-    world.patch(world.queue.link, "_command", note)
+    world.patch(world.queue.link, "command_of", note)
     repeated(world.add())
     repeated(world.add("bad"))
     assert repeated(world.scheduler.update_schedule("nine", payload={"a": 1}))

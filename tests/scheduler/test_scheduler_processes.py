@@ -38,7 +38,7 @@ DRIVER = textwrap.dedent(
     scheduler = TaskScheduler(
         queue, name, check_interval=0.1, lock_timeout={LOCK_TIMEOUT}, registry=registry
     )
-    command = queue.link._command
+    command = queue.link.command_of
 
     def stop_before_fire(call):
         global stops_itself
@@ -48,7 +48,7 @@ DRIVER = textwrap.dedent(
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return command(call)
 
-    queue.link._command = stop_before_fire
+    queue.link.command_of = stop_before_fire
     scheduler.start()
     print("started", flush=True)
     sys.stdin.read()

@@ -616,9 +616,9 @@ def test_a_wrong_idea_of_the_time_is_corrected_by_the_server(redis_client: redis
         seconds, _ = redis_client.time()
         wrong = (seconds - 7 * 86_400) * 1000
 
-        queue.link._clock_sample = (wrong, time.monotonic())
+        queue.link._clock_sample = (wrong, time.monotonic(), queue.link.era)
         add(scheduler, "added", cron_expr="@hourly")
-        queue.link._clock_sample = (wrong, time.monotonic())
+        queue.link._clock_sample = (wrong, time.monotonic(), queue.link.era)
         scheduler.update_schedule("added", cron_expr="30 * * * *")
 
         schedule = get(scheduler, "added")
