@@ -53,6 +53,11 @@ class AsyncTaskQueue:
         """The name of the queue."""
         return self.operations.name
 
+    @property
+    def partitions(self) -> int:
+        """How many partitions the queue has."""
+        return self.operations.partitions
+
     async def close(self) -> None:
         """Close the connections."""
         await self.link.close()

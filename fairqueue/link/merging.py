@@ -19,7 +19,7 @@ LEAST_READ = 10  # rows of a partition in one round trip, at least
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[T]):
+class PlacedRow(Generic[T]):
     """An entry of a listing in one partition.
 
     order: where it belongs among the entries of all partitions, least first. place: from where its
@@ -32,18 +32,18 @@ class Row(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows(Generic[T]):
+class PlacedRows(Generic[T]):
     """The next entries of a listing in one partition.
 
     place: from where it continues after all that was looked at, which may be more than the rows
     say; None at its end.
     """
 
-    rows: Sequence[Row[T]]
+    rows: Sequence[PlacedRow[T]]
     place: str | None
 
 
-Read = Callable[[S, str | None, int], Operation[Rows[T]]]
+Read = Callable[[S, str | None, int], Operation[PlacedRows[T]]]
 
 
 class _Source(Generic[T]):
@@ -51,11 +51,11 @@ class _Source(Generic[T]):
 
     def __init__(self, place: str | None, *, is_over: bool) -> None:
         self.place = place  # after the last row that was given out; None at the beginning
-        self.rows: list[Row[T]] = []
+        self.rows: list[PlacedRow[T]] = []
         self.ahead = place  # after all that was read
         self.is_over = is_over  # everything was read
 
-    def add(self, found: Rows[T]) -> None:
+    def add(self, found: PlacedRows[T]) -> None:
         self.rows = list(found.rows)
         self.is_over = found.place is None
         self.ahead = found.place
@@ -126,7 +126,7 @@ def merged_rows(
 
 def _more(
     read: Read[S, T], sources: Sequence[_Source[T]], size: int, twin: Any
-) -> Operation[Rows[T]]:
+) -> Operation[PlacedRows[T]]:
     return read(twin, sources[twin.link.keys.partition].ahead, size)
 
 

@@ -133,9 +133,9 @@ class EchoingMachine(RuleBasedStateMachine):
         self.client.flushdb()
         self.clock = ManualClock()
         self.queue = self.cleanup.enter_context(TaskQueue(self.client, clock=self.clock))
-        self.link = EchoingLink(self.client, self.queue.keys, timeout=5.0, clock=self.clock)
+        connections = self.queue.link.connections
+        self.link = EchoingLink(connections, self.queue.keys, timeout=5.0, clock=self.clock)
         self.link.sent = []
-        self.queue.link.close()
         self.queue.link = self.link
         self.ids = Ids()
         for name, module in list(sys.modules.items()):
