@@ -194,12 +194,12 @@ class AsyncLink(Driver):
         results = await asyncio.gather(*performed, return_exceptions=True)
         return gathered(results, partial=request.partial)
 
-    async def _wait(self, waiter: "_Waiter", request: Wait) -> bool:
+    async def _wait(self, waiter: "_Waiter", request: Wait) -> bytes | None:
         try:
             return await waiter.wait(self.full(request.keys), request.seconds)
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             await asyncio.sleep(min(request.seconds, WAIT_PAUSE_S))
-            return False
+            return None
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
@@ -368,8 +368,8 @@ class _Waiter:
         self._connection: AbstractConnection | None = None
         self._answer: asyncio.Task[Any] | None = None
 
-    async def wait(self, keys: tuple[bytes, ...], seconds: float) -> bool:
-        """Wait at most `seconds`; True if a token came. Raises redis errors."""
+    async def wait(self, keys: tuple[bytes, ...], seconds: float) -> bytes | None:
+        """Wait at most `seconds`; the list that a token came from. Raises redis errors."""
         if keys != self._keys:
             await self.close()
             self._keys = keys
@@ -380,14 +380,15 @@ class _Waiter:
                     self._answer = await self._ask(left)
                 done, _ = await asyncio.wait({self._answer}, timeout=left)
                 if not done:
-                    return False
+                    return None
                 answer, self._answer = self._answer, None
                 if answer.result() is not None:
-                    return True
+                    key: bytes = answer.result()[0]
+                    return key
         except BaseException:
             await self.close(is_broken=True)
             raise
-        return False
+        return None
 
     async def _ask(self, within: float) -> "asyncio.Task[Any]":
         if self._connection is None:

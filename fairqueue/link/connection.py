@@ -301,13 +301,14 @@ class Link(Driver):
     def _gather(self, request: Gather) -> list[Any]:
         return gather(request)
 
-    def _wait(self, listener: Listener, request: Wait) -> bool:
+    def _wait(self, listener: Listener, request: Wait) -> bytes | None:
         listener.listen_to(*self.full(request.keys))
         try:
-            return listener.wait(request.seconds)
+            listener.wait(request.seconds)
+            return listener.token_from
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             time.sleep(min(request.seconds, WAIT_PAUSE_S))
-            return False
+            return None
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 

@@ -43,6 +43,7 @@ class Listener:
         self._lender = lender
         self._pid = os.getpid()
         self._keys = keys
+        self.token_from: bytes | None = None  # the list that the token of the last wait came from
         self._connection: AbstractConnection | None = None
         self._awake, self._waker = socket.socketpair()
         self._awake.setblocking(False)
@@ -60,9 +61,11 @@ class Listener:
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds`; True if a token came or another thread ended the wait.
 
+        If a token came, `token_from` is the list that had it, and None otherwise.
         Raises redis errors when the connection fails. The BLPOP stays pending until `forget`, so
         that a token which comes between two waits is not missed.
         """
+        self.token_from = None
         if seconds <= 0 or self._interrupted.is_set():
             return self._interrupted.is_set()
         end = time.monotonic() + seconds
@@ -72,7 +75,9 @@ class Listener:
                 return self._woken(readable([self._awake], min(left, LONGEST_PAUSE_S / 10)))
             ready = self._ready(sock, left)
             if sock in ready:
-                if self._read() is not None:
+                answer = self._read()
+                if answer is not None:
+                    self.token_from = answer[0]
                     return True
                 # Half an answer may be all that ever comes: nudges count meanwhile.
                 ready = readable([self._awake], 0)

@@ -100,9 +100,9 @@ class Blocking:
 
 
 class Wait:
-    """Wait up to `seconds` for a token in a list, or in one of several; True if one came.
+    """Wait up to `seconds` for a token in a list, or in one of several: the key that it came from.
 
-    Lists are given by name, or as keys: those of partitions.
+    None if no token came. Lists are given by name, or as keys: those of partitions.
 
     A lost connection only ends the wait: the call that follows finds out whether Redis is gone.
     Between two waits of one operation the server keeps the request, so that no token is missed.

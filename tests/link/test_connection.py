@@ -70,6 +70,17 @@ def test_a_token_between_waits_is_not_missed(queue: TaskQueue) -> None:
     listener.close()
 
 
+def test_a_listener_says_which_list_a_token_came_from(queue: TaskQueue) -> None:
+    listener = queue.link.listener("wake_1", "wake")
+    queue.link.ask(("LPUSH", queue.keys["wake"], "1"))
+    assert listener.wait(60) is True
+    assert listener.token_from == queue.keys["wake"]
+    listener.nudge()
+    assert listener.wait(60) is True
+    assert listener.token_from is None
+    listener.close()
+
+
 def test_a_listener_wants_its_token_for_longer_than_the_server_waits(world: World) -> None:
     world.patch(listening, "BLOCK_S", 0.01)
     listener = world.queue.link.listener("wake")

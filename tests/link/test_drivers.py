@@ -379,37 +379,37 @@ def test_a_wait_ends_with_its_time(both: TaskQueue) -> None:
 
 
 def test_a_token_between_waits_is_not_missed(both: TaskQueue, redis_client: redis.Redis) -> None:
-    def twice() -> Operation[tuple[bool, bool]]:
+    def twice() -> Operation[tuple[bytes | None, bytes | None]]:
         first = yield Wait("wake", 0.01)
         redis_client.lpush(both.keys["wake"], "1")
         second = yield Wait("wake", 60)
         return first, second
 
-    assert both.link.perform(twice()) == (False, True)
+    assert both.link.perform(twice()) == (None, both.keys["wake"])
 
 
 def test_another_list_can_be_waited_for(both: TaskQueue, redis_client: redis.Redis) -> None:
-    def other() -> Operation[tuple[bool, bool]]:
+    def other() -> Operation[tuple[bytes | None, bytes | None]]:
         first = yield Wait("wake", 0.01)
         redis_client.lpush(both.keys["scheduler_wake"], "1")
         second = yield Wait("scheduler_wake", 60)
         return first, second
 
-    assert both.link.perform(other()) == (False, True)
+    assert both.link.perform(other()) == (None, both.keys["scheduler_wake"])
 
 
 @pytest.mark.parametrize("pushed", ["wake", "wake_3"])
 def test_several_lists_can_be_waited_for_at_once(
     both: TaskQueue, redis_client: redis.Redis, pushed: str
 ) -> None:
-    def either() -> Operation[tuple[bool, bool, bool]]:
+    def either() -> Operation[tuple[bytes | None, bytes | None, bytes | None]]:
         first = yield Wait(["wake_3", "wake"], 0.01)
         redis_client.lpush(both.keys[pushed], "1")
         second = yield Wait(["wake_3", "wake"], 60)
         third = yield Wait(["wake_3", "wake"], 0.01)
         return first, second, third
 
-    assert both.link.perform(either()) == (False, True, False)
+    assert both.link.perform(either()) == (None, both.keys[pushed], None)
 
 
 def test_the_server_is_asked_again_when_its_own_time_out_ends_a_wait(
