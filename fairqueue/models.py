@@ -644,6 +644,11 @@ class QueueSnapshot:
     counts in each. Of more than 500 tenants these numbers may be estimates. held: waiting tasks
     that wait for room in the limits of their name or of a key. slots_in_use: slots of names and
     keys that running tasks hold. unique_keys: those in use.
+
+    Of a queue with partitions these are sums, and the longest waits; leader: who leads, several
+    names if need be, and nobody if a partition has no leader; leader_until: the end of the first of
+    their terms. parts: the snapshots of the partitions that answered. partition: the number of the
+    partition, 0 for the whole. service: what jain_index compares, by weight.
     """
 
     at: datetime
@@ -669,3 +674,18 @@ class QueueSnapshot:
     held: int = 0
     slots_in_use: int = 0
     unique_keys: int = 0
+    partition: int = 0
+    parts: "tuple[QueueSnapshot, ...]" = field(default=(), repr=False)
+    service: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a scheduler leads, in all partitions."""
+        return self.leader_until is not None and self.leader_until > self.at
+
+    @property
+    def leaders(self) -> dict[int, str | None]:
+        """Who leads each partition that answered."""
+        return {
+            part.partition: part.leader if part.is_led else None for part in self.parts or (self,)
+        }

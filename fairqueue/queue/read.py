@@ -3,13 +3,14 @@
 from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.link.operation import Ask, Call, Operation, operation, steps
 from fairqueue.link.owners import Owner
+from fairqueue.link.partitions import over_all
 from fairqueue.models import DEFAULT_NAME, UNREADABLE, Explanation, QueueSnapshot, TaskInfo
 from fairqueue.queue.base import check_timeout
 from fairqueue.queue.estimate import Quote, free_slots, quote
 from fairqueue.queue.explanation import Waiting, named
 from fairqueue.queue.records import broken_status, task_info
 from fairqueue.queue.settings import SettingsOperations
-from fairqueue.queue.snapshot import snapshot
+from fairqueue.queue.snapshot import merge_snapshots, snapshot
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.validation import check_name, check_tenant
 
@@ -99,7 +100,9 @@ class ReadOperations(SettingsOperations):
         return quote(named(answer), free_slots(workers, pool, name))
 
     @operation
+    @over_all(merge_snapshots)
     def inspect(self, timeout: float | None = None) -> Operation[QueueSnapshot]:
         """Counts and counters of the queue at this moment, in one bounded read."""
         check_timeout(timeout)
-        return snapshot((yield Call("queue_stats", sample=JAIN_SAMPLE, timeout=timeout)))
+        answer = yield Call("queue_stats", sample=JAIN_SAMPLE, timeout=timeout)
+        return snapshot(answer, self.keys.partition)

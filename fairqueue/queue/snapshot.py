@@ -2,9 +2,11 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from fairqueue.clock import from_ms
@@ -26,10 +28,11 @@ def jain_index(service: Sequence[float]) -> float | None:
     return total * total / (len(service) * squares) if squares > 0 else None
 
 
-def snapshot(answer: list[Any]) -> QueueSnapshot:
+def snapshot(answer: list[Any], partition: int = 0) -> QueueSnapshot:
     """Parse the answer of the script."""
     numbers = [int(value) for value in answer[2:13]]
     leader, leader_until = _leader(answer[13])
+    service = tuple(_number(value) for value in answer[15])
     return QueueSnapshot(
         at=from_ms(int(answer[0])),
         counters=dict(_pairs(answer[1])),
@@ -47,14 +50,65 @@ def snapshot(answer: list[Any]) -> QueueSnapshot:
         leader=leader,
         leader_until=leader_until,
         epoch=int(_number(answer[14])),
-        jain_index=jain_index([_number(value) for value in answer[15]]),
+        jain_index=jain_index(service),
         pools=tuple(_pools(answer[16], numbers[0])),
         active_tenants=int(answer[17]),
         parked_tenants=int(answer[18]),
         held=int(answer[19]),
         slots_in_use=int(answer[20]),
         unique_keys=int(answer[21]),
+        partition=partition,
+        service=service,
     )
+
+
+_SUMS = (
+    *("ready", "delayed", "running", "dead", "active_users", "parked_users", "schedules"),
+    *("active_schedules", "set_aside", "active_tenants", "parked_tenants", "held"),
+    *("slots_in_use", "unique_keys"),
+)
+_MAXIMA = ("at", "oldest_wait", "overdue", "epoch")
+
+
+def merge_snapshots(parts: list[QueueSnapshot]) -> QueueSnapshot:
+    """The snapshot of a queue from those of its partitions."""
+    counters: Counter[str] = Counter()
+    for part in parts:
+        counters.update(part.counters)
+    service = tuple(chain.from_iterable(part.service for part in parts))
+    leader = leader_until = None
+    if all(part.is_led for part in parts):
+        leader = ", ".join(sorted({part.leader or "unknown" for part in parts}))
+        leader_until = min(part.leader_until for part in parts if part.leader_until)
+    values: dict[str, Any] = {
+        name: sum(getattr(part, name) for part in parts) for name in _SUMS
+    } | {name: max(getattr(part, name) for part in parts) for name in _MAXIMA}
+    return QueueSnapshot(
+        **values,
+        counters=dict(counters),
+        leader=leader,
+        leader_until=leader_until,
+        jain_index=jain_index(service),
+        pools=tuple(_merged_pools(parts)),
+        parts=tuple(parts),
+        service=service,
+    )
+
+
+def _merged_pools(parts: list[QueueSnapshot]) -> Iterator[PoolSnapshot]:
+    """The pools of all partitions, the default one first."""
+    found: dict[str, list[PoolSnapshot]] = {}
+    for pool in chain.from_iterable(part.pools for part in parts):
+        found.setdefault(pool.pool, []).append(pool)
+    for name, pools in found.items():
+        yield PoolSnapshot(
+            pool=name,
+            waiting=sum(pool.waiting for pool in pools),
+            oldest_wait=max(
+                (w for pool in pools if (w := pool.oldest_wait) is not None), default=None
+            ),
+            last_claim=max((at for pool in pools if (at := pool.last_claim)), default=None),
+        )
 
 
 def _pools(flat: list[Any], waiting: int) -> Iterator[PoolSnapshot]:
