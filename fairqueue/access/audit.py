@@ -14,6 +14,7 @@ from fairqueue.clock import from_ms, to_ms
 from fairqueue.errors import InvalidInput, shown
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Operation, operation
+from fairqueue.link.partitions import at_home
 from fairqueue.models import UNREADABLE, Page, new_id
 from fairqueue.validation import (
     MAX_ERROR_LENGTH,
@@ -85,6 +86,7 @@ class AuditLog:
         self.link = link
 
     @operation
+    @at_home
     def begin(
         self,
         actor: Actor,
@@ -113,6 +115,7 @@ class AuditLog:
         return entry.decode()
 
     @operation
+    @at_home
     def end(
         self,
         entry_id: str,
@@ -133,6 +136,7 @@ class AuditLog:
         return bool((yield Call("end_audit", entry=_check_id(entry_id), tail=_encode(tail))))
 
     @operation
+    @at_home
     def entries(
         self,
         *,

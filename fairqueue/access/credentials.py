@@ -20,6 +20,7 @@ from fairqueue.clock import from_ms
 from fairqueue.errors import Forbidden, InvalidInput, QueueFull, shown
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation
+from fairqueue.link.partitions import at_home
 from fairqueue.models import UNREADABLE, as_text, new_id
 from fairqueue.validation import (
     check_count,
@@ -119,6 +120,7 @@ class AccessStore:
     # --- keys -------------------------------------------------------------------------------------
 
     @operation
+    @at_home
     def create_key(
         self,
         name: str,
@@ -143,6 +145,7 @@ class AccessStore:
         return (yield from self._add("key", name, role, tenant, by=by, seconds=expires_in))
 
     @operation
+    @at_home
     def keys(self) -> Operation[list[KeyInfo]]:
         """Return the valid keys, newest first; at most a thousand."""
         keys = self.link.keys
@@ -158,6 +161,7 @@ class AccessStore:
         return [each for each in found if each and (not each.expires_at or each.expires_at > now)]
 
     @operation
+    @at_home
     def revoke(self, key_id: str) -> Operation[bool]:
         """Revoke a key with the sessions made from it, or one session. Return whether it existed.
 
@@ -187,6 +191,7 @@ class AccessStore:
     # --- sessions ---------------------------------------------------------------------------------
 
     @operation
+    @at_home
     def create_login(self, actor: Actor, *, seconds: float = LOGIN_S) -> Operation[str]:
         """Return a secret that can be redeemed once for a session of this actor.
 
@@ -206,6 +211,7 @@ class AccessStore:
         return added.secret
 
     @operation
+    @at_home
     def redeem(self, secret: str, *, seconds: float = SESSION_S) -> Operation[NewKey | None]:
         """Begin a session with a login, which is used up, or with a key, which stays valid.
 
@@ -235,6 +241,7 @@ class AccessStore:
         return None if info is None else NewKey(secret=new_secret, info=info)
 
     @operation
+    @at_home
     def end(self, secret: str) -> Operation[None]:
         """Log out: end the session of this secret. A secret of another kind is ignored."""
         key_id = id_of(secret)
@@ -244,6 +251,7 @@ class AccessStore:
     # --- admission --------------------------------------------------------------------------------
 
     @operation
+    @at_home
     def admit(self, secret: str, *, rate: float, burst: int) -> Operation[Admission]:
         """Identify the owner of a secret and apply their rate limit, in one round trip.
 
@@ -265,6 +273,7 @@ class AccessStore:
         return NOBODY if actor is None else Admission(actor=actor, wait=int(wait_ms) / 1000)
 
     @operation
+    @at_home
     def holding(self, key_ids: Collection[str]) -> Operation[set[str]]:
         """Return which of these keys and sessions are still valid."""
         found = yield from self._unended(key_ids)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fairqueue.errors import InvalidInput, shown
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Call, Operation, operation
+from fairqueue.link.partitions import at_home
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import check_count, check_name
 
@@ -48,6 +49,7 @@ class ReplyStore:
         self.link = link
 
     @operation
+    @at_home
     def begin(self, key: str, digest: str) -> Operation[Begun]:
         """Reserve a request, or return its state. `digest` identifies the content of the request.
 
@@ -65,6 +67,7 @@ class ReplyStore:
         return Begun(state=state.decode(), token=token if state == b"new" else "")
 
     @operation
+    @at_home
     def done(
         self,
         key: str,
@@ -94,6 +97,7 @@ class ReplyStore:
         return bool(kept)
 
     @operation
+    @at_home
     def drop(self, key: str, *, token: str | None = None) -> Operation[None]:
         """Give up a reservation, so that the request can be sent again at once.
 

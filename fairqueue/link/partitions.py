@@ -3,8 +3,8 @@
 A store works with one set of keys, those of its `link`. A queue with partitions has a link for the
 whole of it, with the keys of partition 0, the home, and a link for each partition in `parts`. Each
 operation declares, by a decorator below `@operation`, what it does with the whole: `at_home`,
-`at_any`, `at_owner`, `at_found`, `at_claim`, `at_task`, `over_all` or `whole`. Without partitions,
-all of them do nothing.
+`at_any`, `at_owner`, `at_found`, `at_claim`, `at_task`, `over_all`, `over_tenant` or `whole`.
+Without partitions, all of them do nothing.
 """
 
 import copy
@@ -119,7 +119,7 @@ def everywhere(
     """Run an operation in all partitions at the same time; the results of those that answered.
 
     They are in the order of partitions. Without `tolerate_missing`, or with `strict`, one that does
-    not answer raises RedisUnavailable.
+    not answer raises RedisUnavailable. A queue without partitions has one result.
     """
     found = yield from everywhere_numbered(store, steps_of, strict=strict)
     return [result for _, result in found]
@@ -135,6 +135,8 @@ def everywhere_numbered(
     """As `everywhere`, with the number of the partition before each result; of some if `only`."""
     twins: Any = store
     parts = twins.link.parts
+    if not parts:
+        return [(0, (yield from steps_of(store)))]
     numbers = range(len(parts)) if only is None else only
     missing = None if strict else _MISSING.get()
     pairs = [(parts[number], steps_of(twins.at(parts[number]))) for number in numbers]
@@ -173,11 +175,14 @@ def whole(method: Steps[S, P, T]) -> Steps[S, P, T]:
 
 
 def at_owner(method: Steps[S, P, T]) -> Steps[S, P, T]:
-    """The operation works in the partition of its arguments `user_id` and `tenant`."""
+    """The operation works in the partition of its arguments `user_id` and `tenant`, or `owner`."""
     signature = inspect.signature(method)
 
     def choose(self: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         given = signature.bind_partial(self, *args, **kwargs).arguments
+        owner = given.get("owner")
+        if owner is not None:
+            return self.part_of(getattr(owner, "user_id", None), getattr(owner, "tenant", None))
         return self.part_of(given.get("user_id"), given.get("tenant"))
 
     return _routed("owner", method, choose)
@@ -213,13 +218,14 @@ def _routed(
         if not self.link.parts:
             return method(self, *args, **kwargs)
         twin = choose(self, args, kwargs)
-        return _at(twin, method(twin, *args, **kwargs))
+        return at_part(twin, method(twin, *args, **kwargs))
 
     declared: Steps[S, P, T] = _declare(kind, steps)
     return declared
 
 
-def _at(twin: Any, steps: Operation[T]) -> Operation[T]:
+def at_part(twin: Any, steps: Operation[T]) -> Operation[T]:
+    """Run an operation of a store with the link of that store: in its partition."""
     result: T = yield At(twin.link, steps)
     return result
 
@@ -233,7 +239,7 @@ def at_any(method: Steps[S, P, T]) -> Steps[S, P, T]:
         for i, part in enumerate(parts):
             twin = self.at(part)
             try:
-                return (yield from _at(twin, method(twin, *args, **kwargs)))
+                return (yield from at_part(twin, method(twin, *args, **kwargs)))
             except RedisUnavailable:
                 if i == len(parts) - 1:
                     raise
@@ -264,7 +270,7 @@ def at_found(
                 twin = self.part_of(None, given["tenant"])
             else:
                 twin = yield from locate(self, key, given.get(argument), ambiguous)
-            return (yield from _at(twin, method(twin, *args, **kwargs)))
+            return (yield from at_part(twin, method(twin, *args, **kwargs)))
 
         declared: Steps[S, P, T] = _declare("found", steps)
         return declared
@@ -326,3 +332,33 @@ def over_all(
         return declared
 
     return decorate
+
+
+def over_tenant(
+    merge: Callable[[list[T]], T], *, strict: bool = False
+) -> Callable[[Steps[S, P, T]], Steps[S, P, T]]:
+    """The operation works in the partition of its argument `tenant`, or in all if that is None."""
+
+    def decorate(method: Steps[S, P, T]) -> Steps[S, P, T]:
+        signature = inspect.signature(method)
+        of_all = over_all(merge, strict=strict)(method)
+
+        @wraps(method)
+        def steps(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+            if not self.link.parts:
+                return method(self, *args, **kwargs)
+            tenant = signature.bind_partial(self, *args, **kwargs).arguments.get("tenant")
+            if tenant is None:
+                return of_all(self, *args, **kwargs)
+            twin = self.part_of(None, tenant)
+            return at_part(twin, method(twin, *args, **kwargs))
+
+        declared: Steps[S, P, T] = _declare("tenant", steps)
+        return declared
+
+    return decorate
+
+
+def total(counts: list[int]) -> int:
+    """Merge counts: their sum."""
+    return sum(counts)

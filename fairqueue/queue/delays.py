@@ -6,6 +6,7 @@ from contextlib import suppress
 from fairqueue.errors import RedisRefused
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation
+from fairqueue.link.partitions import Partitioned, over_all
 
 STEP = 250  # entries that one call looks at: about 2 ms of server time
 MAX_STEPS = 40  # in one call; the next call goes on from there
@@ -17,13 +18,14 @@ _REST = re.compile(rb"(-?[0-9]{1,15}) ([0-9]{1,16})")
 _PLACE = re.compile(rb"(delayed|delayed_index) ([0-9]{1,20})")
 
 
-class DelayIndex:
+class DelayIndex(Partitioned):
     """The index of delayed tasks by user."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
 
     @operation
+    @over_all(all, strict=True)
     def update(self) -> Operation[bool]:
         """Bring the index up to date, in a bounded number of steps.
 
@@ -42,6 +44,7 @@ class DelayIndex:
         return True
 
     @operation
+    @over_all(lambda _: None, strict=True)
     def rebuild(self) -> Operation[None]:
         """Bring every delayed task into the index, also where the counts of entries agree.
 
