@@ -1,9 +1,11 @@
-"""A manual clock for the tests of applications that use FairQueue.
+"""What the tests of applications that use FairQueue need: a manual clock, and a cluster.
 
-Pass it as `TaskQueue(client, clock=clock)`, move it with `clock.advance(60)`, and call
-`scheduler.tick()`. No test has to sleep.
+Pass the clock as `TaskQueue(client, clock=clock)`, move it with `clock.advance(60)`, and call
+`scheduler.tick()`. No test has to sleep. `EmbeddedCluster.start()` starts a real cluster in
+seconds.
 """
 
 from fairqueue.clock import ManualClock
+from fairqueue.runtime.cluster import EmbeddedCluster
 
-__all__ = ["ManualClock"]
+__all__ = ["EmbeddedCluster", "ManualClock"]

@@ -28,6 +28,7 @@ from fairqueue.history.runs import History
 from fairqueue.inspection import Inspector
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.runtime.cluster import EmbeddedCluster
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 
@@ -49,7 +50,7 @@ SLOW = {
     "browser": ["browser"],
     "fuzzing and the model": ["test_fuzz", "test_rest_fuzz", "test_model"],
     "fault injection": ["test_failpoints", "test_fault_proxy", "test_fault_checker", "test_soak"],
-    "failover and TLS": ["test_failover", "test_tls"],
+    "failover and TLS": ["test_cluster_failover", "test_failover", "test_tls"],
     "several processes": [
         *("test_cli_alerts", "test_cli_metrics", "test_cli_processes", "test_guides", "test_peers"),
         *("test_processes", "test_scheduler_processes", "test_server", "test_service"),
@@ -144,6 +145,34 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
         yield client
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[EmbeddedCluster]:
+    """The cluster of `cluster`."""
+    with EmbeddedCluster.start(3) as embedded:
+        yield embedded
+
+
+@pytest.fixture
+def cluster(shared_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    """A cluster of three primaries that all tests share, empty when the test begins.
+
+    A test may move slots, but leaves the nodes as they are.
+    """
+    shared_cluster.flush()
+    return shared_cluster
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Callable[..., EmbeddedCluster]]:
+    """Start clusters for one test, with the arguments of `EmbeddedCluster.start`."""
+    with ExitStack() as clusters:
+
+        def start(*arguments: Any, **settings: Any) -> EmbeddedCluster:
+            return clusters.enter_context(EmbeddedCluster.start(*arguments, **settings))
+
+        yield start
 
 
 @pytest.fixture
