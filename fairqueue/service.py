@@ -50,6 +50,7 @@ from fairqueue.link.urls import shown
 from fairqueue.metrics.collectors import MetricsServer
 from fairqueue.metrics.processes import Tally
 from fairqueue.models import QueueSnapshot
+from fairqueue.queue.opening import open_embedded, open_queue
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.processes import ProcessGroup, process_exists
 from fairqueue.runtime.signals import StopSignals
@@ -89,6 +90,7 @@ def run(
     alerts: Alerts | None = None,
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
+    partitions: int | None = None,
 ) -> int:
     """Run everything until SIGINT or SIGTERM, or for `seconds`; return the exit code.
 
@@ -98,7 +100,8 @@ def run(
     later one if it is in use. demo: fill the queue, which must be empty or that of an earlier demo,
     and keep it busy; at a `url` it is emptied in the end. alerts: for schedulers and workers; by
     default those of the app's worker. metrics_port: serve the metrics of the queue and of all
-    processes there, added up; 0 takes a free one.
+    processes there, added up; 0 takes a free one. partitions: of a new queue; without it, the queue
+    is opened with as many as it has.
 
     A part that dies is restarted. The first signal ends the dashboard, the schedulers, the workers
     when their tasks are done, then the server; the second ends all at once (130). It handles
@@ -110,7 +113,7 @@ def run(
     with (
         StopSignals() as signals,
         _logging_for(demo),
-        _open(url, embedded_path, queue) as opened,
+        _open(url, embedded_path, queue, partitions) as opened,
         closing(_dashboard(opened, host, port, MORE_PORTS if demo else 0)) as web,
         _metrics(metrics_host, metrics_port) as metrics,
         ExitStack() as afterwards,
@@ -152,9 +155,14 @@ def _check_arguments(
 
 
 @contextmanager
-def _open(url: str | None, path: str | os.PathLike[str] | None, name: str) -> Iterator[TaskQueue]:
+def _open(
+    url: str | None, path: str | os.PathLike[str] | None, name: str, partitions: int | None
+) -> Iterator[TaskQueue]:
     """Open the queue, and check that Redis answers."""
-    opened = TaskQueue.embedded(path, name) if url is None else TaskQueue.from_url(url, name)
+    if url is None:
+        opened = open_embedded(path, name, partitions=partitions)
+    else:
+        opened = open_queue(url, name, partitions=partitions, timeout=CHECK_S)
     with opened:
         opened.check(timeout=CHECK_S)
         yield opened

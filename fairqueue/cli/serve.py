@@ -108,6 +108,10 @@ def _up(
     path = session.embedded
     named = None if path is not None else url
     given: dict[str, Any] = {} if concurrency is None else {"concurrency": concurrency}
+    # As the URL, the number from the environment is not for the queue of a demo.
+    partitions = session.partitions if settings["demo"] else session.named_partitions
+    if partitions is not None:
+        settings["partitions"] = partitions
     if alerts is not None:
         given["alerts"] = alerts
     # The app gets only the options that were given: it may have its own defaults.

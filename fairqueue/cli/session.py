@@ -16,12 +16,15 @@ from fairqueue.access.credentials import Actor
 from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.logs import FORMATS, LEVELS, configure_logging
 from fairqueue.cli.output import note
-from fairqueue.errors import ConfigurationError, RedisRefused
+from fairqueue.errors import ConfigurationError, RedisRefused, shown
 from fairqueue.inspection import Inspector
+from fairqueue.link.keys import MOST_PARTITIONS
+from fairqueue.queue.opening import open_embedded, open_queue
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.processes import LOOK_UP_S
 
 URL_VARIABLE = "FAIRQUEUE_URL"
+PARTITIONS_VARIABLE = "FAIRQUEUE_PARTITIONS"
 DEFAULT_URL = "redis://localhost:6379/0"
 CHECK_S = 2.0  # how long the first question to Redis waits, so a wrong address is reported soon
 OUTPUTS = ("table", "json", "jsonl")
@@ -37,6 +40,7 @@ class Session:
         self.url: str | None = None
         self.embedded: str | None = None
         self.queue = "default"
+        self.partitions: int | None = None
         self.log_level: str | None = None
         self.log_format = "text"
         self.output = "table"
@@ -55,6 +59,21 @@ class Session:
         """The URL of Redis from the option or the environment, if any."""
         return self.url or os.environ.get(URL_VARIABLE) or None
 
+    @property
+    def named_partitions(self) -> int | None:
+        """The number of partitions from the option or the environment, if any.
+
+        Raises ConfigurationError if the variable is not such a number.
+        """
+        text = os.environ.get(PARTITIONS_VARIABLE)
+        if self.partitions is not None or not text:
+            return self.partitions
+        if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= MOST_PARTITIONS:
+            raise ConfigurationError(
+                f"${PARTITIONS_VARIABLE} must be 1 to {MOST_PARTITIONS}, not {shown(text)}"
+            )
+        return int(text)
+
     def check(self) -> None:
         """Raises ConfigurationError if the options contradict each other."""
         if self.embedded is not None and self.url is not None:
@@ -69,14 +88,19 @@ class Session:
         Raises ConfigurationError, RedisUnavailable or EmbeddedServerError.
         """
         self.check()
-        with self._queue() as queue:
+        with self._queue(check) as queue:
             if check:
                 check_redis(queue)
             yield queue
 
-    def _queue(self) -> TaskQueue:
+    def _queue(self, check: bool) -> TaskQueue:
+        partitions = self.named_partitions
         if self.embedded is None:
-            return TaskQueue.from_url(self.named_url or DEFAULT_URL, self.queue)
+            url = self.named_url or DEFAULT_URL
+            with _refused_for_good():
+                return open_queue(
+                    url, self.queue, partitions=partitions, timeout=CHECK_S, patient=not check
+                )
         parent = os.path.dirname(os.path.abspath(self.embedded))
         if not os.path.isdir(parent):
             raise ConfigurationError(
@@ -86,7 +110,7 @@ class Session:
             note(f"--embedded {self.embedded!r} is a new folder with an empty queue")
         elif not os.path.isdir(self.embedded):
             raise ConfigurationError(f"--embedded {self.embedded!r} must be a folder, not a file")
-        return TaskQueue.embedded(self.embedded, self.queue)
+        return open_embedded(self.embedded, self.queue, partitions=partitions)
 
     @functools.cached_property
     def inspector(self) -> Inspector:
@@ -100,10 +124,19 @@ class Session:
 
 def check_redis(queue: TaskQueue) -> None:
     """Check that Redis answers. Raises RedisUnavailable, or ConfigurationError if it refuses us."""
-    try:
+    with _refused_for_good():
         queue.check(timeout=CHECK_S)
+
+
+@contextmanager
+def _refused_for_good() -> Iterator[None]:
+    """Raises ConfigurationError if Redis refuses us: asking again does not help.
+
+    That is a wrong password or a missing permission.
+    """
+    try:
+        yield
     except RedisRefused as error:
-        # A wrong password or a missing permission: asking again does not help.
         raise ConfigurationError(str(error)) from error
 
 
@@ -147,6 +180,12 @@ def shared_options() -> list[click.Parameter]:
         ),
         _shared("--embedded", metavar="PATH", help="Use an embedded server with this data folder."),
         _shared("--queue", metavar="NAME", help="Name of the queue; default: default."),
+        _shared(
+            "--partitions",
+            type=click.IntRange(1, MOST_PARTITIONS),
+            help="Partitions of a new queue, or those that it must have; default: "
+            f"${PARTITIONS_VARIABLE}, or as many as it has.",
+        ),
         _shared(
             "--log-level",
             type=click.Choice(LEVELS),

@@ -118,8 +118,12 @@ class TaskQueue(QueueOperations):
         except BaseException:
             server.stop()
             raise
-        queue._server = server
+        queue.own(server)
         return queue
+
+    def own(self, server: EmbeddedServer) -> None:
+        """Take over a server, which ends when the queue is closed."""
+        self._server = server
 
     @property
     def server(self) -> EmbeddedServer | None:

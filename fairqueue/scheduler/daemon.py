@@ -10,7 +10,12 @@ from dataclasses import dataclass, field, fields
 
 import redis
 
-from fairqueue.errors import ConfigurationError, FairQueueError, RedisUnavailable
+from fairqueue.errors import (
+    ConfigurationError,
+    FairQueueError,
+    RedisUnavailable,
+    WrongPartitions,
+)
 from fairqueue.link.listener import Listener
 from fairqueue.logs import error_line, event_logger
 from fairqueue.scheduler.firing import TickReport
@@ -213,6 +218,8 @@ class Daemon:
         self.pacer.begin(self._clock())
         try:
             report = self._scheduler.tick()
+        except WrongPartitions:
+            raise  # it was not known when this process began: it has to begin anew
         except Exception as error:  # whatever it is, the next pass may succeed
             self._count_failure(error)
             return None
