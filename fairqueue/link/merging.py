@@ -5,12 +5,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fairqueue.cursors import bad_cursor, decode_cursor, encode_cursor
 from fairqueue.errors import InvalidInput
 from fairqueue.link.operation import Operation
-from fairqueue.link.partitions import everywhere_numbered
+from fairqueue.link.partitions import at_part, everywhere_numbered
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -122,6 +122,40 @@ def merged_rows(
                 break  # its next entries may come before those of the others
     is_over = all(source.is_empty or i in absent for i, source in enumerate(sources))
     return found, None if is_over else _encode(sources)
+
+
+def merged_names(
+    store: S,
+    listed: Callable[[S, bytes, int], Operation[Any]],
+    parse: Callable[[bytes], T | None],
+    limit: int,
+    cursor: str | None,
+) -> Operation[tuple[list[T], str | None]]:
+    """Up to `limit` names of all partitions, in the order of their bytes, and the cursor or None.
+
+    `listed` gets the name to start after, and answers 1 if there may be more, then names. Those
+    that `parse` does not accept are skipped. Works without partitions, too.
+    """
+    if cast(Any, store).link.parts:
+        return (yield from merged_rows(store, partial(_read_names, listed, parse), limit, cursor))
+    found = yield from at_part(store, _read_names(listed, parse, store, cursor, limit))
+    return [row.item for row in found.rows], found.place
+
+
+def _read_names(
+    listed: Callable[[S, bytes, int], Operation[Any]],
+    parse: Callable[[bytes], T | None],
+    store: S,
+    place: str | None,
+    size: int,
+) -> Operation[PlacedRows[T]]:
+    more, *found = yield from listed(store, b"" if place is None else decode_cursor(place), size)
+    rows = [
+        PlacedRow(each, encode_cursor(each), item)
+        for each in found
+        if (item := parse(each)) is not None
+    ]
+    return PlacedRows(rows, encode_cursor(found[-1]) if more and found else None)
 
 
 def _more(

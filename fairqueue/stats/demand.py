@@ -36,6 +36,19 @@ class Demand:
                 parts.append(got / min(wanted, level * weight) if level else 0.0)
         return jain_index(parts)
 
+    @classmethod
+    def merged(cls, parts: Sequence["Demand"]) -> "Demand":
+        """Return the demand of a queue from that of its partitions; nobody is in two of them."""
+        found = cls(at_ms=min(part.at_ms for part in parts), most=sum(part.most for part in parts))
+        for part in parts:
+            found.weights |= part.weights
+            found.ended |= part.ended
+            found.open |= part.open
+            found.waiting |= part.waiting
+            found.limited |= part.limited
+            found.is_cut = found.is_cut or part.is_cut
+        return found
+
     def add(self, flat: list[Any]) -> None:
         """Add the rows of a script, up to `most` users."""
         for name, ended, settings in zip(flat[::3], flat[1::3], flat[2::3], strict=True):

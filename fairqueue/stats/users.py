@@ -1,16 +1,27 @@
 """Statistics of users and tenants: waiting and running tasks, and their shares of service."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, Self
 
 from fairqueue.clock import from_ms, to_ms
-from fairqueue.cursors import decode_cursor, encode_cursor
-from fairqueue.errors import InvalidInput
+from fairqueue.errors import InvalidInput, RedisUnavailable
 from fairqueue.link.connection import Link
+from fairqueue.link.merging import merged_names
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation, steps
 from fairqueue.link.owners import Owner
+from fairqueue.link.partitions import (
+    Partitioned,
+    at_owner,
+    at_part,
+    everywhere,
+    everywhere_numbered,
+    partition_of,
+    whole,
+)
 from fairqueue.models import Page, QueueSnapshot, UserSettings, new_id
 from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.workers import WorkerStore
@@ -22,7 +33,8 @@ MAX_LISTED = 1000  # users in one answer
 MAX_READ = 100  # users in one call of `read`
 READ_CHUNK = 10  # of them in one script: about 1 ms of server time
 COUNTED_CHUNK = 200  # users whose tasks one script counts: less than 1 ms of server time
-MAX_SUMMED = 1000  # users whose weights are summed to compute fair shares
+MAX_SUMMED = 1000  # users whose weights are summed to compute fair shares, in one partition
+MAX_SUMMED_IN_ALL = 10_000  # in all partitions
 SUMMED_CHUNK = 50  # users that one script examines for that: half a ms of server time
 DEMAND_MS = 10_000  # how long the demand of all users is cached; a user's own row is always new
 MAX_DEMANDS = 128  # cached windows: more than the tenants of a page
@@ -47,8 +59,8 @@ class UserInfo:
     all runs that ended, or of those of the user's tenant. entitled: the fair share: these runs are
     divided by weight among the users of the tenant (without one: among the tenants and the users
     without one) with waiting, running or ended tasks, and nobody gets more than they wanted. At
-    most 1,000 are counted; with more, `entitled` is too large. The others are cached for ten
-    seconds.
+    most 1,000 are counted, 10,000 over partitions; with more, `entitled` is too large. The others
+    are cached for ten seconds.
 
     state: "served", "waiting", "paused", "capped", "rate limited" or "idle"; `why` explains it. A
     user whose tenant is paused, capped or rate limited is in that state, too.
@@ -152,7 +164,15 @@ class ShareSeries:
     window_start: datetime
 
 
-class UserStats:
+class _Figures(NamedTuple):
+    """The facts of some owners or tenants, the start of the window, and all runs that ended."""
+
+    facts: list[Facts]
+    window_ms: int
+    ended: int
+
+
+class UserStats(Partitioned):
     """The users and the tenants of one queue."""
 
     def __init__(self, link: Link) -> None:
@@ -160,38 +180,56 @@ class UserStats:
         self._delays = DelayIndex(link)
         self._demands: dict[tuple[int, str], Demand] = {}
 
+    def _twin(self, part: Any) -> Self:
+        twin = super()._twin(part)
+        twin._delays, twin._demands = self._delays.at(part), {}
+        return twin
+
     @operation
+    @whole
     def active(self, limit: int = MAX_LISTED, tenant: str | None = None) -> Operation[list[Owner]]:
         """Return users with waiting or running tasks, those with the most waiting ones first.
 
         At most 1,000 each are compared of those who are served next, who cannot be served, who have
-        running tasks, and who wait for slots; or 1,000 users of the tenant. Raises InvalidInput for
-        a bad limit or tenant.
+        running tasks, and who wait for slots, in each partition; or 1,000 users of the tenant.
+        Raises InvalidInput for a bad limit or tenant.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        names = yield Call("active_users", limit=MAX_LISTED, tenant=_tenant(tenant), whole=0)
-        return (yield from self._by_backlog(names, limit))
+        if tenant is not None:
+            twin = self.part_of(None, _tenant(tenant))
+            found = yield from at_part(twin, twin._by_backlog(limit, tenant=tenant))
+        else:
+            parts = yield from everywhere(self, lambda twin: twin._by_backlog(limit))
+            found = sorted(chain.from_iterable(parts))[:limit]
+        return [Owner.of_key(key) for _, _, key in found]
 
     @operation
+    @whole
     def active_tenants(self, limit: int = MAX_LISTED) -> Operation[list[str]]:
         """Return tenants with waiting or running tasks, those with the most waiting ones first.
 
         Those are compared that `active` looks at. Raises InvalidInput for a bad limit.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        names = yield Call("active_users", limit=MAX_LISTED, tenant="", whole=1)
-        owners = yield from self._by_backlog(names, limit)
+        parts = yield from everywhere(self, lambda twin: twin._by_backlog(limit, whole=1))
+        owners = [Owner.of_key(key) for _, _, key in sorted(chain.from_iterable(parts))[:limit]]
         return [owner.tenant for owner in owners if owner.tenant is not None]
 
-    def _by_backlog(self, names: list[bytes], limit: int) -> Operation[list[Owner]]:
-        """Return those with waiting or running tasks, the largest backlog first."""
+    def _by_backlog(
+        self, limit: int, *, tenant: str = "", whole: int = 0
+    ) -> Operation[list[tuple[int, int, str]]]:
+        """Return those with waiting or running tasks, the largest backlog first.
+
+        For each the numbers of its waiting and running tasks, negative, and its name in Redis.
+        """
+        names = yield Call("active_users", limit=MAX_LISTED, tenant=tenant, whole=whole)
         keys = [key for name in names if (key := valid_key(name)) is not None]
         found = sorted(
             (-waiting, -running, key)
             for key, waiting, running in (yield from self._counts(keys))
             if waiting or running
         )
-        return [Owner.of_key(key) for _, _, key in found[:limit]]
+        return found[:limit]
 
     def _counts(self, keys: list[str]) -> Operation[list[tuple[str, int, int]]]:
         """Return each owner or tenant with the numbers of its waiting and its running tasks."""
@@ -202,6 +240,7 @@ class UserStats:
         return found
 
     @operation
+    @whole
     def names(
         self,
         limit: int = 100,
@@ -217,18 +256,18 @@ class UserStats:
         InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        yield from steps(self._delays.update)()
-        more, *found = yield Call(
-            "list_users",
-            after=b"" if cursor is None else decode_cursor(cursor),
-            prefix="" if prefix is None else check_name(prefix, "prefix"),
-            tenant=_tenant(tenant),
-            limit=limit,
-        )
-        owners = [owner for place in found if (owner := _owner_at(place)) is not None]
-        return Page(owners, encode_cursor(found[-1]) if more and found else None)
+        start = "" if prefix is None else check_name(prefix, "prefix")
+        within = _tenant(tenant)
+
+        def listed(twin: Self, after: bytes, most: int) -> Operation[Any]:
+            yield from steps(twin._delays.update)()
+            return (yield Call("list_users", after=after, prefix=start, tenant=within, limit=most))
+
+        store = self if tenant is None else self.part_of(None, tenant)
+        return Page(*(yield from merged_names(store, listed, _owner_at, limit, cursor)))
 
     @operation
+    @whole
     def tenants(
         self, limit: int = 100, cursor: str | None = None, prefix: str | None = None
     ) -> Operation[Page[str]]:
@@ -237,60 +276,70 @@ class UserStats:
         Raises InvalidInput naming the value.
         """
         check_count(limit, "limit", least=1, most=MAX_LISTED)
-        more, *found = yield Call(
-            "list_tenants",
-            after=b"" if cursor is None else decode_cursor(cursor),
-            prefix="" if prefix is None else check_tenant(prefix, InvalidInput),
-            limit=limit,
-        )
-        names = [name for each in found if (name := _tenant_at(each)) is not None]
-        return Page(names, encode_cursor(found[-1]) if more and found else None)
+        start = "" if prefix is None else check_tenant(prefix, InvalidInput)
+
+        def listed(_: Self, after: bytes, most: int) -> Operation[Any]:
+            return (yield Call("list_tenants", after=after, prefix=start, limit=most))
+
+        return Page(*(yield from merged_names(self, listed, _tenant_at, limit, cursor)))
 
     @operation
+    @whole
     def read(self, owners: Sequence[Owner], since: datetime | float) -> Operation[list[UserInfo]]:
         """Return the state of at most 100 users, in their order, with their shares since a time.
 
-        Unknown users have `is_known` False. Raises InvalidInput naming the value.
+        Unknown users have `is_known` False. Those of partitions that do not answer, if that is
+        tolerated, are left out. Raises InvalidInput naming the value.
         """
         check_count(len(owners), "number of users", most=MAX_READ)
         listed = [check_owner(owner) for owner in owners]
         since_ms = to_ms(since, "since")
         found: dict[Owner, UserInfo] = {}
-        yield from steps(self._delays.update)()
+        yield from self._update_delays(listed)
+        takers = yield from self._has_takers()
         for tenant in dict.fromkeys(owner.tenant or "" for owner in listed):
             own = [owner for owner in dict.fromkeys(listed) if (owner.tenant or "") == tenant]
-            keys = [owner.key for owner in own] + ([Owner.whole(tenant).key] if tenant else [])
-            facts, window_ms, ended = yield from self._facts(keys, since_ms, tenant)
-            group = facts.pop() if tenant else None
+            sharers = own + ([Owner.whole(tenant)] if tenant else [])
+            figures = yield from self._figures(sharers, since_ms, tenant, takers=takers)
+            facts = {each.key: each for each in figures.facts}
+            group = facts.pop(Owner.whole(tenant).key, None) if tenant else None
             # Before any run has ended: each user's share of the first one.
             demand = yield from self._demand(since_ms, tenant)
-            level = demand.level_with(facts, ended or 1)
-            for owner, each in zip(own, facts, strict=True):
+            level = demand.level_with([*facts.values()], figures.ended or 1)
+            for owner in own:
+                if (each := facts.get(owner.key)) is None:
+                    continue
                 found[owner] = UserInfo(
                     user_id=owner.user_id,
                     users_ahead=each.ahead if group is None or group.ahead is not None else None,
                     tenant=owner.tenant,
-                    **each.fields(window_ms, ended, level, owner.tenant, group),
+                    **each.fields(figures.window_ms, figures.ended, level, owner.tenant, group),
                 )
-        return [found[owner] for owner in listed]
+        return [found[owner] for owner in listed if owner in found]
 
     @operation
+    @whole
     def read_tenants(
         self, tenants: Sequence[str], since: datetime | float
     ) -> Operation[list[TenantInfo]]:
         """Return the state of at most 100 tenants, in their order, with their shares since a time.
 
-        Unknown tenants have `is_known` False. Raises InvalidInput naming the value.
+        Unknown tenants have `is_known` False. Those of partitions that do not answer, if that is
+        tolerated, are left out. Raises InvalidInput naming the value.
         """
         check_count(len(tenants), "number of tenants", most=MAX_READ)
         names = [check_tenant(tenant, InvalidInput) for tenant in tenants]
         since_ms = to_ms(since, "since")
-        yield from steps(self._delays.update)()
-        keys = [Owner.whole(name).key for name in names]
-        facts, window_ms, ended = yield from self._facts(keys, since_ms, "")
-        level = (yield from self._demand(since_ms)).level_with(facts, ended or 1)
+        sharers = [Owner.whole(name) for name in names]
+        yield from self._update_delays(sharers)
+        takers = yield from self._has_takers()
+        figures = yield from self._figures(sharers, since_ms, "", takers=takers)
+        level = (yield from self._demand(since_ms)).level_with(figures.facts, figures.ended or 1)
+        facts = {each.key: each for each in figures.facts}
         found = []
-        for name, each in zip(names, facts, strict=True):
+        for name in names:
+            if (each := facts.get(Owner.whole(name).key)) is None:
+                continue
             jain = None
             if each.ended:
                 jain = (yield from self._demand(since_ms, name)).jain(each.ended)
@@ -300,35 +349,74 @@ class UserStats:
                     users=each.users,
                     tenants_ahead=each.ahead,
                     jain=jain,
-                    **each.fields(window_ms, ended, level, name),
+                    **each.fields(figures.window_ms, figures.ended, level, name),
                 )
             )
         return found
 
+    def _update_delays(self, owners: Iterable[Owner]) -> Operation[None]:
+        """Bring the index of delayed tasks up to date where owners have theirs."""
+        involved = sorted({self._number_of(owner) for owner in owners})
+        yield from everywhere_numbered(
+            self, lambda twin: steps(twin._delays.update)(), only=involved
+        )
+
+    def _number_of(self, owner: Owner) -> int:
+        return partition_of(owner.user_id, owner.tenant, max(1, len(self.link.parts)))
+
+    def _figures(
+        self, sharers: Sequence[Owner], since_ms: int, tenant: str, *, takers: bool
+    ) -> Operation[_Figures]:
+        """The figures of users of a tenant, or of those who share the whole queue.
+
+        Without those whose partitions do not answer. Raises RedisUnavailable if that is all.
+        """
+        if tenant:
+            twin = self.part_of(None, tenant)
+            keys = [owner.key for owner in sharers]
+            return (yield from at_part(twin, twin._facts(keys, since_ms, tenant, takers=takers)))
+        placed: dict[int, list[str]] = {}
+        for owner in sharers:
+            placed.setdefault(self._number_of(owner), []).append(owner.key)
+        parts = yield from everywhere(
+            self,
+            lambda twin: twin._facts(
+                placed.get(twin.link.keys.partition, []), since_ms, "", takers=takers
+            ),
+        )
+        facts = [*chain.from_iterable(part.facts for part in parts)]
+        if sharers and not facts:
+            raise RedisUnavailable("the partition of the queue that has them did not answer")
+        window_ms = max(part.window_ms for part in parts)
+        return _Figures(facts, window_ms, sum(part.ended for part in parts))
+
     def _facts(
-        self, keys: list[str], since_ms: int, tenant: str
-    ) -> Operation[tuple[list[Facts], int, int]]:
-        """The facts of owners or tenants, the start of the window, and its ended runs."""
-        takers = yield from self._has_takers()
+        self, keys: list[str], since_ms: int, tenant: str, *, takers: bool
+    ) -> Operation[_Figures]:
+        """The figures of owners or tenants of one partition, and of all its runs."""
         facts: list[Facts] = []
         window_ms, ended = since_ms, 0
-        for part in in_parts(keys, READ_CHUNK):
+        for part in in_parts(keys, READ_CHUNK) if keys else [keys]:
             now_ms, window_ms, ended, rows = yield from self._rows(part, since_ms, tenant)
             facts += [
                 Facts.read(key, row, now_ms, takers=takers)
                 for key, row in zip(part, rows, strict=True)
             ]
-        return facts, window_ms, ended
+        return _Figures(facts, window_ms, ended)
 
     def _has_takers(self) -> Operation[bool]:
         """Return whether a worker takes tasks; without heartbeats, whether one holds a lease."""
         alive = yield from steps(WorkerStore(self.link).alive)()
         if alive:
             return not all(worker.draining for worker in alive)
+        return any((yield from everywhere(self, lambda twin: twin._has_leases())))
+
+    def _has_leases(self) -> Operation[bool]:
         after = f"({(yield Now())}"
         return bool((yield Ask(("ZCOUNT", self.link.keys["leases"], after, "+inf")))[0])
 
     @operation
+    @at_owner
     def knows(self, owner: Owner) -> Operation[bool]:
         """Return whether the queue has any data of a user. Raises InvalidInput for a bad name."""
         check_owner(owner)
@@ -337,6 +425,7 @@ class UserStats:
         return int(row[-2]) > 0
 
     @operation
+    @whole
     def overview(
         self, snapshot: QueueSnapshot, since: datetime | float, tenant: str | None = None
     ) -> Operation[FairnessView]:
@@ -345,18 +434,18 @@ class UserStats:
         From `TaskQueue.inspect()` and the ended runs.
         """
         since_ms = to_ms(since, "since")
-        _, window_ms, ended, _ = yield from self._rows([], since_ms, _tenant(tenant))
+        figures = yield from self._figures((), since_ms, _tenant(tenant), takers=False)
         demand = yield from self._demand(since_ms, _tenant(tenant))
         backlogged = snapshot.active_users
         if tenant is not None or (snapshot.active_tenants and not demand.is_cut):
             backlogged = sum(1 for waiting in demand.waiting.values() if waiting)
         return FairnessView(
-            jain=demand.jain(ended),
+            jain=demand.jain(figures.ended),
             users=len(demand.weights),
             has_more=demand.is_cut,
             backlogged=backlogged,
-            ended=ended,
-            window_start=from_ms(window_ms),
+            ended=figures.ended,
+            window_start=from_ms(figures.window_ms),
         )
 
     def _rows(
@@ -374,21 +463,35 @@ class UserStats:
         Without a tenant these are tenants and users without one. Finding them examines each, in
         several scripts.
         """
+        if tenant and self.link.parts:
+            twin = self.part_of(None, tenant)
+            return (yield from at_part(twin, twin._demand(since_ms, tenant)))
         now_ms = yield Now()
         key = (round((now_ms - since_ms) / 1000), tenant)
         known = self._demands.get(key)
         if known is not None and 0 <= now_ms - known.at_ms < DEMAND_MS:
             return known
-        found = Demand(at_ms=now_ms, most=MAX_SUMMED)
+        count = max(1, len(self.link.parts))
+        most = min(MAX_SUMMED, MAX_SUMMED_IN_ALL // count)
+        parts = yield from everywhere(self, lambda twin: twin._find_demand(since_ms, tenant, most))
+        found = Demand.merged(parts) if len(parts) > 1 else parts[0]
+        if len(parts) == count:
+            if len(self._demands) >= MAX_DEMANDS:
+                self._demands.clear()
+            self._demands[key] = found
+        return found
+
+    def _find_demand(self, since_ms: int, tenant: str, most: int) -> Operation[Demand]:
+        found = Demand(at_ms=(yield Now()), most=most)
         after = b""
-        for _ in range(0, MAX_SUMMED, SUMMED_CHUNK):
+        for _ in range(0, most, SUMMED_CHUNK):
             after, *flat = yield Call(
                 "users_in_window",
                 since_ms=since_ms,
                 tenant=tenant,
                 after=after,
                 limit=SUMMED_CHUNK,
-                most=MAX_SUMMED + 1,  # one more shows that there are more
+                most=most + 1,  # one more shows that there are more
             )
             found.add(flat)
             if not after or found.is_cut:
@@ -400,12 +503,10 @@ class UserStats:
         counts = yield from self._counts(list(found.weights))
         found.open = {key: waiting + running for key, waiting, running in counts}
         found.waiting = {key: waiting for key, waiting, _ in counts}
-        if len(self._demands) >= MAX_DEMANDS:
-            self._demands.clear()
-        self._demands[key] = found
         return found
 
     @operation
+    @whole
     def top(
         self, since: datetime | float, limit: int, tenant: str | None = None
     ) -> Operation[list[Owner]]:
@@ -420,6 +521,7 @@ class UserStats:
         return [Owner.of_key(key) for key in found]
 
     @operation
+    @at_owner
     def next_task(self, owner: Owner) -> Operation[str | None]:
         """Return the id of the user's task that is claimed next, or else becomes ready next.
 
@@ -440,6 +542,7 @@ class UserStats:
         return None
 
     @operation
+    @whole
     def shares(
         self,
         since: datetime | float,
@@ -458,27 +561,35 @@ class UserStats:
             raise InvalidInput(f"since must be before until ({until!r}), not {since!r}")
         check_count(len(users), "number of users", most=MAX_SHARED)
         listed = list(dict.fromkeys(users))
-        window, everybody, *rows = yield Call(
-            "run_counts",
-            since_ms=since_ms,
-            until_ms=until_ms,
-            buckets=buckets,
-            tenant=_tenant(tenant),
-            rest=[check_sharer(user).key for user in listed],
+        call = partial(
+            _run_counts,
+            since_ms,
+            until_ms,
+            buckets,
+            _tenant(tenant),
+            [check_sharer(user).key for user in listed],
         )
+        if tenant is not None:
+            twin = self.part_of(None, tenant)
+            parts = [(yield from at_part(twin, call(twin)))]
+        else:
+            parts = yield from everywhere(self, call)
+        # Each partition counts the runs of all: those that it does not have are none.
+        everybody, *rows = [
+            [sum(column) for column in zip(*counts, strict=True)]
+            for counts in zip(*(counts for _, counts in parts), strict=True)
+        ]
         width = (until_ms - since_ms) / buckets
         return ShareSeries(
             times=[from_ms(int(since_ms + number * width)) for number in range(buckets)],
             users=listed,
-            counts={user: [int(n) for n in row] for user, row in zip(listed, rows, strict=True)},
-            others=[
-                max(0, int(total) - sum(map(int, own)))
-                for total, *own in zip(everybody, *rows, strict=True)
-            ],
-            window_start=from_ms(int(window)),
+            counts=dict(zip(listed, rows, strict=True)),
+            others=[max(0, total - sum(own)) for total, *own in zip(everybody, *rows, strict=True)],
+            window_start=from_ms(max(window for window, _ in parts)),
         )
 
     @operation
+    @at_owner
     def waiting(self, owner: Owner) -> Operation[int]:
         """Count the waiting and delayed tasks of a user or a tenant: what `purge` would cancel.
 
@@ -494,6 +605,7 @@ class UserStats:
         return sum(map(int, counts))
 
     @operation
+    @at_owner
     def purge(self, owner: Owner, limit: int = PURGE_CHUNK) -> Operation[int]:
         """Cancel at most `limit` (100) waiting tasks of a user or a tenant, and return how many.
 
@@ -507,6 +619,21 @@ class UserStats:
             if (yield from steps(self._delays.update)()):
                 break
         return int((yield Call("purge", op=new_id(), owner=owner.key, limit=limit)))
+
+
+def _run_counts(
+    since_ms: int, until_ms: int, buckets: int, tenant: str, keys: list[str], _: object
+) -> Operation[tuple[int, list[list[int]]]]:
+    """The start of the window in one partition; the ended runs of all and of each, by bucket."""
+    window, *counts = yield Call(
+        "run_counts",
+        since_ms=since_ms,
+        until_ms=until_ms,
+        buckets=buckets,
+        tenant=tenant,
+        rest=keys,
+    )
+    return int(window), [[int(count) for count in row] for row in counts]
 
 
 def in_parts(users: list[str], size: int) -> Iterator[list[str]]:
