@@ -2,14 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from fairqueue.clock import from_ms
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Ask, Call, Now, Operation, operation
+from fairqueue.link.partitions import Partitioned, everywhere, over_all, whole
 from fairqueue.models import UNREADABLE
 from fairqueue.validation import check_one_of
 
@@ -30,6 +33,9 @@ RATES = ("pushed", "finished", "failed", "timed_out", "cancelled", "expired", "f
 GAUGES = ("ready", "delayed", "running", "dead", "users", "tenants", "held")
 WAITS = ("wait_p50", "wait_p95")
 
+_SERVED = ("finished", "failed", "timed_out")  # rates of runs whose waits are sampled
+_LEAST = 1e-9  # the weight of waits where the rate is not known
+
 _Sample = dict[str, float]
 
 
@@ -43,6 +49,10 @@ class Series:
     seconds that the runs which ended since the previous sample had waited for a worker;
     at most the newest 100. A value is None if no sample was taken, no run ended, or the counters
     were reset.
+
+    Each partition of a queue has samples of its own. Rates and counts are their sums; the waits of
+    the whole are estimated from theirs, by how many runs ended in each. A partition that has no
+    sample for a while does not count meanwhile.
     """
 
     step: float
@@ -50,18 +60,20 @@ class Series:
     values: dict[str, list[float | None]]
 
 
-class SampleStore:
+class SampleStore(Partitioned):
     """The samples of one queue: every 15 s for a bit more than an hour, every 5 min for a day."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
 
     @operation
+    @over_all(any, strict=True)
     def take(self, now_ms: int | None = None) -> Operation[bool]:
         """Store a sample unless the current 15 s have one; return whether it did. Call it often."""
         return bool((yield Call("sample", now_ms=now_ms)))
 
     @operation
+    @whole
     def read(self, window: str = "1h") -> Operation[Series]:
         """Return the series of the last "15m", "1h" or "24h", oldest first.
 
@@ -70,16 +82,18 @@ class SampleStore:
         """
         mark, step_ms, count = _WINDOWS[check_one_of(window, "window", WINDOWS)]
         last = (yield Now()) // step_ms
-        samples = yield from self._samples(mark, step_ms, last - count - MOST_STEPS_APART, last)
-        if last not in samples:
+        found = yield from everywhere(
+            self, lambda twin: twin._samples(mark, step_ms, last - count - MOST_STEPS_APART, last)
+        )
+        parts = [samples for samples in found if samples]
+        if not parts or not all(last in samples for samples in parts):
             last -= 1
         slots = range(last - count + 1, last + 1)
-        names = (*RATES, *GAUGES, *WAITS)
-        rows = [_values(samples, slot) for slot in slots]
+        rows = [_row(parts, slot) for slot in slots]
         return Series(
             step=step_ms / 1000,
             times=[from_ms(slot * step_ms) for slot in slots],
-            values={name: [row.get(name) for row in rows] for name in names},
+            values={name: [row.get(name) for row in rows] for name in (*RATES, *GAUGES, *WAITS)},
         )
 
     def _samples(
@@ -107,6 +121,71 @@ def _parse(members: Iterable[bytes], step_ms: int) -> Iterable[tuple[int, _Sampl
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _row(parts: Sequence[dict[int, _Sample]], slot: int) -> dict[str, float]:
+    """Return the values of one step of the whole queue, by name."""
+    if not any(slot in samples for samples in parts):
+        return {}
+    found = [_values_near(samples, slot) for samples in parts]
+    if len(found) == 1:
+        return found[0]
+    row: dict[str, float] = {}
+    for values in found:
+        for name in values.keys() - {*WAITS}:
+            row[name] = row.get(name, 0.0) + values[name]
+    if waits := [values for values in found if WAITS[0] in values and WAITS[1] in values]:
+        weights = [sum(values.get(name, 0.0) for name in _SERVED) or _LEAST for values in waits]
+        marks = [(values[WAITS[0]], values[WAITS[1]]) for values in waits]
+        row |= {
+            name: _quantile(marks, weights, part)
+            for name, part in zip(WAITS, (0.5, 0.95), strict=True)
+        }
+    return row
+
+
+def _values_near(samples: dict[int, _Sample], slot: int) -> dict[str, float]:
+    """Return the values of one step in a partition; in a short gap, those at its end."""
+    if slot in samples:
+        return _values(samples, slot)
+    steps_on = range(slot + 1, slot + MOST_STEPS_APART)
+    end = next((later for later in steps_on if later in samples), None)
+    if end is None or not any(end - apart in samples for apart in range(1, MOST_STEPS_APART + 1)):
+        return {}
+    found = _values(samples, end)
+    return {name: found[name] for name in found.keys() - {*WAITS}}
+
+
+def _quantile(marks: Sequence[tuple[float, float]], weights: Sequence[float], part: float) -> float:
+    """Return a quantile of waits over partitions, from the p50 and the p95 of each.
+
+    Between them, and below, the waits of a partition are taken as evenly spread.
+    """
+
+    def reached(wait: float) -> float:
+        """The part of all waits that are not longer."""
+        return sum(
+            weight * _part_of(p50, p95, wait)
+            for (p50, p95), weight in zip(marks, weights, strict=True)
+        ) / sum(weights)
+
+    bounds = sorted({0.0, *chain.from_iterable(marks)})
+    above = bisect_left(bounds, part, key=reached)
+    if above == 0:
+        return bounds[0]
+    low, high = bounds[above - 1], bounds[above]
+    begun, ended = reached(low), reached(math.nextafter(high, 0.0))  # at `high` it may jump
+    if ended <= part or ended <= begun:
+        return high
+    return low + (high - low) * (part - begun) / (ended - begun)
+
+
+def _part_of(p50: float, p95: float, wait: float) -> float:
+    if wait >= p95:
+        return 1.0
+    if wait >= p50:
+        return 0.5 + 0.45 * (wait - p50) / (p95 - p50)
+    return 0.5 * wait / p50
 
 
 def _values(samples: dict[int, _Sample], slot: int) -> dict[str, float]:
