@@ -9,6 +9,7 @@ inspector.schedules.pause("report-7", note="too many mails")
 from fairqueue.access.credentials import Actor
 from fairqueue.inspection.administration import ApiKeys, Audit
 from fairqueue.inspection.context import InspectionContext, Stores
+from fairqueue.inspection.partitions import Partitions
 from fairqueue.inspection.runs import Failed, Runs, Tasks
 from fairqueue.inspection.schedules import ScheduleInspector
 from fairqueue.inspection.system import System, Workers
@@ -42,6 +43,7 @@ class Inspector:
         self.tenants = Tenants(context)
         self.workers = Workers(context)
         self.system = System(context)
+        self.partitions = Partitions(context)
         self.audit = Audit(context)
         self.keys = ApiKeys(context)
 

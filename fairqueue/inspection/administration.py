@@ -6,12 +6,14 @@ from typing import Any
 from fairqueue.access.audit import AuditEntry
 from fairqueue.access.credentials import KeyInfo, NewKey
 from fairqueue.inspection.context import InspectorPart
+from fairqueue.inspection.missing import reading
 from fairqueue.models import Page
 
 
 class Audit(InspectorPart):
     """The audit log: who changed what."""
 
+    @reading
     def list(self, *, tenant: str | None = None, **filters: Any) -> Page[AuditEntry]:
         """A page of the audit log, newest first; see `AuditLog.entries` for the filters."""
         self._guard.read()
@@ -21,6 +23,7 @@ class Audit(InspectorPart):
 class ApiKeys(InspectorPart):
     """The keys of the REST API and the dashboard."""
 
+    @reading
     def list(self) -> builtins.list[KeyInfo]:
         """All keys, newest first, without their secrets."""
         self._guard.require_global_admin("see API keys")

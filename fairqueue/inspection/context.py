@@ -21,6 +21,7 @@ from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.fields import MAX_ID_LENGTH, check_id
 from fairqueue.schedules.service import Schedules
 from fairqueue.stats.overview import OverviewStore
+from fairqueue.stats.partitions import PartitionStore
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import UserStats
 from fairqueue.validation import MAX_NAME_LENGTH, check_name, with_tenant_prefix
@@ -38,6 +39,7 @@ class Stores:
         self.schedules = Schedules(queue, steps(self.outgoing.check))
         self.history = History(queue)
         self.glance = OverviewStore(queue.link)
+        self.partitions = PartitionStore(queue.link)
         self.people = UserStats(queue.link)
         self.samples = SampleStore(queue.link)
         self.workers = WorkerStore(queue.link)

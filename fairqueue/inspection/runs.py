@@ -10,6 +10,7 @@ from fairqueue.errors import QueueFull, RedisUnavailable, UnknownTask
 from fairqueue.history.records import FailureGroup, Run, RunDetails
 from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
+from fairqueue.inspection.missing import reading
 from fairqueue.inspection.views import LogEntry
 from fairqueue.link.operation import Operation, steps
 from fairqueue.models import Explanation, Page, Task, TaskOptions
@@ -38,6 +39,7 @@ class RunFilters(TypedDict, total=False):
 class _RunPart(InspectorPart):
     """What runs, failed runs and tasks have in common."""
 
+    @reading
     def get(self, task_id: str) -> RunDetails:
         """All that is stored about a run, with secrets masked.
 
@@ -45,6 +47,7 @@ class _RunPart(InspectorPart):
         """
         return _masked(self._own(task_id))
 
+    @reading
     def explain(self, task_id: str) -> Explanation | None:
         """Why a task waits. Raises UnknownTask."""
         return self._context.queue.explain(self._own(task_id).run.task_id)
@@ -109,6 +112,7 @@ class _Retryable(_RunPart):
 class Runs(_Retryable):
     """The runs that an actor may see: waiting, running and ended."""
 
+    @reading
     def list(
         self,
         status: str | tuple[str, ...] | builtins.list[str] | None = None,
@@ -120,6 +124,7 @@ class Runs(_Retryable):
         """A page of runs, newest first; see History.runs. Raises InvalidInput, Forbidden."""
         return self._page(status, limit, cursor, filters)
 
+    @reading
     def find(self, task_ids: Sequence[str]) -> builtins.list[Run]:
         """The runs with these ids, at most a thousand, without those that are gone.
 
@@ -131,12 +136,14 @@ class Runs(_Retryable):
         found = self._context.history.find(listed)
         return [_masked_run(run) for run in found if self._guard.actor.sees(run.tenant)]
 
+    @reading
     def lost(self, runs: Sequence[Run]) -> dict[str, LostRun]:
         """Running runs whose worker sends no heartbeats or has lost its lease, by id."""
         self._guard.read()
         held = {run.task_id: run.worker_id for run in runs if run.status == "running"}
         return self._context.workers.lost({id_: by for id_, by in held.items() if by is not None})
 
+    @reading
     def logs(self, task_id: str, limit: int = 1000) -> builtins.list[LogEntry]:
         """The log lines of a run, oldest first. Raises UnknownTask."""
         task_id = self._own(task_id).run.task_id
@@ -150,12 +157,14 @@ class Runs(_Retryable):
 class Failed(_Retryable):
     """The failed runs that an actor may see."""
 
+    @reading
     def list(
         self, *, limit: int = 50, cursor: str | None = None, **filters: Unpack[RunFilters]
     ) -> Page[Run]:
         """A page of failed runs, newest first."""
         return self._page(FAILED, limit, cursor, filters)
 
+    @reading
     def groups(self, limit: int = 50, cursor: str | None = None) -> Page[FailureGroup]:
         """Failed runs by cause, the latest first.
 
@@ -286,6 +295,7 @@ class Failed(_Retryable):
 class Tasks(_RunPart):
     """Waiting tasks, and new ones."""
 
+    @reading
     def list(
         self,
         *,

@@ -18,6 +18,7 @@ from fairqueue.errors import (
 )
 from fairqueue.inspection.context import InspectionContext
 from fairqueue.inspection.masking import mask, mask_side, unmask
+from fairqueue.inspection.missing import reading
 from fairqueue.inspection.views import (
     DayCount,
     LogEntry,
@@ -74,6 +75,7 @@ class ScheduleInspector:
 
     # --- looking ----------------------------------------------------------------------------------
 
+    @reading
     def list(
         self, *, limit: int = 50, cursor: str | None = None, **filters: Unpack[ScheduleFilters]
     ) -> Page[ScheduleView]:
@@ -91,10 +93,12 @@ class ScheduleInspector:
         self._filters(filters)
         return self.bulk("pause", dry_run=True, **filters).matched
 
+    @reading
     def get(self, schedule_id: str) -> ScheduleView:
         """Return a schedule. Raises UnknownSchedule, BrokenRecord."""
         return self._views([self._own(schedule_id)])[0]
 
+    @reading
     def find(self, schedule_id: str) -> ScheduleView | None:
         """Return a schedule, or None."""
         try:
@@ -102,6 +106,7 @@ class ScheduleInspector:
         except UnknownSchedule:
             return None
 
+    @reading
     def upcoming(self, limit: int = 10) -> builtins.list[Upcoming]:
         """Return the schedules that run next; of one tenant, those among the next thousand."""
         self._guard.read()
@@ -115,6 +120,7 @@ class ScheduleInspector:
                 found.append(Upcoming(at=at, schedule=_masked(task)))
         return found[:limit]
 
+    @reading
     def problems(self) -> builtins.list[Problem]:
         """Return the schedules that cannot run; none for an actor of one tenant.
 
@@ -123,6 +129,7 @@ class ScheduleInspector:
         self._guard.read()
         return [] if self._guard.actor.tenant is not None else self._context.store.problems()
 
+    @reading
     def moments(
         self,
         schedule_id: str,
@@ -135,6 +142,7 @@ class ScheduleInspector:
         schedule_id = self._own(schedule_id).schedule_id
         return self._context.schedules.moments(schedule_id, start, end, limit, cursor)
 
+    @reading
     def changes(
         self, schedule_id: str, limit: int = 20, cursor: str | None = None
     ) -> Page[ScheduleChange]:
@@ -153,6 +161,7 @@ class ScheduleInspector:
         ]
         return Page(shown, page.cursor)
 
+    @reading
     def logs(self, schedule_id: str, limit: int = 100) -> builtins.list[LogEntry]:
         """Return the last lines that its runs have logged, newest first."""
         schedule_id = self._own(schedule_id).schedule_id
@@ -162,6 +171,7 @@ class ScheduleInspector:
         runs = self._context.history.runs(schedule_id=schedule_id, tenant=own, limit=LOG_RUNS)
         return self._context.log_entries([run.task_id for run in runs], limit)
 
+    @reading
     def history_chart(self, schedule_id: str, days: int = 30) -> builtins.list[DayCount]:
         """Return how its runs ended, day by day, oldest first; among the last thousand runs."""
         schedule_id = self._own(schedule_id).schedule_id

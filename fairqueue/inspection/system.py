@@ -17,6 +17,7 @@ from fairqueue.errors import (
 )
 from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
+from fairqueue.inspection.missing import reading
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
 from fairqueue.link.keys import command_line
 from fairqueue.models import HandlerLimits, KeyLimits, QueueSettings, QueueSnapshot
@@ -39,6 +40,7 @@ START_WORKER = "fairqueue worker --app tasks"  # with a tasks.py in the same fol
 class Workers(InspectorPart):
     """The workers of the queue, which all tenants share."""
 
+    @reading
     def list(self) -> builtins.list[WorkerInfo]:
         """The live workers. Raises Forbidden for an actor of one tenant."""
         self._guard.read_global("see workers")
@@ -61,11 +63,13 @@ class System(InspectorPart):
 
     # --- numbers ----------------------------------------------------------------------------------
 
+    @reading
     def snapshot(self) -> QueueSnapshot:
         """The counts of the queue. Raises Forbidden for an actor of one tenant."""
         self._guard.read_global("see the whole queue")
         return self._context.queue.inspect()
 
+    @reading
     def overview(self) -> Overview:
         """The state of the queue; for an actor of one tenant, only what concerns the tenant."""
         self._guard.read()
@@ -113,15 +117,18 @@ class System(InspectorPart):
         count = self._context.glance.count_schedules(tenant)
         return {**dict.fromkeys((*whole, *others, "snapshot")), "schedules": count}
 
+    @reading
     def series(self, window: str = "1h") -> Series:
         """Samples of the queue over time. Raises Forbidden for an actor of one tenant."""
         self._guard.read_global("see the whole queue")
         return self._context.samples.read(window)
 
+    @reading
     def leader(self) -> LeaderInfo:
         """The scheduler that fires schedules."""
         return _leader(self.snapshot())
 
+    @reading
     def redis(self) -> RedisInfo:
         """The Redis server. Raises Forbidden for an actor of one tenant."""
         self._guard.read_global("see the server")
@@ -143,6 +150,7 @@ class System(InspectorPart):
             clock_skew=skew,
         )
 
+    @reading
     def pools(self) -> list[PoolInfo]:
         """The pools of the queue and of its live workers, the default one first."""
         self._guard.read_global("see pools")
@@ -150,6 +158,7 @@ class System(InspectorPart):
 
     # --- what needs attention ---------------------------------------------------------------------
 
+    @reading
     def attention(self) -> list[Attention]:
         """What an operator should look at, the worst first."""
         self._guard.read()
@@ -244,6 +253,7 @@ class System(InspectorPart):
 
     # --- settings ---------------------------------------------------------------------------------
 
+    @reading
     def settings(self) -> dict[str, Any]:
         """The settings of the queue, and the limits by task name, key and pattern."""
         self._guard.read_global("see settings")
@@ -270,6 +280,7 @@ class System(InspectorPart):
         with self._guard.change("settings.change", self._context.queue.name, details=changes):
             return self._context.queue.configure(**changes)
 
+    @reading
     def limits(self) -> dict[str, HandlerLimits]:
         """The limits by task name, which apply across all workers."""
         self._guard.read_global("see limits")
@@ -281,6 +292,7 @@ class System(InspectorPart):
         with self._guard.change("limits.change", name, details=limits):
             self._context.queue.set_limits(name, **limits)
 
+    @reading
     def key_limits(self) -> dict[str, KeyLimits]:
         """The limits of tasks with a key, by key or pattern."""
         self._guard.read_global("see limits")

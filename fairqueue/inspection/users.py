@@ -11,6 +11,7 @@ from fairqueue.cursors import bad_cursor
 from fairqueue.errors import InvalidInput, UnknownTenant, UnknownUser, shown
 from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.inspection.context import LONG_AGO, InspectorPart
+from fairqueue.inspection.missing import reading
 from fairqueue.link.owners import Owner
 from fairqueue.models import DEFAULT_NAME, Explanation, Page, UserSettings
 from fairqueue.queue.base import UNSET
@@ -98,6 +99,7 @@ class Users(Sharers):
     user without a tenant. An actor of one tenant always means a user of its own tenant.
     """
 
+    @reading
     def list(
         self,
         *,
@@ -127,6 +129,7 @@ class Users(Sharers):
         page = _slice(active, attrgetter("user_id"), prefix, limit, cursor)
         return Page(people.read(page, since), page.cursor)
 
+    @reading
     def get(self, user_id: str, minutes: int = 60, *, tenant: str | None = None) -> UserInfo:
         """The state and share of a user. Raises UnknownUser."""
         self._guard.read()
@@ -145,17 +148,20 @@ class Users(Sharers):
         names = ", ".join(map(repr, others[:MAX_NAMED])) + ", …" * (len(others) > MAX_NAMED)
         return f" without a tenant, but of tenant {names}: say whose user is meant"
 
+    @reading
     def exists(self, user_id: str, *, tenant: str | None = None) -> bool:
         """Whether the queue has any data of a user. Raises InvalidInput for a bad name."""
         self._guard.read()
         check_name(user_id, "user_id", InvalidInput)
         return self._context.people.knows(Owner(user_id, self._guard.scope(tenant)))
 
+    @reading
     def tenants_of(self, user_id: str) -> builtins.list[str]:
         """The tenants with such a user. Raises Forbidden for an actor of one tenant."""
         self._guard.read_global("see other tenants")
         return self._context.queue.tenants_of(user_id)
 
+    @reading
     def overview(self, minutes: int = 60) -> FairnessView:
         """How evenly tenants and users without one are served.
 
@@ -165,6 +171,7 @@ class Users(Sharers):
         snapshot, since = self._context.queue.inspect(), self._since(minutes)
         return self._context.people.overview(snapshot, since, self._guard.actor.tenant)
 
+    @reading
     def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
         """Ended runs over time: of the `top` tenants and users with most, and of all others.
 
@@ -176,6 +183,7 @@ class Users(Sharers):
         users = self._context.people.top(self._since(minutes), top, tenant)
         return self._series(minutes, users, tenant)
 
+    @reading
     def service(self, user_id: str, minutes: int = 60, *, tenant: str | None = None) -> ShareSeries:
         """Ended runs of a user over time, and of all others of the tenant, or of the queue.
 
@@ -185,6 +193,7 @@ class Users(Sharers):
         owner = self._context.owner(user_id, tenant)
         return self._series(minutes, [owner], owner.tenant)
 
+    @reading
     def next_wait(self, user_id: str, *, tenant: str | None = None) -> Explanation | None:
         """Why the next task of a user waits or is delayed; None if nothing waits.
 
@@ -194,6 +203,7 @@ class Users(Sharers):
         task_id = self._context.people.next_task(self._context.owner(user_id, tenant))
         return None if task_id is None else self._context.queue.explain(task_id)
 
+    @reading
     def quote(
         self,
         user_id: str,
@@ -289,6 +299,7 @@ class Users(Sharers):
 class Tenants(Sharers):
     """The tenants that an actor may see: all of them, or its own."""
 
+    @reading
     def list(
         self,
         *,
@@ -316,11 +327,13 @@ class Tenants(Sharers):
         names = people.tenants(limit, cursor, prefix)
         return Page(people.read_tenants(names, since), names.cursor)
 
+    @reading
     def exist(self) -> bool:
         """Whether the actor sees any tenant."""
         self._guard.read()
         return self._guard.actor.tenant is not None or bool(self._context.people.tenants(1))
 
+    @reading
     def get(self, tenant: str, minutes: int = 60) -> TenantInfo:
         """The state and share of a tenant. Raises UnknownTenant."""
         self._guard.read()
@@ -330,12 +343,14 @@ class Tenants(Sharers):
             raise UnknownTenant(f"there is no tenant {tenant!r}")
         return info
 
+    @reading
     def overview(self, tenant: str, minutes: int = 60) -> FairnessView:
         """How evenly the users of a tenant are served. Raises UnknownTenant."""
         self._guard.read()
         snapshot, since = self._context.queue.inspect(), self._since(minutes)
         return self._context.people.overview(snapshot, since, self._seen(tenant))
 
+    @reading
     def shares(self, minutes: int = 60, top: int = 8) -> ShareSeries:
         """Ended runs over time: of the `top` tenants with most, and of all others together.
 
@@ -349,6 +364,7 @@ class Tenants(Sharers):
         found = self._context.people.top(self._since(minutes), MAX_LISTED)
         return self._series(minutes, [owner for owner in found if owner.is_tenant][:top])
 
+    @reading
     def service(self, tenant: str, minutes: int = 60, top: int = 8) -> ShareSeries:
         """Ended runs over time of the `top` users of a tenant, and of its others together."""
         self._guard.read()

@@ -18,6 +18,7 @@ SENT = (
     *("HEXISTS", "HGET", "HGETALL", "HMGET", "HSCAN", "HSTRLEN"),
     *("ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE", "ZRANDMEMBER", "ZRANGE", "ZRANGEBYLEX"),
     *("ZREVRANGEBYLEX", "ZSCAN", "ZSCORE"),
+    "MEMORY|USAGE",  # only `fairqueue partitions --memory`
     "ROLE",  # only with Sentinel
     # Only `fairqueue doctor`, to find out what is not permitted.
     *("ACL|DRYRUN", "ACL|WHOAMI", "COMMAND|INFO"),

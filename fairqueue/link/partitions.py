@@ -100,12 +100,14 @@ _MISSING: ContextVar[Missing | None] = ContextVar("fairqueue_missing", default=N
 
 
 @contextmanager
-def tolerate_missing() -> Iterator[Missing]:
+def tolerate_missing(missing: Missing | None = None) -> Iterator[Missing]:
     """Let operations that read the whole queue go on without the partitions that do not answer.
 
-    Yields where these are noted. Changes are not affected: they fail as ever.
+    Yields where these are noted: in `missing` if that is given. Those noted there already are not
+    asked again, so that one of them costs one time-out and not one for each operation. Changes are
+    not affected: they fail as ever.
     """
-    missing = Missing()
+    missing = Missing() if missing is None else missing
     token = _MISSING.set(missing)
     try:
         yield missing
@@ -137,8 +139,10 @@ def everywhere_numbered(
     parts = twins.link.parts
     if not parts:
         return [(0, (yield from steps_of(store)))]
-    numbers = range(len(parts)) if only is None else only
     missing = None if strict else _MISSING.get()
+    numbers = range(len(parts)) if only is None else only
+    if missing:
+        numbers = [number for number in numbers if number not in missing.partitions]
     pairs = [(parts[number], steps_of(twins.at(parts[number]))) for number in numbers]
     results = yield Gather(pairs, partial=missing is not None)
     found = []
@@ -288,6 +292,9 @@ def locate(
     twins: list[Any] = cast(Any, store).twins()
     if not isinstance(name, str):
         return cast(S, twins[0])  # which refuses it
+    missing = _MISSING.get()
+    known = missing.partitions if missing else {}
+    twins = [twin for twin in twins if twin.link.keys.partition not in known]
     asked = [(twin.link, _has(twin.link, key, name)) for twin in twins]
     answers = yield Gather(asked, partial=True)
     found = [twin for twin, answer in zip(twins, answers, strict=True) if answer is True]
@@ -299,6 +306,8 @@ def locate(
     for answer in answers:
         if not found and isinstance(answer, Exception):
             raise answer
+    if known and not found:
+        raise RedisUnavailable(next(iter(known.values())))
     return cast(S, found[0] if found else twins[0])
 
 
