@@ -22,8 +22,8 @@ from fairqueue.cli.session import (
 from fairqueue.cli.text import duration_text, printable, printable_lines
 from fairqueue.cli.values import PAST, read_object
 from fairqueue.errors import plural
+from fairqueue.history.filters import STATUSES
 from fairqueue.history.records import Attempt, RunDetails
-from fairqueue.history.runs import STATUSES
 from fairqueue.inspection.documents import document
 
 MAX_ERROR = 60  # characters of an error in a table

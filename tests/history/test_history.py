@@ -22,9 +22,10 @@ from fairqueue.errors import (
     QueueFull,
     UnknownTask,
 )
-from fairqueue.history import runs as history_module
+from fairqueue.history import listing as history_module
+from fairqueue.history.filters import ENDED, STATUSES
 from fairqueue.history.records import Attempt, FailureGroup, Run, RunDetails
-from fairqueue.history.runs import ENDED, STATUSES, History
+from fairqueue.history.runs import History
 from fairqueue.link.operation import Ask
 from fairqueue.models import Claim, Page, Task
 from fairqueue.queue.claim import this_place
@@ -680,9 +681,9 @@ def test_without_a_status_all_are_listed(world: World) -> None:
 
 
 def test_a_backlog_of_others_does_not_hide_what_has_ended(world: World) -> None:
-    world.patch("fairqueue.history.runs.MAX_SKIMMED", 10)
-    world.patch("fairqueue.history.runs.MAX_WALKED", 60)
-    world.patch("fairqueue.history.runs.READ_AT_ONCE", 10)
+    world.patch("fairqueue.history.listing.MAX_SKIMMED", 10)
+    world.patch("fairqueue.history.listing.MAX_WALKED", 60)
+    world.patch("fairqueue.history.listing.READ_AT_ONCE", 10)
     world.push("mine", name="rare")
     world.queue.finish(world.claim_one())
     world.push(*(f"other-{n}" for n in range(100)), name="common")
@@ -1156,7 +1157,7 @@ def test_a_prune_takes_only_what_ended_before_its_moment(world: World) -> None:
 
 
 def test_prune_drops_many_in_parts(world: World) -> None:
-    world.patch(history_module, "PRUNE_CHUNK", 4)
+    world.patch("fairqueue.history.runs.PRUNE_CHUNK", 4)
     world.fill("alice", 30)
     claims = world.queue.claim("w", limit=30)
     world.queue.finish_many((claim, None) for claim in claims[:20])
@@ -1451,7 +1452,7 @@ def test_a_filter_that_does_not_exist_is_refused(world: World) -> None:
 
 
 def test_more_failed_runs_than_a_script_takes_are_discarded(world: World) -> None:
-    world.patch(history_module, "DISCARD_CHUNK", 3)
+    world.patch("fairqueue.history.runs.DISCARD_CHUNK", 3)
     bury(world, *(f"t{n}" for n in range(10)))
     assert world.history.discard_matching() == 10
     assert ids(world.history.runs()) == []

@@ -26,7 +26,7 @@ from fairqueue.errors import (
     UnknownUser,
     UnknownWorker,
 )
-from fairqueue.history.runs import ENDED
+from fairqueue.history.filters import ENDED
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.masking import MASK
 from fairqueue.inspection.system import OLD_WAIT_S

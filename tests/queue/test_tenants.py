@@ -17,8 +17,9 @@ from fairqueue.errors import (
     InvalidSchedule,
     InvalidTask,
 )
+from fairqueue.history.filters import ENDED
 from fairqueue.history.records import Run
-from fairqueue.history.runs import ENDED, History
+from fairqueue.history.runs import History
 from fairqueue.models import Page, ScheduledTask, Task, UserSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.scheduler.scheduler import TaskScheduler

@@ -21,7 +21,7 @@ from fairqueue.flow_options import (
     SHORTEST_S,
     UNIQUE_FOR,
 )
-from fairqueue.history.runs import STATUSES
+from fairqueue.history.filters import STATUSES
 from fairqueue.models import DEFAULT_NAME
 from fairqueue.schedules.fields import FIELDS, MAX_ID_LENGTH, REQUIRED, STORED, ScheduleField
 from fairqueue.validation import MAX_NAME_LENGTH

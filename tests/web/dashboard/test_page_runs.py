@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from fairqueue.demo.seeder import seed
-from fairqueue.history.runs import STATUSES
+from fairqueue.history.filters import STATUSES
 from fairqueue.link.connection import Link
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Failure, LogLine, Report

@@ -10,8 +10,8 @@ from starlette.routing import BaseRoute, Route
 
 from fairqueue.clock import from_ms
 from fairqueue.errors import InvalidInput
+from fairqueue.history.filters import UNFINISHED
 from fairqueue.history.records import RunDetails
-from fairqueue.history.runs import UNFINISHED
 from fairqueue.inspection.runs import FAILED, WAITING
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of

@@ -8,8 +8,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from fairqueue.errors import InvalidInput
+from fairqueue.history.filters import STATUSES, UNFINISHED
 from fairqueue.history.records import Run
-from fairqueue.history.runs import STATUSES, UNFINISHED
 from fairqueue.models import Page
 from fairqueue.outcomes import OUTCOMES
 from fairqueue.web.app_state import link
