@@ -362,7 +362,10 @@ def check_options(options: TaskOptions) -> tuple[dict[str, Any] | None, Flow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A task that a worker holds until its lease ends."""
+    """A task that a worker holds until its lease ends.
+
+    `partition` is where the task is, in a queue that has several.
+    """
 
     task: Task
     token: str
@@ -370,6 +373,7 @@ class Claim:
     worker_id: str
     lease_until: datetime
     due_ms: int
+    partition: int = 0
 
     @property
     def due_at(self) -> datetime:

@@ -104,8 +104,8 @@ FLOW: tuple[tuple[str, ...], ...] = (
     (
         "pools: that an idle one catches up",
         "lua/task/claim.lua",
-        "  if #open > 1 then align(open) end\n",
-        "",
+        " elseif #open > 1 then this.align(open) end",
+        " end",
         _POOLS + "test_a_pool_that_was_idle_has_no_service_stored_up",
     ),
     (

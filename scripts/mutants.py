@@ -1056,7 +1056,7 @@ MUTATIONS = (
     Mutation(
         "connection: a server that was there may come back",
         "fairqueue/link/driver.py",
-        "if isinstance(failure, NobodyThere) and not self._driver._was_there:",
+        "if isinstance(failure, NobodyThere) and not self._driver.is_known:",
         "if isinstance(failure, NobodyThere):",
         "test_a_server_that_was_there_before_is_given_time_to_come_back",
     ),

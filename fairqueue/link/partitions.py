@@ -22,6 +22,7 @@ from fairqueue.link.owners import Owner
 
 T = TypeVar("T")
 S = TypeVar("S")
+R = TypeVar("R")
 P = ParamSpec("P")
 Steps = Callable[Concatenate[S, P], Operation[T]]
 
@@ -132,14 +133,20 @@ def everywhere_numbered(
     steps_of: Callable[[S], Operation[T]],
     *,
     strict: bool = False,
+    tolerant: bool = False,
     only: Sequence[int] | None = None,
 ) -> Operation[list[tuple[int, T]]]:
-    """As `everywhere`, with the number of the partition before each result; of some if `only`."""
+    """As `everywhere`, with the number of the partition before each result; of some if `only`.
+
+    tolerant: as within `tolerate_missing`.
+    """
     twins: Any = store
     parts = twins.link.parts
     if not parts:
         return [(0, (yield from steps_of(store)))]
     missing = None if strict else _MISSING.get()
+    if tolerant and missing is None:
+        missing = Missing()
     numbers = range(len(parts)) if only is None else only
     if missing:
         numbers = [number for number in numbers if number not in missing.partitions]
@@ -155,6 +162,47 @@ def everywhere_numbered(
             found.append((number, result))
     if not found and only is None:
         raise RedisUnavailable("no partition of the queue answered")
+    return found
+
+
+def sorted_out(
+    store: Any,
+    numbers: Sequence[int],
+    rows: Sequence[R],
+    steps_of: Callable[[Any, list[R]], Operation[list[T]]],
+    missing: T | None = None,
+) -> Operation[list[T]]:
+    """Run an operation in each partition with the rows that belong there; results in their order.
+
+    numbers: the partition of each row. missing: the result for rows whose partition does not answer
+    while another one does. Raises RedisUnavailable if none answers, or if `missing` is None.
+    """
+    parts = store.link.parts
+    places: dict[int, list[int]] = {}
+    for place, number in enumerate(numbers):
+        places.setdefault(number if number < len(parts) else 0, []).append(place)
+    if len(places) == 1:
+        (number,) = places
+        twin = store.at(parts[number])
+        return (yield from _at(twin, steps_of(twin, list(rows))))
+    asked = []
+    for number, own in places.items():
+        twin = store.at(parts[number])
+        asked.append((twin.link, steps_of(twin, [rows[place] for place in own])))
+    answers = yield Gather(asked, partial=True)
+    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    for error in errors:
+        if (
+            missing is None
+            or len(errors) == len(answers)
+            or not isinstance(error, RedisUnavailable)
+        ):
+            raise error
+    found: list[Any] = [missing] * len(rows)
+    for own, answer in zip(places.values(), answers, strict=True):
+        if not isinstance(answer, Exception):
+            for place, result in zip(own, answer, strict=True):
+                found[place] = result
     return found
 
 
@@ -317,11 +365,12 @@ def _has(link: Any, key: str, name: str) -> Operation[bool]:
 
 
 def over_all(
-    merge: Callable[[list[T]], T], *, strict: bool = False
+    merge: Callable[[list[T]], T], *, strict: bool = False, tolerant: bool = False
 ) -> Callable[[Steps[S, P, T]], Steps[S, P, T]]:
     """The operation works in every partition; `merge` makes one result of theirs.
 
-    strict: it changes something, so all partitions have to answer.
+    strict: it changes something, so all partitions have to answer. tolerant: it goes on without
+    those that do not answer, and raises only if none does.
     """
 
     def decorate(method: Steps[S, P, T]) -> Steps[S, P, T]:
@@ -332,10 +381,13 @@ def over_all(
             return _merged(self, args, kwargs)
 
         def _merged(self: Any, args: Any, kwargs: Any) -> Operation[T]:
-            results = yield from everywhere(
-                self, lambda twin: method(twin, *args, **kwargs), strict=strict
+            answered = yield from everywhere_numbered(
+                self,
+                lambda twin: method(twin, *args, **kwargs),
+                strict=strict,
+                tolerant=tolerant,
             )
-            return merge(results)
+            return merge([result for _, result in answered])
 
         declared: Steps[S, P, T] = _declare("all", steps)
         return declared

@@ -12,6 +12,7 @@ from fairqueue.clock import from_ms
 from fairqueue.errors import BrokenRecord, FairQueueError, InvalidInput, InvalidTask, kind_of, shown
 from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.link.operation import Argument, Call, Operation, Wait, operation
+from fairqueue.link.partitions import sorted_out, whole
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Claim, Task, new_id
 from fairqueue.queue.base import QueueBase
@@ -20,7 +21,7 @@ from fairqueue.validation import check_count, check_items, check_name, check_sec
 
 CLAIM_LIMIT = 1000  # tasks in one claim at most
 CLAIM_CHUNK = 250  # of them in one script: about 5 ms of server time
-CLAIM_HEAD = 4  # values in the answer of the script `claim` before its tasks, four values each
+CLAIM_HEAD = 5  # values in the answer of the script `claim` before its tasks, four values each
 EXTEND_CHUNK = 250  # leases in one script: about 3 ms
 MAX_LEASE_S = 86_400.0
 DEFAULT_POOLS = (DEFAULT_POOL,)
@@ -39,17 +40,23 @@ class Wanted(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a claim returned: the tasks, seconds until there may be more, and where to wait."""
+    """What a claim returned: the tasks, seconds until there may be more, and where to wait.
+
+    wake: the lists that get a token when there is work for this worker, by name, or as keys of
+    partitions. levels: of the partition; see lua/lib/level.lua.
+    """
 
     claims: list[Claim]
     hint: float
-    wake: tuple[str, ...]  # the keys of lists that get a token when there is work for this worker
+    wake: tuple[str | bytes, ...]
+    levels: bytes = b""
 
 
 class ClaimOperations(QueueBase):
     """The part of a queue that hands out tasks and keeps their leases."""
 
     @operation
+    @whole
     def claim(
         self,
         worker_id: str,
@@ -75,10 +82,14 @@ class ClaimOperations(QueueBase):
         lease_ms = check_lease(lease)
         wanted = Wanted(wanted_names(names, avoid), wanted_pools(pools))
         deadline = time.monotonic() + check_seconds(wait, "wait")
-        claims, hint, wake = yield from self._claim_once(worker_id, limit, lease_ms, wanted)
+        claims, hint, wake, _ = yield from self._claim(worker_id, limit, lease_ms, wanted)
         while not claims and (remaining := deadline - time.monotonic()) > 0:
-            yield Wait(wake, min(remaining, hint, LONGEST_WAIT_S))
-            claims, hint, wake = yield from self._claim_once(worker_id, limit, lease_ms, wanted)
+            woken_by = yield Wait(wake, min(remaining, hint, LONGEST_WAIT_S))
+            claims, hint, wake, _ = yield from self._claim(
+                worker_id, limit, lease_ms, wanted, woken_by
+            )
+        if self.link.parts:
+            return claims
         got = len(claims)
         while got == CLAIM_CHUNK and len(claims) < limit:
             left = limit - len(claims)
@@ -90,11 +101,22 @@ class ClaimOperations(QueueBase):
             claims += more
         return claims
 
-    def _claim_once(
-        self, worker_id: str, limit: int, lease_ms: int, wanted: "Wanted"
+    def _claim(
+        self,
+        worker_id: str,
+        limit: int,
+        lease_ms: int,
+        wanted: "Wanted",
+        woken_by: bytes | None = None,
     ) -> Operation[Answer]:
-        """Claim in one round trip."""
-        call, token = claim_call(worker_id, limit, lease_ms, wanted)
+        """Claim once; `woken_by`: the list whose token came, if one did."""
+        raise NotImplementedError
+
+    def _claim_once(
+        self, worker_id: str, limit: int, lease_ms: int, wanted: "Wanted", floors: str = ""
+    ) -> Operation[Answer]:
+        """Claim in one round trip; `floors`: see the script, for a partition."""
+        call, token = claim_call(worker_id, limit, lease_ms, wanted, floors)
         answer = yield from self._call(call)
         return (yield from self._read_claims(answer, token, worker_id, lease_ms))
 
@@ -121,12 +143,13 @@ class ClaimOperations(QueueBase):
                     worker_id=worker_id,
                     lease_until=until,
                     due_ms=answer[i + 3],
+                    partition=self.keys.partition,
                 )
             )
-        hint = int(answer[0])
-        return Answer(claims, math.inf if hint < 0 else hint / 1000, _wake_keys(answer[3]))
+        return Answer(claims, hint_seconds(answer[0]), wake_lists(answer[3]), answer[4])
 
     @operation
+    @whole
     def extend(
         self,
         claims: Sequence[Claim],
@@ -143,7 +166,8 @@ class ClaimOperations(QueueBase):
 
         Returns a word for each claim: "extended", "cancel" (extended, and its cancellation was
         requested), "ended" (it was finished, retried, released or buried with this claim already),
-        or "lost_lease" (another worker may own it, or its deadline has passed: stop).
+        or "lost_lease" (another worker may own it, or its deadline has passed: stop). Of a queue
+        with partitions, "not_extended" if its partition did not answer while others did.
         """
         lease_ms = check_lease(lease)
         listed = [check_claim(claim) for claim in check_items(claims, "claims", "claims")]
@@ -157,6 +181,20 @@ class ClaimOperations(QueueBase):
             pack(id=claim.task.task_id, token=claim.token, timeout_ms=timeout_ms)
             for claim, timeout_ms in zip(listed, given, strict=True)
         ]
+        if self.link.parts:
+            numbers = [claim.partition for claim in listed]
+            return (
+                yield from sorted_out(
+                    self,
+                    numbers,
+                    rows,
+                    lambda twin, some: twin._extend(some, lease_ms),
+                    "not_extended",
+                )
+            )
+        return (yield from self._extend(rows, lease_ms))
+
+    def _extend(self, rows: Sequence[tuple[Argument, ...]], lease_ms: int) -> Operation[list[str]]:
         words: list[str] = []
         for i in range(0, len(rows), EXTEND_CHUNK):
             rest: list[Argument] = [each for row in rows[i : i + EXTEND_CHUNK] for each in row]
@@ -165,7 +203,9 @@ class ClaimOperations(QueueBase):
         return words
 
 
-def claim_call(worker_id: str, limit: int, lease_ms: int, wanted: Wanted) -> tuple[Call, str]:
+def claim_call(
+    worker_id: str, limit: int, lease_ms: int, wanted: Wanted, floors: str = ""
+) -> tuple[Call, str]:
     """The call of one claim, and the token of the tasks that it takes."""
     token = new_id()
     call = Call(
@@ -177,8 +217,14 @@ def claim_call(worker_id: str, limit: int, lease_ms: int, wanted: Wanted) -> tup
         place=this_place(),
         names=wanted.names,
         pools=wanted.pools,
+        floor=floors,
     )
     return call, token
+
+
+def hint_seconds(hint: int) -> float:
+    """Seconds until there may be something to do; infinite if nothing is known."""
+    return math.inf if hint < 0 else hint / 1000
 
 
 def end_call(script: str, task_id: str | bytes, token: str, **arguments: Any) -> Call:
@@ -246,8 +292,8 @@ def this_place() -> str:
 
 
 @lru_cache(maxsize=1024)
-def _wake_keys(numbers: int | bytes) -> tuple[str, ...]:
-    """The keys of wake lists, given as a number or as several with commas; 0 is `wake`."""
+def wake_lists(numbers: int | bytes) -> tuple[str, ...]:
+    """The names of wake lists, given as a number or as several with commas; 0 is `wake`."""
     listed = numbers.decode().split(",") if isinstance(numbers, bytes) else [str(numbers)]
     return tuple("wake" if number == "0" else f"wake_{number}" for number in listed)
 

@@ -6,6 +6,7 @@ from typing import Any
 from fairqueue.errors import DuplicateTask, InvalidTask, QueueFull, shown
 from fairqueue.link.driver import in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation
+from fairqueue.link.partitions import at_task, everywhere_numbered, partition_of, whole
 from fairqueue.link.scripts import load_script
 from fairqueue.models import Task
 from fairqueue.queue.base import QueueBase
@@ -18,6 +19,7 @@ class PushOperations(QueueBase):
     """The part of a queue that stores new tasks."""
 
     @operation
+    @at_task
     def push(self, task: Task) -> Operation[str]:
         """Store a task and return its id. Pushing the same task again has no effect.
 
@@ -29,30 +31,56 @@ class PushOperations(QueueBase):
         return _check_pushed(answer, "nothing was stored").get(task.task_id, task.task_id)
 
     @operation
+    @whole
     def push_many(self, tasks: Iterable[Task]) -> Operation[list[str]]:
         """Store many tasks in few round trips; returns their ids in order, as `push` does.
 
         Each batch of a few hundred is stored completely or not at all. Raises as `push`; with more
-        than one batch, other batches may have been stored then. The call can be repeated with the
-        same tasks: those that are stored already are not stored twice.
+        than one batch, other batches may have been stored then. The tasks of each partition are
+        batches of their own. The call can be repeated with the same tasks: those that are stored
+        already are not stored twice.
         """
         listed = check_items(tasks, "tasks", "tasks", InvalidTask)
         for task in listed:
             _check_task(task)
         if not listed:
             return []
+        groups: dict[int, list[Task]] = {}
+        for task in listed:
+            groups.setdefault(partition_of_task(task, self.partitions), []).append(task)
+        stored = "nothing was stored"
+        if len(groups) > 1 or len(listed) > PUSH_CHUNK:
+            stored = "its batch was not stored, other batches of this call may have been stored"
+        found = yield from everywhere_numbered(
+            self,
+            lambda twin: twin._push_batches(groups[twin.keys.partition], stored),
+            strict=True,
+            only=list(groups),
+        )
+        others = dict(found)
+        ids = {
+            (number, task.task_id): others[number].get(task.task_id, task.task_id)
+            for number, group in groups.items()
+            for task in group
+        }
+        return [ids[partition_of_task(task, self.partitions), task.task_id] for task in listed]
+
+    def _push_batches(self, listed: list[Task], stored: str) -> Operation[dict[str, str]]:
+        """Store tasks of one partition; the ids of tasks that have the keys of pushed ones."""
         if not self.link.is_checked:
             yield from self._check()
-        stored = "nothing was stored"
-        if len(listed) > PUSH_CHUNK:
-            stored = "its batch was not stored, other batches of this call may have been stored"
         calls = (
             Call("push", rest=[field for task in batch for field in push_row(task)])
             for batch in in_batches(listed, PUSH_CHUNK, lambda task: len(task.document))
         )
         others: dict[str, str] = {}
         yield Each(calls, lambda answer: others.update(_check_pushed(answer, stored)))
-        return [others.get(task.task_id, task.task_id) for task in listed]
+        return others
+
+
+def partition_of_task(task: Task, partitions: int) -> int:
+    """The partition where a task belongs."""
+    return partition_of(task.user_id, task.tenant, partitions)
 
 
 def push_row(task: Task) -> tuple[Argument, ...]:

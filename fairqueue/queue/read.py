@@ -3,7 +3,7 @@
 from fairqueue.flow_options import DEFAULT_POOL, check_pool
 from fairqueue.link.operation import Ask, Call, Operation, operation, steps
 from fairqueue.link.owners import Owner
-from fairqueue.link.partitions import over_all
+from fairqueue.link.partitions import at_found, at_owner, over_all
 from fairqueue.models import DEFAULT_NAME, UNREADABLE, Explanation, QueueSnapshot, TaskInfo
 from fairqueue.queue.base import check_timeout
 from fairqueue.queue.estimate import Quote, free_slots, quote
@@ -21,6 +21,7 @@ class ReadOperations(SettingsOperations):
     """The part of a queue that only reads."""
 
     @operation
+    @over_all(lambda sizes: sum(sizes))
     def size(self, user_id: str | None = None, *, tenant: str | None = None) -> Operation[int]:
         """How many tasks wait for a worker, also of paused or capped users; not delayed ones.
 
@@ -43,8 +44,13 @@ class ReadOperations(SettingsOperations):
         return sum((yield Ask(*(("ZLEXCOUNT", key, *each) for key in keys for each in ranges))))
 
     @operation
-    def get(self, task_id: str) -> Operation[TaskInfo | None]:
-        """What is known of a task, or None. Raises BrokenRecord if its record is unreadable."""
+    @at_found("status", "task_id")
+    def get(self, task_id: str, *, tenant: str | None = None) -> Operation[TaskInfo | None]:
+        """What is known of a task, or None. Raises BrokenRecord if its record is unreadable.
+
+        tenant: whose task, for an id that several tenants use in a queue with partitions; without
+        it, AmbiguousTask is raised then.
+        """
         check_name(task_id, "task_id")
         status, document, lease_end = yield Ask(
             ("HGET", self.keys["status"], task_id),
@@ -54,11 +60,13 @@ class ReadOperations(SettingsOperations):
         return None if status is None else task_info(task_id, status, document, lease_end)
 
     @operation
-    def explain(self, task_id: str) -> Operation[Explanation | None]:
+    @at_found("status", "task_id")
+    def explain(self, task_id: str, *, tenant: str | None = None) -> Operation[Explanation | None]:
         """Why a task waits: the reasons, the binding one first; None if the task is not known.
 
         Times in its sentences are in this process's zone. A worker that does not send heartbeats
-        (one that calls `claim` itself) counts as alive while it holds a lease. Raises BrokenRecord.
+        (one that calls `claim` itself) counts as alive while it holds a lease. For `tenant` see
+        `get`. Raises BrokenRecord.
         """
         check_name(task_id, "task_id")
         answer = yield from self._call(Call("explain", id=task_id))
@@ -71,6 +79,7 @@ class ReadOperations(SettingsOperations):
             raise broken_status(task_id, error) from None
 
     @operation
+    @at_owner
     def quote(
         self,
         user_id: str,

@@ -10,8 +10,9 @@ from typing import Any
 
 from fairqueue.clock import from_ms, read_ms
 from fairqueue.errors import ConfigurationError, shown
-from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operation, steps
+from fairqueue.link.operation import Argument, Ask, At, Call, Now, Operation, operation, steps
 from fairqueue.link.owners import Owner
+from fairqueue.link.partitions import at_any, at_owner, everywhere, over_all, whole
 from fairqueue.models import (
     UNREADABLE,
     HandlerLimits,
@@ -42,6 +43,7 @@ class SettingsOperations(QueueBase):
     """The part of a queue that keeps settings."""
 
     @operation
+    @at_owner
     def set_user(
         self,
         user_id: str,
@@ -72,6 +74,7 @@ class SettingsOperations(QueueBase):
         return (yield from self._set(_owner(user_id, tenant), change))
 
     @operation
+    @at_owner
     def set_tenant(
         self,
         tenant: str,
@@ -112,6 +115,7 @@ class SettingsOperations(QueueBase):
         return replace(user_settings(text, (yield Now())), tenant=owner.tenant)
 
     @operation
+    @at_owner
     def pause_user(
         self,
         user_id: str,
@@ -126,17 +130,20 @@ class SettingsOperations(QueueBase):
         return (yield from steps(self.set_user)(user_id, tenant=tenant, **pause))
 
     @operation
+    @at_owner
     def resume_user(self, user_id: str, *, tenant: str | None = None) -> Operation[UserSettings]:
         """Hand out the tasks of a user again; see `set_user`."""
         return (yield from steps(self.set_user)(user_id, tenant=tenant, paused=False))
 
     @operation
+    @at_owner
     def get_user(self, user_id: str, *, tenant: str | None = None) -> Operation[UserSettings]:
         """The settings of a user, or of a user of a tenant; the defaults if none were set."""
         check_name(user_id, "user_id")
         return (yield from self._get(_owner(user_id, tenant)))
 
     @operation
+    @at_owner
     def get_tenant(self, tenant: str) -> Operation[UserSettings]:
         """The settings of a tenant; the defaults if none were set."""
         check_tenant(tenant, ConfigurationError)
@@ -156,6 +163,7 @@ class SettingsOperations(QueueBase):
         return replace(user_settings(text or b"{}", (yield Now())), tenant=owner.tenant)
 
     @operation
+    @whole
     def move_user(
         self, user_id: str, to: str | None, *, tenant: str | None = None
     ) -> Operation[int]:
@@ -171,6 +179,15 @@ class SettingsOperations(QueueBase):
         before, after = _owner(user_id, tenant), _owner(user_id, to)
         if before == after:
             raise ConfigurationError(f"user {user_id!r} must move to another tenant, not {to!r}")
+        home, target = self.part_of(user_id, tenant), self.part_of(user_id, to)
+        if home is not target:
+            raise ConfigurationError(
+                f"user {user_id!r} of {to!r} would be in another partition, where its tasks cannot "
+                "be moved: push to the new tenant, and let the tasks that wait be done"
+            )
+        if home is not self:
+            count: int = yield At(home.link, steps(home.move_user)(user_id, to, tenant=tenant))
+            return count
         moved = 0
         while True:
             count = yield from self._call(
@@ -188,6 +205,7 @@ class SettingsOperations(QueueBase):
                 return moved
 
     @operation
+    @over_all(lambda found: sorted({tenant for each in found for tenant in each}))
     def tenants_of(self, user_id: str) -> Operation[list[str]]:
         """The tenants that have a user of this id, in order: those that named it so far."""
         check_name(user_id, "user_id")
@@ -199,6 +217,7 @@ class SettingsOperations(QueueBase):
         return sorted(tenant.decode("utf-8", "replace") for tenant in found)
 
     @operation
+    @over_all(lambda _: None, strict=True)
     def set_limits(
         self,
         name: str,
@@ -218,6 +237,7 @@ class SettingsOperations(QueueBase):
         yield from self._limit(name, {**limits, "by": "operator"} if limits else {})
 
     @operation
+    @at_any
     def get_limits(self) -> Operation[dict[str, HandlerLimits]]:
         """The limits in force, by name of the tasks."""
         stored = (yield Ask(("HGETALL", self.keys["limits"])))[0]
@@ -228,6 +248,7 @@ class SettingsOperations(QueueBase):
         }
 
     @operation
+    @over_all(lambda _: None, strict=True)
     def set_limit(
         self,
         key: str,
@@ -250,6 +271,7 @@ class SettingsOperations(QueueBase):
         yield from self._limit(_KEY + key, limits)
 
     @operation
+    @at_any
     def get_key_limits(self) -> Operation[dict[str, KeyLimits]]:
         """The limits that `set_limit` has set, by key or pattern."""
         stored = (yield Ask(("HGETALL", self.keys["limits"])))[0]
@@ -275,6 +297,7 @@ class SettingsOperations(QueueBase):
                 return
 
     @operation
+    @whole
     def configure(
         self,
         *,
@@ -311,14 +334,32 @@ class SettingsOperations(QueueBase):
         for name, value in given.items():
             if value is not UNSET:
                 rest += _stored_setting(name, value)
-        if (yield from self._call(Call("configure", op=new_id(), rest=rest))) == b"not_empty":
-            raise ConfigurationError(
-                f"ageing {ageing!r} can be set only while no task is queued: the rank of a task is "
-                "computed when it is pushed"
-            )
+        # Not all partitions change in one step: first see whether all of them could.
+        if ageing is not UNSET and self.link.parts:
+            current = yield from steps(self.settings)()
+            queued = yield from everywhere(self, lambda twin: twin._has_tasks(), strict=True)
+            if (
+                any(queued)
+                and check_seconds(ageing, "ageing", ConfigurationError) != current.ageing
+            ):
+                raise _not_empty(ageing)
+        words = yield from everywhere(self, lambda twin: twin._configure(rest), strict=True)
+        if b"not_empty" in words:
+            raise _not_empty(ageing)
         return (yield from steps(self.settings)())
 
+    def _configure(self, rest: list[Argument]) -> Operation[bytes]:
+        word: bytes = yield from self._call(Call("configure", op=new_id(), rest=rest))
+        return word
+
+    def _has_tasks(self) -> Operation[bool]:
+        """Whether any task waits or runs."""
+        keys = (self.keys[name] for name in ("backlog", "held", "delayed", "leases"))
+        (found,) = yield Ask(("EXISTS", *keys))
+        return bool(found)
+
     @operation
+    @at_any
     def settings(self) -> Operation[QueueSettings]:
         """The current settings of the queue."""
         stored = (yield Ask(("HGETALL", self.keys["settings"])))[0]
@@ -333,6 +374,13 @@ class SettingsOperations(QueueBase):
                 with suppress(*UNREADABLE):  # then the default is shown
                     values[name] = _setting(text, values[name], in_ms)
         return QueueSettings(**values)
+
+
+def _not_empty(ageing: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"ageing {ageing!r} can be set only while no task is queued: the rank of a task is "
+        "computed when it is pushed"
+    )
 
 
 def _optional(check: Callable[[Any], object]) -> Callable[[Any], object]:

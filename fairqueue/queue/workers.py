@@ -10,6 +10,7 @@ from fairqueue.clock import from_ms
 from fairqueue.flow_options import DEFAULT_POOL
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operation, steps
+from fairqueue.link.partitions import Partitioned, over_all
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.validation import check_name
 
@@ -121,13 +122,35 @@ class Beat:
     drained_by: str | None = None
 
 
-class WorkerStore:
+def _merge_beats(beats: Sequence[Beat]) -> Beat:
+    return Beat(
+        handled=frozenset().union(*(beat.handled for beat in beats)),
+        notices=[notice for beat in beats for notice in beat.notices],
+        gone=list(dict.fromkeys(worker for beat in beats for worker in beat.gone)),
+        drained_by=next((beat.drained_by for beat in beats if beat.drained_by), None),
+    )
+
+
+def _merge_lost(found: Sequence[Mapping[str, LostRun]]) -> dict[str, LostRun]:
+    return {task_id: run for each in found for task_id, run in each.items()}
+
+
+def _merge_workers(found: Sequence[Sequence[WorkerInfo]]) -> list[WorkerInfo]:
+    """Each worker once, as of the last heartbeat that a partition got."""
+    latest: dict[str, WorkerInfo] = {}
+    for worker in sorted((each for part in found for each in part), key=lambda info: info.seen_at):
+        latest[worker.worker_id] = worker
+    return [latest[worker_id] for worker_id in sorted(latest)]
+
+
+class WorkerStore(Partitioned):
     """The workers of one queue."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
 
     @operation
+    @over_all(_merge_beats, tolerant=True)
     def beat(
         self,
         info: Mapping[str, object],
@@ -148,6 +171,7 @@ class WorkerStore:
         )
 
     @operation
+    @over_all(lambda _: None, tolerant=True)
     def leave(self, worker_id: str, heard: Sequence[bytes] = ()) -> Operation[None]:
         """Remove a worker that stops; `heard` are the notices that it has reported."""
         yield from self._beat({}, worker_id, 0, None, heard=heard)
@@ -181,6 +205,7 @@ class WorkerStore:
         )
 
     @operation
+    @over_all(any)
     def drain(self, worker_id: str, by: str) -> Operation[bool]:
         """Ask a worker to take no more tasks, finish its runs and stop; False if it is not alive.
 
@@ -195,6 +220,7 @@ class WorkerStore:
         return bool(word == b"asked")
 
     @operation
+    @over_all(lambda found: [run for each in found for run in each])
     def find_stale(self, now_ms: int | None = None) -> Operation[list[StaleRun]]:
         """Runs that went on after they had to end; each is returned to the first caller only.
 
@@ -205,6 +231,7 @@ class WorkerStore:
         return [run for each in notices if (run := each.stale_run) is not None]
 
     @operation
+    @over_all(lambda found: [notice for each in found for notice in each])
     def look_over(
         self, now_ms: int | None = None, *, can_alert: bool = False, heard: Sequence[bytes] = ()
     ) -> Operation[list[Notice]]:
@@ -220,6 +247,7 @@ class WorkerStore:
         return _notices(answer)
 
     @operation
+    @over_all(_merge_lost)
     def lost(self, workers: Mapping[str, str]) -> Operation[dict[str, LostRun]]:
         """The running tasks whose worker is gone or whose lease is over.
 
@@ -244,6 +272,7 @@ class WorkerStore:
         return found
 
     @operation
+    @over_all(any)
     def is_anybody_there(self) -> Operation[bool]:
         """Whether a worker is alive, or a process that calls `claim` itself.
 
@@ -260,6 +289,7 @@ class WorkerStore:
         return bool(alive) or (bool(held) and not gone)
 
     @operation
+    @over_all(_merge_workers)
     def alive(self, timeout: float | None = None) -> Operation[list[WorkerInfo]]:
         """The live workers, ordered by id; at most a thousand."""
         now_ms = yield Now()

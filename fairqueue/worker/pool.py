@@ -13,7 +13,7 @@ from fairqueue.errors import FairQueueError, RedisUnavailable
 from fairqueue.link.listener import Listener
 from fairqueue.logs import error_line, event_logger
 from fairqueue.queue.claim import LONGEST_WAIT_S, Answer
-from fairqueue.queue.end import FINISH_CHUNK
+from fairqueue.queue.end import FINISH_CHUNK, NOT_RECORDED
 from fairqueue.runtime.threads import keep_going
 from fairqueue.worker.batches import Batches, Unit
 from fairqueue.worker.core import WorkerCore
@@ -35,6 +35,7 @@ UNBEGUN_S, UNBEGUN_PART = 0.5, 0.5
 # How long running tasks may go on in a process that is being replaced or whose parent died, and in
 # a process that has run its `max_tasks`. Tasks that have not ended by then are released.
 DRAIN_S, WORN_OUT_S = 30.0, 600.0
+RECORD_AGAIN_S = 1.0  # how long the runs of a partition that does not answer wait to be recorded
 
 
 class ThreadPool:
@@ -59,6 +60,9 @@ class ThreadPool:
         self._waiting: deque[Unit] = deque()
         self._running = 0  # units
         self._done: deque[tuple[ActiveRun, Done]] = deque()
+        # Of partitions that did not answer, and when to record them.
+        self._unrecorded: list[tuple[ActiveRun, Done]] = []
+        self._record_at = math.inf
         self._usual_s = QUICK_S  # claim nothing ahead until tasks have proved quick
         self._stopping = False
         self._over = False
@@ -219,17 +223,19 @@ class ThreadPool:
                 return
         with self._claiming:
             with self._work:
+                self._take_unrecorded()
                 done = list(self._done)[:FINISH_CHUNK]
                 room = 0 if self._stopping else self._room()
             if done or room:
-                claims, hint, wake = self._exchange(done, room)
+                claims, hint, wake, _ = self._exchange(done, room)
             if self._batches and not (room and len(claims) < room):
                 self._fill_batches()
-            rest = min(self._begin_batches(), self._release_unbegun())
+            again = max(0.001, self._record_at - time.monotonic())
+            rest = min(self._begin_batches(), self._release_unbegun(), again)
         if not done and not room:
             self._listener.wait_for_nudge(rest)
         elif not done and not claims:
-            self._listener.listen_to(*(self._core.queue.keys[key] for key in wake))
+            self._listener.listen_to(*self._core.queue.link.full(wake))
             self._listener.wait(min(hint, rest))
 
     def _exchange(self, done: list[tuple[ActiveRun, Done]], room: int) -> Answer:
@@ -299,13 +305,25 @@ class ThreadPool:
         return max(0.001, wait)
 
     def _recorded(self, runs: list[ActiveRun], words: list[str]) -> None:
-        self._executor.recorded(runs, words)
+        answers = {run: word for run, word in zip(runs, words, strict=True) if word != NOT_RECORDED}
+        ended = list(answers)
+        self._executor.recorded(ended, list(answers.values()))
         with self._work:
-            for run in runs:
-                self._done.popleft()
-                self._held.discard(run)
-            self._left -= len(runs)
-        self._keeper.remove(runs)
+            for _ in runs:
+                run, done = self._done.popleft()
+                if run in answers:
+                    self._held.discard(run)
+                else:
+                    self._unrecorded.append((run, done))
+                    self._record_at = time.monotonic() + RECORD_AGAIN_S
+            self._left -= len(ended)
+        self._keeper.remove(ended)
+
+    def _take_unrecorded(self) -> None:
+        """Record again what a partition did not. Called under _work."""
+        if time.monotonic() >= self._record_at:
+            self._done.extend(self._unrecorded)
+            self._unrecorded, self._record_at = [], math.inf
 
     def _hand_out(self, runs: list[ActiveRun]) -> None:
         self._keeper.add(runs)

@@ -1,7 +1,7 @@
 -- Hand the next tasks to a worker, fairly between tenants and users, and start their leases.
 --
 -- @include serving
--- @lazy kind_claims kinds rings gates
+-- @lazy kind_claims kinds rings gates level
 -- FLAGS allow-oom
 -- KEYS served_before  hash  seat -> service / weight in the previous window
 -- ARGV op        text  random; also the lease token. A repeated claim returns the tasks that it still holds
@@ -11,6 +11,8 @@
 -- ARGV place     text  host and process of the worker
 -- ARGV names     text  empty: tasks of any name; '+' and names, one per line: only these; '-': all others
 -- ARGV pools     text  pools, one per line; empty: the default pool
+-- ARGV floor     text  of a queue with partitions: the lowest levels that the client knows of the other partitions, of
+--                      ordinary turns and of the CRITICAL lane, '-' for none; see lib/level. Else empty
 --
 -- The script first does what has become due; see lib/upkeep. Its cost does not depend on how many users
 -- wait, are capped or are paused: it reads the first `limit` units (users and tenants) of a ring, the first
@@ -26,8 +28,9 @@
 -- this kind do not look again for a while unless they are told about a task.
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), time in ms, time of the
--- claim in ms, numbers of the wake lists to wait at (0: `wake`), with commas; then for each task: id, document,
--- attempt, ms at which it became ready }.
+-- claim in ms, numbers of the wake lists to wait at (0: `wake`), with commas; the levels of the partition after
+-- the claim, as lib/level writes them, empty without partitions; then for each task: id, document, attempt, ms
+-- at which it became ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
 local TRIMMED = 200          -- once in a window, twice as many old records are dropped at most
@@ -64,9 +67,8 @@ local function still_held()
   return ids, records
 end
 
--- A pool that had nothing to serve starts where the lowest of the other pools is: it has no service stored up.
-local function align(open)
-  local floor
+-- The lowest of a floor and of the rings in which something waited before; nil if there is none.
+function this.floor_of(open, floor)
   for _, ring in ipairs(open) do
     local entry = turns.peek(ring.ready, is_turn)
     ring.first = entry and entry.tag
@@ -74,6 +76,12 @@ local function align(open)
       floor = math.min(floor or math.huge, ring.first + ring.clocks.offset)
     end
   end
+  return floor
+end
+
+-- A pool that had nothing to serve starts where the lowest of the other pools is: it has no service stored up.
+function this.align(open)
+  local floor = this.floor_of(open)
   for _, ring in ipairs(open) do
     if ring.first and ring.clocks.rested then
       floor = floor or ring.first + ring.clocks.offset
@@ -83,12 +91,58 @@ local function align(open)
   end
 end
 
+-- Move the clocks of rings in which nothing waited before to the floor: that of the other partitions, or else of
+-- the other pools.
+function this.align_partition(open)
+  local floor, lane_floor = level().floors(A.floor)
+  local lane_is_empty = redis.call('EXISTS', K.critical) == 0
+  fair.offset, fair.rested, this.lane_offset, this.lane_rests = level().shift()
+  floor = this.floor_of(open, floor)
+  for _, ring in ipairs(open) do
+    local clocks = ring.clocks
+    if ring.first and clocks.rested then
+      if floor then clocks.offset = floor - clocks.clock end
+      clocks.rested = false
+      if ring.name ~= '' then rings().touch(ring.name) end
+    end
+  end
+  if not lane_is_empty and this.lane_rests then
+    if lane_floor then this.lane_offset = lane_floor - fair.critical_clock end
+    this.lane_rests = false
+  end
+end
+
+-- Note which rings rest after the claim, and return the levels for the client. While a ring rests, its clock goes
+-- with the floor: what its users have had is forgotten as they would be served again elsewhere.
+function this.leave_level(open)
+  local floor = level().floors(A.floor)
+  local names = {}
+  for i, ring in ipairs(open) do
+    local clocks = ring.clocks
+    names[i] = ring.name
+    if level().first(K.ready, ring.name) == nil then
+      if not clocks.rested and ring.name ~= '' then rings().touch(ring.name) end
+      clocks.rested = true
+      if floor and floor - clocks.offset > clocks.clock then
+        clocks.clock = floor - clocks.offset
+        if ring.name == '' then fair_dirty = true else rings().touch(ring.name) end
+      end
+    end
+  end
+  this.lane_rests = this.lane_rests or redis.call('EXISTS', K.critical) == 0
+  level().save(fair.offset, fair.rested, this.lane_offset, this.lane_rests)
+  local lowest, lane = level().lowest(names, fair.offset, this.lane_offset)
+  return level().text(lowest, lane)
+end
+
 -- The rings of the pools, opened.
 local function open_rings()
   local most = this.filtered and math.min(this.limit, MOST_ROUND) or this.limit
   if this.is_default_only then
     fair.credit = fair.credit and math.min(fair.credit, this.most_credit)
-    return { open_ring('', fair, most, this.share > 0 and redis.call('ZCARD', K.critical) > 0) }
+    local open = { open_ring('', fair, most, this.share > 0 and redis.call('ZCARD', K.critical) > 0) }
+    if A.floor ~= '' then this.align_partition(open) end
+    return open
   end
   local open = {}
   for pool in string.gmatch(A.pools, '[^\n]+') do
@@ -98,7 +152,7 @@ local function open_rings()
     clocks.credit = clocks.credit and math.min(clocks.credit, this.most_credit)
     open[#open + 1] = open_ring(name, clocks, most, this.share > 0 and not rings().is_empty(K.critical, name))
   end
-  if #open > 1 then align(open) end
+  if A.floor ~= '' then this.align_partition(open) elseif #open > 1 then this.align(open) end
   return open
 end
 
@@ -233,9 +287,10 @@ local function claim()
       for _, ring in ipairs(open) do note_pace(ring, ring.taken) end
       count('claimed', #this.taken.ids)
       remember(A.op, table.concat(this.taken.ids, '\n'))
-    else
+    elseif A.floor == '' or A.floor == '- -' then
       settle_all(open)
     end
+    if A.floor ~= '' then this.level = this.leave_level(open) end
     reap_idle(open, #this.taken.ids)
     save_fair()
     if fair.flush_gates then is_more = nil end  -- held tasks may have come back
@@ -260,7 +315,7 @@ local function claim()
       redis.call('HSET', K.fair, 'alarm', now + hint)
     end
   end
-  local answer = { hint, now, ids[1] and records[ids[1]].claimed or now, table.concat(lists, ',') }
+  local answer = { hint, now, ids[1] and records[ids[1]].claimed or now, table.concat(lists, ','), this.level or '' }
   if #ids > 0 then
     local documents = redis.call('HMGET', K.tasks, unpack(ids))
     for i, id in ipairs(ids) do

@@ -40,6 +40,12 @@ def hint_of(world: World, limit: int = 1, names: str = "") -> float:
     ]
 
 
+def wake_list(world: World, names: str) -> bytes:
+    """The list at which workers of a kind wait."""
+    claim = world.queue._claim_once("w", 1, 1000, Wanted(names))
+    return world.queue.link.full(world.queue.link.perform(claim).wake)[0]
+
+
 def claim_slow(world: World, limit: int = 1, lease: float = 1000) -> list[Claim]:
     """Claim so many tasks of any name."""
     return world.queue.claim("w", limit=limit, lease=lease)
@@ -867,9 +873,7 @@ def test_a_worker_that_looks_at_nobody_hears_of_what_it_may_take(world: World, h
     assert (
         world.queue.claim("w", names=["b"]) == []
     )  # it has looked at all, and is not to look again
-    wake = world.keys[
-        world.queue.link.perform(world.queue._claim_once("w", 1, 1000, Wanted("+b"))).wake[0]
-    ]
+    wake = wake_list(world, "+b")
     world.redis.delete(wake)
     end()
     assert world.redis.exists(wake) or how in ("rate", "delay")  # by the clock, which wakes nobody
@@ -941,9 +945,7 @@ def test_a_worker_of_a_kind_without_a_place_is_served_too(queue: TaskQueue) -> N
 
 def test_a_kind_that_is_heard_of_no_more_is_forgotten(world: World) -> None:
     world.queue.claim("w", names=["a"])
-    wake = world.keys[
-        world.queue.link.perform(world.queue._claim_once("w", 1, 1000, Wanted("+a"))).wake[0]
-    ]
+    wake = wake_list(world, "+a")
     world.push("t1", name="a")
     assert world.redis.delete(wake) == 1
     world.advance(61)
@@ -1163,7 +1165,7 @@ class Chaos:
 
     def take(self, limit: int, names: str = "") -> tuple[list[Claim], float]:
         before = self.running()
-        claims, hint, _ = self.queue.link.perform(
+        claims, hint, *_ = self.queue.link.perform(
             self.queue._claim_once("w", limit, 60_000, Wanted(names))
         )
         begun = Counter(claim.task.name for claim in claims)

@@ -347,7 +347,7 @@ def test_a_claim_takes_no_more_than_a_megabyte_of_documents(world: World, kiloby
         world.push(f"t{n}", user_id=f"u{n % 3}", payload=payload)
     taken = []
     while True:
-        claims, hint, _ = world.queue.link.perform(
+        claims, hint, *_ = world.queue.link.perform(
             world.queue._claim_once("w", 250, 30_000, Wanted())
         )
         size = sum(len(claim.task.document) for claim in claims)

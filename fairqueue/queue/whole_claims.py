@@ -1,0 +1,208 @@
+"""Claim from a queue with several partitions, fairly over all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fairqueue.errors import RedisUnavailable
+from fairqueue.link.operation import At, Call, Gather, Operation, Together
+from fairqueue.queue.balance import Balance
+from fairqueue.queue.claim import (
+    Answer,
+    ClaimOperations,
+    Wanted,
+    claim_call,
+    hint_seconds,
+    wake_lists,
+)
+
+# Seconds for the answer to a question to all partitions: it is asked again soon.
+ASK_TIMEOUT_S = 1.0
+# A partition forgets a kind of workers a minute after its last claim; see lua/lib/kinds.lua.
+ENTER_S = 20.0
+MOST_BALANCES = 64  # kinds of claims of one client
+
+
+class Claiming:
+    """A claim over partitions: what it wants, and what it has found so far."""
+
+    def __init__(
+        self, worker_id: str, limit: int, lease_ms: int, wanted: Wanted, balance: Balance
+    ) -> None:
+        self.worker_id, self.limit, self.lease_ms = worker_id, limit, lease_ms
+        self.wanted, self.balance = wanted, balance
+        self.claims: list[Any] = []
+        self.tried: set[int] = set()  # partitions that have nothing more for this claim
+        self.error: Exception | None = None
+
+    @property
+    def left(self) -> int:
+        """How many tasks may still be taken."""
+        return self.limit - len(self.claims)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all tasks that were wanted are taken."""
+        return len(self.claims) >= self.limit
+
+    def found(self, number: int, answer: Answer, part: Any) -> None:
+        """Take note of the answer of a partition."""
+        balance = self.balance
+        self.claims += answer.claims
+        balance.claims += 1
+        balance.note(number, answer.levels, answer.hint)
+        known = balance.partitions[number]
+        known.lists = part.full(answer.wake)
+        balance.entered(number)
+        if not answer.claims:
+            # What waits there is not for this worker, or may not run now.
+            known.has_work = False
+            self.tried.add(number)
+
+    def failed(self, number: int, error: Exception) -> None:
+        """Take note that a partition did not answer."""
+        self.balance.note_down(number)
+        self.error = error
+        self.tried.add(number)
+
+
+class WholeClaims(ClaimOperations):
+    """The part of a queue that claims over partitions."""
+
+    def _balance_of(self, wanted: Wanted) -> Balance:
+        """What is known of the partitions, for claims of this kind."""
+        known: dict[Wanted, Balance] = self.__dict__.setdefault("_balances", {})
+        found = known.get(wanted)
+        if found is None:
+            if len(known) >= MOST_BALANCES:
+                known.clear()
+            found = known[wanted] = Balance.of(len(self.link.parts))
+        return found
+
+    def _claim(
+        self,
+        worker_id: str,
+        limit: int,
+        lease_ms: int,
+        wanted: Wanted,
+        woken_by: bytes | None = None,
+    ) -> Operation[Answer]:
+        """Claim once; `woken_by`: the list whose token came, if one did."""
+        if not self.link.parts:
+            return (yield from self._claim_once(worker_id, limit, lease_ms, wanted))
+        balance = self._balance_of(wanted)
+        first = None if woken_by is None else balance.partition_with(woken_by)
+        if first is None:
+            first = yield from self._best(balance, wanted)
+        claim = Claiming(worker_id, limit, lease_ms, wanted, balance)
+        return (yield from self._claim_on(claim, first))
+
+    def _best(self, balance: Balance, wanted: Wanted) -> Operation[int | None]:
+        """The partition to claim from first, if anything is known to wait."""
+        if balance.is_old():
+            yield from self._ask_all(balance, wanted)
+        return balance.best()
+
+    def _claim_on(self, claim: Claiming, first: int | None) -> Operation[Answer]:
+        """Claim from one partition after the other; nothing is found only if all were asked."""
+        balance, number = claim.balance, first
+        was_asked = False
+        while not claim.is_full:
+            if number is None:
+                if claim.claims or was_asked:
+                    break
+                yield from self._ask_all(balance, claim.wanted)
+                was_asked = True
+                balance.expect_entries(claim.wanted.names != "", ENTER_S)
+            else:
+                yield from self._claim_at(claim, number)
+            number = balance.best(claim.tried)
+        if not claim.claims and claim.error is not None and not balance.is_any_up():
+            raise claim.error
+        return Answer(claim.claims, balance.hint(), balance.lists())
+
+    def _claim_at(self, claim: Claiming, number: int) -> Operation[None]:
+        """Claim from a partition, and take note of what it says."""
+        part = self.link.parts[number]
+        steps = self.at(part)._claim_once(
+            claim.worker_id, claim.left, claim.lease_ms, claim.wanted, claim.balance.floors(number)
+        )
+        try:
+            answer: Answer = yield At(part, steps)
+        except RedisUnavailable as error:
+            claim.failed(number, error)
+        else:
+            claim.found(number, answer, part)
+
+    def _ask_all(self, balance: Balance, wanted: Wanted) -> Operation[None]:
+        """Ask all partitions for their levels."""
+        asked = balance.askable()
+        parts = [self.link.parts[number] for number in asked]
+        answers = yield Gather(
+            [(part, self.at(part)._peek(wanted.pools)) for part in parts], partial=True
+        )
+        for number, part, answer in zip(asked, parts, answers, strict=True):
+            if isinstance(answer, RedisUnavailable):
+                balance.note_down(number)
+            elif isinstance(answer, Exception):
+                raise answer
+            else:
+                hint, now_ms, levels, lists = answer
+                part.learn_time(int(now_ms))
+                balance.note(number, levels, hint_seconds(hint))
+                if not wanted.names:
+                    balance.partitions[number].lists = part.full(wake_lists(lists))
+        balance.was_asked()
+
+    def _peek(self, pools: str) -> Operation[list[Any]]:
+        timeout = min(ASK_TIMEOUT_S, self.link.timeout)
+        answer: list[Any] = yield Call("peek", pools=pools, timeout=timeout)
+        return answer
+
+    def _exchange_over(
+        self,
+        finishes: dict[int, list[Call]],
+        claim: Claiming,
+    ) -> Operation[tuple[dict[int, list[Any] | Exception], Answer]]:
+        """Run the calls that finish tasks in their partitions, and claim, at the same time.
+
+        Returns the answers of each partition, or its error, and the claim.
+        """
+        balance = claim.balance
+        number = (yield from self._best(balance, claim.wanted)) if claim.limit else None
+        numbers = [*finishes]
+        if number is not None and number not in finishes:
+            numbers.append(number)
+        token, asked = "", []
+        for each in numbers:
+            twin = self.at(self.link.parts[each])
+            calls = list(finishes.get(each, ()))
+            if each == number:
+                floors = balance.floors(each)
+                call, token = claim_call(
+                    claim.worker_id, claim.limit, claim.lease_ms, claim.wanted, floors
+                )
+                calls.append(call)
+            asked.append((twin.link, twin._together(calls)))
+        answers = dict(zip(numbers, (yield Gather(asked, partial=True)), strict=True))
+        for error in answers.values():
+            if isinstance(error, Exception) and not isinstance(error, RedisUnavailable):
+                raise error
+        if number is not None:
+            answer = answers[number]
+            if isinstance(answer, Exception):
+                claim.failed(number, answer)
+            else:
+                part = self.link.parts[number]
+                last = answer.pop()
+                steps = self.at(part)._read_claims(last, token, claim.worker_id, claim.lease_ms)
+                claim.found(number, (yield At(part, steps)), part)
+        if not claim.limit:
+            return answers, Answer([], 0.0, balance.lists())
+        if claim.claims:
+            return answers, Answer(claim.claims, balance.hint(), balance.lists())
+        return answers, (yield from self._claim_on(claim, balance.best(claim.tried)))
+
+    def _together(self, calls: Sequence[Call]) -> Operation[list[Any]]:
+        yield from self.ready()
+        answers: list[Any] = yield Together(*calls)
+        return answers
