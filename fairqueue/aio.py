@@ -11,6 +11,7 @@ import redis.asyncio
 
 from fairqueue.clock import Clock
 from fairqueue.link.aio import AsyncLink
+from fairqueue.link.cluster import ClusterAddress
 from fairqueue.link.keys import Keys
 from fairqueue.link.operation import awaited
 from fairqueue.link.urls import open_client
@@ -29,7 +30,7 @@ class AsyncTaskQueue:
 
     def __init__(
         self,
-        redis_client: redis.Redis | redis.asyncio.Redis,
+        redis_client: redis.Redis | redis.asyncio.Redis | ClusterAddress,
         name: str = "default",
         *,
         timeout: float = 5.0,

@@ -211,6 +211,7 @@ class Failpoints:
         After a call for sentinels, all connections of this process do.
         """
         client = open_client(url)
+        assert isinstance(client, redis.Redis)
         pool = client.connection_pool
         pool.connection_kwargs.update(options)
         if isinstance(pool, SentinelConnectionPool):

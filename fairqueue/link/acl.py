@@ -20,6 +20,7 @@ SENT = (
     *("ZREVRANGEBYLEX", "ZSCAN", "ZSCORE"),
     "MEMORY|USAGE",  # only `fairqueue partitions --memory`
     "ROLE",  # only with Sentinel
+    *("ASKING", "CLUSTER|SLOTS"),  # only in a cluster
     # Only `fairqueue doctor`, to find out what is not permitted.
     *("ACL|DRYRUN", "ACL|WHOAMI", "COMMAND|INFO"),
 )
@@ -64,10 +65,12 @@ def rules(queue: str | None = "default", *, read_only: bool = False) -> list[str
 
     Raises ConfigurationError for a bad name of a queue.
     """
-    # The name of a queue contains no characters that are special in a pattern.
-    pattern = "{fairqueue:*}:*" if queue is None else f"{Keys(queue).prefix}*"
+    patterns = ["{fairqueue:*}:*"]
+    if queue is not None:
+        # The name of a queue contains no characters that are special in a pattern, and no colon.
+        patterns = [f"{Keys(queue).prefix}*", f"{{fairqueue:{queue}:*}}:*"]  # and its partitions
     commands = needed_commands(read_only=read_only)
-    return [f"~{pattern}", *(f"+{command.lower()}" for command in commands)]
+    return [f"~{pattern}" for pattern in patterns] + [f"+{name.lower()}" for name in commands]
 
 
 def acl_line(user: str, queue: str | None = "default", *, read_only: bool = False) -> str:

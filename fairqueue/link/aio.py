@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.cluster
 import redis.asyncio.sentinel
 from redis.asyncio.connection import (
     AbstractConnection,
@@ -27,8 +28,18 @@ from redis.sentinel import SentinelConnectionPool
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, kind_of
 from fairqueue.link import driver
+from fairqueue.link.cluster import ClusterAddress
 from fairqueue.link.dialer import NobodyThere, is_nobody, options_like
-from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk, gathered
+from fairqueue.link.driver import (
+    BROKEN,
+    ELSEWHERE,
+    IN_A_CLUSTER,
+    WAIT_PAUSE_S,
+    Attempts,
+    Driver,
+    Talk,
+    gathered,
+)
 from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.operation import (
     Ask,
@@ -64,7 +75,7 @@ class AsyncLink(Driver):
 
     def __init__(
         self,
-        client: redis.Redis | redis.asyncio.Redis,
+        client: redis.Redis | redis.asyncio.Redis | ClusterAddress,
         keys: Keys,
         *,
         timeout: float,
@@ -200,6 +211,8 @@ class AsyncLink(Driver):
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             await asyncio.sleep(min(request.seconds, WAIT_PAUSE_S))
             return None
+        except ELSEWHERE as error:
+            raise ConfigurationError(IN_A_CLUSTER) from error
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
@@ -305,7 +318,16 @@ class AsyncLink(Driver):
 class _Dialer:
     """Opens connections like a client's, with time-outs that are ours."""
 
-    def __init__(self, client: redis.Redis | redis.asyncio.Redis, timeout: float) -> None:
+    def __init__(
+        self, client: redis.Redis | redis.asyncio.Redis | ClusterAddress, timeout: float
+    ) -> None:
+        if isinstance(
+            client, ClusterAddress | redis.RedisCluster | redis.asyncio.cluster.RedisCluster
+        ):
+            raise ConfigurationError(
+                "the asynchronous driver does not support Redis Cluster yet: use TaskQueue, in a "
+                "thread if need be"
+            )
         if not isinstance(client, redis.Redis | redis.asyncio.Redis):
             raise ConfigurationError(
                 f"client must be a redis.Redis or a redis.asyncio.Redis, not {kind_of(client)}"

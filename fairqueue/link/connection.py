@@ -15,9 +15,17 @@ import redis
 from redis.connection import AbstractConnection
 
 from fairqueue.clock import Clock
-from fairqueue.errors import RedisRefused
+from fairqueue.errors import ConfigurationError, RedisRefused
 from fairqueue.link.dialer import Dialer, disconnect
-from fairqueue.link.driver import BROKEN, WAIT_PAUSE_S, Attempts, Driver, Talk
+from fairqueue.link.driver import (
+    BROKEN,
+    ELSEWHERE,
+    IN_A_CLUSTER,
+    WAIT_PAUSE_S,
+    Attempts,
+    Driver,
+    Talk,
+)
 from fairqueue.link.gathering import gather
 from fairqueue.link.keys import KEY_TYPES, Keys
 from fairqueue.link.listener import Listener, answer_or_error, at_most, readable
@@ -44,6 +52,8 @@ class Connections:
     After a fork, the child leaves the parent's connections alone.
     """
 
+    is_cluster = False  # whether another server may have the keys at any time: see cluster.py
+
     def __init__(self, dialer: Dialer) -> None:
         self.dialer = dialer
         self.is_known = False  # whether a connection was ever made
@@ -56,9 +66,31 @@ class Connections:
     def close(self) -> None:
         """Close the connections that are not in use; the others close when they come back."""
         self._closed = True
+        self.close_free()
+
+    def close_free(self) -> None:
+        """Close the connections that are not in use."""
         with suppress(IndexError):
             while True:
                 disconnect(self._free.pop())
+
+    @property
+    def name(self) -> str | None:
+        """Where the server is, for people: a host and port, or a path; None if not known."""
+        return self.dialer.name
+
+    def here(self) -> "Connections":
+        """The connections to the server that has the keys now."""
+        return self
+
+    def converse(self, connection: AbstractConnection, talk: Talk) -> Any:
+        """Send what a conversation yields, and read the answers; its result."""
+        try:
+            commands = next(talk)
+            while True:
+                commands = talk.send(exchange(connection, commands))
+        except StopIteration as end:
+            return end.value
 
     def take(self, within: float) -> AbstractConnection:
         """A free connection that leads to where a new one would, or a new one."""
@@ -161,6 +193,16 @@ class Link(Driver):
     def era(self) -> int:  # type: ignore[override]
         """Grows when connections break."""
         return self.connections.era
+
+    @property
+    def is_clustered(self) -> bool:  # type: ignore[override]
+        """Whether the keys may move to another server."""
+        return self.connections.is_cluster
+
+    @property
+    def node(self) -> str | None:
+        """The server that has the keys, as far as is known: a host and port, or a path."""
+        return self.connections.name
 
     @property
     def is_checked(self) -> bool:
@@ -309,6 +351,8 @@ class Link(Driver):
         except (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError):
             time.sleep(min(request.seconds, WAIT_PAUSE_S))
             return None
+        except ELSEWHERE as error:
+            raise ConfigurationError(IN_A_CLUSTER) from error
         except redis.ResponseError as error:
             raise RedisRefused(f"Redis refused: {error}") from error
 
@@ -345,10 +389,10 @@ class Link(Driver):
                 attempts.begin()
                 begun = True
                 if attempts.limit == math.inf:
-                    answer = _converse(connection, talk())
+                    answer = connections.converse(connection, talk())
                 else:
                     with at_most(connection, attempts.limit):
-                        answer = _converse(connection, talk())
+                        answer = connections.converse(connection, talk())
             except BaseException as error:
                 if connection is not None:
                     connections.give_up(connection, error)
@@ -373,14 +417,10 @@ def _address(connection: AbstractConnection) -> tuple[object, ...]:
     return tuple(getattr(connection, name, None) for name in ("host", "port", "path"))
 
 
-def _converse(connection: AbstractConnection, talk: Talk) -> Any:
-    try:
-        commands = next(talk)
-        while True:
-            if len(commands) == 1:
-                connection.send_command(*commands[0])
-            else:  # together: a write for each would wake the server each time
-                connection.send_packed_command(connection.pack_commands(commands))
-            commands = talk.send([answer_or_error(connection) for _ in commands])
-    except StopIteration as end:
-        return end.value
+def exchange(connection: AbstractConnection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    """Send commands in one write, and read the answers; a refusal is one, too."""
+    if len(commands) == 1:
+        connection.send_command(*commands[0])
+    else:  # a write for each would wake the server each time
+        connection.send_packed_command(connection.pack_commands(commands))
+    return [answer_or_error(connection) for _ in commands]

@@ -65,10 +65,10 @@ class Dialer:
 
         NobodyThere is one of them.
         """
-        connection = self._make(**_limited(self._options, within))
+        connection = self._make(**limited(self._options, within))
         try:
             connection.connect()
-            _wait_for_answers(connection, self._options.get("socket_timeout"))
+            wait_for_answers(connection, self._options.get("socket_timeout"))
         except BaseException as error:
             disconnect(connection)
             if isinstance(error, redis.ConnectionError) and is_nobody(error):
@@ -80,6 +80,14 @@ class Dialer:
         """Whether a connection still leads to where a new one would, as far as is known."""
         return True
 
+    @property
+    def name(self) -> str | None:
+        """Where connections lead, for people: a host and port, or a path; None if not known."""
+        if "host" in self._options:
+            return address_text((self._options["host"], self._options.get("port", 6379)))
+        path: str | None = self._options.get("path")
+        return path
+
 
 def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
     """A dialer with the settings of a client, for operations that may take `timeout` seconds.
@@ -87,7 +95,9 @@ def connection_maker(client: redis.Redis, timeout: float) -> Dialer:
     Raises ConfigurationError if it is not a client, or one for replicas.
     """
     if not isinstance(client, redis.Redis):
-        raise ConfigurationError(f"client must be a redis.Redis, not {kind_of(client)}")
+        raise ConfigurationError(
+            f"client must be a redis.Redis or a redis.RedisCluster, not {kind_of(client)}"
+        )
     pool: Any = client.connection_pool
     # Half of the deadline: a lost reply leaves time for another attempt.
     attempt = timeout / 2
@@ -177,13 +187,18 @@ class _SentinelDialer(Dialer):
         own = cast(Connection, connection)
         return self._last_named in (None, (own.host, own.port))
 
+    @property
+    def name(self) -> str | None:
+        """The host and port of the primary that was named last."""
+        return None if self._last_named is None else address_text(self._last_named)
+
     def _primary(self, sentinel: "_Sentinel", seconds: float) -> Address:
         host, port = sentinel.ask(self._service, seconds)
         return self._force_ip or host, port
 
     def _connect(self, address: Address, within: float) -> AbstractConnection:
         host, port = address
-        options = {**_limited(self._options, within), "host": host, "port": port}
+        options = {**limited(self._options, within), "host": host, "port": port}
         connection = self._make(**options)
         try:
             connection.connect()
@@ -192,7 +207,7 @@ class _SentinelDialer(Dialer):
             role = connection.read_response()[0]
             if role != b"master":
                 raise redis.ConnectionError(f"{host}:{port} is a {role.decode()}, not the primary")
-            _wait_for_answers(connection, self._usual)
+            wait_for_answers(connection, self._usual)
         except BaseException:
             disconnect(connection)
             raise
@@ -209,7 +224,7 @@ class _Sentinel:
 
     def ask(self, service: str, seconds: float) -> Address:
         """The address of the primary of a service. Raises redis errors that name the sentinel."""
-        connection = self._class(**_limited(self._options, seconds))
+        connection = self._class(**limited(self._options, seconds))
         try:
             connection.connect()
             connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
@@ -270,7 +285,7 @@ def options_like(pool: ConnectionPool, seconds: float) -> dict[str, Any]:
     return options
 
 
-def _limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The settings of a connection, with no more than `seconds` for each step of making it."""
     steps = ("socket_timeout", "socket_connect_timeout")
     return {
@@ -278,7 +293,13 @@ def _limited(options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     }
 
 
-def _wait_for_answers(connection: AbstractConnection, seconds: float | None) -> None:
+def address_text(address: Address) -> str:
+    """An address for people."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def wait_for_answers(connection: AbstractConnection, seconds: float | None) -> None:
     """Set the time-out of answers, from now on."""
     sock: Any = connection._sock
     if seconds is not None and isinstance(sock, socket.socket):  # not with fakeredis

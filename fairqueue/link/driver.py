@@ -17,6 +17,7 @@ import redis
 
 from fairqueue.clock import Clock
 from fairqueue.errors import (
+    ConfigurationError,
     FairQueueError,
     RedisRefused,
     RedisUnavailable,
@@ -51,6 +52,13 @@ _LATER_TYPES = (  # redis-py removes the first word where it has a type for the 
     redis.exceptions.MasterDownError,
     redis.exceptions.NoScriptError,  # flushed between loading it and running it
 )
+# What a node of a cluster answers to a client that does not know of clusters.
+ELSEWHERE = (redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError)
+IN_A_CLUSTER = (
+    "this server is a node of a cluster, and others have a part of the keys: connect with "
+    "redis+cluster://, or with a redis.RedisCluster"
+)
+AT_ONCE = 4  # how often a request follows the keys to another node before it pauses
 _WRONG_LAYOUT = re.compile(r"WRONGLAYOUT (\S+)")  # see lua/lib/layout.lua
 
 # Errors after which other connections to the same address are not worth trying either.
@@ -84,6 +92,7 @@ class Driver:
     is_begun = False  # whether it is known that the queue has as many partitions as `parts`
     era = 0  # grows when connections break: the next answer may be another server's
     is_checked = False  # whether the server is known to keep what it stores; see QueueBase.check
+    is_clustered = False  # whether the keys may move to another server
 
     def __init__(self, keys: Keys, timeout: float, clock: Clock | None) -> None:
         self.keys = keys
@@ -194,7 +203,7 @@ class Attempts:
     when the time-out began, if that was before.
     """
 
-    __slots__ = ("_deadline", "_driver", "_in_doubt", "_pause", "limit")
+    __slots__ = ("_deadline", "_driver", "_in_doubt", "_moves", "_pause", "limit")
 
     def __init__(
         self,
@@ -209,6 +218,7 @@ class Attempts:
             driver.timeout if timeout is None else timeout
         )
         self._pause = FIRST_PAUSE_S
+        self._moves = 0  # how often another node was named
         self.limit = math.inf if timeout is None else timeout  # seconds for the next attempt
         if since is not None:
             self.limit = max(self._deadline - time.monotonic(), FIRST_PAUSE_S)
@@ -222,7 +232,8 @@ class Attempts:
         """Seconds to wait before the next attempt, or the error for the caller."""
         if isinstance(failure, HalfDone):
             failure, self._in_doubt = failure.refusal, True
-        if not is_for_later(failure):
+        is_elsewhere = isinstance(failure, redis.exceptions.AskError)
+        if not is_for_later(failure) and not (is_elsewhere and self._driver.is_clustered):
             return self._refused(failure)
         if isinstance(failure, NobodyThere) and not self._driver.is_known:
             # A wrong address, most likely. One that worked before may be that of a restart.
@@ -230,11 +241,15 @@ class Attempts:
         if begun and not isinstance(failure, redis.ResponseError):
             self._in_doubt = True
         wait = self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+        if is_elsewhere and self._moves < AT_ONCE:
+            self._moves += 1
+            wait = 0.0
         if time.monotonic() + wait >= self._deadline:
             if str(failure).startswith(_NO_REPLICAS) and not self._in_doubt:
                 return RedisRefused(f"Redis refused: {failure}")
             return RedisUnavailable(f"Redis did not answer: {failure}")
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        if wait:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
         self.limit = max(self._deadline - time.monotonic() - wait, FIRST_PAUSE_S)
         return wait
 
@@ -253,6 +268,8 @@ class Attempts:
                 f"queue {self._driver.keys.queue!r} has layout {layout[1]}, which this version of "
                 "FairQueue does not know: install the version that changed it, or a later one"
             )
+        elif isinstance(error, ELSEWHERE):
+            kind, text = ConfigurationError, IN_A_CLUSTER
         elif isinstance(error, redis.ResponseError):
             text = f"Redis refused: {error}"
         else:

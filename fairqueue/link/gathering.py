@@ -116,7 +116,7 @@ def _exchange(runs: list[_Run]) -> None:
     """Send the requests of all runs, to all servers, then read the answers."""
     by_server: dict[Server, list[_Run]] = {}
     for run in runs:
-        by_server.setdefault(run.link.connections, []).append(run)
+        by_server.setdefault(run.link.connections.here(), []).append(run)
     sent: list[_Sent] = []
     try:
         for server, theirs in by_server.items():

@@ -1,20 +1,24 @@
-"""Read the URL of a Redis: one server, or the primary that sentinels name."""
+"""Read the URL of a Redis: one server, the primary that sentinels name, or a cluster."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import redis
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
 from fairqueue.errors import ConfigurationError, safe_repr
+from fairqueue.link.cluster import ClusterAddress
 
 SENTINEL_PORT = 26379
+CLUSTER_PORT = 6379
 EXAMPLE = "redis://localhost:6379/0"
 SENTINEL_EXAMPLE = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/main/0"
+CLUSTER_EXAMPLE = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379/"
+EXPECTED = "expected redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
 
 # The options that may follow the question mark. Those of TLS begin with `ssl_`.
 _OPTIONS = frozenset(
@@ -28,6 +32,7 @@ _OPTIONS = frozenset(
 _SENTINEL_OPTIONS = frozenset(("sentinel_username", "sentinel_password"))
 
 _SENTINEL_SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
+_CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 _DATABASE = re.compile(r"/?|/(\d{1,9})/?")
 _SENTINEL_PATH = re.compile(r"/([^/]+)(?:/|/(\d{1,9})/?)?")
 # The parts of a URL that can be shown. Anything else may be a password, or a part of one that was
@@ -37,6 +42,7 @@ _PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(?::([1-9
 _PLAIN_PATHS = {
     "unix": re.compile(r"(?:/[A-Za-z0-9_.+-]{1,64}){0,16}/?"),
     "sentinel": re.compile(r"/?|/[A-Za-z0-9_.-]{1,64}(?:/\d{0,9}/?)?"),
+    "cluster": re.compile(r"/?|/\d{1,9}/?"),
 }
 _PLAIN_NAME = re.compile(r"[A-Za-z_]{1,40}")
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.,:/+-]{0,200}")
@@ -89,8 +95,8 @@ def _shown_options(query: str) -> Iterator[str]:
         is_certain = False  # this may be a password with an "&" in it, which continues here
 
 
-def open_client(url: str) -> redis.Redis:
-    """A client for a `redis://`, `rediss://`, `unix://` or `redis+sentinel://` URL.
+def open_client(url: str) -> redis.Redis | ClusterAddress:
+    """A client for a `redis://`, `rediss://`, `unix://`, `+sentinel://` or `+cluster://` URL.
 
     Opens no connection. Raises ConfigurationError, which never repeats a password.
     """
@@ -98,14 +104,20 @@ def open_client(url: str) -> redis.Redis:
         raise ConfigurationError(
             f"{safe_repr(url)} is not a Redis URL: expected a string such as {EXAMPLE}"
         )
-    make = _sentinel_client if url.startswith(_SENTINEL_SCHEMES) else _plain_client
+    make: Callable[[str], redis.Redis | ClusterAddress] = _plain_client
+    if url.startswith(_SENTINEL_SCHEMES):
+        make = _sentinel_client
+    elif url.startswith(_CLUSTER_SCHEMES):
+        make = _cluster
     try:
         client = make(url)
-        _check_files(client.connection_pool.connection_kwargs)
+        pool = client.pool if isinstance(client, ClusterAddress) else client.connection_pool
+        _check_files(pool.connection_kwargs)
         # Opens no connection, and finds options that this version of redis-py does not know.
-        client.connection_pool.make_connection()
+        pool.make_connection()
     except (_Unreadable, redis.RedisError, TypeError, ValueError, AttributeError) as error:
-        example = SENTINEL_EXAMPLE if "sentinel" in url.partition(":")[0] else EXAMPLE
+        kind = url.partition(":")[0].rpartition("+")[2]
+        example = {"sentinel": SENTINEL_EXAMPLE, "cluster": CLUSTER_EXAMPLE}.get(kind, EXAMPLE)
         raise ConfigurationError(
             f"{shown(url)!r} is not a Redis URL: {error}; for example {example}"
         ) from None
@@ -136,7 +148,7 @@ def _plain_client(url: str) -> redis.Redis:
         if not parts.path:
             raise _Unreadable("it has no path")
     elif parts.scheme not in ("redis", "rediss"):
-        raise _Unreadable("expected redis://, rediss://, unix:// or redis+sentinel://")
+        raise _Unreadable(EXPECTED)
     elif not _DATABASE.fullmatch(parts.path):
         raise _Unreadable("its path must be a database number")
     _check_options(parts.query, _OPTIONS)
@@ -150,7 +162,7 @@ def _sentinel_client(url: str) -> redis.Redis:
     login, _, hosts = hosts.rpartition("@")
     if "#" in rest or "@" in path:
         raise _Unreadable("a '#' or '/' in it must be percent-encoded")
-    sentinels = [_host_and_port(each) for each in hosts.split(",")]
+    sentinels = [_host_and_port(each, "sentinels", SENTINEL_PORT) for each in hosts.split(",")]
     found = _SENTINEL_PATH.fullmatch(slash + path)
     if found is None:
         raise _Unreadable("its path must be /service or /service/database")
@@ -172,11 +184,31 @@ def _sentinel_client(url: str) -> redis.Redis:
     return client
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def _cluster(url: str) -> ClusterAddress:
+    scheme, _, rest = url.partition("+cluster://")
+    rest, _, query = rest.partition("?")
+    hosts, slash, path = rest.partition("/")
+    login, at, hosts = hosts.rpartition("@")
+    if "#" in rest or "@" in path:
+        raise _Unreadable("a '#' or '/' in it must be percent-encoded")
+    nodes = tuple(_host_and_port(each, "nodes", CLUSTER_PORT) for each in hosts.split(","))
+    if not _DATABASE.fullmatch(slash + path):
+        raise _Unreadable("nothing may follow its nodes except options")
+    database = parse_qs(query).get("db", [path.rstrip("/") or "0"])[-1]
+    if database.strip("0"):
+        raise _Unreadable("a cluster has only database 0")
+    _check_options(query, _OPTIONS)
+    # redis-py parses the rest, so that an option means the same in all schemes.
+    login = quote(login, safe=":%")
+    pool = redis.ConnectionPool.from_url(f"{scheme}://{login}{at}unused/0?{query}")
+    return ClusterAddress(nodes=nodes, pool=pool)
+
+
+def _host_and_port(text: str, what: str, usual: int) -> tuple[str, int]:
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@\s]+)(?::(\d{1,5}))?", text)
-    port = int(found[2] or SENTINEL_PORT) if found else 0
+    port = int(found[2] or usual) if found else 0
     if found is None or not 0 < port < 65_536:
-        raise _Unreadable("its sentinels must be host:port,host:port,...")
+        raise _Unreadable(f"its {what} must be host:port,host:port,...")
     return unquote(found[1]).strip("[]"), port
 
 

@@ -1,11 +1,13 @@
 """The link of a queue that has several partitions: one link for each, and one for the whole."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import redis
 
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, WrongPartitions
+from fairqueue.link.cluster import Cluster, ClusterAddress, Route
 from fairqueue.link.connection import Connections, Link
 from fairqueue.link.dialer import connection_maker
 from fairqueue.link.keys import MOST_PARTITIONS, STORED, Keys
@@ -15,8 +17,11 @@ from fairqueue.validation import check_count
 Result = TypeVar("Result")
 
 
+Client = redis.Redis | redis.RedisCluster | ClusterAddress
+
+
 def open_link(
-    client: redis.Redis, queue: str, *, timeout: float, clock: Clock | None, partitions: int
+    client: Client, queue: str, *, timeout: float, clock: Clock | None, partitions: int
 ) -> Link:
     """The blocking way to a queue. Opens no connection.
 
@@ -24,17 +29,29 @@ def open_link(
     """
     check_count(partitions, "partitions", ConfigurationError, least=1, most=MOST_PARTITIONS)
     keys = Keys(queue)
-    connections = Connections(connection_maker(client, timeout))
+    connections_for = _connections_for(client, timeout)
 
     def link(keys: Keys) -> Link:
-        return Link(connections, keys, timeout=timeout, clock=clock)
+        return Link(connections_for(keys), keys, timeout=timeout, clock=clock)
 
     if partitions == 1:
         return link(keys)
     parts = [link(Keys(queue, i, partitions)) for i in range(partitions)]
-    made = WholeLink(connections, parts[0].keys, timeout=timeout, clock=clock)
+    home = parts[0].keys
+    made = WholeLink(connections_for(home), home, timeout=timeout, clock=clock)
     made.join(parts, link(keys))
     return made
+
+
+def _connections_for(client: Client, timeout: float) -> Callable[[Keys], Connections]:
+    """Which connections to use for which keys."""
+    if isinstance(client, redis.RedisCluster):
+        client = ClusterAddress.of(client)
+    if isinstance(client, ClusterAddress):
+        cluster = Cluster(client, timeout)
+        return lambda keys: Route(cluster, keys.slot)
+    connections = Connections(connection_maker(client, timeout))
+    return lambda _: connections
 
 
 class WholeLink(Link):
@@ -71,7 +88,7 @@ def begin(partitions: int) -> Operation[None]:
         raise WrongPartitions(stored, partitions)
 
 
-def stored_partitions(client: redis.Redis, queue: str, timeout: float = 5.0) -> int:
+def stored_partitions(client: Client, queue: str, timeout: float = 5.0) -> int:
     """How many partitions a queue has; 1 if nothing is stored in it.
 
     Raises RedisUnavailable, RedisRefused, or ConfigurationError for a bad client or name.

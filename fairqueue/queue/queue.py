@@ -7,6 +7,7 @@ import redis
 
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, RedisRefused, UnknownLayout, kind_of
+from fairqueue.link.cluster import ClusterAddress
 from fairqueue.link.driver import MAX_TIMEOUT_S
 from fairqueue.link.keys import Keys
 from fairqueue.link.operation import Ask, At, Operation, operation, steps
@@ -68,7 +69,7 @@ class TaskQueue(QueueOperations):
 
     def __init__(
         self,
-        redis_client: redis.Redis,
+        redis_client: redis.Redis | redis.RedisCluster | ClusterAddress,
         name: str = "default",
         *,
         timeout: float = 5.0,
@@ -91,10 +92,11 @@ class TaskQueue(QueueOperations):
         clock: Clock | None = None,
         partitions: int = 1,
     ) -> Self:
-        """A queue at a `redis://`, `rediss://`, `unix://` or `redis+sentinel://` URL.
+        """A queue at a `redis://`, `rediss://`, `unix://`, `+sentinel://` or `+cluster://` URL.
 
-        The last is `redis+sentinel://host:port,host:port/service/0`: the queue is at the primary
-        that the sentinels name, whichever that is. Raises ConfigurationError.
+        With `redis+sentinel://host:port,host:port/service/0`, the queue is at the primary that the
+        sentinels name, whichever that is. With `redis+cluster://host:port,host:port/`, it is in the
+        cluster of these nodes, over which `partitions` spread it. Raises ConfigurationError.
         """
         return cls(open_client(url), name, timeout=timeout, clock=clock, partitions=partitions)
 

@@ -68,8 +68,8 @@ def _patch_once(module: Any, patch: Callable[[Any], None]) -> None:
 
 def _patch_connection(connection: Any) -> None:
     """Our connections log in as the limited user, unless the test has said as whom."""
-    make = connection._connection_maker
-    connection._connection_maker = lambda client, timeout: make(limited(client), timeout)
+    make = connection.connection_maker
+    connection.connection_maker = lambda client, timeout: make(limited(client), timeout)
 
 
 def _patch_embedded(embedded: Any) -> None:
@@ -99,7 +99,7 @@ def _patch_fleet(fleet: Any) -> None:
 
 
 PATCHES: dict[str, Callable[[Any], None]] = {
-    "fairqueue.link.connection": _patch_connection,
+    "fairqueue.link.whole": _patch_connection,
     "fairqueue.runtime.embedded": _patch_embedded,
     "faults.fleet": _patch_fleet,
 }

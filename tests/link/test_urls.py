@@ -3,17 +3,21 @@
 from typing import Any
 
 import pytest
+import redis
 from redis.connection import SSLConnection
 from redis.sentinel import SentinelConnectionPool
 
 from fairqueue.errors import ConfigurationError
+from fairqueue.link.cluster import ClusterAddress
 from fairqueue.link.urls import open_client, shown
 
 SECRET = "hunter2"
 
 
 def pool_of(url: str) -> SentinelConnectionPool:
-    pool = open_client(url).connection_pool
+    client = open_client(url)
+    assert isinstance(client, redis.Redis)
+    pool = client.connection_pool
     assert isinstance(pool, SentinelConnectionPool)
     return pool
 
@@ -94,7 +98,40 @@ def test_tls_is_for_servers_and_sentinels_alike() -> None:
     ],
 )
 def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
-    assert not isinstance(open_client(url).connection_pool, SentinelConnectionPool)
+    client = open_client(url)
+    assert isinstance(client, redis.Redis)
+    assert not isinstance(client.connection_pool, SentinelConnectionPool)
+
+
+@pytest.mark.parametrize(
+    ("url", "nodes", "login"),
+    [
+        ("redis+cluster://a:1,b:2/", [("a", 1), ("b", 2)], (None, None)),
+        ("redis+cluster://a", [("a", 6379)], (None, None)),
+        ("redis+cluster://[::1]:5,[fe80::2]/0", [("::1", 5), ("fe80::2", 6379)], (None, None)),
+        ("redis+cluster://u:p%40%2F%3A@a:1", [("a", 1)], ("u", "p@/:")),
+        ("redis+cluster://:p@a:1/?db=0", [("a", 1)], (None, "p")),
+        ("redis+cluster://u:p@q@a:1", [("a", 1)], ("u", "p@q")),
+    ],
+)
+def test_a_cluster_url_names_some_of_its_nodes(
+    url: str, nodes: list[tuple[str, int]], login: tuple[str | None, str | None]
+) -> None:
+    cluster = open_client(url)
+    assert isinstance(cluster, ClusterAddress)
+    options = cluster.pool.connection_kwargs
+    assert list(cluster.nodes) == nodes
+    assert (options.get("username"), options.get("password")) == login
+    assert "p@" not in repr(cluster)
+
+
+def test_the_options_of_a_cluster_are_those_of_its_nodes() -> None:
+    url = "rediss+cluster://a:1,b:2/?ssl_ca_certs=/dev/null&socket_timeout=2.5"
+    cluster = open_client(url)
+    assert isinstance(cluster, ClusterAddress)
+    assert issubclass(cluster.pool.connection_class, SSLConnection)
+    assert cluster.pool.connection_kwargs["ssl_ca_certs"] == "/dev/null"
+    assert cluster.pool.connection_kwargs["socket_timeout"] == 2.5
 
 
 @pytest.mark.parametrize(
@@ -106,8 +143,17 @@ def test_other_urls_are_as_redis_py_has_them(url: str) -> None:
         ("redis://host/-1", "database number"),
         ("redis://host/0/1", "database number"),
         ("unix://", "no path"),
-        ("valkey://host", "expected redis://, rediss://, unix:// or redis+sentinel://"),
-        ("redis+cluster://host", "expected redis://, rediss://, unix:// or redis+sentinel://"),
+        ("valkey://host", "unix://, redis+sentinel:// or redis+cluster://"),
+        ("redis+cluster://", "its nodes must be host:port,host:port,..."),
+        ("redis+cluster://a:1,", "its nodes must be host:port"),
+        ("redis+cluster://a:0", "its nodes must be host:port"),
+        ("redis+cluster://a:b", "its nodes must be host:port"),
+        ("redis+cluster://a:1/1", "a cluster has only database 0"),
+        ("redis+cluster://a:1/?db=3", "a cluster has only database 0"),
+        ("redis+cluster://a:1/main", "nothing may follow its nodes except options"),
+        ("redis+cluster://a:1/#x", "percent-encoded"),
+        ("redis+cluster://a:1/?colour=red", "option 'colour' is unknown"),
+        ("rediss+cluster://a:1/?ssl_colour=red", "ssl_colour"),
         ("redis://host?colour=red", "option 'colour' is unknown"),
         ("redis://host?db=1&colour=red", "option 'colour' is unknown"),
         ("redis://host?redis_connect_func=x", "option 'redis_connect_func' is unknown"),
@@ -139,13 +185,21 @@ def test_a_url_that_is_none_is_refused_with_the_reason(url: str, why: str) -> No
         open_client(url)
     assert str(error.value).startswith(f"{shown(url)!r} is not a Redis URL: ")
     assert why in str(error.value)
-    example = "redis+sentinel://" if "+sentinel" in url else "redis://localhost"
+    kind = url.partition(":")[0].rpartition("+")[2]
+    example = f"redis+{kind}://" if kind in ("sentinel", "cluster") else "redis://localhost"
     assert f"; for example {example}" in str(error.value)
 
 
 @pytest.mark.parametrize(
     "url",
     [
+        f"redis+cluster://u:{SECRET}@host:port",
+        f"redis+cluster://u:{SECRET}@host:1/1",
+        f"redis+cluster://u:a/{SECRET}@host:1",
+        f"redis+cluster://u:a#{SECRET}@host:1",
+        f"redis+cluster://u:{SECRET}",
+        f"redis+cluster://host/{SECRET}",
+        f"redis+cluster://host:1/?password={SECRET}&bogus=1",
         f"redis://u:{SECRET}@host:port/0",
         f"redis://u:a/{SECRET}@host/0",
         f"redis://u:a?{SECRET}=1@host/0",
@@ -194,6 +248,8 @@ def test_no_error_repeats_a_password(url: str) -> None:
         ("redis://host:1/0", "redis://host:1/0"),
         ("redis://u:p@host:1/0", "redis://***@host:1/0"),
         ("redis+sentinel://u:p@a:1,b:2/m", "redis+sentinel://***@a:1,b:2/m"),
+        ("redis+cluster://u:p@a:1,b:2/", "redis+cluster://***@a:1,b:2/"),
+        ("rediss+cluster://a:1/?password=p", "rediss+cluster://a:1/?password=***"),
         (
             "redis+sentinel://a:1/m?sentinel_username=g&sentinel_password=p&db=1",
             "redis+sentinel://a:1/m?sentinel_username=g&sentinel_password=***&db=1",

@@ -410,7 +410,7 @@ def test_bad_time_outs_are_refused(redis_client: redis.Redis, timeout: Any) -> N
 
 @pytest.mark.parametrize("client", [None, "redis://localhost", 7, ...], ids=repr)
 def test_what_is_no_client_is_refused(client: Any) -> None:
-    said = f"client must be a redis.Redis, not {kind_of(client)}"
+    said = f"client must be a redis.Redis or a redis.RedisCluster, not {kind_of(client)}"
     refused(lambda: TaskQueue(client), ConfigurationError, said)
 
 
