@@ -184,7 +184,7 @@ def sorted_out(
     if len(places) == 1:
         (number,) = places
         twin = store.at(parts[number])
-        return (yield from _at(twin, steps_of(twin, list(rows))))
+        return (yield from at_part(twin, steps_of(twin, list(rows))))
     asked = []
     for number, own in places.items():
         twin = store.at(parts[number])
