@@ -122,7 +122,8 @@ def everywhere(
     """Run an operation in all partitions at the same time; the results of those that answered.
 
     They are in the order of partitions. Without `tolerate_missing`, or with `strict`, one that does
-    not answer raises RedisUnavailable. A queue without partitions has one result.
+    not answer raises RedisUnavailable. One that did not answer before is not asked again. A queue
+    without partitions has one result.
     """
     found = yield from everywhere_numbered(store, steps_of, strict=strict)
     return [result for _, result in found]

@@ -3,7 +3,7 @@
 Counts that must add up over processes and restarts are stored in Redis by the scripts and read by
 one `QueueCollector`; timings and errors of a process are ordinary metrics of that process. No
 metric has a label for users or keys: there may be a million of them. Tenants have one only if they
-are named, and a queue has at most 100 pools.
+are named, and a queue has at most 100 pools and 256 partitions.
 """
 
 import io
@@ -38,6 +38,7 @@ from fairqueue.errors import (
     kind_of,
     truncate,
 )
+from fairqueue.link.partitions import tolerate_missing
 from fairqueue.metrics.processes import Merged
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue.pools import PoolInfo, pool_infos
@@ -127,6 +128,13 @@ _POOL_GAUGES = {
     "workers": "Live workers that serve the pool, without those that drain.",
     "slots": "Tasks that these workers can run at a time.",
     "unserved": "1 if tasks wait, no live worker serves the pool, and nobody claimed lately.",
+}
+_PARTITION_GAUGES = {
+    "ready": "Tasks of the partition that wait for a worker.",
+    "delayed": "Tasks of the partition that wait for their start time.",
+    "running": "Tasks of the partition that a worker holds.",
+    "oldest_wait_seconds": "How long the oldest waiting task of the partition has waited.",
+    "leader_present": "1 if a scheduler leads the partition.",
 }
 _TENANT_GAUGES = {
     "waiting": "Tasks of the tenant that wait for a worker.",
@@ -270,14 +278,20 @@ class QueueCollector(Collector):
     def __init__(self, queue: TaskQueue, tenants: Sequence[str] = ()) -> None:
         self._queue = queue
         self._tenants = check_tenants(tenants)
+        self._counters: dict[int, Mapping[str, int]] = {}  # of each partition, as last heard
         self._workers, self._shares = WorkerStore(queue.link), UserStats(queue.link)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the current metrics; only `fairqueue_redis_up` 0 if Redis does not answer."""
+        """Yield the current metrics; only `fairqueue_redis_up` 0 if Redis does not answer.
+
+        Without partitions that do not answer, except for counters, which must not go back: those
+        are as last heard, or missing.
+        """
         try:
-            snapshot = self._queue.inspect(timeout=SCRAPE_TIMEOUT_S)
-            pools = pool_infos(snapshot, self._workers.alive(timeout=SCRAPE_TIMEOUT_S))
-            tenants = self._read_tenants(snapshot)
+            with tolerate_missing():
+                snapshot = self._queue.inspect(timeout=SCRAPE_TIMEOUT_S)
+                pools = pool_infos(snapshot, self._workers.alive(timeout=SCRAPE_TIMEOUT_S))
+                tenants = self._read_tenants(snapshot)
         except FairQueueError as error:
             answered = not isinstance(error, RedisUnavailable)
             yield self._gauge("redis_up", "1 if Redis answered this scrape.", answered)
@@ -286,6 +300,7 @@ class QueueCollector(Collector):
         yield from self._metrics(snapshot)
         yield from self._of_pools(pools)
         yield from self._of_tenants(tenants)
+        yield from self._of_partitions(snapshot)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not need Redis."""
@@ -308,10 +323,15 @@ class QueueCollector(Collector):
         return metric
 
     def _metrics(self, snapshot: QueueSnapshot) -> Iterator[Metric]:
-        for name, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
-            counter.add_metric([self._queue.name], snapshot.counters.get(name, 0))
-            yield counter
+        for part in snapshot.parts or (snapshot,):
+            self._counters[part.partition] = part.counters
+        known = [*self._counters.values()]
+        if len(known) == self._queue.partitions:
+            for name, text in _COUNTERS.items():
+                counter = CounterMetricFamily(f"fairqueue_{name}", text, labels=["queue"])
+                count = sum(counters.get(name, 0) for counters in known)
+                counter.add_metric([self._queue.name], count)
+                yield counter
         for name, text in _GAUGES.items():
             yield self._gauge(name, text, getattr(snapshot, name))
         yield self._gauge(
@@ -322,7 +342,7 @@ class QueueCollector(Collector):
         yield self._gauge(
             "overdue_seconds", "How late the most overdue schedule is.", snapshot.overdue
         )
-        yield self._gauge("leader_present", "1 if a scheduler is the leader.", _leads(snapshot))
+        yield self._gauge("leader_present", "1 if a scheduler is the leader.", snapshot.is_led)
         if snapshot.jain_index is not None:
             yield self._gauge(
                 "jain_index",
@@ -343,6 +363,21 @@ class QueueCollector(Collector):
             "How long the oldest waiting task of the pool has waited.",
             {pool: wait for pool, wait in waits.items() if wait is not None},
         )
+
+    def _of_partitions(self, snapshot: QueueSnapshot) -> Iterator[Metric]:
+        if not snapshot.parts:
+            return
+        parts = {part.partition: part for part in snapshot.parts}
+        up = {str(number): float(number in parts) for number in range(self._queue.partitions)}
+        yield self._by_label("partition", "up", "1 if the partition answered this scrape.", up)
+        read: dict[str, Callable[[QueueSnapshot], float]] = {
+            "oldest_wait_seconds": lambda part: part.oldest_wait,
+            "leader_present": lambda part: part.is_led,
+        }
+        for name, text in _PARTITION_GAUGES.items():
+            value = read.get(name, operator.attrgetter(name))
+            values = {str(number): float(value(part)) for number, part in parts.items()}
+            yield self._by_label("partition", name, text, values)
 
     def _of_tenants(self, tenants: Sequence[TenantInfo]) -> Iterator[Metric]:
         if not tenants:
@@ -373,11 +408,6 @@ def check_tenants(tenants: object) -> tuple[str, ...]:
             "its own"
         )
     return tuple(dict.fromkeys(check_tenant(each, ConfigurationError) for each in named))
-
-
-def _leads(snapshot: QueueSnapshot) -> float:
-    until = snapshot.leader_until
-    return float(until is not None and until > snapshot.at)
 
 
 REQUEST_S = 10.0  # time for a client to send its request, and to read the answer
