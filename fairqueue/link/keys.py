@@ -81,6 +81,7 @@ KEY_TYPES = {
     "changes": "zset",
     "schedule_names": "zset",
     "tenant_schedules": "zset",
+    "moving": "hash",
     "leader": "string",
     "epoch": "string",
     "scheduler_wake": "list",

@@ -16,7 +16,7 @@ from fairqueue.errors import (
     RedisUnavailable,
 )
 from fairqueue.link.driver import BATCH_BYTES, in_batches
-from fairqueue.link.operation import Argument, Call, Each, Operation, operation, steps
+from fairqueue.link.operation import Argument, Call, Each, Operation, operation
 from fairqueue.link.scripts import load_script
 from fairqueue.logs import error_line, event_logger, whose
 from fairqueue.metrics.collectors import SchedulerMetrics
@@ -162,7 +162,7 @@ class Firing:
                 plan=due.plan.text,
                 next_ms="" if next_ms is None else next_ms,
                 due_ms="" if next_ms is None else due_ms(rules, next_ms),
-                noted=(yield from steps(self._store.paused_note)(definition, at_ms)),
+                noted=(yield from self._store.paused_note(definition, at_ms)),
                 reason=reason,
             )
         except (RedisUnavailable, RedisRefused):

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from typing import TypedDict
 
 from fairqueue.cursors import bad_cursor, decode_cursor, encode_cursor
 from fairqueue.errors import InvalidSchedule, shown
+from fairqueue.link.merging import PlacedRow, PlacedRows, merged_rows
 from fairqueue.link.operation import Ask, Operation, steps
+from fairqueue.link.partitions import everywhere
 from fairqueue.models import Page, ScheduledTask
 from fairqueue.schedules.fields import check_id
 from fairqueue.schedules.store import ScheduleStore
@@ -134,9 +137,25 @@ def search(
     Records that cannot be read are left out. Raises InvalidSchedule for a bad value.
     """
     check_count(limit, "limit", InvalidSchedule, least=1, most=MAX_LISTED)
+
+    def read(
+        twin: ScheduleStore, place: str | None, size: int
+    ) -> Operation[PlacedRows[ScheduledTask]]:
+        return _rows(twin, wanted, min(size, MAX_LISTED), place)
+
+    if store.link.parts:
+        return Page(*(yield from merged_rows(store, read, limit, cursor, InvalidSchedule)))
+    found = yield from _rows(store, wanted, limit, cursor)
+    return Page([row.item for row in found.rows], found.place)
+
+
+def _rows(
+    store: ScheduleStore, wanted: ScheduleFilter, limit: int, cursor: str | None
+) -> Operation[PlacedRows[ScheduledTask]]:
+    """The next schedules of one partition that match, with their entries in the index."""
     start = wanted.bounds[0] if cursor is None else b"(" + _decode_cursor(cursor, wanted)
     want = MAX_LISTED if wanted.needs_reading else limit
-    found: list[ScheduledTask] = []
+    found: list[PlacedRow[ScheduledTask]] = []
     walked = 0
     while True:
         members = yield from walk(store, wanted, start, want)
@@ -144,25 +163,35 @@ def search(
             tasks = yield from steps(store.read)(ids_of(part))
             for member, task in zip(part, tasks, strict=True):
                 if task is not None and wanted.matches(task):
-                    found.append(task)
+                    found.append(PlacedRow(member, encode_cursor(member), task))
                     if len(found) == limit:
-                        return Page(found, encode_cursor(member))
+                        return PlacedRows(found, found[-1].place)
         if len(members) < want:
-            return Page(found, None)
+            return PlacedRows(found, None)
         start, walked = b"(" + members[-1], walked + len(members)
         if walked >= MAX_WALKED and _is_text(members[-1]):
-            return Page(found, encode_cursor(members[-1]))
+            return PlacedRows(found, encode_cursor(members[-1]))
 
 
 def find_ids(store: ScheduleStore, wanted: ScheduleFilter) -> Operation[list[str]]:
     """Return the ids of all schedules that match."""
-    found: list[str] = []
+    if not store.link.parts:
+        return ids_of((yield from _find(store, wanted)))
+    found = yield from everywhere(store, lambda twin: _find(twin, wanted), strict=True)
+    return ids_of(list(merge(*found)))
+
+
+def _find(store: ScheduleStore, wanted: ScheduleFilter) -> Operation[list[bytes]]:
+    """Return the entries of all schedules of one partition that match."""
+    found: list[bytes] = []
     start = wanted.bounds[0]
     while members := (yield from walk(store, wanted, start, MAX_LISTED)):
-        ids = ids_of((yield from _likely(store, wanted, members)))
+        likely = yield from _likely(store, wanted, members)
         if wanted.needs_reading:
-            ids = yield from _matching(store, wanted, ids)
-        found += ids
+            matching = set((yield from _matching(store, wanted, ids_of(likely))))
+            both = zip(likely, ids_of(likely), strict=True)
+            likely = [member for member, schedule_id in both if schedule_id in matching]
+        found += likely
         start = b"(" + members[-1]
     return found
 

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from fairqueue.errors import InvalidSchedule, UnknownSchedule, shown
 from fairqueue.link.operation import Ask, Now, Operation, operation, steps
+from fairqueue.link.partitions import Partitioned, everywhere, whole
 from fairqueue.logs import event_logger, whose
 from fairqueue.models import (
     DEFAULT_NAME,
@@ -34,6 +35,7 @@ from fairqueue.schedules.definition import policy_of
 from fairqueue.schedules.fields import FIELDS, KINDS, ScheduleOptions, flow_of
 from fairqueue.schedules.import_export import Diff, export, import_documents
 from fairqueue.schedules.outcomes import FireTime, list_moments
+from fairqueue.schedules.places import at_schedule
 from fairqueue.schedules.replan import Replanned, Replanner
 from fairqueue.schedules.search import (
     MoreFilters,
@@ -48,16 +50,22 @@ from fairqueue.validation import Priority, check_count, check_name, check_payloa
 _log = event_logger("fairqueue.scheduler")
 
 
-class Schedules:
+class Schedules(Partitioned):
     """The schedules of one queue: all that TaskScheduler offers, except firing them."""
 
     def __init__(self, queue: QueueOperations, check_task: CheckTask | None = None) -> None:
         """`check_task` gets the name and the payload of future tasks, and may raise."""
         self.queue = queue
         self.link = queue.link
-        self.store = ScheduleStore(queue.link, check_task, queue.ready)
+        self.store = ScheduleStore(queue.link, check_task, queue)
+
+    def _twin(self, part: Any) -> Any:
+        twin = Schedules(self.queue.at(part))
+        twin.store = self.store.at(part)
+        return twin
 
     @operation
+    @whole
     def add_schedule(
         self,
         cron_expr: str | Frequency | Mapping[str, object] | None = None,
@@ -96,19 +104,24 @@ class Schedules:
         return schedule_id
 
     @operation
+    @whole
     def add_schedules(
         self, schedules: Iterable[Mapping[str, Any]], *, on_conflict: str = "error"
     ) -> Operation[list[str]]:
         """Store many schedules, given as dicts of add_schedule's arguments; all or none of them.
 
         One call is one script: 10,000 schedules of 16 MiB at most; each blocks the server for
-        about 13 µs. Returns their ids. Raises as add_schedule.
+        about 13 µs. In a queue with partitions it is one script in each of them: if one refuses its
+        part, or does not answer, those that were added to others are removed again, and those that
+        were replaced stay so; if this process dies meanwhile, a part may be stored. Returns their
+        ids. Raises as add_schedule.
         """
         ids = yield from steps(self.store.add)(schedules, on_conflict)
         _log("schedules_added", count=len(ids))
         return ids
 
     @operation
+    @whole
     def update_schedule(
         self,
         /,
@@ -131,6 +144,7 @@ class Schedules:
         return found
 
     @operation
+    @whole
     def remove_schedule(
         self, schedule_id: str, *, if_revision: str | None = None
     ) -> Operation[bool]:
@@ -143,11 +157,13 @@ class Schedules:
         return found
 
     @operation
+    @whole
     def get_schedule(self, schedule_id: str) -> Operation[ScheduledTask | None]:
         """Return a schedule, or None. Raises BrokenRecord if it cannot be read."""
         return (yield from steps(self.store.get)(schedule_id))
 
     @operation
+    @whole
     def list_schedules(
         self,
         user_id: str | None = None,
@@ -169,6 +185,7 @@ class Schedules:
         return (yield from search(self.store, wanted, limit, cursor))
 
     @operation
+    @whole
     def pause_schedule(
         self,
         schedule_id: str,
@@ -187,6 +204,7 @@ class Schedules:
         return found
 
     @operation
+    @whole
     def resume_schedule(
         self, schedule_id: str, *, note: str | None = None, by: str | None = None
     ) -> Operation[bool]:
@@ -197,16 +215,19 @@ class Schedules:
         return found
 
     @operation
+    @whole
     def tenants_of(self, user_id: str) -> Operation[list[str]]:
         """Return the tenants that have a user of this id; see TaskQueue.tenants_of."""
         return (yield from steps(self.queue.tenants_of)(user_id))
 
     @operation
+    @whole
     def problems(self) -> Operation[list[Problem]]:
         """Return the schedules that cannot run, and why: unreadable records, broken rules."""
         return (yield from steps(self.store.problems)())
 
     @operation
+    @whole
     def trigger(
         self,
         schedule_id: str,
@@ -260,6 +281,7 @@ class Schedules:
         return task_id
 
     @operation
+    @at_schedule
     def moments(
         self,
         schedule_id: str,
@@ -276,6 +298,7 @@ class Schedules:
         return (yield from list_moments(self.store, schedule_id, start, end, limit, cursor))
 
     @operation
+    @at_schedule
     def backfill(
         self,
         schedule_id: str,
@@ -313,6 +336,7 @@ class Schedules:
         return report
 
     @operation
+    @at_schedule
     def changes(
         self, schedule_id: str, limit: int = 20, cursor: str | None = None
     ) -> Operation[Page[ScheduleChange]]:
@@ -328,6 +352,7 @@ class Schedules:
         return read_changes(members, limit)
 
     @operation
+    @whole
     def bulk(
         self,
         /,
@@ -385,6 +410,7 @@ class Schedules:
         return result
 
     @operation
+    @whole
     def copy_schedule(
         self, /, schedule_id: str, new_id: str | None = None, **changes: Any
     ) -> Operation[str]:
@@ -406,6 +432,7 @@ class Schedules:
         return copied
 
     @operation
+    @whole
     def export_schedules(
         self,
         user_id: str | None = None,
@@ -428,6 +455,7 @@ class Schedules:
         return (yield from export(self.store, wanted))
 
     @operation
+    @whole
     def import_schedules(
         self,
         documents: Iterable[Mapping[str, Any]],
@@ -458,14 +486,28 @@ class Schedules:
         return diff
 
     @operation
+    @whole
     def replan(self) -> Operation[Replanned]:
         """Compute the next runs of all active schedules again, after an update of zone data.
 
         A new leader does so by itself when the queue was last planned by other zone data. Only
         future fire times move, and none that a user has set.
         """
+        if self.link.parts:
+            reports = yield from everywhere(self, lambda twin: twin.replanned(), strict=True)
+            report = Replanned(
+                looked_at=sum(each.looked_at for each in reports),
+                changed=sum(each.changed for each in reports),
+                failed=sum(each.failed for each in reports),
+            )
+        else:
+            report = yield from self.replanned()
+        _log("schedules_replanned", **asdict(report))
+        return report
+
+    def replanned(self) -> Operation[Replanned]:
+        """Compute the next runs of one partition again; see `replan`."""
         replanner = Replanner(self.store)
         while (yield from steps(replanner.step)()):
             pass
-        _log("schedules_replanned", **asdict(replanner.report))
         return replanner.report

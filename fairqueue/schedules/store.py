@@ -5,8 +5,9 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, Self
 
 from fairqueue.clock import LATEST_MS, from_ms
 from fairqueue.errors import (
@@ -20,9 +21,12 @@ from fairqueue.errors import (
     shown,
 )
 from fairqueue.link.connection import Link
-from fairqueue.link.operation import Argument, Ask, Call, Now, Operation, operation, steps
+from fairqueue.link.operation import Argument, Ask, At, Call, Now, Operation, operation, steps
+from fairqueue.link.partitions import Partitioned, over_all, whole
 from fairqueue.link.scripts import load_script
 from fairqueue.models import UNREADABLE, Problem, ScheduledTask, new_id
+from fairqueue.queue.base import QueueBase
+from fairqueue.schedules.adding import Adding, in_use, over_quota, room_for
 from fairqueue.schedules.changes import Change
 from fairqueue.schedules.definition import (
     Definition,
@@ -32,6 +36,7 @@ from fairqueue.schedules.definition import (
     recurrence_of,
 )
 from fairqueue.schedules.fields import check_id, check_patch, check_spec
+from fairqueue.schedules.places import at_schedule, finish_all_moves, settle
 from fairqueue.schedules.plan import Plan
 from fairqueue.schedules.state import are_active, number_in, read_state, title_in
 from fairqueue.schedules.update import Update, anchored, first_fire, paused_note
@@ -49,67 +54,125 @@ SETTINGS_MS = 5000  # how long a setting of the queue is cached
 _REVISION = re.compile(r"[!-~]{1,200}")
 
 CheckTask = Callable[[str, Mapping[str, Any]], Operation[None]]
+Specs = dict[str, dict[str, Any]]  # the fields of new schedules, by id
 
 
-class ScheduleStore:
+def _first_known(answers: list[list[Any]]) -> list[Any]:
+    """What partitions have under ids: at most one of them has each."""
+    found = zip(*answers, strict=True)
+    return [next((each for each in entries if each is not None), None) for entries in found]
+
+
+def _oldest_problems(answers: list[list[Problem]]) -> list[Problem]:
+    found = sorted(chain(*answers), key=lambda problem: (problem.since, problem.schedule_id))
+    return found[:MAX_PROBLEMS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """A new schedule, packed for the script `add_schedules`."""
+
+    revision: str
+    fields: tuple[Argument, ...]
+
+
+class ScheduleStore(Partitioned):
     """The schedules of one queue."""
+
+    link: Link
 
     def __init__(
         self,
         link: Link,
         check_task: CheckTask | None = None,
-        ready: Callable[[], Operation[None]] | None = None,
+        queue: QueueBase | None = None,
     ) -> None:
         """`check_task` gets the name and the payload of future tasks, and may raise.
 
-        `ready` is run before anything is written.
+        The server of `queue` is checked before anything is written.
         """
         self.link = link
-        self.ready = ready or _nothing
         self.check_task = check_task or _accept
+        self._queue = queue
         self._min_interval = (-SETTINGS_MS, 0)  # when it was read, and how many ms it is
+
+    def _twin(self, part: Any) -> Self:
+        twin = super()._twin(part)
+        link, check_task = self.link, self.check_task
+        twin.check_task = lambda name, payload: _at(link, check_task(name, payload))
+        twin._queue = None if self._queue is None else self._queue.at(part)
+        return twin
+
+    def ready(self) -> Operation[None]:
+        """Check the server, unless that was done before."""
+        if self._queue is not None:
+            yield from self._queue.ready()
 
     # --- changing ---------------------------------------------------------------------------------
 
     @operation
+    @whole
     def add(self, given: Iterable[Mapping[str, Any]], on_conflict: str) -> Operation[list[str]]:
         """Store new schedules, all or none; return their ids.
 
-        Raises InvalidSchedule or a subclass for bad input, and ScheduleConflict for an id that is
-        in use when `on_conflict` is "error".
+        In a queue with partitions, what was stored is removed again if a partition refuses its
+        part. Raises InvalidSchedule or a subclass for bad input, and ScheduleConflict for an id
+        that is in use when `on_conflict` is "error".
         """
         checked = _check_specs(given, on_conflict)
         if not checked:
             return []
-        yield from self.ready()
+        if not self.link.parts:
+            yield from self.ready()
         for fields in checked.values():
             yield from self.check_task(fields["name"], fields["payload"])
+        if self.link.parts:
+            yield from Adding(self, checked, on_conflict).run()
+        else:
+            yield from self.put(checked, on_conflict)
+        return list(checked)
+
+    def planned(self, checked: Specs) -> Operation[dict[str, NewRow]]:
+        """What is to be stored of new schedules, planned from now on. Raises as `add`."""
+        now_ms = yield Now()
+        rows: dict[str, NewRow] = {}
+        for schedule_id, given_fields in checked.items():
+            fields = anchored(given_fields, now_ms)
+            rows[schedule_id] = _new_row(schedule_id, fields, now_ms)
+            yield from self._check_interval(schedule_id, fields, now_ms)
+        _check_added_bytes(rows.values())
+        return rows
+
+    def put(
+        self, checked: Specs, on_conflict: str, rows: dict[str, NewRow] | None = None
+    ) -> Operation[dict[str, str]]:
+        """Store new schedules in one step; return the revision of each. Raises as `add`.
+
+        `rows` is what was planned a moment ago.
+        """
         op = new_id()
         for _ in range(CLOCK_TRIES):
-            now_ms = yield Now()
-            rows: list[Argument] = []
-            for schedule_id, given_fields in checked.items():
-                fields = anchored(given_fields, now_ms)
-                rows += _new_row(schedule_id, fields, now_ms)
-                yield from self._check_interval(schedule_id, fields, now_ms)
-            _check_added_bytes(rows)
-            client_now = yield Now()  # the planning may have taken a while
+            if rows is None:
+                rows = yield from self.planned(checked)
             answer = yield Call(
-                "add_schedules", op=op, on_conflict=on_conflict, rest=rows, client_now=client_now
+                "add_schedules",
+                op=op,
+                on_conflict=on_conflict,
+                rest=[field for row in rows.values() for field in row.fields],
+                client_now=(yield Now()),  # the planning may have taken a while
             )
             if answer[0] == b"exists":
-                raise ScheduleConflict(
-                    f"schedule_id {answer[1].decode()!r} is in use, and nothing was stored: choose "
-                    "another id, or update the schedule that has it"
-                )
+                raise in_use(answer[1].decode())
             if answer[0] == b"quota":
-                raise _over_quota(answer[1])
+                raise over_quota(answer[1].decode())
             if answer[0] == b"added":
-                return list(checked)
+                return {schedule_id: row.revision for schedule_id, row in rows.items()}
             self.link.learn_time(int(answer[1]))
+            rows = None
         raise ScheduleConflict("the clock of Redis jumps repeatedly; nothing was stored")
 
     @operation
+    @whole
     def update(
         self,
         schedule_id: str,
@@ -121,11 +184,35 @@ class ScheduleStore:
 
         Reads, changes and writes back only if no other client has written in between, else starts
         over: concurrent updates of different fields all take effect. With a `revision`, raises
-        StaleVersion instead if the schedule has another one.
+        StaleVersion instead if the schedule has another one. A schedule whose group changes moves
+        to the partition of the new one.
         """
         check_id(schedule_id)
         patch = check_patch(changes)
         _check_revision(schedule_id, revision)
+        moves = bool(self.link.parts) and bool(patch.keys() & {"user_id", "tenant"})
+        if moves:
+            yield from self._check_room(schedule_id, patch)
+        found = yield from self._update(schedule_id, patch, by or Change(), revision)
+        if found and moves:
+            yield from settle(self, schedule_id)
+        return found
+
+    def _check_room(self, schedule_id: str, patch: Mapping[str, Any]) -> Operation[None]:
+        """Raise ScheduleQuota if the new user has no room for a schedule in another partition."""
+        (stored,) = yield from steps(self.stored)([schedule_id])
+        if stored is None:
+            return
+        before = stored.definition.fields
+        after = {**before, **patch}
+        old, new = (self.part_of(each["user_id"], each["tenant"]) for each in (before, after))
+        if new is not old:
+            yield At(new.link, room_for(new.link, {after["user_id"]: 1}))
+
+    @at_schedule
+    def _update(
+        self, schedule_id: str, patch: dict[str, Any], by: Change, revision: str | None
+    ) -> Operation[bool]:
         yield from self.ready()
         if "payload" in patch or "name" in patch:
             # Before the deadline runs, as it may take a while.
@@ -135,7 +222,7 @@ class ScheduleStore:
                 yield from self.check_task(after["name"], after["payload"])
         deadline = time.monotonic() + self.link.timeout
         while time.monotonic() < deadline:
-            word = yield from self._try_update(schedule_id, patch, by or Change(), revision)
+            word = yield from self._try_update(schedule_id, patch, by, revision)
             if word in (b"updated", b"absent"):
                 return bool(word == b"updated")
         raise ScheduleConflict(
@@ -164,19 +251,36 @@ class ScheduleStore:
         if answer[0] == b"skewed":
             self.link.learn_time(int(answer[1]))
         if answer[0] == b"quota":
-            raise _over_quota(answer[1])
+            raise over_quota(answer[1].decode())
         return bytes(answer[0])
 
     @operation
+    @whole
     def remove(self, schedule_id: str, revision: str | None = None) -> Operation[bool]:
         """Remove a schedule; return False if there is none.
 
-        With a `revision`, raises StaleVersion if the schedule has another one.
+        With a `revision`, raises StaleVersion if the schedule has another one. Without, it is
+        removed from all partitions that have its id.
         """
         check_id(schedule_id)
         _check_revision(schedule_id, revision)
+        if revision is not None:
+            return (yield from self._remove(schedule_id, revision))
+        if self.link.parts:
+            yield from finish_all_moves(self)
+        return (yield from self._remove_all(schedule_id))
+
+    @over_all(any, strict=True)
+    def _remove_all(self, schedule_id: str) -> Operation[bool]:
+        return (yield from self._remove_here(schedule_id, ""))
+
+    @at_schedule
+    def _remove(self, schedule_id: str, revision: str) -> Operation[bool]:
+        return (yield from self._remove_here(schedule_id, revision))
+
+    def _remove_here(self, schedule_id: str, revision: str) -> Operation[bool]:
         yield from self.ready()
-        word = yield Call("remove_schedule", op=new_id(), id=schedule_id, revision=revision or "")
+        word = yield Call("remove_schedule", op=new_id(), id=schedule_id, revision=revision)
         if word == b"stale":
             raise _stale(schedule_id)
         return bool(word == b"removed")
@@ -204,12 +308,14 @@ class ScheduleStore:
     # --- looking ----------------------------------------------------------------------------------
 
     @operation
+    @at_schedule
     def get(self, schedule_id: str) -> Operation[ScheduledTask | None]:
         """Return a schedule, or None. Raises BrokenRecord if it cannot be read."""
         check_id(schedule_id)
         return (yield from self._read([schedule_id]))[0]
 
     @operation
+    @over_all(_first_known)
     def read(self, ids: Sequence[str]) -> Operation[list[ScheduledTask | None]]:
         """Return schedules by id, in order; None for each that is gone or cannot be read."""
         return (yield from self._read(ids, skip_broken=True))
@@ -229,6 +335,7 @@ class ScheduleStore:
         return tasks
 
     @operation
+    @over_all(_first_known)
     def stored(self, ids: Sequence[str]) -> Operation[list[Stored | None]]:
         """As `read`, with definition, state and plan as they are stored."""
         found: list[Stored | None] = []
@@ -240,6 +347,7 @@ class ScheduleStore:
         return found
 
     @operation
+    @at_schedule
     def find(self, schedule_id: str) -> Operation[Stored]:
         """Return a schedule. Raises UnknownSchedule, BrokenRecord or InvalidSchedule."""
         check_id(schedule_id)
@@ -259,11 +367,13 @@ class ScheduleStore:
         return list(zip(ids, *answers, strict=True))
 
     @operation
+    @over_all(lambda answers: [any(flags) for flags in zip(*answers, strict=True)])
     def are_active(self, ids: Sequence[str]) -> Operation[list[bool]]:
         """Return whether each of these is active; False for those that are gone."""
         return are_active((yield from self._states(ids)))
 
     @operation
+    @over_all(lambda answers: [max(titles) for titles in zip(*answers, strict=True)])
     def titles(self, ids: Sequence[str]) -> Operation[list[str]]:
         """Return the title of each; '' for those that have none, or are gone."""
         return [title_in(state or b"") for state in (yield from self._states(ids))]
@@ -275,7 +385,6 @@ class ScheduleStore:
         (states,) = yield Ask(("HMGET", self.link.keys["schedule_state"], *ids))
         return states
 
-    @operation
     def paused_note(self, definition: Definition, now_ms: int) -> Operation[str]:
         """Return the note of the fire times that passed while a schedule was paused until now.
 
@@ -288,6 +397,7 @@ class ScheduleStore:
         return paused_note(stored, now_ms)
 
     @operation
+    @over_all(_oldest_problems)
     def problems(self) -> Operation[list[Problem]]:
         """Return the schedules that cannot run, with the reasons; at most a thousand."""
         found: dict[bytes, Problem] = {}
@@ -298,8 +408,7 @@ class ScheduleStore:
                 found[name] = read_problem(name, text)
             if cursor == b"0":
                 break
-        ordered = sorted(found.values(), key=lambda problem: (problem.since, problem.schedule_id))
-        return ordered[:MAX_PROBLEMS]
+        return _oldest_problems([list(found.values())])
 
 
 def _accept(name: str, payload: Mapping[str, Any]) -> Operation[None]:
@@ -307,8 +416,8 @@ def _accept(name: str, payload: Mapping[str, Any]) -> Operation[None]:
     yield from ()
 
 
-def _nothing() -> Operation[None]:
-    yield from ()
+def _at(link: Link, steps_: Operation[None]) -> Operation[None]:
+    yield At(link, steps_)
 
 
 def check_list(given: object, what: str) -> list[Mapping[str, Any]]:
@@ -325,7 +434,7 @@ def check_new(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return schedule_id, fields
 
 
-def _check_specs(given: object, on_conflict: object) -> dict[str, dict[str, Any]]:
+def _check_specs(given: object, on_conflict: object) -> Specs:
     """Return the fields of new schedules by id."""
     if on_conflict not in ("error", "replace"):
         raise InvalidSchedule(f"on_conflict must be 'error' or 'replace', not {shown(on_conflict)}")
@@ -339,28 +448,29 @@ def _check_specs(given: object, on_conflict: object) -> dict[str, dict[str, Any]
     return dict(checked)
 
 
-def _new_row(schedule_id: str, fields: dict[str, Any], now_ms: int) -> tuple[Argument, ...]:
+def _new_row(schedule_id: str, fields: dict[str, Any], now_ms: int) -> NewRow:
     """Pack a new schedule for the script `add_schedules`."""
-    by = fields["created_by"]
+    by, revision = fields["created_by"], Plan.new_revision()
     text = definition_text(fields, created_by=by, created_ms=now_ms, updated_ms=now_ms)
     next_ms, due = first_fire(schedule_id, fields, now_ms)
     is_active = fields["is_active"]
-    return load_script("add_schedules").row(
+    row = load_script("add_schedules").row(
         id=schedule_id,
         user=fields["user_id"],
         name=fields["name"],
         definition=text,
-        revision=Plan.new_revision(),
+        revision=revision,
         next_ms=next_ms if is_active else "",
         due_ms=due if is_active else "",
         tenant=fields["tenant"] or "",
         title=fields["title"] or "",
         change=Change(by=by).made_text(fields),
     )
+    return NewRow(revision=revision, fields=row)
 
 
-def _check_added_bytes(rows: Sequence[Argument]) -> None:
-    size = sum(len(row) for row in rows if isinstance(row, str))
+def _check_added_bytes(rows: Iterable[NewRow]) -> None:
+    size = sum(len(field) for row in rows for field in row.fields if isinstance(field, str))
     if size > MAX_ADDED_BYTES:
         raise InvalidSchedule(
             f"the schedules of one call have {size:,} bytes, and at most {MAX_ADDED_BYTES:,} are "
@@ -379,13 +489,6 @@ def _check_revision(schedule_id: str, revision: object) -> None:
 def _stale(schedule_id: str) -> StaleVersion:
     return StaleVersion(
         f"schedule {schedule_id!r} was changed since you read it: read it again, then change it"
-    )
-
-
-def _over_quota(user: bytes) -> ScheduleQuota:
-    return ScheduleQuota(
-        f"user {user.decode()!r} would have more schedules than max_schedules allows; nothing was "
-        "stored"
     )
 
 

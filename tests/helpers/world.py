@@ -52,7 +52,7 @@ class World:
     @cached_property
     def other(self) -> TaskScheduler:
         """A second scheduler with its own connections, as in another process."""
-        queue = TaskQueue(self.redis, clock=self.clock)
+        queue = TaskQueue(self.redis, clock=self.clock, partitions=self.queue.partitions)
         self.opened.append(queue)
         return TaskScheduler(queue, "two", registry=CollectorRegistry())
 
