@@ -61,18 +61,21 @@ MORE = "make proof, make fuzz, make acl, make test-oldest, long storms (make fau
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register a marker for tests that make no sense with FAIRQUEUE_TEST_ACL."""
+    """Register markers for tests that make no sense with some settings of a test run."""
     config.addinivalue_line("markers", "own_user: chooses the Redis user of FairQueue itself")
+    config.addinivalue_line("markers", "one_partition: looks into a queue without partitions")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests. With FAIRQUEUE_TEST_ACL, skip those that choose a Redis user."""
+    """Mark slow tests, and skip those that make no sense with the settings of this run."""
     slow = {name for names in SLOW.values() for name in names}
     for item in items:
         places = {item.path.stem, item.path.parent.name}
         if places & slow or item.get_closest_marker("processes"):
             item.add_marker("slow")
+        if PARTITIONS > 1 and item.get_closest_marker("one_partition"):
+            item.add_marker(pytest.mark.skip(reason="looks into a queue without partitions"))
         if is_on() and item.get_closest_marker("own_user"):
             item.add_marker(pytest.mark.skip(reason="chooses the Redis user itself"))
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import redis
 from redis.client import Pipeline
 
-from fairqueue.link.keys import KEY_TYPES, Keys
+from fairqueue.link.keys import KEY_TYPES, STORED, Keys
 from fairqueue.link.owners import Owner
 from fairqueue.link.scripts import made_with, parts_of
 from fairqueue.queue.queue import TaskQueue
@@ -18,6 +18,8 @@ from fairqueue.queue.queue import TaskQueue
 State = dict[str, Any]
 # Written by every script to recognise its repetition: no part of what the queue is.
 _REPLAY = ("ops", "ops_before")
+# Fields that count, which of several partitions are added up; none: all of them.
+_COUNTERS: dict[str, tuple[str, ...]] = {"stats": (), "fair": ("seq",)}
 
 # By methods of the client, whose answers are the same with either protocol of Redis.
 READS: dict[str, Callable[[Pipeline, bytes], object]] = {
@@ -28,10 +30,37 @@ READS: dict[str, Callable[[Pipeline, bytes], object]] = {
 }
 
 
-def dump(
-    client: redis.Redis, name: str = "default", partition: int = 0, partitions: int = 1
-) -> State:
-    """Read everything that a queue, or a partition of it, stores: key -> content."""
+def partitions_of(client: redis.Redis, name: str = "default") -> int:
+    """How many partitions a queue has recorded; 1 if it has none."""
+    text = cast(bytes | None, client.hget(Keys(name)["fair"], "layout")) or b""
+    return int(text.removeprefix(STORED.encode())) if text.startswith(STORED.encode()) else 1
+
+
+def dump(client: redis.Redis, name: str = "default") -> State:
+    """Read everything that a queue stores: key -> content, of all its partitions together.
+
+    Counters are added up. What partitions have alike is that of the first one.
+    """
+    partitions = partitions_of(client, name)
+    state: State = {}
+    for number in range(partitions):
+        for key, content in dump_partition(client, name, number, partitions).items():
+            if isinstance(content, dict):
+                merged = content | state.get(key, {})
+                if key in _COUNTERS and key in state:
+                    for field in _COUNTERS[key] or content:
+                        counts = (int(each.get(field, 0)) for each in (content, state[key]))
+                        merged[field] = str(sum(counts))
+                state[key] = merged
+            elif isinstance(content, list):
+                state[key] = content + state.get(key, []) if key in KEY_TYPES else content
+            else:
+                state.setdefault(key, content)
+    return state
+
+
+def dump_partition(client: redis.Redis, name: str, partition: int, partitions: int) -> State:
+    """Read everything that one partition of a queue stores: key -> content."""
     keys = Keys(name, partition, partitions)
     with client.pipeline(transaction=False) as pipe:
         pipe.keys("*")
@@ -56,6 +85,19 @@ def dump(
     if strangers:
         state["keys that keys.py does not know"] = sorted(strangers)
     return state
+
+
+def keys_with(queue: TaskQueue, task_id: str) -> Keys:
+    """The keys of the partition that has a task, or of the first one if none has it."""
+    for part in queue.link.parts:
+        if part.ask(("HEXISTS", part.keys["status"], task_id))[0]:
+            return part.keys
+    return queue.keys
+
+
+def keys_of(queue: TaskQueue, user_id: str, tenant: str | None = None) -> Keys:
+    """The keys of the partition of a user or of a tenant."""
+    return queue.part_of(user_id, tenant).keys
 
 
 def _content(kind: str, content: Any) -> Any:
@@ -104,7 +146,9 @@ def places(client: redis.Redis, name: str = "default") -> dict[str, list[str]]:
 
 def status_of(client: redis.Redis, task_id: str, name: str = "default") -> dict[str, Any]:
     """Read the status record of a task."""
-    text = cast(bytes, client.hget(Keys(name)["status"], task_id))
+    partitions = partitions_of(client, name)
+    places = [Keys(name, number, partitions)["status"] for number in range(partitions)]
+    text = next(each for place in places if (each := cast(bytes, client.hget(place, task_id))))
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -144,14 +188,19 @@ def label_of(record: dict[str, Any]) -> str:
 
 
 def check_consistency(
-    client: redis.Redis, name: str = "default", *, is_old: bool = False, partitions: int = 1
+    client: redis.Redis,
+    name: str = "default",
+    *,
+    is_old: bool = False,
+    partitions: int | None = None,
 ) -> None:
     """Compare every count and index of a queue with what can be computed from the others.
 
     is_old: an older version has written it, which made no index of delayed tasks by user.
     """
+    partitions = partitions or partitions_of(client, name)
     for partition in range(partitions):
-        _check_partition(dump(client, name, partition, partitions), is_old=is_old)
+        _check_partition(dump_partition(client, name, partition, partitions), is_old=is_old)
 
 
 def _check_partition(state: State, *, is_old: bool) -> None:

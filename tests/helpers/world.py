@@ -42,7 +42,14 @@ class World:
 
     @property
     def keys(self) -> Keys:
+        """The keys of the queue; of one with partitions, those of the first."""
         return self.queue.keys
+
+    def keys_with(self, task_id: str) -> Keys:
+        return stored.keys_with(self.queue, task_id)
+
+    def keys_of(self, user_id: str, tenant: str | None = None) -> Keys:
+        return stored.keys_of(self.queue, user_id, tenant)
 
     @cached_property
     def scheduler(self) -> TaskScheduler:
