@@ -1,6 +1,6 @@
 """Connections to the nodes of a Redis Cluster: which node has a slot, and what its errors mean.
 
-One `Cluster` knows all nodes, for all links of a queue. A `Route` stands for the connections to the
+One `Cluster` knows all nodes, for all links of a queue. A `SlotConnections` stands for the connections to the
 node that serves one slot now. See docs/adr/0034-cluster-connections.md.
 """
 
@@ -33,7 +33,9 @@ from fairqueue.link.dialer import (
     wait_for_answers,
 )
 from fairqueue.link.driver import BROKEN, HalfDone, Talk, is_untrusted
-from fairqueue.link.listener import at_most
+from fairqueue.link.group_listener import GroupListener
+from fairqueue.link.keys import slot_of_key
+from fairqueue.link.listener import Lender, Waiter, at_most
 from fairqueue.link.operation import Argument
 
 # Seconds that one node may take to say which node has which slots, before the next one is asked.
@@ -320,7 +322,7 @@ class Node(Connections):
             raise
 
 
-class Route(Connections):
+class SlotConnections(Connections):
     """The connections to whichever node serves a slot now."""
 
     is_cluster = True
@@ -328,7 +330,7 @@ class Route(Connections):
     def __init__(self, cluster: Cluster, slot: int) -> None:
         self._cluster = cluster
         self._slot = slot
-        self.dialer = _RouteDialer(self)
+        self.dialer = _SlotDialer(self)
 
     @property
     def is_known(self) -> bool:  # type: ignore[override]
@@ -366,6 +368,19 @@ class Route(Connections):
         """The connections to the node that serves the slot; these ones if that is in question."""
         node = self._cluster.known_owner(self._slot)
         return self if node is None or node.is_suspect else node
+
+    def listener(self, *keys: bytes) -> Waiter:
+        """A listener for tokens in lists, which may be in several slots."""
+        return GroupListener(self, *keys)
+
+    def by_slot(self, keys: tuple[bytes, ...]) -> dict[int, tuple[Lender, tuple[bytes, ...]]]:
+        """Where to wait for these keys, and for which of them, for each slot."""
+        found: dict[int, list[bytes]] = {}
+        for key in keys:
+            found.setdefault(slot_of_key(key), []).append(key)
+        return {
+            slot: (SlotConnections(self._cluster, slot), tuple(own)) for slot, own in found.items()
+        }
 
     def take(self, within: float) -> AbstractConnection:
         """A free connection to the node that serves the slot, or a new one."""
@@ -485,15 +500,15 @@ class _NodeDialer(Dialer):
         return connection
 
 
-class _RouteDialer(Dialer):
+class _SlotDialer(Dialer):
     """Says whether a connection still leads to the node that serves a slot."""
 
-    def __init__(self, route: Route) -> None:
-        self._route = route
+    def __init__(self, of: SlotConnections) -> None:
+        self._of = of
 
     def still_leads(self, connection: AbstractConnection, within: float = math.inf) -> bool:
         """Whether it does, as far as is known."""
-        return self._route.leads(connection)
+        return self._of.leads(connection)
 
 
 def _is_ask(answer: object) -> bool:

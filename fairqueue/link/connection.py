@@ -28,7 +28,7 @@ from fairqueue.link.driver import (
 )
 from fairqueue.link.gathering import gather
 from fairqueue.link.keys import KEY_TYPES, Keys
-from fairqueue.link.listener import Listener, answer_or_error, at_most, readable
+from fairqueue.link.listener import Listener, Waiter, answer_or_error, at_most, readable
 from fairqueue.link.operation import (
     Argument,
     Ask,
@@ -78,6 +78,10 @@ class Connections:
     def name(self) -> str | None:
         """Where the server is, for people: a host and port, or a path; None if not known."""
         return self.dialer.name
+
+    def listener(self, *keys: bytes) -> Waiter:
+        """A listener for tokens in lists."""
+        return Listener(self, *keys)
 
     def here(self) -> "Connections":
         """The connections to the server that has the keys now."""
@@ -225,7 +229,7 @@ class Link(Driver):
         Raises RedisUnavailable when Redis did not answer in time (it is not known what has been
         done, the same operation may be repeated), RedisRefused when it refused a request.
         """
-        listener: Listener | None = None
+        listener: Waiter | None = None
         try:
             request = next(steps)
             while True:
@@ -271,9 +275,9 @@ class Link(Driver):
         known = self._known_time()
         return self._read_time(self.ask(("TIME",))[0]) if known is None else known
 
-    def listener(self, *keys: str | bytes) -> Listener:
+    def listener(self, *keys: str | bytes) -> Waiter:
         """Make a listener for tokens in lists; while it waits, it has its own connection."""
-        return Listener(self.connections, *self.full(keys))
+        return self.connections.listener(*self.full(keys))
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -343,7 +347,7 @@ class Link(Driver):
     def _gather(self, request: Gather) -> list[Any]:
         return gather(request)
 
-    def _wait(self, listener: Listener, request: Wait) -> bytes | None:
+    def _wait(self, listener: Waiter, request: Wait) -> bytes | None:
         listener.listen_to(*self.full(request.keys))
         try:
             listener.wait(request.seconds)

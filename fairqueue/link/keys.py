@@ -151,6 +151,11 @@ def slot_of(tag: str) -> int:
     return binascii.crc_hqx(tag.encode(), 0) % SLOTS
 
 
+def slot_of_key(key: bytes) -> int:
+    """The slot of a key that `Keys` has made, which has a hash tag."""
+    return slot_of(key[1 : key.index(b"}")].decode())
+
+
 @lru_cache(maxsize=4096)
 def _salt(queue: str, partition: int, partitions: int) -> int:
     """The first number that puts a partition into its part of the slots: 1/n of them each.

@@ -7,7 +7,7 @@ import redis
 
 from fairqueue.clock import Clock
 from fairqueue.errors import ConfigurationError, WrongPartitions
-from fairqueue.link.cluster import Cluster, ClusterAddress, Route
+from fairqueue.link.cluster import Cluster, ClusterAddress, SlotConnections
 from fairqueue.link.connection import Connections, Link
 from fairqueue.link.dialer import connection_maker
 from fairqueue.link.keys import MOST_PARTITIONS, STORED, Keys
@@ -49,7 +49,7 @@ def _connections_for(client: Client, timeout: float) -> Callable[[Keys], Connect
         client = ClusterAddress.of(client)
     if isinstance(client, ClusterAddress):
         cluster = Cluster(client, timeout)
-        return lambda keys: Route(cluster, keys.slot)
+        return lambda keys: SlotConnections(cluster, keys.slot)
     connections = Connections(connection_maker(client, timeout))
     return lambda _: connections
 

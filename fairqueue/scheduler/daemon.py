@@ -16,7 +16,7 @@ from fairqueue.errors import (
     RedisUnavailable,
     WrongPartitions,
 )
-from fairqueue.link.listener import Listener
+from fairqueue.link.listener import Waiter
 from fairqueue.logs import error_line, event_logger
 from fairqueue.scheduler.firing import TickReport
 from fairqueue.scheduler.scheduler import (
@@ -179,7 +179,7 @@ class Daemon:
         self._backoff = FIRST_BACKOFF_S
         self._redis_away = False
         self._stopping = False
-        self._listener: Listener | None = None
+        self._listener: Waiter | None = None
 
     def stop(self) -> None:
         """End after the current pass. Takes no lock, so signal handlers may call it."""
@@ -242,7 +242,7 @@ class Daemon:
         else:
             _log("pass_failed", logging.ERROR, exc_info=True, error=error_line(error))
 
-    def _rest(self, listener: Listener, report: TickReport | None) -> None:
+    def _rest(self, listener: Waiter, report: TickReport | None) -> None:
         """Wait for the next fire time, the next planned tick, a wake-up or the end."""
         if report is None:
             listener.wait_for_nudge(self._backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter

@@ -23,7 +23,7 @@ from fairqueue.errors import (
     kind_of,
 )
 from fairqueue.http_tasks.checks import Outgoing
-from fairqueue.link.listener import Listener
+from fairqueue.link.listener import Waiter
 from fairqueue.link.operation import steps
 from fairqueue.logs import error_line, error_text, event_logger
 from fairqueue.metrics.collectors import scheduler_metrics
@@ -127,7 +127,7 @@ class TaskScheduler(Schedules):
         self._life_lock = threading.RLock()  # a signal handler may stop what is being stopped
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._listener: Listener | None = None
+        self._listener: Waiter | None = None
         self._state = STOPPED
         self._up_since: float | None = None
         self._last_cycle: float | None = None
@@ -339,7 +339,7 @@ class TaskScheduler(Schedules):
         if not self._stopping.is_set():
             self._state = state
 
-    def _rest(self, listener: Listener, report: TickReport) -> None:
+    def _rest(self, listener: Waiter, report: TickReport) -> None:
         """Wait for the next fire time, a wake-up or the end; at most check_interval."""
         seconds = min(report.wait, self.check_interval)
         if report.is_leader:

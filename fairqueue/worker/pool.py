@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from fairqueue.errors import FairQueueError, RedisUnavailable
-from fairqueue.link.listener import Listener
+from fairqueue.link.listener import Waiter
 from fairqueue.logs import error_line, event_logger
 from fairqueue.queue.claim import LONGEST_WAIT_S, Answer
 from fairqueue.queue.end import FINISH_CHUNK, NOT_RECORDED
@@ -49,7 +49,7 @@ class ThreadPool:
         self._core = core
         self._ended = ended
         self._executor = core.executor
-        self._listener: Listener = core.queue.link.listener("wake")
+        self._listener: Waiter = core.queue.link.listener("wake")
         self._heartbeat = core.new_heartbeat(self._listener.nudge)
         self._capture = core.new_log_capture()
         self._claiming = threading.Lock()  # held while a claim is in flight

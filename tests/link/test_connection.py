@@ -73,11 +73,12 @@ def test_a_token_between_waits_is_not_missed(queue: TaskQueue) -> None:
 def test_a_listener_says_which_list_a_token_came_from(queue: TaskQueue) -> None:
     listener = queue.link.listener("wake_1", "wake")
     queue.link.ask(("LPUSH", queue.keys["wake"], "1"))
-    assert listener.wait(60) is True
-    assert listener.token_from == queue.keys["wake"]
-    listener.nudge()
-    assert listener.wait(60) is True
-    assert listener.token_from is None
+    found = []
+    for _ in range(2):
+        assert listener.wait(60) is True
+        found.append(listener.token_from)
+        listener.nudge()
+    assert found == [queue.keys["wake"], None]
     listener.close()
 
 

@@ -280,7 +280,7 @@ def test_a_new_primary_wakes_old_waits(fleet: Fleet, monkeypatch: pytest.MonkeyP
         listener.close()
 
 
-def wait_for_token(listener: listening.Listener) -> bool:
+def wait_for_token(listener: listening.Waiter) -> bool:
     """As callers do: for a while, and again if there was none or the connection failed."""
     for _ in range(100):
         try:
