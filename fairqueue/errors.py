@@ -168,6 +168,14 @@ class ScheduleQuota(FairQueueError):
     """A user has reached the schedule quota, or a schedule fires too often."""
 
 
+class QueueInUse(FairQueueError):
+    """A queue that has to be at rest is in use; the message says by whom. Nothing was moved."""
+
+
+class RepartitionError(FairQueueError):
+    """A queue cannot be moved, or another process moves it now. The move can be repeated safely."""
+
+
 class BrokenRecord(FairQueueError):
     """A record in Redis is damaged; `TaskScheduler.problems()` lists damaged schedules."""
 

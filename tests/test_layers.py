@@ -22,7 +22,7 @@ LAYERS = [
     {"queue", "access"},
     {"schedules"},
     {"history"},
-    {"stats", "doctor"},
+    {"stats", "doctor", "repartition"},
     {"metrics"},
     {"alerts"},
     {"worker"},

@@ -10,6 +10,7 @@ from fairqueue.cli.import_export import export, import_
 from fairqueue.cli.keys import keys
 from fairqueue.cli.limits import limits, pools
 from fairqueue.cli.program import main, program
+from fairqueue.cli.repartition import repartition
 from fairqueue.cli.runs import runs
 from fairqueue.cli.schedules import schedules
 from fairqueue.cli.serve import dashboard, demo, up
@@ -24,7 +25,7 @@ for _command in (
     *(up, demo, dashboard, worker, scheduler),
     *(schedules, tasks, runs, failed, users, tenants, quote, limits, pools, workers, keys),
     *(audit, settings, status, stats, top, doctor, acl, bench),
-    *(export, import_, prune, metrics, completion),
+    *(export, import_, repartition, prune, metrics, completion),
 ):
     program.add_command(_command)
 

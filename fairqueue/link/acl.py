@@ -15,7 +15,7 @@ from fairqueue.link.scripts import load_script, script_names
 # only servers that are too old for FairQueue need it.
 SENT = (
     *("EVALSHA", "SCRIPT|LOAD", "PING", "INFO", "TIME", "TYPE", "BLPOP", "UNLINK"),
-    *("EXISTS", "HEXISTS", "HGET", "HGETALL", "HMGET", "HSCAN", "HSTRLEN"),
+    *("EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET", "HSCAN", "HSTRLEN"),
     *("ZCARD", "ZCOUNT", "ZLEXCOUNT", "ZMSCORE", "ZRANDMEMBER", "ZRANGE", "ZRANGEBYLEX"),
     *("ZREVRANGEBYLEX", "ZSCAN", "ZSCORE"),
     "MEMORY|USAGE",  # only `fairqueue partitions --memory`

@@ -100,6 +100,8 @@ KEY_TYPES = {
     "samples": "zset",
     "ops": "hash",
     "ops_before": "hash",
+    # records that move to another queue; see lua/lib/moves.lua
+    "moves": "hash",
 }
 
 # With layout 2 this key is a text, so that versions without layout numbers, which check nothing but

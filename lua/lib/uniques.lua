@@ -117,6 +117,32 @@ function uniques.released(id, record)
   end
 end
 
+-- Remove the entry of a key if a task has it; the text of the entry, or ''. For tasks that move to another queue.
+function uniques.take_entry(id, record)
+  local field = uniques.field_of(record)
+  local holder = uniques.read(field)
+  if not holder or holder.id ~= id then return '' end
+  local text = redis.call('HGET', K.uniques, field)
+  uniques.drop(field)
+  return text
+end
+
+-- Enter what `take_entry` has returned. If another task has the key, the task gives it up, and so does one that is no
+-- longer behind the task that has it. Returns whether the record has not changed.
+function uniques.put_entry(id, record, text)
+  local field = uniques.field_of(record)
+  local holder = uniques.read(field)
+  if text ~= '' and not holder then
+    redis.call('HSET', K.uniques, field, text)
+    local entry = uniques.read(field)
+    if entry and entry.ends then redis.call('ZADD', K.expiring, text_of(entry.ends), '\1' .. field) end
+    return true
+  end
+  if text == '' and (not record.behind or (holder and holder.following == id)) then return true end
+  record.flow.unique, record.behind = nil, nil
+  return false
+end
+
 -- The window of a key is over.
 function uniques.window_over(field)
   local holder = uniques.read(field)

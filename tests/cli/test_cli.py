@@ -55,6 +55,7 @@ DESTRUCTIVE = {
     *("schedules pause", "schedules resume", "schedules trigger", "schedules remove"),
     *("schedules backfill", "tasks cancel", "runs cancel", "failed retry", "failed discard"),
     *("users purge", "tenants purge", "workers drain", "keys revoke", "prune", "import", "doctor"),
+    "repartition",
 }
 # Commands that print no records: they do something, or go on until they are stopped.
 NOT_READING = {
@@ -236,6 +237,7 @@ ARGUMENTS = {
     "keys create": "x",
     "stats": "--count 1",
     "top": "--count 1",
+    "repartition": "x --to 2",
 }
 
 

@@ -1,0 +1,329 @@
+"""Move a queue to another one: in bounded steps that can be interrupted and repeated anywhere."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairqueue.errors import ConfigurationError, QueueInUse, RepartitionError, plural, shown
+from fairqueue.link.connection import Link
+from fairqueue.link.driver import in_batches
+from fairqueue.link.scripts import load_script
+from fairqueue.models import UNREADABLE, new_id
+from fairqueue.queue.queue import TaskQueue
+from fairqueue.repartition.copying import Copier
+from fairqueue.repartition.counting import QueueCounts, count, digest, digest_of, links_of
+from fairqueue.repartition.records import COUNTERS, SCHEDULE, TASK, MovingRecord
+
+BATCH = 200  # records in one script: some ms of server time
+PASSES = 20  # without waiting, when somebody goes on pushing to the old queue
+LOOK_AGAIN_S = 0.25  # between two looks at what is left
+
+_PUT = {TASK: "put_tasks", SCHEDULE: "put_schedules"}
+
+
+@dataclass
+class MoveReport:
+    """What was moved, and what is left.
+
+    moved: by kind (`waiting`, `delayed`, `dead`, `ended`, `schedules`). known: how many of them the
+    new queue had already. refused: names of what the new queue does not take, and why. verified:
+    whether the ids in both queues are those that were there before; None if the queue was in use.
+    """
+
+    before: QueueCounts
+    after: QueueCounts
+    left: QueueCounts
+    moved: dict[str, int]
+    known: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    verified: bool | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left in the old queue."""
+        return self.left.total == 0
+
+
+class Repartition:
+    """Moves what `old` has to `new`, which may have any number of partitions on any server.
+
+    `progress` is called with the number of records moved so far. A move that was interrupted goes
+    on where it was when it is run again, by any process; the last one that begins takes over.
+    """
+
+    def __init__(
+        self,
+        old: TaskQueue,
+        new: TaskQueue,
+        *,
+        progress: Callable[[int], object] | None = None,
+        batch: int = BATCH,
+    ) -> None:
+        self._old, self._new = old, new
+        self._progress = progress
+        self._batch = batch
+        self._token = new_id()
+        self._moved: Counter[str] = Counter()
+        self._known = 0
+        self._known_digest = 0
+        self._refused: dict[str, str] = {}
+
+    def alive(self) -> list[str]:
+        """What uses the old queue now, for people: schedulers, workers, tasks that run."""
+        self._old.check()
+        found = []
+        for link in links_of(self._old):
+            now, keys = link.now_ms(), link.keys
+            leader, leases, workers = link.ask(
+                ("GET", keys["leader"]),
+                ("ZCARD", keys["leases"]),
+                ("ZRANGE", keys["worker_ends"], f"({now}", "+inf", "BYSCORE", "LIMIT", 0, 10),
+            )
+            if name := _leader(leader, now):
+                found.append(f"scheduler {name!r} leads")
+            found += [f"worker {_text(worker)!r} is alive" for worker in workers]
+            if leases:
+                found.append(f"{plural(leases, 'task')} run{'s' * (leases == 1)}")
+        return list(dict.fromkeys(found))
+
+    def run(
+        self,
+        *,
+        drain: bool = False,
+        wait: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> MoveReport:
+        """Move everything that can move, and return what was moved and what is left.
+
+        Without `drain`, the old queue must be at rest and the new one empty. With it, workers of
+        the old queue may go on: tasks that run stay until they end. `wait`: go on until nothing is
+        left, or until `stop` returns True. Raises QueueInUse, RepartitionError if the queues are
+        part of another move or another process takes over, and what Redis raises; then the same
+        call can be repeated.
+        """
+        began = time.monotonic()
+        self._old.check()
+        self._new.check()
+        if not drain and (alive := self.alive()):
+            raise QueueInUse(
+                f"queue {shown(self._old.name)} is in use: {'; '.join(alive)}. Stop everything "
+                "that uses it, or move it while in use (drain)"
+            )
+        self._begin(must_be_empty=not drain)
+        self._finish_earlier()
+        before, self._known_digest = count(self._old), 0
+        ids = None if drain else self._digest()
+        self._copier().settings(at_rest=not drain)
+        self._go_on(wait, stop)
+        if count(self._old).total == len(self._refused):
+            self._copier().windows()
+            self._move_counters()
+        verified = None if ids is None else self._digest() == (ids - self._known_digest) % 2**64
+        return MoveReport(
+            before=before,
+            after=count(self._new),
+            left=count(self._old),
+            moved=dict(self._moved),
+            known=self._known,
+            refused=dict(self._refused),
+            verified=verified,
+            seconds=time.monotonic() - began,
+        )
+
+    def _copier(self) -> Copier:
+        return Copier(self._old, self._new, self._run)
+
+    def _digest(self) -> int:
+        return (digest(self._old) + digest(self._new)) % 2**64
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def _begin(self, *, must_be_empty: bool) -> None:
+        """Take over both queues, and let new tasks of the new one come after those of the old.
+
+        Raises RepartitionError, or ConfigurationError if they are the same queue.
+        """
+        target = f"{self._new.name} ({plural(self._new.partitions, 'partition')})"
+        source = f"{self._old.name} ({plural(self._old.partitions, 'partition')})"
+        home = links_of(self._old)[0]
+        (text,) = home.ask(("HGET", home.keys["moves"], ""))
+        parts = _text(text or b"").split("\0")
+        is_known = len(parts) == 4 and (parts[0], parts[3]) == ("from", target)
+        move = parts[2] if is_known else new_id()
+
+        def begin(link: Link, role: str, other: str, seq: int = 0) -> int:
+            empty = "1" if must_be_empty and role == "to" else ""
+            answer = self._run(
+                link, "begin_move", role=role, move=move, other=other, seq=seq, empty=empty
+            )
+            if answer[0] == b"busy":
+                way = "to" if answer[1] == b"from" else "from"
+                raise RepartitionError(
+                    f"queue {link.keys.queue!r} is part of another move, {way} "
+                    f"{_text(answer[2])}: finish that one first, by the same command"
+                )
+            if answer[0] == b"used":
+                raise RepartitionError(
+                    f"queue {link.keys.queue!r} is not empty: choose another name, or move the "
+                    "queue while in use (drain)"
+                )
+            return int(answer[1])
+
+        seq = max([begin(link, "from", target) for link in links_of(self._old)])
+        there = links_of(self._new)[0]
+        (text,) = there.ask(("HGET", there.keys["moves"], ""))
+        if self._token in _text(text or b""):
+            raise ConfigurationError(
+                f"queue {shown(self._old.name)} cannot be moved to itself: choose another name"
+            )
+        for link in links_of(self._new):
+            begin(link, "to", source, seq)
+
+    def _finish_earlier(self) -> None:
+        """Deliver what an earlier run has set aside; then no note of an arrival is needed."""
+        for link in links_of(self._old):
+            while self._deliver(link, self._waiting_to_move(link)):
+                pass
+        for link in links_of(self._new):
+            (found,) = link.ask(("HGETALL", link.keys["moves"]))
+            fields = found if isinstance(found, dict) else found[::2]
+            self._settle(link, [each for each in fields if each.startswith(b"<")])
+
+    def _waiting_to_move(self, link: Link) -> list[bytes]:
+        """The names and texts of what is set aside now."""
+        (found,) = link.ask(("HGETALL", link.keys["moves"]))
+        if not isinstance(found, dict):  # the clients of both protocols
+            found = dict(zip(found[::2], found[1::2], strict=True))
+        return [x for k, text in found.items() if k.startswith(b">") for x in (k[1:], text)]
+
+    def _go_on(self, wait: bool, stop: Callable[[], bool]) -> None:
+        """Pass over the old queue until nothing moves any more; with `wait`, until it is empty."""
+        passes = 0
+        while not stop():
+            passes += 1
+            moved = sum(self._moved.values())
+            for link in links_of(self._old):
+                self._pass(link, stop)
+            if sum(self._moved.values()) > moved and (wait or passes < PASSES):
+                continue
+            left = count(self._old)
+            if not wait or not (left.running or left.moving):
+                return
+            time.sleep(LOOK_AGAIN_S)
+
+    def _pass(self, link: Link, stop: Callable[[], bool]) -> None:
+        """Move what can move now. Schedules go first, and take along what their next run needs."""
+        after: str | bytes = ""
+        while not stop():
+            answer = self._run(link, "take_schedules", after=after, limit=self._batch)
+            self._deliver(link, answer[3:])
+            after = answer[2]
+            if not after:
+                break
+        for script, source in (
+            *(("take_tasks", "waiting"), ("take_tasks", "delayed")),
+            *(("take_runs", "dead"), ("take_runs", "ended")),
+        ):
+            skip = 0
+            while not stop():
+                answer = self._run(link, script, source=source, skip=skip, limit=self._batch)
+                skip += answer[1] + self._deliver(link, answer[3:])
+                if not answer[2]:
+                    break
+
+    def _move_counters(self) -> None:
+        for link in links_of(self._old):
+            self._deliver(link, self._run(link, "take_counters")[3:])
+
+    def _deliver(self, link: Link, flat: Sequence[bytes]) -> int:
+        """Store what was set aside in the new queue, and remove it from the old one.
+
+        Returns how many records came back because the new queue refuses them.
+        """
+        records = [MovingRecord(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+        refused: list[MovingRecord] = []
+        for kind in (TASK, SCHEDULE, COUNTERS):  # a schedule finds its tasks
+            by_part: dict[int, list[MovingRecord]] = {}
+            for record in records:
+                if record.kind == kind:
+                    by_part.setdefault(record.partition(self._new.partitions), []).append(record)
+            for number, theirs in by_part.items():
+                refused += self._put(link, links_of(self._new)[number], kind, theirs)
+        if self._progress is not None and records:
+            self._progress(sum(self._moved.values()))
+        return len(refused)
+
+    def _put(
+        self, old: Link, new: Link, kind: str, records: list[MovingRecord]
+    ) -> list[MovingRecord]:
+        if kind == COUNTERS:
+            (counters,) = records
+            self._run(new, "put_counters", moved=counters.name, record=counters.text)
+            self._confirm(old, new, records)
+            return []
+        refused: list[MovingRecord] = []
+        for batch in in_batches(records, self._batch, lambda each: len(each.text)):
+            rows = _rows(kind, batch)
+            words = self._run(new, _PUT[kind], back="", rest=rows)[1:]
+            taken = []
+            for record, word in zip(batch, words, strict=True):
+                if word == b"refused":
+                    refused.append(record)
+                    self._refused[f"{record.place} {record.id!r}"] = _reason(kind, self._new.name)
+                else:
+                    taken.append(record)
+                    self._moved[record.place] += 1
+                if word == b"known":
+                    self._known += 1
+                    self._known_digest += digest_of(record.name)
+            self._confirm(old, new, taken)
+        for batch in in_batches(refused, self._batch, lambda each: len(each.text)):
+            self._run(old, _PUT[kind], back="1", rest=_rows(kind, batch))
+        return refused
+
+    def _confirm(self, old: Link, new: Link, records: Sequence[MovingRecord]) -> None:
+        """Remove what has arrived, first from the old queue, then the notes in the new one."""
+        self._settle(old, [b">" + record.name for record in records])
+        self._settle(new, [b"<" + record.name for record in records])
+
+    def _settle(self, link: Link, fields: Sequence[bytes]) -> None:
+        for first in range(0, len(fields), self._batch):
+            self._run(link, "settle_move", rest=list(fields[first : first + self._batch]))
+
+    def _run(self, link: Link, name: str, /, **arguments: Any) -> Any:
+        """Run a script with the token. Raises RepartitionError if another process took over."""
+        answer = link.run(name, token=self._token, **arguments)
+        if b"taken over" in (answer, answer[0] if isinstance(answer, list) else b""):
+            raise RepartitionError(
+                f"another process moves queue {shown(self._old.name)} now: it goes on where this "
+                "one was"
+            )
+        return answer
+
+
+def _rows(kind: str, records: Sequence[MovingRecord]) -> list[Any]:
+    row = load_script(_PUT[kind]).row
+    return [each for record in records for each in row(moved=record.name, record=record.text)]
+
+
+def _reason(kind: str, queue: str) -> str:
+    if kind == SCHEDULE:
+        return f"queue {queue!r} has another schedule with this id"
+    return f"queue {queue!r} has another task with this id, or 100 other pools"
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _leader(text: bytes | None, now_ms: int) -> str | None:
+    """The scheduler that leads; None if there is none."""
+    try:
+        record = json.loads(text or b"")
+        return str(record["scheduler"]) if record["ends"] > now_ms else None
+    except UNREADABLE:
+        return None

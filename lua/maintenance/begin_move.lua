@@ -1,0 +1,32 @@
+-- Begin or continue to move the records of a queue to another one: this process takes over.
+--
+-- @include fair moves
+-- FLAGS allow-oom
+-- KEYS tasks      hash  task id -> document
+-- KEYS schedules  hash  schedule id -> definition
+-- ARGV role   text  'from': records leave this queue; 'to': they arrive here
+-- ARGV move   text  random id of the move, the same in both queues
+-- ARGV other  text  the other queue, for people
+-- ARGV seq    int   with 'to': the arrival number of the other queue
+-- ARGV empty  text  '1': the queue must be empty unless this move was begun before
+--
+-- New tasks of a queue to which others move come after these: it goes on with the larger arrival number.
+--
+-- Returns { 'begun', arrival number, whether this move was begun before }; or, with nothing changed, { 'busy', role,
+-- other queue } if another move is not over, or { 'used' }.
+
+local before = read_move()
+local is_same = before and before.role == A.role and before.move == A.move
+if before and not is_same then
+  local fields = redis.call('HLEN', K.moves)
+  if fields > 1 then return { 'busy', before.role, before.other } end
+end
+if A.empty == '1' and not is_same and redis.call('EXISTS', K.tasks, K.schedules) > 0 then return { 'used' } end
+redis.call('HSET', K.moves, '', table.concat({ A.role, A.token, A.move, A.other }, '\0'))
+local seq = tonumber(A.seq)
+if A.role == 'to' and seq > fair.seq then
+  fair.seq, fair_dirty = seq, true
+end
+save_fair()
+mark_layout()
+return { 'begun', string.format('%.0f', fair.seq), is_same and 1 or 0 }
