@@ -9,6 +9,7 @@ from fairqueue.cli.failed import failed
 from fairqueue.cli.import_export import export, import_
 from fairqueue.cli.keys import keys
 from fairqueue.cli.limits import limits, pools
+from fairqueue.cli.partitions import partitions
 from fairqueue.cli.program import main, program
 from fairqueue.cli.repartition import repartition
 from fairqueue.cli.runs import runs
@@ -23,7 +24,8 @@ from fairqueue.cli.workers import workers
 
 for _command in (
     *(up, demo, dashboard, worker, scheduler),
-    *(schedules, tasks, runs, failed, users, tenants, quote, limits, pools, workers, keys),
+    *(schedules, tasks, runs, failed, users, tenants, quote, limits, pools, workers),
+    *(partitions, keys),
     *(audit, settings, status, stats, top, doctor, acl, bench),
     *(export, import_, repartition, prune, metrics, completion),
 ):

@@ -6,18 +6,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import click
 
 from fairqueue.access.credentials import Actor
-from fairqueue.cli.exit_codes import FAILED
+from fairqueue.cli.exit_codes import FAILED, NO_REDIS
 from fairqueue.cli.logs import FORMATS, LEVELS, configure_logging
 from fairqueue.cli.output import note
-from fairqueue.errors import ConfigurationError, RedisRefused, shown
+from fairqueue.errors import ConfigurationError, RedisRefused, RedisUnavailable, shown
 from fairqueue.inspection import Inspector
+from fairqueue.inspection.missing import missing_text, note_missing
+from fairqueue.link.connection import Link
 from fairqueue.link.keys import MOST_PARTITIONS
 from fairqueue.queue.opening import open_embedded, open_queue
 from fairqueue.queue.queue import TaskQueue
@@ -44,6 +46,7 @@ class Session:
         self.log_level: str | None = None
         self.log_format = "text"
         self.output = "table"
+        self._link: Link | None = None  # of the queue that was opened
 
     @property
     def is_table(self) -> bool:
@@ -89,6 +92,7 @@ class Session:
         """
         self.check()
         with self._queue(check) as queue:
+            self._link = queue.link
             if check:
                 check_redis(queue)
             yield queue
@@ -112,6 +116,11 @@ class Session:
             raise ConfigurationError(f"--embedded {self.embedded!r} must be a folder, not a file")
         return open_embedded(self.embedded, self.queue, partitions=partitions)
 
+    def warn_missing(self, missing: Mapping[int, str]) -> None:
+        """Print which partitions did not answer, if any, with the reason of the first."""
+        if missing and self._link is not None:
+            note(f"{missing_text(self._link, missing)} The reason: {next(iter(missing.values()))}")
+
     @functools.cached_property
     def inspector(self) -> Inspector:
         """The inspector of the queue, acting as the user of this machine. Raises as `open`.
@@ -123,9 +132,16 @@ class Session:
 
 
 def check_redis(queue: TaskQueue) -> None:
-    """Check that Redis answers. Raises RedisUnavailable, or ConfigurationError if it refuses us."""
+    """Check that Redis answers. Raises RedisUnavailable, or ConfigurationError if it refuses us.
+
+    A part of a queue with partitions may be away: what is done with the others goes on.
+    """
     with _refused_for_good():
-        queue.check(timeout=CHECK_S)
+        try:
+            queue.check(timeout=CHECK_S)
+        except RedisUnavailable:
+            if queue.partitions == 1:
+                raise
 
 
 @contextmanager
@@ -207,10 +223,18 @@ class Command(click.Command):
         self.params += shared_options()
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Configure logging and run the command."""
+        """Configure logging and run the command.
+
+        One that reads goes on without partitions that do not answer: it prints what there is, a
+        warning, and ends with NO_REDIS unless it has another code.
+        """
         once = bool(ctx.params.get("once"))
-        ctx.ensure_object(Session).begin("warning" if once else self.default_level)
-        return super().invoke(ctx)
+        session = ctx.ensure_object(Session)
+        session.begin("warning" if once else self.default_level)
+        with note_missing() as missing:
+            code = super().invoke(ctx)
+        session.warn_missing(missing.partitions)
+        return NO_REDIS if missing and not code else code
 
 
 class Group(click.Group):

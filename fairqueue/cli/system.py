@@ -22,6 +22,7 @@ from fairqueue.cli.values import (
 )
 from fairqueue.errors import plural
 from fairqueue.inspection.documents import document
+from fairqueue.inspection.missing import note_missing
 from fairqueue.inspection.views import Overview
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue.pools import PoolInfo
@@ -129,7 +130,9 @@ def _watch(session: Session, interval: float, count: int | None) -> None:
     while count is None or number < count:
         if number:
             time.sleep(interval)
-        snapshot = session.inspector.system.snapshot()
+        with note_missing() as missing:
+            snapshot = session.inspector.system.snapshot()
+        session.warn_missing(missing.partitions)
         if not _say_line(session, snapshot, before, is_first=number == 0):
             return
         before = snapshot

@@ -19,6 +19,7 @@ from fairqueue.cli.values import DURATION
 from fairqueue.errors import plural
 from fairqueue.inspection import Inspector
 from fairqueue.inspection.documents import document
+from fairqueue.inspection.missing import note_missing
 from fairqueue.models import QueueSnapshot
 from fairqueue.queue.pools import PoolInfo, pool_infos
 from fairqueue.queue.workers import WorkerInfo
@@ -43,6 +44,7 @@ class Look:
     workers: Sequence[WorkerInfo]
     finished: float | None
     pushed: float | None
+    missing: Sequence[int] = ()  # partitions that did not answer
 
     @property
     def pools(self) -> Sequence[PoolInfo]:
@@ -55,11 +57,15 @@ def looks(inspector: Inspector, users: int) -> Iterator[Look]:
     """Yield the state of the queue, read anew for each item."""
     before: QueueSnapshot | None = None
     while True:
-        snapshot = inspector.system.snapshot()
+        with note_missing() as missing:
+            snapshot = inspector.system.snapshot()
+            people = inspector.users.list(limit=users, minutes=SHARE_MINUTES)
+            workers = inspector.workers.list()
         yield Look(
             snapshot=snapshot,
-            users=inspector.users.list(limit=users, minutes=SHARE_MINUTES),
-            workers=inspector.workers.list(),
+            users=people,
+            workers=workers,
+            missing=sorted(missing.partitions),
             finished=rate(snapshot, before, "finished"),
             pushed=rate(snapshot, before, "pushed"),
         )
@@ -83,6 +89,7 @@ def summary(look: Look) -> dict[str, object]:
         "workers": len(look.workers),
         "slots": sum(worker.slots for worker in look.workers),
         "leader": shot.leader if leads else None,
+        **({"missing partitions": ", ".join(map(str, look.missing))} if look.missing else {}),
     }
 
 

@@ -50,6 +50,12 @@ def reading(method: Callable[P, T]) -> Callable[P, T]:
     return read
 
 
+def noted() -> Mapping[int, str]:
+    """Return the partitions that did not answer so far, with the reasons."""
+    missing = _NOTED.get()
+    return {} if missing is None else dict(missing.partitions)
+
+
 def missing_text(link: Link, numbers: Mapping[int, str], *, with_nodes: bool = True) -> str:
     """What to tell about partitions that do not answer; empty if all do.
 

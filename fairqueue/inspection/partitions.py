@@ -58,6 +58,10 @@ class Partitions(InspectorPart):
         """How many the queue has."""
         return self._context.queue.partitions
 
+    def check(self) -> None:
+        """Raises Forbidden for an actor of one tenant, or without the role to see partitions."""
+        self._guard.read_global("see partitions")
+
     def read(self, *, memory: bool = False) -> PartitionsView:
         """Each partition with its node, its backlog, its leader and its load; and advice.
 
@@ -65,7 +69,7 @@ class Partitions(InspectorPart):
         that does not answer is shown with the reason. memory: also the memory of each partition,
         which takes a command for each key. Raises Forbidden for an actor of one tenant.
         """
-        self._guard.read_global("see partitions")
+        self.check()
         reading = self._context.stores.partitions.read(memory=memory)
         hot = hot_partitions(reading.partitions)
         return PartitionsView(
@@ -144,8 +148,8 @@ def _of_missing(reading: PartitionReading) -> Iterator[PartitionAdvice]:
         which = _listed([row.partition for row in failed])
         text = (
             f"{which} of node {node.node} {'does' if len(failed) == 1 else 'do'} not answer: "
-            f"{failed[0].error}. Nothing is served there until the node is back or a replica takes "
-            "over; all other partitions go on"
+            f"{str(failed[0].error).rstrip('.')}. Nothing is served there until the node is back "
+            "or a replica takes over; all other partitions go on"
         )
         one = failed[0].partition if len(failed) == 1 else None
         yield PartitionAdvice(level="error", text=text, partition=one, node=node.node)
@@ -255,7 +259,7 @@ def _client(program: str, node: str) -> str:
 
 
 def _named(group: BiggestGroup) -> str:
-    return f"tenant {group.tenant!r}" if group.tenant is not None else f"user {group.user_id!r}"
+    return f"Tenant {group.tenant!r}" if group.tenant is not None else f"User {group.user_id!r}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from fairqueue.errors import (
 )
 from fairqueue.inspection.context import InspectorPart
 from fairqueue.inspection.masking import mask
-from fairqueue.inspection.missing import reading
+from fairqueue.inspection.missing import missing_text, noted, reading
 from fairqueue.inspection.views import Attention, LeaderInfo, Overview, RedisInfo
 from fairqueue.link.keys import command_line
 from fairqueue.models import HandlerLimits, KeyLimits, QueueSettings, QueueSnapshot
@@ -167,6 +167,8 @@ class System(InspectorPart):
         snapshot = self._context.queue.inspect()
         found = [*self._of_scheduler(snapshot), *self._of_workers(snapshot), *self._failures()]
         found += self._of_redis()
+        if away := missing_text(self._context.link, noted()):
+            found.append(Attention(level="error", kind="partition", target="", text=away))
         found.sort(key=lambda each: each.level != "error")
         return found[:MAX_ATTENTION]
 

@@ -95,8 +95,8 @@ class DayCount:
 class Attention:
     """Something that an operator should look at.
 
-    kind: schedule, failed, expired, leader, workers, pool, redis or user. target: the id of the
-    object, if any.
+    kind: schedule, failed, expired, leader, workers, pool, redis, partition or user. target: the id
+    of the object, if any.
     """
 
     level: str

@@ -116,6 +116,11 @@ def tolerate_missing(missing: Missing | None = None) -> Iterator[Missing]:
         _MISSING.reset(token)
 
 
+def is_tolerant() -> bool:
+    """Whether operations that read may go on without partitions that do not answer."""
+    return _MISSING.get() is not None
+
+
 def everywhere(
     store: S, steps_of: Callable[[S], Operation[T]], *, strict: bool = False
 ) -> Operation[list[T]]:

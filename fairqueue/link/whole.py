@@ -1,17 +1,19 @@
 """The link of a queue that has several partitions: one link for each, and one for the whole."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import redis
 
 from fairqueue.clock import Clock
-from fairqueue.errors import ConfigurationError, WrongPartitions
+from fairqueue.errors import ConfigurationError, RedisUnavailable, WrongPartitions
 from fairqueue.link.cluster import Cluster, ClusterAddress, SlotConnections
 from fairqueue.link.connection import Connections, Link
 from fairqueue.link.dialer import connection_maker
 from fairqueue.link.keys import MOST_PARTITIONS, STORED, Keys
 from fairqueue.link.operation import Call, Operation
+from fairqueue.link.partitions import is_tolerant
 from fairqueue.validation import check_count
 
 Result = TypeVar("Result")
@@ -70,9 +72,27 @@ class WholeLink(Link):
     def perform(self, steps: Operation[Result]) -> Result:
         """Run an operation, as `Link.perform`. Raises ConfigurationError for another number."""
         if not self.is_begun:
-            self.record.perform(begin(len(self.parts)))
-            self.is_begun = True
+            self._begin()
         return super().perform(steps)
+
+    def _begin(self) -> None:
+        try:
+            self.record.perform(begin(len(self.parts)))
+        except RedisUnavailable:
+            if is_tolerant():
+                return  # an operation that reads finds nothing under another number
+            raise
+        self.is_begun = True
+
+    def now_ms(self) -> int:
+        """As `Link.now_ms`: by the server of partition 0, or another one if that is away."""
+        try:
+            return super().now_ms()
+        except RedisUnavailable:
+            for part in self.parts[1:]:
+                with suppress(RedisUnavailable):
+                    return self.learn_time(part.now_ms())
+            raise
 
 
 def begin(partitions: int) -> Operation[None]:

@@ -20,15 +20,15 @@ def open_queue(
     """The queue at a URL, with the partitions that it has; see TaskQueue.from_url.
 
     partitions: how many a new queue is to have, 1 by default; another queue must have as many.
-    timeout: seconds for the question how many it has. patient: if Redis does not answer, open the
-    queue with the given number, or 1. Raises WrongPartitions, ConfigurationError, RedisRefused, and
-    RedisUnavailable unless `patient`.
+    timeout: seconds for the question how many it has. If nobody answers that, the queue is opened
+    with the given number, or if `patient` with 1. Raises WrongPartitions, ConfigurationError,
+    RedisRefused and RedisUnavailable.
     """
     client = open_client(url)
     try:
         stored = stored_partitions(client, name, timeout)
     except RedisUnavailable:
-        if not patient:
+        if not patient and partitions is None:
             raise
         stored = 1
     if stored > 1 and partitions not in (None, stored):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from fairqueue.errors import FairQueueError, RedisRefused
 from fairqueue.link.connection import Link
@@ -21,6 +20,7 @@ ANSWER_S = 2.0  # how long a partition may take before it counts as missing
 LEAST_APART_S, MOST_APART_S = 0.5, 120.0  # between two readings that rates are made of
 LOOKED_INTO = 3  # partitions whose biggest group is looked for: those with most waiting tasks
 GROUPS = 100  # tenants, and users without one, whose backlogs are compared
+UNKNOWN = "unknown"  # the node of a partition of which nothing was heard yet
 MEMORY_SAMPLES = 5  # elements of a key that MEMORY USAGE looks at
 
 
@@ -125,15 +125,9 @@ class _Earlier:
     cpu: Mapping[str, float]
 
 
-def node_of(link: Any) -> str:
-    """The server that a link leads to, as host:port or as the path of its socket."""
-    node = getattr(link, "node", None)
-    if node is not None:
-        return str(node)
-    options = getattr(link.connections.dialer, "_options", {})
-    if "path" in options:
-        return str(options["path"])
-    return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+def node_of(link: Link) -> str:
+    """The server that a link leads to, for people: host:port, or the path of its socket."""
+    return link.node or UNKNOWN
 
 
 class PartitionStore(Partitioned):
@@ -152,8 +146,7 @@ class PartitionStore(Partitioned):
         memory: also what their keys use, which takes a command for each key.
         """
         parts = self.link.parts or (self.link,)
-        nodes = [node_of(part) for part in parts]
-        firsts = {nodes.index(node) for node in nodes}  # one partition of each node asks for INFO
+        firsts = _one_of_each_node(parts)  # they ask for INFO
         answers = yield Gather(
             [
                 (part, self.at(part)._read_part(info=number in firsts, memory=memory))
@@ -161,6 +154,7 @@ class PartitionStore(Partitioned):
             ],
             partial=True,
         )
+        nodes = [node_of(part) for part in parts]
         found: dict[int, _Part] = {}
         rows = []
         for number, (part, answer) in enumerate(zip(parts, answers, strict=True)):
@@ -259,6 +253,12 @@ class PartitionStore(Partitioned):
             waiting=most,
             share=min(1.0, most / ready),
         )
+
+
+def _one_of_each_node(parts: Sequence[Link]) -> set[int]:
+    """The first partition of each node, and all whose node is not known yet."""
+    nodes = [part.node for part in parts]
+    return {i for i, node in enumerate(nodes) if node is None or nodes.index(node) == i}
 
 
 def _filled(row: PartitionInfo, part: _Part, earlier: _Earlier | None) -> PartitionInfo:

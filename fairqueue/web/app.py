@@ -19,11 +19,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
+from fairqueue.inspection.missing import missing_text, note_missing
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.stats.samples import SampleStore
-from fairqueue.web.app_state import API_PREFIX, ROOT, AppState, answer, app_state, readiness
+from fairqueue.web.app_state import (
+    API_PREFIX,
+    ROOT,
+    AppState,
+    answer,
+    app_state,
+    path_of,
+    readiness,
+)
 from fairqueue.web.auth import PUBLIC, AuthMiddleware, actor_of, check_base_url
 from fairqueue.web.live_updates import LiveUpdates, Numbers
+from fairqueue.web.missing import Absences, MissingMiddleware
 from fairqueue.web.problems import ProblemDetails, problem_of, problem_of_status
 
 MAX_BODY_BYTES = 16 * 1024 * 1024  # enough to import ten thousand schedules
@@ -82,10 +92,12 @@ def create_app(
     """
     inspector = Inspector(queue, Actor(name="web", via="web"))
     access = AccessStore(queue.link)
+    absences = Absences(queue.link)
     state = AppState(
         inspector=inspector,
         access=access,
-        live_updates=LiveUpdates(reader(inspector), holding=access.holding),
+        live_updates=LiveUpdates(reader(inspector, absences), holding=access.holding),
+        absences=absences,
         has_dashboard=dashboard,
         read_only=read_only,
         base_url=check_base_url(base_url) if base_url else None,
@@ -98,7 +110,7 @@ def create_app(
     )
     app = Starlette(
         routes=_routes(dashboard, api),
-        middleware=[Middleware(EdgeMiddleware), Middleware(AuthMiddleware, state=state)],
+        middleware=_middleware(state),
         exception_handlers={
             FairQueueError: _on_error,
             HTTPException: _on_http_error,
@@ -108,6 +120,14 @@ def create_app(
     )
     app.state.fairqueue = state
     return app
+
+
+def _middleware(state: AppState) -> list[Middleware]:
+    return [
+        Middleware(EdgeMiddleware),
+        Middleware(AuthMiddleware, state=state),
+        Middleware(MissingMiddleware, absences=state.absences, path_of=path_of),
+    ]
 
 
 def _routes(dashboard: bool, api: bool) -> list[BaseRoute]:
@@ -156,24 +176,30 @@ def close_streams(app: Starlette) -> None:
 # --- events ---------------------------------------------------------------------------------------
 
 
-def reader(inspector: Inspector) -> Callable[[str | None], Numbers]:
+def reader(inspector: Inspector, absences: Absences) -> Callable[[str | None], Numbers]:
     """Return a function that reads the live numbers for the viewers of a tenant.
 
-    They are the overview and the counters, which tell a page how much is new.
+    They are the overview, the counters, which tell a page how much is new, and what to tell about
+    partitions that do not answer.
     """
-    samples = SampleStore(inspector.queue.link)
+    link = inspector.queue.link
+    samples = SampleStore(link)
 
     def read(tenant: str | None) -> Numbers:
-        samples.take()
         actor = Actor(name="web", role="viewer", tenant=tenant, via="web")
-        overview = inspector.acting_as(actor).system.overview()
+        with note_missing(absences.known()) as missing:
+            overview = inspector.acting_as(actor).system.overview()
+        if not missing:  # a sample of a part would look like one of the whole
+            samples.take()
+        absences.learn(missing.partitions)
         snapshot = overview.snapshot
         numbers = {
             name: value
             for name, value in _fields(overview).items()
             if value is None or isinstance(value, int | float | dict)
         }
-        return {**numbers, "counters": snapshot.counters if snapshot else {}}
+        told = missing_text(link, missing.partitions, with_nodes=tenant is None)
+        return {**numbers, "counters": snapshot.counters if snapshot else {}, "missing": told}
 
     return read
 

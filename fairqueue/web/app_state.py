@@ -14,6 +14,7 @@ from fairqueue.errors import FairQueueError
 from fairqueue.inspection import Inspector
 from fairqueue.web.cache import Cache
 from fairqueue.web.live_updates import POLL_S, LiveUpdates
+from fairqueue.web.missing import Absences
 from fairqueue.web.problems import ProblemDetails
 from fairqueue.web.rate_limit import RateLimiter
 
@@ -36,6 +37,7 @@ class AppState:
     inspector: Inspector
     access: AccessStore
     live_updates: LiveUpdates
+    absences: Absences
     has_dashboard: bool
     read_only: bool
     base_url: str | None

@@ -1,9 +1,14 @@
-"""The number of partitions of a queue on the command line."""
+"""Partitions of a queue on the command line: how many, which is hot, and if some do not answer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import redis
 from helpers.commands import Cli
+from helpers.partitions import NOWHERE, without
 
+from fairqueue.cli.session import Session
 from fairqueue.queue.queue import TaskQueue
 
 pytestmark = pytest.mark.untidy
@@ -52,3 +57,60 @@ def test_the_number_may_come_from_the_environment(
         2,
         True,
     )
+
+
+# --- fairqueue partitions -------------------------------------------------------------------------
+
+
+def test_partitions_are_listed_with_nodes_and_advice(cli: Cli) -> None:
+    cli.ok("tasks", "push", "--user", "ann", "--partitions", "3")
+    done = cli.ok("partitions", "--over", "0", "--memory")
+    headings, *rows = done.lines
+    assert headings.split()[:4] == ["PARTITION", "SLOT", "NODE", "CLOCK"]
+    assert [row.split()[0] for row in rows[:3]] == ["0", "1", "2"]
+    assert done.lines[-1].startswith("ok: no partition has much more")
+    document = cli.json("partitions", "--over", "500ms")
+    assert [row["pushed"] for row in document["partitions"]] == [0, 0, 0]
+    assert sum(row["ready"] for row in document["partitions"]) == 1
+
+
+def test_a_queue_without_partitions_has_one_row(cli: Cli) -> None:
+    done = cli.ok("partitions", "--over", "0")
+    assert done.lines[1].split()[0] == "0"
+    assert "this queue has one partition" in done.lines[-1]
+
+
+@contextmanager
+def missing(number: int) -> Iterator[None]:
+    """Let commands open a queue one of whose partitions does not answer."""
+    opened = Session.open
+
+    @contextmanager
+    def open_without(session: Session, **options: bool) -> Iterator[TaskQueue]:
+        with opened(session, **options) as queue, without(queue, number):
+            yield queue
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Session, "open", open_without)
+        yield
+
+
+def test_reading_goes_on_without_partitions_and_says_so(cli: Cli) -> None:
+    for number in range(12):
+        cli.ok("tasks", "push", "--user", f"u{number}", "--partitions", "3")
+    with missing(2):
+        listed = cli.run("tasks", "list", "--json")
+        shown = cli.run("partitions", "--over", "0")
+        status = cli.run("status")
+    assert listed.code == 3
+    assert 0 < len(listed.json["tasks"]) < 12
+    assert f"Partition 2 (node {NOWHERE}) does not answer: what is shown lacks" in listed.err
+    assert (shown.code, "error: Partition 2 of node" in shown.out) == (6, True)
+    assert (status.code, "error: Partition 2 (node" in status.out) == (6, True)
+
+
+def test_changes_of_all_that_match_fail_without_a_partition(cli: Cli) -> None:
+    cli.ok("schedules", "add", "0 9 * * *", "--user", "ann", "--partitions", "3")
+    with missing(1):
+        for line in ("schedules pause --all --yes", "failed retry --all --yes", "export"):
+            assert cli.run(*line.split()).code == 3, line

@@ -72,7 +72,7 @@ def test_a_big_tenant_is_named_as_the_cause(spread: TaskQueue) -> None:
     (number,) = view.hot
     (advice,) = view.advice
     assert (advice.partition, advice.level) == (number, "warning")
-    assert "tenant 'acme' has" in advice.text
+    assert "Tenant 'acme' has" in advice.text
 
 
 # --- judgement ------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_a_hot_partition_of_one_tenant_is_not_moved() -> None:
     nodes = [NODE, replace(NODE, node="b:2", partitions=(1,))]
     reading = PartitionReading(partitions=rows, nodes=nodes, biggest={0: biggest})
     (advice,) = _advice(reading, hot_partitions(rows), "default")
-    assert "tenant 'acme' has 90% of what waits" in advice.text
+    assert "Tenant 'acme' has 90% of what waits" in advice.text
     assert advice.command is None
 
 

@@ -21,6 +21,7 @@ from fairqueue.web import live_updates as hub_module
 from fairqueue.web.app import reader
 from fairqueue.web.cache import Cache
 from fairqueue.web.live_updates import LiveUpdates, Numbers, Viewer
+from fairqueue.web.missing import Absences
 
 PATIENCE_S = 30.0
 
@@ -68,7 +69,7 @@ def test_all_viewers_get_what_was_read_once() -> None:
 @pytest.mark.parametrize("viewers", [1, 50])
 def test_fifty_viewers_cost_redis_what_one_does(world: World, viewers: int) -> None:
     world.fill("alice", 3)
-    read = reader(Inspector(world.queue))
+    read = reader(Inspector(world.queue), Absences(world.queue.link))
     read(None)  # scripts are loaded
     rounds = 5
 

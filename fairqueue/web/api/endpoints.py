@@ -6,6 +6,7 @@ from typing import Any
 from fairqueue.access.audit import AuditEntry
 from fairqueue.access.credentials import KeyInfo, NewKey
 from fairqueue.history.records import FailureGroup, Run, RunDetails
+from fairqueue.inspection.partitions import PartitionsView
 from fairqueue.inspection.views import (
     Attention,
     DayCount,
@@ -233,6 +234,8 @@ _SYSTEM = (
     _row("GET", "/workers", system.list_workers, VIEWER, SHARED, whole(WorkerInfo, "Workers")),
     _row("POST", "/workers/{worker_id}/drain", system.drain_worker, OPERATOR, SHARED, Draining),
     _row("GET", "/pools", system.list_pools, VIEWER, SHARED, whole(PoolInfo, "Pools")),
+    _row("GET", "/partitions", system.list_partitions, VIEWER, SHARED, shape(PartitionsView),
+         query=m.PartitionQuery),
     _row("GET", "/stats/snapshot", system.get_snapshot, VIEWER, SHARED, shape(QueueSnapshot)),
     _row("GET", "/stats/series", system.get_series, VIEWER, SHARED, shape(Series),
          query=m.SeriesQuery),

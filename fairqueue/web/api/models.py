@@ -457,6 +457,12 @@ class WindowQuery(Input):
     minutes: Minutes = 60
 
 
+class PartitionQuery(Input):
+    """What to measure."""
+
+    memory: Annotated[bool, Meta(description="also add up the memory of each partition")] = False
+
+
 class OwnerQuery(Input):
     """Whose user is meant; by default that of the key's tenant, or the user without a tenant."""
 

@@ -30,6 +30,11 @@ def list_pools(call: ApiRequest[Nothing, Nothing]) -> Any:
     return call.inspector.system.pools()
 
 
+def list_partitions(call: ApiRequest[m.PartitionQuery, Nothing]) -> Any:
+    """Get the partitions with their nodes, backlogs, leaders and load, and what to do."""
+    return call.inspector.partitions.read(memory=call.query.memory)
+
+
 # --- statistics -----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ SHAPES = {
     "failed": '<path d="M12 3.5 21.5 20h-19zM12 10v4.5M12 17.3v.2"/>',
     "workers": '<rect x="3.5" y="4" width="17" height="6.5" rx="1.5"/>'
     '<rect x="3.5" y="13.5" width="17" height="6.5" rx="1.5"/><path d="M7 7.2h.1M7 16.7h.1"/>',
+    "partitions": '<path d="M3.5 4h7v7h-7zM13.5 4h7v7h-7zM3.5 14h7v6.5h-7zM13.5 14h7v6.5h-7z"/>',
     "audit": '<path d="M6 3.5h9l4 4V20.5H6z"/><path d="M14.5 3.5V8H19M9 12.5h7M9 16h7"/>',
     "settings": '<path d="M4 7h9M17 7h3M4 17h3M11 17h9"/>'
     '<circle cx="15" cy="7" r="2"/><circle cx="9" cy="17" r="2"/>',

@@ -22,6 +22,7 @@ from fairqueue.web.app_state import SAFE_METHODS, app_state, link, path_of, root
 from fairqueue.web.auth import SESSION_COOKIE, cookie_settings
 from fairqueue.web.dashboard.formatting import FILTERS, FUNCTIONS, query_of, segment
 from fairqueue.web.dashboard.icons import icon
+from fairqueue.web.missing import missing_of
 from fairqueue.web.problems import ProblemDetails
 
 FOLDER = Path(__file__).parent
@@ -39,6 +40,7 @@ NAVIGATION = (
     ("runs", "Runs", "runs", "running", True),
     ("failed", "Failed", "failed", "dead", True),
     ("workers", "Workers", "workers", None, False),
+    ("partitions", "Partitions", "partitions", None, False),
     ("audit", "Audit", "audit", None, True),
     ("settings", "Settings", "settings", None, False),
 )
@@ -185,6 +187,7 @@ def _render(request: Request, template: str, status: int, context: dict[str, Any
         "navigation": navigation(request, actor),
         "queue_name": state.inspector.queue.name,
         "toast": _read_toast(request),
+        "missing": _missing(request, actor),
         # For links in lists: to look up a route for each of them takes long.
         "schedule_path": f"{root}/schedules/",
         "tenant_path": f"{root}/tenants/",
@@ -193,6 +196,11 @@ def _render(request: Request, template: str, status: int, context: dict[str, Any
     text = environment().get_template(template).render(shared | context)
     # Stored text may contain characters that UTF-8 cannot hold.
     return HTMLResponse(text.encode("utf-8", "replace"), status)
+
+
+def _missing(request: Request, actor: Actor | None) -> str:
+    link = app_state(request).inspector.queue.link
+    return missing_of(request, link, with_nodes=actor is not None and actor.tenant is None)
 
 
 def _now(request: Request) -> datetime:
@@ -213,6 +221,8 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
         if name == "tenants" and not has_tenants(request):
             continue
         path = link(request, name)
+        if name == "partitions" and not _has_partitions(request) and here != "/partitions":
+            continue
         if name == "tenants" and actor.tenant is not None:
             path, label = f"{path}/{segment(actor.tenant)}", "Tenant"
         own = path.removeprefix(root)
@@ -225,6 +235,10 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
         )
         found.append(item)
     return found
+
+
+def _has_partitions(request: Request) -> bool:
+    return app_state(request).inspector.queue.partitions > 1
 
 
 def has_tenants(request: Request) -> bool:

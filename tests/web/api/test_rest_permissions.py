@@ -103,6 +103,7 @@ EXAMPLES: dict[str, Example] = {
     "list_workers": path("/workers"),
     "drain_worker": path("/workers/worker-1/drain"),
     "list_pools": path("/pools"),
+    "list_partitions": path("/partitions"),
     "get_snapshot": path("/stats/snapshot"),
     "get_series": path("/stats/series"),
     "get_overview": path("/stats/overview"),

@@ -198,7 +198,16 @@ function showAlarm(cause) {
   if (alarm.hidden === Boolean(cause)) alarm.hidden = !cause;
 }
 
+// Partitions of the queue that do not answer.
+function showMissing(text) {
+  const notice = document.getElementById("missing");
+  if (!notice || text === undefined) return;
+  setText(notice.querySelector("span"), text);
+  notice.hidden = !text;
+}
+
 function showNumbers(numbers) {
+  showMissing(numbers.missing);
   for (const element of document.querySelectorAll("[data-live]")) {
     const value = numbers[element.dataset.live];
     if (value === undefined) continue;

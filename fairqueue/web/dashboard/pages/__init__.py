@@ -6,6 +6,7 @@ from fairqueue.web.dashboard.pages import (
     audit,
     failed,
     overview,
+    partitions,
     run,
     runs,
     schedule,
@@ -32,6 +33,7 @@ ROUTES: list[BaseRoute] = [
     *run.ROUTES,
     *failed.ROUTES,
     *workers.ROUTES,
+    *partitions.ROUTES,
     *audit.ROUTES,
     *settings.ROUTES,
 ]

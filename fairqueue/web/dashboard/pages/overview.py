@@ -82,7 +82,7 @@ def series(request: Request) -> Response:
 
 def _path_of(request: Request, attention: Attention) -> str | None:
     """The page that shows more about it."""
-    pages = {"schedule": "schedules", "user": "users"}
+    pages = {"schedule": "schedules", "user": "users", "partition": "partitions"}
     pages |= dict.fromkeys(("leader", "redis", "pool"), "workers")
     one = attention.kind in ("schedule", "user") and bool(attention.target)
     try:
