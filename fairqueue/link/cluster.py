@@ -1,7 +1,7 @@
 """Connections to the nodes of a Redis Cluster: which node has a slot, and what its errors mean.
 
-One `Cluster` knows all nodes, for all links of a queue. A `SlotConnections` stands for the connections to the
-node that serves one slot now. See docs/adr/0034-cluster-connections.md.
+One `Cluster` knows all nodes, for all links of a queue. `SlotConnections` stand for the connections
+to the node that serves one slot now. See docs/adr/0034-cluster-connections.md.
 """
 
 import math
