@@ -69,6 +69,7 @@ _INDIRECT: dict[tuple[str, str], tuple[str, ...]] = {
     ("connection", "_converse"): ("EVAL", "SCRIPT LOAD"),
     ("dialer", "_primary"): (),  # asks a sentinel, by a method of that name
     ("doctor", "_scan"): ("HSCAN", "ZSCAN"),
+    ("copying", "_rows"): ("HSCAN", "ZSCAN"),
     ("doctor", "_try_harmless"): (
         *("HGET", "HLEN", "HEXISTS", "HDEL", "HMGET", "ZCARD", "ZSCORE", "ZREM", "LLEN"),
     ),

@@ -31,6 +31,7 @@ from fairqueue.link.keys import Keys
 from fairqueue.models import Claim, QueueSettings, Task, UserSettings
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.workers import WorkerStore
+from fairqueue.repartition import Repartition
 from fairqueue.scheduler.scheduler import TaskScheduler
 from fairqueue.worker.handlers import Discard, Retry
 from fairqueue.worker.worker import Worker
@@ -924,6 +925,18 @@ def destroy(stage: Stage) -> None:
     stage.op(other.destroy, destroys=[other.name, keys])
 
 
+def repartition(stage: Stage) -> None:
+    """Move a whole queue to another one. Neither is checked afterwards: tests/repartition does."""
+    old = TaskQueue(stage.client(), stage.queue.name + ".old", clock=stage.clock)
+    new = TaskQueue(stage.client(), stage.queue.name + ".new", clock=stage.clock, partitions=2)
+    old.push_many(Task.create(user_id=f"u{n}", delay=n % 2) for n in range(6))
+    TaskScheduler(old, "planner").add_schedule("0 9 * * *", "u1")
+    old.set_user("u1", weight=2.0)
+    (done,) = old.claim("w")
+    old.finish(done)
+    Repartition(old, new).run()
+
+
 def refused(stage: Stage) -> None:
     """Use a key of a wrong type: the error names it."""
     stage.push_some()
@@ -985,6 +998,7 @@ TOURS = {
         Tour(name="doctor", play=doctor, mends=True),
         Tour(name="limited doctor", play=limited_doctor),
         Tour(name="destroy", play=destroy),
+        Tour(name="repartition", play=repartition),
         Tour(name="refused", play=refused, spoils=("audit",)),
         Tour(name="scripts gone", play=scripts_gone, forgets_scripts=True),
         Tour(name="plain scripts", play=plain_scripts),
