@@ -100,8 +100,8 @@ KEY_TYPES = {
     "samples": "zset",
     "ops": "hash",
     "ops_before": "hash",
-    # records that move to another queue; see lua/lib/moves.lua
-    "moves": "hash",
+    # records that move to another queue; see lua/lib/repartition.lua
+    "repartition": "hash",
 }
 
 # With layout 2 this key is a text, so that versions without layout numbers, which check nothing but

@@ -13,7 +13,7 @@ _PLACES = ("waiting", "delayed", "dead", "ended")
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """How much a queue has; `moving` is on its way to another queue."""
+    """How much a queue has; `moving` is on its way to another queue or another partition."""
 
     waiting: int = 0
     delayed: int = 0
@@ -42,10 +42,12 @@ def count(queue: TaskQueue) -> QueueCounts:
         *sizes, begun = link.ask(
             *(("ZCARD", keys[name]) for name in ("waiting", "delayed", "leases", "dead", "ended")),
             ("HLEN", keys["schedules"]),
-            ("HLEN", keys["moves"]),
-            ("HEXISTS", keys["moves"], ""),
+            ("HLEN", keys["repartition"]),
+            ("HLEN", keys["moving"]),
+            ("HEXISTS", keys["repartition"], ""),
         )
-        sizes[-1] -= begun
+        between = sizes.pop()
+        sizes[-1] += between - begun
         sums = [a + int(b) for a, b in zip(sums, sizes, strict=True)]
     return QueueCounts(*sums)
 

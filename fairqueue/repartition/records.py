@@ -53,8 +53,10 @@ class MovingRecord:
                 status.get("user"), status.get("group") or status.get("tenant"), partitions
             )
         state, definition = _json(self.parts[_STATE]), _json(self.parts[_DEFINITION])
-        user = state.get("user") or self.parts[_USER].decode("utf-8", "replace")
-        return partition_of(user, state.get("tenant") or definition.get("tenant"), partitions)
+        if "user_id" in definition:
+            return partition_of(definition["user_id"], definition.get("tenant"), partitions)
+        user = self.parts[_USER].decode("utf-8", "replace")  # it is broken
+        return partition_of(state.get("user", user), state.get("tenant"), partitions)
 
 
 def _json(text: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition.copying import Copier
 from fairqueue.repartition.counting import QueueCounts, count, digest, digest_of, links_of
 from fairqueue.repartition.records import COUNTERS, SCHEDULE, TASK, MovingRecord
+from fairqueue.schedules.places import finish_all_moves
 
 BATCH = 200  # records in one script: some ms of server time
 PASSES = 20  # without waiting, when somebody goes on pushing to the old queue
@@ -150,7 +151,7 @@ class Repartition:
         target = f"{self._new.name} ({plural(self._new.partitions, 'partition')})"
         source = f"{self._old.name} ({plural(self._old.partitions, 'partition')})"
         home = links_of(self._old)[0]
-        (text,) = home.ask(("HGET", home.keys["moves"], ""))
+        (text,) = home.ask(("HGET", home.keys["repartition"], ""))
         parts = _text(text or b"").split("\0")
         is_known = len(parts) == 4 and (parts[0], parts[3]) == ("from", target)
         move = parts[2] if is_known else new_id()
@@ -158,7 +159,7 @@ class Repartition:
         def begin(link: Link, role: str, other: str, seq: int = 0) -> int:
             empty = "1" if must_be_empty and role == "to" else ""
             answer = self._run(
-                link, "begin_move", role=role, move=move, other=other, seq=seq, empty=empty
+                link, "begin_repartition", role=role, move=move, other=other, seq=seq, empty=empty
             )
             if answer[0] == b"busy":
                 way = "to" if answer[1] == b"from" else "from"
@@ -175,7 +176,7 @@ class Repartition:
 
         seq = max([begin(link, "from", target) for link in links_of(self._old)])
         there = links_of(self._new)[0]
-        (text,) = there.ask(("HGET", there.keys["moves"], ""))
+        (text,) = there.ask(("HGET", there.keys["repartition"], ""))
         if self._token in _text(text or b""):
             raise ConfigurationError(
                 f"queue {shown(self._old.name)} cannot be moved to itself: choose another name"
@@ -189,13 +190,13 @@ class Repartition:
             while self._deliver(link, self._waiting_to_move(link)):
                 pass
         for link in links_of(self._new):
-            (found,) = link.ask(("HGETALL", link.keys["moves"]))
+            (found,) = link.ask(("HGETALL", link.keys["repartition"]))
             fields = found if isinstance(found, dict) else found[::2]
             self._settle(link, [each for each in fields if each.startswith(b"<")])
 
     def _waiting_to_move(self, link: Link) -> list[bytes]:
         """The names and texts of what is set aside now."""
-        (found,) = link.ask(("HGETALL", link.keys["moves"]))
+        (found,) = link.ask(("HGETALL", link.keys["repartition"]))
         if not isinstance(found, dict):  # the clients of both protocols
             found = dict(zip(found[::2], found[1::2], strict=True))
         return [x for k, text in found.items() if k.startswith(b">") for x in (k[1:], text)]
@@ -206,6 +207,8 @@ class Repartition:
         while not stop():
             passes += 1
             moved = sum(self._moved.values())
+            if self._old.link.parts:
+                self._old.link.perform(finish_all_moves(self._old))
             for link in links_of(self._old):
                 self._pass(link, stop)
             if sum(self._moved.values()) > moved and (wait or passes < PASSES):
@@ -292,7 +295,7 @@ class Repartition:
 
     def _settle(self, link: Link, fields: Sequence[bytes]) -> None:
         for first in range(0, len(fields), self._batch):
-            self._run(link, "settle_move", rest=list(fields[first : first + self._batch]))
+            self._run(link, "settle_repartition", rest=list(fields[first : first + self._batch]))
 
     def _run(self, link: Link, name: str, /, **arguments: Any) -> Any:
         """Run a script with the token. Raises RepartitionError if another process took over."""

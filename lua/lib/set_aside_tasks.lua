@@ -1,6 +1,6 @@
 -- Set unfinished tasks aside that move to another queue.
 --
--- @include ending moves
+-- @include ending repartition
 -- @lazy delays gates uniques
 -- KEYS schedules  hash  schedule id -> definition, JSON
 

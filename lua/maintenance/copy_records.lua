@@ -1,6 +1,6 @@
 -- Copy settings, credentials and similar records from another queue.
 --
--- @include backlog moves
+-- @include backlog repartition
 -- @lazy barrier
 -- KEYS settings         hash  name -> value
 -- KEYS limits           hash  name, or \3 and a key or a pattern -> limits, JSON; \4 -> the prefixes of patterns

@@ -1,6 +1,6 @@
 -- Store schedules that come from another queue as they were there, with plan, state and history.
 --
--- @include schedules tenant_schedules moves
+-- @include schedules tenant_schedules repartition
 -- KEYS moments  zset  schedule NUL last time NUL first time NUL how many NUL reason, all scores 0
 -- KEYS changes  zset  schedule NUL time in ms NUL operation NUL JSON, all scores 0
 -- ARGV back  text  '1': they come back to the queue that they were to leave, because the other one refused them
@@ -19,8 +19,8 @@ if not is_mover(is_back and 'from' or 'to') then return { 'taken over' } end
 
 -- The word for a schedule, if it is not to be stored; else nil.
 local function verdict_on(moved, id)
-  if is_back then return redis.call('HEXISTS', K.moves, MOVES_AWAY .. moved) == 0 and 'stored' or nil end
-  if redis.call('HEXISTS', K.moves, HAS_ARRIVED .. moved) == 1 then return 'stored' end
+  if is_back then return redis.call('HEXISTS', K.repartition, MOVES_AWAY .. moved) == 0 and 'stored' or nil end
+  if redis.call('HEXISTS', K.repartition, HAS_ARRIVED .. moved) == 1 then return 'stored' end
   return redis.call('HEXISTS', K.schedules, id) == 1 and 'refused' or nil
 end
 
@@ -45,9 +45,9 @@ for i = FIRST, #ARGV, ROW do
   local word = verdict_on(R.moved[i], parts[1])
   if not word then put(parts) end
   if is_back then
-    redis.call('HDEL', K.moves, MOVES_AWAY .. R.moved[i])
+    redis.call('HDEL', K.repartition, MOVES_AWAY .. R.moved[i])
   elseif not word then
-    redis.call('HSET', K.moves, HAS_ARRIVED .. R.moved[i], 'stored')
+    redis.call('HSET', K.repartition, HAS_ARRIVED .. R.moved[i], 'stored')
   end
   words[#words + 1] = word or 'stored'
 end

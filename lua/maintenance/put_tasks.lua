@@ -1,6 +1,6 @@
 -- Store tasks that come from another queue as they were there, unfinished ones and ended ones.
 --
--- @include enqueue ending moves
+-- @include enqueue ending repartition
 -- @lazy delays gates specials uniques rings unique_pushes barrier
 -- ARGV back  text  '1': they come back to the queue that they were to leave, because the other one refused them
 -- ARGV ...   tasks, a few hundred at most
@@ -36,8 +36,8 @@ end
 -- The word for a task, if it is not to be stored; else nil.
 local function verdict_on(task)
   local id, document = task.id, task.document
-  if is_back then return redis.call('HEXISTS', K.moves, MOVES_AWAY .. task.moved) == 0 and 'known' or nil end
-  local before = redis.call('HGET', K.moves, HAS_ARRIVED .. task.moved)
+  if is_back then return redis.call('HEXISTS', K.repartition, MOVES_AWAY .. task.moved) == 0 and 'known' or nil end
+  local before = redis.call('HGET', K.repartition, HAS_ARRIVED .. task.moved)
   if before then return before end
   if not task.record then return 'refused' end
   local stored = redis.call('HGET', K.tasks, id)
@@ -117,9 +117,9 @@ for i, task in ipairs(rows) do
     if task.attempts ~= '' then redis.call('HSET', K.attempts, task.id, task.attempts) end
   end
   if is_back then
-    redis.call('HDEL', K.moves, MOVES_AWAY .. task.moved)
+    redis.call('HDEL', K.repartition, MOVES_AWAY .. task.moved)
   elseif words[i] ~= 'refused' then
-    redis.call('HSET', K.moves, HAS_ARRIVED .. task.moved, words[i])
+    redis.call('HSET', K.repartition, HAS_ARRIVED .. task.moved, words[i])
   end
 end
 for from = 1, #places, MEMBERS do

@@ -1,6 +1,6 @@
 -- Set the counters of a queue aside, to be added to those of another queue.
 --
--- @include moves
+-- @include repartition
 -- KEYS stats  hash  counter -> value
 --
 -- A repeated call returns what is set aside already.

@@ -1,6 +1,6 @@
 -- Set ended tasks aside, to be moved to another queue.
 --
--- @include ending moves outcomes
+-- @include ending repartition outcomes
 -- ARGV source  text  'dead' or 'ended': dead letters, or all others
 -- ARGV skip    int   how many to pass over, from the oldest on
 -- ARGV limit   int   look at so many after them, a few hundred at most

@@ -1,6 +1,6 @@
 -- Set schedules aside, to be moved to another queue: they do not fire here any more.
 --
--- @include set_aside_tasks schedules tenant_schedules moments changes
+-- @include set_aside_tasks erase
 -- @lazy delays gates uniques rings
 -- ARGV after  text  a member of `schedule_index`: begin after it; empty: begin
 -- ARGV limit  int   look at so many, a few hundred at most
@@ -33,24 +33,16 @@ local function runs_with(id, definition)
 end
 
 local function set_schedule_aside(id, member, definition)
-  local state = state_of(id)
   local parts = { id, definition, redis.call('HGET', K.plan, id) or '', redis.call('ZSCORE', K.due, id) or '',
     redis.call('HGET', K.schedule_state, id) or '', redis.call('HGET', K.broken, id) or '',
     string.match(member, '^%Z*') }
   for _, key in ipairs({ K.moments, K.changes }) do
     local first, last = '[' .. id .. '\0', '(' .. id .. '\1'
     parts[#parts + 1] = netstrings(redis.call('ZRANGEBYLEX', key, first, last))
-    redis.call('ZREMRANGEBYLEX', key, first, last)
   end
   set_aside('s' .. id, parts)
-  redis.call('HDEL', K.schedules, id)
   redis.call('ZREM', K.schedule_index, member)
-  leave_tenant(id, state)
-  redis.call('HDEL', K.plan, id)
-  redis.call('ZREM', K.due, id)
-  redis.call('HDEL', K.schedule_state, id)
-  redis.call('HDEL', K.broken, id)
-  name_schedule(id, name_in(definition), nil)
+  erase_schedule(id)
 end
 
 local members = redis.call('ZRANGEBYLEX', K.schedule_index, A.after == '' and '-' or '(' .. A.after, '+',

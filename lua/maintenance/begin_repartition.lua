@@ -1,6 +1,6 @@
 -- Begin or continue to move the records of a queue to another one: this process takes over.
 --
--- @include fair moves
+-- @include fair repartition
 -- FLAGS allow-oom
 -- KEYS tasks      hash  task id -> document
 -- KEYS schedules  hash  schedule id -> definition
@@ -18,11 +18,11 @@
 local before = read_move()
 local is_same = before and before.role == A.role and before.move == A.move
 if before and not is_same then
-  local fields = redis.call('HLEN', K.moves)
+  local fields = redis.call('HLEN', K.repartition)
   if fields > 1 then return { 'busy', before.role, before.other } end
 end
 if A.empty == '1' and not is_same and redis.call('EXISTS', K.tasks, K.schedules) > 0 then return { 'used' } end
-redis.call('HSET', K.moves, '', table.concat({ A.role, A.token, A.move, A.other }, '\0'))
+redis.call('HSET', K.repartition, '', table.concat({ A.role, A.token, A.move, A.other }, '\0'))
 local seq = tonumber(A.seq)
 if A.role == 'to' and seq > fair.seq then
   fair.seq, fair_dirty = seq, true

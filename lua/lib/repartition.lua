@@ -1,6 +1,6 @@
 -- Keep records that move to another queue: those set aside here, and those that arrived here.
 --
--- KEYS moves  hash  '' -> 'from' or 'to', the token of the process that moves, the id of the move, and the other
+-- KEYS repartition  hash  '' -> 'from' or 'to', the token of the process that moves, the id of the move, and the other
 --                   queue, separated by NUL; '>' kind record id -> a record that moves away, as netstrings; '<' kind
 --                   record id -> the answer: it has arrived here, and the other queue may still have it
 -- ARGV token  text  random token of the process that moves
@@ -15,7 +15,7 @@ local MOVES_AWAY, HAS_ARRIVED = '>', '<'
 
 local function read_move()
   local role, token, move, other =
-    string.match(redis.call('HGET', K.moves, '') or '', '^(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)$')
+    string.match(redis.call('HGET', K.repartition, '') or '', '^(%Z*)%z(%Z*)%z(%Z*)%z(%Z*)$')
   return role and { role = role, token = token, move = move, other = other }
 end
 
@@ -43,13 +43,13 @@ local function parts_in(text)
 end
 
 local function set_aside(name, parts)
-  redis.call('HSET', K.moves, MOVES_AWAY .. name, netstrings(parts))
+  redis.call('HSET', K.repartition, MOVES_AWAY .. name, netstrings(parts))
 end
 
 -- What is set aside: a flat list of names and records. A script that sets aside returns it first, so there is no
 -- more than one call sets aside.
 local function moving_away()
-  local found, all = {}, redis.call('HGETALL', K.moves)
+  local found, all = {}, redis.call('HGETALL', K.repartition)
   for i = 1, #all, 2 do
     if string.sub(all[i], 1, 1) == MOVES_AWAY then
       found[#found + 1], found[#found + 2] = string.sub(all[i], 2), all[i + 1]
