@@ -121,14 +121,14 @@ class Balance:
         """Take note that this kind of workers has claimed in a partition, which knows it now."""
         self.partitions[number].entered_at = time.monotonic()
 
-    def expect_entries(self, is_of_names: bool, seconds: float) -> None:
-        """Let a kind of workers that takes some names claim where it did not for a while.
+    def expect_entries(self, seconds: float) -> None:
+        """Let this kind of workers claim wherever it did not for a while.
 
         Each partition has to know what tokens it wants.
         """
         since = time.monotonic() - seconds
         for known in self.partitions:
-            known.has_work = known.has_work or (is_of_names and known.entered_at < since)
+            known.has_work = known.has_work or known.entered_at < since
 
     def is_any_up(self) -> bool:
         """Whether any partition has answered the last question to it."""

@@ -38,6 +38,11 @@ class Wanted(NamedTuple):
     names: str = ""
     pools: str = ""
 
+    @property
+    def is_all(self) -> bool:
+        """Whether it takes tasks of all names in the default pool alone."""
+        return self == Wanted()
+
 
 class Answer(NamedTuple):
     """What a claim returned: the tasks, seconds until there may be more, and where to wait.

@@ -12,12 +12,12 @@ from fairqueue.queue.claim import (
     Wanted,
     claim_call,
     hint_seconds,
-    wake_lists,
 )
 
 # Seconds for the answer to a question to all partitions: it is asked again soon.
 ASK_TIMEOUT_S = 1.0
-# A partition forgets a kind of workers a minute after its last claim; see lua/lib/kinds.lua.
+# A claim tells a partition which names and pools a worker takes, and learns where to wait. The
+# partition forgets it after a minute; see lua/lib/kinds.lua.
 ENTER_S = 20.0
 MOST_BALANCES = 64  # kinds of claims of one client
 
@@ -112,7 +112,8 @@ class WholeClaims(ClaimOperations):
                     break
                 yield from self._ask_all(balance, claim.wanted)
                 was_asked = True
-                balance.expect_entries(claim.wanted.names != "", ENTER_S)
+                if not claim.wanted.is_all:
+                    balance.expect_entries(ENTER_S)
             else:
                 yield from self._claim_at(claim, number)
             number = balance.best(claim.tried)
@@ -146,11 +147,11 @@ class WholeClaims(ClaimOperations):
             elif isinstance(answer, Exception):
                 raise answer
             else:
-                hint, now_ms, levels, lists = answer
+                hint, now_ms, levels = answer
                 part.learn_time(int(now_ms))
                 balance.note(number, levels, hint_seconds(hint))
-                if not wanted.names:
-                    balance.partitions[number].lists = part.full(wake_lists(lists))
+                if wanted.is_all:
+                    balance.partitions[number].lists = part.full(("wake",))
         balance.was_asked()
 
     def _peek(self, pools: str) -> Operation[list[Any]]:

@@ -1,28 +1,27 @@
 -- Read what a client has to know of a partition to decide where it claims.
 --
 -- @include fair
--- @lazy level rings kinds
+-- @lazy level rings
 -- FLAGS no-writes
 -- KEYS delayed     zset  task id -> when it becomes ready, ms
 -- KEYS leases      zset  task id -> end of lease, ms
 -- KEYS parked      zset  seat -> when to look again, ms
 -- KEYS gate_times  zset  gate -> when to look at it, ms
+-- KEYS expiring   zset  task id -> when it ends as expired, ms
+-- KEYS deadlines  zset  task id -> when its run has to end, ms
 -- ARGV pools  text  pools, one per line; empty: the default pool
 --
 -- Returns { ms until a claim has something to do (-1: nothing known, 0: now), time in ms, levels of the pools: of
--- ordinary turns and of the CRITICAL lane, each '-' if nothing waits; numbers of the wake lists of workers that
--- take all names, with commas }.
+-- ordinary turns and of the CRITICAL lane, each '-' if nothing waits }.
 
-local names, lists = {}, {}
+local names = {}
 for pool in string.gmatch(A.pools == '' and 'default' or A.pools, '[^\n]+') do
   names[#names + 1] = pool == 'default' and '' or '\3' .. pool
-  lists[#lists + 1] = pool == 'default' and 0 or kinds().list_of_pool(pool)
 end
-table.sort(lists)
 local offset, rests, lane_offset = level().shift()
 local lowest, lane = level().lowest(names, offset, lane_offset)
 local hint = -1
-for _, key in ipairs({ K.delayed, K.leases, K.parked, K.gate_times }) do
+for _, key in ipairs({ K.delayed, K.leases, K.parked, K.gate_times, K.expiring, K.deadlines }) do
   local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
   if at and at < math.huge then
     local ms = math.max(0, math.ceil(at - now))
@@ -31,4 +30,4 @@ for _, key in ipairs({ K.delayed, K.leases, K.parked, K.gate_times }) do
 end
 -- The next claim notes that nothing waits, so that no service is stored up.
 if not rests and A.pools == '' and not lowest then hint = 0 end
-return { hint, now, level().text(lowest, lane), table.concat(lists, ',') }
+return { hint, now, level().text(lowest, lane) }
