@@ -191,7 +191,7 @@ def test_what_somebody_has_set_stays(world: World, stored: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(("most", "level"), [(2**30, "ok"), (1000, "warning")])
 def test_the_doctor_watches_what_ended_runs_take(world: World, most: int, level: str) -> None:
-    world.patch("fairqueue.doctor.HISTORY_BYTES", most)
+    world.patch("fairqueue.doctor.examination.HISTORY_BYTES", most)
     end(world, 10, payload=LARGE)
     found = {finding.check: finding for finding in Doctor(world.queue).examine(records=False)}
     history = found["history"]
