@@ -275,7 +275,8 @@ def test_a_slot_moves_in_one_step_while_tasks_are_pushed(
 ) -> None:
     slot = slots_of(queue)[0]
     home, target = cluster.owner(slot), elsewhere(cluster, slot)
-    stop, pushed = threading.Event(), []
+    stop = threading.Event()
+    pushed: list[str] = []
 
     def go_on() -> None:
         while not stop.is_set():
