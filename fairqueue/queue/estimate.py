@@ -56,6 +56,25 @@ class Pace:
             return cls()
         return found if math.isfinite(found.tasks + found.ms) else cls()
 
+    @classmethod
+    def together(cls, paces: "Iterable[Pace]") -> "Pace":
+        """The pace of several partitions: they are served at the same time."""
+        known = [pace for pace in paces if pace.per_ms is not None]
+        listed = known or list(paces)
+        rate = sum(pace.per_ms or 0.0 for pace in known)
+        tasks = sum(pace.tasks for pace in known)
+        return cls(
+            tasks=tasks,
+            ms=tasks / rate if rate else 0.0,
+            last_ms=max((pace.last_ms for pace in listed), default=0),
+            is_busy=any(pace.is_busy for pace in listed),
+        )
+
+    @property
+    def text(self) -> bytes:
+        """The pace as `read` takes it."""
+        return f"{self.tasks:.6g} {self.ms:.6g} {self.last_ms} {int(self.is_busy)}".encode()
+
     def is_recent(self, now_ms: int, span_ms: int = RECENT_MS) -> bool:
         """Whether a task was claimed not long ago."""
         return self.last_ms > 0 and abs(now_ms - self.last_ms) <= span_ms

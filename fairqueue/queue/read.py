@@ -5,10 +5,11 @@ from fairqueue.link.operation import Ask, Call, Operation, operation, steps
 from fairqueue.link.owners import Owner
 from fairqueue.link.partitions import at_found, at_owner, over_all
 from fairqueue.models import DEFAULT_NAME, UNREADABLE, Explanation, QueueSnapshot, TaskInfo
+from fairqueue.queue.ahead import with_others
 from fairqueue.queue.base import check_timeout
 from fairqueue.queue.estimate import Quote, free_slots, quote
 from fairqueue.queue.explanation import Waiting, named
-from fairqueue.queue.records import broken_status, task_info
+from fairqueue.queue.records import broken_status, read_status, task_info
 from fairqueue.queue.settings import SettingsOperations
 from fairqueue.queue.snapshot import merge_snapshots, snapshot
 from fairqueue.queue.workers import WorkerStore
@@ -74,7 +75,10 @@ class ReadOperations(SettingsOperations):
             return None
         workers = yield from steps(WorkerStore(self.link).alive)()
         try:
-            return Waiting(task_id, named(answer), workers).explanation()
+            found = named(answer)
+            pool = read_status(task_id, found["status"]).get("pool")
+            found = yield from with_others(self.link, found, pool)
+            return Waiting(task_id, found, workers).explanation()
         except UNREADABLE as error:
             raise broken_status(task_id, error) from None
 
@@ -97,16 +101,13 @@ class ReadOperations(SettingsOperations):
         check_name(name, "name")
         if tenant is not None:
             check_tenant(tenant)
+        other = "" if check_pool(pool) == DEFAULT_POOL else pool
         answer = yield from self._call(
-            Call(
-                "quote",
-                owner=Owner(user_id, tenant).key,
-                pool="" if check_pool(pool) == DEFAULT_POOL else pool,
-                name=name,
-            )
+            Call("quote", owner=Owner(user_id, tenant).key, pool=other, name=name)
         )
+        found = yield from with_others(self.link, named(answer), other)
         workers = yield from steps(WorkerStore(self.link).alive)()
-        return quote(named(answer), free_slots(workers, pool, name))
+        return quote(found, free_slots(workers, pool, name))
 
     @operation
     @over_all(merge_snapshots)

@@ -45,9 +45,8 @@ local function next_tag(seat)
   return running_of(owner_in(seat)) > 0 and clock or clock + stride_of(seat)
 end
 
--- How often other seats of its ring are served before a seat is served at a tag.
-local function serves_before(seat, tag)
-  local flat, size = ring_around(seat)
+-- How often the seats of a ring but one are served up to a tag, and how many of them are.
+local function serves_until(flat, size, tag, seat)
   local sum, looked = 0, 0
   for i = 1, #flat, 2 do
     local other, at = flat[i], tonumber(flat[i + 1])
@@ -58,21 +57,27 @@ local function serves_before(seat, tag)
       sum = sum + math.min(times, count_waiting(other))
     end
   end
-  if looked == AHEAD and size > AHEAD then sum = math.floor(sum * size / AHEAD) end
-  return sum
+  if looked == AHEAD and size > AHEAD then return math.floor(sum * size / AHEAD), size end
+  return sum, looked
 end
 
--- How many tasks are served before the one that has `own` tasks of its seat before it; and how many tasks of its
--- tenant are among them.
+-- How often other seats of its ring are served before a seat is served at a tag.
+local function serves_before(seat, tag)
+  local flat, size = ring_around(seat)
+  return (serves_until(flat, size, tag, seat))
+end
+
+-- How many tasks are served before the one that has `own` tasks of its seat before it; and the tag at which its
+-- seat, or its tenant, is served then.
 local function served_before(seat, own)
-  local in_tenant = own
   local group = group_of(seat)
-  local total = own + serves_before(seat, next_tag(seat) + own * stride_of(seat))
+  local tag = next_tag(seat) + own * stride_of(seat)
+  local total = own + serves_before(seat, tag)
   if group then
-    in_tenant = total
-    total = total + serves_before(group, next_tag(group) + in_tenant * stride_of(group))
+    tag = next_tag(group) + total * stride_of(group)
+    total = total + serves_before(group, tag)
   end
-  return total, in_tenant
+  return total, tag
 end
 
 -- How fast the tasks of a pool are served, as note_pace in lib/serving writes it; nil if none was.

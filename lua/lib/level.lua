@@ -27,6 +27,14 @@ function level.shift()
   return tonumber(offset) or 0, rests ~= '0', tonumber(lane) or 0, lane_rests ~= '0'
 end
 
+-- How much is added to the tags of the ring of a pool, by its name, and whether nothing waited there before.
+function level.of_ring(name)
+  local offset, rests = level.shift()
+  if name == '' then return offset, rests end
+  local clocks = rings().named(name)
+  return clocks.offset, clocks.rested
+end
+
 function level.save(offset, rests, lane, lane_rests)
   redis.call('HSET', K.fair, 'shift', string.format('%.17g %d %.17g %d',
     offset, rests and 1 or 0, lane, lane_rests and 1 or 0))

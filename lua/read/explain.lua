@@ -1,7 +1,7 @@
 -- Read where a task is and what it waits for.
 --
 -- @include ahead
--- @lazy gates rings
+-- @lazy gates rings level
 -- FLAGS no-writes
 -- KEYS leases   zset  task id -> end of lease, ms
 -- KEYS delayed  zset  task id -> when it becomes ready, ms
@@ -12,7 +12,8 @@
 -- leases (that have not ended); settings, running, parked and free (when its rate allows a task) of the user, and
 -- of its tenant with `tenant_` before the name. Of a waiting task also: own (tasks of the user before it), users (before its user in their ring),
 -- ring (users in that ring), tenants (before its tenant), critical (others in the CRITICAL lane), held (the
--- limit for which it waits), and before (tasks that are served before it). pace: tasks of its pool, the ms in
+-- limit for which it waits), before (tasks that are served before it), level (at which it is served, see
+-- lib/level), and clock_level (that of the clock, if nothing waited before in its pool). pace: tasks of its pool, the ms in
 -- which they were claimed, when the last was, and 1 if tasks waited after it. Last, for each limit that it has to pass: 'gate', the limit, slots, how many are in use, rate, when
 -- it allows a task, how many tasks come first in its order, and how many reserve it; '' for none.
 
@@ -50,6 +51,14 @@ local function rank_in_ring(place)
   return rings().rank(place)
 end
 
+local function say_before(own)
+  local before, tag = served_before(seat, own)
+  local offset, rests = level().of_ring(record.pool and '\3' .. record.pool or '')
+  say('before', before)
+  say('level', text_of(offset + tag))
+  say('clock_level', rests and text_of(offset + ring_of(group or seat).clock))
+end
+
 -- The limits that the task may wait for, without changing anything.
 local function say_gates()
   for _, pair in ipairs(gates().of_task(task)) do
@@ -79,10 +88,10 @@ if record.state == 'ready' then
     say('critical', redis.call('ZCARD', K.critical) - (redis.call('ZSCORE', K.critical, me) and 1 or 0))
   end
   say('held', gates().held_at(task))
-  if users and (not group or rank_in_ring(group)) then say('before', (served_before(seat, own))) end
+  if users and (not group or rank_in_ring(group)) then say_before(own) end
   say_gates()
 end
 if record.state == 'delayed' and not record.buffered and not record.behind then
-  say('before', (served_before(seat, count_waiting(seat))))
+  say_before(count_waiting(seat))
 end
 return answer

@@ -1,7 +1,7 @@
 -- Read what decides when a task would start if it were pushed now.
 --
 -- @include ahead
--- @lazy gates rings
+-- @lazy gates rings level
 -- FLAGS no-writes
 -- ARGV owner  text  a user, or a user of a tenant; see lib/owners
 -- ARGV pool   text  its pool; empty: the default one
@@ -9,7 +9,8 @@
 --
 -- Returns a flat list of names and values: now; settings, running, parked and free (when its rate allows a task)
 -- of the user, and of its tenant with `tenant_` before the name; own (waiting tasks of the user in the pool); before (tasks that would be served
--- before it); pace (tasks, ms, when the last was claimed, and 1 if tasks waited after it); full (1 if its name
+-- before it); level (at which it would be served, see lib/level), and clock_level (that of the clock, if nothing
+-- waited before in the pool); pace (tasks, ms, when the last was claimed, and 1 if tasks waited after it); full (1 if its name
 -- has no slot free or waits for its rate).
 
 local pool = A.pool ~= '' and A.pool or nil
@@ -35,7 +36,11 @@ say_of('', A.owner, seat)
 if group then say_of('tenant_', owner_in(group), group) end
 local own = count_waiting(seat)
 say('own', own)
-say('before', (served_before(seat, own)))
+local before, tag = served_before(seat, own)
+local offset, rests = level().of_ring(pool and '\3' .. pool or '')
+say('before', before)
+say('level', text_of(offset + tag))
+say('clock_level', rests and text_of(offset + ring_of(group or seat).clock))
 say('pace', pace_of(pool))
 say('full', gates().is_full({ id = '', seat = seat, rank = '', label = A.name }) and 1 or 0)
 return answer
