@@ -1,6 +1,7 @@
 """The exit codes of the program, the same for every command."""
 
 from fairqueue.errors import (
+    AmbiguousTask,
     DuplicateTask,
     EmbeddedServerError,
     FairQueueError,
@@ -23,7 +24,7 @@ INTERRUPTED = 130
 _BY_ERROR: tuple[tuple[tuple[type[FairQueueError], ...], int], ...] = (
     ((UnknownSchedule, UnknownTask, UnknownUser, UnknownTenant, UnknownWorker), NOT_FOUND),
     ((ScheduleConflict, StaleVersion, LeaseLost, DuplicateTask), CONFLICT),
-    ((InvalidInput,), USAGE),
+    ((InvalidInput, AmbiguousTask), USAGE),
     ((RedisUnavailable, EmbeddedServerError), NO_REDIS),
 )
 

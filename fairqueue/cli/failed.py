@@ -10,7 +10,7 @@ from fairqueue.cli.bulk import choose, count_then_act, report
 from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Columns, Listing, answer, columns, given, paged
 from fairqueue.cli.output import Progress, json_text, note, say
-from fairqueue.cli.runs import RUN_COLUMNS, error_text, run_filters, show_details
+from fairqueue.cli.runs import RUN_COLUMNS, error_text, run_filters, show_details, task_tenant
 from fairqueue.cli.session import (
     Consent,
     Group,
@@ -58,10 +58,11 @@ def groups(listing: Listing) -> None:
 
 @failed.command("show")
 @click.argument("task_id", metavar="ID")
+@task_tenant
 @prints_data
-def show_(session: Session, task_id: str) -> None:
+def show_(session: Session, task_id: str, tenant: str | None) -> None:
     """Show a failed run with its attempts and tracebacks."""
-    show_details(session, session.inspector.failed.get(task_id))
+    show_details(session, session.inspector.failed.get(task_id, tenant=tenant))
 
 
 @failed.command()
@@ -73,10 +74,12 @@ def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: A
 
     Prints the new ids of the given runs.
     """
+    tenant = _whose(ids, filters)
     wanted = choose("failed runs", "retry", ids, filters)
     part = session.inspector.failed
     if ids:
-        return _act_on_named(session, "retry", ids, consent, part.retry, ask=len(ids) > 1)
+        ask = len(ids) > 1
+        return _act_on_named(session, "retry", ids, tenant, consent, part.retry, ask=ask)
     result = count_then_act(partial(part.retry_many, **wanted), "retry {}", "failed run", consent)
     return report(session, result, "run")
 
@@ -87,34 +90,41 @@ def retry(session: Session, ids: tuple[str, ...], consent: Consent, **filters: A
 @prints_data
 def discard(session: Session, ids: tuple[str, ...], consent: Consent, **filters: Any) -> int:
     """Delete failed runs. Applies to the given ids, or all that match the filters."""
+    tenant = _whose(ids, filters)
     wanted = choose("failed runs", "discard", ids, filters)
     part = session.inspector.failed
     if ids:
-        return _act_on_named(session, "discard", ids, consent, part.discard, ask=True)
+        return _act_on_named(session, "discard", ids, tenant, consent, part.discard, ask=True)
     act = partial(part.discard_many, **wanted)
     result = count_then_act(act, "delete {}", "failed run", consent)
     return report(session, result, "run")
+
+
+def _whose(ids: tuple[str, ...], filters: dict[str, Any]) -> str | None:
+    """With ids, `--tenant` is no filter: it says whose runs are meant."""
+    return filters.pop("tenant", None) if ids else None
 
 
 def _act_on_named(
     session: Session,
     action: str,
     ids: tuple[str, ...],
+    tenant: str | None,
     consent: Consent,
-    act: Callable[[str], str | bool],
+    act: Callable[..., str | bool],
     *,
     ask: bool,
 ) -> int:
     """Act on each run; return the exit code. `act` returns the id of a new run, or success."""
     for task_id in ids:
-        session.inspector.failed.get(task_id)
+        session.inspector.failed.get(task_id, tenant=tenant)
     what = f"failed run {ids[0]!r}" if len(ids) == 1 else plural(len(ids), "failed run")
     if (ask or consent.dry_run) and not consent.to(f"{action} {what}"):
         return 0
     outcomes: dict[str, str | bool] = {}
     try:
         for task_id in ids:
-            outcomes[task_id] = act(task_id)
+            outcomes[task_id] = act(task_id, tenant=tenant)
     finally:  # print those that were done before an error
         new_ids = [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
         answer(session, {"action": action, "runs": outcomes}, "\n".join(new_ids) or None)

@@ -67,6 +67,7 @@ run_filters = options(
     ),
     click.option("--until", type=PAST, help="Runs before this time."),
 )
+task_tenant = click.option("--tenant", help="Whose task is meant, if several tenants use its id.")
 payload_option = partial(click.option, "--payload", multiple=True, metavar="JSON|@FILE|K=V")
 
 
@@ -92,10 +93,11 @@ def list_(listing: Listing, status: tuple[str, ...], **filters: Any) -> None:
 
 @runs.command("show")
 @click.argument("task_id", metavar="ID")
+@task_tenant
 @prints_data
-def show_(session: Session, task_id: str) -> None:
+def show_(session: Session, task_id: str, tenant: str | None) -> None:
     """Show a run with its attempts and tracebacks. Secrets in the payload are masked."""
-    show_details(session, session.inspector.runs.get(task_id))
+    show_details(session, session.inspector.runs.get(task_id, tenant=tenant))
 
 
 def show_details(session: Session, details: RunDetails) -> None:
@@ -130,30 +132,33 @@ def _show_attempt(attempt: Attempt) -> None:
 
 @runs.command()
 @click.argument("task_id", metavar="ID")
+@task_tenant
 @prints_data
-def logs(session: Session, task_id: str) -> None:
+def logs(session: Session, task_id: str, tenant: str | None) -> None:
     """Print the lines that a run has logged."""
-    show(session, "lines", iter(session.inspector.runs.logs(task_id)), LOG_COLUMNS)
+    lines = session.inspector.runs.logs(task_id, tenant=tenant)
+    show(session, "lines", iter(lines), LOG_COLUMNS)
 
 
 @runs.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@task_tenant
 @destructive
 @pass_session
-def cancel(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
+def cancel(session: Session, ids: tuple[str, ...], tenant: str | None, consent: Consent) -> int:
     """Cancel tasks. Waiting ones do not run, running ones are stopped."""
-    return cancel_all(session, ids, consent)
+    return cancel_all(session, ids, tenant, consent)
 
 
-def cancel_all(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
+def cancel_all(session: Session, ids: tuple[str, ...], tenant: str | None, consent: Consent) -> int:
     """Cancel each task; the exit code is 1 if one had already ended."""
     runs = session.inspector.runs
     for task_id in ids:
-        runs.get(task_id)
+        runs.get(task_id, tenant=tenant)
     what = f"task {ids[0]!r}" if len(ids) == 1 else plural(len(ids), "task")
     if not consent.to(f"cancel {what}"):
         return 0
-    ended = [task_id for task_id in ids if not runs.cancel(task_id)]
+    ended = [task_id for task_id in ids if not runs.cancel(task_id, tenant=tenant)]
     for task_id in ended:
         note(f"task {task_id!r} has already ended")
     return FAILED if ended else 0
@@ -161,11 +166,15 @@ def cancel_all(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
 
 @runs.command()
 @click.argument("task_id", metavar="ID")
+@task_tenant
 @payload_option(help="Another payload; repeatable.")
 @prints_data
-def retry(session: Session, task_id: str, payload: tuple[str, ...]) -> None:
+def retry(session: Session, task_id: str, tenant: str | None, payload: tuple[str, ...]) -> None:
     """Run a failed run again, and print the id of the new run."""
     changed = read_object(payload, "--payload")
     runs = session.inspector.runs
-    new_id = runs.retry(task_id) if changed is None else runs.edit_and_retry(task_id, changed)
+    if changed is None:
+        new_id = runs.retry(task_id, tenant=tenant)
+    else:
+        new_id = runs.edit_and_retry(task_id, changed, tenant=tenant)
     answer(session, {"task_id": new_id}, new_id)

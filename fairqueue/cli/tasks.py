@@ -9,7 +9,7 @@ import click
 from fairqueue.cli.exit_codes import FAILED
 from fairqueue.cli.listing import Listing, answer, columns, paged, show_one
 from fairqueue.cli.output import note
-from fairqueue.cli.runs import cancel_all, payload_option, show_details
+from fairqueue.cli.runs import cancel_all, payload_option, show_details, task_tenant
 from fairqueue.cli.schedule_fields import BACKOFF_HELP, read_backoff
 from fairqueue.cli.session import (
     Consent,
@@ -123,18 +123,20 @@ def list_(listing: Listing, **filters: Any) -> None:
 
 @tasks.command("show")
 @click.argument("task_id", metavar="ID")
+@task_tenant
 @prints_data
-def show_(session: Session, task_id: str) -> None:
+def show_(session: Session, task_id: str, tenant: str | None) -> None:
     """Show a task in any state. Secrets in the payload are masked."""
-    show_details(session, session.inspector.tasks.get(task_id))
+    show_details(session, session.inspector.tasks.get(task_id, tenant=tenant))
 
 
 @tasks.command()
 @click.argument("task_id", metavar="ID")
+@task_tenant
 @prints_data
-def explain(session: Session, task_id: str) -> None:
+def explain(session: Session, task_id: str, tenant: str | None) -> None:
     """Explain why a task waits, and how much is ahead of it."""
-    found = session.inspector.tasks.explain(task_id)
+    found = session.inspector.tasks.explain(task_id, tenant=tenant)
     if found is None:
         raise UnknownTask(f"there is no task {task_id!r}")
     rows: dict[str, object] = {"state": found.state}
@@ -148,21 +150,25 @@ def explain(session: Session, task_id: str) -> None:
 
 @tasks.command()
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@task_tenant
 @destructive
 @pass_session
-def cancel(session: Session, ids: tuple[str, ...], consent: Consent) -> int:
+def cancel(session: Session, ids: tuple[str, ...], tenant: str | None, consent: Consent) -> int:
     """Cancel tasks. Waiting ones do not run, running ones are stopped."""
-    return cancel_all(session, ids, consent)
+    return cancel_all(session, ids, tenant, consent)
 
 
 @tasks.command()
 @click.argument("task_id", metavar="ID")
 @click.option("--delay", type=DURATION, help="This long from now.")
 @click.option("--at", type=FUTURE, help="At this time.")
+@task_tenant
 @prints_data
-def reschedule(session: Session, task_id: str, delay: float | None, at: datetime | None) -> int:
+def reschedule(
+    session: Session, task_id: str, delay: float | None, at: datetime | None, tenant: str | None
+) -> int:
     """Change when a waiting task becomes ready. Without --delay and --at: now."""
-    is_moved = session.inspector.tasks.reschedule(task_id, delay=delay, at=at)
+    is_moved = session.inspector.tasks.reschedule(task_id, delay=delay, at=at, tenant=tenant)
     answer(session, {"task_id": task_id, "rescheduled": is_moved})
     if not is_moved:
         note(f"task {task_id!r} is running or has ended: its time was not changed")

@@ -8,6 +8,7 @@ from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import AccessStore, Actor
 from fairqueue.clock import from_ms
 from fairqueue.errors import Forbidden, InvalidInput, UnknownUser, safe_repr, shown
+from fairqueue.history.records import Run
 from fairqueue.history.runs import History
 from fairqueue.http_tasks.checks import Outgoing
 from fairqueue.inspection.guard import Guard
@@ -128,7 +129,7 @@ class InspectionContext:
         return schedule is not None and self.guard.actor.sees(schedule.tenant)
 
     def _sees_task(self, task_id: str) -> bool:
-        details = self.history.get(task_id)
+        details = self.history.get(task_id, tenant=self.guard.actor.tenant)
         return details is not None and self.guard.actor.sees(details.run.tenant)
 
     def owner(self, user_id: Any, tenant: str | None = None) -> Owner:
@@ -143,15 +144,15 @@ class InspectionContext:
             raise UnknownUser(f"there is no user {user_id!r}")
         return owner
 
-    def log_entries(self, task_ids: Sequence[str], limit: int) -> list[LogEntry]:
+    def log_entries(self, runs: Sequence[Run], limit: int) -> list[LogEntry]:
         """The log lines of runs, newest first."""
         found: list[LogEntry] = []
-        for task_id in task_ids:
-            details = self.history.get(task_id)
+        for run in runs:
+            details = self.history.get(run.task_id, tenant=run.tenant)
             for attempt in () if details is None else details.attempts:
                 found += [
                     LogEntry(
-                        task_id=task_id,
+                        task_id=run.task_id,
                         attempt=attempt.number,
                         at=from_ms(line.at_ms),
                         level=line.level,

@@ -37,33 +37,40 @@ class RunFilters(TypedDict, total=False):
 
 
 class _RunPart(InspectorPart):
-    """What runs, failed runs and tasks have in common."""
+    """What runs, failed runs and tasks have in common.
+
+    In a queue with partitions, several tenants may have a task with the same id: `tenant` says
+    whose is meant. Without it, such an id raises AmbiguousTask. An actor of one tenant always means
+    its own tenant.
+    """
 
     @reading
-    def get(self, task_id: str) -> RunDetails:
+    def get(self, task_id: str, *, tenant: str | None = None) -> RunDetails:
         """All that is stored about a run, with secrets masked.
 
-        Raises UnknownTask, BrokenRecord.
+        Raises UnknownTask, AmbiguousTask, BrokenRecord.
         """
-        return _masked(self._own(task_id))
+        return _masked(self._own(task_id, tenant))
 
     @reading
-    def explain(self, task_id: str) -> Explanation | None:
-        """Why a task waits. Raises UnknownTask."""
-        return self._context.queue.explain(self._own(task_id).run.task_id)
+    def explain(self, task_id: str, *, tenant: str | None = None) -> Explanation | None:
+        """Why a task waits. Raises UnknownTask, AmbiguousTask."""
+        run = self._own(task_id, tenant).run
+        return self._context.queue.explain(run.task_id, tenant=run.tenant)
 
-    def cancel(self, task_id: str) -> bool:
-        """Cancel a task; False if it has already ended. Raises UnknownTask."""
+    def cancel(self, task_id: str, *, tenant: str | None = None) -> bool:
+        """Cancel a task; False if it has already ended. Raises UnknownTask, AmbiguousTask."""
         self._guard.require("operator", "cancel runs")
-        details = self._own(task_id)
-        with self._changing("run.cancel", details.run) as entry:
-            cancelled = self._context.queue.cancel(details.run.task_id)
+        run = self._own(task_id, tenant).run
+        with self._changing("run.cancel", run) as entry:
+            cancelled = self._context.queue.cancel(run.task_id, tenant=run.tenant)
             entry.add(cancelled=cancelled)
         return cancelled
 
-    def _own(self, task_id: str) -> RunDetails:
+    def _own(self, task_id: str, tenant: str | None = None) -> RunDetails:
         self._guard.read()
-        details = self._context.history.get(self._context.task_id_of(task_id))
+        whose = self._guard.scope(tenant)
+        details = self._context.history.get(self._context.task_id_of(task_id), tenant=whose)
         if details is None or not self._guard.actor.sees(details.run.tenant):
             raise UnknownTask(f"there is no task {task_id!r}")
         return details
@@ -87,23 +94,27 @@ class _RunPart(InspectorPart):
 class _Retryable(_RunPart):
     """Runs that can be retried."""
 
-    def retry(self, task_id: str) -> str:
+    def retry(self, task_id: str, *, tenant: str | None = None) -> str:
         """Run a failed run again, and return the id of the new run.
 
-        A second call returns the same id. Raises UnknownTask if it is not a failed run, QueueFull.
+        A second call returns the same id. Raises UnknownTask if it is not a failed run,
+        AmbiguousTask, QueueFull.
         """
-        return self._retry(task_id, None)
+        return self._retry(task_id, None, tenant)
 
-    def _retry(self, task_id: str, payload: dict[str, Any] | None) -> str:
+    def _retry(self, task_id: str, payload: dict[str, Any] | None, tenant: str | None) -> str:
         self._guard.require("operator", "retry runs")
-        details = self._own(task_id)
+        details = self._own(task_id, tenant)
         if payload is not None and details.task is not None:
             payload = self._guard.unmask(payload, details.task.payload)
             self._context.stores.outgoing.check(details.task.name, check_payload(payload))
         edited = {} if payload is None else {"payload": payload}
         with self._changing("run.retry", details.run, edited) as entry:
             new_id = self._context.history.retry(
-                details.run.task_id, triggered_by=self._guard.actor.name, payload=payload
+                details.run.task_id,
+                triggered_by=self._guard.actor.name,
+                payload=payload,
+                tenant=details.run.tenant,
             )
             entry.add(task_id=new_id)
         return new_id
@@ -144,14 +155,18 @@ class Runs(_Retryable):
         return self._context.workers.lost({id_: by for id_, by in held.items() if by is not None})
 
     @reading
-    def logs(self, task_id: str, limit: int = 1000) -> builtins.list[LogEntry]:
-        """The log lines of a run, oldest first. Raises UnknownTask."""
-        task_id = self._own(task_id).run.task_id
-        return self._context.log_entries([task_id], limit)[::-1]
+    def logs(
+        self, task_id: str, limit: int = 1000, *, tenant: str | None = None
+    ) -> builtins.list[LogEntry]:
+        """The log lines of a run, oldest first. Raises UnknownTask, AmbiguousTask."""
+        run = self._own(task_id, tenant).run
+        return self._context.log_entries([run], limit)[::-1]
 
-    def edit_and_retry(self, task_id: str, payload: dict[str, Any]) -> str:
+    def edit_and_retry(
+        self, task_id: str, payload: dict[str, Any], *, tenant: str | None = None
+    ) -> str:
         """Retry with other arguments; `***` keeps a secret unchanged."""
-        return self._retry(task_id, payload)
+        return self._retry(task_id, payload, tenant)
 
 
 class Failed(_Retryable):
@@ -194,12 +209,12 @@ class Failed(_Retryable):
         ]
         return Page(groups[:limit], None)
 
-    def discard(self, task_id: str) -> bool:
+    def discard(self, task_id: str, *, tenant: str | None = None) -> bool:
         """Delete a failed run; False if it is not a failed run."""
         self._guard.require("operator", "discard failed runs")
-        details = self._own(task_id)
-        with self._changing("run.discard", details.run) as entry:
-            discarded = self._context.history.discard(details.run.task_id)
+        run = self._own(task_id, tenant).run
+        with self._changing("run.discard", run) as entry:
+            discarded = self._context.history.discard(run.task_id, tenant=run.tenant)
             entry.add(discarded=discarded)
         return discarded
 
@@ -244,16 +259,17 @@ class Failed(_Retryable):
         page = self._page(FAILED, limit, cursor, filters)
         return self._many("discard", page, self._discard_one, False, None, filters), page.cursor
 
-    def _retry_one(self, task_id: str) -> Operation[str]:
-        return steps(self._context.history.retry)(task_id, triggered_by=self._guard.actor.name)
+    def _retry_one(self, run: Run) -> Operation[str]:
+        retry, by = steps(self._context.history.retry), self._guard.actor.name
+        return retry(run.task_id, triggered_by=by, tenant=run.tenant)
 
-    def _discard_one(self, task_id: str) -> Operation[bool]:
-        return steps(self._context.history.discard)(task_id)
+    def _discard_one(self, run: Run) -> Operation[bool]:
+        return steps(self._context.history.discard)(run.task_id, tenant=run.tenant)
 
     def export(self, **filters: Unpack[RunFilters]) -> Iterator[RunDetails]:
         """All failed runs that match, with attempts and payloads; secrets are masked."""
         for run in self._walk(filters):
-            details = self._context.history.get(run.task_id)
+            details = self._context.history.get(run.task_id, tenant=run.tenant)
             if details is not None:
                 yield _masked(details)
 
@@ -270,7 +286,7 @@ class Failed(_Retryable):
         self,
         action: str,
         runs: builtins.list[Run],
-        act: Callable[[str], Operation[object]],
+        act: Callable[[Run], Operation[object]],
         dry_run: bool,
         progress: Callable[[int, int], object] | None,
         filters: RunFilters,
@@ -286,8 +302,10 @@ class Failed(_Retryable):
             f"runs.{action}", "(all that match)", details={"filters": given}
         ) as entry:
             ids = [run.task_id for run in runs]
+            rest = iter(runs)  # not by id, which several tenants may use
             stop_on = (RedisUnavailable, QueueFull)
-            self._context.link.perform(run_bulk(result, ids, act, progress, stop_on))
+            bulk = run_bulk(result, ids, lambda _: act(next(rest)), progress, stop_on)
+            self._context.link.perform(bulk)
             entry.add(matched=result.matched, done=result.done, failed=result.failed)
         return result
 
@@ -359,12 +377,15 @@ class Tasks(_RunPart):
         *,
         at: datetime | float | None = None,
         delay: float | None = None,
+        tenant: str | None = None,
     ) -> bool:
         """Change when a waiting task is due; False if it is running or has ended."""
         self._guard.require("operator", "reschedule tasks")
-        details = self._own(task_id)
-        with self._changing("task.reschedule", details.run, {"at": at, "delay": delay}) as entry:
-            moved = self._context.queue.reschedule(details.run.task_id, at=at, delay=delay)
+        run = self._own(task_id, tenant).run
+        with self._changing("task.reschedule", run, {"at": at, "delay": delay}) as entry:
+            moved = self._context.queue.reschedule(
+                run.task_id, at=at, delay=delay, tenant=run.tenant
+            )
             entry.add(moved=moved)
         return moved
 

@@ -169,7 +169,7 @@ class ScheduleInspector:
         # Another tenant may have had a schedule of this id, whose runs are kept: they stay hidden.
         own = self._guard.actor.tenant
         runs = self._context.history.runs(schedule_id=schedule_id, tenant=own, limit=LOG_RUNS)
-        return self._context.log_entries([run.task_id for run in runs], limit)
+        return self._context.log_entries(runs, limit)
 
     @reading
     def history_chart(self, schedule_id: str, days: int = 30) -> builtins.list[DayCount]:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from fairqueue.errors import (
+    AmbiguousTask,
     BrokenRecord,
     DuplicateTask,
     FairQueueError,
@@ -42,6 +43,7 @@ STATUS: tuple[tuple[type[FairQueueError], int], ...] = (
     (UnknownTenant, 404),
     (UnknownWorker, 404),
     (StaleVersion, 412),
+    (AmbiguousTask, 409),
     (ScheduleConflict, 409),
     (LeaseLost, 409),
     (ScheduleQuota, 409),  # the request is valid, but what is stored does not allow it

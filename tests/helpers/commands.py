@@ -1,6 +1,7 @@
 """Run commands of the command line, and parse command lines."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,10 @@ class Cli:
 
     def run(self, *arguments: str, input: str | None = None) -> Result:
         """Run a command to its end, without a terminal."""
-        done = CliRunner().invoke(
-            program, list(arguments), input=input, env={"FAIRQUEUE_URL": self._url}
-        )
+        env = {"FAIRQUEUE_URL": self._url}
+        if partitions := os.environ.get("FAIRQUEUE_TEST_PARTITIONS"):
+            env["FAIRQUEUE_PARTITIONS"] = partitions
+        done = CliRunner().invoke(program, list(arguments), input=input, env=env)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Result(done.exit_code, done.stdout, done.stderr)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fairqueue.inspection import Inspector
-from fairqueue.web.api.models import Input, given
+from fairqueue.web.api.models import Input, TaskOwnerQuery, given
 from fairqueue.web.app_state import AppState
 
 PREFIX = "/api/v1"
@@ -142,7 +142,7 @@ class Endpoint:
             found.add(422)  # unknown parameters are refused
         if self.has_body:
             found |= {400, 413, 415, 422}
-        if self.is_write:
+        if self.is_write or issubclass(self.query, TaskOwnerQuery):
             found.add(409)
         if self.supports_if_match:
             found.add(412)

@@ -51,6 +51,7 @@ else:
     UniqueFor = Literal[UNIQUE_FOR]
 Pool = Annotated[str, Meta(min_length=1, max_length=200, description="the kind of workers")]
 Tenant = Annotated[str, Meta(description="whose user; default: the key's tenant, or no tenant")]
+TaskTenant = Annotated[str, Meta(description="whose task, if several tenants use its id")]
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 Window = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_WINDOW_S)]
 
@@ -455,6 +456,12 @@ class WindowQuery(Input):
     """The period over which shares are counted."""
 
     minutes: Minutes = 60
+
+
+class TaskOwnerQuery(Input):
+    """Whose task is meant, for an id that several tenants use."""
+
+    tenant: TaskTenant | None = None
 
 
 class PartitionQuery(Input):

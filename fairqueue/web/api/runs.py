@@ -15,22 +15,22 @@ def list_runs(call: ApiRequest[m.RunQuery, Nothing]) -> Any:
     return call.inspector.runs.list(query.pop("status") or None, **query)
 
 
-def get_run(call: ApiRequest[Nothing, Nothing]) -> Any:
+def get_run(call: ApiRequest[m.TaskOwnerQuery, Nothing]) -> Any:
     """Get a run with its attempts and their logs."""
-    return call.inspector.runs.get(call.id)
+    return call.inspector.runs.get(call.id, tenant=call.query.tenant)
 
 
-def retry_run(call: ApiRequest[Nothing, m.Trigger]) -> Reply:
+def retry_run(call: ApiRequest[m.TaskOwnerQuery, m.Trigger]) -> Reply:
     """Retry a failed run."""
-    runs, payload = call.inspector.runs, call.body.payload
-    return started(
-        call, runs.retry(call.id) if payload is None else runs.edit_and_retry(call.id, payload)
-    )
+    runs, payload, whose = call.inspector.runs, call.body.payload, call.query.tenant
+    if payload is None:
+        return started(call, runs.retry(call.id, tenant=whose))
+    return started(call, runs.edit_and_retry(call.id, payload, tenant=whose))
 
 
-def cancel_run(call: ApiRequest[Nothing, Nothing]) -> Any:
+def cancel_run(call: ApiRequest[m.TaskOwnerQuery, Nothing]) -> Any:
     """Cancel a run."""
-    if not call.inspector.runs.cancel(call.id):
+    if not call.inspector.runs.cancel(call.id, tenant=call.query.tenant):
         raise refuse(409, "conflict", f"run {call.id!r} has ended and cannot be cancelled")
     return {"cancelled": True}
 
@@ -55,14 +55,14 @@ def list_failure_groups(call: ApiRequest[m.PageQuery, Nothing]) -> Any:
     return call.inspector.failed.groups(**call.arguments)
 
 
-def retry_failed(call: ApiRequest[Nothing, Nothing]) -> Reply:
+def retry_failed(call: ApiRequest[m.TaskOwnerQuery, Nothing]) -> Reply:
     """Retry a failed run."""
-    return started(call, call.inspector.failed.retry(call.id))
+    return started(call, call.inspector.failed.retry(call.id, tenant=call.query.tenant))
 
 
-def discard_failed(call: ApiRequest[Nothing, Nothing]) -> None:
+def discard_failed(call: ApiRequest[m.TaskOwnerQuery, Nothing]) -> None:
     """Delete a failed run."""
-    if not call.inspector.failed.discard(call.id):
+    if not call.inspector.failed.discard(call.id, tenant=call.query.tenant):
         raise UnknownTask(f"task {call.id!r} is not a failed run")
 
 
@@ -91,23 +91,23 @@ def push_task(call: ApiRequest[Nothing, m.NewTask]) -> Reply:
 
 def get_task(call: ApiRequest[Any, Any]) -> Any:
     """Get a task as a run."""
-    return call.inspector.tasks.get(call.id)
+    return call.inspector.tasks.get(call.id, tenant=call.query.tenant)
 
 
-def explain_task(call: ApiRequest[Nothing, Nothing]) -> Any:
+def explain_task(call: ApiRequest[m.TaskOwnerQuery, Nothing]) -> Any:
     """Explain why a task waits."""
-    explanation = call.inspector.tasks.explain(call.id)
+    explanation = call.inspector.tasks.explain(call.id, tenant=call.query.tenant)
     if explanation is None:
         raise UnknownTask(f"there is no task {call.id!r}")
     return explanation
 
 
-def cancel_task(call: ApiRequest[Nothing, Nothing]) -> Any:
+def cancel_task(call: ApiRequest[m.TaskOwnerQuery, Nothing]) -> Any:
     """Cancel a task."""
     return cancel_run(call)
 
 
-def reschedule_task(call: ApiRequest[Nothing, m.NewTime]) -> Any:
+def reschedule_task(call: ApiRequest[m.TaskOwnerQuery, m.NewTime]) -> Any:
     """Change when a waiting task is due."""
     if not call.inspector.tasks.reschedule(call.id, **call.arguments):
         detail = f"task {call.id!r} is running or has ended and cannot be rescheduled"

@@ -65,6 +65,7 @@ def environment() -> jinja2.Environment:
         icon=icon,
         link=_link,
         user_link=_user_link,
+        run_link=_run_link,
         asset=_asset,
         query=_query,
         may=_may,
@@ -92,6 +93,21 @@ def _user_link(
     context: jinja2.runtime.Context, user_id: str, tenant: str | None = None, **given: str | None
 ) -> str:
     return user_link(context["request"], user_id, tenant, **given)
+
+
+def run_path(request: Request, task_id: str, tenant: str | None) -> str:
+    """The path of the page of a run; with its tenant if others may use the same id."""
+    path = f"{root_of(request.scope)}/runs/{segment(task_id)}"
+    actor: Actor | None = getattr(request.state, "actor", None)
+    is_own = actor is not None and actor.tenant is not None
+    if tenant is None or is_own or not has_partitions(request):
+        return path
+    return f"{path}?{query_of(tenant=tenant)}"
+
+
+@jinja2.pass_context
+def _run_link(context: jinja2.runtime.Context, task_id: str, tenant: str | None = None) -> str:
+    return run_path(context["request"], task_id, tenant)
 
 
 @jinja2.pass_context
@@ -221,7 +237,7 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
         if name == "tenants" and not has_tenants(request):
             continue
         path = link(request, name)
-        if name == "partitions" and not _has_partitions(request) and here != "/partitions":
+        if name == "partitions" and not has_partitions(request) and here != "/partitions":
             continue
         if name == "tenants" and actor.tenant is not None:
             path, label = f"{path}/{segment(actor.tenant)}", "Tenant"
@@ -237,7 +253,8 @@ def navigation(request: Request, actor: Actor | None) -> list[NavigationItem]:
     return found
 
 
-def _has_partitions(request: Request) -> bool:
+def has_partitions(request: Request) -> bool:
+    """Whether the queue has several partitions."""
     return app_state(request).inspector.queue.partitions > 1
 
 

@@ -15,9 +15,9 @@ from fairqueue.history.records import RunDetails
 from fairqueue.inspection.runs import FAILED, WAITING
 from fairqueue.web.app_state import link
 from fairqueue.web.auth import inspector_of
-from fairqueue.web.dashboard.formatting import command, json_text, options, segment, short
+from fairqueue.web.dashboard.formatting import command, json_text, options, short
 from fairqueue.web.dashboard.forms import Done, Form, action
-from fairqueue.web.dashboard.shell import page
+from fairqueue.web.dashboard.shell import has_partitions, page, run_path
 
 RUN_TYPES = {
     "queued": "a push to the queue",
@@ -46,8 +46,9 @@ def run(request: Request) -> Response:
     """The page of a run. Raises UnknownTask."""
     task_id = request.path_params["id"]
     inspector = inspector_of(request)
-    details = inspector.runs.get(task_id)
+    details = inspector.runs.get(task_id, tenant=request.query_params.get("tenant") or None)
     it, task = details.run, details.task
+    whose = options(tenant=it.tenant) if has_partitions(request) else []
     return page(
         request,
         "run.html",
@@ -59,11 +60,14 @@ def run(request: Request) -> Response:
         policy=None if task is None else task.policy,
         result=None if it.result is None else json_text(it.result, 2),
         origin=RUN_TYPES.get(it.run_type, it.run_type),
-        explanation=inspector.runs.explain(task_id) if it.status in WAITING else None,
+        explanation=(
+            inspector.runs.explain(task_id, tenant=it.tenant) if it.status in WAITING else None
+        ),
         lost=inspector.runs.lost([it]).get(task_id),
         is_failed=it.status in FAILED,
         is_unfinished=it.status in UNFINISHED,
-        edit_command=_edit_command(details),
+        edit_command=_edit_command(details, whose),
+        whose=whose,
         at=from_ms,
     )
 
@@ -110,11 +114,11 @@ def _steps(details: RunDetails) -> Iterator[tuple[str, datetime | None, str]]:
         yield run.status.replace("_", " ").capitalize(), run.ended_at, tone
 
 
-def _edit_command(details: RunDetails) -> str | None:
+def _edit_command(details: RunDetails, whose: list[str]) -> str | None:
     if details.task is None:
         return None
     payload = options(payload=json_text(details.task.payload))
-    text = command("runs", "retry", *payload, ids=[details.run.task_id])
+    text = command("runs", "retry", *payload, *whose, ids=[details.run.task_id])
     return text if len(text) < MAX_COMMAND else None
 
 
@@ -124,7 +128,8 @@ def _edit_command(details: RunDetails) -> str | None:
 @action
 def retry(request: Request, form: Form) -> Done:
     """Run a failed run again, and go to the new run."""
-    return _retried(request, inspector_of(request).runs.retry(form.raw("id")))
+    runs, tenant = inspector_of(request).runs, form.text("tenant")
+    return _retried(request, runs.retry(form.raw("id"), tenant=tenant), tenant)
 
 
 @action
@@ -133,37 +138,35 @@ def edit(request: Request, form: Form) -> Done:
     payload = form.payload(EXAMPLE)
     if payload is None:
         raise InvalidInput(f"payload must be a JSON object such as {EXAMPLE}")
-    return _retried(request, inspector_of(request).runs.edit_and_retry(form.raw("id"), payload))
+    runs, tenant = inspector_of(request).runs, form.text("tenant")
+    new_id = runs.edit_and_retry(form.raw("id"), payload, tenant=tenant)
+    return _retried(request, new_id, tenant)
 
 
-def _retried(request: Request, new_id: str) -> Done:
-    return Done(text=f"Retried as run {short(new_id)}.", to=_path(request, new_id))
+def _retried(request: Request, new_id: str, tenant: str | None) -> Done:
+    return Done(text=f"Retried as run {short(new_id)}.", to=run_path(request, new_id, tenant))
 
 
 @action
 def cancel(request: Request, form: Form) -> Done:
     """Cancel a run."""
-    task_id = form.raw("id")
-    if inspector_of(request).runs.cancel(task_id):
+    task_id, tenant = form.raw("id"), form.text("tenant")
+    if inspector_of(request).runs.cancel(task_id, tenant=tenant):
         text, level = "Cancelled. If it is running, its worker stops it.", "success"
     else:
         text, level = "It had already ended: nothing was changed.", "warning"
-    return Done(text=text, level=level, to=_path(request, task_id))
+    return Done(text=text, level=level, to=run_path(request, task_id, tenant))
 
 
 @action
 def discard(request: Request, form: Form) -> Done:
     """Delete a failed run."""
     task_id = form.raw("id")
-    if inspector_of(request).failed.discard(task_id):
+    if inspector_of(request).failed.discard(task_id, tenant=form.text("tenant")):
         text, level = f"Run {short(task_id)} was deleted.", "success"
     else:
         text, level = f"Run {short(task_id)} is not a failed run.", "warning"
     return Done(text=text, level=level, to=link(request, "failed"))
-
-
-def _path(request: Request, task_id: str) -> str:
-    return f"{link(request, 'runs')}/{segment(task_id)}"
 
 
 ROUTES: list[BaseRoute] = [
