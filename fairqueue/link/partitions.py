@@ -166,8 +166,9 @@ def everywhere_numbered(
             raise result
         else:
             found.append((number, result))
-    if not found and only is None:
-        raise RedisUnavailable("no partition of the queue answered")
+    if not found and missing is not None and len(missing.partitions) == len(parts):
+        reason = next(iter(missing.partitions.values()))
+        raise RedisUnavailable(f"no partition of the queue answered: {reason}")
     return found
 
 

@@ -1,7 +1,6 @@
 """Run commands of the command line, and parse command lines."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +43,9 @@ class Cli:
 
     def run(self, *arguments: str, input: str | None = None) -> Result:
         """Run a command to its end, without a terminal."""
-        env = {"FAIRQUEUE_URL": self._url}
-        if partitions := os.environ.get("FAIRQUEUE_TEST_PARTITIONS"):
-            env["FAIRQUEUE_PARTITIONS"] = partitions
-        done = CliRunner().invoke(program, list(arguments), input=input, env=env)
+        done = CliRunner().invoke(
+            program, list(arguments), input=input, env={"FAIRQUEUE_URL": self._url}
+        )
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Result(done.exit_code, done.stdout, done.stderr)
