@@ -9,7 +9,7 @@ from typing import Any
 
 from fairqueue.errors import ConfigurationError, QueueInUse, RepartitionError, plural, shown
 from fairqueue.link.connection import Link
-from fairqueue.link.driver import in_batches
+from fairqueue.link.operation import Call, Gather, Operation
 from fairqueue.link.scripts import load_script
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.queue.queue import TaskQueue
@@ -17,8 +17,10 @@ from fairqueue.repartition.copying import Copier
 from fairqueue.repartition.counting import QueueCounts, count, digest, digest_of, links_of
 from fairqueue.repartition.records import COUNTERS, SCHEDULE, TASK, MovingRecord
 from fairqueue.schedules.places import finish_all_moves
+from fairqueue.validation import check_count
 
 BATCH = 200  # records in one script: some ms of server time
+MOST_AT_ONCE = 500
 PASSES = 20  # without waiting, when somebody goes on pushing to the old queue
 LOOK_AGAIN_S = 0.25  # between two looks at what is left
 
@@ -64,6 +66,8 @@ class Repartition:
         progress: Callable[[int], object] | None = None,
         batch: int = BATCH,
     ) -> None:
+        """Raises ConfigurationError for a bad `batch`, 1 to 500."""
+        check_count(batch, "batch", ConfigurationError, least=1, most=MOST_AT_ONCE)
         self._old, self._new = old, new
         self._progress = progress
         self._batch = batch
@@ -192,7 +196,8 @@ class Repartition:
         for link in links_of(self._new):
             (found,) = link.ask(("HGETALL", link.keys["repartition"]))
             fields = found if isinstance(found, dict) else found[::2]
-            self._settle(link, [each for each in fields if each.startswith(b"<")])
+            notes = [each for each in fields if each.startswith(b"<")]
+            self._run_all([(link, self._call_to_settle(notes))])
 
     def _waiting_to_move(self, link: Link) -> list[bytes]:
         """The names and texts of what is set aside now."""
@@ -250,67 +255,91 @@ class Repartition:
         records = [MovingRecord(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
         refused: list[MovingRecord] = []
         for kind in (TASK, SCHEDULE, COUNTERS):  # a schedule finds its tasks
-            by_part: dict[int, list[MovingRecord]] = {}
-            for record in records:
-                if record.kind == kind:
-                    by_part.setdefault(record.partition(self._new.partitions), []).append(record)
-            for number, theirs in by_part.items():
-                refused += self._put(link, links_of(self._new)[number], kind, theirs)
+            if mine := [each for each in records if each.kind == kind]:
+                refused += self._put(link, kind, mine)
         if self._progress is not None and records:
             self._progress(sum(self._moved.values()))
         return len(refused)
 
-    def _put(
-        self, old: Link, new: Link, kind: str, records: list[MovingRecord]
-    ) -> list[MovingRecord]:
-        if kind == COUNTERS:
-            (counters,) = records
-            self._run(new, "put_counters", moved=counters.name, record=counters.text)
-            self._confirm(old, new, records)
-            return []
+    def _put(self, old: Link, kind: str, records: list[MovingRecord]) -> list[MovingRecord]:
+        """Store records of one kind in their partitions, and confirm it; those that are refused."""
+        by_part: dict[int, list[MovingRecord]] = {}
+        for record in records:
+            by_part.setdefault(record.partition(self._new.partitions), []).append(record)
+        links = links_of(self._new)
+        calls = [(links[i], self._call_to_put(kind, theirs)) for i, theirs in by_part.items()]
         refused: list[MovingRecord] = []
-        for batch in in_batches(records, self._batch, lambda each: len(each.text)):
-            rows = _rows(kind, batch)
-            words = self._run(new, _PUT[kind], back="", rest=rows)[1:]
+        notes: list[tuple[Link, Call]] = []
+        settled: list[bytes] = []
+        for i, answer in zip(by_part, self._run_all(calls), strict=True):
             taken = []
-            for record, word in zip(batch, words, strict=True):
+            for record, word in zip(by_part[i], answer[1:], strict=True):
                 if word == b"refused":
                     refused.append(record)
                     self._refused[f"{record.place} {record.id!r}"] = _reason(kind, self._new.name)
                 else:
-                    taken.append(record)
-                    self._moved[record.place] += 1
-                if word == b"known":
-                    self._known += 1
-                    self._known_digest += digest_of(record.name)
-            self._confirm(old, new, taken)
-        for batch in in_batches(refused, self._batch, lambda each: len(each.text)):
-            self._run(old, _PUT[kind], back="1", rest=_rows(kind, batch))
+                    taken.append(record.name)
+                    self._count(record, word)
+            settled += taken
+            notes.append((links[i], self._call_to_settle([b"<" + name for name in taken])))
+        # First in the old queue: the notes prove that the new one has the records.
+        if settled:
+            self._run_all([(old, self._call_to_settle([b">" + name for name in settled]))])
+        self._run_all(notes)
+        if refused:
+            self._run_all([(old, self._call_to_put(kind, refused, back=True))])
         return refused
 
-    def _confirm(self, old: Link, new: Link, records: Sequence[MovingRecord]) -> None:
-        """Remove what has arrived, first from the old queue, then the notes in the new one."""
-        self._settle(old, [b">" + record.name for record in records])
-        self._settle(new, [b"<" + record.name for record in records])
+    def _count(self, record: MovingRecord, word: bytes) -> None:
+        if record.kind == COUNTERS:
+            return
+        self._moved[record.place] += 1
+        if word == b"known":
+            self._known += 1
+            self._known_digest += digest_of(record.name)
 
-    def _settle(self, link: Link, fields: Sequence[bytes]) -> None:
-        for first in range(0, len(fields), self._batch):
-            self._run(link, "settle_repartition", rest=list(fields[first : first + self._batch]))
+    def _call_to_put(
+        self, kind: str, records: Sequence[MovingRecord], *, back: bool = False
+    ) -> Call:
+        if kind == COUNTERS:
+            (counters,) = records
+            return Call(
+                "put_counters", token=self._token, moved=counters.name, record=counters.text
+            )
+        row = load_script(_PUT[kind]).row
+        rest = [each for one in records for each in row(moved=one.name, record=one.text)]
+        return Call(_PUT[kind], token=self._token, back="1" if back else "", rest=rest)
+
+    def _call_to_settle(self, fields: Sequence[bytes]) -> Call:
+        return Call("settle_repartition", token=self._token, rest=list(fields))
 
     def _run(self, link: Link, name: str, /, **arguments: Any) -> Any:
         """Run a script with the token. Raises RepartitionError if another process took over."""
-        answer = link.run(name, token=self._token, **arguments)
-        if b"taken over" in (answer, answer[0] if isinstance(answer, list) else b""):
-            raise RepartitionError(
-                f"another process moves queue {shown(self._old.name)} now: it goes on where this "
-                "one was"
-            )
+        (answer,) = self._run_all([(link, Call(name, token=self._token, **arguments))])
         return answer
 
+    def _run_all(self, calls: Sequence[tuple[Link, Call]]) -> list[Any]:
+        """Run scripts of several partitions at the same time. Raises as `_run`."""
+        if not calls:
+            return []
+        first = calls[0][0]
+        answers = first.perform(_gathered(calls))
+        for answer in answers:
+            if b"taken over" in (answer, answer[0] if isinstance(answer, list) else b""):
+                raise RepartitionError(
+                    f"another process moves queue {shown(self._old.name)} now: it goes on where "
+                    "this one was"
+                )
+        return answers
 
-def _rows(kind: str, records: Sequence[MovingRecord]) -> list[Any]:
-    row = load_script(_PUT[kind]).row
-    return [each for record in records for each in row(moved=record.name, record=record.text)]
+
+def _gathered(calls: Sequence[tuple[Link, Call]]) -> Operation[list[Any]]:
+    answers: list[Any] = yield Gather([(link, _one(call)) for link, call in calls])
+    return answers
+
+
+def _one(call: Call) -> Operation[Any]:
+    return (yield call)
 
 
 def _reason(kind: str, queue: str) -> str:

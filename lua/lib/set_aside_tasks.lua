@@ -4,7 +4,7 @@
 -- @lazy delays gates uniques
 -- KEYS schedules  hash  schedule id -> definition, JSON
 
-local BYTES_AT_ONCE = 1048576  -- of documents, roughly
+local BYTES_AT_ONCE = 1048576  -- of documents and attempts, roughly
 
 local tasks_aside = { bytes = 0, done = {} }
 
@@ -47,9 +47,9 @@ local function set_task_aside(id, record)
   local is_ready = record.state == 'ready'
   local at = redis.call('ZSCORE', is_ready and K.waiting or K.delayed, id) or text_of(tonumber(record.due) or now)
   local document = redis.call('HGET', K.tasks, id)
+  local attempts = redis.call('HGET', K.attempts, id) or ''
   local has_key = record.flow and record.flow.unique
-  set_aside('t' .. id, { id, is_ready and 'waiting' or 'delayed', at, document,
-    redis.call('HGET', K.status, id), redis.call('HGET', K.attempts, id) or '',
+  set_aside('t' .. id, { id, is_ready and 'waiting' or 'delayed', at, document, redis.call('HGET', K.status, id), attempts,
     has_key and uniques().take_entry(id, record) or '' })
   if is_ready then
     remove_waiting(id, record)
@@ -63,7 +63,7 @@ local function set_task_aside(id, record)
   redis.call('HDEL', K.status, id)
   redis.call('HDEL', K.attempts, id)
   remember('t:' .. id, tombstone_of({ state = 'moved', digest = record.digest }, document))
-  tasks_aside.bytes, tasks_aside.done[id] = tasks_aside.bytes + #document, true
+  tasks_aside.bytes, tasks_aside.done[id] = tasks_aside.bytes + #document + #attempts, true
 end
 
 local function is_enough_aside()

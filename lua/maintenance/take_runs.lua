@@ -10,7 +10,7 @@
 -- Returns { 'taken', how many of those it looked at stay, 1 if there may be more, name, record, name, record, ... }; or
 -- { 'taken over' } with nothing changed, if another process moves the queue.
 
-local BYTES_AT_ONCE = 1048576  -- of documents, roughly
+local BYTES_AT_ONCE = 1048576  -- of documents and attempts, roughly
 
 if not is_mover('from') then return { 'taken over' } end
 local before = moving_away()
@@ -27,9 +27,9 @@ for i = 1, #ids, 2 do
   local record, document = read_status(id), redis.call('HGET', K.tasks, id)
   if record and outcome_of(record) and record.ended and document then
     going[#going + 1] = id
-    records[id] = { id, A.source, ids[i + 1], document, redis.call('HGET', K.status, id),
-      redis.call('HGET', K.attempts, id) or '', '' }
-    bytes = bytes + #document
+    local attempts = redis.call('HGET', K.attempts, id) or ''
+    records[id] = { id, A.source, ids[i + 1], document, redis.call('HGET', K.status, id), attempts, '' }
+    bytes = bytes + #document + #attempts
   else
     stay = stay + 1
   end

@@ -193,14 +193,14 @@ class Mortal(Repartition):
         super().__init__(old, new, batch=7)
         self._left, self._late = calls, late
 
-    def _run(self, link: Any, name: str, /, **arguments: Any) -> Any:
+    def _run_all(self, calls: Any) -> Any:
         self._left -= 1
         if self._left < 0 and not self._late:
             raise Interrupted
-        answer = super()._run(link, name, **arguments)
+        answers = super()._run_all(calls)
         if self._left < 0:
             raise Interrupted
-        return answer
+        return answers
 
 
 def move_with_deaths(

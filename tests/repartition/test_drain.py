@@ -3,8 +3,8 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import pytest
 import redis
@@ -16,7 +16,8 @@ from helpers.tasks import make_task, push
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, QueueInUse, RepartitionError
-from fairqueue.models import Claim
+from fairqueue.history.runs import History
+from fairqueue.models import Claim, new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition import Repartition, count
 from fairqueue.scheduler.scheduler import TaskScheduler
@@ -104,6 +105,81 @@ def test_a_queue_is_part_of_one_move_at_a_time(open_queue: Open, old: TaskQueue)
         Repartition(third, old).run(drain=True)
     assert Repartition(old, new).run().verified
     assert count(new).waiting == 20
+
+
+class Overtaken(Repartition):
+    """Meets another process between two of its steps."""
+
+    def meet(self, what: Callable[[], object]) -> Self:
+        self._what: Callable[[], object] | None = what
+        return self
+
+    def _put(self, *arguments: Any) -> Any:
+        what, self._what = self._what, None
+        if what is not None:
+            what()
+        return super()._put(*arguments)
+
+
+def end_and_forget(queue: TaskQueue, clock: ManualClock) -> list[str]:
+    """Run all tasks of a queue until nothing is known of them; their ids."""
+    clock.advance(100)
+    ids = []
+    for store in [queue.at(link) for link in queue.link.parts]:
+        for each in store.claim("w", limit=50):
+            store.finish(each)
+            ids.append(each.task.task_id)
+        clock.advance(1)
+        History(store).prune(0.5)
+    for _ in range(3):  # tombstones end
+        clock.advance(200)
+        for store in [queue.at(link) for link in queue.link.parts]:
+            store.set_user("other", weight=2.0)
+    return ids
+
+
+def test_a_process_that_was_overtaken_stores_nothing(
+    old: TaskQueue, new: TaskQueue, clock: ManualClock
+) -> None:
+    push(old, "one", "two")
+
+    def overtake() -> None:
+        assert drain(old, new).is_complete
+        assert end_and_forget(new, clock) == ["one", "two"]
+
+    with pytest.raises(RepartitionError, match="another process"):
+        Overtaken(old, new).meet(overtake).run(drain=True)
+    assert claim(new) == []
+
+
+def test_what_has_arrived_is_not_stored_again_when_it_is_gone(
+    old: TaskQueue, new: TaskQueue, clock: ManualClock
+) -> None:
+    push(old, "one", "two")
+    TaskScheduler(old, "s").add_schedule("0 9 * * *", "alice", schedule_id="daily")
+
+    class Dying(Repartition):
+        def _call_to_settle(self, fields: Any) -> Any:
+            if fields:
+                raise KeyboardInterrupt
+            return super()._call_to_settle(fields)
+
+    for _ in range(2):  # the schedule, then the tasks
+        with pytest.raises(KeyboardInterrupt):
+            Dying(old, new).run(drain=True)
+        assert count(old).moving
+        part = new.part_of("alice", None)
+        TaskScheduler(part, "t").remove_schedule("daily")
+        ended = end_and_forget(new, clock)
+        with pytest.raises(KeyboardInterrupt):
+            Dying(old, new).run(drain=True)
+        assert (count(new).schedules, claim(new)) == (0, [])
+        mover = Repartition(old, new)
+        mover._begin(must_be_empty=False)
+        mover._finish_earlier()
+    assert ended == ["one", "two"]
+    assert drain(old, new).is_complete
+    assert (count(new).schedules, claim(new)) == (0, [])
 
 
 # --- what is in both queues -----------------------------------------------------------------------
@@ -216,10 +292,12 @@ def test_a_schedule_whose_run_is_unfinished_moves_with_it_or_after_it(
     clock.advance(60)
     scheduler.tick()
     (running,) = [each for each in claim(old, lease=600) if each.task.schedule_id == "skip"]
-    assert drain(old, new).left.schedules == 1
+    scheduler.trigger("skip")
+    report = drain(old, new)
+    assert (report.left.schedules, report.left.waiting) == (1, 1)
     clock.advance(60)
     scheduler.tick()
-    assert count(old).waiting == 0
+    assert count(old).waiting == 1
     old.retry(running, "again", delay=300)
     plan = texts_of(old, "plan")["skip"]
     drain(old, new)
@@ -293,8 +371,9 @@ def test_lost_replies_neither_lose_nor_double_anything(
         scheduler.add_schedule("0 9 * * *", f"user-{number}", schedule_id=f"daily-{number}")
 
     class Unlucky(Repartition):
-        def _run(self, link: Any, name: str, /, **arguments: Any) -> Any:
-            return proxy.losing(lambda: super(Unlucky, self)._run(link, name, **arguments))
+        def _run_all(self, calls: Any) -> Any:
+            lose = bool(calls)
+            return proxy.losing(lambda: super(Unlucky, self)._run_all(calls), replies=int(lose))
 
     report = Unlucky(old, new, batch=8).run()
     assert report.verified
