@@ -21,8 +21,9 @@ from fairqueue.models import (
     UserSettings,
     new_id,
 )
-from fairqueue.queue.base import UNSET, QueueBase
+from fairqueue.queue.base import UNSET
 from fairqueue.queue.records import handler_limits, key_limits, user_settings
+from fairqueue.queue.whole_settings import WholeSettings
 from fairqueue.validation import (
     MAX_NOTE_LENGTH,
     check_count,
@@ -39,7 +40,7 @@ _KEY, _PREFIXES = "\x03", b"\x04"  # fields of limits: of a key; the prefixes of
 MOST_SLOTS = 1000  # at most this many leases are examined when all slots of a name seem taken
 
 
-class SettingsOperations(QueueBase):
+class SettingsOperations(WholeSettings):
     """The part of a queue that keeps settings."""
 
     @operation
@@ -217,7 +218,7 @@ class SettingsOperations(QueueBase):
         return sorted(tenant.decode("utf-8", "replace") for tenant in found)
 
     @operation
-    @over_all(lambda _: None, strict=True)
+    @whole
     def set_limits(
         self,
         name: str,
@@ -248,7 +249,7 @@ class SettingsOperations(QueueBase):
         }
 
     @operation
-    @over_all(lambda _: None, strict=True)
+    @whole
     def set_limit(
         self,
         key: str,
@@ -283,18 +284,12 @@ class SettingsOperations(QueueBase):
 
     def _limit(self, field: str, limits: dict[str, Any]) -> Operation[None]:
         """Store limits, and let all held tasks that may start now come back."""
-        text, after = json.dumps(limits) if limits else "", ""
-        while True:
-            after = yield from self._call(
-                Call("set_limits", op=new_id(), field=field, limits=text, after=after)
+        text = json.dumps(limits) if limits else ""
+        if not (yield from self._change_all(lambda twin: twin._set_limits(field, text))):
+            raise ConfigurationError(
+                f"the pattern {field[1:]!r} was not stored: a queue can have at most 100 patterns "
+                "of keys"
             )
-            if after == b"patterns":
-                raise ConfigurationError(
-                    f"the pattern {field[1:]!r} was not stored: a queue can have at most 100 "
-                    "patterns of keys"
-                )
-            if not after:
-                return
 
     @operation
     @whole
@@ -343,8 +338,7 @@ class SettingsOperations(QueueBase):
                 and check_seconds(ageing, "ageing", ConfigurationError) != current.ageing
             ):
                 raise _not_empty(ageing)
-        words = yield from everywhere(self, lambda twin: twin._configure(rest), strict=True)
-        if b"not_empty" in words:
+        if (yield from self._change_all(lambda twin: twin._configure(rest))) == b"not_empty":
             raise _not_empty(ageing)
         return (yield from steps(self.settings)())
 

@@ -263,7 +263,7 @@ def test_a_move_of_many_tasks_goes_on_where_it_was_cut(world: World) -> None:
 
 def test_the_asynchronous_queue_has_every_operation(world: World) -> None:
     """What a queue can do, it can do in an event loop, with the same arguments."""
-    internal = {"at", "exchange", "keys", "part_of", "ready", "twins"}
+    internal = {"at", "catch_up", "exchange", "keys", "part_of", "ready", "twins"}
     names = {name for name in dir(QueueOperations) if not name.startswith("_")} & {*dir(TaskQueue)}
     missing = {name for name in names if not hasattr(AsyncTaskQueue, name)}
     assert missing == internal

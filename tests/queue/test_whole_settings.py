@@ -1,0 +1,109 @@
+"""Settings of a queue with partitions: all partitions have them, also those that missed a change."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from fairqueue.clock import ManualClock
+from fairqueue.errors import ConfigurationError, RedisUnavailable
+from fairqueue.queue.queue import TaskQueue
+from helpers.tasks import make_task
+
+PARTITIONS = 4
+
+
+@pytest.fixture
+def many(redis_client: redis.Redis, clock: ManualClock) -> Iterator[TaskQueue]:
+    with TaskQueue(redis_client, clock=clock, partitions=PARTITIONS) as queue:
+        yield queue
+
+
+@contextmanager
+def silent(queue: TaskQueue, number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A partition that does not answer."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RedisUnavailable("Redis did not answer")
+
+    with monkeypatch.context() as patch:
+        for name in ("_call", "_together", "_each", "_ask", "command_of"):
+            patch.setattr(queue.link.parts[number], name, fail)
+        yield
+
+
+CHANGES: dict[str, Callable[[TaskQueue], object]] = {
+    "configure": lambda queue: queue.configure(max_attempts=9),
+    "set_limits": lambda queue: queue.set_limits("mail", slots=3),
+    "set_limit": lambda queue: queue.set_limit("account:*", slots=1, scope="tenant"),
+}
+
+
+def seen_by(queue: TaskQueue, number: int) -> tuple[object, ...]:
+    """What a partition has."""
+    twin: TaskQueue = queue.at(queue.link.parts[number])
+    return twin.settings(), twin.get_limits(), twin.get_key_limits()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_reaches_all_partitions(
+    many: TaskQueue, change: Callable[[TaskQueue], object]
+) -> None:
+    before = seen_by(many, 0)
+    change(many)
+    seen = [seen_by(many, number) for number in range(PARTITIONS)]
+    assert seen[0] != before
+    assert all(each == seen[0] for each in seen)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_partition_that_missed_a_change_catches_up(
+    many: TaskQueue, change: Callable[[TaskQueue], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many.check()
+    with silent(many, 2, monkeypatch):
+        change(many)
+        assert many.catch_up() is False
+    assert seen_by(many, 2) != seen_by(many, 0)
+    assert seen_by(many, 3) == seen_by(many, 0)
+    assert many.catch_up() is True
+    assert seen_by(many, 2) == seen_by(many, 0)
+
+
+def test_a_removed_limit_is_removed_where_it_was_missed(
+    many: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many.set_limits("mail", slots=3)
+    with silent(many, 1, monkeypatch):
+        many.set_limits("mail")
+    many.catch_up()
+    assert seen_by(many, 1)[1] == {}
+
+
+def test_a_change_without_the_home_is_not_made(
+    many: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many.check()
+    with silent(many, 0, monkeypatch), pytest.raises(RedisUnavailable):
+        many.configure(max_attempts=9)
+    assert seen_by(many, 1) == seen_by(many, 0)
+
+
+def test_two_changes_at_once_are_compared_afterwards(many: TaskQueue) -> None:
+    """Partitions may have got them in another order than the home."""
+    home = many.at(many.link.parts[0])
+    many.link.perform(home._mark("one", ""))
+    many.link.perform(home._mark("two", ""))
+    many.at(many.link.parts[1]).configure(max_attempts=7)
+    assert many.link.perform(home._mark("", "one")) is False
+    assert many.catch_up() is True
+    assert seen_by(many, 1)[0].max_attempts == seen_by(many, 0)[0].max_attempts  # type: ignore[attr-defined]
+
+
+def test_ageing_is_refused_while_any_partition_has_tasks(many: TaskQueue) -> None:
+    many.push_many([make_task(f"u{i}") for i in range(3)])
+    with pytest.raises(ConfigurationError, match="ageing 10 can be set only while no task is"):
+        many.configure(ageing=10)
+    assert all(seen_by(many, number)[0] == many.settings() for number in range(PARTITIONS))
