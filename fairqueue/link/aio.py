@@ -82,6 +82,7 @@ class AsyncLink(Driver):
         clock: Clock | None,
     ) -> None:
         super().__init__(keys, timeout, clock)
+        self.whole = self  # it has no partitions
         self._dialer = _Dialer(client, timeout)
         self._free: list[AbstractConnection] = []
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
