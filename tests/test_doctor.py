@@ -299,6 +299,7 @@ DAMAGES: list[tuple[Damage, str]] = [
 ]
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize(
     ("damage", "place"), DAMAGES, ids=[f"{n} {place}" for n, (_, place) in enumerate(DAMAGES)]
 )
@@ -319,6 +320,7 @@ def test_what_does_not_agree_is_found_and_repaired(
     check_consistency(redis_client)
 
 
+@pytest.mark.one_partition
 def test_a_run_goes_on_waiting_for_the_first(busy: TaskQueue, redis_client: redis.Redis) -> None:
     before = dump(redis_client)["delayed"]
     (task_id,) = (each for each in before if each.startswith("each:"))
@@ -327,6 +329,7 @@ def test_a_run_goes_on_waiting_for_the_first(busy: TaskQueue, redis_client: redi
     assert dump(redis_client)["delayed"] == before
 
 
+@pytest.mark.one_partition
 def test_all_damage_is_repaired_and_the_queue_goes_on(busy: TaskQueue, world: World) -> None:
     for damage, _ in DAMAGES:
         damage(world.redis, busy)
@@ -341,6 +344,7 @@ def test_all_damage_is_repaired_and_the_queue_goes_on(busy: TaskQueue, world: Wo
     assert (busy.size(), busy.inspect().running) == (0, 0)
 
 
+@pytest.mark.one_partition
 @pytest.mark.untidy
 @pytest.mark.parametrize(
     ("damage", "place"),
@@ -365,6 +369,7 @@ def test_a_repair_is_told_how_far_it_is(busy: TaskQueue) -> None:
     assert steps[-1] > 50
 
 
+@pytest.mark.one_partition
 def test_without_records_only_redis_is_read(busy: TaskQueue, redis_client: redis.Redis) -> None:
     without_first("waiting")(redis_client, busy)
     checks = by_check(Doctor(busy).examine(records=False))
@@ -416,6 +421,7 @@ def test_work_that_goes_on_is_no_difference(redis_client: redis.Redis) -> None:
     check_consistency(redis_client)
 
 
+@pytest.mark.one_partition
 def test_a_delayed_task_is_brought_back_with_its_own_moment(world: World) -> None:
     world.push("t", delay=60)
     due = world.redis.zscore(world.keys["delayed"], "t")
@@ -427,6 +433,7 @@ def test_a_delayed_task_is_brought_back_with_its_own_moment(world: World) -> Non
     assert world.queue.claim("w") == []
 
 
+@pytest.mark.one_partition
 def test_a_waiting_task_is_brought_back_as_one_that_waits_from_now_on(world: World) -> None:
     world.push("t")
     world.redis.delete(world.keys["waiting"])

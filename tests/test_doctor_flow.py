@@ -239,6 +239,7 @@ def test_a_queue_in_use_with_all_of_it_has_nothing_wrong(
     assert wrong(flowing.link) == {}
 
 
+@pytest.mark.one_partition
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_found_and_repaired_and_all_is_served(
     damage: str, flowing: TaskQueue, world: World, redis_client: redis.Redis
@@ -277,6 +278,7 @@ def test_a_lost_structure_is_made_again_and_all_is_served(
     drain(world)
 
 
+@pytest.mark.one_partition
 def test_all_damage_at_once_is_repaired(
     flowing: TaskQueue, world: World, redis_client: redis.Redis
 ) -> None:

@@ -130,10 +130,8 @@ def _row(parts: Sequence[dict[int, _Sample]], slot: int) -> dict[str, float]:
     found = [_values_near(samples, slot) for samples in parts]
     if len(found) == 1:
         return found[0]
-    row: dict[str, float] = {}
-    for values in found:
-        for name in values.keys() - {*WAITS}:
-            row[name] = row.get(name, 0.0) + values[name]
+    names = {name for values in found for name in values} - {*WAITS}
+    row = {name: math.fsum(values.get(name, 0.0) for values in found) for name in names}
     if waits := [values for values in found if WAITS[0] in values and WAITS[1] in values]:
         weights = [sum(values.get(name, 0.0) for name in _SERVED) or _LEAST for values in waits]
         marks = [(values[WAITS[0]], values[WAITS[1]]) for values in waits]
