@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 import redis
@@ -37,6 +37,8 @@ __all__ = ["chromium", "open_page", "site", "web"]  # fixtures of the web tests
 
 # Of the queues `queue` and `live`. Tests that look into keys hold only for 1.
 PARTITIONS = int(os.environ.get("FAIRQUEUE_TEST_PARTITIONS", "1"))
+# Whether the server that all tests share is a cluster.
+ON_CLUSTER = "FAIRQUEUE_TEST_CLUSTER" in os.environ
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -123,10 +125,12 @@ class ExternalServer:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The server that all tests share."""
     url = os.environ.get("FAIRQUEUE_TEST_URL")
-    if url:
+    if ON_CLUSTER:
+        yield request.getfixturevalue("shared_cluster")
+    elif url:
         if is_on():
             with redis.Redis.from_url(url) as client:
                 make_user(client)
@@ -145,9 +149,17 @@ def redis_url(server: Server) -> str:
 @pytest.fixture
 def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     """A client of the shared server, whose database is empty when the test begins."""
-    with redis.Redis.from_url(redis_url) as client:
+    with client_of(redis_url) as client:
         client.flushdb()
         yield client
+
+
+def client_of(url: str) -> redis.Redis:
+    """A client of redis-py, also for a cluster."""
+    if not url.startswith("redis+cluster://"):
+        return redis.Redis.from_url(url)
+    first = url.partition("://")[2].partition(",")[0].strip("/")
+    return cast(redis.Redis, redis.RedisCluster.from_url(f"redis://{first}"))
 
 
 @pytest.fixture(scope="session")

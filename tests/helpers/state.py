@@ -14,6 +14,7 @@ from fairqueue.link.keys import KEY_TYPES, STORED, Keys
 from fairqueue.link.owners import Owner
 from fairqueue.link.scripts import made_with, parts_of
 from fairqueue.queue.queue import TaskQueue
+from helpers.waiting import infos
 
 State = dict[str, Any]
 # Written by every script to recognise its repetition: no part of what the queue is.
@@ -62,11 +63,11 @@ def dump(client: redis.Redis, name: str = "default") -> State:
 def dump_partition(client: redis.Redis, name: str, partition: int, partitions: int) -> State:
     """Read everything that one partition of a queue stores: key -> content."""
     keys = Keys(name, partition, partitions)
+    stored = cast(list[bytes], client.keys("*"))
     with client.pipeline(transaction=False) as pipe:
-        pipe.keys("*")
         for key in KEY_TYPES:
             pipe.type(keys[key])
-        stored, *types = pipe.execute()
+        types = pipe.execute()
         kinds = {
             key: kind.decode()
             for key, kind in zip(KEY_TYPES, types, strict=True)
@@ -461,8 +462,11 @@ def only_lazy_keys(script: str) -> set[str]:
 
 def count_commands(client: redis.Redis) -> Counter[str]:
     """Count the calls of each command on this server, including those of scripts."""
-    info = cast(dict[str, dict[str, int]], client.info("commandstats"))
-    return Counter({name.removeprefix("cmdstat_"): row["calls"] for name, row in info.items()})
+    found: Counter[str] = Counter()
+    for info in infos(client, "commandstats"):
+        for name, row in info.items():
+            found[name.removeprefix("cmdstat_")] += row["calls"]
+    return found
 
 
 def jain(amounts: list[float]) -> float:

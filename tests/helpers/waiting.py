@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import redis
 
@@ -20,8 +20,17 @@ def in_thread(action: Callable[[], Any]) -> Callable[[], Any]:
 def until_blocked(client: redis.Redis, count: int = 1) -> None:
     """Wait until `count` clients are blocked in the server."""
     deadline = time.monotonic() + 30
-    while cast(dict[str, int], client.info("clients"))["blocked_clients"] < count:
+    while sum(each["blocked_clients"] for each in infos(client, "clients")) < count:
         assert time.monotonic() < deadline
+
+
+def infos(client: redis.Redis, section: str) -> list[dict[str, Any]]:
+    """A section of INFO of each primary: of one server, or of all nodes of a cluster."""
+    any_client: Any = client
+    if isinstance(any_client, redis.RedisCluster):
+        found: Any = any_client.info(section, target_nodes=redis.RedisCluster.PRIMARIES)
+        return list(found.values())
+    return [any_client.info(section)]
 
 
 def eventually(
