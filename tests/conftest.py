@@ -14,6 +14,7 @@ import pytest
 import redis
 from helpers.browser import chromium, open_page, site, web
 from helpers.fixtures import Logged, OwnServer
+from helpers.moving import clients, open_queue
 from helpers.network import LossyProxy
 from helpers.processes import DEADLINE, PROGRAM, Start
 from helpers.rest import Api, make_api
@@ -32,7 +33,8 @@ from fairqueue.runtime.cluster import EmbeddedCluster
 from fairqueue.runtime.embedded import EmbeddedServer
 from fairqueue.scheduler.scheduler import TaskScheduler
 
-__all__ = ["chromium", "open_page", "site", "web"]  # fixtures of the web tests
+# Fixtures of the web tests, and of moves to other queues.
+__all__ = ["chromium", "clients", "open_page", "open_queue", "site", "web"]
 
 
 # Of the queues `queue` and `live`. Tests that look into keys hold only for 1.

@@ -2,14 +2,19 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, Protocol
+
+import pytest
+import redis
 
 from fairqueue.clock import ManualClock
 from fairqueue.models import Claim, Task
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition import MoveReport, Repartition
 from fairqueue.repartition.counting import links_of
+from helpers.state import check_consistency
 
 Texts = dict[str, Any]
 
@@ -220,3 +225,33 @@ def move_with_deaths(
         except Interrupted:
             deaths += 1
             between()
+
+
+@pytest.fixture
+def clients(redis_url: str, redis_client: redis.Redis) -> Iterator[list[redis.Redis]]:
+    """Clients of empty databases: of the old queue, of the new one, and of more."""
+    with ExitStack() as opened:
+        made = [redis_client]
+        for number in range(1, 5):
+            made.append(opened.enter_context(redis.Redis.from_url(redis_url, db=number)))
+        for client in made:
+            client.flushdb()
+        yield made
+        for client in made:
+            client.flushdb()
+
+
+@pytest.fixture
+def open_queue(clients: list[redis.Redis], clock: ManualClock) -> Iterator[Open]:
+    """Open queues in the databases; their counts and indexes must agree at the end."""
+    opened: list[tuple[int, TaskQueue]] = []
+
+    def open_queue(database: int, partitions: int) -> TaskQueue:
+        made = TaskQueue(clients[database], clock=clock, partitions=partitions)
+        opened.append((database, made))
+        return made
+
+    yield open_queue
+    for database, queue in opened:
+        check_consistency(clients[database], partitions=queue.partitions)
+        queue.close()

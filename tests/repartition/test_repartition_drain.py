@@ -17,7 +17,7 @@ from helpers.tasks import make_task, push
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, QueueInUse, RepartitionError
 from fairqueue.history.runs import History
-from fairqueue.models import Claim, new_id
+from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition import Repartition, count
 from fairqueue.scheduler.scheduler import TaskScheduler
