@@ -95,15 +95,12 @@ def at_rest(queue: TaskQueue, clock: ManualClock) -> TaskQueue:
 def claim_all(queue: TaskQueue, clock: ManualClock) -> list[Claim]:
     """Claim and finish all tasks until none is left, delayed ones included."""
     claims: list[Claim] = []
-    stores = [queue.at(link) for link in queue.link.parts] or [queue]
     idle = 0
     while idle < 5:
-        found = 0
-        for store in stores:
-            for claim in store.claim("w", limit=20):
-                store.finish(claim)
-                claims.append(claim)
-                found += 1
+        found = queue.claim("w", limit=20)
+        for claim in found:
+            queue.finish(claim)
+        claims += found
         idle = 0 if found else idle + 1
         if not found:
             clock.advance(100_000)

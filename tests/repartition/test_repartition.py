@@ -24,7 +24,9 @@ from fairqueue.access.audit import AuditLog
 from fairqueue.access.credentials import AccessStore
 from fairqueue.clock import ManualClock
 from fairqueue.history.runs import History
+from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition import Repartition, count
+from fairqueue.runtime.cluster import EmbeddedCluster
 
 # --- at rest --------------------------------------------------------------------------------------
 
@@ -121,3 +123,20 @@ def test_tasks_end_once_though_the_move_dies_and_both_queues_go_on(
     assert count(new).total == 0
     assert max(ended.values()) == 1
     assert ended.keys() <= waiting
+
+
+def test_a_queue_moves_from_a_server_to_a_cluster_and_back(
+    clock: ManualClock, open_queue: Open, cluster: EmbeddedCluster
+) -> None:
+    rng = random.Random(7)
+    old, back = open_queue(0, 1), open_queue(1, 2)
+    live_a_little(old, rng, clock, 0)
+    end_leases(old, clock)
+    before = all_content_of(old)
+    with TaskQueue.from_url(cluster.url, partitions=8, clock=clock) as new:
+        there, _ = move_with_deaths(old, new, rng, lambda: None)
+        assert all_content_of(new) == before
+        again, _ = move_with_deaths(new, back, rng, lambda: None)
+    assert there.verified
+    assert again.verified
+    assert all_content_of(back) == before
