@@ -81,7 +81,6 @@ def _queues(
     with session.open() as old:
         url = to_url or (old.server.url if old.server else session.named_url or DEFAULT_URL)
         with TaskQueue.from_url(url, new, partitions=partitions) as target:
-            target.check()
             yield old, target
 
 

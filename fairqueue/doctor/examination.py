@@ -107,6 +107,7 @@ class Doctor(Partitioned):
             (yield from self._check_workers(snapshot, workers)),
             (yield from self._check_stale_runs([i.encode() for w in workers for i in w.current])),
             (yield from self._check_history(maxmemory)),
+            *(yield from self._check_move(snapshot)),
         ]
 
     def _check_records(self, fix: bool, progress: Progress) -> Operation[list[Finding]]:
@@ -185,6 +186,30 @@ class Doctor(Partitioned):
         advice = "lower keep_finished, keep_dead or the times to keep them"
         text += f", more than {most / 2**20:,.0f} MiB: {advice}"
         return Finding("history", WARNING, text, details)
+
+    def _check_move(self, snapshot: QueueSnapshot) -> Operation[list[Finding]]:
+        """Look for what `fairqueue repartition` has left behind, if the queue was moved."""
+        parts = yield from everywhere(self, lambda twin: twin._move())
+        others = [other for other, _ in parts if other]
+        if not others:
+            return []
+        moving, waiting = sum(count for _, count in parts), snapshot.ready + snapshot.delayed
+        details = {"to": others[0], "moving": moving, "waiting": waiting}
+        if not moving and not waiting:
+            return [Finding("repartition", OK, f"the queue was moved to {others[0]}", details)]
+        text = (
+            f"the queue was moved to {others[0]}, but {plural(waiting, 'task waits', 'tasks wait')}"
+            f" here and {plural(moving, 'record is', 'records are')} on the way: repeat `fairqueue "
+            "repartition` with --drain"
+        )
+        return [Finding("repartition", WARNING, text, details)]
+
+    def _move(self) -> Operation[tuple[str, int]]:
+        """Return the queue to which a partition was moved, if any, and how much is on the way."""
+        key = self.link.keys["repartition"]
+        text, fields = yield Ask(("HGET", key, ""), ("HLEN", key))
+        role, _, rest = (text or b"").decode(errors="replace").partition("\0")
+        return (rest.rpartition("\0")[2], fields - 1) if role == "from" else ("", 0)
 
     def _history(self) -> Operation[tuple[int, float]]:
         """Return the number of ended runs of one partition, and their size."""

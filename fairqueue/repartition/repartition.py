@@ -107,8 +107,8 @@ class Repartition:
         Without `drain`, the old queue must be at rest and the new one empty. With it, workers of
         the old queue may go on: tasks that run stay until they end. `wait`: go on until nothing is
         left, or until `stop` returns True. Raises QueueInUse, RepartitionError if the queues are
-        part of another move or another process takes over, and what Redis raises; then the same
-        call can be repeated.
+        part of another move, differ in their ageing or another process takes over, and what Redis
+        raises; then the same call can be repeated.
         """
         began = time.monotonic()
         self._old.check()
@@ -118,6 +118,7 @@ class Repartition:
                 f"queue {shown(self._old.name)} is in use: {'; '.join(alive)}. Stop everything "
                 "that uses it, or move it while in use (drain)"
             )
+        self._check_ageing()
         self._begin(must_be_empty=not drain)
         self._finish_earlier()
         before, self._known_digest = count(self._old), 0
@@ -144,6 +145,21 @@ class Repartition:
 
     def _digest(self) -> int:
         return (digest(self._old) + digest(self._new)) % 2**64
+
+    def _check_ageing(self) -> None:
+        """Raises RepartitionError if both queues order the tasks of a user in different ways."""
+        home = links_of(self._old)[0]
+        (ours,) = home.ask(("HGET", home.keys["settings"], "ageing_ms"))
+        for link in links_of(self._new):
+            (theirs,) = link.ask(("HGET", link.keys["settings"], "ageing_ms"))
+            if theirs is None and not (count(self._new).waiting + count(self._new).delayed):
+                continue  # it is copied
+            if float(theirs or 0) != float(ours or 0):
+                raise RepartitionError(
+                    f"queue {shown(self._new.name)} has another ageing than queue "
+                    f"{shown(self._old.name)}, so their tasks have no common order: configure the "
+                    "same one while the new queue is empty"
+                )
 
     # --- steps ------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from helpers.state import check_consistency
 from helpers.tasks import make_task, push
 
 from fairqueue.clock import ManualClock
+from fairqueue.doctor import Doctor
 from fairqueue.errors import ConfigurationError, QueueInUse, RepartitionError
 from fairqueue.history.runs import History
 from fairqueue.models import Claim
@@ -70,6 +71,19 @@ def test_a_new_queue_with_tasks_is_refused_unless_the_old_one_is_in_use(
         Repartition(old, new).run()
     assert drain(old, new).is_complete
     assert {each.task.task_id for each in claim(new)} == {"one", "two"}
+
+
+def test_queues_that_order_tasks_in_different_ways_are_refused(
+    old: TaskQueue, new: TaskQueue
+) -> None:
+    old.configure(ageing=60)
+    push(old, "one")
+    push(new, "two")
+    with pytest.raises(RepartitionError, match="another ageing"):
+        drain(old, new)
+    new.cancel("two")
+    assert drain(old, new).is_complete
+    assert new.settings().ageing == 60
 
 
 def test_a_queue_is_not_moved_to_itself(old: TaskQueue) -> None:
@@ -284,6 +298,21 @@ def test_with_wait_the_move_ends_when_nothing_is_left(old: TaskQueue, new: TaskQ
     assert (count(new).waiting, count(new).ended) == (1, 1)
 
 
+def test_the_doctor_finds_what_was_left_behind(old: TaskQueue, new: TaskQueue) -> None:
+    def told(queue: TaskQueue) -> list[tuple[str, str]]:
+        found = Doctor(queue).examine(records=False)
+        return [(each.level, each.text) for each in found if each.check == "repartition"]
+
+    assert told(old) == []
+    drain(old, new)
+    assert told(old) == [("ok", "the queue was moved to default (4 partitions)")]
+    assert told(new) == []
+    push(old, "late")
+    ((level, text),) = told(old)
+    assert level == "warning"
+    assert "but 1 task waits here and 0 records are on the way" in text
+
+
 # --- schedules ------------------------------------------------------------------------------------
 
 
@@ -458,6 +487,7 @@ def test_the_command_moves_a_queue_and_compares_the_ids(
     to = ("repartition", "many", "--to", "3")
     dry = cli.ok(*to, "--dry-run")
     assert "would move 5 waiting tasks, 0 schedules, 0 ended tasks from queue 'default'" in dry.err
+    assert not redis_client.keys("*many*")
     done = cli.ok(*to, "--yes")
     assert "the ids of all tasks and schedules are those that were there before" in done.err
     assert "waiting" in done.out
