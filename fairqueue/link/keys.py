@@ -85,6 +85,7 @@ KEY_TYPES = {
     "leader": "string",
     "epoch": "string",
     "scheduler_wake": "list",
+    "schedulers": "hash",
     # access and audit
     "credentials": "hash",
     "credential_ends": "zset",

@@ -191,6 +191,7 @@ class SchedulerMetrics:
             "start_timestamp_seconds", "Start time of the scheduler thread; 0 if it is not running."
         )
         self.is_leader = gauge("is_leader", "1 if this scheduler is the leader.")
+        self.partitions_led = gauge("partitions_led", "Partitions that this scheduler leads.")
         self.redis_up = gauge("redis_up", "1 if Redis answers this scheduler.")
 
     def prepare(self, queue: str, scheduler: str) -> None:
@@ -205,7 +206,8 @@ class SchedulerMetrics:
             metric.labels(queue)
         for histogram in (self.cycle_seconds, self.lateness_seconds):
             histogram.labels(queue)
-        for gauge in (self.last_cycle, self.started, self.is_leader, self.redis_up):
+        gauges = (self.last_cycle, self.started, self.is_leader, self.partitions_led, self.redis_up)
+        for gauge in gauges:
             gauge.labels(queue, scheduler)
 
 

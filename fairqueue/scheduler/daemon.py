@@ -190,7 +190,7 @@ class Daemon:
 
     def run(self) -> str:
         """Tick until the end, give up leadership and return STOPPED, OVERRUNS or OUTAGE."""
-        with closing(self._scheduler.queue.link.listener("scheduler_wake")) as listener:
+        with closing(self._scheduler.queue.link.listener(*self._scheduler.wake_keys)) as listener:
             self._listener = listener  # from here on stop() ends a wait, and the next one
             _log("daemon_started", scheduler=self._scheduler.scheduler_id)
             try:
@@ -249,11 +249,13 @@ class Daemon:
             self._backoff = min(2 * self._backoff, LONGEST_BACKOFF_S)
             return
         seconds = min(report.wait, self.pacer.next_wait(self._clock()))
-        if not report.is_leader:
+        keys = self._scheduler.wake_keys
+        if not (report.is_leader and keys):
             # Wake-ups are for the leader.
             listener.wait_for_nudge(max(seconds, LEAST_WAIT_S))
             return
         try:
+            listener.listen_to(*keys)
             listener.wait(seconds)
         except (redis.RedisError, OSError) as error:
             # Without wake-ups a new schedule is seen at the next planned tick.

@@ -17,12 +17,14 @@ from fairqueue.errors import (
 )
 from fairqueue.link.driver import BATCH_BYTES, in_batches
 from fairqueue.link.operation import Argument, Call, Each, Operation, operation
+from fairqueue.link.partitions import partition_of
 from fairqueue.link.scripts import load_script
 from fairqueue.logs import error_line, event_logger, whose
 from fairqueue.metrics.collectors import SchedulerMetrics
 from fairqueue.models import new_id
 from fairqueue.scheduler.leadership import DueSchedule, Leadership, Reading
 from fairqueue.schedules.definition import Definition, read_definition
+from fairqueue.schedules.places import settle_from
 from fairqueue.schedules.planning import due_ms, plan
 from fairqueue.schedules.store import ScheduleStore
 
@@ -81,18 +83,21 @@ Unusable = tuple[DueSchedule, str, str]
 
 
 class Firing:
-    """Fires what is due, for the leader."""
+    """Fires what is due, for the leader of a partition."""
 
     def __init__(
         self,
         store: ScheduleStore,
+        whole: ScheduleStore,
         leadership: Leadership,
         metrics: SchedulerMetrics,
         alerts: Alerts,
         queue_name: str,
     ) -> None:
+        """`store` has the schedules of a partition, `whole` those of the queue."""
         self.link = store.link
         self._store = store
+        self._whole = whole
         self._leadership = leadership
         self._metrics = metrics
         self._alerts = alerts
@@ -103,7 +108,29 @@ class Firing:
         """Fire what is due; return False if another scheduler leads."""
         self._metrics.processed.labels(self._queue_name).inc(len(reading.due))
         unusable: list[Unusable] = []
-        planned = [due for due in reading.due if not due.plan.is_pause]
+        strays = self._strays(reading.due)
+        here = [due for due in reading.due if due not in strays] if strays else reading.due
+        planned = [due for due in here if not due.plan.is_pause]
+        if not (yield from self._send(planned, reading, report, now_ms, unusable)):
+            return False
+        # After the fires, which must not wait for these: each is a round trip.
+        for due in [due for due in here if due.plan.is_pause]:
+            yield from self._resume(due, reading.now_ms, now_ms, unusable)
+        for due, kind, reason in unusable:
+            yield from self._set_aside(due, kind, reason, report, now_ms)
+        for due in strays:
+            yield from settle_from(self._whole, self.link, due.schedule_id)
+        return True
+
+    def _send(
+        self,
+        planned: Sequence[DueSchedule],
+        reading: Reading,
+        report: TickReport,
+        now_ms: int | None,
+        unusable: list[Unusable],
+    ) -> Operation[bool]:
+        """Plan and send the fires; return False if another scheduler leads."""
         sent: deque[list[Fire]] = deque()
         leads = True
 
@@ -132,15 +159,27 @@ class Firing:
             self._count(sent.popleft(), words[1:], clock_ms, report)
             return True
 
-        yield Each(calls(), read)
-        if not leads:
-            return False
-        # After the fires, which must not wait for these: each is a round trip.
-        for due in [due for due in reading.due if due.plan.is_pause]:
-            yield from self._resume(due, reading.now_ms, now_ms, unusable)
-        for due, kind, reason in unusable:
-            yield from self._set_aside(due, kind, reason, report, now_ms)
-        return True
+        if self._whole.link.parts:
+            # One by one, so that they go together with those of other partitions.
+            for call in calls():
+                if not read((yield call)):
+                    break
+        else:
+            yield Each(calls(), read)
+        return leads
+
+    def _strays(self, dues: Sequence[DueSchedule]) -> list[DueSchedule]:
+        """Those that belong to another partition: a change of their group was interrupted."""
+        parts, strays = self._whole.link.parts, []
+        for due in dues if parts else ():
+            try:
+                definition = _definition(due)
+            except BrokenRecord:
+                continue  # it is set aside
+            tenant = definition.options["tenant"]
+            if partition_of(definition.user_id, tenant, len(parts)) != self.link.keys.partition:
+                strays.append(due)
+        return strays
 
     def _resume(
         self, due: DueSchedule, at_ms: int, now_ms: int | None, unusable: list[Unusable]

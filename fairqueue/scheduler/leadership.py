@@ -66,6 +66,11 @@ class Leadership:
         trusted = self._trusted_until
         return trusted is not None and time.monotonic() < trusted
 
+    @property
+    def holds(self) -> bool:
+        """Whether it has a term that was neither resigned nor known to be lost."""
+        return self._holds
+
     @operation
     def lead(self, limit: int, now_ms: int | None = None) -> Operation[Reading]:
         """Become or stay the leader, and read what is due. Raises as a Call does."""

@@ -685,7 +685,7 @@ def test_a_handler_that_cannot_be_ended_holds_one_slot_and_is_seen(
         scheduler = TaskScheduler(live, registry=CollectorRegistry())
 
         def is_stale() -> bool:
-            scheduler._looked_ms = None  # it looks every ten seconds
+            scheduler._posts[0].looked_ms = None  # it looks every ten seconds
             scheduler.tick()
             return metric(live, "stale_runs_total") == 1
 

@@ -66,7 +66,7 @@ def new(queue: TaskQueue) -> TaskScheduler:
 def read_due(scheduler: TaskScheduler, clock: ManualClock) -> Reading:
     """Lead and read what is due, a minute from now: the first half of a tick."""
     clock.advance(60)
-    reading = scheduler._leadership.lead(10)
+    reading = scheduler._posts[0].leadership.lead(10)
     assert [due.schedule_id for due in reading.due] == ["s"]
     return reading
 
@@ -74,7 +74,8 @@ def read_due(scheduler: TaskScheduler, clock: ManualClock) -> Reading:
 def fire(scheduler: TaskScheduler, reading: Reading) -> TickReport | None:
     """The second half of a tick; None if the scheduler was told that it does not lead."""
     report = TickReport()
-    return report if scheduler._handle(reading, report, None) else None
+    lost = scheduler._fire([(scheduler._posts[0], reading)], report, None)
+    return None if lost else report
 
 
 def leader(world: World) -> Any:
@@ -95,7 +96,7 @@ def test_a_leader_whose_place_is_taken_fires_nothing(
 ) -> None:
     reading = read_due(old, world.clock)
     world.advance(TERM_S)
-    assert new._leadership.lead(10).is_leader
+    assert new._posts[0].leadership.lead(10).is_leader
     assert fire(old, reading) is None
     assert world.queue.size() == 0
 

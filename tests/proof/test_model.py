@@ -742,7 +742,7 @@ class Machine(EchoingMachine):
     def a_leader_stalls_before_it_fires(self, name: str, lost: bool) -> None:
         self.jump(max(0, self.planned.awaited()[0].due_ms - self.now))
         self.link.echo = lost
-        reading = self.schedulers[name]._leadership.lead(100)
+        reading = self.schedulers[name]._posts[0].leadership.lead(100)
         self.link.echo = False
         expected = self.planned.read(name, self.now)
         assert reading.is_leader == (expected is not None)
@@ -759,7 +759,8 @@ class Machine(EchoingMachine):
         self.jump(late_ms)
         report = TickReport()
         self.link.echo = lost
-        leads = self.schedulers[name]._handle(reading, report, None)
+        scheduler = self.schedulers[name]
+        leads = not scheduler._fire([(scheduler._posts[0], reading)], report, None)
         self.link.echo = False
         expected = self.planned.fire(name, planned, self.now)
         assert leads == (expected is not None)
@@ -820,7 +821,7 @@ class Machine(EchoingMachine):
     def somebody_acts_who_does_not_lead(self, pick: int, act: str, name: str) -> None:
         if name in SCHEDULERS and self.planned.leads(name, self.now):
             return
-        leadership = self.schedulers[name]._leadership if name in SCHEDULERS else None
+        leadership = self.schedulers[name]._posts[0].leadership if name in SCHEDULERS else None
         schedule = self.pick_schedule(pick)
         text, plan, _ = self.stored(schedule)
         token = leadership.token if leadership else "a stranger's"
@@ -842,7 +843,7 @@ class Machine(EchoingMachine):
         if self.planned.present_term(self.now) is None:
             self.tick(name, lost=False)
         leader = next(each for each in SCHEDULERS if self.planned.leads(each, self.now))
-        token = self.schedulers[leader]._leadership.token
+        token = self.schedulers[leader]._posts[0].leadership.token
         text, plan, _ = self.stored(schedule)
         if act == "set_aside" and old == "text":
             text = b"{}"

@@ -206,7 +206,7 @@ def test_two_believed_leaders_fire_each_moment_once(make: Make, world: World) ->
         world.redis.delete(world.keys["leader"])
         assert two.tick().fired == 1
         # Even with a term that both take for theirs, the plan is not the one that was read.
-        leader = world.state()["leader"] | {"token": one._leadership.token}
+        leader = world.state()["leader"] | {"token": one._posts[0].leadership.token}
         world.redis.set(world.keys["leader"], json.dumps(leader))
 
     before_script(one.queue, world.monkeypatch, "fire", let_the_other_do_it)
@@ -325,7 +325,7 @@ def test_an_old_leader_that_was_held_up_before_it_sent_sends_nothing(world: Worl
     def lose_the_term() -> None:
         world.advance(TERM_S)
         # The new one has just been elected and has fired nothing yet: only the term is in the way.
-        assert world.other._leadership.lead(1).is_leader
+        assert world.other._posts[0].leadership.lead(1).is_leader
         states.append(world.state())
 
     world.before_script("fire", lose_the_term)

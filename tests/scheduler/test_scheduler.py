@@ -539,7 +539,7 @@ def test_only_the_leader_fires(world: World) -> None:
     world.add()
     world.tick()
     world.clock.set(at(5, 9))
-    world.scheduler._leadership.lead(0)
+    world.scheduler._posts[0].leadership.lead(0)
     assert world.other.tick().fired == 0
     assert world.tick().fired == 1
 
@@ -593,7 +593,7 @@ Taking = Callable[[TaskScheduler], object]
 
 TAKEN: dict[str, Taking] = {
     "another leads, and has fired": lambda other: other.tick(),
-    "another leads, and has not fired yet": lambda other: other._leadership.lead(0),
+    "another leads, and has not fired yet": lambda other: other._posts[0].leadership.lead(0),
     "nobody leads": lambda other: None,
 }
 
@@ -629,7 +629,7 @@ def test_a_stale_leader_sets_nothing_aside(world: World) -> None:
 
     def stand_still() -> None:
         world.advance(10)
-        world.other._leadership.lead(0)
+        world.other._posts[0].leadership.lead(0)
 
     world.before_script("set_aside", stand_still)
     report = world.tick()
@@ -641,12 +641,12 @@ def test_a_stale_leader_sets_nothing_aside(world: World) -> None:
 
 def test_a_second_term_has_another_token_than_the_lost_one(world: World) -> None:
     world.tick()
-    first = world.scheduler._leadership.token
+    first = world.scheduler._posts[0].leadership.token
     world.advance(10)
     world.other.tick()
     world.tick()
     assert world.tick_after(10).is_leader
-    assert world.scheduler._leadership.token != first
+    assert world.scheduler._posts[0].leadership.token != first
 
 
 # --- each script: states before and after, and the same command again -----------------------------
@@ -1614,7 +1614,7 @@ def test_lost_replies_change_nothing_for_the_caller(own_server: OwnServer, world
         assert proxy.dropped == dropped + 1
         assert get(scheduler, "nine").run_count == 1
         assert lossy(lambda: scheduler.remove_schedule("nine")) is True
-        assert lossy(lambda: scheduler._leadership.resign()) is True
+        assert lossy(lambda: scheduler._posts[0].leadership.resign()) is True
         assert stats(client)["fired"] == 1
 
 
@@ -1773,7 +1773,7 @@ def test_a_term_that_ran_out_unseen_counts_as_lost(world: World) -> None:
     one = TaskScheduler(world.queue, "one", registry=world.registry)
     two = TaskScheduler(world.queue, "two", registry=CollectorRegistry())
     one.tick()
-    one._leadership.doubt()  # as after a time in which Redis was away
+    one._posts[0].leadership.doubt()  # as after a time in which Redis was away
     world.advance(60)
     two.tick()
     one.tick()

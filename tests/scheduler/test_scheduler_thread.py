@@ -412,13 +412,13 @@ scheduler = TaskScheduler(queue, "parent", check_interval=0.05, lock_timeout=2)
 scheduler.add_schedule("* * * * * *", "alice", schedule_id="s")
 scheduler.start()
 assert queue.claim("w", wait=10)
-token = scheduler._leadership.token
+token = scheduler._posts[0].leadership.token
 with scheduler._tick_lock, scheduler._life_lock:  # as if the thread were in the middle of a tick
     child = os.fork()
 if child == 0:
     assert scheduler.state == "stopped", scheduler.state
     assert not scheduler.is_leader
-    assert scheduler._leadership.token != token
+    assert scheduler._posts[0].leadership.token != token
     assert scheduler.tick().is_leader is False  # the parent leads
     assert scheduler.stop() is True
     scheduler.start()
@@ -428,7 +428,7 @@ if child == 0:
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert scheduler.state == "running"
-assert scheduler._leadership.token == token  # the child has not resigned for us
+assert scheduler._posts[0].leadership.token == token  # the child has not resigned for us
 assert queue.claim("w", wait=10)
 assert queue.inspect().epoch == 1
 assert scheduler.get_schedule("from the child")

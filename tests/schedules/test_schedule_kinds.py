@@ -689,7 +689,8 @@ def test_what_was_changed_since_it_was_read_is_not_resumed(world: World, how: st
         states.append(world.state().get("plan"))
 
     world.before_script("resume", change)
-    world.scheduler._handle(world.scheduler._leadership.lead(10), TickReport(), None)
+    post = world.scheduler._posts[0]
+    world.scheduler._fire([(post, post.leadership.lead(10))], TickReport(), None)
     assert world.state().get("plan") == states[0]
 
 

@@ -288,7 +288,7 @@ def test_the_schedule_of_a_stuck_run_goes_on(world: World, overlap: str) -> None
     )  # 129 s: the next moment comes before the end
     assert runs() == ((1, 2) if overlap == "skip" else (2, 1))
     world.advance(1)
-    world.scheduler._looked_ms = None  # it looks every ten seconds
+    world.scheduler._posts[0].looked_ms = None  # it looks every ten seconds
     world.tick()
     assert state(world.queue, stuck.task.task_id) == "buried"
     if overlap == "skip":
