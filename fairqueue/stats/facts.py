@@ -19,7 +19,11 @@ AFTER_THE_LAST_MS = 253_402_300_799_000  # "when the previous run ends": lua/lib
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The data of a user or a tenant from which the state is derived. `key`: its name in Redis."""
+    """The data of a user or a tenant from which the state is derived. `key`: its name in Redis.
+
+    level: at which it is served among all who share the queue, to compare partitions; clock_level:
+    that of its partition's clock, if nothing waited there before.
+    """
 
     key: str
     settings: UserSettings
@@ -39,13 +43,15 @@ class Facts:
     limited_until: datetime | None
     now: datetime
     takers: bool
+    level: float | None = None
+    clock_level: float | None = None
 
     @classmethod
     def read(cls, key: str, row: list[Any], now_ms: int, *, takers: bool) -> "Facts":
         """Read a row of the script; `takers` says whether any worker takes tasks."""
         backlog, held, running, before = (int(value) for value in row[1:5])
         schedules, oldest_ms, ended, p50_ms, p95_ms, delayed, next_due, known, users = (
-            int(value) for value in row[6:]
+            int(value) for value in row[6:15]
         )
         return cls(
             key=key,
@@ -66,6 +72,8 @@ class Facts:
             limited_until=_parked_until(row[5], now_ms),
             now=from_ms(now_ms),
             takers=takers,
+            level=float(row[15]) if row[15] else None,
+            clock_level=float(row[16]) if row[16] else None,
         )
 
     @property

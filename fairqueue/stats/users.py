@@ -1,7 +1,7 @@
 """Statistics of users and tenants: waiting and running tasks, and their shares of service."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -387,8 +387,33 @@ class UserStats(Partitioned):
         facts = [*chain.from_iterable(part.facts for part in parts)]
         if sharers and not facts:
             raise RedisUnavailable("the partition of the queue that has them did not answer")
+        if self.link.parts:
+            facts = yield from self._among_all(facts)
         window_ms = max(part.window_ms for part in parts)
         return _Figures(facts, window_ms, sum(part.ended for part in parts))
+
+    def _among_all(self, facts: list[Facts]) -> Operation[list[Facts]]:
+        """Add those of other partitions who are served before to the facts of users and tenants."""
+        waiting = [each for each in facts if each.level is not None]
+        if not waiting:
+            return facts
+        floors: list[float] = []
+        if any(each.clock_level is not None for each in waiting):
+            heads = yield from everywhere(self, partial(_seats_before, ()))
+            floors = [float(head) for head, *_ in heads if head]
+        levels = []
+        for each in waiting:
+            # A clock that rests moves to where the others are.
+            rests = each.clock_level is not None and floors
+            shift = max(0.0, min(floors) - (each.clock_level or 0.0)) if rests else 0.0
+            levels.append((each.level or 0.0) + shift)
+        counts = yield from everywhere_numbered(self, partial(_seats_before, levels))
+        more: dict[str, int] = {}
+        for number, (_, *before) in counts:
+            for each, count in zip(waiting, before, strict=True):
+                if self._number_of(Owner.of_key(each.key)) != number:
+                    more[each.key] = more.get(each.key, 0) + int(count)
+        return [replace(each, before=each.before + more.get(each.key, 0)) for each in facts]
 
     def _facts(
         self, keys: list[str], since_ms: int, tenant: str, *, takers: bool
@@ -422,7 +447,7 @@ class UserStats(Partitioned):
         check_owner(owner)
         yield from steps(self._delays.update)()
         *_, (row,) = yield from self._rows([owner.key], 0)
-        return int(row[-2]) > 0
+        return int(row[13]) > 0
 
     @operation
     @whole
@@ -619,6 +644,12 @@ class UserStats(Partitioned):
             if (yield from steps(self._delays.update)()):
                 break
         return int((yield Call("purge", op=new_id(), owner=owner.key, limit=limit)))
+
+
+def _seats_before(levels: Sequence[float], _: object) -> Operation[list[Any]]:
+    """What a partition serves next, and how many users and tenants before these levels."""
+    answer: list[Any] = yield Call("seats_before", rest=[repr(level) for level in levels])
+    return answer
 
 
 def _run_counts(

@@ -1,6 +1,7 @@
 -- Read the figures of some users or tenants, and how many runs ended in all. One bounded read.
 --
 -- @include users retention ended_runs ahead
+-- @lazy level
 -- FLAGS no-writes
 -- KEYS users           hash  owner or tenant -> settings, JSON
 -- KEYS waiting         zset  task id -> since when it waits, ms
@@ -20,7 +21,8 @@
 -- '', waiting tasks, how many of them are held, running tasks, seats before it in its ring of the default pool or
 -- -1, parked until or '', schedules, longest wait in ms of its first tasks or -1, runs that ended in the window,
 -- median of their last waits or -1, 95th percentile or -1, delayed tasks, when the first of these becomes
--- ready in ms or -1, 1 if it is known or 0, users (of a tenant) }.
+-- ready in ms or -1, 1 if it is known or 0, users (of a tenant), the level at which it is served if it waits for a
+-- place in the queue or '' (see lib/level), and that of the clock if nothing waited before or '' }.
 
 local FIRST_TASKS = 10  -- first tasks of a user whose waits are read
 local LAST_RUNS = 20    -- last runs of a user whose waits are read
@@ -88,6 +90,14 @@ local function rank_of_seat(seat)
   return rings().rank(seat)
 end
 
+-- The level of a seat among all who share the queue, and that of the clock if nothing waited before.
+local function level_of(seat)
+  local tag = in_root(seat) and redis.call('ZSCORE', K.ready, seat)
+  if not tag then return '', '' end
+  local offset, rests = level().of_ring('')
+  return text_of(offset + tonumber(tag)), rests and text_of(offset + ring_of(seat).clock) or ''
+end
+
 local page = {}
 for i = FIRST, #ARGV do page[#page + 1] = R.user[i] end
 
@@ -104,14 +114,16 @@ for i, settings in ipairs(fields_of(K.users, page)) do
   local later, next_due = delayed_of(owner)
   local is_known = settings or waiting + runs + schedules + later > 0 or is_listed(owner)
     or count_runs(service_of(owner), 0) > 0 or count_runs('d' .. owner, 0) > 0
-  local before, parked = false, false
+  local before, parked, at_level, clock_level = false, false, '', ''
   if waiting > 0 then
     before, parked = rank_of_seat(owner), redis.call('ZSCORE', K.parked, owner)
+    at_level, clock_level = level_of(owner)
   end
   rows[i] = { settings or '', waiting, held, runs, before or -1, parked or '', schedules,
     oldest_wait(owner, waiting, held), ended, percentile(waits, 0.5) or -1, percentile(waits, 0.95) or -1,
     later, next_due, is_known and 1 or 0,
-    is_tenant(owner) and math.min(COUNTED, count_under(K.tenant_users, string.sub(owner, 2))) or 0 }
+    is_tenant(owner) and math.min(COUNTED, count_under(K.tenant_users, string.sub(owner, 2))) or 0,
+    at_level, clock_level }
 end
 
 local total = 0

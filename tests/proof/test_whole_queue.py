@@ -260,6 +260,25 @@ def test_listings_are_those_of_a_queue_without_partitions(
             assert moments == sorted(moments, reverse=True)
 
 
+def test_users_ahead_are_those_of_all_partitions(
+    queue: TaskQueue, people: UserStats, clock: ManualClock
+) -> None:
+    for n, user in enumerate(USERS):
+        queue.set_user(user, weight=n + 1)
+        fill(queue, user, 60)
+    for _ in range(100):
+        queue.claim("w")
+    infos = people.read([Owner(user) for user in USERS], clock.now() - HOUR)
+    ahead = {info.user_id: info.users_ahead for info in infos}
+    assert max(each or 0 for each in ahead.values()) > len(USERS) / PARTS + 2
+    served: list[str] = []
+    while len(set(served)) < len(USERS):
+        served += [claim.task.user_id for claim in queue.claim("w")]
+    order = list(dict.fromkeys(served))
+    for user, before in ahead.items():
+        assert before == pytest.approx(order.index(user), abs=PARTS), (ahead, order)
+
+
 # --- listings while things change -----------------------------------------------------------------
 
 

@@ -374,6 +374,7 @@ def test_a_user_over_its_rate_says_when_it_goes_on(world: World, people: UserSta
     assert state(people, world) == ("waiting", "2 tasks wait")
 
 
+@pytest.mark.one_partition  # in several, those at one level are served in any order
 def test_a_user_who_waits_says_for_whom(world: World, people: UserStats) -> None:
     for user in ("alice", "bob", "carol"):
         world.fill(user, 3)
