@@ -1,5 +1,6 @@
 """The commands that serve the dashboard: `up`, `demo` and `dashboard`."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -14,9 +15,10 @@ from fairqueue.cli.output import note, say
 from fairqueue.cli.session import Command, Session, actor, options, pass_session, until_signalled
 from fairqueue.cli.values import DURATION
 from fairqueue.errors import ConfigurationError, shown
+from fairqueue.runtime.cluster import EmbeddedCluster
 
 DEFAULT_PORT = 8844
-
+CLUSTER_PARTITIONS = 12  # of the queue of `--cluster`: some on each of its servers
 
 served = options(
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
@@ -32,6 +34,12 @@ run_options = options(
     ),
     click.option(
         "--schedulers", type=int, default=1, show_default=True, help="Number of schedulers."
+    ),
+    click.option(
+        "--cluster",
+        is_flag=True,
+        help=f"Start a temporary cluster of three servers; {CLUSTER_PARTITIONS} partitions by "
+        "default.",
     ),
     click.option("--seconds", type=DURATION, help="Stop after this long."),
     click.option("--open", "open_browser", is_flag=True, help="Open it in a browser."),
@@ -99,8 +107,11 @@ def _up(
     concurrency: int | None,
     alerts: Alerts | None = None,
     pools: tuple[str, ...] = (),
+    cluster: bool = False,
     **settings: Any,
 ) -> int:
+    if cluster and (session.url is not None or session.embedded is not None):
+        raise ConfigurationError("--cluster starts servers of its own: remove --url and --embedded")
     try:
         from fairqueue.service import run
     except ImportError as error:
@@ -117,7 +128,12 @@ def _up(
     # The app gets only the options that were given: it may have its own defaults.
     of_app = {**given, "pools": pools} if pools else given
     make = None if app is None else lambda queue, _: load_worker(app, queue, of_app)
-    return run(url=named, embedded_path=path, queue=session.queue, app=make, **given, **settings)
+    with ExitStack() as servers:
+        if cluster:
+            named = servers.enter_context(EmbeddedCluster.start()).url
+            settings.setdefault("partitions", CLUSTER_PARTITIONS)
+        settings |= {"url": named, "embedded_path": path, "queue": session.queue, "app": make}
+        return run(**given, **settings)
 
 
 @click.command(cls=Command, default_level="info")

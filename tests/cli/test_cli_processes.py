@@ -175,6 +175,14 @@ def test_up_replaces_supervisors(start: Start, live: TaskQueue, redis_client: re
     assert result_of(process)[0] == 0
 
 
+def test_a_demo_runs_in_a_cluster_of_its_own(start: Start) -> None:
+    process = start("demo", "--cluster", "--port", "0", "--seconds", "3")
+    assert "redis+cluster://127.0.0.1:" in line_of(process, "Redis")
+    code, out, _ = result_of(process)
+    assert code == 0
+    assert " tasks done, " in out
+
+
 # --- metrics and dashboard ------------------------------------------------------------------------
 
 

@@ -507,6 +507,13 @@ def test_up_gives_an_app_the_concurrency_that_was_asked_for(
     assert options["app"](live, {}).concurrency == 3
 
 
+def test_a_cluster_of_its_own_excludes_other_servers(cli: Cli, runs: list[Any]) -> None:
+    for other in (("--url", "redis://h"), ("--embedded", "x")):
+        done = cli.run("up", "--demo", "--cluster", *other)
+        assert (done.code, "--cluster starts servers of its own" in done.err) == (2, True)
+    assert runs == []
+
+
 def test_up_gives_an_app_its_pools(
     cli: Cli, live: TaskQueue, module: str, runs: list[dict[str, Any]]
 ) -> None:

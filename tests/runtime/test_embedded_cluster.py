@@ -1,14 +1,17 @@
 """The embedded cluster: a real one on loopback ports, that starts in seconds and leaves nothing."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.waiting import eventually
 
+import fairqueue
 from fairqueue.errors import ConfigurationError
 from fairqueue.link.keys import SLOTS
 from fairqueue.runtime.cluster import EmbeddedCluster
@@ -65,6 +68,14 @@ def test_the_ports_of_a_node_are_nobody_elses(cluster: EmbeddedCluster) -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         EmbeddedCluster.start(**settings)  # type: ignore[arg-type]
+
+
+def test_the_example_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (Path(fairqueue.__file__).parent.parent / "docs" / "cluster.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    (example,) = [block for block in blocks if "EmbeddedCluster" in block]
+    exec(example, {})
+    assert capsys.readouterr().out == "1 3\n"
 
 
 def test_nothing_is_left_when_the_process_of_a_cluster_is_killed() -> None:
