@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fairqueue.link.connection import Link
 from fairqueue.link.operation import Call, Operation, operation
+from fairqueue.link.partitions import at_home
 from fairqueue.models import new_id
 
 
@@ -34,6 +35,7 @@ class Roster:
         self._term_ms = term_ms
 
     @operation
+    @at_home
     def enlist(
         self, leads: Iterable[int], now_ms: int | None = None
     ) -> Operation[tuple[int, list[Member]]]:
@@ -41,6 +43,7 @@ class Roster:
         return (yield from self._tell(leads, self._term_ms, now_ms, None))
 
     @operation
+    @at_home
     def leave(self, timeout: float | None = None) -> Operation[None]:
         """Tell that this scheduler stops."""
         yield from self._tell((), 0, None, timeout)

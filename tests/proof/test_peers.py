@@ -812,6 +812,11 @@ def largest_shares(queue: TaskQueue) -> object:
     return len(Inspector(queue).users.shares(top=10).users) == 10
 
 
+def largest_places(queue: TaskQueue) -> object:
+    levels = [repr(n / 7) for n in range(MAX_READ)]
+    return len(queue.link.run("seats_before", rest=levels)) == MAX_READ + 1
+
+
 def largest_revoke(queue: TaskQueue) -> object:
     store = AccessStore(queue.link)
     ids = [store.create_key(f"k{n}", "viewer", by="me").info.key_id for n in range(REVOKED)]
@@ -869,6 +874,7 @@ LARGEST = {
     "user_stats": largest_people,
     "backlogs": largest_backlogs,
     "run_counts": largest_shares,
+    "seats_before": largest_places,
     "revoke_credentials": largest_revoke,
     "heartbeat": largest_beat,
     "find_stale": largest_find_stale,
