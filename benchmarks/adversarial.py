@@ -164,9 +164,15 @@ class Trial:
     A member of the first level is a tenant, or a user without one.
     """
 
-    def __init__(self, url: str, size: float, seed: int = 1) -> None:
+    def __init__(
+        self, url: str, size: float, seed: int = 1, *, partitions: int = 1, clients: int = 1
+    ) -> None:
         self.clock = ManualClock()
-        self.queue = TaskQueue.from_url(url, clock=self.clock, timeout=30.0)
+        self.queues = [
+            TaskQueue.from_url(url, clock=self.clock, timeout=30.0, partitions=partitions)
+            for _ in range(clients)
+        ]
+        self.queue = self.queues[0]
         self.size = size
         self.chance = random.Random(seed)
         self.root = Level()
@@ -183,6 +189,10 @@ class Trial:
         return max(least, round(full * self.size))
 
     # --- what happens ---
+
+    def any_queue(self) -> TaskQueue:
+        """One of the clients, each of which has its own knowledge of the partitions."""
+        return self.queue if len(self.queues) == 1 else self.chance.choice(self.queues)
 
     def make(self, tenant: str | None, user: str, **options: Any) -> Task:
         return Task.create(user_id=user, tenant=tenant, **options)
@@ -230,7 +240,7 @@ class Trial:
     def claim(self, limit: int = 1, **options: Any) -> list[Claim]:
         """Claim tasks, which must be there."""
         for _ in range(100):  # claims may have only moved tasks that cannot start
-            claims = self.queue.claim("w", limit, lease=86_400.0, **options)
+            claims = self.any_queue().claim("w", limit, lease=86_400.0, **options)
             for claim in claims:
                 self.claims += self.counted_pool in (None, claim.task.pool)
                 before = self.quiet.pop(claim.task.task_id, None)

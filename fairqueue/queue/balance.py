@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # All partitions are asked again after this many claims for each of them: a question costs a tenth
 # of a claim, and what is known gets older with each claim of another client.
@@ -21,39 +21,82 @@ ASK_S = 1.0
 FIRST_DOWN_S, LONGEST_DOWN_S = 0.5, 8.0
 
 
+# A partition that was out of reach for longer has no service stored up when it comes back.
+AWAY_S = 2.0
+
+
 @dataclass(slots=True)
 class Known:
     """What is known of one partition.
 
-    level, lane: of its ordinary turns and of its CRITICAL lane; infinite if nothing waits.
-    has_work: whether something may be for this kind of claims. lists: where a worker waits for
-    tokens of it. entered_at: when this kind last claimed there, by the monotonic clock. due_at:
-    when something becomes due there. down_until: when it may be asked again; it did not answer.
+    lists: where a worker waits for tokens of it. entered_at: when this kind last claimed there, by
+    the monotonic clock. due_at: when something becomes due there. down_until: when it may be asked
+    again; it did not answer, since `down_since`.
     """
 
-    level: float = math.inf
-    lane: float = math.inf
-    has_work: bool = False
     lists: tuple[bytes, ...] = ()
     entered_at: float = -math.inf
     due_at: float = math.inf
     down_until: float = -math.inf
     down_s: float = FIRST_DOWN_S
+    down_since: float = math.inf
 
 
-@dataclass(slots=True)
+class Levels:
+    """The levels of all partitions in one of the two orders: ordinary turns, the CRITICAL lane.
+
+    at: the level of what is served next, infinite if nothing waits; of a partition that rests it
+    was not moved to the floor yet. busy: the same of those that do not rest. far: how far those are
+    where nothing waits, or that rest.
+    """
+
+    __slots__ = ("at", "busy", "far")
+
+    def __init__(self, count: int) -> None:
+        self.at = [math.inf] * count
+        self.busy = [math.inf] * count
+        self.far = [-math.inf] * count
+
+    def note(self, number: int, text: bytes) -> None:
+        """Take note of what a partition has answered; see level.text in lua/lib/level.lua."""
+        mark = text[:1]
+        if mark == b"=":
+            self.at[number] = self.busy[number] = math.inf
+            self.far[number] = float(text[1:])
+        elif mark == b"~":
+            self.at[number] = self.far[number] = float(text[1:])
+            self.busy[number] = math.inf
+        else:
+            self.at[number] = self.busy[number] = float(text)
+
+    def forget(self, number: int) -> None:
+        """Take note that nothing is known to wait in a partition."""
+        self.at[number] = self.busy[number] = math.inf
+
+    def lowest_other(self, number: int) -> float:
+        """The lowest level of the other partitions that serve; infinite if none does."""
+        own, self.busy[number] = self.busy[number], math.inf
+        lowest = min(self.busy)
+        self.busy[number] = own
+        return lowest
+
+    def farthest(self) -> float:
+        """How far the partitions are that have nothing to serve."""
+        return max(self.far)
+
+
 class Balance:
     """What one kind of claims knows of all partitions. Threads may share it."""
 
-    partitions: list[Known]
-    asked_at: float = -math.inf
-    claims: int = 0
-    dice: random.Random = field(default_factory=random.Random)
-
-    @classmethod
-    def of(cls, count: int) -> "Balance":
+    def __init__(self, count: int) -> None:
         """Know nothing of `count` partitions yet."""
-        return cls([Known() for _ in range(count)])
+        self.partitions = [Known() for _ in range(count)]
+        self.asked_at = -math.inf
+        self.claims = 0
+        self._dice = random.Random()  # noqa: S311 - only to break ties
+        self._turns, self._lane = Levels(count), Levels(count)
+        self._vain: set[int] = set()  # what waits there is not for this kind of claims
+        self._due_at = math.inf  # the earliest of the partitions
 
     def is_old(self) -> bool:
         """Whether all partitions should be asked again before the next claim."""
@@ -70,47 +113,78 @@ class Balance:
     def best(self, tried: Collection[int] = ()) -> int | None:
         """The partition to claim from: with the lowest CRITICAL lane, or else the lowest level.
 
-        None if nothing waits in the others than those that were `tried`. Ties are broken at random,
-        so that workers do not all claim from the same one.
+        One where something has become due comes first: it may be what is to be served next. None if
+        nothing waits in the others than those that were `tried`. Ties are broken at random, so that
+        workers do not all claim from the same one.
         """
         now = time.monotonic()
-        open_ones = [
-            (i, known)
-            for i, known in enumerate(self.partitions)
-            if known.has_work and i not in tried and known.down_until <= now
-        ]
-        for levels in (
-            [(known.lane, i) for i, known in open_ones if known.lane < math.inf],
-            [(known.level, i) for i, known in open_ones],
-        ):
-            if levels:
-                lowest = min(levels)[0]
-                return self.dice.choice([i for level, i in levels if level == lowest])
+        if self._due_at <= now:
+            for i, known in enumerate(self.partitions):
+                if known.due_at <= now and known.down_until <= now and i not in tried:
+                    return i
+        for levels in (self._lane.at, self._turns.at):
+            if tried or self._vain:
+                levels = levels.copy()
+                for i in (*tried, *self._vain):
+                    levels[i] = math.inf
+            lowest = min(levels)
+            if lowest < math.inf:
+                if levels.count(lowest) == 1:
+                    return levels.index(lowest)
+                return self._dice.choice([i for i, level in enumerate(levels) if level == lowest])
         return None
 
     def floors(self, number: int) -> str:
-        """The lowest levels of the other partitions, as the script `claim` takes them."""
-        others = [known for i, known in enumerate(self.partitions) if i != number]
-        return " ".join(
-            _text(min(levels, default=math.inf))
-            for levels in ([each.level for each in others], [each.lane for each in others])
-        )
+        """The floors for a claim in a partition, as level.floors in lua/lib/level.lua takes them.
 
-    def note(self, number: int, levels: bytes, hint: float) -> None:
-        """Take note of what a partition has answered; `hint`: seconds until something is due."""
+        These are the lowest levels of the others; if nothing waits there, how far they were. Who is
+        alone then starts where the queue was, and others that come later do not wait for it.
+        """
+        floor, lane = self._turns.lowest_other(number), self._lane.lowest_other(number)
+        mark = ""
+        if floor == math.inf:
+            mark, floor = "~", self._turns.farthest()
+        elif self._was_away(number):
+            mark = "!"
+        if lane == math.inf:
+            lane = self._lane.farthest()
+        return f"{mark}{_text(floor)} {_text(lane)}"
+
+    def _was_away(self, number: int) -> bool:
         known = self.partitions[number]
-        level, _, lane = levels.decode().partition(" ")
-        known.level, known.lane = _number(level), _number(lane)
-        known.has_work = known.level < math.inf or hint <= 0
-        known.due_at = time.monotonic() + hint
+        return time.monotonic() - known.down_since >= AWAY_S
+
+    def note(self, number: int, levels: bytes, hint: float, *, has_more: bool = False) -> None:
+        """Take note of what a partition has answered; `hint`: seconds until something is due.
+
+        has_more: that is 0 because more waits, which has its turn by its level.
+        """
+        known = self.partitions[number]
+        if levels:
+            turns, _, lane = levels.partition(b" ")
+            self._turns.note(number, turns)
+            self._lane.note(number, lane)
+            self._vain.discard(number)
+        known.due_at = math.inf if has_more and hint <= 0 else time.monotonic() + hint
+        self._due_at = min(each.due_at for each in self.partitions)
         known.down_until, known.down_s = -math.inf, FIRST_DOWN_S
+
+    def note_vain(self, number: int) -> None:
+        """Take note that what waits in a partition is not for this kind, or may not run now."""
+        self._vain.add(number)
+
+    def note_claimed(self, number: int) -> None:
+        """Take note that a claim in a partition was answered."""
+        self.partitions[number].down_since = math.inf
 
     def note_down(self, number: int) -> None:
         """Take note that a partition did not answer."""
-        known = self.partitions[number]
-        known.level = known.lane = math.inf
-        known.has_work = False
-        known.down_until = time.monotonic() + known.down_s
+        known, now = self.partitions[number], time.monotonic()
+        self._turns.forget(number)
+        self._lane.forget(number)
+        known.due_at = math.inf
+        known.down_since = min(known.down_since, now)
+        known.down_until = now + known.down_s
         known.down_s = min(2 * known.down_s, LONGEST_DOWN_S)
 
     def was_asked(self) -> None:
@@ -121,14 +195,21 @@ class Balance:
         """Take note that this kind of workers has claimed in a partition, which knows it now."""
         self.partitions[number].entered_at = time.monotonic()
 
-    def expect_entries(self, seconds: float) -> None:
-        """Let this kind of workers claim wherever it did not for a while.
+    def unentered(self, seconds: float) -> list[int]:
+        """The partitions where this kind of workers did not claim for a while.
 
         Each partition has to know what tokens it wants.
         """
-        since = time.monotonic() - seconds
-        for known in self.partitions:
-            known.has_work = known.has_work or known.entered_at < since
+        now = time.monotonic()
+        return [
+            i
+            for i, known in enumerate(self.partitions)
+            if known.entered_at < now - seconds and known.down_until <= now
+        ]
+
+    def is_empty(self, number: int) -> bool:
+        """Whether nothing is known to wait in a partition."""
+        return self._turns.at[number] == math.inf
 
     def is_any_up(self) -> bool:
         """Whether any partition has answered the last question to it."""
@@ -143,6 +224,8 @@ class Balance:
 
     def hint(self) -> float:
         """Seconds until something becomes due in a partition; infinite if nothing is known."""
+        if self.best() is not None:
+            return 0.0
         now = time.monotonic()
         moments = (
             known.down_until if known.down_until > now else known.due_at
@@ -156,8 +239,4 @@ class Balance:
 
 
 def _text(level: float) -> str:
-    return "-" if level == math.inf else repr(level)
-
-
-def _number(text: str) -> float:
-    return math.inf if text in ("-", "") else float(text)
+    return "-" if math.isinf(level) else repr(level)

@@ -19,6 +19,7 @@ ASK_TIMEOUT_S = 1.0
 # A claim tells a partition which names and pools a worker takes, and learns where to wait. The
 # partition forgets it after a minute; see lua/lib/kinds.lua.
 ENTER_S = 20.0
+TASKS_OF_CLAIM = 10  # one that takes more counts as several: it changes more, and costs more
 MOST_BALANCES = 64  # kinds of claims of one client
 
 
@@ -48,14 +49,15 @@ class Claiming:
         """Take note of the answer of a partition."""
         balance = self.balance
         self.claims += answer.claims
-        balance.claims += 1
-        balance.note(number, answer.levels, answer.hint)
+        balance.claims += 1 + len(answer.claims) // TASKS_OF_CLAIM
+        balance.note(number, answer.levels, answer.hint, has_more=bool(answer.claims))
         known = balance.partitions[number]
         known.lists = part.full(answer.wake)
         balance.entered(number)
+        balance.note_claimed(number)
         if not answer.claims:
             # What waits there is not for this worker, or may not run now.
-            known.has_work = False
+            balance.note_vain(number)
             self.tried.add(number)
 
     def failed(self, number: int, error: Exception) -> None:
@@ -75,7 +77,7 @@ class WholeClaims(ClaimOperations):
         if found is None:
             if len(known) >= MOST_BALANCES:
                 known.clear()
-            found = known[wanted] = Balance.of(len(self.link.parts))
+            found = known[wanted] = Balance(len(self.link.parts))
         return found
 
     def _claim(
@@ -107,15 +109,16 @@ class WholeClaims(ClaimOperations):
         balance, number = claim.balance, first
         was_asked = False
         while not claim.is_full:
-            if number is None:
-                if claim.claims or was_asked:
-                    break
+            if number is not None:
+                yield from self._claim_at(claim, number)
+            elif claim.claims or was_asked:
+                break
+            else:
                 yield from self._ask_all(balance, claim.wanted)
                 was_asked = True
-                if not claim.wanted.is_all:
-                    balance.expect_entries(ENTER_S)
-            else:
-                yield from self._claim_at(claim, number)
+                for each in () if claim.wanted.is_all else balance.unentered(ENTER_S):
+                    if not claim.is_full:
+                        yield from self._claim_at(claim, each)
             number = balance.best(claim.tried)
         if not claim.claims and claim.error is not None and not balance.is_any_up():
             raise claim.error
@@ -141,23 +144,29 @@ class WholeClaims(ClaimOperations):
         answers = yield Gather(
             [(part, self.at(part)._peek(wanted.pools)) for part in parts], partial=True
         )
-        for number, part, answer in zip(asked, parts, answers, strict=True):
+        for number, answer in zip(asked, answers, strict=True):
             if isinstance(answer, RedisUnavailable):
                 balance.note_down(number)
             elif isinstance(answer, Exception):
                 raise answer
             else:
-                hint, now_ms, levels = answer
-                part.learn_time(int(now_ms))
-                balance.note(number, levels, hint_seconds(hint))
-                if wanted.is_all:
-                    balance.partitions[number].lists = part.full(("wake",))
+                self._note_peek(balance, number, answer, wanted)
         balance.was_asked()
 
+    def _note_peek(self, balance: Balance, number: int, answer: list[Any], wanted: Wanted) -> None:
+        hint, now_ms, levels = answer
+        part = self.link.parts[number]
+        part.learn_time(int(now_ms))
+        balance.note(number, levels, hint_seconds(hint))
+        if wanted.is_all:
+            balance.partitions[number].lists = part.full(("wake",))
+
     def _peek(self, pools: str) -> Operation[list[Any]]:
-        timeout = min(ASK_TIMEOUT_S, self.link.timeout)
-        answer: list[Any] = yield Call("peek", pools=pools, timeout=timeout)
+        answer: list[Any] = yield self._peek_call(pools)
         return answer
+
+    def _peek_call(self, pools: str) -> Call:
+        return Call("peek", pools=pools, timeout=min(ASK_TIMEOUT_S, self.link.timeout))
 
     def _exchange_over(
         self,
@@ -170,24 +179,12 @@ class WholeClaims(ClaimOperations):
         """
         balance = claim.balance
         number = (yield from self._best(balance, claim.wanted)) if claim.limit else None
-        numbers = [*finishes]
-        if number is not None and number not in finishes:
-            numbers.append(number)
-        token, asked = "", []
-        for each in numbers:
-            twin = self.at(self.link.parts[each])
-            calls = list(finishes.get(each, ()))
-            if each == number:
-                floors = balance.floors(each)
-                call, token = claim_call(
-                    claim.worker_id, claim.limit, claim.lease_ms, claim.wanted, floors
-                )
-                calls.append(call)
-            asked.append((twin.link, twin._together(calls)))
-        answers = dict(zip(numbers, (yield Gather(asked, partial=True)), strict=True))
-        for error in answers.values():
-            if isinstance(error, Exception) and not isinstance(error, RedisUnavailable):
-                raise error
+        calls, token, peeked = self._exchange_calls(finishes, claim, number)
+        answers = yield from self._at_each(calls)
+        for each in peeked:
+            answered = answers[each]
+            if not isinstance(answered, Exception):
+                self._note_peek(balance, each, answered.pop(), claim.wanted)
         if number is not None:
             answer = answers[number]
             if isinstance(answer, Exception):
@@ -202,6 +199,46 @@ class WholeClaims(ClaimOperations):
         if claim.claims:
             return answers, Answer(claim.claims, balance.hint(), balance.lists())
         return answers, (yield from self._claim_on(claim, balance.best(claim.tried)))
+
+    def _exchange_calls(
+        self, finishes: dict[int, list[Call]], claim: Claiming, number: int | None
+    ) -> tuple[dict[int, list[Call]], str, list[int]]:
+        """The calls of an exchange, by partition; the token of its claim, which is at `number`.
+
+        Where nothing was left to claim, what is finished may let other tasks begin: these
+        partitions, the last of the three, are asked for their levels.
+        """
+        calls, token, peeked = {each: [*own] for each, own in finishes.items()}, "", []
+        for each in finishes:
+            if claim.limit and each != number and claim.balance.is_empty(each):
+                calls[each].append(self._peek_call(claim.wanted.pools))
+                peeked.append(each)
+        if number is not None:
+            floors = claim.balance.floors(number)
+            call, token = claim_call(
+                claim.worker_id, claim.limit, claim.lease_ms, claim.wanted, floors
+            )
+            calls.setdefault(number, []).append(call)
+        return calls, token, peeked
+
+    def _at_each(self, calls: dict[int, list[Call]]) -> Operation[dict[int, list[Any] | Exception]]:
+        """Run calls in their partitions at the same time; the answers of each, or its error."""
+        if len(calls) == 1:
+            ((number, own),) = calls.items()
+            twin = self.at(self.link.parts[number])
+            try:
+                return {number: (yield At(twin.link, twin._together(own)))}
+            except RedisUnavailable as error:
+                return {number: error}
+        asked = []
+        for number, own in calls.items():
+            twin = self.at(self.link.parts[number])
+            asked.append((twin.link, twin._together(own)))
+        answers = dict(zip(calls, (yield Gather(asked, partial=True)), strict=True))
+        for answer in answers.values():
+            if isinstance(answer, Exception) and not isinstance(answer, RedisUnavailable):
+                raise answer
+        return answers
 
     def _together(self, calls: Sequence[Call]) -> Operation[list[Any]]:
         yield from self.ready()

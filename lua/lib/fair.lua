@@ -1,10 +1,10 @@
 -- Decide who is served next: start-time fair queueing between users, and between tenants.
 --
 -- @include time settings status owners
--- @lazy rings kinds
+-- @lazy rings kinds level
 -- KEYS fair      hash  clock, critical_clock, credit, seq, average, window, alarm, turn, passes,
 --                      seen (when a claim last changed something, ms), recheck, pools (their names), pace
---                      (see lib/serving), ...
+--                      (see lib/serving), shift (see lib/level), ...
 -- KEYS ready     zset  seat -> virtual start tag; all in the ring of the default pool who may be served now
 -- KEYS critical  zset  seat -> start tag in the CRITICAL lane; seats in ready whose next task is CRITICAL
 -- KEYS parked    zset  seat -> when to look again, ms, or +inf: has waiting tasks but may not be served
@@ -33,7 +33,7 @@ local fair_dirty = false
 fair.unsaved = {}
 local function load_fair()
   local v = redis.call('HMGET', K.fair, 'clock', 'critical_clock', 'credit', 'seq', 'average',
-    'seen', 'recheck', 'mixed', 'behind', 'layout', 'pools', 'pace')
+    'seen', 'recheck', 'mixed', 'behind', 'layout', 'pools', 'pace', 'shift')
   check_layout(v[10])
   fair.clock = tonumber(v[1] or nil) or 0
   fair.critical_clock = tonumber(v[2] or nil) or 0
@@ -46,6 +46,7 @@ local function load_fair()
   fair.behind = v[9] ~= false  -- there are old records to drop
   fair.pools = v[11] or nil
   fair.pace = v[12] or nil
+  fair.shift = v[13] or nil
 end
 load_fair()
 
@@ -257,14 +258,17 @@ local function enter_critical(seat, cost)
   local owner = owner_in(seat)
   if not tag_in(K.critical, seat) then
     local stride = (cost or cost_of(owner)) / settings_of(owner).weight
+    if fair.shift and in_root(seat) then level().note_start(K.critical) end
     put_tag(K.critical, seat, ring_of(seat).critical_clock + stride)
   end
   local group = group_of(seat)
   if group and tag_in(K.ready, group) then enter_critical(group, cost) end
 end
 
--- When nothing is ready in the default pool and nothing is leased, past service no longer counts.
-local function settle()
+-- When nothing is ready in the default pool and nothing is leased, past service no longer counts. In a partition, only
+-- a claim knows whether others serve (`of_all`): to forget what somebody owes there would be a gift.
+local function settle(of_all)
+  if fair.shift and not of_all then return end
   if redis.call('ZCARD', K.ready) > 0 or redis.call('ZCARD', K.leases) > 0 then return end
   local top = redis.call('ZRANGE', K.idle, -1, -1, 'WITHSCORES')
   if top[2] then
@@ -305,6 +309,7 @@ local function place(seat, newcomer, cost, critical)
   end
   if debt or layout > 1 then drop_tag(K.idle, seat) end
   if fair.pools or not in_root(seat) then rings().note_start(seat) end
+  if fair.shift and in_root(seat) then level().note_start(K.ready) end
   put_tag(K.ready, seat, start)
   redis.call('HSET', K.served, seat, 'late')
   local is_ready = layout == 1 or rings().place_tenant(seat, newcomer, cost, critical)

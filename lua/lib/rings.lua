@@ -243,7 +243,7 @@ function rings.end_past(name)
 end
 
 -- Settle the ring of a pool, or of a tenant that has no place and nothing running, before a seat is placed.
-function rings.settle_for(seat)
+function rings.settle_for(seat, of_all)
   local group = group_of(seat)
   if group then
     rings.settle_for(group)
@@ -252,6 +252,7 @@ function rings.settle_for(seat)
     return
   end
   local name = rings.name_of(seat)
+  if fair.shift and not of_all then return end
   if name ~= '' and rings.is_empty(K.ready, name) and redis.call('ZCARD', K.leases) == 0 then
     rings.end_past(name)
   end

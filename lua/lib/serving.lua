@@ -385,7 +385,15 @@ local function next_unit(open)
   if #open == 1 then
     local ring = open[1]
     local unit = ring.has_lane and may_jump(ring) and pop_unit(ring, true)
-    if unit then return unit, ring, true end
+    if unit then
+      this.has_jumped = true
+      return unit, ring, true
+    end
+    -- In a partition that was only chosen for its lane, ordinary turns are for when it is the lowest.
+    if this.has_jumped and this.floor then
+      local entry = turns.peek(ring.ready, is_turn)
+      if entry and entry.tag + ring.clocks.offset > this.floor then return nil end
+    end
     return pop_unit(ring, false), ring, false
   end
   local best, best_at

@@ -11,15 +11,14 @@
 -- KEYS deadlines  zset  task id -> when its run has to end, ms
 -- ARGV pools  text  pools, one per line; empty: the default pool
 --
--- Returns { ms until a claim has something to do (-1: nothing known, 0: now), time in ms, levels of the pools: of
--- ordinary turns and of the CRITICAL lane, each '-' if nothing waits }.
+-- Returns { ms until a claim has something to do (-1: nothing known, 0: now), time in ms, levels of the pools, as
+-- level.text writes them }.
 
 local names = {}
 for pool in string.gmatch(A.pools == '' and 'default' or A.pools, '[^\n]+') do
   names[#names + 1] = pool == 'default' and '' or '\3' .. pool
 end
-local offset, rests, lane_offset = level().shift()
-local lowest, lane = level().lowest(names, offset, lane_offset)
+local offset, rests, lane_offset, lane_rests = level().shift()
 local hint = -1
 for _, key in ipairs({ K.delayed, K.leases, K.parked, K.gate_times, K.expiring, K.deadlines }) do
   local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2] or nil)
@@ -28,6 +27,4 @@ for _, key in ipairs({ K.delayed, K.leases, K.parked, K.gate_times, K.expiring, 
     if hint < 0 or ms < hint then hint = ms end
   end
 end
--- The next claim notes that nothing waits, so that no service is stored up.
-if not rests and A.pools == '' and not lowest then hint = 0 end
-return { hint, now, level().text(lowest, lane) }
+return { hint, now, level().text(names, offset, rests, lane_offset, lane_rests) }

@@ -12,7 +12,7 @@
 -- ARGV names     text  empty: tasks of any name; '+' and names, one per line: only these; '-': all others
 -- ARGV pools     text  pools, one per line; empty: the default pool
 -- ARGV floor     text  of a queue with partitions: the lowest levels that the client knows of the other partitions, of
---                      ordinary turns and of the CRITICAL lane, '-' for none; see lib/level. Else empty
+--                      ordinary turns and of the CRITICAL lane, as level.floors reads them. Else empty
 --
 -- The script first does what has become due; see lib/upkeep. Its cost does not depend on how many users
 -- wait, are capped or are paused: it reads the first `limit` units (users and tenants) of a ring, the first
@@ -29,7 +29,7 @@
 --
 -- Returns { ms until something becomes claimable (-1: nothing known, 0: now), time in ms, time of the
 -- claim in ms, numbers of the wake lists to wait at (0: `wake`), with commas; the levels of the partition after
--- the claim, as lib/level writes them, empty without partitions; then for each task: id, document, attempt, ms
+-- the claim, as level.text writes them, empty without partitions; then for each task: id, document, attempt, ms
 -- at which it became ready }.
 
 local WINDOW_MS = 10000      -- service is compared between users over windows of this length
@@ -39,6 +39,7 @@ local WORK = 1000            -- tasks that one claim looks at without taking the
 local MOST_ROUND = 100       -- units read at first, when some may have nothing for the worker
 local LOOK_ON_MS = 100       -- wait before the next claim when there are more users to look at
 local GATES_READ = 20        -- limits whose times are read to find one that this worker wants
+local LATE = 4               -- a claim that comes too late for its turn takes a part of its limit
 local GATES_WALKED = 100     -- limits with held tasks that are looked at once in a window
 
 this.op, this.worker, this.place = A.op, A.worker, A.place
@@ -91,48 +92,59 @@ function this.align(open)
   end
 end
 
--- Move the clocks of rings in which nothing waited before to the floor: that of the other partitions, or else of
--- the other pools.
+-- Move the rings in which nothing waited before up to the floor: that of the other partitions, or else of the other
+-- pools. The first tag and not the clock: who owes something since the last time does not owe more for it.
 function this.align_partition(open)
-  local floor, lane_floor = level().floors(A.floor)
-  local lane_is_empty = redis.call('EXISTS', K.critical) == 0
+  local floor, lane_floor, mark = level().floors(A.floor)
   fair.offset, fair.rested, this.lane_offset, this.lane_rests = level().shift()
-  floor = this.floor_of(open, floor)
+  local own = this.floor_of(open)
+  this.floor = mark == '' and floor or nil
+  if own and not (mark == '!' and floor) then floor = mark == '~' and own or math.min(floor or own, own) end
   for _, ring in ipairs(open) do
     local clocks = ring.clocks
-    if ring.first and clocks.rested then
-      if floor then clocks.offset = floor - clocks.clock end
+    if ring.first and (clocks.rested or mark == '!') then
+      local at = math.max(ring.first, clocks.clock) + clocks.offset
+      if floor and at < floor then clocks.offset = clocks.offset + floor - at end
       clocks.rested = false
       if ring.name ~= '' then rings().touch(ring.name) end
     end
   end
-  if not lane_is_empty and this.lane_rests then
-    if lane_floor then this.lane_offset = lane_floor - fair.critical_clock end
-    this.lane_rests = false
+  -- Others have claimed here since this client has heard of it: it takes less here, and the rest where the level is
+  -- lower. Else all who have heard the same would come here with all that they want.
+  local first = this.is_default_only and this.floor and open[1].first
+  local at = first and math.max(first, fair.clock) + fair.offset
+  if at and this.limit > 1 and at > this.floor + this.limit / redis.call('ZCARD', K.ready) then
+    this.limit = math.ceil(this.limit / LATE)
+  end
+  if this.lane_rests then
+    local first = level().first(K.critical, '')
+    if first and lane_floor then this.lane_offset = math.max(this.lane_offset, lane_floor - first) end
+    this.lane_rests = not first
   end
 end
 
--- Note which rings rest after the claim, and return the levels for the client. While a ring rests, its clock goes
--- with the floor: what its users have had is forgotten as they would be served again elsewhere.
+-- Note which rings rest after the claim, and return the levels for the client. The clock of a ring that rests, or that
+-- has nothing for this worker, goes with the floor: newcomers do not get what nobody wanted.
 function this.leave_level(open)
   local floor = level().floors(A.floor)
   local names = {}
   for i, ring in ipairs(open) do
     local clocks = ring.clocks
     names[i] = ring.name
-    if level().first(K.ready, ring.name) == nil then
-      if not clocks.rested and ring.name ~= '' then rings().touch(ring.name) end
+    local is_empty = ring.name == '' and redis.call('EXISTS', K.ready) == 0
+      or ring.name ~= '' and rings().is_empty(K.ready, ring.name)
+    if is_empty and not clocks.rested then
       clocks.rested = true
-      if floor and floor - clocks.offset > clocks.clock then
-        clocks.clock = floor - clocks.offset
-        if ring.name == '' then fair_dirty = true else rings().touch(ring.name) end
-      end
+      if ring.name ~= '' then rings().touch(ring.name) end
+    end
+    if floor and (is_empty or #this.taken.ids == 0) and floor - clocks.offset > clocks.clock then
+      clocks.clock = floor - clocks.offset
+      if ring.name == '' then fair_dirty = true else rings().touch(ring.name) end
     end
   end
   this.lane_rests = this.lane_rests or redis.call('EXISTS', K.critical) == 0
   level().save(fair.offset, fair.rested, this.lane_offset, this.lane_rests)
-  local lowest, lane = level().lowest(names, fair.offset, this.lane_offset)
-  return level().text(lowest, lane)
+  return level().text(names, fair.offset, fair.rested, this.lane_offset, this.lane_rests)
 end
 
 -- The rings of the pools, opened.
@@ -192,7 +204,7 @@ end
 -- When nothing is served, past service of these pools no longer counts.
 local function settle_all(open)
   for _, ring in ipairs(open) do
-    if ring.name == '' then settle() else rings().settle_for(ring.name) end
+    if ring.name == '' then settle(true) else rings().settle_for(ring.name, true) end
   end
 end
 
@@ -287,7 +299,7 @@ local function claim()
       for _, ring in ipairs(open) do note_pace(ring, ring.taken) end
       count('claimed', #this.taken.ids)
       remember(A.op, table.concat(this.taken.ids, '\n'))
-    elseif A.floor == '' or A.floor == '- -' then
+    elseif A.floor == '' or string.byte(A.floor) == 126 then
       settle_all(open)
     end
     if A.floor ~= '' then this.level = this.leave_level(open) end
