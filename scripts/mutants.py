@@ -529,14 +529,14 @@ MUTATIONS = (
         "lua/maintenance/put_tasks.lua",
         "if not is_mover(is_back and 'from' or 'to') then return { 'taken over' } end\n",
         "",
-        "tests/repartition/test_drain.py::test_a_process_that_was_overtaken_stores_nothing",
+        "tests/repartition/test_repartition_drain.py::test_a_process_that_was_overtaken_stores_nothing",
     ),
     Mutation(
         "repartition: tasks that have arrived",
         "lua/maintenance/put_tasks.lua",
         "  if before then return before end\n",
         "",
-        "tests/repartition/test_drain.py::"
+        "tests/repartition/test_repartition_drain.py::"
         "test_what_has_arrived_is_not_stored_again_when_it_is_gone",
     ),
     Mutation(
@@ -544,7 +544,7 @@ MUTATIONS = (
         "lua/maintenance/put_schedules.lua",
         "K.repartition, HAS_ARRIVED .. moved) == 1 then",
         "K.repartition, HAS_ARRIVED .. moved) == 2 then",
-        "tests/repartition/test_drain.py::"
+        "tests/repartition/test_repartition_drain.py::"
         "test_what_has_arrived_is_not_stored_again_when_it_is_gone",
     ),
     Mutation(
@@ -552,7 +552,7 @@ MUTATIONS = (
         "lua/maintenance/take_schedules.lua",
         "    if not is_unfinished(records[each]) or records[each].behind then return nil end\n",
         "",
-        "tests/repartition/test_drain.py::"
+        "tests/repartition/test_repartition_drain.py::"
         "test_a_schedule_whose_run_is_unfinished_moves_with_it_or_after_it",
     ),
     Mutation(
@@ -560,7 +560,7 @@ MUTATIONS = (
         "lua/maintenance/take_tasks.lua",
         "redis.call('HEXISTS', K.schedules, record.schedule) == 1 then return false",
         "redis.call('HEXISTS', K.schedules, record.schedule) == 2 then return false",
-        "tests/repartition/test_drain.py::"
+        "tests/repartition/test_repartition_drain.py::"
         "test_a_schedule_whose_run_is_unfinished_moves_with_it_or_after_it",
     ),
     Mutation(

@@ -207,9 +207,14 @@ class Doctor(Partitioned):
     def _move(self) -> Operation[tuple[str, int]]:
         """Return the queue to which a partition was moved, if any, and how much is on the way."""
         key = self.link.keys["repartition"]
-        text, fields = yield Ask(("HGET", key, ""), ("HLEN", key))
-        role, _, rest = (text or b"").decode(errors="replace").partition("\0")
-        return (rest.rpartition("\0")[2], fields - 1) if role == "from" else ("", 0)
+        (found,) = yield Ask(("HGETALL", key))
+        fields = (
+            found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+        )
+        role, _, rest = fields.get(b"", b"").decode(errors="replace").partition("\0")
+        if role != "from":
+            return "", 0
+        return rest.rpartition("\0")[2], sum(name.startswith(b">") for name in found)
 
     def _history(self) -> Operation[tuple[int, float]]:
         """Return the number of ended runs of one partition, and their size."""

@@ -39,17 +39,27 @@ def count(queue: TaskQueue) -> QueueCounts:
     sums = [0] * 7
     for link in links_of(queue):
         keys = link.keys
-        *sizes, begun = link.ask(
+        sizes = link.ask(
             *(("ZCARD", keys[name]) for name in ("waiting", "delayed", "leases", "dead", "ended")),
             ("HLEN", keys["schedules"]),
-            ("HLEN", keys["repartition"]),
             ("HLEN", keys["moving"]),
-            ("HEXISTS", keys["repartition"], ""),
         )
-        between = sizes.pop()
-        sizes[-1] += between - begun
+        sizes[-1] += len(records_aside(link))
         sums = [a + int(b) for a, b in zip(sums, sizes, strict=True)]
     return QueueCounts(*sums)
+
+
+def fields_of(link: Link) -> dict[bytes, bytes]:
+    """What a partition notes of moves: see the key `repartition` in docs/data-model.md."""
+    (found,) = link.ask(("HGETALL", link.keys["repartition"]))
+    if isinstance(found, dict):  # as clients with the newer protocol give it
+        return found
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+def records_aside(link: Link) -> dict[bytes, bytes]:
+    """The names and texts of the records that are set aside in a partition."""
+    return {name[1:]: text for name, text in fields_of(link).items() if name.startswith(b">")}
 
 
 def digest_of(name: bytes) -> int:

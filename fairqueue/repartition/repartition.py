@@ -14,7 +14,15 @@ from fairqueue.link.scripts import load_script
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition.copying import Copier
-from fairqueue.repartition.counting import QueueCounts, count, digest, digest_of, links_of
+from fairqueue.repartition.counting import (
+    QueueCounts,
+    count,
+    digest,
+    digest_of,
+    fields_of,
+    links_of,
+    records_aside,
+)
 from fairqueue.repartition.records import COUNTERS, SCHEDULE, TASK, MovingRecord
 from fairqueue.schedules.places import finish_all_moves
 from fairqueue.validation import check_count
@@ -175,52 +183,58 @@ class Repartition:
         parts = _text(text or b"").split("\0")
         is_known = len(parts) == 4 and (parts[0], parts[3]) == ("from", target)
         move = parts[2] if is_known else new_id()
-
-        def begin(link: Link, role: str, other: str, seq: int = 0) -> int:
-            empty = "1" if must_be_empty and role == "to" else ""
-            answer = self._run(
-                link, "begin_repartition", role=role, move=move, other=other, seq=seq, empty=empty
-            )
-            if answer[0] == b"busy":
-                way = "to" if answer[1] == b"from" else "from"
-                raise RepartitionError(
-                    f"queue {link.keys.queue!r} is part of another move, {way} "
-                    f"{_text(answer[2])}: finish that one first, by the same command"
-                )
-            if answer[0] == b"used":
-                raise RepartitionError(
-                    f"queue {link.keys.queue!r} is not empty: choose another name, or move the "
-                    "queue while in use (drain)"
-                )
-            return int(answer[1])
-
-        seq = max([begin(link, "from", target) for link in links_of(self._old)])
+        seqs = [
+            self._begin_in(link, role="from", move=move, other=target, seq=0, empty="", known="")
+            for link in links_of(self._old)
+        ]
         there = links_of(self._new)[0]
         (text,) = there.ask(("HGET", there.keys["repartition"], ""))
         if self._token in _text(text or b""):
             raise ConfigurationError(
                 f"queue {shown(self._old.name)} cannot be moved to itself: choose another name"
             )
+        must_be_known = any(records_aside(link) for link in links_of(self._old))
         for link in links_of(self._new):
-            begin(link, "to", source, seq)
+            self._begin_in(
+                link,
+                role="to",
+                move=move,
+                other=source,
+                seq=max(seqs),
+                empty="1" if must_be_empty else "",
+                known="1" if must_be_known else "",
+            )
+
+    def _begin_in(self, link: Link, **arguments: Any) -> int:
+        """Take over a partition; its arrival number. Raises RepartitionError."""
+        answer = self._run(link, "begin_repartition", **arguments)
+        queue = shown(link.keys.queue)
+        if answer[0] == b"busy":
+            way = "to" if answer[1] == b"from" else "from"
+            raise RepartitionError(
+                f"queue {queue} is part of another move, {way} {_text(answer[2])}: finish that one "
+                "first, by the same command"
+            )
+        if answer[0] == b"used":
+            raise RepartitionError(
+                f"queue {queue} is not empty: choose another name, or move the queue while in use "
+                "(drain)"
+            )
+        if answer[0] == b"unknown":
+            raise RepartitionError(
+                f"records of queue {shown(self._old.name)} are on their way to a queue {queue} on "
+                "another server: finish that move first"
+            )
+        return int(answer[1])
 
     def _finish_earlier(self) -> None:
         """Deliver what an earlier run has set aside; then no note of an arrival is needed."""
         for link in links_of(self._old):
-            while self._deliver(link, self._waiting_to_move(link)):
-                pass
+            aside = records_aside(link)
+            self._deliver(link, [each for pair in aside.items() for each in pair])
         for link in links_of(self._new):
-            (found,) = link.ask(("HGETALL", link.keys["repartition"]))
-            fields = found if isinstance(found, dict) else found[::2]
-            notes = [each for each in fields if each.startswith(b"<")]
+            notes = [each for each in fields_of(link) if each.startswith(b"<")]
             self._run_all([(link, self._call_to_settle(notes))])
-
-    def _waiting_to_move(self, link: Link) -> list[bytes]:
-        """The names and texts of what is set aside now."""
-        (found,) = link.ask(("HGETALL", link.keys["repartition"]))
-        if not isinstance(found, dict):  # the clients of both protocols
-            found = dict(zip(found[::2], found[1::2], strict=True))
-        return [x for k, text in found.items() if k.startswith(b">") for x in (k[1:], text)]
 
     def _go_on(self, wait: bool, stop: Callable[[], bool]) -> None:
         """Pass over the old queue until nothing moves any more; with `wait`, until it is empty."""

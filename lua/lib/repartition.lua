@@ -1,8 +1,9 @@
 -- Keep records that move to another queue: those set aside here, and those that arrived here.
 --
 -- KEYS repartition  hash  '' -> 'from' or 'to', the token of the process that moves, the id of the move, and the other
---                   queue, separated by NUL; '>' kind record id -> a record that moves away, as netstrings; '<' kind
---                   record id -> the answer: it has arrived here, and the other queue may still have it
+--                         queue, separated by NUL; '@' id of a move -> the queue that was moved here by it; '>' kind
+--                         record id -> a record that moves away, as netstrings; '<' kind record id -> the answer: it
+--                         has arrived here, and the other queue may still have it
 -- ARGV token  text  random token of the process that moves
 --
 -- A record that is set aside is in no other key: no script finds it here. It stays until the other queue has

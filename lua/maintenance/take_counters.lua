@@ -1,6 +1,7 @@
 -- Set the counters of a queue aside, to be added to those of another queue.
 --
 -- @include repartition
+-- FLAGS allow-oom
 -- KEYS stats  hash  counter -> value
 --
 -- A repeated call returns what is set aside already.

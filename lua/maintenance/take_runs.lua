@@ -1,6 +1,7 @@
 -- Set ended tasks aside, to be moved to another queue.
 --
 -- @include ending repartition outcomes
+-- FLAGS allow-oom
 -- ARGV source  text  'dead' or 'ended': dead letters, or all others
 -- ARGV skip    int   how many to pass over, from the oldest on
 -- ARGV limit   int   look at so many after them, a few hundred at most

@@ -2,6 +2,7 @@
 --
 -- @include set_aside_tasks erase
 -- @lazy delays gates uniques rings
+-- FLAGS allow-oom
 -- ARGV after  text  a member of `schedule_index`: begin after it; empty: begin
 -- ARGV limit  int   look at so many, a few hundred at most
 --

@@ -2,6 +2,7 @@
 --
 -- @include set_aside_tasks
 -- @lazy delays gates uniques rings
+-- FLAGS allow-oom
 -- ARGV source  text  'waiting' or 'delayed': where to look
 -- ARGV skip    int   how many to pass over, from the first on
 -- ARGV limit   int   look at so many after them, a few hundred at most

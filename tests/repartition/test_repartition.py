@@ -27,6 +27,7 @@ from fairqueue.history.runs import History
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.repartition import Repartition, count
 from fairqueue.runtime.cluster import EmbeddedCluster
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 # --- at rest --------------------------------------------------------------------------------------
 
@@ -64,6 +65,14 @@ def test_a_moved_queue_works_and_ends_each_task_once(
     claimed = [claim.task.task_id for claim in claim_all(new, clock)]
     assert sorted(claimed) == sorted(ids)
     assert claim_all(old, clock) == []
+    active = {i for i, state in texts_of(new, "schedule_state").items() if state["active"]}
+    for link in new.link.parts:
+        TaskScheduler(new.at(link), f"s{link.keys.partition}").tick()
+    fired = claim_all(new, clock)
+    schedules = {each.task.schedule_id for each in fired}
+    assert len({each.task.task_id for each in fired}) == len(fired)
+    assert schedules <= active
+    assert {"plain", "seconds", "interval"} <= schedules
 
 
 # --- processes that die ------------------------------------------------------------------------

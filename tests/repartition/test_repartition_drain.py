@@ -200,6 +200,56 @@ def test_what_has_arrived_is_not_stored_again_when_it_is_gone(
     assert (count(new).schedules, claim(new)) == (0, [])
 
 
+def test_what_is_on_the_way_does_not_go_to_a_queue_of_that_name_elsewhere(
+    open_queue: Open, old: TaskQueue, new: TaskQueue
+) -> None:
+    push(old, "one")
+    elsewhere = open_queue(2, 4)
+
+    class Dying(Repartition):
+        def _put(self, *arguments: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Dying(old, new).run()
+    with pytest.raises(RepartitionError, match="on their way to a queue 'default' on another"):
+        Repartition(old, elsewhere).run()
+    assert Repartition(old, new).run().is_complete
+    assert (count(new).waiting, count(elsewhere).total) == (1, 0)
+
+
+def test_two_queues_become_one(open_queue: Open, old: TaskQueue, new: TaskQueue) -> None:
+    other = open_queue(2, 2)
+    push(old, "one")
+    push(other, "two")
+    assert Repartition(old, new).run().is_complete
+    assert drain(other, new).is_complete
+    push(old, "three")
+    assert drain(old, new).is_complete
+    assert {each.task.task_id for each in claim(new)} == {"one", "two", "three"}
+
+
+def test_a_window_of_a_unique_key_goes_on_in_the_new_queue(
+    old: TaskQueue, new: TaskQueue, clock: ManualClock
+) -> None:
+    window: dict[str, Any] = {"unique": "report", "unique_for": 500}
+    push(old, "gone", **window)
+    push(old, "kept", user_id="bob", **window)
+    for each in old.claim("w", limit=5):
+        old.finish(each)
+        if each.task.task_id == "gone":
+            clock.advance(1)
+            History(old).prune(0.5)
+    assert Repartition(old, new).run().is_complete
+    for user in ("alice", "bob"):
+        new.push(make_task(user, f"again-{user}", **window))
+    assert claim(new) == []
+    clock.advance(501)
+    for user in ("alice", "bob"):
+        new.push(make_task(user, f"now-{user}", **window))
+    assert len(claim(new)) == 2
+
+
 # --- what is in both queues -----------------------------------------------------------------------
 
 
