@@ -105,6 +105,10 @@ class Balance:
             or time.monotonic() - self.asked_at >= ASK_S
         )
 
+    def asks_in(self) -> float:
+        """Seconds until all partitions should be asked again."""
+        return max(0.0, self.asked_at + ASK_S - time.monotonic())
+
     def askable(self) -> list[int]:
         """The partitions that are worth asking: not those that did not answer just now."""
         now = time.monotonic()
@@ -210,6 +214,11 @@ class Balance:
     def is_empty(self, number: int) -> bool:
         """Whether nothing is known to wait in a partition."""
         return self._turns.at[number] == math.inf
+
+    def is_entered(self, seconds: float) -> bool:
+        """Whether this kind of workers has claimed lately in all partitions that answer."""
+        since = time.monotonic() - seconds
+        return all(self.partitions[number].entered_at >= since for number in self.askable())
 
     def is_any_up(self) -> bool:
         """Whether any partition has answered the last question to it."""

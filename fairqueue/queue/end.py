@@ -122,8 +122,12 @@ class EndOperations(WholeClaims):
         names: Iterable[str] | None = None,
         avoid: Iterable[str] = (),
         pools: Iterable[str] = DEFAULT_POOLS,
+        woken_by: bytes | None = None,
     ) -> Operation[tuple[list[str], Answer]]:
-        """As `finish_and_claim`, with the lists at which to wait when nothing is found."""
+        """As `finish_and_claim`, with the lists at which to wait when nothing is found.
+
+        woken_by: the list whose token came before: its partition is asked first.
+        """
         check_name(worker_id, "worker_id")
         results = check_items(results, "results", "(claim, result)")
         rows = _finish_rows(results)
@@ -136,7 +140,7 @@ class EndOperations(WholeClaims):
         if self.link.parts:
             numbers = [result[0].partition for result in results]
             claiming = Claiming(worker_id, limit, lease_ms, wanted, self._balance_of(wanted))
-            return (yield from self._exchange_parts(rows, numbers, claiming))
+            return (yield from self._exchange_parts(rows, numbers, claiming, woken_by))
         if not self.link.is_checked:
             yield from self._check()
         finishes = list(_finish_calls(rows))
@@ -148,7 +152,11 @@ class EndOperations(WholeClaims):
         return _words(answers), (yield from self._read_claims(last, token, worker_id, lease_ms))
 
     def _exchange_parts(
-        self, rows: Sequence[tuple[str, ...]], numbers: Sequence[int], claiming: Claiming
+        self,
+        rows: Sequence[tuple[str, ...]],
+        numbers: Sequence[int],
+        claiming: Claiming,
+        woken_by: bytes | None,
     ) -> Operation[tuple[list[str], Answer]]:
         """The exchange of a queue with partitions; `numbers` has the partition of each row."""
         places: dict[int, list[int]] = {}
@@ -158,7 +166,7 @@ class EndOperations(WholeClaims):
             number: list(_finish_calls([rows[place] for place in own]))
             for number, own in places.items()
         }
-        answers, answer = yield from self._exchange_over(finishes, claiming)
+        answers, answer = yield from self._exchange_over(finishes, claiming, woken_by)
         words = [NOT_RECORDED] * len(rows)
         for number, own in places.items():
             answered = answers[number]

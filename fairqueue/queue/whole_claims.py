@@ -92,14 +92,16 @@ class WholeClaims(ClaimOperations):
         if not self.link.parts:
             return (yield from self._claim_once(worker_id, limit, lease_ms, wanted))
         balance = self._balance_of(wanted)
-        first = None if woken_by is None else balance.partition_with(woken_by)
-        if first is None:
-            first = yield from self._best(balance, wanted)
+        first = yield from self._best(balance, wanted, woken_by)
         claim = Claiming(worker_id, limit, lease_ms, wanted, balance)
         return (yield from self._claim_on(claim, first))
 
-    def _best(self, balance: Balance, wanted: Wanted) -> Operation[int | None]:
+    def _best(
+        self, balance: Balance, wanted: Wanted, woken_by: bytes | None
+    ) -> Operation[int | None]:
         """The partition to claim from first, if anything is known to wait."""
+        if woken_by is not None and (found := balance.partition_with(woken_by)) is not None:
+            return found
         if balance.is_old():
             yield from self._ask_all(balance, wanted)
         return balance.best()
@@ -172,13 +174,16 @@ class WholeClaims(ClaimOperations):
         self,
         finishes: dict[int, list[Call]],
         claim: Claiming,
+        woken_by: bytes | None,
     ) -> Operation[tuple[dict[int, list[Any] | Exception], Answer]]:
         """Run the calls that finish tasks in their partitions, and claim, at the same time.
 
         Returns the answers of each partition, or its error, and the claim.
         """
         balance = claim.balance
-        number = (yield from self._best(balance, claim.wanted)) if claim.limit else None
+        number = None
+        if claim.limit:
+            number = yield from self._best(balance, claim.wanted, woken_by)
         calls, token, peeked = self._exchange_calls(finishes, claim, number)
         answers = yield from self._at_each(calls)
         for each in peeked:
@@ -198,7 +203,12 @@ class WholeClaims(ClaimOperations):
             return answers, Answer([], 0.0, balance.lists())
         if claim.claims:
             return answers, Answer(claim.claims, balance.hint(), balance.lists())
-        return answers, (yield from self._claim_on(claim, balance.best(claim.tried)))
+        number = balance.best(claim.tried)
+        is_known = claim.wanted.is_all or balance.is_entered(ENTER_S)
+        if number is None and is_known and not balance.is_old():
+            # A token tells of new tasks; all partitions are asked again in a moment.
+            return answers, Answer([], min(balance.hint(), balance.asks_in()), balance.lists())
+        return answers, (yield from self._claim_on(claim, number))
 
     def _exchange_calls(
         self, finishes: dict[int, list[Call]], claim: Claiming, number: int | None

@@ -63,6 +63,7 @@ class ThreadPool:
         # Of partitions that did not answer, and when to record them.
         self._unrecorded: list[tuple[ActiveRun, Done]] = []
         self._record_at = math.inf
+        self._woken_by: bytes | None = None  # the list whose token ended the last wait
         self._usual_s = QUICK_S  # claim nothing ahead until tasks have proved quick
         self._stopping = False
         self._over = False
@@ -237,10 +238,12 @@ class ThreadPool:
         elif not done and not claims:
             self._listener.listen_to(*self._core.queue.link.full(wake))
             self._listener.wait(min(hint, rest))
+            self._woken_by = self._listener.token_from
 
     def _exchange(self, done: list[tuple[ActiveRun, Done]], room: int) -> Answer:
         """Record finished runs and claim up to `room` tasks, in one round trip."""
         wanted = self._heartbeat.claim_filter
+        woken_by, self._woken_by = self._woken_by, None
         words, answer = self._core.queue.exchange(
             [each for _, each in done],
             self._core.worker_id,
@@ -249,6 +252,7 @@ class ThreadPool:
             names=wanted.names,
             avoid=wanted.avoid,
             pools=wanted.pools,
+            woken_by=woken_by,
         )
         self._core.alerts.redis_ok()
         self._recorded([run for run, _ in done], words)
