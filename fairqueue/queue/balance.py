@@ -215,11 +215,6 @@ class Balance:
         """Whether nothing is known to wait in a partition."""
         return self._turns.at[number] == math.inf
 
-    def is_entered(self, seconds: float) -> bool:
-        """Whether this kind of workers has claimed lately in all partitions that answer."""
-        since = time.monotonic() - seconds
-        return all(self.partitions[number].entered_at >= since for number in self.askable())
-
     def is_any_up(self) -> bool:
         """Whether any partition has answered the last question to it."""
         return any(known.down_until == -math.inf for known in self.partitions)

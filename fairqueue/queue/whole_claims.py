@@ -204,7 +204,7 @@ class WholeClaims(ClaimOperations):
         if claim.claims:
             return answers, Answer(claim.claims, balance.hint(), balance.lists())
         number = balance.best(claim.tried)
-        is_known = claim.wanted.is_all or balance.is_entered(ENTER_S)
+        is_known = claim.wanted.is_all or not balance.unentered(ENTER_S)
         if number is None and is_known and not balance.is_old():
             # A token tells of new tasks; all partitions are asked again in a moment.
             return answers, Answer([], min(balance.hint(), balance.asks_in()), balance.lists())
