@@ -191,8 +191,9 @@ def shared_options() -> list[click.Parameter]:
         _shared(
             "--url",
             metavar="URL",
-            help="URL of Redis, or redis+sentinel://HOST:PORT,.../SERVICE; default: "
-            f"${URL_VARIABLE} (keeps passwords out of ps), or {DEFAULT_URL}.",
+            help="URL of Redis, redis+sentinel://HOST:PORT,.../SERVICE, or "
+            f"redis+cluster://HOST:PORT,...; default: ${URL_VARIABLE} (keeps passwords out of ps), "
+            f"or {DEFAULT_URL}.",
         ),
         _shared("--embedded", metavar="PATH", help="Use an embedded server with this data folder."),
         _shared("--queue", metavar="NAME", help="Name of the queue; default: default."),

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -181,11 +182,8 @@ class Cluster:
 
     def _look_aside(self, within: float) -> None:
         """Look because slots have moved; whoever calls knows the owner of its own slot."""
-        try:
+        with suppress(redis.RedisError, OSError):  # it goes on with what it knows
             self._look(-1, min(within, ASK_S))
-            self._moved_to = None
-        except (redis.RedisError, OSError):
-            pass  # the next call tries again
 
     def _ask_nodes(self, slot: int, deadline: float) -> None:
         """Take the answer of the first node that knows who has a slot."""
@@ -218,9 +216,10 @@ class Cluster:
         primaries = {address for _, _, address in self._ranges}.union(list(self._nodes))
         healthy = [each for each in primaries if not self._node(each).is_suspect]
         random.shuffle(healthy)
-        first = [self._moved_to] if self._moved_to is not None else []
-        every = (*first, *healthy, *self._others, *self._seeds, *primaries)
-        return list(dict.fromkeys(every))
+        if self._moved_to in healthy:
+            healthy.insert(0, self._moved_to)
+        self._moved_to = None
+        return list(dict.fromkeys((*healthy, *self._others, *self._seeds, *primaries)))
 
     def _ask(self, address: Address, seconds: float) -> list[tuple[int, int, Address]]:
         """What a node says: first and last slot, and the address of its primary."""
@@ -365,9 +364,11 @@ class SlotConnections(Connections):
         self._cluster.close()
 
     def here(self) -> Connections:
-        """The connections to the node that serves the slot; these ones if that is in question."""
-        node = self._cluster.known_owner(self._slot)
-        return self if node is None or node.is_suspect else node
+        """The connections to the node that serves the slot; these ones if nobody knows it."""
+        try:
+            return self._cluster.owner(self._slot, ASK_S)
+        except (redis.RedisError, OSError):
+            return self  # the attempt will say so
 
     def listener(self, *keys: bytes) -> Waiter:
         """A listener for tokens in lists, which may be in several slots."""

@@ -41,6 +41,11 @@ class SlotEar(Ear):
         self._pause = 0.0
         self._moves = 0
 
+    @property
+    def node(self) -> str | None:
+        """The node that has the lists, as far as is known."""
+        return self._lender.name
+
     def heard(self) -> None:
         """The server has answered: the next failure is the first one."""
         self._pause, self._moves = 0.0, 0
@@ -149,6 +154,10 @@ class GroupListener(Waiter):
         if isinstance(error, redis.ResponseError) and not isinstance(error, BROKEN):
             raise error
         ear.back_off(error)
+        # One attempt is enough to find out whether a node is back: a frozen one takes long to fail.
+        for other in self._ears.values():
+            if not other.is_pending and other.node == ear.node:
+                other.retry_at = max(other.retry_at, ear.retry_at)
 
     def wait_for_nudge(self, seconds: float) -> bool:
         """Wait for another thread only. Tokens that come meanwhile are put back for others.

@@ -26,6 +26,10 @@ class Lender(Protocol):
     dialer: Dialer
     is_cluster: bool
 
+    @property
+    def name(self) -> str | None:
+        """Where the server is."""
+
     def lend(self) -> AbstractConnection:
         """A connection to wait on."""
 

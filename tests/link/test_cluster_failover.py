@@ -4,7 +4,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -149,6 +149,27 @@ def test_the_replica_of_a_frozen_primary_is_found(
     cluster.wait()
     push_all(queue, "late")
     assert set(finish_all(queue)) >= {f"late-{name}" for name in USERS}
+
+
+def test_many_partitions_on_a_frozen_node_take_no_longer_than_one(
+    cluster: EmbeddedCluster,
+) -> None:
+    with TaskQueue.from_url(cluster.url, partitions=48, timeout=2.0) as queue:
+        push_all(queue, "before")
+        listener = queue.link.listener(*(part.keys["wake"] for part in queue.link.parts))
+        listener.wait(0.1)
+        frozen = cluster.nodes[0] if cluster.nodes[0].is_primary else cluster.nodes[3]
+        assert frozen.is_primary
+        frozen.freeze()
+        for _ in range(2):
+            began = time.monotonic()
+            with suppress(RedisUnavailable):
+                queue.size()
+            assert time.monotonic() - began < 4.0
+        began = time.monotonic()
+        listener.wait(1.0)
+        assert time.monotonic() - began < 4.0
+        listener.close()
 
 
 def test_a_partition_whose_node_stays_away_is_reported_and_the_others_go_on(
