@@ -114,6 +114,7 @@ def test_every_monitoring_point_is_there_before_anything_happens(world: World) -
     assert counts(samples) == {}
 
 
+@pytest.mark.one_partition
 def test_known_events_have_known_values(world: World) -> None:
     began = time.time()
     scheduler = TaskScheduler(world.queue, "one", registry=world.registry)
@@ -174,6 +175,7 @@ def test_known_events_have_known_values(world: World) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.one_partition
 def test_the_lock_is_counted_as_acquired_contended_and_lost(world: World) -> None:
     one = TaskScheduler(world.queue, "one", registry=world.registry)
     others = CollectorRegistry()
@@ -277,6 +279,7 @@ def test_the_uptime_is_there_while_the_thread_is(
 # --- the queue's counters -------------------------------------------------------------------------
 
 
+@pytest.mark.one_partition
 def test_counters_add_up_over_objects_and_outlive_them(world: World) -> None:
     for n in range(2):
         with TaskQueue(world.redis, clock=world.clock) as queue:

@@ -46,6 +46,7 @@ from fairqueue.queue.delays import DelayIndex
 from fairqueue.queue.end import FINISH_CHUNK
 from fairqueue.queue.workers import WorkerStore
 from fairqueue.schedules.store import MAX_ADDED
+from fairqueue.stats.users import MAX_READ
 
 COMPLAINTS = (
     "celery#1495",

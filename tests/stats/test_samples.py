@@ -397,6 +397,7 @@ def test_one_that_does_not_lead_takes_none(world: World, samples: SampleStore) -
     assert stored(world) == []
 
 
+@pytest.mark.one_partition
 def test_a_sample_that_fails_does_not_hurt_the_tick(
     world: World, samples: SampleStore, caplog: pytest.LogCaptureFixture
 ) -> None:
