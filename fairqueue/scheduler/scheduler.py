@@ -321,8 +321,8 @@ class TaskScheduler(Schedules):
             for notice in notices:
                 report(notice, self._alerts)
             post.heard = [notice.text for notice in notices] if can_alert else []
-        if can_alert and due[0].number == 0:
-            self._watch()
+        if due[0].number == 0:
+            self._look_over_whole(can_alert=can_alert)
         samples = [(post, steps(SampleStore(post.link).take)(now_ms)) for post in due]
         try:
             self._together(samples, [])
@@ -331,6 +331,16 @@ class TaskScheduler(Schedules):
             _log("sample_failed", logging.WARNING, queue=self.queue.name, error=str(error))
         if self.link.parts:
             self._together([(post, finish_moves(self.store, post.link)) for post in due], [])
+
+    def _look_over_whole(self, *, can_alert: bool) -> None:
+        """Do what concerns all partitions: the task of the leader of the home."""
+        if can_alert:
+            self._watch()
+        try:
+            self.queue.catch_up()
+        except FairQueueError as error:  # it is tried again with the next look
+            self._count_failure(error)
+            _log("catch_up_failed", logging.WARNING, queue=self.queue.name, error=str(error))
 
     def _watch(self) -> None:
         """Compare the queue with the limits of the alerts."""

@@ -6,10 +6,12 @@ import pytest
 import redis
 from helpers.partitions import without
 from helpers.tasks import make_task
+from prometheus_client import CollectorRegistry
 
 from fairqueue.clock import ManualClock
 from fairqueue.errors import ConfigurationError, RedisUnavailable
 from fairqueue.queue.queue import TaskQueue
+from fairqueue.scheduler.scheduler import TaskScheduler
 
 PARTITIONS = 4
 
@@ -90,3 +92,15 @@ def test_ageing_is_refused_while_any_partition_has_tasks(many: TaskQueue) -> Non
     with pytest.raises(ConfigurationError, match="ageing 10 can be set only while no task is"):
         many.configure(ageing=10)
     assert all(seen_by(many, number)[0] == many.settings() for number in range(PARTITIONS))
+
+
+def test_the_leader_of_the_home_lets_partitions_catch_up(
+    many: TaskQueue, clock: ManualClock
+) -> None:
+    scheduler = TaskScheduler(many, registry=CollectorRegistry())
+    scheduler.tick()
+    with without(many, 2):
+        many.configure(max_attempts=9)
+    clock.advance(11)
+    scheduler.tick()
+    assert seen_by(many, 2) == seen_by(many, 0)
