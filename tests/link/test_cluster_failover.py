@@ -3,6 +3,7 @@
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from fairqueue.link.keys import SLOTS
 from fairqueue.link.partitions import tolerate_missing
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.runtime.cluster import EmbeddedCluster
+from fairqueue.worker.worker import Worker
 
 OwnCluster = Callable[..., EmbeddedCluster]
 
@@ -204,6 +206,33 @@ def test_nodes_that_come_and_go_are_followed(cluster: EmbeddedCluster, queue: Ta
     eventually(lambda: queue.link.parts[0].node != added.address, "the removed one is left")
     pushed = pushing.stop()
     assert finish_all(queue) == pushed
+
+
+def test_tasks_run_once_each_while_slots_move_and_primaries_change(
+    cluster: EmbeddedCluster, queue: TaskQueue
+) -> None:
+    runs: Counter[str] = Counter()
+    with TaskQueue.from_url(cluster.url, partitions=PARTITIONS, timeout=10.0) as other:
+        worker = Worker(other, lambda task: runs.update([task.task_id]), concurrency=4)
+        worker.start()
+        pushing = Pushing(queue)
+        try:
+            for part in queue.link.parts[:3]:
+                slot = part.keys.slot
+                target = next(n for n in cluster.primaries if n is not cluster.owner(slot))
+                move = cluster.moving_slot(slot, target)
+                move.move_keys(*move.keys()[::2])
+                cluster.nodes[0].ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                move.finish()
+                cluster.fail_over(target)
+                home = next(n for n in cluster.primaries if n is not cluster.owner(slot))
+                cluster.move_slots(slot, slot, home)
+            pushed = pushing.stop()
+            eventually(lambda: len(runs) == len(pushed), "all have run", within=20)
+        finally:
+            assert worker.stop(20)
+    assert sorted(runs.elements()) == pushed
+    assert queue.size() == 0
 
 
 def test_all_nodes_may_be_replaced_one_by_one(own_cluster: OwnCluster) -> None:
