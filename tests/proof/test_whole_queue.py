@@ -7,7 +7,8 @@ fails it. The others ask a queue whose users live in all of its partitions.
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -34,6 +35,7 @@ from fairqueue.metrics import QueueCollector
 from fairqueue.models import Claim
 from fairqueue.queue.queue import TaskQueue
 from fairqueue.queue.reports import Report
+from fairqueue.runtime.cluster import EmbeddedCluster
 from fairqueue.stats.overview import OverviewStore
 from fairqueue.stats.samples import SampleStore
 from fairqueue.stats.users import UserStats
@@ -539,3 +541,37 @@ def test_the_doctor_names_a_partition_that_does_not_answer(queue: TaskQueue) -> 
         found = by_check(Doctor(queue).examine())
     assert found["partitions"].level == PROBLEM
     assert found["partitions"].text.startswith("partition 3 was not examined: ")
+
+
+# --- a real cluster -------------------------------------------------------------------------------
+
+
+def test_a_frozen_node_of_a_cluster_is_named_and_the_others_are_shown(
+    own_cluster: Callable[..., EmbeddedCluster],
+) -> None:
+    cluster = own_cluster(3, node_timeout=30.0)
+    with TaskQueue.from_url(cluster.url, partitions=6, timeout=1.0) as queue:
+        for user in USERS:
+            fill(queue, user, 2)
+        history, people = History(queue), UserStats(queue.link)
+        frozen = cluster.owner(queue.link.parts[0].keys.slot)
+        gone = {
+            part.keys.partition
+            for part in queue.link.parts
+            if cluster.owner(part.keys.slot) is frozen
+        }
+        rest = [user for user in USERS if partition_of(user, None, 6) not in gone]
+        assert 0 < len(rest) < len(USERS)
+        frozen.freeze()
+        try:
+            began = time.monotonic()
+            with tolerate_missing() as missing:
+                assert {run.user_id for run in history.runs("pending")} == {*rest}
+                assert [owner.user_id for owner in people.names()] == rest
+                assert queue.inspect().ready == 2 * len(rest)
+            assert missing.partitions.keys() == gone
+            # The frozen node was waited for once, not by each call.
+            assert time.monotonic() - began < 3 * queue.link.timeout
+        finally:
+            frozen.thaw()
+        assert {run.user_id for run in history.runs("pending")} == {*USERS}
