@@ -51,8 +51,14 @@ def partition_of(user_id: object, tenant: object, partitions: int) -> int:
     """
     if partitions == 1:
         return 0
-    group = str(user_id) if tenant is None else Owner.whole(str(tenant)).key
-    return jump_hash(group, partitions)
+    if tenant is None:
+        return jump_hash(str(user_id), partitions)
+    return _partition_of_tenant(str(tenant), partitions)
+
+
+@lru_cache(maxsize=65_536)
+def _partition_of_tenant(tenant: str, partitions: int) -> int:
+    return jump_hash(Owner.whole(tenant).key, partitions)
 
 
 class Partitioned:

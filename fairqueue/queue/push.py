@@ -45,12 +45,15 @@ class PushOperations(QueueBase):
             _check_task(task)
         if not listed:
             return []
+        if not self.link.parts:
+            stored = _stored_of(len(listed) > PUSH_CHUNK)
+            same = yield from self._push_batches(listed, stored)
+            return [same.get(task.task_id, task.task_id) for task in listed]
+        numbers = [partition_of_task(task, self.partitions) for task in listed]
         groups: dict[int, list[Task]] = {}
-        for task in listed:
-            groups.setdefault(partition_of_task(task, self.partitions), []).append(task)
-        stored = "nothing was stored"
-        if len(groups) > 1 or len(listed) > PUSH_CHUNK:
-            stored = "its batch was not stored, other batches of this call may have been stored"
+        for number, task in zip(numbers, listed, strict=True):
+            groups.setdefault(number, []).append(task)
+        stored = _stored_of(len(groups) > 1 or len(listed) > PUSH_CHUNK)
         found = yield from everywhere_numbered(
             self,
             lambda twin: twin._push_batches(groups[twin.keys.partition], stored),
@@ -58,12 +61,10 @@ class PushOperations(QueueBase):
             only=list(groups),
         )
         others = dict(found)
-        ids = {
-            (number, task.task_id): others[number].get(task.task_id, task.task_id)
-            for number, group in groups.items()
-            for task in group
-        }
-        return [ids[partition_of_task(task, self.partitions), task.task_id] for task in listed]
+        return [
+            others[number].get(task.task_id, task.task_id)
+            for number, task in zip(numbers, listed, strict=True)
+        ]
 
     def _push_batches(self, listed: list[Task], stored: str) -> Operation[dict[str, str]]:
         """Store tasks of one partition; the ids of tasks that have the keys of pushed ones."""
@@ -76,6 +77,13 @@ class PushOperations(QueueBase):
         others: dict[str, str] = {}
         yield Each(calls, lambda answer: others.update(_check_pushed(answer, stored)))
         return others
+
+
+def _stored_of(has_batches: bool) -> str:
+    """What an error says of the tasks that it does not name."""
+    if has_batches:
+        return "its batch was not stored, other batches of this call may have been stored"
+    return "nothing was stored"
 
 
 def partition_of_task(task: Task, partitions: int) -> int:
