@@ -6,7 +6,8 @@
 
 local BYTES_AT_ONCE = 1048576  -- of documents and attempts, roughly
 
-local tasks_aside = { bytes = 0, done = {} }
+-- `reads`: how many more unfinished tasks of schedules a call reads, roughly; 10 ms.
+local tasks_aside = { bytes = 0, reads = 1000, done = {} }
 
 local function is_unfinished(record)
   return record and (record.state == 'ready' or record.state == 'delayed')
@@ -18,7 +19,9 @@ local function can_move(id, record)
   if not is_unfinished(record) or tasks_aside.done[id] then return false end
   if redis.call('HEXISTS', K.tasks, id) == 0 then return false end
   if not record.buffered or not record.schedule then return true end
+  if tasks_aside.reads <= 0 then return false end
   local _, others = open_runs(record.schedule, open_members(record.schedule, nil, OPEN_READ))
+  tasks_aside.reads = tasks_aside.reads - OPEN_READ
   for _, other in pairs(others) do
     if not other.buffered then return false end
   end

@@ -26,6 +26,7 @@ local function runs_with(id, definition)
   local members = open_members(id, nil, OPEN_MOVED + 1)
   if #members > OPEN_MOVED then return nil end
   if #members == 0 then return {}, {} end
+  tasks_aside.reads = tasks_aside.reads - #members
   local ids, records = open_runs(id, members)
   for _, each in ipairs(ids) do
     if not is_unfinished(records[each]) or records[each].behind then return nil end
@@ -50,7 +51,7 @@ local members = redis.call('ZRANGEBYLEX', K.schedule_index, A.after == '' and '-
   'LIMIT', 0, A.limit)
 local found, stay, aside, last = {}, 0, 0, ''
 for _, member in ipairs(members) do
-  if aside >= tonumber(A.limit) then break end
+  if aside >= tonumber(A.limit) or tasks_aside.reads <= 0 then break end
   local id = string.match(member, '%z(%Z*)$') or ''
   local definition = redis.call('HGET', K.schedules, id)
   local ids, records = nil, nil
@@ -69,6 +70,6 @@ for _, each in ipairs(found) do
   for _, task in ipairs(ids) do set_task_aside(task, records[task]) end
   set_schedule_aside(id, member, definition)
 end
-if aside < tonumber(A.limit) and #members < tonumber(A.limit) then last = '' end
+if #members < tonumber(A.limit) and last == (members[#members] or '') then last = '' end
 save_fair()
 return { 'taken', stay, last, unpack(moving_away()) }
