@@ -72,7 +72,9 @@ class Leadership:
         return self._holds
 
     @operation
-    def lead(self, limit: int, now_ms: int | None = None) -> Operation[Reading]:
+    def lead(
+        self, limit: int, now_ms: int | None = None, timeout: float | None = None
+    ) -> Operation[Reading]:
         """Become or stay the leader, and read what is due. Raises as a Call does."""
         asked_at = time.monotonic()
         answer = yield Call(
@@ -82,6 +84,7 @@ class Leadership:
             scheduler=self._scheduler_id,
             term_ms=self.term_ms,
             limit=limit,
+            timeout=timeout,
         )
         replied_at = time.monotonic()
         is_leader = answer[0] != b"follower"

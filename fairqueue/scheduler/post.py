@@ -51,6 +51,11 @@ class Post:
         return True
 
     @property
+    def is_held(self) -> bool:
+        """Whether it was led from here when last heard of, even if the term is over by now."""
+        return self.leadership.holds
+
+    @property
     def is_failing(self) -> bool:
         """Whether the last request to it failed."""
         return self._pause_s > 0

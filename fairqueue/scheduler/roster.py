@@ -37,10 +37,10 @@ class Roster:
     @operation
     @at_home
     def enlist(
-        self, leads: Iterable[int], now_ms: int | None = None
+        self, leads: Iterable[int], now_ms: int | None = None, timeout: float | None = None
     ) -> Operation[tuple[int, list[Member]]]:
         """Tell what this scheduler leads; the time in ms, and all that are alive."""
-        return (yield from self._tell(leads, self._term_ms, now_ms, None))
+        return (yield from self._tell(leads, self._term_ms, now_ms, timeout))
 
     @operation
     @at_home

@@ -56,6 +56,7 @@ ROUNDS = 200  # readings in one tick at most, so that stop() takes effect during
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 CHECK_TIMEOUT_S = 0.5  # how long the constructor and health() wait for Redis
 REPLAN_S, REPLAN_PAUSE_S = 0.1, 0.05  # after a tick a leader replans this long, then pauses
+ANSWER_PART, LEAST_ANSWER_S = 0.1, 0.2  # of lock_timeout: how long a partition may take to answer
 RENEW_PART = 1 / 3  # of lock_timeout: how often an idle leader renews its term
 
 T = TypeVar("T")
@@ -135,6 +136,10 @@ class TaskScheduler(Schedules):
         """
         self._posts = [self._post(part) for part in self.link.parts or (self.link,)]
         self._spread: Spread | None = None
+        # A partition that does not answer delays the others for this long.
+        self._answer_s = min(
+            self.link.timeout, max(LEAST_ANSWER_S, ANSWER_PART * self.lock_timeout)
+        )
         if self.link.parts:
             term_ms = round(self.lock_timeout * 1000)
             every_ms = round(1000 * min(self.check_interval, RENEW_PART * self.lock_timeout))
@@ -242,11 +247,12 @@ class TaskScheduler(Schedules):
     def _tell(self, spread: Spread, now_ms: int | None) -> None:
         """Tell the other schedulers what this one leads, and read of them."""
         try:
-            self.link.perform(spread.tell(now_ms))
+            self.link.perform(spread.tell(now_ms, self._answer_s / 2))
         except (RedisUnavailable, RedisRefused) as error:
             # Partitions are led all the same; they are shared again when the home is back.
+            level = logging.DEBUG if spread.is_quiet else logging.WARNING
+            _log("roster_failed", level, **self._who(), error=str(error))
             spread.be_quiet()
-            _log("roster_failed", logging.WARNING, **self._who(), error=str(error))
 
     def _end_pass(
         self,
@@ -259,7 +265,7 @@ class TaskScheduler(Schedules):
         if self._spread is None:
             report.wait = min(waits.values())
         else:
-            if self._spread.is_news:
+            if self._spread.has_changed:
                 self._tell(self._spread, now_ms)
             report.wait = min(*leading, waits.get(-1, math.inf), self._spread.wait_s)
         self._look_over(led, now_ms)
@@ -292,13 +298,16 @@ class TaskScheduler(Schedules):
             if isinstance(result, WrongPartitions) or not isinstance(result, FairQueueError):
                 if isinstance(result, Exception):
                     raise result
+                if post.is_failing:
+                    _log("partition_back", **self._who(post))
                 post.note_answer()
                 found.append((post, result))
             else:
+                level = logging.DEBUG if post.is_failing else logging.WARNING
+                _log("partition_failed", level, **self._who(post), error=str(result))
                 post.note_failure()
                 self._count_failure(result)
                 self._last_error = str(result)
-                _log("partition_failed", logging.WARNING, **self._who(post), error=str(result))
                 errors.append(result)
         return found
 
@@ -344,15 +353,19 @@ class TaskScheduler(Schedules):
 
     def _watch(self) -> None:
         """Compare the queue with the limits of the alerts."""
+        timeout = self._answer_s if self.link.parts else None
         with tolerate_missing():
-            snapshot = self.queue.inspect()
-            workers = WorkerStore(self.link).alive() if idle_pools(snapshot) else ()
+            snapshot = self.queue.inspect(timeout)
+            workers = WorkerStore(self.link).alive(timeout) if idle_pools(snapshot) else ()
         self._alerts.watch(snapshot, workers)
 
     def _read(
         self, asked: Sequence[Post], now_ms: int | None, errors: list[FairQueueError]
     ) -> list[tuple[Post, Reading]]:
-        leads = [(post, steps(post.leadership.lead)(READ_LIMIT, now_ms)) for post in asked]
+        leads = []
+        for post in asked:
+            timeout = self._answer_s / (2 if post.is_failing else 1) if self.link.parts else None
+            leads.append((post, steps(post.leadership.lead)(READ_LIMIT, now_ms, timeout)))
         readings = self._together(leads, errors)
         for post, reading in readings:
             if self._spread is not None:

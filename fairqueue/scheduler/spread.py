@@ -58,25 +58,37 @@ class Spread:
 
     @property
     def is_news(self) -> bool:
-        """Whether the others should be told what this scheduler leads."""
+        """Whether the others should be told what this scheduler leads, now or again."""
         if self._now < self._quiet_until:
             return False
-        return self.leads != self._told or self._now >= self._told_ms + self._every_ms
+        return not self.leads or self.has_changed or self._now >= self._told_ms + self._every_ms
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether this scheduler leads something else than the others know."""
+        return self._now >= self._quiet_until and self.leads != self._told
 
     @property
     def is_listed(self) -> bool:
         """Whether the others know of this scheduler."""
         return self._told_ms > -math.inf
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the home did not answer when it was last told."""
+        return self._quiet_until > self._told_ms
+
     def be_quiet(self) -> None:
         """Tell nothing for a while, because the home does not answer."""
         self._told_ms = self._now
         self._quiet_until = self._now + QUIET_MS
 
-    def tell(self, now_ms: int | None) -> Operation[None]:
+    def tell(self, now_ms: int | None, timeout: float) -> Operation[None]:
         """Tell what this scheduler leads, and read which others are alive."""
         leads = self.leads
-        at_ms, found = yield At(self._roster.link, steps(self._roster.enlist)(leads, now_ms))
+        at_ms, found = yield At(
+            self._roster.link, steps(self._roster.enlist)(leads, now_ms, timeout)
+        )
         ahead = self._now - at_ms
         self._members = [
             Member(
@@ -88,6 +100,7 @@ class Spread:
             for each in found
         ]
         self._told, self._told_ms = leads, self._now
+        self._quiet_until = -math.inf
 
     def choose(self) -> tuple[list[Post], list[Post]]:
         """The posts to ask whether this scheduler leads there, and those to give back."""
@@ -112,7 +125,7 @@ class Spread:
             for post in self._posts
             if post.number not in give
             and not post.is_silent
-            and (post.number in leads or post.number in self._taking or self._now >= post.ask_ms)
+            and (post.is_held or post.number in self._taking or self._now >= post.ask_ms)
         ]
         return asked, [post for post in self._posts if post.number in give]
 

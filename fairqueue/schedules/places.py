@@ -20,6 +20,7 @@ from fairqueue.link.partitions import partition_of
 from fairqueue.logs import event_logger
 from fairqueue.models import UNREADABLE, new_id
 from fairqueue.schedules.definition import read_definition
+from fairqueue.schedules.fields import check_id
 from fairqueue.schedules.plan import Plan
 
 T = TypeVar("T")
@@ -64,15 +65,15 @@ def at_schedule(method: Steps[S, P, T]) -> Steps[S, P, T]:
     return steps
 
 
-def find_place(store: S, schedule_id: object) -> Operation[S | None]:
+def find_place(store: S, schedule_id: Any) -> Operation[S | None]:
     """The store in the partition that has a schedule; None if none has.
 
-    Goes on with moves of it that were interrupted. Raises ScheduleConflict if several partitions
-    have the id, and RedisUnavailable if one that may have it does not answer.
+    Goes on with moves of it that were interrupted. Raises InvalidSchedule for a bad id,
+    ScheduleConflict if several partitions have it, and RedisUnavailable if one that may have it
+    does not answer.
     """
     whole: Any = store
-    if not isinstance(schedule_id, str):
-        return None
+    check_id(schedule_id)
     found: list[Any] = []
     for _ in range(LOOKS):
         asked = [(part, _look(part, schedule_id)) for part in whole.link.parts]
