@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REMOVED_AT_ONCE = 100  # schedules in one round trip, when what was stored is removed again
 
-Found = Mapping[int, Mapping[str, bytes]]  # partition -> id -> its plan
+Found = Mapping[int, set[str]]  # partition -> ids that are in use there
 
 
 class Adding:
@@ -59,11 +59,15 @@ class Adding:
         """Which partitions have which of the ids, after all interrupted moves have ended."""
         ids = list(self._checked)
 
-        def look(twin: "ScheduleStore") -> Operation[tuple[dict[str, bytes], int]]:
+        def look(twin: "ScheduleStore") -> Operation[tuple[set[str], int]]:
             keys = twin.link.keys
             plans, moving = yield Ask(("HMGET", keys["plan"], *ids), ("HLEN", keys["moving"]))
-            found = zip(ids, plans, strict=True)
-            return {schedule_id: plan for schedule_id, plan in found if plan is not None}, moving
+            planned = [each for each, plan in zip(ids, plans, strict=True) if plan is not None]
+            if not planned:
+                return set(), moving
+            # A plan whose definition was lost is none: its id can be used again.
+            there = yield Ask(*(("HEXISTS", keys["schedules"], each) for each in planned))
+            return {each for each, is_there in zip(planned, there, strict=True) if is_there}, moving
 
         while True:
             answers = yield from everywhere(self._store, look, strict=True)

@@ -192,6 +192,7 @@ def test_a_change_of_the_plan_gives_up_a_moment_that_has_come_and_says_so(world:
         assert world.schedule(schedule_id).missed_count == 1
 
 
+@pytest.mark.one_partition
 def test_the_notes_of_a_schedule_are_bounded_and_go_with_it(world: World) -> None:
     world.add(cron_expr="0 * * * *", overlap="skip")
     world.add("other", cron_expr="0 0 * * *", misfire="skip")

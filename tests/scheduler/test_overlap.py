@@ -129,6 +129,7 @@ def test_what_a_fire_does_by_the_state_of_the_run_before(
 @pytest.mark.untidy
 @pytest.mark.parametrize("text", [None, b"{", b'{"state":"running"}'])
 @pytest.mark.parametrize("overlap", POLICIES)
+@pytest.mark.one_partition
 def test_a_run_whose_record_is_spoilt_does_not_stop_its_schedule(
     scheduler: TaskScheduler, world: World, overlap: str, text: bytes | None
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_run_whose_record_is_spoilt_does_not_stop_its_schedule(
 @pytest.mark.untidy
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_previous"])
 @pytest.mark.parametrize("before", [finished, cancelled])
+@pytest.mark.one_partition
 def test_a_run_that_has_ended_and_is_still_listed_as_open_does_not_count(
     scheduler: TaskScheduler, world: World, overlap: str, before: Callable[[Firing], None]
 ) -> None:
@@ -327,6 +329,7 @@ def test_a_buffered_run_can_be_told_to_begin_at_once(buffered: tuple[Firing, Cla
 
 @pytest.mark.untidy
 @pytest.mark.parametrize("overlap", ["buffer_one", "skip"])
+@pytest.mark.one_partition
 def test_a_buffered_run_is_let_go_by_the_next_fire_if_the_one_before_it_vanished(
     buffered: tuple[Firing, Claim], redis_client: redis.Redis, overlap: str
 ) -> None:
@@ -479,6 +482,7 @@ def test_ending_many_runs_reads_the_schedule_once(scheduler: TaskScheduler, worl
     assert ids_of(firing.claim()) == [firing.run(0)]
 
 
+@pytest.mark.one_partition
 def test_a_buffered_run_begins_after_many_gone(scheduler: TaskScheduler, world: World) -> None:
     firing = Firing(scheduler, world.clock, "buffer_one")
     open_runs(firing, 40)
@@ -534,6 +538,7 @@ def test_another_policy_is_refused_and_named(
     assert get(scheduler, "s").overlap == "skip"
 
 
+@pytest.mark.one_partition
 def test_a_bad_policy_breaks_a_record(scheduler: TaskScheduler, redis_client: redis.Redis) -> None:
     scheduler.add_schedule("* * * * *", "alice", schedule_id="s", overlap="skip")
     key = scheduler.queue.keys["schedules"]
@@ -566,6 +571,7 @@ def test_a_triggered_run_counts(scheduler: TaskScheduler, clock: ManualClock) ->
 
 @pytest.mark.parametrize("before", UNFINISHED)
 @pytest.mark.parametrize("overlap", POLICIES)
+@pytest.mark.one_partition
 def test_a_fire_that_is_sent_again_says_the_same_and_does_no_more(
     scheduler: TaskScheduler, world: World, overlap: str, before: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_the_wait_after_a_fire_is_until_the_next_moment_of_what_was_fired(world:
     assert 0.5 < report.wait <= 1.0
 
 
+@pytest.mark.one_partition
 def test_the_wait_with_nothing_planned_is_the_check_interval(queue: TaskQueue) -> None:
     scheduler = TaskScheduler(queue, check_interval=7.5, registry=CollectorRegistry())
     assert scheduler.tick().wait == 7.5
@@ -156,6 +157,7 @@ def test_a_tick_takes_the_time_that_it_is_given(world: World) -> None:
         world.tick(now=datetime(2026, 3, 5, 9))
 
 
+@pytest.mark.one_partition
 def test_many_tickers_fire_each_moment_once(world: World) -> None:
     count = 600
     world.scheduler.add_schedules(
@@ -180,6 +182,7 @@ def test_many_tickers_fire_each_moment_once(world: World) -> None:
         queue.close()
 
 
+@pytest.mark.one_partition
 def test_the_last_moment_of_all_fires_and_then_the_schedule_is_disabled(world: World) -> None:
     clock = ManualClock(datetime(9998, 12, 31, 23, 59, tzinfo=UTC))
     with TaskQueue(world.redis, clock=clock) as queue:
@@ -230,6 +233,7 @@ BROKEN: dict[str, Spoiler] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.one_partition
 def test_a_broken_record_is_set_aside_and_the_others_fire(world: World, kind: str) -> None:
     world.add("bad", cron_expr="59 8 * * *", timezone="UTC", payload={"a": 1})
     world.add("good")
@@ -250,6 +254,7 @@ def test_a_broken_record_is_set_aside_and_the_others_fire(world: World, kind: st
     assert (again.fired, again.set_aside) == (0, 0)
 
 
+@pytest.mark.one_partition
 def test_a_hundred_broken_records_at_the_head_do_not_delay_the_others(world: World) -> None:
     for n in range(100):
         world.redis.zadd(world.keys["due"], {f"bad{n:03}": n})
@@ -373,6 +378,7 @@ def test_a_change_that_meets_the_setting_aside_half_way_wins(world: World) -> No
     assert world.scheduler.problems() == []
 
 
+@pytest.mark.one_partition
 def test_a_record_mended_after_the_reading_is_not_set_aside(world: World) -> None:
     world.add()
     good = world.redis.hget(world.keys["schedules"], "nine")
@@ -469,6 +475,7 @@ def test_a_fire_that_was_overtaken_takes_no_room_from_the_next(world: World) -> 
     assert (report.fired, report.moved, report.refused) == (1, 1, 0)
 
 
+@pytest.mark.one_partition
 def test_a_moment_whose_task_is_there_already_is_not_enqueued_again(world: World) -> None:
     """As after a restore of the plan from a backup: the id of the task is the last guard."""
     world.add()
@@ -497,6 +504,7 @@ def test_no_moment_fires_twice_when_the_servers_clock_goes_back(world: World) ->
 
 
 @pytest.mark.parametrize("key", sorted({*load_script("fire").keys} - only_lazy_keys("fire")))
+@pytest.mark.one_partition
 def test_a_key_of_a_wrong_type_is_named_and_unchanged(world: World, key: str) -> None:
     world.add()
     world.tick()
@@ -518,6 +526,7 @@ def test_a_key_of_a_wrong_type_is_named_and_unchanged(world: World, key: str) ->
 # --- who leads ------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_partition
 def test_leadership_is_sticky_and_goes_over_when_the_term_ends(world: World) -> None:
     assert world.tick().is_leader
     follower = world.other.tick()
@@ -600,6 +609,7 @@ TAKEN: dict[str, Taking] = {
 
 
 @pytest.mark.parametrize("how", TAKEN)
+@pytest.mark.one_partition
 def test_the_fire_of_a_stale_leader_changes_nothing(world: World, how: str) -> None:
     world.add()
     world.clock.set(at(5, 9))
@@ -623,6 +633,7 @@ def test_the_fire_of_a_stale_leader_changes_nothing(world: World, how: str) -> N
     assert world.stats()["fired"] == 1
 
 
+@pytest.mark.one_partition
 def test_a_stale_leader_sets_nothing_aside(world: World) -> None:
     world.add()
     world.redis.hset(world.keys["schedules"], "nine", "{")
@@ -1548,6 +1559,7 @@ def test_a_repeated_script_changes_nothing_more(world: World, script: str, row: 
     assert world.state(replay=True) == after
 
 
+@pytest.mark.one_partition
 def test_every_command_of_a_scheduler_may_arrive_twice(world: World) -> None:
     """As redis-py, or a proxy, may do it after a lost reply; through the public calls this time."""
     command = world.queue.link.command_of
@@ -1770,6 +1782,7 @@ def test_the_refused_fire_is_planned_again_from_the_record(world: World) -> None
     assert world.schedule("nine").last_run == at(5, 9)
 
 
+@pytest.mark.one_partition
 def test_a_term_that_ran_out_unseen_counts_as_lost(world: World) -> None:
     one = TaskScheduler(world.queue, "one", registry=world.registry)
     two = TaskScheduler(world.queue, "two", registry=CollectorRegistry())
@@ -1786,6 +1799,7 @@ def test_a_term_that_ran_out_unseen_counts_as_lost(world: World) -> None:
 
 
 @pytest.mark.untidy
+@pytest.mark.one_partition
 def test_an_id_that_is_not_text_is_set_aside_despite_its_definition(world: World) -> None:
     world.add()
     for key in ("schedules", "plan"):

@@ -52,6 +52,7 @@ def test_a_plan_and_notes_without_a_time_tell_no_moment(world: World, number: st
 
 
 @pytest.mark.untidy
+@pytest.mark.one_partition
 def test_a_note_whose_count_cannot_be_read_is_still_one(world: World) -> None:
     world.add(start=at(5, 8))
     missed = to_ms(at(5, 9), "missed")

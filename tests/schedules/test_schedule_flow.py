@@ -48,6 +48,7 @@ def backfill(world: World) -> None:
 
 
 @pytest.mark.parametrize("begin", [fire, fire_after_an_outage, run_now, backfill])
+@pytest.mark.one_partition
 def test_tenants_have_equal_shares_of_scheduled_tasks(
     world: World, begin: Callable[[World], None]
 ) -> None:
@@ -270,6 +271,7 @@ def test_schedules_of_one_tenant_share_a_key_and_those_of_others_do_not(world: W
     ]
 
 
+@pytest.mark.one_partition
 def test_schedules_with_one_key_that_are_due_together_keep_their_tasks_apart(world: World) -> None:
     """The last document of several counts; the task stays one of the schedule that fired it."""
     for number in range(5):

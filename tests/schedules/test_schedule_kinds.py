@@ -525,6 +525,7 @@ def test_a_paused_schedule_fires_nothing_and_says_why(world: World) -> None:
     assert schedule.missed_count == 0
 
 
+@pytest.mark.one_partition
 def test_a_pause_with_an_end_ends_by_itself(world: World, caplog: pytest.LogCaptureFixture) -> None:
     add_rule(world, cron_expr="0 * * * *")
     add_rule(world, "other", cron_expr="0 12 * * *")
@@ -678,6 +679,7 @@ CHANGED: dict[str, Callable[[TaskScheduler], object]] = {
 
 
 @pytest.mark.parametrize("how", CHANGED)
+@pytest.mark.one_partition
 def test_what_was_changed_since_it_was_read_is_not_resumed(world: World, how: str) -> None:
     add_rule(world, cron_expr="0 * * * *")
     world.scheduler.pause_schedule("s", until=at(5, 11, 30))
@@ -700,6 +702,7 @@ def changes_of(world: World) -> list[Any]:
     return [json.loads(member.split(b"\0")[3]) for member in members]
 
 
+@pytest.mark.one_partition
 def test_who_paused_and_resumed_is_in_the_history_of_changes(world: World) -> None:
     add_rule(world, every=60)
     world.scheduler.update_schedule("s", every=90, changed_by="alice")
@@ -715,6 +718,7 @@ def test_who_paused_and_resumed_is_in_the_history_of_changes(world: World) -> No
     assert changed[2]["fields"] == {"is_active": [False, True]}
 
 
+@pytest.mark.one_partition
 def test_the_history_of_changes_is_bounded_and_goes_with_the_schedule(world: World) -> None:
     add_rule(world, every=60)
     for n in range(55):

@@ -282,6 +282,7 @@ def test_the_timeout_of_a_schedule_wins() -> None:
     assert handler.timeout == 30.0
 
 
+@pytest.mark.one_partition
 def test_a_bad_stored_policy_is_replaced(world: World, caplog: pytest.LogCaptureFixture) -> None:
     task = make_task(task_id="t1")
     document = task.document[:-1] + ',"policy":{"retries":"many"}}'
