@@ -166,7 +166,8 @@ class System(InspectorPart):
             return self._failures()
         snapshot = self._context.queue.inspect()
         found = [*self._of_scheduler(snapshot), *self._of_workers(snapshot), *self._failures()]
-        found += self._of_redis()
+        if 0 not in noted():  # the server of the queue as a whole
+            found += self._of_redis()
         if away := missing_text(self._context.link, noted()):
             found.append(Attention(level="error", kind="partition", target="", text=away))
         found.sort(key=lambda each: each.level != "error")

@@ -21,9 +21,11 @@ def with_others(link: Any, fields: dict[str, Any], pool: str | None) -> Operatio
     if fields.get("clock_level"):
         # Nothing waited in its partition before: its clock moves to where the others are.
         answers = yield from _ask(others, Call("peek", pools=pool or ""))
-        floors = [text for _, _, levels in answers if (text := levels.partition(b" ")[0]) != b"-"]
+        # Not of those that have nothing to serve, or rest; see level.text in lua/lib/level.lua.
+        first = (levels.partition(b" ")[0] for _, _, levels in answers)
+        floors = [float(text) for text in first if text[:1] not in (b"=", b"~")]
         if floors:
-            level += min(map(float, floors)) - float(fields["clock_level"])
+            level += min(floors) - float(fields["clock_level"])
     answers = yield from _ask(others, Call("ahead_of", pool=pool or "", level=repr(level)))
     sums = [sum(int(answer[i]) for answer in answers) for i in range(4)]
     paces = [pace for answer in answers if (pace := Pace.read(answer[4])).is_busy]

@@ -100,7 +100,7 @@ def _merged_pools(parts: list[QueueSnapshot]) -> Iterator[PoolSnapshot]:
     found: dict[str, list[PoolSnapshot]] = {}
     for pool in chain.from_iterable(part.pools for part in parts):
         found.setdefault(pool.pool, []).append(pool)
-    for name, pools in found.items():
+    for name, pools in sorted(found.items(), key=lambda each: (each[0] != DEFAULT_POOL, each[0])):
         yield PoolSnapshot(
             pool=name,
             waiting=sum(pool.waiting for pool in pools),

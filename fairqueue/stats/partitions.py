@@ -29,11 +29,11 @@ class PartitionInfo:
     """The state of one partition.
 
     slot: of a cluster. node: the server that has it, host:port. error: why it does not answer; the
-    values below are None then. clock: the virtual time that claims compare: they serve where it is
-    lowest; None if nothing waits. ready: tasks that wait for a worker, `held` of them for room in a
-    limit. leader: the scheduler that leads it, None if nobody does. pushed, claimed: tasks per
-    second since the previous reading of this process; None without one. memory: bytes, if that
-    was asked for.
+    values below are None then. clock: the virtual time of the default pool, which claims compare:
+    they serve where it is lowest; None if nothing waits. ready: tasks that wait for a worker,
+    `held` of them for room in a limit. leader: the scheduler that leads it, None if nobody does.
+    pushed, claimed: tasks per second since the previous reading of this process; None without one.
+    memory: bytes, if that was asked for.
     """
 
     partition: int
@@ -178,7 +178,8 @@ class PartitionStore(Partitioned):
 
     def _read_part(self, *, info: bool, memory: bool) -> Operation[_Part]:
         answer = yield Call("queue_stats", sample=0, timeout=ANSWER_S)
-        (clock,) = yield Ask(("HGET", self.link.keys["fair"], "clock"), timeout=ANSWER_S)
+        _, _, levels = yield Call("peek", pools="", timeout=ANSWER_S)
+        level = levels.partition(b" ")[0]  # see level.text in lua/lib/level.lua
         fields: Mapping[str, str] = {}
         used = None
         if info:
@@ -189,7 +190,7 @@ class PartitionStore(Partitioned):
                 used = yield from self._memory()
         return _Part(
             counts=snapshot(answer, self.link.keys.partition),
-            clock=None if clock is None else float(clock),
+            clock=None if level.startswith(b"=") else float(level.removeprefix(b"~")),
             info=fields,
             memory=used,
         )

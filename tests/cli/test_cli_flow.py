@@ -212,6 +212,7 @@ def test_who_names_no_tenant_is_told_of_users_of_tenants(cli: Cli, live: TaskQue
     )
 
 
+@pytest.mark.one_partition
 def test_a_user_moves_with_tasks_and_settings(cli: Cli, live: TaskQueue) -> None:
     live.set_user("ann", weight=4)
     push(live, "a", "b", user_id="ann")
@@ -436,6 +437,7 @@ def test_pools_say_what_waits_and_who_serves_them(cli: Cli, live: TaskQueue) -> 
     assert "pool 'gpu'" not in cli.ok("pools").err
 
 
+@pytest.mark.one_partition
 def test_a_quote_says_when_a_task_would_start(cli: Cli, live: TaskQueue) -> None:
     unknown = cli.json("quote", "ann")
     assert unknown["starts_about"] is None

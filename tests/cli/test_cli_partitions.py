@@ -109,6 +109,13 @@ def test_reading_goes_on_without_partitions_and_says_so(cli: Cli) -> None:
     assert (status.code, "error: Partition 2 (node" in status.out) == (6, True)
 
 
+def test_the_status_is_shown_without_the_partition_of_the_whole(cli: Cli) -> None:
+    cli.ok("tasks", "push", "--user", "ann", "--partitions", "3")
+    with missing(0):
+        status = cli.run("status")
+    assert (status.code, "error: Partition 0 (node" in status.out) == (6, True)
+
+
 def test_changes_of_all_that_match_fail_without_a_partition(cli: Cli) -> None:
     cli.ok("schedules", "add", "0 9 * * *", "--user", "ann", "--partitions", "3")
     with missing(1):

@@ -287,7 +287,7 @@ def test_doctor_finds_and_repairs(cli: Cli, live: TaskQueue, redis_client: redis
     healthy = cli.ok("doctor")
     assert healthy.out.startswith("CHECK")
     assert "repaired" not in healthy.err
-    redis_client.delete(live.keys["waiting"])
+    redis_client.delete(*(part.keys["waiting"] for part in live.link.parts or (live.link,)))
     sick = cli.run("doctor")
     assert (sick.code, "1 entry can be repaired: fairqueue doctor --fix" in sick.err) == (6, True)
     document = cli.run("doctor", "-o", "json").json
@@ -307,7 +307,7 @@ def test_bench_has_its_own_queue(cli: Cli, live: TaskQueue, redis_client: redis.
     figures = cli.json("bench", "--tasks", "20")["figures"]
     assert [each["what"] for each in figures][:3] == ["ping", "push, one by one", "push_many"]
     assert all(each["per_second"] > 0 for each in figures)
-    assert {key.split(b"}")[0] for key in redis_client.scan_iter()} == {b"{fairqueue:default"}
+    assert all(key.startswith(b"{fairqueue:default") for key in redis_client.scan_iter())
     assert "push_many" in cli.ok("bench", "--tasks", "10").out
     assert cli.run("bench", "--tasks", "1").code == 2
 

@@ -89,6 +89,7 @@ def test_a_task_that_cannot_be_pushed_is_not_stored(
     assert (done.code, done.out, live.size()) == (code, "", 1)
 
 
+@pytest.mark.one_partition
 def test_a_full_queue_is_an_error(cli: Cli, live: TaskQueue) -> None:
     live.configure(max_waiting=1)
     push(live, "a")

@@ -711,6 +711,7 @@ def test_what_an_admin_does_is_written_down(furnished: Inspector, action: str) -
     assert actions(furnished)[-1] == ("ann", action, "done")
 
 
+@pytest.mark.one_partition
 def test_what_was_changed_of_tenants_is_written_down(furnished: Inspector, world: World) -> None:
     world.push("n1", "n2", user_id="nils", tenant="north")
 

@@ -28,6 +28,9 @@ def test_each_partition_is_shown_with_its_slot_and_its_backlog(spread: TaskQueue
     assert [row.partition for row in view.partitions] == [0, 1, 2, 3]
     assert [row.slot // 4096 for row in view.partitions] == [0, 1, 2, 3]
     assert sorted(row.ready or 0 for row in view.partitions) == [0, 0, 0, 1]
+    assert [row.clock is None for row in view.partitions] == [
+        not row.ready for row in view.partitions
+    ]
     assert all(row.memory is not None and row.error is None for row in view.partitions)
     (node,) = view.nodes
     assert node.partitions == (0, 1, 2, 3)

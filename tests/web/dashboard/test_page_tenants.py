@@ -1,6 +1,7 @@
 """The pages about tenants over HTTP: shares on both levels, limits, and who may see and do what."""
 
 import html
+import re
 from typing import Any
 
 import pytest
@@ -149,7 +150,11 @@ def test_users_of_one_id_have_a_page_each(world: World, site: Site) -> None:
     for tenant, own in (("acme", {"a"}), ("globex", {"g", "h"}), ("", {"plain"})):
         text = get(site, "/users/ann", tenant=tenant)
         tasks = text.split('id="waiting-tasks"')[1].split("</section>")[0]
-        assert {task for task in ("a", "g", "h", "plain") if f'href="/runs/{task}"' in tasks} == own
+        assert {
+            task
+            for task in ("a", "g", "h", "plain")
+            if re.search(rf'href="/runs/{task}["?]', tasks)
+        } == own
     assert 'href="/users/ann?tenant=acme">ann of acme</a>' in get(site, "/users/ann")
     answer = site.http.get("/users/ann?tenant=other")
     assert answer.status_code == 404
